@@ -1,0 +1,87 @@
+"""Errors and exit codes that every plane shares: one base, subclasses by what the caller does next.
+
+A message reads *what failed: value seen, rule*, and ``field`` names what to change.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """Exit codes of every polyreme command and process (docs/reference/exit-codes.md)."""
+
+    OK = 0
+    INTERNAL = 1
+    """An error of our own."""
+    USAGE = 2
+    """The command line or the spec is wrong; nothing was started."""
+    NOT_FOUND = 3
+    REFUSED = 4
+    """The call is well formed, but the state forbids it (an edited spec, a finished run)."""
+    TIMEOUT = 5
+    CANCELLED = 6
+    """Stopped on request (Ctrl-C, ``runs stop``); the run can go on."""
+    ENVIRONMENT = 7
+    """Disk full, store away, port in use after bounded retries; the run can go on."""
+    RUN_FAILED = 100
+    """The job itself failed; its reason is in the status and the report."""
+
+
+class PolyremeError(Exception):
+    """Base of every error that polyreme raises on purpose."""
+
+    exit_code: ExitCode = ExitCode.INTERNAL
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+
+    def __str__(self) -> str:
+        """Append the field to change, when one is known."""
+        return f"{self.message}; change {self.field}" if self.field else self.message
+
+
+class InvalidConfigError(PolyremeError, ValueError):
+    """A spec, a flag or a file says something that can't be; refused before anything starts."""
+
+    exit_code = ExitCode.USAGE
+
+
+class NotFoundError(PolyremeError):
+    """A named thing does not exist."""
+
+    exit_code = ExitCode.NOT_FOUND
+
+
+class RefusedError(PolyremeError):
+    """The state forbids the call: an edited spec, a finished run, a fenced writer."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class FencedError(RefusedError):
+    """The writer's attempt is no longer the current one: stop, write nothing more."""
+
+
+class RetryableError(PolyremeError):
+    """Try again after ``delay_s``; the state is unchanged, or the call is idempotent."""
+
+    exit_code = ExitCode.ENVIRONMENT
+
+    def __init__(self, message: str, *, delay_s: float = 1.0, field: str | None = None) -> None:
+        super().__init__(message, field=field)
+        self.delay_s = delay_s
+
+
+class EnvironmentFailedError(PolyremeError):
+    """Bounded retries against the machine or a store are used up; the run can go on later."""
+
+    exit_code = ExitCode.ENVIRONMENT
+
+
+class RunFailedError(PolyremeError):
+    """The job failed for a reason of its own."""
+
+    exit_code = ExitCode.RUN_FAILED

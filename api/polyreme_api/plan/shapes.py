@@ -1,0 +1,223 @@
+"""Model shapes as data: the widths, depths and counts from which layouts, volumes and parameters follow.
+
+Sources: the Kimi-VL (arXiv:2504.07491) and Moonlight (arXiv:2502.16982) configurations; parameter count of
+``kimi-vl-a3b`` is 16,407,654,384.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from polyreme_api.errors import InvalidConfigError
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class VisionShape:
+    """MoonViT: a vision transformer over packed patches at native resolution."""
+
+    layers: int
+    width: int
+    heads: int
+    ffn_width: int
+    patch_px: int = 14
+    """Side of a square patch [pixels]."""
+    channels: int = 3
+    merge: int = 2
+    """Patches a side that the pixel shuffle joins into one language-model token."""
+    position_rows: int = 64
+    """Rows and columns of the learned position table, interpolated (bicubic) to each image's grid."""
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head; a multiple of 4, since 2-D rotary pairs alternate between x and y."""
+        return self.width // self.heads
+
+    @property
+    def token_px(self) -> int:
+        """Side of the image square that becomes one language-model token [pixels]."""
+        return self.patch_px * self.merge
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderShape:
+    """A DeepSeek-V3-style decoder: MLA, leading dense layers, then shared and routed experts."""
+
+    vocabulary: int
+    width: int
+    layers: int
+    dense_layers: int
+    """Leading layers with a dense feed-forward (``first_k_dense_replace``)."""
+    dense_ffn_width: int
+    expert_ffn_width: int
+    experts: int
+    experts_per_token: int
+    shared_experts: int
+    """Shared experts, fused into one feed-forward of ``shared_experts * expert_ffn_width``."""
+    heads: int
+    q_rank: int | None = None
+    """Rank of the query compression; None projects queries directly, as Kimi-VL does."""
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    rope_theta: float
+    norm_eps: float = 1e-5
+    routed_scaling: float = 2.446
+    initializer_range: float = 0.02
+
+    @property
+    def query_dim(self) -> int:
+        """Width of one query or key head: the part without rotation, then the rotated part."""
+        return self.nope_dim + self.rope_dim
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A whole vision-language model: tower, projector (2x2 shuffle, two linear layers), decoder."""
+
+    name: str
+    vision: VisionShape
+    decoder: DecoderShape
+
+
+KIMI_VL_A3B = ModelShape(
+    name="kimi-vl-a3b",
+    vision=VisionShape(layers=27, width=1152, heads=16, ffn_width=4304),
+    decoder=DecoderShape(
+        vocabulary=163_840,
+        width=2048,
+        layers=27,
+        dense_layers=1,
+        dense_ffn_width=11_264,
+        expert_ffn_width=1408,
+        experts=64,
+        experts_per_token=6,
+        shared_experts=2,
+        heads=16,
+        kv_rank=512,
+        nope_dim=128,
+        rope_dim=64,
+        value_dim=128,
+        rope_theta=800_000.0,
+    ),
+)
+
+KIMI_VL_NANO = ModelShape(
+    name="kimi-vl-nano",
+    vision=VisionShape(layers=2, width=64, heads=4, ffn_width=128, position_rows=16),
+    decoder=DecoderShape(
+        vocabulary=512,
+        width=96,
+        layers=3,
+        dense_layers=1,
+        dense_ffn_width=192,
+        expert_ffn_width=64,
+        experts=8,
+        experts_per_token=2,
+        shared_experts=1,
+        heads=4,
+        kv_rank=32,
+        nope_dim=16,
+        rope_dim=8,
+        value_dim=16,
+        rope_theta=10_000.0,
+    ),
+)
+
+PRESETS: Mapping[str, ModelShape] = {shape.name: shape for shape in (KIMI_VL_NANO, KIMI_VL_A3B)}
+
+
+def model_shape(preset: str, overrides: Mapping[str, Mapping[str, int]] | None = None) -> ModelShape:
+    """Look a preset up and replace some of its sizes.
+
+    Args:
+        preset: A name of ``PRESETS``.
+        overrides: Field names and values by part, ``{"decoder": {"layers": 4}}``.
+
+    Raises:
+        InvalidConfigError: If the preset, the part or the field is not known, or the sizes do not fit together.
+    """
+    if preset not in PRESETS:
+        known = ", ".join(sorted(PRESETS))
+        raise InvalidConfigError(
+            f"unknown model preset: {preset!r}, known presets are {known}", field="spec.model.preset"
+        )
+    shape = PRESETS[preset]
+    for part, values in (overrides or {}).items():
+        if part not in {"vision", "decoder"}:
+            raise InvalidConfigError(
+                f"unknown model part: {part!r}, parts are vision and decoder", field="spec.model.overrides"
+            )
+        names = {f.name for f in dataclasses.fields(getattr(shape, part))}
+        if unknown := sorted(set(values) - names):
+            raise InvalidConfigError(
+                f"unknown model size: {unknown[0]!r}, sizes of {part} are {', '.join(sorted(names))}",
+                field=f"spec.model.overrides.{part}",
+            )
+        changed = dataclasses.replace(getattr(shape, part), **values)
+        shape = (
+            dataclasses.replace(shape, vision=changed)
+            if part == "vision"
+            else dataclasses.replace(shape, decoder=changed)
+        )
+    check_shape(shape)
+    return shape
+
+
+def check_shape(shape: ModelShape) -> None:
+    """Refuse sizes that no model can have.
+
+    Raises:
+        InvalidConfigError: Naming the first rule that is broken.
+    """
+    vision, decoder = shape.vision, shape.decoder
+    rules = (
+        (vision.width % vision.heads == 0, "vision.width", f"{vision.width} is no multiple of heads {vision.heads}"),
+        (vision.head_dim % 4 == 0, "vision.heads", f"head width {vision.head_dim} is no multiple of 4 (2-D rotary)"),
+        (decoder.rope_dim % 2 == 0, "decoder.rope_dim", f"{decoder.rope_dim} is odd; rotary pairs need an even width"),
+        (
+            1 <= decoder.experts_per_token <= decoder.experts,
+            "decoder.experts_per_token",
+            f"{decoder.experts_per_token} lies outside 1..experts ({decoder.experts})",
+        ),
+        (
+            0 <= decoder.dense_layers <= decoder.layers,
+            "decoder.dense_layers",
+            f"{decoder.dense_layers} lies outside 0..layers ({decoder.layers})",
+        ),
+    )
+    for holds, name, why in rules:
+        if not holds:
+            raise InvalidConfigError(f"model sizes do not fit: {name}: {why}", field=f"spec.model.overrides.{name}")
+
+
+def parameter_count(shape: ModelShape) -> int:
+    """Count the parameters of a shape [scalars], the router's bias correction buffer not included."""
+    return _vision_count(shape.vision) + _projector_count(shape) + _decoder_count(shape.decoder)
+
+
+def _vision_count(v: VisionShape) -> int:
+    embed = v.channels * v.patch_px**2 * v.width + v.width + v.position_rows**2 * v.width
+    attention = 4 * v.width * v.width + 4 * v.width
+    ffn = 2 * v.width * v.ffn_width + v.ffn_width + v.width
+    return embed + v.layers * (attention + ffn + 4 * v.width) + 2 * v.width
+
+
+def _projector_count(shape: ModelShape) -> int:
+    joined = shape.vision.width * shape.vision.merge**2
+    return 2 * shape.vision.width + joined * joined + joined + joined * shape.decoder.width + shape.decoder.width
+
+
+def _decoder_count(d: DecoderShape) -> int:
+    queries = d.heads * d.query_dim
+    query = d.width * queries if d.q_rank is None else d.q_rank * (d.width + queries + 1)
+    key_value = d.width * (d.kv_rank + d.rope_dim) + d.kv_rank + d.kv_rank * d.heads * (d.nope_dim + d.value_dim)
+    attention = query + key_value + d.heads * d.value_dim * d.width
+    dense = 3 * d.width * d.dense_ffn_width
+    moe = 3 * d.width * d.expert_ffn_width * (d.experts + d.shared_experts) + d.width * d.experts
+    moe_layers = d.layers - d.dense_layers
+    norms = (2 * d.layers + 1) * d.width
+    return 2 * d.vocabulary * d.width + d.layers * attention + d.dense_layers * dense + moe_layers * moe + norms

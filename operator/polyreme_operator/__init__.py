@@ -1,0 +1,1 @@
+"""The control plane: observe, decide, apply."""

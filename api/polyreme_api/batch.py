@@ -1,0 +1,125 @@
+"""What the loader hands to the trainer: packs of a fixed token count, as plain arrays.
+
+Shape suffixes in this file:
+    T = tokens (packs x tokens a pack), P = patches of all images, C = values of one patch (channels x side x side),
+    D = documents, I = images
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+IGNORED_TARGET = -100
+"""Target of a token that adds nothing to the loss."""
+
+
+class Array(Protocol):
+    """The part of a NumPy array that crosses a plane's border."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extent of each dimension."""
+        ...
+
+    def __array__(self) -> Any:
+        """Return the data as a NumPy array."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PackedBatch:
+    """Some packs of one step, concatenated along T."""
+
+    tokens_T: Array
+    """int64 token ids."""
+    targets_T: Array
+    """int64 token ids that follow, already shifted within each document; ``IGNORED_TARGET`` where masked."""
+    positions_T: Array
+    """int64 position within the document."""
+    document_offsets: Array
+    """int32, D + 1 offsets into T, from 0 to T; a pack's padding is a document of its own."""
+    patches_PC: Array
+    """float32 normalised pixels, channel-major within a patch, patches row-major within an image."""
+    grids_I2: Array
+    """int32 rows and columns of each image [patches], in the order in which their tokens stand in T."""
+    sample_ids: Sequence[str]
+    """Samples of the real documents, in order."""
+    unmasked_tokens: int
+    """Targets of these packs that are not masked."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TokenIds:
+    """Special tokens that model and decoding need."""
+
+    media: int
+    end: int
+    pad: int
+
+
+class BatchSource(Protocol):
+    """Training data as a pure function of (plan, step)."""
+
+    @property
+    def packs_per_step(self) -> int:
+        """Packs that all ranks together train on in one step."""
+        ...
+
+    @property
+    def pack_tokens(self) -> int:
+        """Tokens of one pack."""
+        ...
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """Special tokens of the tokenizer that made this data."""
+        ...
+
+    def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
+        """Return packs ``first .. first + count`` of ``step`` (steps count from 1)."""
+        ...
+
+    def state(self, step: int) -> Mapping[str, Any]:
+        """Describe where a loader stands after ``step``: some bytes of JSON-able data."""
+        ...
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse to go on from a state that another dataset or order made.
+
+        Raises:
+            RefusedError: Naming the first field that differs.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSample:
+    """One held-out question with its expected answer."""
+
+    sample_id: str
+    prompt_tokens: Sequence[int]
+    """Prompt with its media tokens, up to where the answer begins."""
+    patches_PC: Array
+    grids_I2: Array
+    question: str
+    expected: str
+    image_digest: str
+    """Digest under which the page's picture lies in the lakehouse."""
+
+
+class EvaluationSource(Protocol):
+    """Held-out samples, never trained on."""
+
+    def __len__(self) -> int:
+        """Count of samples."""
+        ...
+
+    def sample(self, index: int) -> EvaluationSample:
+        """Return one sample."""
+        ...
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Decode answer tokens to text, without special tokens."""
+        ...

@@ -1,0 +1,176 @@
+"""The environment contract: what a pod tells its launcher, and what a launcher tells its ranks.
+
+The rank's part holds the names that torchrun sets, so a container without our launcher runs by the same contract.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from polyreme_api.errors import InvalidConfigError
+
+POD = "POLYREME_POD"
+JOB = "POLYREME_JOB"
+NAMESPACE = "POLYREME_NAMESPACE"
+JOB_UID = "POLYREME_JOB_UID"
+INDEX = "POLYREME_INDEX"
+REPLACEMENT = "POLYREME_REPLACEMENT"
+REPLICAS = "POLYREME_REPLICAS"
+DEVICES = "POLYREME_DEVICES"
+LEADER_ADDRESS = "POLYREME_LEADER_ADDRESS"
+API_URL = "POLYREME_API_URL"
+TOKEN_FILE = "POLYREME_TOKEN_FILE"
+SECRET_FILE = "POLYREME_SECRET_FILE"
+POD_DIRECTORY = "POLYREME_POD_DIRECTORY"
+"""Folder for logs and the files that ranks read; the launcher's own."""
+
+ATTEMPT = "POLYREME_ATTEMPT"
+JOB_FILE = "POLYREME_JOB_FILE"
+PLAN_FILE = "POLYREME_PLAN_FILE"
+CHECKPOINT_URL = "POLYREME_CHECKPOINT_URL"
+RESUME_FROM = "POLYREME_RESUME_FROM"
+PROGRESS_FD = "POLYREME_PROGRESS_FD"
+MASTER_FD = "POLYREME_MASTER_FD"
+REGISTRY_URL = "POLYREME_REGISTRY_URL"
+OBJECTS_URL = "POLYREME_OBJECTS_URL"
+EXPORT_URL = "POLYREME_EXPORT_URL"
+RANK_TARGET = "POLYREME_RANK_TARGET"
+"""``module:function`` that a forked rank calls; the default is ``polyreme.rank:main``."""
+
+RANK = "RANK"
+LOCAL_RANK = "LOCAL_RANK"
+WORLD_SIZE = "WORLD_SIZE"
+MASTER_ADDR = "MASTER_ADDR"
+MASTER_PORT = "MASTER_PORT"
+
+LEADER_PORT = 29_400
+"""Port of the leader's launcher in a cluster; on one machine the kubelet chooses one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PodEnvironment:
+    """What a pod tells its launcher."""
+
+    pod: str
+    job: str
+    namespace: str
+    job_uid: str
+    index: int
+    replacement: int
+    replicas: int
+    devices: int
+    leader_address: str
+    api_url: str
+    token_file: str
+    secret_file: str
+    pod_directory: str
+    checkpoint_url: str
+
+    @classmethod
+    def parse(cls, environment: Mapping[str, str]) -> PodEnvironment:
+        """Read the contract.
+
+        Raises:
+            InvalidConfigError: Naming the variable that is missing or no number.
+        """
+        return cls(
+            **{name: _text(environment, variable) for name, variable in _POD_TEXTS.items()},  # type: ignore[arg-type]
+            **{name: _number(environment, variable) for name, variable in _POD_NUMBERS.items()},  # type: ignore[arg-type]
+        )
+
+    def render(self) -> dict[str, str]:
+        """Write the contract as variables."""
+        names = {**_POD_TEXTS, **_POD_NUMBERS}
+        return {variable: str(getattr(self, name)) for name, variable in names.items()}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnvironment:
+    """What a launcher tells a rank."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    attempt: int
+    master_address: str
+    master_port: int
+    master_fd: int | None
+    """Listening socket for the rendezvous store, on rank 0 only."""
+    progress_fd: int | None
+    """Pipe for progress records, on rank 0 only."""
+    job_file: str
+    plan_file: str
+    checkpoint_url: str
+    resume_from: str | None
+
+    @classmethod
+    def parse(cls, environment: Mapping[str, str]) -> RankEnvironment:
+        """Read the contract.
+
+        Raises:
+            InvalidConfigError: Naming the variable that is missing or no number.
+        """
+        return cls(
+            rank=_number(environment, RANK),
+            local_rank=_number(environment, LOCAL_RANK),
+            world_size=_number(environment, WORLD_SIZE),
+            attempt=_number(environment, ATTEMPT),
+            master_address=_text(environment, MASTER_ADDR),
+            master_port=_number(environment, MASTER_PORT),
+            master_fd=_number(environment, MASTER_FD) if environment.get(MASTER_FD) else None,
+            progress_fd=_number(environment, PROGRESS_FD) if environment.get(PROGRESS_FD) else None,
+            job_file=_text(environment, JOB_FILE),
+            plan_file=_text(environment, PLAN_FILE),
+            checkpoint_url=_text(environment, CHECKPOINT_URL),
+            resume_from=environment.get(RESUME_FROM) or None,
+        )
+
+    def render(self) -> dict[str, str]:
+        """Write the contract as variables."""
+        variables = {
+            RANK: str(self.rank),
+            LOCAL_RANK: str(self.local_rank),
+            WORLD_SIZE: str(self.world_size),
+            ATTEMPT: str(self.attempt),
+            MASTER_ADDR: self.master_address,
+            MASTER_PORT: str(self.master_port),
+            JOB_FILE: self.job_file,
+            PLAN_FILE: self.plan_file,
+            CHECKPOINT_URL: self.checkpoint_url,
+            RESUME_FROM: self.resume_from or "",
+        }
+        if self.master_fd is not None:
+            variables[MASTER_FD] = str(self.master_fd)
+        if self.progress_fd is not None:
+            variables[PROGRESS_FD] = str(self.progress_fd)
+        return variables
+
+
+_POD_TEXTS = {
+    "pod": POD,
+    "job": JOB,
+    "namespace": NAMESPACE,
+    "job_uid": JOB_UID,
+    "leader_address": LEADER_ADDRESS,
+    "api_url": API_URL,
+    "token_file": TOKEN_FILE,
+    "secret_file": SECRET_FILE,
+    "pod_directory": POD_DIRECTORY,
+    "checkpoint_url": CHECKPOINT_URL,
+}
+_POD_NUMBERS = {"index": INDEX, "replacement": REPLACEMENT, "replicas": REPLICAS, "devices": DEVICES}
+
+
+def _text(environment: Mapping[str, str], variable: str) -> str:
+    value = environment.get(variable)
+    if not value:
+        raise InvalidConfigError(f"environment variable missing: {variable} is not set", field=variable)
+    return value
+
+
+def _number(environment: Mapping[str, str], variable: str) -> int:
+    value = _text(environment, variable)
+    if not value.isascii() or not value.isdigit():
+        raise InvalidConfigError(f"environment variable is no whole number: {variable}={value!r}", field=variable)
+    return int(value)

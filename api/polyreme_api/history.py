@@ -1,0 +1,133 @@
+"""Names in a checkpoint root, and which of them are history: pure functions.
+
+Several attempts write under one root. Attempt ``n`` fixes, once, by create-if-absent, the checkpoint it resumes from. That choice
+cuts all earlier history there: whatever an older attempt writes later is no part of it. So a writer that was stopped and
+wakes late can write, and harms nobody.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.progress import CheckpointRef, StepRecord
+
+COMMIT_MARKER = "COMMIT.json"
+CHECKPOINT_FORMAT = 1
+"""Version of the layout inside a checkpoint directory; a reader refuses any other."""
+ATTEMPTS_MAX = 1_000_000
+
+_CHECKPOINT_NAME = re.compile(r"^a(\d{6})-s(\d{8})$")
+
+
+class ResumePoint(BaseModel):
+    """``attempts/<n>.json``: where attempt ``n`` begins, fixed once."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+    attempt: int = Field(ge=1)
+    resume_from: Annotated[str, Field(max_length=64)] | None = None
+    """Name of a checkpoint, or None: from the beginning."""
+    fixed_at_s: float = 0.0
+
+    @property
+    def checkpoint(self) -> CheckpointRef | None:
+        """The checkpoint it names."""
+        return None if self.resume_from is None else parse_checkpoint_name(self.resume_from)
+
+    @property
+    def step(self) -> int:
+        """Last step of history before this attempt's first."""
+        return 0 if self.checkpoint is None else self.checkpoint.step
+
+
+def checkpoint_name(reference: CheckpointRef) -> str:
+    """Return the directory name, ``a000001-s00000050``."""
+    return f"a{reference.attempt:06d}-s{reference.step:08d}"
+
+
+def parse_checkpoint_name(name: str) -> CheckpointRef:
+    """Read a directory name back.
+
+    Raises:
+        InvalidConfigError: If it is none.
+    """
+    if (match := _CHECKPOINT_NAME.match(name)) is None:
+        raise InvalidConfigError(f"no checkpoint name: {name!r}, rule a<attempt, 6 digits>-s<step, 8 digits>")
+    return CheckpointRef(attempt=int(match[1]), step=int(match[2]))
+
+
+def marker_key(name: str) -> str:
+    """Key of the marker whose presence makes a checkpoint exist."""
+    return f"{name}/{COMMIT_MARKER}"
+
+
+def attempt_key(attempt: int) -> str:
+    """Key of an attempt's resume point."""
+    return f"attempts/{attempt:06d}.json"
+
+
+def steps_key(attempt: int) -> str:
+    """Key of an attempt's step records."""
+    return f"steps/a{attempt:06d}.jsonl"
+
+
+def evaluation_key(attempt: int) -> str:
+    """Key of the held-out result that an attempt wrote."""
+    return f"evaluation/a{attempt:06d}.json"
+
+
+def attempt_spans(points: Iterable[ResumePoint]) -> Mapping[int, tuple[int, int | None]]:
+    """Steps of each attempt that are history: ``attempt -> (after, until)``, until None for the newest.
+
+    Attempt ``n`` owns the steps ``after < step <= until``. An attempt whose whole span was cut away by a later one that resumed
+    earlier is absent.
+
+    The chain is walked back from the newest attempt through the checkpoints that were resumed from, as in a version
+    history: only attempts on that path count.
+    """
+    by_attempt = {point.attempt: point for point in points}
+    spans: dict[int, tuple[int, int | None]] = {}
+    if not by_attempt:
+        return spans
+    attempt, until = max(by_attempt), None
+    while attempt in by_attempt and attempt not in spans:
+        point = by_attempt[attempt]
+        spans[attempt] = (point.step, until)
+        if point.checkpoint is None:
+            break
+        attempt, until = point.checkpoint.attempt, point.checkpoint.step
+    return dict(sorted(spans.items()))
+
+
+def is_history(reference: CheckpointRef, spans: Mapping[int, tuple[int, int | None]]) -> bool:
+    """Tell whether a committed checkpoint lies on the committed history."""
+    if reference.attempt not in spans:
+        return False
+    after, until = spans[reference.attempt]
+    return reference.step >= after and (until is None or reference.step <= until)
+
+
+def choose_resume(committed: Iterable[CheckpointRef], points: Sequence[ResumePoint]) -> CheckpointRef | None:
+    """Choose where the next attempt begins: the newest committed checkpoint on history, or None for the beginning.
+
+    With no resume point yet there was no attempt, so nothing under the root is ours to resume from.
+    """
+    spans = attempt_spans(points)
+    usable = [reference for reference in committed if is_history(reference, spans)]
+    return max(usable, key=lambda reference: (reference.step, reference.attempt), default=None)
+
+
+def committed_steps(points: Sequence[ResumePoint], records: Mapping[int, Sequence[StepRecord]]) -> list[StepRecord]:
+    """Join the attempts' step records to the one history in which each step stands once, in order."""
+    joined: dict[int, StepRecord] = {}
+    for attempt, (after, until) in attempt_spans(points).items():
+        for record in records.get(attempt, ()):
+            if record.step > after and (until is None or record.step <= until):
+                joined[record.step] = record
+    return [joined[step] for step in sorted(joined)]

@@ -1,0 +1,106 @@
+"""What a running attempt says of itself: a record per step on disk, the newest one on the job's Lease.
+
+Neither the API server nor a database carries per-step data: the Lease is renewed on a budget and holds only the newest.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+MESSAGE_CHARACTERS_MAX = 1024
+EXITS_MAX = 64
+"""Rank exits that one record carries; the first ones tell the cause."""
+
+
+class RankPhase(StrEnum):
+    """What the ranks are doing."""
+
+    STARTING = "Starting"
+    WAITING_FOR_DATA = "WaitingForData"
+    LOADING = "Loading"
+    TRAINING = "Training"
+    CHECKPOINTING = "Checkpointing"
+    EVALUATING = "Evaluating"
+    EXPORTING = "Exporting"
+    DONE = "Done"
+
+
+class Outcome(StrEnum):
+    """How an attempt ended, once all of its ranks have ended."""
+
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+    """Stopped on request, after a checkpoint if one was asked for."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+
+class CheckpointRef(_Record):
+    """A durable (committed) checkpoint."""
+
+    attempt: int = Field(ge=1)
+    step: int = Field(ge=0)
+
+
+class RankExit(_Record):
+    """End of one rank's process: an exit code, or the signal that ended it."""
+
+    rank: int = Field(ge=0)
+    code: int | None = None
+    signal: int | None = None
+
+
+class StepRecord(_Record):
+    """One trained step, a line of ``steps/a<attempt>.jsonl``."""
+
+    attempt: int = Field(ge=1)
+    step: int = Field(ge=1)
+    loss: float
+    """Global mean over unmasked tokens; JSON text of the float round-trips bit for bit."""
+    gradient_norm: float = 0.0
+    learning_rate: float = 0.0
+    tokens: int = 0
+    """Tokens of the step, all ranks, padding included."""
+    step_s: float = 0.0
+    ended_at_s: float = 0.0
+    """Wall time of the end [s since the epoch]."""
+
+
+class ProgressRecord(_Record):
+    """The newest state of an attempt, as it stands on the job's Lease."""
+
+    attempt: int = Field(ge=1)
+    replacement: int = Field(default=0, ge=0)
+    """Replacement number of index 0 whose launcher writes this."""
+    phase: RankPhase = RankPhase.STARTING
+    released: bool = False
+    """Every index has joined with its old ranks dead, and the ranks may start."""
+    joined: int = Field(default=0, ge=0)
+    """Indices that have joined this attempt."""
+    step: int = Field(default=0, ge=0)
+    steps: int = Field(default=0, ge=0)
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    step_seconds: float | None = None
+    checkpoint: CheckpointRef | None = None
+    """Newest durable checkpoint that this attempt knows of."""
+    resumed_from_step: int | None = None
+    exits: Annotated[tuple[RankExit, ...], Field(max_length=EXITS_MAX)] = ()
+    outcome: Outcome | None = None
+    message: str = Field(default="", max_length=MESSAGE_CHARACTERS_MAX)
+    updated_at_s: float = 0.0
+
+
+class ProgressSink(Protocol):
+    """Where rank 0 says what it does; must never block or fail the step."""
+
+    def report(self, record: ProgressRecord) -> None:
+        """Take the newest record; an older one not yet read may be dropped."""
+        ...

@@ -1,7 +1,8 @@
 """The cluster as the operator sees it: asynchronous, lossy, compare-and-swap, as the Kubernetes API is.
 
-Two adapters only: the Kubernetes API and the embedded store. One contract suite (``tests/contract``) holds both to what this
-file says. Objects cross this port as Kubernetes-shaped JSON (``Manifest``); ``polyreme_operator.types`` parses them once, behind it.
+Two adapters only: the Kubernetes API and the embedded store. One contract suite (``tests/contract``) holds both to what
+this file says. Objects cross this port as Kubernetes-shaped JSON (``Manifest``); ``polyreme_operator.types`` parses them
+once, behind it.
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ class ClusterPort(Protocol):
         ...
 
     def watch(self, kind: str, *, resource_version: str, namespace: str | None = None) -> AsyncIterator[WatchEvent]:
-        """Yield what happens after ``resource_version``. A watch may end at any time without an error: watch or list again.
+        """Yield what happens after ``resource_version``.
+
+        A watch may end at any time without an error: watch again from the last version seen, or list.
 
         Raises:
             GoneError: If the history from ``resource_version`` on is no longer kept.
@@ -175,8 +178,9 @@ class ClusterPort(Protocol):
     async def delete(
         self, ref: ObjectRef, *, uid: str, resource_version: str | None = None, grace_period_s: int | None = None
     ) -> None:
-        """Delete the object that has this UID. Pods get a ``deletionTimestamp`` and go when their kubelet has ended them.
+        """Delete the object that has this UID.
 
+        A pod gets a ``deletionTimestamp`` and goes when its kubelet has ended it; other kinds go at once.
         ``grace_period_s=0`` removes a pod at once, whatever still runs; None takes the pod's own grace period. What the
         object owns is deleted behind it.
 

@@ -1,0 +1,82 @@
+"""What the model is trained and evaluated on: sources, mixture, packing, tokenizer."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from polyreme_api.job.fields import STEPS_MAX, DatasetReference, Name, Part, Seconds
+
+Weight = Annotated[int, Field(ge=0, le=65_536)]
+
+
+class Source(Part):
+    """One dataset of the mixture."""
+
+    name: Name
+    """Name of this source within the mixture."""
+    dataset: DatasetReference
+    """Registered dataset, ``name`` or ``name@version``; names under ``sample/`` come with polyreme."""
+    weight: Weight = 1
+    """Share of samples, relative to the other sources'."""
+
+
+class SourceWeight(Part):
+    """A source's weight from some step on."""
+
+    source: Name
+    """Name of a source of the mixture."""
+    weight: Weight
+    """Share of samples from that step on."""
+
+
+class MixtureChange(Part):
+    """New weights from a step on; sources that are not named get weight 0."""
+
+    from_step: Annotated[int, Field(ge=1, le=STEPS_MAX)]
+    """First step with these weights."""
+    weights: Annotated[list[SourceWeight], Field(min_length=1, max_length=256)]
+    """Weights by source."""
+
+
+class Tokenizer(Part):
+    """Byte-level BPE, trained on the datasets' own text."""
+
+    vocabulary: Annotated[int, Field(ge=300, le=1_000_000)] = 512
+    """Most tokens in the vocabulary, special tokens included; at most the model's."""
+
+
+class Data(Part):
+    """Training data: a mixture of sources, packed to a fixed token count."""
+
+    sources: Annotated[list[Source], Field(min_length=1, max_length=256)]
+    """Datasets of the mixture."""
+    schedule: Annotated[list[MixtureChange], Field(max_length=1024)] = Field(default_factory=list)
+    """Changes of the weights during the run, by rising step."""
+    sequence_tokens: Annotated[int, Field(ge=16, le=1_048_576)]
+    """Tokens of one pack; longer samples are refused as dead letters."""
+    tokenizer: Tokenizer = Field(default_factory=Tokenizer)
+    """The tokenizer."""
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Seed of the order of samples."""
+    wait_seconds: Seconds = 600
+    """How long ranks wait for the processed data before they give up."""
+
+
+class EvaluationSet(Part):
+    """One held-out dataset."""
+
+    name: Name
+    """Name in the report."""
+    dataset: DatasetReference
+    """Registered dataset; never a source of the mixture."""
+
+
+class Evaluation(Part):
+    """Held-out questions, answered by free-running decoding after the last step."""
+
+    sets: Annotated[list[EvaluationSet], Field(min_length=1, max_length=64)]
+    """Held-out datasets."""
+    samples_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
+    """Most samples, over all sets, evenly."""
+    answer_tokens_max: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Longest answer decoded [tokens]."""

@@ -1,0 +1,58 @@
+"""Field types that the parts of a TrainingJob share: bounded text, decimals as text, the model base."""
+
+from decimal import Decimal as _Decimal
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+STEPS_MAX = 100_000_000
+REPLICAS_MAX = 15_000
+DEVICES_MAX = 64
+SECONDS_MAX = 31_536_000
+
+
+class Part(BaseModel):
+    """Base of every part of the spec: camelCase names, unknown fields refused, values frozen."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=to_camel,
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+        strict=True,
+    )
+
+
+def _is_decimal(text: str) -> str:
+    if not _Decimal(text).is_finite():
+        raise ValueError("no finite number")
+    return text
+
+
+def _refuse_number(value: Any) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise ValueError(f'a decimal is written as text, in quotes: "{value}" (Kubernetes APIs carry no floats)')
+    return value
+
+
+DecimalText = Annotated[
+    str,
+    BeforeValidator(_refuse_number),
+    Field(pattern=r"^[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?$", max_length=32),
+    AfterValidator(_is_decimal),
+]
+"""A number of zero or more, as text: ``"2e-3"``. Kubernetes APIs carry no floating-point numbers."""
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)]
+"""A DNS label."""
+
+DatasetReference = Annotated[
+    str, Field(pattern=r"^[a-z0-9]([-a-z0-9./]*[a-z0-9])?(@[0-9]+)?$", min_length=1, max_length=253)
+]
+"""``name`` or ``name@version``; names under ``sample/`` are the data sets that polyreme brings along."""
+
+Url = Annotated[str, Field(min_length=1, max_length=1024)]
+Text = Annotated[str, Field(max_length=1024)]
+Seconds = Annotated[int, Field(ge=0, le=SECONDS_MAX)]

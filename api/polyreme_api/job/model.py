@@ -1,0 +1,65 @@
+"""What is trained: a model preset, changed sizes, the optimizer and its schedule."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from polyreme_api.job.fields import STEPS_MAX, DecimalText, Part
+
+Sizes = Annotated[dict[str, Annotated[int, Field(ge=0, le=10_000_000)]], Field(max_length=32)]
+
+
+class ModelOverrides(Part):
+    """Sizes that differ from the preset's, by the names of ``polyreme_api.plan.shapes``."""
+
+    vision: Sizes = Field(default_factory=dict)
+    """Sizes of the vision tower, as ``{layers: 4}``."""
+    decoder: Sizes = Field(default_factory=dict)
+    """Sizes of the decoder, as ``{experts: 16}``."""
+
+
+class ModelPart(Part):
+    """The model to train."""
+
+    preset: Annotated[str, Field(min_length=1, max_length=63)]
+    """Name of a model preset: ``kimi-vl-nano``, ``kimi-vl-a3b``."""
+    overrides: ModelOverrides = Field(default_factory=ModelOverrides)
+    """Sizes that differ from the preset's."""
+
+
+class Optimizer(Part):
+    """Optimizer and learning-rate schedule: warm-up, constant, linear decay to zero over the last steps."""
+
+    name: Literal["AdamW"] = "AdamW"
+    """The optimizer."""
+    learning_rate: DecimalText = "1e-3"
+    """Peak learning rate."""
+    beta1: DecimalText = "0.9"
+    """Decay of the first moment."""
+    beta2: DecimalText = "0.98"
+    """Decay of the second moment."""
+    epsilon: DecimalText = "1e-8"
+    """Added to the root of the second moment."""
+    weight_decay: DecimalText = "0.05"
+    """Decoupled weight decay, on matrices only."""
+    clip_norm: DecimalText = "1.0"
+    """Largest global norm of the gradient; ``"0"`` clips nothing."""
+    warmup_steps: Annotated[int, Field(ge=0, le=STEPS_MAX)] = 0
+    """Steps over which the learning rate rises from zero."""
+    decay_steps: Annotated[int, Field(ge=0, le=STEPS_MAX)] = 0
+    """Last steps of the run, over which the learning rate falls to zero."""
+
+
+class Training(Part):
+    """How long and how the model is trained."""
+
+    steps: Annotated[int, Field(ge=1, le=STEPS_MAX)]
+    """Optimizer steps of the whole run."""
+    packs_per_step: Annotated[int, Field(ge=1, le=1_000_000)]
+    """Packs of ``data.sequenceTokens`` tokens that all ranks together train on in one step."""
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Seed of the initial weights."""
+    optimizer: Optimizer = Field(default_factory=Optimizer)
+    """Optimizer and learning-rate schedule."""
+    router_bias_rate: DecimalText = "0.001"
+    """Change of an expert's routing bias a step, against its load (DeepSeek-V3, section 2.1.2)."""

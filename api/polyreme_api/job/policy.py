@@ -1,0 +1,96 @@
+"""What happens when something fails: rules, budgets, heartbeat and loss health."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from polyreme_api.job.fields import Name, Part, Seconds
+
+RestartScope = Literal["RestartProcess", "RestartPod", "RestartGang", "Fail", "Ignore"]
+
+
+class OnExitCodes(Part):
+    """Matches the exit codes of ranks; a rank ended by signal ``n`` has code ``128 + n``."""
+
+    operator: Literal["In", "NotIn"]
+    """Whether the code must be among the values."""
+    values: Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(min_length=1, max_length=255)]
+    """Exit codes."""
+
+
+class OnPodCondition(Part):
+    """Matches a condition of a worker pod, as ``DisruptionTarget``."""
+
+    type: Annotated[str, Field(min_length=1, max_length=316)]
+    """Condition type."""
+    status: Literal["True", "False", "Unknown"] = "True"
+    """Condition status."""
+
+
+class FailureRule(Part):
+    """One rule; the first that matches decides."""
+
+    name: Name | None = None
+    """Name, shown in the status when the rule decides."""
+    action: RestartScope
+    """What to do."""
+    count_towards_max: bool = True
+    """Whether the restart counts towards ``maxRestarts``."""
+    on_exit_codes: OnExitCodes | None = None
+    """Matches exit codes of ranks."""
+    on_pod_conditions: Annotated[list[OnPodCondition], Field(max_length=20)] = Field(default_factory=list)
+    """Matches when any of these conditions holds of any worker pod."""
+
+    @model_validator(mode="after")
+    def _matches_something(self) -> "FailureRule":
+        if (self.on_exit_codes is None) == (not self.on_pod_conditions):
+            raise ValueError("a rule has either onExitCodes or onPodConditions; set exactly one")
+        return self
+
+
+class Backoff(Part):
+    """Wait before a restart: ``initialSeconds`` doubled with each restart that made no progress, the first at once."""
+
+    initial_seconds: Seconds = 5
+    """Wait before the second restart without progress."""
+    max_seconds: Seconds = 300
+    """Longest wait."""
+
+
+class FailurePolicy(Part):
+    """Rules and budgets of recovery."""
+
+    max_restarts: Annotated[int, Field(ge=0, le=10_000)] = 10
+    """Restarts within the window before the job fails."""
+    window_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 86_400
+    """Sliding window of ``maxRestarts``."""
+    no_progress_max: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Restarts in a row without a newer durable checkpoint or a later step before the job fails."""
+    in_place_max: Annotated[int, Field(ge=0, le=1000)] = 2
+    """Restarts in place, in a row and caused by one worker, before that worker's pod is replaced."""
+    backoff: Backoff = Field(default_factory=Backoff)
+    """Wait between restarts."""
+    rules: Annotated[list[FailureRule], Field(max_length=20)] = Field(default_factory=list)
+    """Ordered rules; the first match decides, else the recovery ladder."""
+
+
+class Hang(Part):
+    """What to do when steps stop coming."""
+
+    action: Literal["Notify", "Restart"] = "Notify"
+    """Say so, or restart the ranks when a second signal agrees."""
+    stall_seconds: Annotated[int, Field(ge=5, le=31_536_000)] = 600
+    """Time without a new step that counts as a stall; other phases than Training never count."""
+
+
+class Health(Part):
+    """Signs of life and what their absence means."""
+
+    heartbeat_timeout_seconds: Annotated[int, Field(ge=5, le=86_400)] = 30
+    """Silence of the leader's Lease after which the attempt is taken for lost."""
+    node_lost_seconds: Annotated[int, Field(ge=1, le=86_400)] = 60
+    """How long a node is NotReady before its pods are taken for gone."""
+    start_timeout_seconds: Annotated[int, Field(ge=10, le=86_400)] = 600
+    """How long an attempt may take from its record to its release."""
+    hang: Hang = Field(default_factory=Hang)
+    """Stalled steps."""

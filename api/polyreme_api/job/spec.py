@@ -1,0 +1,109 @@
+"""The TrainingJob: the same YAML for ``kubectl apply`` and for ``polyreme run``."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
+
+from polyreme_api.job.data import Data, Evaluation
+from polyreme_api.job.fields import Part, Seconds
+from polyreme_api.job.model import ModelPart, Training
+from polyreme_api.job.policy import FailurePolicy, Health
+from polyreme_api.job.status import TrainingJobStatus
+from polyreme_api.job.workers import Checkpoint, Export, Parallelism, Scheduling, Topology, Workers
+from polyreme_api.labels import MANAGER
+
+
+class TrainingJobSpec(Scheduling):
+    """What the user wants. While the job exists only ``workers.replicas`` and ``suspend`` may change."""
+
+    model: ModelPart
+    """The model to train."""
+    data: Data
+    """What it is trained on."""
+    training: Training
+    """How long and how."""
+    parallelism: Parallelism = Field(default_factory=Parallelism)
+    """The parallel layout."""
+    workers: Workers = Field(default_factory=Workers)
+    """The gang of pods."""
+    topology: Topology = Field(default_factory=Topology)
+    """How near the pods must lie."""
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    """When and where the state of training is saved."""
+    evaluation: Evaluation | None = None
+    """Held-out questions after the last step."""
+    export: Export | None = None
+    """What is written after the last step."""
+    failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
+    """Rules and budgets of recovery."""
+    health: Health = Field(default_factory=Health)
+    """Signs of life and what their absence means."""
+    suspend: bool = False
+    """Checkpoint, stop, and give the devices back until this is false again."""
+    managed_by: Annotated[str, Field(min_length=1, max_length=63)] = MANAGER
+    """Controller that manages the job; another value than the default makes this operator leave it alone."""
+    ttl_seconds_after_finished: Seconds | None = None
+    """How long the finished job is kept; none: for good. Checkpoints are never deleted with it."""
+    active_deadline_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
+    """Longest time from first admission to the end."""
+
+    @model_validator(mode="after")
+    def _references(self) -> "TrainingJobSpec":
+        check_sources(self.data)
+        return self
+
+
+class ObjectMeta(BaseModel):
+    """The part of ``metav1.ObjectMeta`` that is read; the rest is kept."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", alias_generator=to_camel, populate_by_name=True)
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=40)]
+    namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)] = "default"
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+
+
+class TrainingJob(Part):
+    """A training run of a mixture-of-experts vision-language model."""
+
+    api_version: Literal["polyreme.dev/v1alpha1"]
+    kind: Literal["TrainingJob"]
+    metadata: ObjectMeta
+    spec: TrainingJobSpec
+    status: TrainingJobStatus = Field(default_factory=TrainingJobStatus)
+
+    def to_object(self) -> dict[str, Any]:
+        """Return the Kubernetes-shaped dictionary, defaults written out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def check_sources(data: Data) -> None:
+    """Refuse a mixture whose names do not fit together.
+
+    Raises:
+        ValueError: Naming the source.
+    """
+    names = [source.name for source in data.sources]
+    if doubled := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"data.sources: two sources are named {doubled[0]!r}; names are unique")
+    if not data.schedule and not any(source.weight for source in data.sources):
+        raise ValueError("data.sources: every weight is 0; give one source a weight above 0")
+    steps = [change.from_step for change in data.schedule]
+    if steps != sorted(set(steps)):
+        raise ValueError(f"data.schedule: fromStep must rise, seen {steps}; order the changes")
+    for change in data.schedule:
+        for weight in change.weights:
+            if weight.source not in names:
+                raise ValueError(
+                    f"data.schedule: fromStep {change.from_step} weighs source {weight.source!r}, "
+                    f"sources are {', '.join(names)}; change weights[].source"
+                )
+        if not any(weight.weight for weight in change.weights):
+            raise ValueError(f"data.schedule: every weight from step {change.from_step} on is 0; raise one")

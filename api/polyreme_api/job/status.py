@@ -1,0 +1,200 @@
+"""What the operator says of a TrainingJob: conditions, the attempt record, accounting. Small: no per-step data."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from polyreme_api.progress import CheckpointRef
+
+RESTART_RECORDS_MAX = 50
+CAUSES_MAX = 16
+
+
+class StatusPart(BaseModel):
+    """Base of the parts of the status: camelCase names, unknown fields of newer versions ignored, values frozen."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
+    )
+
+
+class Condition(StatusPart):
+    """A condition by KEP-1623."""
+
+    type: Annotated[str, Field(max_length=316)]
+    """What is said."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: Annotated[str, Field(min_length=1, max_length=1024)]
+    """Why, one of a finite set (docs/reference/reasons.md)."""
+    message: Annotated[str, Field(max_length=32_768)] = ""
+    """Why, for people."""
+    last_transition_time: str = ""
+    """When ``status`` last changed."""
+    observed_generation: int = 0
+    """Generation of the spec that this was said of."""
+
+
+class ReplacementNumber(StatusPart):
+    """Which pod fills a worker's place, for places where it is not the first one."""
+
+    index: Annotated[int, Field(ge=0)]
+    """Worker index."""
+    replacement: Annotated[int, Field(ge=1)]
+    """Pods that filled the place before."""
+
+
+class Placement(StatusPart):
+    """Where the workers of an attempt sit: node names, and for each worker index a position in them.
+
+    ``runs`` is a run-length code: pairs of (position in ``nodes``, workers in a row), so that a gang of 15,000 stays far under
+    200 KiB.
+    """
+
+    nodes: Annotated[list[str], Field(max_length=15_000)] = Field(default_factory=list)
+    """Names of the nodes."""
+    runs: Annotated[list[list[int]], Field(max_length=15_000)] = Field(default_factory=list)
+    """Pairs of node position and count of consecutive indices."""
+
+    @classmethod
+    def of(cls, node_by_index: list[str]) -> "Placement":
+        """Encode the node of each worker index."""
+        nodes = list(dict.fromkeys(node_by_index))
+        position = {name: at for at, name in enumerate(nodes)}
+        runs: list[list[int]] = []
+        for name in node_by_index:
+            if runs and runs[-1][0] == position[name]:
+                runs[-1][1] += 1
+            else:
+                runs.append([position[name], 1])
+        return cls(nodes=nodes, runs=runs)
+
+    def node_by_index(self) -> list[str]:
+        """Decode to the node of each worker index."""
+        return [self.nodes[position] for position, count in self.runs for _ in range(count)]
+
+
+class AttemptStatus(StatusPart):
+    """The attempt: all ranks of one rendezvous. An in-place restart is a new attempt."""
+
+    number: Annotated[int, Field(ge=1)]
+    """Counts from 1, rises strictly."""
+    plan_hash: Annotated[str, Field(max_length=64)]
+    """Hash of the plan that every rank must hold."""
+    replicas: Annotated[int, Field(ge=1)]
+    """Worker pods of this attempt."""
+    devices: Annotated[int, Field(ge=1)]
+    """Ranks of each pod."""
+    desired: Literal["Run", "Stop"] = "Run"
+    """What the launchers shall do."""
+    checkpoint_requested: bool = False
+    """Whether the ranks shall checkpoint before they stop."""
+    replacements: Annotated[list[ReplacementNumber], Field(max_length=15_000)] = Field(default_factory=list)
+    """Replacement numbers that are not 0."""
+    placement: Placement = Field(default_factory=Placement)
+    """Where the workers sit."""
+    started_at: str = ""
+    """When the attempt was recorded."""
+    scope: Annotated[str, Field(max_length=32)] = "Start"
+    """How it came about: Start, RestartProcess, RestartPod, RestartGang, Resize, Resume."""
+
+    def replacement(self, index: int) -> int:
+        """Return the replacement number of a worker index."""
+        return next((entry.replacement for entry in self.replacements if entry.index == index), 0)
+
+
+class RestartRecord(StatusPart):
+    """One restart, for the record and for the budgets."""
+
+    attempt: int
+    """Attempt that ended."""
+    at: str
+    """When."""
+    cause: Annotated[str, Field(max_length=63)]
+    """Cause, one of a finite set (docs/reference/reasons.md)."""
+    scope: Annotated[str, Field(max_length=32)]
+    """Rung of the ladder that answered."""
+    index: int | None = None
+    """Worker index at fault, where one is."""
+    step: int = 0
+    """Newest step that the ended attempt had reported."""
+    counts: bool = True
+    """Whether it counts towards ``maxRestarts``."""
+    message: Annotated[str, Field(max_length=1024)] = ""
+    """What happened, for people."""
+
+
+class LostTime(StatusPart):
+    """Time lost to one cause."""
+
+    cause: Annotated[str, Field(max_length=63)]
+    """Cause."""
+    milliseconds: Annotated[int, Field(ge=0)]
+    """Time lost."""
+
+
+class Accounting(StatusPart):
+    """Where the job's time went, since its first admission."""
+
+    effective_milliseconds: Annotated[int, Field(ge=0)] = 0
+    """Time in which steps were trained that are history."""
+    lost: Annotated[list[LostTime], Field(max_length=CAUSES_MAX)] = Field(default_factory=list)
+    """Time lost, by cause."""
+
+
+class LastCheckpoint(CheckpointRef):
+    """The newest durable checkpoint that is history."""
+
+    at: str = ""
+
+
+class TrainingJobStatus(StatusPart):
+    """What the operator says of the job."""
+
+    observed_generation: int = 0
+    """Generation of the spec that this status describes."""
+    conditions: Annotated[list[Condition], Field(max_length=16)] = Field(default_factory=list)
+    """State and why, by type."""
+    attempt: AttemptStatus | None = None
+    """The current or last attempt."""
+    replicas: int = 0
+    """Pods that exist, for the scale subresource."""
+    ready_replicas: int = 0
+    """Pods whose launcher has joined the attempt."""
+    selector: Annotated[str, Field(max_length=1024)] = ""
+    """Label selector of the pods, for the scale subresource."""
+    restarts: int = 0
+    """Restarts so far."""
+    restart_records: Annotated[list[RestartRecord], Field(max_length=RESTART_RECORDS_MAX)] = Field(default_factory=list)
+    """The newest restarts."""
+    retry_at: str | None = None
+    """When the next attempt starts, while the job waits out a backoff."""
+    last_checkpoint: LastCheckpoint | None = None
+    """The newest durable checkpoint."""
+    step: int = 0
+    """Newest step, written only when other fields change."""
+    layout: Annotated[str, Field(max_length=128)] = ""
+    """The parallel layout, as ``dp4 ep2``."""
+    queue_position: int | None = None
+    """Place in the queue, from 1, while the job waits."""
+    accounting: Accounting = Field(default_factory=Accounting)
+    """Where the time went."""
+    first_admitted_at: str | None = None
+    """When the job was first admitted."""
+    completed_at: str | None = None
+    """When the job succeeded or failed."""
+
+    def condition(self, kind: str) -> Condition | None:
+        """Return the condition of a type."""
+        return next((condition for condition in self.conditions if condition.type == kind), None)
+
+    def is_true(self, kind: str) -> bool:
+        """Tell whether a condition is present and True."""
+        found = self.condition(kind)
+        return found is not None and found.status == "True"
+
+    @property
+    def finished(self) -> bool:
+        """Whether a terminal condition holds."""
+        return self.is_true("Succeeded") or self.is_true("Failed")

@@ -1,0 +1,130 @@
+"""Where it runs: worker pods, their places in the network, the parallel layout, checkpoints, export."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from polyreme_api.job.fields import DEVICES_MAX, REPLICAS_MAX, STEPS_MAX, Part, Seconds, Text, Url
+from polyreme_api.labels import RESOURCE_DEVICE
+
+Degree = Annotated[int, Field(ge=1, le=1_000_000)]
+LevelName = Annotated[str, Field(min_length=1, max_length=63)]
+
+
+class Workers(Part):
+    """The gang: ``replicas`` pods with ``devices`` ranks each."""
+
+    replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] = 1
+    """Worker pods; may change while the job runs or waits."""
+    min_replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] | None = None
+    """Fewest pods that the job may be shrunk to; none: never shrunk."""
+    max_replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] | None = None
+    """Most pods that the job may grow to; none: never grown."""
+    devices: Annotated[int, Field(ge=1, le=DEVICES_MAX)] = 1
+    """Devices, and so ranks, of each pod."""
+    device_resource: Annotated[str, Field(min_length=1, max_length=253)] = RESOURCE_DEVICE
+    """Resource that counts devices of a node, as ``nvidia.com/gpu``."""
+    template: dict[str, Any] = Field(default_factory=dict)
+    """Pod template (``core/v1`` PodTemplateSpec); the launcher's container is the first one."""
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> "Workers":
+        low, high = self.min_replicas or 1, self.max_replicas or REPLICAS_MAX
+        if not low <= self.replicas <= high:
+            raise ValueError(
+                f"replicas {self.replicas} lies outside minReplicas..maxReplicas ({low}..{high}); change replicas or the bounds"
+            )
+        return self
+
+
+class Topology(Part):
+    """How near the pods must lie, in the words of Kueue's topology-aware scheduling."""
+
+    required: LevelName | None = None
+    """Level (as ``rack``) one domain of which must hold the whole gang."""
+    preferred: LevelName | None = None
+    """Level one domain of which should hold the whole gang."""
+    slice_size: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] | None = None
+    """Pods that must lie together in one domain of ``sliceLevel``."""
+    slice_level: LevelName | None = None
+    """Level of a slice."""
+    exclusive: LevelName | None = None
+    """Level whose domains the job shares with nobody."""
+
+    @model_validator(mode="after")
+    def _rules(self) -> "Topology":
+        if self.required and self.preferred:
+            raise ValueError("required and preferred exclude each other; drop one")
+        if (self.slice_size is None) != (self.slice_level is None):
+            raise ValueError("sliceSize and sliceLevel go together; set both or none")
+        return self
+
+
+class Parallelism(Part):
+    """The parallel layout: chosen by the planner, or given."""
+
+    mode: Literal["Auto", "Explicit"] = "Auto"
+    """``Auto``: the planner chooses; ``Explicit``: the degrees below."""
+    dp: Degree | None = None
+    """Data-parallel degree."""
+    ep: Degree | None = None
+    """Expert-parallel degree; divides dp x cp x tp."""
+    pp: Degree | None = None
+    """Pipeline stages."""
+    cp: Degree | None = None
+    """Context-parallel degree."""
+    tp: Degree | None = None
+    """Tensor-parallel degree."""
+
+    @model_validator(mode="after")
+    def _by_mode(self) -> "Parallelism":
+        given = [name for name in ("dp", "ep", "pp", "cp", "tp") if getattr(self, name) is not None]
+        if self.mode == "Auto" and given:
+            raise ValueError(f"mode Auto chooses the degrees itself, {given[0]} is set; use mode: Explicit or drop it")
+        if self.mode == "Explicit" and self.dp is None:
+            raise ValueError("mode Explicit needs dp; the other degrees default to 1")
+        return self
+
+
+class Checkpoint(Part):
+    """When and where the state of training is saved."""
+
+    location: Url | None = None
+    """URL of the checkpoint root, ``file://`` or ``s3://``; the default is the run's own folder."""
+    every_steps: Annotated[int, Field(ge=1, le=STEPS_MAX)] = 100
+    """Steps between checkpoints."""
+    keep: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Newest checkpoints that are kept."""
+    preemption_grace_seconds: Seconds = 60
+    """How long a stopped or preempted job may take to checkpoint before it is ended."""
+
+
+class Export(Part):
+    """What is written after the last step."""
+
+    format: Literal["HuggingFace"] = "HuggingFace"
+    """Names and files by Hugging Face's conventions: sharded safetensors and config.json."""
+    location: Url | None = None
+    """URL of the folder; the default is the run's own."""
+
+
+class Scheduling(Part):
+    """How the job waits and whom it may displace."""
+
+    queue_name: Annotated[str, Field(min_length=1, max_length=253)] = "default"
+    """TrainingQueue that the job waits in."""
+    priority_class_name: Annotated[str, Field(max_length=253)] = ""
+    """PriorityClass of the job; empty: priority below."""
+    priority: Annotated[int, Field(ge=-1_000_000_000, le=1_000_000_000)] = 0
+    """Larger goes first."""
+    preemption_policy: Literal["PreemptLowerPriority", "Never"] = "PreemptLowerPriority"
+    """Whether the job may displace jobs of lower priority."""
+    min_runtime_seconds: Seconds = 0
+    """How long the job runs, once started, before it may be displaced."""
+
+
+class ReportText(Part):
+    """Words for the report."""
+
+    title: Text = ""
+    """Title of the report; empty: the job's name."""

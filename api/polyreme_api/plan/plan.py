@@ -1,0 +1,166 @@
+"""The plan of an attempt: made before pods exist, frozen with its hash, obeyed by every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_api.plan.layout import Layout, fitting_layouts, fitting_worlds, misfits
+from polyreme_api.plan.shapes import ModelShape, check_shape, model_shape
+from polyreme_api.plan.volume import GroupVolume, group_volumes, state_bytes_per_rank, traffic_cost
+
+HASH_CHARACTERS = 16
+DEVICE_MEMORY_BYTES = 80 * 2**30
+"""Memory of a device that mode Auto plans for, until devices report their own."""
+STATE_SHARE_MAX = 0.7
+"""Largest share of a device's memory for weights, gradients and moments; the rest is for activations."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Layout, batch split and traffic of an attempt."""
+
+    shape: ModelShape
+    replicas: int
+    devices: int
+    layout: Layout
+    packs_per_step: int
+    pack_tokens: int
+    volumes: tuple[GroupVolume, ...]
+
+    @property
+    def packs_per_rank(self) -> int:
+        """Packs that one data-parallel rank trains on in one step."""
+        return self.packs_per_step // self.layout.dp
+
+    @property
+    def hash(self) -> str:
+        """Digest of everything in the plan; a rank refuses another."""
+        return _digest(dataclasses.asdict(self))
+
+    def to_json(self) -> str:
+        """Write the plan, its hash beside it."""
+        return json.dumps({**dataclasses.asdict(self), "hash": self.hash}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read a plan back.
+
+        Raises:
+            InvalidConfigError: If the hash does not fit the content.
+        """
+        from polyreme_api.plan.shapes import DecoderShape, VisionShape  # noqa: PLC0415 - only needed to read
+
+        data = json.loads(text)
+        shape = data["shape"]
+        plan = cls(
+            shape=ModelShape(
+                name=shape["name"], vision=VisionShape(**shape["vision"]), decoder=DecoderShape(**shape["decoder"])
+            ),
+            replicas=data["replicas"],
+            devices=data["devices"],
+            layout=Layout(**data["layout"]),
+            packs_per_step=data["packs_per_step"],
+            pack_tokens=data["pack_tokens"],
+            volumes=tuple(GroupVolume(**volume) for volume in data["volumes"]),
+        )
+        if plan.hash != data.get("hash"):
+            raise InvalidConfigError(f"plan is damaged: hash {data.get('hash')!r}, its content has {plan.hash!r}")
+        return plan
+
+
+def shape_of(spec: TrainingJobSpec) -> ModelShape:
+    """Return the model shape that a spec names.
+
+    Raises:
+        InvalidConfigError: If preset, sizes and tokenizer do not fit together.
+    """
+    overrides = {"vision": dict(spec.model.overrides.vision), "decoder": dict(spec.model.overrides.decoder)}
+    shape = model_shape(spec.model.preset, {part: sizes for part, sizes in overrides.items() if sizes})
+    check_shape(shape)
+    if spec.data.tokenizer.vocabulary > shape.decoder.vocabulary:
+        raise InvalidConfigError(
+            f"tokenizer does not fit the model: {spec.data.tokenizer.vocabulary} tokens, "
+            f"the model embeds {shape.decoder.vocabulary}",
+            field="spec.data.tokenizer.vocabulary",
+        )
+    return shape
+
+
+def shape_digest(shape: ModelShape) -> str:
+    """Digest of a model shape, by which a checkpoint of another model is known."""
+    return _digest(dataclasses.asdict(shape))
+
+
+def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
+    """Plan an attempt.
+
+    Args:
+        spec: What the user wants.
+        replicas: Worker pods, when they are not ``spec.workers.replicas`` (elastic resize). An Explicit layout then scales its
+            dp only.
+
+    Raises:
+        InvalidConfigError: If no layout fits, naming the nearest worker counts that would.
+    """
+    shape = shape_of(spec)
+    count = spec.workers.replicas if replicas is None else replicas
+    world = count * spec.workers.devices
+    if spec.parallelism.mode == "Explicit":
+        layout = _explicit(spec, shape, world=world, scaled=replicas is not None)
+    else:
+        layout = _automatic(spec, shape, world=world, replicas=count)
+    tokens_per_rank = spec.training.packs_per_step // layout.dp * spec.data.sequence_tokens
+    return Plan(
+        shape=shape,
+        replicas=count,
+        devices=spec.workers.devices,
+        layout=layout,
+        packs_per_step=spec.training.packs_per_step,
+        pack_tokens=spec.data.sequence_tokens,
+        volumes=group_volumes(layout, shape=shape, tokens_per_rank=tokens_per_rank),
+    )
+
+
+def _explicit(spec: TrainingJobSpec, shape: ModelShape, *, world: int, scaled: bool) -> Layout:
+    asked = spec.parallelism
+    pp, cp, tp = asked.pp or 1, asked.cp or 1, asked.tp or 1
+    dp = max(1, world // (pp * cp * tp)) if scaled else asked.dp or 1
+    layout = Layout(dp=dp, ep=asked.ep or 1, pp=pp, cp=cp, tp=tp)
+    broken = misfits(layout, world=world, shape=shape, packs_per_step=spec.training.packs_per_step)
+    if broken:
+        fitting = fitting_layouts(world=world, shape=shape, packs_per_step=spec.training.packs_per_step)
+        near = sorted(fitting, key=lambda other: (abs(other.ep - layout.ep), other.ep))[:3]
+        words = f"; layouts of {world} ranks that fit: {', '.join(map(str, near))}" if near else ""
+        raise InvalidConfigError(f"layout does not fit: {'; '.join(broken)}{words}", field="spec.parallelism")
+    return layout
+
+
+def _automatic(spec: TrainingJobSpec, shape: ModelShape, *, world: int, replicas: int) -> Layout:
+    packs = spec.training.packs_per_step
+    fitting = fitting_layouts(world=world, shape=shape, packs_per_step=packs)
+    if not fitting:
+        devices = spec.workers.devices
+        worlds = fitting_worlds(near=world, step=devices, shape=shape, packs_per_step=packs)
+        counts = ", ".join(str(count) for count in sorted(size // devices for size in worlds)) or "none"
+        raise InvalidConfigError(
+            f"no layout fits {replicas} workers x {devices} devices = {world} ranks: packsPerStep {packs} is not divisible by "
+            f"dp {world}; worker counts that fit: {counts}",
+            field="spec.workers.replicas or spec.training.packsPerStep",
+        )
+    tokens = packs // world * spec.data.sequence_tokens
+    budget = STATE_SHARE_MAX * DEVICE_MEMORY_BYTES
+    roomy = [layout for layout in fitting if state_bytes_per_rank(layout, shape=shape) <= budget]
+    return min(
+        roomy or fitting[-1:],
+        key=lambda layout: (traffic_cost(group_volumes(layout, shape=shape, tokens_per_rank=tokens)), layout.ep),
+    )
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:HASH_CHARACTERS]

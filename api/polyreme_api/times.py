@@ -1,0 +1,24 @@
+"""Times as Kubernetes writes them: RFC 3339 text in UTC, and back to seconds since the epoch."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from polyreme_api.errors import InvalidConfigError
+
+
+def rfc3339(at_s: float) -> str:
+    """Write a time with microseconds, as ``metav1.MicroTime`` does."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def parse_rfc3339(text: str) -> float:
+    """Read a time back [s since the epoch].
+
+    Raises:
+        InvalidConfigError: If the text is no RFC 3339 time.
+    """
+    try:
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except ValueError as error:
+        raise InvalidConfigError(f"no time: {text!r}, rule RFC 3339, as 2026-01-31T12:00:00Z") from error

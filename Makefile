@@ -1,0 +1,94 @@
+# Needs Python 3.11 or newer, git and make; everything else comes from the locks in requirements/, by hash.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+# torch 2.13 has wheels for 3.11 to 3.14.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null && echo "$$p" && break; done)
+
+# A folder at the root is called operator: a Python started here must never find it before the standard library's.
+export PYTHONSAFEPATH := 1
+export OMP_NUM_THREADS ?= 1
+# Compiled bytecode halves every start of torch.
+unexport PYTHONDONTWRITEBYTECODE
+
+# The environment is as fresh as the content of what it was made from: mtimes change with every clone.
+KEY := $(shell { cat requirements/uv.lock.txt requirements/run.lock requirements/dev.lock; sed '/^\[tool/,$$d' pyproject.toml; } \
+	| git hash-object --stdin)
+DEV := $(VENV)/.setup/dev-$(KEY)
+# The developer's environment holds all that a run needs: a machine that has one installs nothing twice.
+RUN := $(if $(wildcard $(DEV)),$(DEV),$(VENV)/.setup/run-$(KEY))
+SETUP_TIMES := $(if $(wildcard $(RUN)),,$(VENV)/.setup-times.json)
+
+CONCURRENT := $(wildcard tests/unit tests/property tests/contract tests/sim tests/golden)
+OTHER := $(filter-out $(CONCURRENT) tests/cluster tests/device tests/soak,$(patsubst %/,%,$(wildcard tests/*/)))
+ANYWHERE := not cluster and not device
+ALONE := (services or parallel)
+PYTEST := $(BIN)/python -m pytest --hypothesis-profile=ci -q
+TWO_CORES := -n 2 --dist loadfile
+BENCHMARKS := $(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks/*/run.py))
+SOAKS := $(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py))
+
+.PHONY: help setup quickstart lint check test test-concurrent test-serial test-whole docs lock format clean bench
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
+	@echo "benchmarks: $(or $(BENCHMARKS),none yet); soaks: $(or $(SOAKS),none yet)"
+
+setup: $(DEV) ## make the developer's environment in .venv, from the locks
+
+$(VENV)/.setup/%-$(KEY):
+	@test -n "$(PYTHON)" || { echo "no Python from 3.11 to 3.14 on PATH: install one, or say make PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" tools/setup_venv.py --venv $(VENV) --lock requirements/$*.lock --stamp $@
+
+quickstart: $(RUN) ## set up and run the main job, with a rank killed half-way
+	@POLYREME_SETUP_TIMES="$(SETUP_TIMES)" $(BIN)/python -m polyreme.quickstart
+
+lint: $(DEV) ## style, format, types, layers
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check . | head -20; exit 1; }
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+
+check: lint ## the developer's loop: lint, unit, property, contracts on the embedded parts
+	@$(PYTEST) $(TWO_CORES) -m "$(ANYWHERE) and not $(ALONE)" $(wildcard tests/unit tests/property tests/contract)
+
+test: $(DEV) ## set up and pass everything that CI checks
+	@$(BIN)/python tools/stages.py lint test-concurrent test-serial test-whole
+
+test-concurrent: $(DEV) ## the tests that share nothing, on two cores
+	@$(PYTEST) $(TWO_CORES) -m "$(ANYWHERE) and not $(ALONE)" --junit-xml=build/reports/$@.xml $(CONCURRENT)
+
+# pytest exits with 5 when nothing is selected: there may be no such test among these folders.
+test-serial: $(DEV) ## of the same folders, the tests that start servers or several torch processes
+	@$(PYTEST) -m "$(ANYWHERE) and $(ALONE)" --junit-xml=build/reports/$@.xml $(CONCURRENT) || test $$? = 5
+
+test-whole: $(DEV) ## the folders of tests that want the machine for themselves
+	@$(if $(OTHER),$(PYTEST) -m "$(ANYWHERE)" --junit-xml=build/reports/$@.xml $(OTHER),echo "no such folder yet")
+
+format: $(DEV) ## rewrite the sources in the house's format
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
+
+docs: $(DEV) ## regenerate the generated pages, check every link
+	@$(BIN)/python tools/exit_codes.py docs/reference/exit-codes.md
+	@$(BIN)/python tools/links.py
+
+lock: $(DEV) ## renew the locks from pyproject.toml (UPGRADE=1 for newer versions)
+	@BIN=$(BIN) tools/lock.sh $(if $(UPGRADE),--upgrade)
+
+bench-%: $(DEV) ## one benchmark
+	@test -f benchmarks/$*/run.py || { echo "no benchmarks/$*/run.py; there are: $(BENCHMARKS)" >&2; exit 2; }
+	@$(BIN)/python benchmarks/$*/run.py
+
+bench: $(addprefix bench-,$(BENCHMARKS)) ## every benchmark, one after the other
+
+soak-%: $(DEV) ## one test that is too long for CI
+	@test -f tests/soak/$*.py || { echo "no tests/soak/$*.py; there are: $(SOAKS)" >&2; exit 2; }
+	@$(BIN)/python tests/soak/$*.py
+
+clean: ## remove the environment and every cache
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

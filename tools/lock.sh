@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Renew the locks from pyproject.toml: versions and hashes only, for every platform; no address, no path of this machine.
+set -euo pipefail
+# A machine's own package folders must not leak into the locks, nor decide what they hold.
+unset PIP_FIND_LINKS UV_FIND_LINKS
+compile() {
+  "${BIN:-.venv/bin}/uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" "$@"
+}
+compile "$@" --group bootstrap --output-file requirements/uv.lock.txt
+compile "$@" pyproject.toml --extra run --group build --output-file requirements/run.lock
+# What a run uses and what is tested are the same versions.
+compile "$@" pyproject.toml --extra run --extra operator --group dev --constraints requirements/run.lock \
+  --output-file requirements/dev.lock

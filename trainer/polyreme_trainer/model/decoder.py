@@ -1,0 +1,117 @@
+"""The decoder: embedding, layers of latent attention and (dense or expert) feed-forward, final norm, head.
+
+Legend: T tokens, D model width, V vocabulary, F rotary pairs, L MoE layers, E experts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from polyreme_api.plan.shapes import DecoderShape
+from polyreme_trainer.model.attend import Attend
+from polyreme_trainer.model.attention import LatentAttention, RMSNorm
+from polyreme_trainer.model.moe import Dispatcher, FeedForward, MixtureOfExperts, Routed
+from polyreme_trainer.model.rotary import decoder_turns
+
+LayerAttend = Callable[[int], Attend]
+"""Which attention layer ``index`` uses: the packed one for all layers, or a cache that differs by layer."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """Hidden states after the final norm, and how tokens were routed."""
+
+    hidden_TD: Tensor
+    load_LE: Tensor
+    """Tokens of this rank routed to each expert of each MoE layer, int64."""
+    balance: Tensor | None
+    """Sum of the MoE layers' balance losses, or None when not asked for."""
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention, then pre-norm feed-forward, each added to the stream."""
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        index: int,
+        *,
+        experts_local: range | None = None,
+        dispatcher: Dispatcher | None = None,
+    ) -> None:
+        super().__init__()
+        self.self_attn = LatentAttention(shape)
+        self.mlp: FeedForward | MixtureOfExperts
+        if index < shape.dense_layers:
+            self.mlp = FeedForward(shape.width, shape.dense_ffn_width)
+        else:
+            self.mlp = MixtureOfExperts(shape, experts_local=experts_local, dispatcher=dispatcher)
+        self.input_layernorm = RMSNorm(shape.width, shape.norm_eps)
+        self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
+
+    def forward(
+        self, x_TD: Tensor, turn_TF: Tensor, attend: Attend, document_T: Tensor | None = None
+    ) -> tuple[Tensor, Routed | None]:
+        """Return the stream after this layer, and its routing if it has experts."""
+        x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD), turn_TF, attend)
+        normed_TD = self.post_attention_layernorm(x_TD)
+        if isinstance(self.mlp, FeedForward):
+            return x_TD + self.mlp(normed_TD), None
+        out_TD, routed = self.mlp(normed_TD, document_T)
+        return x_TD + out_TD, routed
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and final norm."""
+
+    def __init__(
+        self, shape: DecoderShape, *, experts_local: range | None = None, dispatcher: Dispatcher | None = None
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed_tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.layers = nn.ModuleList(
+            DecoderLayer(shape, index, experts_local=experts_local, dispatcher=dispatcher)
+            for index in range(shape.layers)
+        )
+        self.norm = RMSNorm(shape.width, shape.norm_eps)
+
+    def forward(
+        self, x_TD: Tensor, positions_T: Tensor, attend: LayerAttend, document_T: Tensor | None = None
+    ) -> Decoded:
+        """Run all layers on embedded tokens.
+
+        Args:
+            x_TD: Embedded tokens, image features in place.
+            positions_T: Position of each token within its document, int64.
+            attend: Which tokens see which, by layer.
+            document_T: Document of each token when the balance loss is wanted, else None.
+        """
+        turn_TF = decoder_turns(positions_T, rope_dim=self.shape.rope_dim, theta=self.shape.rope_theta)
+        routings: list[Routed] = []
+        for index, layer in enumerate(self.layers):
+            x_TD, routed = layer(x_TD, turn_TF, attend(index), document_T)
+            if routed is not None:
+                routings.append(routed)
+        balances = [routed.balance for routed in routings if routed.balance is not None]
+        load_LE = [routed.load_E for routed in routings]
+        return Decoded(
+            hidden_TD=self.norm(x_TD),
+            load_LE=torch.stack(load_LE) if load_LE else x_TD.new_zeros((0, self.shape.experts), dtype=torch.int64),
+            balance=torch.stack(balances).sum() if balances else None,
+        )
+
+
+class LanguageModel(nn.Module):
+    """Decoder and untied output head."""
+
+    def __init__(
+        self, shape: DecoderShape, *, experts_local: range | None = None, dispatcher: Dispatcher | None = None
+    ) -> None:
+        super().__init__()
+        self.model = Decoder(shape, experts_local=experts_local, dispatcher=dispatcher)
+        self.lm_head = nn.Linear(shape.width, shape.vocabulary, bias=False)

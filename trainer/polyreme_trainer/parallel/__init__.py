@@ -1,0 +1,1 @@
+"""Parallelism: meshes, collectives, expert dispatch, gradient reduction."""

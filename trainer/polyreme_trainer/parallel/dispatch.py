@@ -1,0 +1,77 @@
+"""Dropless expert dispatch by an uneven all-to-all: implements the model's ``Dispatcher``.
+
+A layer costs one exchange of counts and one of rows on the way there, one of rows on the way back; the gradient takes two more.
+
+Legend: D model width, E experts of the model, L experts of this rank, N ranks of the expert-parallel group, R rows of this rank sorted by
+expert, S rows that arrived.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from polyreme_trainer.model.moe import Dispatched
+from polyreme_trainer.parallel import collectives
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Route:
+    """How the rows of one dispatch came, so that they can go back."""
+
+    sent: list[int]
+    received: list[int]
+    order_S: Tensor
+    place_S: Tensor
+
+
+class AllToAllDispatcher:
+    """Moves rows between the ranks of one expert-parallel group, whose experts lie in equal slices in the order of the ranks."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._ranks = dist.get_world_size(group)
+
+    def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> Dispatched:
+        """Send rows, sorted by global expert, to where their experts are; what arrives is sorted by local expert."""
+        counts_NL = collectives.exchange_counts(counts_E, self._group)
+        # The one wait for the device: splits of an uneven exchange are host integers.
+        sent = counts_E.view(self._ranks, -1).sum(1).tolist()
+        received = counts_NL.sum(1).tolist()
+        arrived_SD = collectives.exchange_rows(rows_RD, sent=sent, received=received, group=self._group)
+        order_S, place_S = _by_expert(counts_NL)
+        rows_SD = _Permute.apply(arrived_SD, order_S, place_S)
+        return Dispatched(rows_SD, counts_NL.sum(0), _Route(sent, received, order_S, place_S))
+
+    def combine(self, rows_SD: Tensor, state: Any) -> Tensor:
+        """Send the experts' answers back: R rows in the order that ``dispatch`` got."""
+        route: _Route = state
+        back_SD = _Permute.apply(rows_SD, route.place_S, route.order_S)
+        return collectives.exchange_rows(back_SD, sent=route.received, received=route.sent, group=self._group)
+
+
+def _by_expert(counts_NL: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the order that turns (rank, expert) into (expert, rank), and its inverse."""
+    ranks, experts = counts_NL.shape
+    blocks = torch.arange(experts, device=counts_NL.device).repeat(ranks)
+    expert_S = blocks.repeat_interleave(counts_NL.flatten())
+    order_S = expert_S.argsort(stable=True)
+    return order_S, order_S.argsort()
+
+
+class _Permute(torch.autograd.Function):
+    """``rows[order]``; its gradient is the inverse permutation, where indexing would add row by row."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_SD: Tensor, order_S: Tensor, place_S: Tensor) -> Tensor:
+        ctx.save_for_backward(place_S)
+        return rows_SD.index_select(0, order_S)
+
+    @staticmethod
+    def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (place_S,) = ctx.saved_tensors
+        return grad_SD.index_select(0, place_S), None, None

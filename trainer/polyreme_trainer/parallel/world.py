@@ -1,0 +1,75 @@
+"""The process groups of an attempt: one for training, one of its own for checkpoints.
+
+Nothing happens at import: ranks are forked from a warm parent that has imported this module, and a thread or a group in the parent would
+not survive the fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+from collections.abc import Iterator
+
+import torch.distributed as dist
+
+from polyreme_api.errors import EnvironmentFailedError
+from polyreme_api.plan.layout import Layout
+from polyreme_trainer.parallel.mesh import Meshes, open_meshes
+from polyreme_trainer.train.settings import RankSettings
+
+CHECKPOINT_TIMEOUT_S = 1800.0
+"""Longest wait inside a collective of a checkpoint: the slowest rank's write."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Open groups and meshes."""
+
+    meshes: Meshes
+    checkpoint_group: dist.ProcessGroup
+    """A gloo group that only checkpoints use: a save in a thread that shared the training group would interleave its collectives
+    with the step's, differently on each rank, and deadlock."""
+
+
+@contextlib.contextmanager
+def open_world(settings: RankSettings, layout: Layout) -> Iterator[World]:
+    """Meet the other ranks, open meshes and groups, and leave the groups at the end.
+
+    Raises:
+        InvalidConfigError: If the layout does not fit the world.
+        EnvironmentFailedError: If the ranks do not meet in time.
+    """
+    try:
+        dist.init_process_group(
+            "gloo" if settings.device_type == "cpu" else "nccl",
+            store=_open_store(settings),
+            rank=settings.rank,
+            world_size=settings.world,
+            timeout=datetime.timedelta(seconds=settings.collective_timeout_s),
+        )
+    except (dist.DistError, TimeoutError) as error:
+        raise EnvironmentFailedError(
+            f"ranks did not meet: rank {settings.rank} of {settings.world} at "
+            f"{settings.master_address}:{settings.master_port}: {error}"
+        ) from error
+    try:
+        meshes = open_meshes(layout, device_type=settings.device_type)
+        timeout = datetime.timedelta(seconds=CHECKPOINT_TIMEOUT_S)
+        yield World(meshes=meshes, checkpoint_group=dist.new_group(backend="gloo", timeout=timeout))
+    finally:
+        dist.destroy_process_group()
+
+
+def _open_store(settings: RankSettings) -> dist.TCPStore:
+    first = settings.rank == 0
+    return dist.TCPStore(
+        settings.master_address,
+        settings.master_port,
+        settings.world,
+        is_master=first,
+        timeout=datetime.timedelta(seconds=settings.rendezvous_timeout_s),
+        wait_for_workers=False,
+        # The launcher bound the socket before any rank started, so no other process can take the port in between.
+        master_listen_fd=settings.master_fd if first else None,
+    )

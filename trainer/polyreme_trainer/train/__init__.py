@@ -1,0 +1,1 @@
+"""The training loop: settings, optimizer, step, evaluation, entry of a rank."""

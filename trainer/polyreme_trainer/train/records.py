@@ -1,0 +1,86 @@
+"""What a run says of itself: a line a step on disk, the newest state to the launcher; from rank 0 only."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from polyreme_api.clock import Clock
+from polyreme_api.history import steps_key
+from polyreme_api.progress import CheckpointRef, ProgressRecord, ProgressSink, RankPhase, StepRecord
+
+
+class Reporter:
+    """Keeps the newest progress record and hands every change to the sink; silent on all ranks but the first."""
+
+    def __init__(self, sink: ProgressSink | None, clock: Clock, first: ProgressRecord) -> None:
+        self._sink = sink
+        self._clock = clock
+        self._record = first
+
+    def phase(self, phase: RankPhase, *, message: str = "") -> None:
+        """Say what the ranks do now."""
+        self._report({"phase": phase, "message": message})
+
+    def resumed(self, step: int) -> None:
+        """Say after which step this attempt goes on."""
+        self._report({"resumed_from_step": step, "step": step})
+
+    def step(self, step: StepRecord) -> None:
+        """Say that a step is done."""
+        self._report(
+            {
+                "phase": RankPhase.TRAINING,
+                "step": step.step,
+                "loss": step.loss,
+                "step_seconds": step.step_s,
+                "tokens_per_second": step.tokens / step.step_s if step.step_s else None,
+            }
+        )
+
+    def checkpoint(self, reference: CheckpointRef) -> None:
+        """Say that a checkpoint is durable."""
+        self._report({"checkpoint": reference})
+
+    def _report(self, change: dict[str, object]) -> None:
+        self._record = self._record.model_copy(update={**change, "updated_at_s": self._clock.now_s()})
+        if self._sink is not None:
+            self._sink.report(self._record)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepLog:
+    """``steps/a<attempt>.jsonl``: flushed every step; a torn last line is ignored by readers."""
+
+    file: BinaryIO | None
+
+    def write(self, record: StepRecord) -> None:
+        """Append one step, which the optimizer of this rank has already taken."""
+        if self.file is not None:
+            self.file.write(record.model_dump_json(by_alias=True).encode() + b"\n")
+            self.file.flush()
+
+
+@contextlib.contextmanager
+def open_step_log(root: Path, attempt: int, *, rank: int) -> Iterator[StepLog]:
+    """Open the log of this attempt for appending, on rank 0."""
+    if rank:
+        yield StepLog(None)
+        return
+    path = root / steps_key(attempt)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        _end_torn_line(path, file)
+        yield StepLog(file)
+        os.fsync(file.fileno())
+
+
+def _end_torn_line(path: Path, file: BinaryIO) -> None:
+    """An attempt number is used once, but if it were not, a torn line must not swallow the next record."""
+    text = path.read_bytes()
+    if text and not text.endswith(b"\n"):
+        file.write(b"\n")

@@ -1,0 +1,104 @@
+"""What one rank trains: plain values, made from the job's spec, the plan and the rank's environment by the composition root."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.plan.layout import Layout
+from polyreme_api.plan.shapes import ModelShape
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankSettings:
+    """This rank's place in the attempt and how it finds the others."""
+
+    rank: int
+    world: int
+    attempt: int
+    replacement: int = 0
+    """Replacement number of index 0, for the progress record."""
+    master_address: str = "127.0.0.1"
+    master_port: int = 0
+    master_fd: int | None = None
+    """Listening socket of the rendezvous store, made by rank 0's launcher; rank 0 only."""
+    device_type: str = "cpu"
+    rendezvous_timeout_s: float = 60.0
+    """Longest wait for the other ranks to appear."""
+    collective_timeout_s: float = 120.0
+    """Longest wait inside one collective: a rank that hangs ends the others."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """AdamW, its schedule, clipping, and the router's bias rule."""
+
+    learning_rate: float = 2e-3
+    warmup_steps: int = 20
+    """First steps, over which the learning rate rises linearly."""
+    decay_steps: int = 0
+    """Last steps of the run, over which the learning rate falls linearly to zero."""
+    beta1: float = 0.9
+    beta2: float = 0.98
+    epsilon: float = 1e-8
+    weight_decay: float = 0.05
+    gradient_norm_max: float = 1.0
+    """Norm to which the gradient of the whole model is clipped; 0 clips nothing."""
+    router_bias_rate: float = 1e-3
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings:
+    """Where and how often."""
+
+    root: Path
+    resume_from: str | None = None
+    """Name of the checkpoint that the attempt begins at; never any other."""
+    interval_steps: int = 100
+    kept: int = 2
+    """Committed checkpoints to keep; at least 1."""
+    plan_hash: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that would lose everything.
+
+        Raises:
+            InvalidConfigError: Naming the field.
+        """
+        if self.interval_steps < 1:
+            raise InvalidConfigError(
+                f"checkpoint interval too small: {self.interval_steps}, it must be at least 1",
+                field="spec.checkpoint.everySteps",
+            )
+        if self.kept < 1:
+            raise InvalidConfigError(
+                f"too few checkpoints kept: {self.kept}, it must be at least 1", field="spec.checkpoint.keep"
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSettings:
+    """Held-out pages after the last step."""
+
+    samples_max: int = 2000
+    answer_tokens_max: int = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """All that ``train_rank`` needs besides data and sink."""
+
+    rank: RankSettings
+    layout: Layout
+    shape: ModelShape
+    steps: int
+    """Steps of the whole run; an attempt that resumes at step s trains the rest."""
+    checkpoint: CheckpointSettings
+    seed: int = 0
+    optimizer: OptimizerSettings = OptimizerSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    export_directory: Path | None = None
+    """Folder for the trained model, written by rank 0 after the last step; None for no export."""
+    tokenizer_file: Path | None = None
+    """Tokenizer to put beside the exported model."""

@@ -1,0 +1,119 @@
+"""All state of training on one rank: model, optimizer, router biases, step; and one step of it.
+
+Legend: T tokens of this rank, P patches, C values of a patch, M layers with experts, E experts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyreme_api.batch import PackedBatch
+from polyreme_trainer.model.initialise import STACKED, build_model
+from polyreme_trainer.model.loss import token_loss
+from polyreme_trainer.model.moe import MixtureOfExperts
+from polyreme_trainer.model.vlm import KimiVL
+from polyreme_trainer.parallel.dispatch import AllToAllDispatcher
+from polyreme_trainer.parallel.flat import FlatModel, flatten
+from polyreme_trainer.parallel.gradients import GlobalStep, LocalStep, gradient_scale, reduce_step, rider_count
+from polyreme_trainer.parallel.mesh import Meshes, experts_of
+from polyreme_trainer.train.optimizer import FlatAdamW, update_router_biases
+from polyreme_trainer.train.settings import OptimizerSettings, TrainSettings
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class TrainState:
+    """What a checkpoint holds, as live objects."""
+
+    model: KimiVL
+    flat: FlatModel
+    optimizer: FlatAdamW
+    router_biases: list[Tensor]
+    step: int = 0
+    """Steps taken in the whole run."""
+
+
+def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> TrainState:
+    """Build this rank's slice of the model with its initial values, in flat buffers, and an empty optimizer."""
+    decoder, layout = settings.shape.decoder, settings.layout
+    model = build_model(
+        settings.shape,
+        seed=settings.seed,
+        media_token=media_token,
+        experts_local=experts_of(layout, meshes.rank, decoder.experts),
+        dispatcher=AllToAllDispatcher(meshes.ep_group) if layout.ep > 1 else None,
+        device=settings.rank.device_type,
+    )
+    parameters = dict(model.named_parameters())
+    flat = flatten(
+        parameters,
+        expert_names=[name for name in parameters if name.endswith(STACKED)],
+        riders=rider_count(decoder.layers - decoder.dense_layers, decoder.experts),
+    )
+    return TrainState(
+        model=model,
+        flat=flat,
+        optimizer=FlatAdamW(flat, settings.optimizer),
+        router_biases=[m.gate.e_score_correction_bias for m in model.modules() if isinstance(m, MixtureOfExperts)],
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """A batch on the device of the model."""
+
+    tokens_T: Tensor
+    targets_T: Tensor
+    positions_T: Tensor
+    document_offsets: list[int]
+    patches_PC: Tensor
+    grids: list[tuple[int, int]]
+    unmasked: int
+
+
+def to_inputs(batch: PackedBatch, *, device: torch.device | str) -> Inputs:
+    """Wrap a batch's arrays as tensors, without a copy on CPU."""
+
+    def tensor(array: object) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+
+    return Inputs(
+        tokens_T=tensor(batch.tokens_T),
+        targets_T=tensor(batch.targets_T),
+        positions_T=tensor(batch.positions_T),
+        document_offsets=np.asarray(batch.document_offsets).tolist(),
+        patches_PC=tensor(batch.patches_PC),
+        grids=[(rows, columns) for rows, columns in np.asarray(batch.grids_I2).tolist()],
+        unmasked=batch.unmasked_tokens,
+    )
+
+
+def backward(state: TrainState, inputs: Inputs, *, stop: bool = False, save: bool = False) -> LocalStep:
+    """Run forward and backward on this rank's tokens: gradients of the loss **sum** accumulate in the flat buffers."""
+    state.flat.dense.clear_gradients()
+    state.flat.experts.clear_gradients()
+    decoded = state.model(
+        inputs.tokens_T, inputs.positions_T, inputs.document_offsets, inputs.patches_PC, inputs.grids
+    )
+    head_VD = state.model.language_model.lm_head.weight
+    loss_sum, _ = token_loss(decoded.hidden_TD, head_VD, inputs.targets_T)
+    loss_sum.backward()
+    return LocalStep(
+        loss_sum=loss_sum.detach(), unmasked=inputs.unmasked, loads_ME=decoded.load_LE, stop=stop, save=save
+    )
+
+
+def update(state: TrainState, total: GlobalStep, settings: OptimizerSettings, *, rate: float) -> None:
+    """Take the optimizer's step and move the router's biases: the same on every rank."""
+    scale = gradient_scale(total, norm_max=settings.gradient_norm_max)
+    state.optimizer.step(learning_rate=rate, gradient_scale=scale)
+    update_router_biases(state.router_biases, total.loads_ME, rate=settings.router_bias_rate)
+    state.step += 1
+
+
+def reduce(state: TrainState, local: LocalStep, meshes: Meshes) -> GlobalStep:
+    """Agree with all ranks on gradients, loss, counts, loads and requests."""
+    return reduce_step(state.flat, local, meshes)

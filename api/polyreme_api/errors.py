@@ -12,14 +12,17 @@ class ExitCode(enum.IntEnum):
     """Exit codes of every polyreme command and process (docs/reference/exit-codes.md)."""
 
     OK = 0
+    """It did what it was asked."""
     INTERNAL = 1
     """An error of our own."""
     USAGE = 2
     """The command line or the spec is wrong; nothing was started."""
     NOT_FOUND = 3
+    """No run, dataset or file of that name."""
     REFUSED = 4
     """The call is well formed, but the state forbids it (an edited spec, a finished run)."""
     TIMEOUT = 5
+    """What was waited for did not happen in time."""
     CANCELLED = 6
     """Stopped on request (Ctrl-C, ``runs stop``); the run can go on."""
     ENVIRONMENT = 7

@@ -1,0 +1,151 @@
+"""The house rules that no linter checks, each a pure function from files to the offences it finds.
+
+``tests/unit/house`` runs every guard on this repository, and on a small case that must be found.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+README_LINES_MAX = 150
+SOURCE_ROOTS = ("api", "operator", "trainer", "datahub", "cli")
+
+# Written with classes of one letter, so that this file does not offend itself.
+MACHINE_PATH = re.compile(
+    r"(?<![\w.*~:/{}-])/(?:[w]ork|[r]oot|[h]ome/[a-z][\w-]*|[U]sers/[A-Za-z][\w-]*|opt/wheels)(?:/|\b)"
+)
+ADDRESS = re.compile(
+    r"[p]ypi\.org|[p]ythonhosted\.org|[p]roxy\.golang\.org|[r]egistry\.npmjs|repo1?\.[m]aven|[c]rates\.io|://[^\s/]*@",
+    re.IGNORECASE,
+)
+UNFINISHED = re.compile(r"\b(?:[T]ODO|[F]IXME|[X]XX|[H]ACK)\b")
+ADR_NAME = re.compile(r"(\d{4})-[a-z0-9-]+\.md")
+
+
+def tracked_texts(root: Path) -> dict[PurePosixPath, str]:
+    """Every text file that git tracks or would track, by its path in the repository."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    texts = {}
+    for name in filter(None, listing.split("\0")):
+        try:
+            texts[PurePosixPath(name)] = (root / name).read_text(encoding="utf-8")
+        except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
+            continue
+    return texts
+
+
+def shadowing_packages(paths: Iterable[PurePosixPath]) -> list[PurePosixPath]:
+    """Top-level packages that Python may find before the standard library's, or as a test's."""
+    return [
+        path
+        for path in paths
+        if path.name == "__init__.py" and (path.parent.name in sys.stdlib_module_names) and len(path.parts) <= 2
+    ]
+
+
+def packages_where_none_may_be(paths: Iterable[PurePosixPath]) -> list[PurePosixPath]:
+    """``__init__.py`` in a source root, or anywhere under ``tests`` and ``tools``."""
+    return [
+        path
+        for path in paths
+        if path.name == "__init__.py"
+        and (
+            path.parts[0] in {"tests", "tools", "benchmarks"}
+            or len(path.parts) == 1
+            or path.parts[:-1] in {(root,) for root in SOURCE_ROOTS}
+        )
+    ]
+
+
+def repeated_test_names(paths: Iterable[PurePosixPath]) -> list[str]:
+    """Names that two test files share: pytest and a reader take one for the other."""
+    names = Counter(path.name for path in paths if path.parts[0] == "tests" and path.name.startswith("test_"))
+    return sorted(name for name, count in names.items() if count > 1)
+
+
+def long_files(texts: Mapping[PurePosixPath, str]) -> list[str]:
+    """Python files that are too large a room, and a README that nobody reads to its end."""
+    limits = {path: FILE_LINES_MAX for path in texts if path.suffix == ".py"} | {
+        PurePosixPath("README.md"): README_LINES_MAX
+    }
+    lengths = {path: len(texts[path].splitlines()) for path in limits if path in texts}
+    return [
+        f"{path}: {length} lines, at most {limits[path]}" for path, length in lengths.items() if length > limits[path]
+    ]
+
+
+def long_functions(texts: Mapping[PurePosixPath, str]) -> list[str]:
+    """Functions that do not fit a screen."""
+    return [
+        f"{path}:{node.lineno}: {node.name} has {lines} lines, at most {FUNCTION_LINES_MAX}"
+        for path, node in _functions(texts)
+        if (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
+    ]
+
+
+def matches(texts: Mapping[PurePosixPath, str], pattern: re.Pattern[str]) -> list[str]:
+    """Lines in which a pattern that may not stand in the repository does."""
+    return [
+        f"{path}:{number}: {found[0]}"
+        for path, text in texts.items()
+        for number, line in enumerate(text.splitlines(), start=1)
+        if (found := pattern.search(line))
+    ]
+
+
+def foreign_imports(texts: Mapping[PurePosixPath, str], allowed: Iterable[str]) -> list[str]:
+    """Imports of anything but the standard library and ``allowed``, at any depth of the file."""
+    known = sys.stdlib_module_names | set(allowed)
+    return [
+        f"{path}: {module}"
+        for path, text in texts.items()
+        for node in ast.walk(ast.parse(text))
+        for module in _modules(node)
+        if module.partition(".")[0] not in known
+    ]
+
+
+def misnumbered_records(names: Iterable[str]) -> list[str]:
+    """Decision records whose numbers are missing, repeated, or leave a gap."""
+    offences, numbers = [], []
+    for name in sorted(names):
+        if (matched := ADR_NAME.fullmatch(name)) is None:
+            offences.append(f"{name}: not NNNN-title.md")
+        else:
+            numbers.append(int(matched[1]))
+    expected = list(range(1, len(numbers) + 1))
+    if numbers != expected:
+        offences.append(f"numbers {numbers}, expected {expected}")
+    return offences
+
+
+def _functions(
+    texts: Mapping[PurePosixPath, str],
+) -> Iterator[tuple[PurePosixPath, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for path, text in texts.items():
+        if path.suffix == ".py":
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    yield path, node
+
+
+def _modules(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Import():
+            return [alias.name for alias in node.names]
+        case ast.ImportFrom(level=0, module=str(module)):
+            return [module]
+        case _:
+            return []

@@ -28,7 +28,7 @@ DENSE_TOKENS_MAX = 256
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:
-    """Where the segments of a packed stream lie, and the mask or offsets that the kernel wants; built once a forward."""
+    """Where the segments of a packed stream lie, and the mask or offsets the kernel wants; built once a forward."""
 
     lengths: tuple[int, ...]
     causal: bool
@@ -44,21 +44,22 @@ class Segments:
         value_dim = v_THV.shape[-1]
         # Flash kernels want values as wide as keys; zero columns change nothing (MLA: 192 against 128).
         v_THQ = F.pad(v_THV, (0, q_THQ.shape[-1] - value_dim)) if value_dim < q_THQ.shape[-1] else v_THV
-        attended = self._attend_offsets if self.offsets_S is not None else self._attend_loop
-        return attended(q_THQ, k_THQ, v_THQ)[..., :value_dim]
+        if self.offsets_S is None:
+            return self._attend_loop(q_THQ, k_THQ, v_THQ)[..., :value_dim]
+        return self._attend_offsets(q_THQ, k_THQ, v_THQ, self.offsets_S)[..., :value_dim]
 
     def _attend_loop(self, q_THQ: Tensor, k_THQ: Tensor, v_THQ: Tensor) -> Tensor:
         parts = [
-            F.scaled_dot_product_attention(*(x.transpose(0, 1).unsqueeze(0) for x in qkv), is_causal=self.causal)
-            for qkv in zip(*(x.split(self.lengths) for x in (q_THQ, k_THQ, v_THQ)), strict=True)
+            F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+            for q, k, v in zip(*(_heads_first(x, self.lengths) for x in (q_THQ, k_THQ, v_THQ)), strict=True)
         ]
         return torch.cat(parts, dim=2).squeeze(0).transpose(0, 1)
 
-    def _attend_offsets(self, q_THQ: Tensor, k_THQ: Tensor, v_THQ: Tensor) -> Tensor:
+    def _attend_offsets(self, q_THQ: Tensor, k_THQ: Tensor, v_THQ: Tensor, offsets_S: Tensor) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn  # accelerator only: its import is not cheap
 
         longest = max(self.lengths, default=0)
-        offsets_S, window = self.offsets_S, (-1, 0) if self.causal else (-1, -1)
+        window = (-1, 0) if self.causal else (-1, -1)
         attended = varlen_attn(q_THQ, k_THQ, v_THQ, offsets_S, offsets_S, longest, longest, window_size=window)
         return cast("Tensor", attended)
 
@@ -80,6 +81,10 @@ def segments(lengths: Sequence[int], *, causal: bool, device: torch.device, dtyp
     elif total <= DENSE_TOKENS_MAX and dtype == torch.float32:
         mask_TT = _mask(kept, causal)
     return Segments(lengths=kept, causal=causal, mask_TT=mask_TT, offsets_S=offsets_S)
+
+
+def _heads_first(x_THQ: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
+    return [part.transpose(0, 1).unsqueeze(0) for part in x_THQ.split(lengths)]
 
 
 def _mask(lengths: tuple[int, ...], causal: bool) -> Tensor:

@@ -1,7 +1,7 @@
-"""What follows from an image's grid of patches alone: order, positions, interpolation taps. Cached, since pages repeat few grids.
+"""What follows from an image's grid of patches alone: order, positions, interpolation taps. Cached: grids repeat.
 
-Inside the tower the patches of an image stand in the order of the 2x2 merge (all patches of a merged cell side by side), so that the
-pixel shuffle is a view. Attention does not care about order, and positions travel with the patches.
+Inside the tower the patches of an image stand in the order of the 2x2 merge (all patches of a merged cell side by
+side), so that the pixel shuffle is a view. Attention does not care about order, and positions travel with the patches.
 
 Legend: P patches of one image, B taps of the bicubic kernel (4 x 4).
 """
@@ -64,7 +64,7 @@ def packed_tables(grids: Sequence[Grid], *, merge: int, table_side: int) -> Grid
 def _grid_tables(rows: int, columns: int, merge: int, table_side: int) -> GridTables:
     if rows < 1 or columns < 1 or rows % merge or columns % merge:
         raise InvalidConfigError(
-            f"image grid does not fit: {rows} x {columns} patches, both must be multiples of {merge}"
+            f"image grid does not fit: {rows} x {columns} patches, both must be positive multiples of {merge}"
         )
     order_P = torch.arange(rows * columns).view(rows // merge, merge, columns // merge, merge).transpose(1, 2).flatten()
     row_P, column_P = order_P // columns, order_P % columns

@@ -1,7 +1,7 @@
 """Initial values that depend on the seed and the global name of a parameter alone, never on the layout.
 
-Every tensor, and every expert of a stacked tensor, is drawn by a generator of its own. A rank that holds experts 4..7 draws just these
-and gets bit by bit what a rank with all experts has in their place.
+Every tensor, and every expert of a stacked tensor, is drawn by a generator of its own. A rank that holds experts 4..7
+draws just these and gets bit by bit what a rank with all experts has in their place.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Mixture of experts as DeepSeek-V3 has it (arXiv:2412.19437, section 2.1.2): shared and routed experts, sigmoid router, bias correction.
+"""Mixture of experts as DeepSeek-V3 has it (arXiv:2412.19437, 2.1.2): shared and routed experts, sigmoid router.
 
-No collective is called here. A layer sorts its rows by expert; a ``Dispatcher`` brings them to the ranks that hold the experts and back.
+No collective is called here. A layer sorts its rows by expert; a ``Dispatcher`` brings them to the ranks that hold
+the experts and back.
 
-Legend: T tokens, D model width, F expert width, E experts of the model, L experts of this rank, K experts a token, R = T * K routed rows
-of this rank in order of their expert, S rows that arrived for the experts of this rank.
+Legend: T tokens, D model width, F expert width, E experts of the model, L experts of this rank, K experts a token,
+R = T * K routed rows of this rank in order of their expert, S rows that arrived for the experts of this rank.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class Routed:
 class Dispatcher(Protocol):
     """Moves routed rows between the ranks of an expert-parallel group; both calls are differentiable.
 
-    An uneven all-to-all implements it: exchange ``counts_E`` first, send rows by the sums over each rank's slice of experts, and permute
-    what arrives from (source rank, expert) to (expert, source rank). ``combine`` undoes both. Every rank of the group calls both, once a
-    layer, also with no rows.
+    An uneven all-to-all implements it: exchange ``counts_E`` first, send rows by the sums over each rank's slice of
+    experts, and permute what arrives from (source rank, expert) to (expert, source rank). ``combine`` undoes both.
+    Every rank of the group calls both, once a layer, also with no rows.
     """
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> Dispatched:
@@ -65,7 +66,7 @@ class LocalDispatcher:
         """Hand the rows on."""
         return Dispatched(rows_RD, counts_E)
 
-    def combine(self, rows_SD: Tensor, state: Any) -> Tensor:
+    def combine(self, rows_SD: Tensor, state: Any) -> Tensor:  # noqa: ARG002
         """Hand the rows back."""
         return rows_SD
 
@@ -163,9 +164,9 @@ class MixtureOfExperts(nn.Module):
         sorted_R, order_R = experts_TK.flatten().sort(stable=True)
         place_R = order_R.argsort()
         load_E = torch.bincount(sorted_R, minlength=scores_TE.shape[1])
-        sent = self.dispatcher.dispatch(_Spread.apply(x_TD, order_R, place_R), load_E)
+        sent = self.dispatcher.dispatch(spread(x_TD, order_R, place_R), load_E)
         answered_SD = self.experts(sent.rows_SD, sent.counts_L)
-        answered_RD = _Collect.apply(self.dispatcher.combine(answered_SD, sent.state), order_R, place_R)
+        answered_RD = collect(self.dispatcher.combine(answered_SD, sent.state), order_R, place_R)
         routed_TD = (answered_RD.view(*experts_TK.shape, -1) * weights_TK.unsqueeze(-1)).sum(1)
         balance = None if document_T is None else balance_loss(scores_TE, experts_TK, document_T)
         return routed_TD.to(x_TD.dtype) + self.shared_experts(x_TD), Routed(load_E, balance)
@@ -191,7 +192,7 @@ def balance_loss(scores_TE: Tensor, experts_TK: Tensor, document_T: Tensor) -> T
 
 @torch.no_grad()
 def update_router_bias(model: nn.Module, load_LE: Tensor, rate: float) -> None:
-    """Move each expert's bias by ``rate`` towards the mean load: up when it got less, down when more (arXiv:2408.15664).
+    """Move each expert's bias by ``rate``: up when it got less than the mean, down when more (arXiv:2408.15664).
 
     Args:
         model: Any module whose ``Router`` modules stand in the order of their layers.
@@ -211,8 +212,26 @@ def update_router_bias(model: nn.Module, load_LE: Tensor, rate: float) -> None:
         router.e_score_correction_bias += step_E.to(router.e_score_correction_bias)
 
 
+def spread(x_TD: Tensor, order_R: Tensor, place_R: Tensor) -> Tensor:
+    """Copy each token to its K places in the order of experts.
+
+    Args:
+        x_TD: Tokens.
+        order_R: Routed row (token * K + choice) at each place.
+        place_R: Its inverse.
+    """
+    rows_RD: Tensor = _Spread.apply(x_TD, order_R, place_R)  # type: ignore[no-untyped-call]
+    return rows_RD
+
+
+def collect(rows_RD: Tensor, order_R: Tensor, place_R: Tensor) -> Tensor:
+    """Undo ``spread``'s order: K rows a token, side by side."""
+    ordered_RD: Tensor = _Collect.apply(rows_RD, order_R, place_R)  # type: ignore[no-untyped-call]
+    return ordered_RD
+
+
 class _Spread(torch.autograd.Function):
-    """``rows_RD[i] = x_TD[order_R[i] // K]``; its gradient is a sum over K in a fixed order, where index_add would use atomics."""
+    """``rows_RD[i] = x_TD[order_R[i] // K]``; its gradient sums over K in a fixed order, without atomics."""
 
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, order_R: Tensor, place_R: Tensor) -> Tensor:
@@ -221,7 +240,7 @@ class _Spread(torch.autograd.Function):
         return x_TD.index_select(0, order_R // max(1, ctx.chosen))
 
     @staticmethod
-    def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor, None, None]:
         (place_R,) = ctx.saved_tensors
         return grad_RD.index_select(0, place_R).unflatten(0, (-1, ctx.chosen)).sum(1), None, None
 
@@ -235,6 +254,6 @@ class _Collect(torch.autograd.Function):
         return rows_RD.index_select(0, place_R)
 
     @staticmethod
-    def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor, None, None]:
         (order_R,) = ctx.saved_tensors
         return grad_RD.index_select(0, order_R), None, None

@@ -1,4 +1,4 @@
-"""From the tower to the decoder: norm per patch, 2x2 pixel shuffle, two linear layers (Kimi-VL, arXiv:2504.07491, section 2.1).
+"""From the tower to the decoder: norm per patch, 2x2 pixel shuffle, two linear layers (arXiv:2504.07491, 2.1).
 
 Legend: M merged tokens, G patches of a merged token, W tower width, D decoder width.
 """

@@ -1,6 +1,6 @@
 """Rotary position embedding by complex numbers: one multiplication turns queries and keys.
 
-Pairs are interleaved, ``(x0, x1), (x2, x3), ...``, as DeepSeek-V3 and MoonViT lay them out (RoFormer, arXiv:2104.09864).
+Pairs are interleaved, ``(x0, x1), (x2, x3), ...``, as DeepSeek-V3 and MoonViT lay them out (arXiv:2104.09864).
 
 Legend: T tokens or patches, H heads, Q width of a head, F = Q / 2 pairs.
 """
@@ -29,15 +29,13 @@ def decoder_turns(positions_T: Tensor, *, rope_dim: int, theta: float) -> Tensor
 
 
 def patch_turns(row_P: Tensor, column_P: Tensor, *, head_dim: int, theta: float) -> Tensor:
-    """Turns of MoonViT's patches: pair 2k turns by the column, pair 2k + 1 by the row, both times ``theta**(-4k / head_dim)``.
+    """Turns of MoonViT's patches: pair 2k by the column, pair 2k + 1 by the row, times ``theta**(-4k / head_dim)``.
 
     Returns:
         complex64, (P, head_dim / 2).
     """
     exponents_K = torch.arange(0, head_dim, 4, device=row_P.device, dtype=torch.float32) / head_dim
     frequencies_K = theta**-exponents_K
-    angles_PK2 = torch.stack(
-        (torch.outer(column_P.float(), frequencies_K), torch.outer(row_P.float(), frequencies_K)), -1
-    )
-    angles_PF = angles_PK2.flatten(1)
+    place_P12 = torch.stack((column_P, row_P), dim=-1).float().unsqueeze(1)
+    angles_PF = (place_P12 * frequencies_K.unsqueeze(1)).flatten(1)
     return torch.polar(torch.ones_like(angles_PF), angles_PF)

@@ -1,10 +1,10 @@
-"""MoonViT (Kimi-VL, arXiv:2504.07491, section 2.1): a vision transformer over the packed patches of all images at native resolution.
+"""MoonViT (Kimi-VL, arXiv:2504.07491, section 2.1): a vision transformer over packed patches at native resolution.
 
-Learned positions are interpolated (bicubic) to each image's grid, and queries and keys are turned by row and column. Attention is full
-within an image and never crosses images. Parameter names are those of the Kimi-VL checkpoints.
+Learned positions are interpolated (bicubic) to each image's grid, and queries and keys are turned by row and column.
+Attention is full within an image and never crosses images. Parameter names are those of the Kimi-VL checkpoints.
 
-Legend: P patches of all images, C values of one patch (channel, row, column), W tower width, H heads, Q head width, M merged tokens,
-G patches of a merged token, B taps, F rotary pairs.
+Legend: P patches of all images, C values of one patch (channel, row, column), W tower width, H heads, Q head width,
+M merged tokens, G patches of a merged token, B taps, F rotary pairs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class PositionTable(nn.Module):
     def forward(self, tap_PB: Tensor, weight_PB: Tensor) -> Tensor:
         """Sum the weighted cells around each patch."""
         table = self.weight.flatten(0, 1)
-        return F.embedding_bag(tap_PB, table, per_sample_weights=weight_PB.to(table.dtype), mode="sum")
+        weight_PB = weight_PB.to(table.dtype)
+        out_PW: Tensor = F.embedding_bag(tap_PB, table, per_sample_weights=weight_PB, mode="sum")
+        return out_PW
 
 
 class PatchEmbedding(nn.Module):
@@ -45,8 +47,9 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, patches_PC: Tensor, tap_PB: Tensor, weight_PB: Tensor) -> Tensor:
         """Embed patches (float pixels, channel-major)."""
-        weight_WC = self.proj.weight.flatten(1)
-        return F.linear(patches_PC, weight_WC, self.proj.bias) + self.pos_emb(tap_PB, weight_PB)
+        embedded_PW = F.linear(patches_PC, self.proj.weight.flatten(1), self.proj.bias)
+        position_PW: Tensor = self.pos_emb(tap_PB, weight_PB)
+        return embedded_PW + position_PW
 
 
 class VisionFeedForward(nn.Module):
@@ -137,8 +140,8 @@ class VisionTower(nn.Module):
         x_PW = self.patch_embed(patches_PC, tables.tap_PB, tables.weight_PB)
         turn_PF = patch_turns(tables.row_P, tables.column_P, head_dim=shape.head_dim, theta=shape.rope_theta)
         images = segments(lengths, causal=False, device=x_PW.device, dtype=x_PW.dtype)
-        x_PW = self.encoder(x_PW, turn_PF, images.attend)
-        return x_PW.view(-1, shape.merge**2, shape.width)
+        out_PW: Tensor = self.encoder(x_PW, turn_PF, images.attend)
+        return out_PW.view(-1, shape.merge**2, shape.width)
 
     def _tables(self, grids: Sequence[Grid]) -> GridTables:
         device = self.patch_embed.proj.weight.device

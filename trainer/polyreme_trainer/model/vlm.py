@@ -1,10 +1,12 @@
 """The whole vision-language model on one flat stream of packed documents.
 
-Legend: T tokens of all packs of this rank, D decoder width, V vocabulary, P patches, C values of a patch, M image tokens.
+Legend: T tokens of all packs of this rank, D decoder width, V vocabulary, P patches, C values of a patch,
+M image tokens.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -81,7 +83,7 @@ class KimiVL(nn.Module):
         )
 
     def image_features(self, patches_PC: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """Encode and project images: one row (D) for each media token. Zero images give zero rows and zero gradients."""
+        """Encode and project images, one row for each media token; no images give no rows and zero gradients."""
         features_MD: Tensor = self.multi_modal_projector(self.vision_tower(patches_PC, grids))
         return features_MD
 
@@ -119,7 +121,7 @@ def document_lengths(document_offsets: Sequence[int], tokens: int) -> list[int]:
         InvalidConfigError: If offsets do not rise from 0 to ``tokens``.
     """
     offsets = [int(offset) for offset in document_offsets]
-    lengths = [end - start for start, end in zip(offsets, offsets[1:], strict=False)]
+    lengths = [end - start for start, end in itertools.pairwise(offsets)]
     if not offsets or offsets[0] != 0 or offsets[-1] != tokens or min(lengths, default=0) < 0:
         raise InvalidConfigError(f"document offsets do not fit: {offsets[:8]}, they must rise from 0 to {tokens}")
     return lengths

@@ -1,0 +1,1 @@
+"""Trained weights in the form that other software reads."""

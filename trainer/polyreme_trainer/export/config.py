@@ -1,0 +1,90 @@
+"""``config.json`` as plain data: the whole model as Kimi-VL describes itself, its text part as DeepSeek-V3.
+
+The fields are those of the released configurations of Kimi-VL-A3B and Moonlight-16B-A3B. ``rms_norm_eps`` must be
+stated: the readers' default is 1e-6, not 1e-5.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyreme_api.batch import IGNORED_TARGET, TokenIds
+from polyreme_api.plan.shapes import DecoderShape, ModelShape, VisionShape
+
+POSITIONS_MAX = 131_072
+"""Context length of Kimi-VL [tokens]; rotary positions have no table, so it binds no weight."""
+
+
+def text_config(shape: DecoderShape, *, tokens: TokenIds | None = None, dtype: str = "float32") -> dict[str, Any]:
+    """Describe the decoder as ``DeepseekV3ForCausalLM`` (sigmoid router, one group, interleaved rotary)."""
+    ids = {} if tokens is None else {"eos_token_id": tokens.end, "pad_token_id": tokens.pad}
+    return ids | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "first_k_dense_replace": shape.dense_layers,
+        "intermediate_size": shape.dense_ffn_width,
+        "moe_intermediate_size": shape.expert_ffn_width,
+        "n_routed_experts": shape.experts,
+        "num_experts_per_tok": shape.experts_per_token,
+        "n_shared_experts": shape.shared_experts,
+        "moe_layer_freq": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": shape.routed_scaling,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.heads,
+        "q_lora_rank": shape.q_rank,
+        "kv_lora_rank": shape.kv_rank,
+        "qk_nope_head_dim": shape.nope_dim,
+        "qk_rope_head_dim": shape.rope_dim,
+        "v_head_dim": shape.value_dim,
+        "rope_theta": shape.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "rope_interleave": True,
+        "max_position_embeddings": POSITIONS_MAX,
+        "rms_norm_eps": shape.norm_eps,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "initializer_range": shape.initializer_range,
+        "num_nextn_predict_layers": 0,
+        "tie_word_embeddings": False,
+        "torch_dtype": dtype,
+    }
+
+
+def vision_config(shape: VisionShape) -> dict[str, Any]:
+    """Describe the tower as MoonViT."""
+    return {
+        "model_type": "moonvit",
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "intermediate_size": shape.ffn_width,
+        "patch_size": shape.patch_px,
+        "merge_kernel_size": [shape.merge, shape.merge],
+        "init_pos_emb_height": shape.position_rows,
+        "init_pos_emb_width": shape.position_rows,
+    }
+
+
+def model_config(shape: ModelShape, *, tokens: TokenIds, dtype: str = "float32") -> dict[str, Any]:
+    """Describe the whole model as ``KimiVLForConditionalGeneration``."""
+    return {
+        "architectures": ["KimiVLForConditionalGeneration"],
+        "model_type": "kimi_vl",
+        "vision_config": vision_config(shape.vision),
+        "text_config": text_config(shape.decoder, tokens=tokens, dtype=dtype),
+        "ignore_index": IGNORED_TARGET,
+        "media_placeholder_token_id": tokens.media,
+        "eos_token_id": tokens.end,
+        "pad_token_id": tokens.pad,
+        "tie_word_embeddings": False,
+        "torch_dtype": dtype,
+        "vocab_size": shape.decoder.vocabulary,
+    }

@@ -1,0 +1,135 @@
+"""Sharded safetensors with ``config.json``, under Kimi-VL's names; the text part loads in ``transformers``.
+
+A directory appears whole or not at all: everything is written beside it, synced, and renamed. Writing does not need
+``transformers``.
+
+    directory/           the whole model: config.json, model-0000i-of-0000n.safetensors, model.safetensors.index.json
+    directory/text/      the decoder alone, for ``AutoModelForCausalLM.from_pretrained``
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from polyreme_api.batch import TokenIds
+from polyreme_api.errors import InvalidConfigError, NotFoundError
+from polyreme_api.plan.shapes import ModelShape
+from polyreme_trainer.export.config import model_config, text_config
+from polyreme_trainer.export.names import from_checkpoint, text_part, to_checkpoint
+
+SHARD_BYTES_MAX = 4 << 30
+"""Largest weights file [bytes], unless one tensor is larger."""
+TEXT_DIRECTORY = "text"
+INDEX_FILE = "model.safetensors.index.json"
+CONFIG_FILE = "config.json"
+
+
+def export_model(
+    state: Mapping[str, Tensor],
+    shape: ModelShape,
+    directory: pathlib.Path,
+    *,
+    tokens: TokenIds,
+    shard_bytes_max: int = SHARD_BYTES_MAX,
+) -> None:
+    """Write the whole model and its text part; an older export at ``directory`` is replaced.
+
+    Args:
+        state: Full state dict of ``KimiVL``, all experts in it, on any device.
+        shape: Sizes of the model.
+        directory: Where the export shall be; its parent is made.
+        tokens: Special tokens for the configuration.
+        shard_bytes_max: Largest weights file [bytes].
+
+    Raises:
+        OSError: If the disk refuses; ``directory`` is then as it was.
+    """
+    partial = directory.with_name(f".{directory.name}.partial")
+    replaced = directory.with_name(f".{directory.name}.replaced")
+    for leftover in (partial, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
+    (partial / TEXT_DIRECTORY).mkdir(parents=True)
+    dtype = str(state["language_model.lm_head.weight"].dtype).removeprefix("torch.")
+    text = text_config(shape.decoder, tokens=tokens, dtype=dtype)
+    _write_part(partial / TEXT_DIRECTORY, to_checkpoint(text_part(state)), text, shard_bytes_max)
+    _write_part(partial, to_checkpoint(state), model_config(shape, tokens=tokens, dtype=dtype), shard_bytes_max)
+    if directory.exists():
+        directory.rename(replaced)
+    partial.rename(directory)
+    _sync(directory.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def load_exported(directory: pathlib.Path) -> dict[str, Tensor]:
+    """Read an export (or a released checkpoint of the same names) back as a full state dict with stacked experts.
+
+    Raises:
+        NotFoundError: If there is no export.
+        InvalidConfigError: If its files do not fit together.
+    """
+    try:
+        index = json.loads((directory / INDEX_FILE).read_text())
+        files = sorted(set(index["weight_map"].values()))
+        tensors: dict[str, Tensor] = {}
+        for file in files:
+            tensors |= load_file(directory / file)
+    except FileNotFoundError as exc:
+        raise NotFoundError(f"no export: {exc.filename} does not exist") from exc
+    except (ValueError, KeyError, SafetensorError) as exc:
+        raise InvalidConfigError(f"export can't be read: {directory}, {exc}") from exc
+    if missing := sorted(set(index["weight_map"]) - set(tensors)):
+        raise InvalidConfigError(f"export lacks a weight: {missing[0]} is in the index and in no file")
+    return from_checkpoint(tensors)
+
+
+def shards(tensors: Mapping[str, Tensor], shard_bytes_max: int) -> list[dict[str, Tensor]]:
+    """Split tensors in order into groups of at most ``shard_bytes_max``, each at least one tensor."""
+    groups: list[dict[str, Tensor]] = []
+    held = shard_bytes_max + 1
+    for name, tensor in tensors.items():
+        if held + tensor.nbytes > shard_bytes_max:
+            groups.append({})
+            held = 0
+        groups[-1][name] = tensor
+        held += tensor.nbytes
+    return groups
+
+
+def _write_part(
+    directory: pathlib.Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], shard_bytes_max: int
+) -> None:
+    weight_map: dict[str, str] = {}
+    groups = shards(tensors, shard_bytes_max)
+    for number, group in enumerate(groups, start=1):
+        file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        # A view of a stacked tensor shares its storage, which the format does not allow: copy one shard at a time.
+        copies = {name: tensor.detach().cpu().clone() for name, tensor in group.items()}
+        save_file(copies, directory / file, metadata={"format": "pt"})
+        _sync(directory / file)
+        weight_map |= dict.fromkeys(group, file)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    _write_json(directory / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    _write_json(directory / CONFIG_FILE, config)
+    _sync(directory)
+
+
+def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+    _sync(path)
+
+
+def _sync(path: pathlib.Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

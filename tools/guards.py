@@ -47,12 +47,13 @@ def tracked_texts(root: Path) -> dict[PurePosixPath, str]:
 
 
 def shadowing_packages(paths: Iterable[PurePosixPath]) -> list[PurePosixPath]:
-    """Top-level packages that Python may find before the standard library's, or as a test's."""
-    return [
-        path
-        for path in paths
-        if path.name == "__init__.py" and (path.parent.name in sys.stdlib_module_names) and len(path.parts) <= 2
-    ]
+    """Packages that Python may take for a module of the standard library; one inside another package is safe."""
+    packages = {path.parent for path in paths if path.name == "__init__.py"}
+    return sorted(
+        folder / "__init__.py"
+        for folder in packages
+        if folder.name in sys.stdlib_module_names and folder.parent not in packages
+    )
 
 
 def packages_where_none_may_be(paths: Iterable[PurePosixPath]) -> list[PurePosixPath]:

@@ -1,0 +1,126 @@
+"""The locks hold what pyproject.toml asks for, by hash, and nothing of the machine that made them."""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[3]
+LOCKS = ("requirements/uv.lock.txt", "requirements/run.lock", "requirements/dev.lock")
+PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)(?P<rest>(?:[^\n]*\\\n)*[^\n]*)", re.MULTILINE)
+NOT_OF_A_LOCK = re.compile(r"://|(?<![\w.])/\w|--(?:find-links|index-url|extra-index-url|trusted-host)")
+EXTRAS = {
+    "requirements/uv.lock.txt": (),
+    "requirements/run.lock": ("run",),
+    "requirements/dev.lock": ("run", "operator"),
+}
+GROUPS = {
+    "requirements/uv.lock.txt": ("bootstrap",),
+    "requirements/run.lock": ("build",),
+    "requirements/dev.lock": ("dev",),
+}
+
+
+def pins(lock: str) -> dict[str, list[str]]:
+    """Versions of each name; a lock for every platform may hold two of one name, under different markers."""
+    found: dict[str, list[str]] = {}
+    for pin in PIN.finditer(lock):
+        found.setdefault(canonicalize_name(pin["name"]), []).append(pin["version"])
+    return found
+
+
+def wanted(project: Mapping[str, Any], extras: tuple[str, ...], groups: tuple[str, ...]) -> Iterator[Requirement]:
+    """Every requirement that the extras and groups of pyproject.toml come to."""
+    table = project["project"]
+    if extras:
+        yield from map(Requirement, table["dependencies"])
+    for extra in extras:
+        for text in table["optional-dependencies"][extra]:
+            requirement = Requirement(text)
+            if requirement.name == table["name"]:
+                yield from wanted(project, tuple(sorted(requirement.extras)), ())
+            else:
+                yield requirement
+    for group in groups:
+        for entry in project["dependency-groups"][group]:
+            if isinstance(entry, str):
+                yield Requirement(entry)
+            else:
+                yield from wanted(project, (), (entry["include-group"],))
+
+
+def stale(project: Mapping[str, Any], lock: str, extras: tuple[str, ...], groups: tuple[str, ...]) -> list[str]:
+    """Requirements that the lock does not meet."""
+    locked = pins(lock)
+    return [
+        text
+        for text, requirement in {str(wish): wish for wish in wanted(project, extras, groups)}.items()
+        if not (versions := locked.get(canonicalize_name(requirement.name)))
+        or not any(requirement.specifier.contains(version, prereleases=True) for version in versions)
+    ]
+
+
+def unhashed(lock: str) -> list[str]:
+    return [pin["name"] for pin in PIN.finditer(lock) if "--hash=sha256:" not in pin["rest"]]
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_meets_what_the_project_asks_for(name: str) -> None:
+    lock = (ROOT / name).read_text()
+    assert stale(project(), lock, EXTRAS[name], GROUPS[name]) == [], "run make lock"
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_holds_no_direct_requirement_that_the_project_dropped(name: str) -> None:
+    lock = (ROOT / name).read_text()
+    asked = {canonicalize_name(wish.name) for wish in wanted(project(), EXTRAS[name], GROUPS[name])}
+    direct = {
+        canonicalize_name(entry.partition("==")[0])
+        for entry in re.split(r"\n(?=[A-Za-z0-9])", lock)
+        if "polyreme (pyproject.toml" in entry
+    }
+    assert direct == asked, "run make lock"
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_pins_every_package_by_hash(name: str) -> None:
+    lock = (ROOT / name).read_text()
+    assert pins(lock)
+    assert unhashed(lock) == []
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_holds_no_address_and_no_path(name: str) -> None:
+    assert NOT_OF_A_LOCK.findall((ROOT / name).read_text()) == []
+
+
+def test_a_run_and_its_tests_use_the_same_versions() -> None:
+    run, dev = (pins((ROOT / name).read_text()) for name in ("requirements/run.lock", "requirements/dev.lock"))
+    assert {name: versions for name, versions in run.items() if dev.get(name) != versions} == {}
+
+
+def test_a_stale_lock_is_found() -> None:
+    asks: dict[str, Any] = {
+        "project": {"name": "p", "dependencies": ["a>=2"], "optional-dependencies": {"x": ["p[y]"], "y": ["B_c==1.0"]}},
+        "dependency-groups": {"dev": [{"include-group": "lint"}], "lint": ["d"]},
+    }
+    assert stale(asks, "a==2.1\nb-c==1.0\nd==3\n", ("x",), ("dev",)) == []
+    assert stale(asks, "a==1.9\nb-c==1.1\n", ("x",), ("dev",)) == ["a>=2", "B_c==1.0", "d"]
+
+
+@pytest.mark.parametrize("line", ["# via -r /tmp/x.in", "--find-links wheels", "a @ https://host/a.whl"])
+def test_an_address_or_a_path_in_a_lock_is_found(line: str) -> None:
+    assert NOT_OF_A_LOCK.findall(line) != []
+
+
+def test_a_pin_without_hash_is_found() -> None:
+    assert unhashed("a==1 \\\n    --hash=sha256:00\nb==2\n") == ["b"]

@@ -1,0 +1,120 @@
+"""The Makefile and the small programs behind it do what they say."""
+
+import json
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from tools import exit_codes, links, setup_venv, stages
+
+ROOT = Path(__file__).parents[3]
+TARGET = re.compile(r"^([a-z][a-z%-]*):(?!=)", re.MULTILINE)
+
+
+def make(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    # Under `make check`, make's own variables would turn this call into a part of that one.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    command = ["make", "--no-print-directory", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=inherited | environment, check=False, capture_output=True, text=True)
+
+
+def test_help_lists_every_target() -> None:
+    targets = TARGET.findall((ROOT / "Makefile").read_text())
+    assert {"quickstart", "test", "check", "lint", "docs", "bench", "setup"} <= set(targets)
+    listed = re.findall(r"^make (\S+)", make("help").stdout, re.MULTILINE)
+    assert sorted(targets) == sorted(listed)
+
+
+def test_ci_runs_what_a_developer_runs() -> None:
+    assert "make test" in (ROOT / ".ci/run").read_text()
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+    assert ".ci/run" in (ROOT / ".github/workflows/ci.yaml").read_text()
+
+
+def test_make_says_which_python_it_needs() -> None:
+    """An override empties the search, as on a machine that has none; the key makes set-up necessary."""
+    result = make("setup", "PYTHON=", "KEY=absent")
+    assert result.returncode != 0
+    assert "no Python from 3.11 to 3.14" in result.stderr
+
+
+def test_an_unknown_benchmark_is_refused_by_name() -> None:
+    result = make("bench-nonesuch", "DEV=")
+    assert result.returncode != 0
+    assert "no benchmarks/nonesuch/run.py" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds"),
+    [
+        ("Prepared 134 packages in 41.27s", 41.27),
+        ("Prepared 1 package in 13ms", 0.013),
+        ("Prepared 90 packages in 2m 05s", 125.0),
+        ("Checked 134 packages in 13ms", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_the_times_of_a_set_up_are_those_that_uv_says(line: str, seconds: float) -> None:
+    assert setup_venv.phase_s(f"Resolved 134 packages in 1ms\n{line}\n", "Prepared") == seconds
+
+
+def test_a_failed_set_up_leaves_no_stamp(tmp_path: Path) -> None:
+    """A lock with a wrong hash stops the set-up; the environment is not taken for a whole one."""
+    lock, venv, stamp = tmp_path / "uv.lock.txt", tmp_path / "venv", tmp_path / "venv/.setup/dev-0"
+    lock.write_text(f"uv==0.0.0 \\\n    --hash=sha256:{'0' * 64}\n")
+    (venv / "bin").mkdir(parents=True)
+    (venv / "pyvenv.cfg").touch()
+    (venv / "bin/python").symlink_to("/bin/false")
+    arguments = ["--venv", str(venv), "--uv-lock", str(lock), "--lock", str(lock), "--stamp", str(stamp)]
+    assert setup_venv.main(arguments) == 1
+    assert not stamp.exists()
+    assert not (venv / setup_venv.TIMES_NAME).exists()
+
+
+def test_a_written_file_is_whole_and_alone(tmp_path: Path) -> None:
+    setup_venv.write(tmp_path / "a/b.json", json.dumps({"x": 1}))
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.json"]
+
+
+def test_every_stage_is_counted_and_one_failure_fails_the_whole(tmp_path: Path) -> None:
+    report = tmp_path / "unit.xml"
+    report.write_text('<testsuites><testsuite tests="5" failures="1" errors="1" skipped="1"/></testsuites>')
+    assert stages.counts(report) == {"passed": 2, "failed": 2, "skipped": 1}
+    failed = stages.Stage(target="unit", status=2, wall_s=1.0, tests=stages.counts(report))
+    passed = stages.Stage(target="lint", status=0, wall_s=1.0, tests={})
+    assert stages.render([passed, failed]).endswith("FAILED: unit")
+    assert "2 passed, 2 failed, 1 skipped" in stages.render([passed, failed])
+    assert stages.render([passed]).endswith("all passed")
+
+
+def test_the_page_of_exit_codes_is_what_the_code_says() -> None:
+    page = ROOT / "docs/reference/exit-codes.md"
+    assert page.read_text() == exit_codes.render(exit_codes.SOURCE.read_text()), "run make docs"
+
+
+def test_every_exit_code_has_a_meaning() -> None:
+    rows = exit_codes.render(exit_codes.SOURCE.read_text()).splitlines()[6:]
+    assert rows
+    assert [row for row in rows if not row.split("|")[3].strip()] == []
+
+
+def test_every_link_in_the_documents_leads_somewhere() -> None:
+    pages = links.pages(ROOT)
+    assert pages
+    assert [offence for page in pages for offence in links.broken_links(page)] == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "a.md"
+    page.write_text(
+        "# A heading\n[no](b.md) [none](#another) [fine](#a-heading) [far](https://host/x)\n```\n[code](c.md)\n```\n"
+    )
+    assert [offence.rpartition(" ")[2] for offence in links.broken_links(page)] == ["b.md", "#another"]
+
+
+def test_the_command_is_declared_once() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"polyreme": "polyreme.main:main"}

@@ -1,0 +1,113 @@
+"""``polyreme run`` and ``polyreme validate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyreme.home import Home
+from polyreme.output import Format, emit
+from polyreme_api.errors import ExitCode
+
+JobArgument = Annotated[Path, typer.Argument(help="YAML file with one TrainingJob; - reads standard input.")]
+OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Form of the data on standard output.")]
+
+
+def run(
+    context: typer.Context,
+    job: JobArgument,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the old run is kept beside as .previous.")] = False,
+    inject: Annotated[
+        list[str] | None, typer.Option(help="A failure on purpose: kill-rank=RANK@STEP; may be repeated.")
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="Devices that this machine offers.", show_default="enough")
+    ] = None,
+    output: OutputOption = Format.TABLE,
+) -> int:
+    """Train a job on this machine, as a cluster would: pods become processes.
+
+    The same file again goes on where the run stood, or says that it is finished. Ctrl-C checkpoints and stops; the run can go on.
+
+    Examples:
+
+      polyreme run manifests/samples/quickstart.yaml
+
+      polyreme run job.yaml --inject kill-rank=1@130
+
+      polyreme run job.yaml --fresh -o json
+    """
+    from polyreme.documents import read_job
+    from polyreme.inject import parse_injection
+    from polyreme.session import SessionSettings, serve
+
+    home: Home = context.obj
+    injections = [parse_injection(text) for text in inject or ()]
+    outcome = serve(
+        home, read_job(job), SessionSettings(fresh=fresh, injections=tuple(injections), devices=devices)
+    )
+    emit(
+        "Run",
+        outcome.to_row(),
+        output=output,
+        columns=[
+            ("run", "name"),
+            ("state", "state"),
+            ("why", "message"),
+            ("attempts", "attempts"),
+            ("steps", "step"),
+            ("loss", "loss"),
+            ("held out", "heldoutExactMatchRatio"),
+            ("goodput", "goodputRatio"),
+            ("checkpoints", "checkpoints"),
+            ("export", "export"),
+            ("report", "report"),
+        ],
+    )
+    return outcome.exit_code
+
+
+def validate(job: JobArgument, output: OutputOption = Format.TABLE) -> int:
+    """Check a job and show the plan that it would get; starts nothing.
+
+    Example: polyreme validate manifests/samples/quickstart.yaml
+    """
+    from polyreme.documents import read_job
+    from polyreme_api.plan.plan import plan_for
+    from polyreme_api.plan.shapes import parameter_count
+    from polyreme_api.plan.volume import state_bytes_per_rank
+
+    checked = read_job(job)
+    plan = plan_for(checked.spec)
+    value = {
+        "name": checked.metadata.name,
+        "model": plan.shape.name,
+        "parameters": parameter_count(plan.shape),
+        "ranks": plan.layout.world,
+        "layout": str(plan.layout),
+        "planHash": plan.hash,
+        "packsPerRank": plan.packs_per_rank,
+        "stateBytesPerRank": state_bytes_per_rank(plan.layout, shape=plan.shape),
+        "traffic": "; ".join(
+            f"{group.axis} {group.bytes_per_rank} B a step in {group.messages} messages" for group in plan.volumes
+        ),
+    }
+    emit(
+        "Plan",
+        value,
+        output=output,
+        columns=[
+            ("job", "name"),
+            ("model", "model"),
+            ("parameters", "parameters"),
+            ("ranks", "ranks"),
+            ("layout", "layout"),
+            ("plan", "planHash"),
+            ("packs a rank", "packsPerRank"),
+            ("state bytes a rank", "stateBytesPerRank"),
+            ("traffic a rank", "traffic"),
+        ],
+    )
+    return ExitCode.OK

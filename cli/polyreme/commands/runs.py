@@ -1,0 +1,205 @@
+"""``polyreme runs``: the runs on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from polyreme.files import read_json
+from polyreme.home import Home, RunDirectory
+from polyreme.identity import read_identity
+from polyreme.output import Format, emit, note
+from polyreme.processes import is_same_process
+from polyreme_api.errors import ExitCode, NotFoundError, PolyremeError, RefusedError
+
+STOP_POLL_S = 0.1
+LOG_LINES_MAX = 10_000
+CANDIDATES_SHOWN_MAX = 10
+
+app = typer.Typer(help="Runs on this machine.", no_args_is_help=True)
+
+OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Form of the data on standard output.")]
+NameArgument = Annotated[str, typer.Argument(help="Name of the run, or NAMESPACE/NAME.")]
+
+
+class StopTimeoutError(PolyremeError):
+    """The run's process did not end in time."""
+
+    exit_code = ExitCode.TIMEOUT
+
+
+@app.command()
+def ls(context: typer.Context, output: OutputOption = Format.TABLE) -> None:
+    """List the runs: state, attempt, step, loss, and what each waits for.
+
+    Example: polyreme runs ls -o json
+    """
+    home: Home = context.obj
+    rows = [describe(run) for run in home.runs()]
+    emit(
+        "RunList",
+        rows,
+        output=output,
+        columns=[
+            ("NAME", "name"),
+            ("STATE", "state"),
+            ("ATTEMPT", "attempt"),
+            ("STEP", "step"),
+            ("OF", "steps"),
+            ("LOSS", "loss"),
+            ("SERVED BY", "pid"),
+            ("WHY", "message"),
+        ],
+    )
+
+
+@app.command()
+def show(context: typer.Context, name: NameArgument, output: OutputOption = Format.TABLE) -> None:
+    """Show one run: status, attempts, checkpoints, where its files lie.
+
+    Example: polyreme runs show quickstart
+    """
+    from polyreme.records import read_records
+
+    run = find(context.obj, name)
+    row = describe(run)
+    records = read_records(run.checkpoints)
+    row["attempts"] = [
+        {"attempt": point.attempt, "resumedFrom": point.resume_from, "steps": len(records.steps.get(point.attempt, ()))}
+        for point in records.points
+    ]
+    row["checkpoints"] = [
+        {"name": entry.name, "committed": entry.committed, "history": entry.history} for entry in records.checkpoints
+    ]
+    row["status"] = (read_json(run.state_file) or {}).get("status", {})
+    emit(
+        "Run",
+        row if output is Format.JSON else {**row, **_lines(row)},
+        output=output,
+        columns=[
+            ("name", "name"),
+            ("state", "state"),
+            ("why", "message"),
+            ("attempt", "attempt"),
+            ("step", "step"),
+            ("of", "steps"),
+            ("loss", "loss"),
+            ("attempts", "attemptLine"),
+            ("checkpoints", "checkpointLine"),
+            ("served by", "pid"),
+            ("folder", "folder"),
+            ("report", "report"),
+        ],
+    )
+
+
+@app.command()
+def logs(
+    context: typer.Context,
+    name: NameArgument,
+    rank: Annotated[int | None, typer.Option(help="Only this rank.")] = None,
+    attempt: Annotated[int | None, typer.Option(help="Only this attempt.")] = None,
+    host: Annotated[bool, typer.Option("--host", help="The operator's and the kubelet's log instead.")] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=1, max=LOG_LINES_MAX, help="Last lines of each file.")] = 50,
+) -> None:
+    """Print the last lines of a run's logs, by rank and attempt.
+
+    Examples:
+
+      polyreme runs logs quickstart --rank 1 --attempt 2
+
+      polyreme runs logs quickstart --host
+    """
+    import sys
+
+    run = find(context.obj, name)
+    files = [run.host_log, run.data_log] if host else list(_rank_logs(run, rank=rank, attempt=attempt))
+    present = [path for path in files if path.exists()]
+    if not present:
+        raise NotFoundError(f"no log of run {name!r} fits: rank {rank}, attempt {attempt}", field="--rank or --attempt")
+    for path in present:
+        sys.stdout.write(f"==> {path.relative_to(run.path)} <==\n")
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            sys.stdout.writelines(deque(stream, maxlen=lines))
+
+
+@app.command()
+def stop(
+    context: typer.Context,
+    name: NameArgument,
+    timeout_s: Annotated[int, typer.Option("--timeout", min=1, max=3600, help="Longest wait [s].")] = 120,
+) -> None:
+    """Checkpoint and stop a run; ``polyreme run`` with the same file goes on.
+
+    Example: polyreme runs stop quickstart
+    """
+    run = find(context.obj, name)
+    host = (read_identity(run) or {}).get("host", {})
+    if not is_same_process(host.get("pid"), host.get("processStartedAt")):
+        raise RefusedError(f"run {name!r} is not being served, so there is nothing to stop")
+    os.kill(int(host["pid"]), signal.SIGINT)
+    deadline_s = time.monotonic() + timeout_s
+    while is_same_process(host.get("pid"), host.get("processStartedAt")):
+        if time.monotonic() > deadline_s:
+            raise StopTimeoutError(f"run {name!r} has not stopped within {timeout_s} s", field="--timeout")
+        time.sleep(STOP_POLL_S)
+    note(f"run {name} is stopped; polyreme run with the same file goes on")
+
+
+def find(home: Home, name: str) -> RunDirectory:
+    """Look a run up by name or namespace/name.
+
+    Raises:
+        NotFoundError: If there is none, naming those that exist.
+    """
+    namespace, _, short = name.rpartition("/")
+    run = home.run(namespace or "default", short)
+    if run.exists:
+        return run
+    known = ", ".join(other.name for other in list(home.runs())[:CANDIDATES_SHOWN_MAX]) or "none"
+    raise NotFoundError(f"no run {name!r} under {home.path}; runs there: {known}", field="NAME")
+
+
+def describe(run: RunDirectory) -> dict[str, Any]:
+    """Collect what is known of a run, from its folder alone."""
+    identity = read_identity(run) or {}
+    state = read_json(run.state_file) or {}
+    host = identity.get("host", {})
+    served = is_same_process(host.get("pid"), host.get("processStartedAt"))
+    label = state.get("state", "Unknown")
+    if not served and not state.get("finished", False):
+        label = "Stopped"
+    report = run.report / "index.html"
+    return {
+        "name": run.name,
+        "namespace": run.namespace,
+        "state": label,
+        "message": state.get("message", "") if served or state.get("finished") else "polyreme run goes on with it",
+        "attempt": state.get("attempt"),
+        "step": state.get("step"),
+        "steps": state.get("steps"),
+        "loss": state.get("loss"),
+        "pid": host.get("pid") if served else None,
+        "folder": str(run.path),
+        "report": str(report) if report.exists() else None,
+    }
+
+
+def _lines(row: dict[str, Any]) -> dict[str, str]:
+    attempts = ", ".join(f"{entry['attempt']} from {entry['resumedFrom'] or 'the beginning'}" for entry in row["attempts"])
+    checkpoints = ", ".join(
+        entry["name"] + ("" if entry["committed"] else " (torn)") for entry in row["checkpoints"]
+    )
+    return {"attemptLine": attempts or "-", "checkpointLine": checkpoints or "-"}
+
+
+def _rank_logs(run: RunDirectory, *, rank: int | None, attempt: int | None) -> Iterator[Path]:
+    wanted = f"rank-{'*' if rank is None else rank}.a{'*' if attempt is None else attempt}.log"
+    yield from sorted(run.pods.glob(f"*/{wanted}"))

@@ -1,0 +1,129 @@
+"""Where polyreme keeps things on one machine: the home, and a folder for each run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from polyreme_api.errors import InvalidConfigError
+
+HOME_VARIABLE = "POLYREME_HOME"
+PREVIOUS_SUFFIX = ".previous"
+"""A run that ``--fresh`` replaced lies beside its successor under this suffix; only the last one is kept."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunDirectory:
+    """Files of one run."""
+
+    path: Path
+    namespace: str
+    name: str
+
+    @property
+    def identity_file(self) -> Path:
+        """Who this run is and which process serves it."""
+        return self.path / "run.json"
+
+    @property
+    def state_file(self) -> Path:
+        """The job's last known status, written by the serving process for those who only look."""
+        return self.path / "state.json"
+
+    @property
+    def job_file(self) -> Path:
+        """The job as it was applied."""
+        return self.path / "job.yaml"
+
+    @property
+    def journal_file(self) -> Path:
+        """The embedded cluster's journal."""
+        return self.path / "cluster.journal"
+
+    @property
+    def pods(self) -> Path:
+        """A folder for each pod: logs, token, files for ranks."""
+        return self.path / "pods"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The default checkpoint root."""
+        return self.path / "checkpoints"
+
+    @property
+    def export(self) -> Path:
+        """The default folder of the exported model."""
+        return self.path / "export"
+
+    @property
+    def report(self) -> Path:
+        """Folder of the report."""
+        return self.path / "report"
+
+    @property
+    def data_report(self) -> Path:
+        """What the data pipeline did for this run."""
+        return self.path / "data.json"
+
+    @property
+    def host_log(self) -> Path:
+        """Log of the serving process: operator and kubelet."""
+        return self.path / "host.log"
+
+    @property
+    def data_log(self) -> Path:
+        """Log of the data pipeline's process."""
+        return self.path / "data.log"
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run lies here."""
+        return self.identity_file.exists()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """The root of everything."""
+
+    path: Path
+
+    @classmethod
+    def locate(cls, environment: Mapping[str, str] = os.environ, given: Path | None = None) -> Home:
+        """Find the home: the given folder, ``POLYREME_HOME``, or the user's data folder.
+
+        Raises:
+            InvalidConfigError: If the path is a file.
+        """
+        path = given or Path(
+            environment.get(HOME_VARIABLE)
+            or Path(environment.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "polyreme"
+        )
+        if path.exists() and not path.is_dir():
+            raise InvalidConfigError(f"no folder: home {path} is a file", field=HOME_VARIABLE)
+        return cls(path=path.absolute())
+
+    @property
+    def registry_url(self) -> str:
+        """URL of the embedded metadata registry."""
+        return f"sqlite:///{self.path / 'data' / 'registry.sqlite'}"
+
+    @property
+    def objects_url(self) -> str:
+        """URL of the embedded object store."""
+        return (self.path / "data" / "objects").as_uri()
+
+    def prepare_data(self) -> None:
+        """Create the folders of the data plane."""
+        (self.path / "data" / "objects").mkdir(parents=True, exist_ok=True)
+
+    def run(self, namespace: str, name: str) -> RunDirectory:
+        """Return a run's folder, whether it exists or not."""
+        return RunDirectory(path=self.path / "runs" / namespace / name, namespace=namespace, name=name)
+
+    def runs(self) -> Iterator[RunDirectory]:
+        """Yield the runs that exist, by namespace and name."""
+        for identity in sorted((self.path / "runs").glob("*/*/run.json")):
+            if not identity.parent.name.endswith(PREVIOUS_SUFFIX):
+                yield self.run(identity.parent.parent.name, identity.parent.name)

@@ -1,0 +1,61 @@
+"""What commands print: data on standard output as a table or JSON, everything else on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+OUTPUT_VERSION = "polyreme.dev/cli/v1"
+
+
+class Format(StrEnum):
+    """Form of the data on standard output."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def emit(kind: str, value: Any, *, output: Format, columns: Sequence[tuple[str, str]] = ()) -> None:
+    """Print rows or one object.
+
+    Args:
+        kind: Name of the kind of data, in the JSON envelope.
+        value: A list of rows or one mapping, JSON-able.
+        output: Table or JSON.
+        columns: For a table: heading and key of each column; for one mapping: heading and key of each line.
+    """
+    if output is Format.JSON:
+        key = "items" if isinstance(value, list) else "item"
+        sys.stdout.write(json.dumps({"version": OUTPUT_VERSION, "kind": kind, key: value}, indent=2) + "\n")
+    elif isinstance(value, list):
+        _table(value, columns)
+    else:
+        width = max((len(heading) for heading, _ in columns), default=0)
+        for heading, key in columns:
+            sys.stdout.write(f"{heading:<{width}}  {text(value.get(key))}\n")
+
+
+def text(value: Any) -> str:
+    """Write a cell."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+def note(words: str) -> None:
+    """Say something to the person, on standard error."""
+    sys.stderr.write(words + "\n")
+
+
+def _table(rows: Sequence[dict[str, Any]], columns: Sequence[tuple[str, str]]) -> None:
+    cells = [[heading for heading, _ in columns], *([text(row.get(key)) for _, key in columns] for row in rows)]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
+    for row in cells:
+        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")

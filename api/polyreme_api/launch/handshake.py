@@ -1,0 +1,83 @@
+"""How two launchers prove to each other that they belong to one job, without sending its secret.
+
+Challenge and response with HMAC-SHA-256 (RFC 2104), nonces both ways, a word for the role in each proof so that neither
+side's proof can be sent back as the other's (reflection).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+import json
+
+from polyreme_api.errors import InvalidConfigError
+
+NONCE_BYTES = 32
+GREETING_BYTES_MAX = 4096
+"""Longest line before the peer is known."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """A follower says who it is and proves it for the leader's nonce."""
+
+    job_uid: str
+    index: int
+    replacement: int
+    nonce: str
+    proof: str
+
+
+def follower_proof(
+    secret: bytes, *, job_uid: str, index: int, replacement: int, leader_nonce: str, follower_nonce: str
+) -> str:
+    """Prove a follower."""
+    return _proof(secret, "follower", job_uid, str(index), str(replacement), leader_nonce, follower_nonce)
+
+
+def leader_proof(secret: bytes, *, job_uid: str, leader_nonce: str, follower_nonce: str) -> str:
+    """Prove the leader."""
+    return _proof(secret, "leader", job_uid, leader_nonce, follower_nonce)
+
+
+def check_hello(secret: bytes, hello: Hello, *, job_uid: str, leader_nonce: str) -> bool:
+    """Tell whether a follower belongs to this job, in constant time."""
+    expected = follower_proof(
+        secret,
+        job_uid=job_uid,
+        index=hello.index,
+        replacement=hello.replacement,
+        leader_nonce=leader_nonce,
+        follower_nonce=hello.nonce,
+    )
+    same_job = hmac.compare_digest(hello.job_uid.encode(), job_uid.encode())
+    return hmac.compare_digest(hello.proof.encode(), expected.encode()) and same_job
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """Write the follower's line."""
+    return json.dumps(dataclasses.asdict(hello)).encode() + b"\n"
+
+
+def decode_hello(line: bytes) -> Hello:
+    """Read the follower's line.
+
+    Raises:
+        InvalidConfigError: If it is none.
+    """
+    try:
+        data = json.loads(line)
+        hello = Hello(**data)
+    except (ValueError, TypeError) as error:
+        raise InvalidConfigError(f"no launcher's greeting: {len(line)} bytes") from error
+    numbers = all(type(value) is int and value >= 0 for value in (hello.index, hello.replacement))
+    if not numbers or not all(isinstance(text, str) for text in (hello.job_uid, hello.nonce, hello.proof)):
+        raise InvalidConfigError(f"no launcher's greeting: {len(line)} bytes")
+    return hello
+
+
+def _proof(secret: bytes, *parts: str) -> str:
+    # Parts are joined with their lengths, so that no two lists of parts give one text.
+    text = "".join(f"{len(part)}:{part}" for part in parts)
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,419 @@
+"""The state machine of index 0's launcher: follows ``status.attempt``, holds the barrier, keeps the job's Lease.
+
+What it keeps whatever the order of events: an attempt is released only when every index has joined it with the right
+replacement and its resume point is fixed; never for an older attempt than the newest seen; success is said only when
+every rank of every index exited 0 and rank 0's last record said so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from polyreme_api.launch.follower import ExitProcess, Tick
+from polyreme_api.launch.messages import Beat, Directive, Exited, Finish, Joined, Message, Release
+from polyreme_api.progress import EXITS_MAX, Outcome, ProgressRecord, RankExit, RankPhase
+
+RENEW_EVERY_S = 2.0
+"""How often the Lease is renewed when nothing urgent happens, and how often followers hear from the leader."""
+CODE_FENCED = 17
+CODE_STOPPED = 75
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptView:
+    """What the leader reads from the job."""
+
+    number: int
+    run: bool
+    checkpoint_requested: bool
+    replicas: int
+    devices: int
+    replacements: Mapping[int, int]
+    """Replacement number by index, for those that are not 0."""
+    job_json: str
+    plan_json: str
+
+    def replacement(self, index: int) -> int:
+        """Return the replacement number of the pod that may fill an index's place."""
+        return self.replacements.get(index, 0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobChanged:
+    """``status.attempt`` was read."""
+
+    attempt: AttemptView
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PeerConnected:
+    """A launcher proved itself (the leader's own follower is one, at once)."""
+
+    index: int
+    replacement: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLost:
+    """Its connection broke."""
+
+    index: int
+    replacement: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FromPeer:
+    """It said something."""
+
+    index: int
+    replacement: int
+    message: Message
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeFixed:
+    """The attempt's resume point lies in the checkpoint root, and rank 0's rendezvous has its socket."""
+
+    attempt: int
+    resume_from: str | None
+    step: int
+    """Last step of history before the attempt's first."""
+    master_address: str
+    master_port: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressFromRank:
+    """Rank 0 says what it does."""
+
+    record: ProgressRecord
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseWritten:
+    """The Lease holds this record."""
+
+    record: ProgressRecord
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseLost:
+    """A newer attempt or replacement wrote the Lease: this leader is of the past."""
+
+
+LeaderEvent: TypeAlias = (
+    JobChanged | PeerConnected | PeerLost | FromPeer | ResumeFixed | ProgressFromRank | LeaseWritten | LeaseLost | Tick
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SendTo:
+    """Say this to one peer."""
+
+    index: int
+    message: Message
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Broadcast:
+    """Say this to every connected peer."""
+
+    message: Message
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DropPeer:
+    """Close the connection of a pod whose place another one fills."""
+
+    index: int
+    replacement: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FixResume:
+    """Fix the attempt's resume point by create-if-absent; ``ResumeFixed`` answers."""
+
+    attempt: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RenewLease:
+    """Write the record to the job's Lease; a newer one replaces one that is not yet written."""
+
+    record: ProgressRecord
+    urgent: bool
+    """At once, not within the budget of renewals."""
+
+
+LeaderEffect: TypeAlias = SendTo | Broadcast | DropPeer | FixResume | RenewLease | ExitProcess
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderState:
+    """What the leader knows of its gang."""
+
+    replacement: int
+    """Replacement number of the leader's own pod."""
+    attempt: AttemptView | None = None
+    peers: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    """Replacement number of the connected launcher, by index."""
+    joined: frozenset[int] = frozenset()
+    resume: ResumeFixed | None = None
+    fixing: bool = False
+    released: bool = False
+    exits: Mapping[int, Exited] = dataclasses.field(default_factory=dict)
+    """Ends of this attempt's ranks, by rank."""
+    said_success: bool = False
+    """Whether rank 0's last record says that the attempt succeeded."""
+    record: ProgressRecord | None = None
+    renewed_at_s: float = float("-inf")
+    beat_at_s: float = float("-inf")
+    finished: bool = False
+    """Whether the launchers were told to end."""
+
+
+Step: TypeAlias = tuple[LeaderState, tuple[LeaderEffect, ...]]
+
+
+class LeaderMachine:
+    """``step(state, event, now_s) -> (state, effects)``: pure."""
+
+    @staticmethod
+    def step(state: LeaderState, event: LeaderEvent, now_s: float) -> Step:
+        """Take one event."""
+        before = state.record
+        after, effects = _dispatch(state, event, now_s)
+        if after.record is None or after.finished:
+            return after, effects
+        if _urgent(before, after.record):
+            renewed = dataclasses.replace(after, renewed_at_s=now_s)
+            return renewed, (*effects, RenewLease(record=after.record, urgent=True))
+        return after, effects
+
+
+def _dispatch(state: LeaderState, event: LeaderEvent, now_s: float) -> Step:
+    if state.finished:
+        return state, ()
+    match event:
+        case JobChanged(attempt=attempt):
+            return _on_job(state, attempt)
+        case PeerConnected():
+            return _on_connected(state, event)
+        case PeerLost():
+            return _on_lost(state, event)
+        case FromPeer():
+            return _on_peer(state, event)
+        case ResumeFixed():
+            return _on_resume(state, event)
+        case ProgressFromRank(record=record):
+            return _on_progress(state, record), ()
+        case LeaseWritten(record=record):
+            return _on_written(state, record)
+        case LeaseLost():
+            return _finish(state, CODE_FENCED)
+        case Tick():
+            return _on_tick(state, now_s)
+
+
+def _urgent(before: ProgressRecord | None, now: ProgressRecord) -> bool:
+    """A new attempt, phase, checkpoint, exit or outcome is told at once; steps wait for the next renewal."""
+    if before is None:
+        return True
+    told = ("attempt", "phase", "released", "checkpoint", "exits", "outcome", "resumed_from_step", "message")
+    return any(getattr(before, name) != getattr(now, name) for name in told)
+
+
+def _on_job(state: LeaderState, attempt: AttemptView) -> Step:
+    if attempt.replacement(0) > state.replacement:
+        return _finish(state, CODE_FENCED)
+    known = state.attempt
+    if known is not None and attempt.number < known.number:
+        return state, ()
+    if known is not None and attempt.number == known.number:
+        state = dataclasses.replace(state, attempt=attempt)
+        if (known.run, known.checkpoint_requested) == (attempt.run, attempt.checkpoint_requested):
+            return state, ()
+        return _settle(state, tuple(SendTo(index=index, message=_directive(attempt, index)) for index in state.peers))
+    record = ProgressRecord(attempt=attempt.number, replacement=state.replacement)
+    old = {index: number for index, number in state.peers.items() if number < attempt.replacement(index)}
+    state = LeaderState(
+        replacement=state.replacement,
+        attempt=attempt,
+        peers={index: number for index, number in state.peers.items() if index not in old and index < attempt.replicas},
+        record=record,
+        renewed_at_s=state.renewed_at_s,
+        beat_at_s=state.beat_at_s,
+    )
+    drops = tuple(DropPeer(index=index, replacement=number) for index, number in old.items())
+    return _settle(state, (*drops, *(SendTo(index=index, message=_directive(attempt, index)) for index in state.peers)))
+
+
+def _directive(attempt: AttemptView, index: int) -> Directive:
+    return Directive(
+        attempt=attempt.number,
+        run=attempt.run,
+        checkpoint_requested=attempt.checkpoint_requested,
+        replacement=attempt.replacement(index),
+        job_json=attempt.job_json,
+        plan_json=attempt.plan_json,
+    )
+
+
+def _on_connected(state: LeaderState, event: PeerConnected) -> Step:
+    attempt = state.attempt
+    late = attempt is not None and event.replacement < attempt.replacement(event.index)
+    if late or event.replacement < state.peers.get(event.index, 0):
+        return state, (DropPeer(index=event.index, replacement=event.replacement),)
+    peers = {**state.peers, event.index: event.replacement}
+    # A new connection of an index says anew where it stands; until then it has not joined.
+    joined = state.joined if state.released else state.joined - {event.index}
+    state = dataclasses.replace(state, peers=peers, joined=joined)
+    if attempt is None or event.index >= attempt.replicas:
+        return state, ()
+    return state, (SendTo(index=event.index, message=_directive(attempt, event.index)),)
+
+
+def _on_lost(state: LeaderState, event: PeerLost) -> Step:
+    if state.peers.get(event.index) != event.replacement:
+        return state, ()
+    peers = {index: number for index, number in state.peers.items() if index != event.index}
+    joined = state.joined if state.released else state.joined - {event.index}
+    return _counted(dataclasses.replace(state, peers=peers, joined=joined)), ()
+
+
+def _on_peer(state: LeaderState, event: FromPeer) -> Step:
+    attempt, message = state.attempt, event.message
+    if attempt is None or state.peers.get(event.index) != event.replacement:
+        return state, ()
+    match message:
+        case Joined() if message.attempt == attempt.number and message.index == event.index:
+            return _on_joined(state, attempt, message)
+        case Exited() if message.attempt == attempt.number and message.rank // attempt.devices == event.index:
+            return _on_exited(state, message)
+        case _:
+            return state, ()
+
+
+def _on_joined(state: LeaderState, attempt: AttemptView, joined: Joined) -> Step:
+    if joined.replacement != attempt.replacement(joined.index) or joined.index >= attempt.replicas:
+        return state, ()
+    if state.released:
+        if joined.forked or state.resume is None:
+            return state, ()
+        # The connection broke between release and fork: the ranks of this index still wait for it.
+        return state, (SendTo(index=joined.index, message=_release(state.resume)),)
+    state = _counted(dataclasses.replace(state, joined=state.joined | {joined.index}))
+    return _settle(state, ())
+
+
+def _counted(state: LeaderState) -> LeaderState:
+    if state.record is None or state.record.joined == len(state.joined):
+        return state
+    return dataclasses.replace(state, record=state.record.model_copy(update={"joined": len(state.joined)}))
+
+
+def _on_resume(state: LeaderState, event: ResumeFixed) -> Step:
+    if state.attempt is None or event.attempt != state.attempt.number or state.resume is not None:
+        return state, ()
+    return _settle(dataclasses.replace(state, resume=event, fixing=False), ())
+
+
+def _on_exited(state: LeaderState, exited: Exited) -> Step:
+    if exited.rank in state.exits:
+        return state, ()
+    state = dataclasses.replace(state, exits={**state.exits, exited.rank: exited})
+    return _settle(state, ())
+
+
+def _settle(state: LeaderState, effects: tuple[LeaderEffect, ...]) -> Step:
+    """Do what has become due: fix the resume point, release, say how the attempt ended."""
+    attempt, record = state.attempt, state.record
+    if attempt is None or record is None:
+        return state, effects
+    gathered = len(state.joined) == attempt.replicas
+    if attempt.run and gathered and not state.released:
+        if state.resume is None:
+            if state.fixing:
+                return state, effects
+            return dataclasses.replace(state, fixing=True), (*effects, FixResume(attempt=attempt.number))
+        record = record.model_copy(update={"released": True, "resumed_from_step": state.resume.step})
+        state = dataclasses.replace(state, released=True, record=record)
+        return state, (*effects, Broadcast(message=_release(state.resume)))
+    return dataclasses.replace(state, record=_concluded(state, attempt, record)), effects
+
+
+def _release(resume: ResumeFixed) -> Release:
+    return Release(
+        attempt=resume.attempt,
+        master_address=resume.master_address,
+        master_port=resume.master_port,
+        resume_from=resume.resume_from,
+    )
+
+
+def _concluded(state: LeaderState, attempt: AttemptView, record: ProgressRecord) -> ProgressRecord:
+    """Put the exits that tell something, and the outcome once there is one, on the record."""
+    failed = tuple(
+        RankExit(rank=exited.rank, code=exited.code, signal=exited.signal)
+        for exited in state.exits.values()
+        if _tells(exited, attempt)
+    )[:EXITS_MAX]
+    changes: dict[str, object] = {} if failed == record.exits else {"exits": failed}
+    ended = len(state.exits) == attempt.replicas * attempt.devices
+    all_zero = ended and all(exited.code == 0 for exited in state.exits.values())
+    if all_zero and state.said_success:
+        changes |= {"outcome": Outcome.SUCCEEDED, "phase": RankPhase.DONE}
+    elif not attempt.run and (ended or not state.released):
+        changes["outcome"] = Outcome.STOPPED
+    elif all_zero and record.outcome is None:
+        message = "every rank exited 0, but rank 0's last record does not say that the run succeeded"
+        changes |= {"outcome": Outcome.FAILED, "message": message}
+    return record.model_copy(update=changes) if changes else record
+
+
+def _tells(exited: Exited, attempt: AttemptView) -> bool:
+    """Whether an exit is a failure: while ranks shall stop, being killed and the code for it are as asked."""
+    if attempt.run:
+        return exited.code != 0
+    return exited.signal is None and exited.code not in {0, CODE_STOPPED}
+
+
+_FROM_RANK = frozenset({"phase", "step", "steps", "loss", "tokens_per_second", "step_seconds", "checkpoint", "message"})
+
+
+def _on_progress(state: LeaderState, record: ProgressRecord) -> LeaderState:
+    if state.record is None or record.attempt != state.record.attempt or state.record.outcome is not None:
+        return state
+    update = {name: getattr(record, name) for name in _FROM_RANK}
+    # A checkpoint once durable stays so, also when a record does not repeat it.
+    update["checkpoint"] = record.checkpoint or state.record.checkpoint
+    merged = state.record.model_copy(update=update)
+    said = record.outcome is Outcome.SUCCEEDED or record.phase is RankPhase.DONE
+    return dataclasses.replace(state, record=merged, said_success=said)
+
+
+def _on_written(state: LeaderState, record: ProgressRecord) -> Step:
+    attempt = state.attempt
+    if attempt is None or record.attempt != attempt.number or record.outcome is not Outcome.SUCCEEDED:
+        return state, ()
+    return _finish(state, 0)
+
+
+def _finish(state: LeaderState, code: int) -> Step:
+    """End every launcher after success; end only this one when it is fenced, the others wait for its successor."""
+    finish = Finish(code=code)
+    told: LeaderEffect = Broadcast(message=finish) if code == 0 else SendTo(index=0, message=finish)
+    return dataclasses.replace(state, finished=True), (told,)
+
+
+def _on_tick(state: LeaderState, now_s: float) -> Step:
+    effects: list[LeaderEffect] = []
+    if now_s - state.beat_at_s >= RENEW_EVERY_S:
+        state = dataclasses.replace(state, beat_at_s=now_s)
+        effects.append(Broadcast(message=Beat()))
+    if state.record is not None and now_s - state.renewed_at_s >= RENEW_EVERY_S:
+        state = dataclasses.replace(state, renewed_at_s=now_s)
+        effects.append(RenewLease(record=state.record, urgent=False))
+    return state, tuple(effects)

@@ -1,0 +1,131 @@
+"""What leader and followers say to each other: one JSON object a line, bounded.
+
+Leader to follower: ``Directive``, ``Release``, ``Finish``, ``Beat``. Follower to leader: ``Joined``, ``Exited``,
+``Beat``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, TypeAlias
+
+from polyreme_api.errors import InvalidConfigError
+
+LINE_BYTES_MAX = 1 << 20
+"""Longest line, end included. A directive carries the job and its plan, some tens of KiB."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Directive:
+    """The attempt that shall be: a follower ends what ran before and joins it."""
+
+    attempt: int
+    run: bool
+    """Whether ranks shall run (``desired: Run``); else they shall stop."""
+    checkpoint_requested: bool
+    """Whether ranks shall checkpoint: before they stop, or, while they run, at the next step."""
+    replacement: int
+    """Replacement number of the pod that may fill the receiver's place."""
+    job_json: str
+    plan_json: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Every index has joined with its old ranks dead: fork the ranks of this attempt."""
+
+    attempt: int
+    master_address: str
+    master_port: int
+    resume_from: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """Nothing is left to do: end the ranks, if any still run, and exit with this code."""
+
+    code: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """The sender lives."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """No rank of an older attempt lives on this index."""
+
+    attempt: int
+    index: int
+    replacement: int
+    forked: bool
+    """Whether ranks of this very attempt were started here: a launcher that came back after a lost connection."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """A rank ended, by exit code or by signal."""
+
+    attempt: int
+    rank: int
+    code: int | None
+    signal: int | None
+
+
+Message: TypeAlias = Directive | Release | Finish | Beat | Joined | Exited
+
+_TYPES: dict[str, type[Message]] = {cls.__name__: cls for cls in (Directive, Release, Finish, Beat, Joined, Exited)}
+_VALUES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "bool": (bool,),
+    "str": (str,),
+    "int | None": (int, type(None)),
+    "str | None": (str, type(None)),
+}
+
+
+def encode(message: Message) -> bytes:
+    """Write a message as one line.
+
+    Raises:
+        InvalidConfigError: If the line would be longer than ``LINE_BYTES_MAX``.
+    """
+    fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
+    line = json.dumps({"type": type(message).__name__, **fields}, separators=(",", ":")).encode() + b"\n"
+    if len(line) > LINE_BYTES_MAX:
+        raise InvalidConfigError(
+            f"launcher message too long: {type(message).__name__} of {len(line)} bytes, rule at most {LINE_BYTES_MAX}",
+            field="size of the job's spec",
+        )
+    return line
+
+
+def decode(line: bytes) -> Message:
+    """Read one line.
+
+    Raises:
+        InvalidConfigError: If it is no message, or one with a field missing, unknown or of another type.
+    """
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise InvalidConfigError(f"launcher message is no JSON: {len(line)} bytes") from error
+    kind = _TYPES.get(data.pop("type", "")) if isinstance(data, dict) else None
+    if kind is None:
+        raise InvalidConfigError(f"launcher message of unknown type, rule one of {', '.join(_TYPES)}")
+    return kind(**_checked(kind, data))
+
+
+def _checked(kind: type[Message], data: dict[str, Any]) -> dict[str, Any]:
+    names = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    if data.keys() != names.keys():
+        odd = sorted(data.keys() ^ names.keys())
+        raise InvalidConfigError(f"launcher message {kind.__name__} has other fields: {', '.join(odd)}")
+    for name, annotation in names.items():
+        value = data[name]
+        # bool is an int to Python; on the wire it isn't.
+        if not isinstance(value, _VALUES[annotation]) or (isinstance(value, bool) and annotation != "bool"):
+            raise InvalidConfigError(f"launcher message {kind.__name__}.{name} is no {annotation}: {value!r}")
+    return data

@@ -49,10 +49,12 @@ quickstart: $(RUN) ## set up and run the main job, with a rank killed half-way
 	@POLYREME_SETUP_TIMES="$(SETUP_TIMES)" $(BIN)/python -m polyreme.quickstart
 
 lint: $(DEV) ## style, format, types, layers
-	@$(BIN)/ruff check --quiet .
-	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check . | head -20; exit 1; }
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+	@mkdir -p build; status=0; \
+	$(BIN)/ruff check --output-format=concise --quiet . || status=1; \
+	$(BIN)/ruff format --check . > /dev/null || { $(BIN)/ruff format --check . | head -20; status=1; }; \
+	$(BIN)/mypy --no-error-summary || status=1; \
+	$(BIN)/lint-imports > build/layers.txt 2>&1 || { cat build/layers.txt; status=1; }; \
+	exit $$status
 
 check: lint ## the developer's loop: lint, unit, property, contracts on the embedded parts
 	@$(PYTEST) $(TWO_CORES) -m "$(ANYWHERE) and not $(ALONE)" $(wildcard tests/unit tests/property tests/contract)

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tools import exit_codes, links, setup_venv, stages
+from tools import exit_codes, guards, links, setup_venv, stages, whitespace
 
 ROOT = Path(__file__).parents[3]
 TARGET = re.compile(r"^([a-z][a-z%-]*):(?!=)", re.MULTILINE)
@@ -118,3 +118,28 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
 def test_the_command_is_declared_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"polyreme": "polyreme.main:main"}
+
+
+def test_no_file_makes_a_diff_stumble() -> None:
+    found = {str(path): whitespace.offences(text.encode()) for path, text in guards.tracked_texts(ROOT).items()}
+    assert {path: offences for path, offences in found.items() if offences} == {}
+
+
+@pytest.mark.parametrize(
+    "content", [b"a \n", b"a", b"a\n\n", b"<<<<<<< ours\n", b"a\r\n", b"a" * 524288 + b"\n", b"\0" * 524289]
+)
+def test_stray_whitespace_and_large_files_are_found(content: bytes) -> None:
+    assert whitespace.offences(content) != []
+
+
+@pytest.mark.parametrize("content", [b"", b"a\n", b"\0 \n", b"  a\n"], ids=["empty", "line", "binary", "indented"])
+def test_a_clean_file_is_left_alone(content: bytes) -> None:
+    assert whitespace.offences(content) == []
+
+
+def test_commit_hooks_are_local() -> None:
+    """A hook from elsewhere is a download that no lock covers."""
+    config = (ROOT / ".pre-commit-config.yaml").read_text()
+    assert re.findall(r"repo: (\S+)", config) == ["local"]
+    for tool in re.findall(r"entry: \.venv/bin/(\S+)", config):
+        assert tool in {"python", "ruff", "lint-imports", "mypy"}

@@ -333,15 +333,15 @@ def _settle(state: LeaderState, effects: tuple[LeaderEffect, ...]) -> Step:
     if attempt is None or record is None:
         return state, effects
     gathered = len(state.joined) == attempt.replicas
-    if attempt.run and gathered and not state.released:
-        if state.resume is None:
-            if state.fixing:
-                return state, effects
-            return dataclasses.replace(state, fixing=True), (*effects, FixResume(attempt=attempt.number))
-        record = record.model_copy(update={"released": True, "resumed_from_step": state.resume.step})
-        state = dataclasses.replace(state, released=True, record=record)
-        return state, (*effects, Broadcast(message=_release(state.resume)))
-    return dataclasses.replace(state, record=_concluded(state, attempt, record)), effects
+    if not (attempt.run and gathered and not state.released):
+        return dataclasses.replace(state, record=_concluded(state, attempt, record)), effects
+    if (resume := state.resume) is not None:
+        record = record.model_copy(update={"released": True, "resumed_from_step": resume.step})
+        released = dataclasses.replace(state, released=True, record=record)
+        return released, (*effects, Broadcast(message=_release(resume)))
+    if state.fixing:
+        return state, effects
+    return dataclasses.replace(state, fixing=True), (*effects, FixResume(attempt=attempt.number))
 
 
 def _release(resume: ResumeFixed) -> Release:
@@ -413,7 +413,8 @@ def _on_tick(state: LeaderState, now_s: float) -> Step:
     if now_s - state.beat_at_s >= RENEW_EVERY_S:
         state = dataclasses.replace(state, beat_at_s=now_s)
         effects.append(Broadcast(message=Beat()))
-    if state.record is not None and now_s - state.renewed_at_s >= RENEW_EVERY_S:
+    record = state.record
+    if record is not None and now_s - state.renewed_at_s >= RENEW_EVERY_S:
         state = dataclasses.replace(state, renewed_at_s=now_s)
-        effects.append(RenewLease(record=state.record, urgent=False))
+        effects.append(RenewLease(record=record, urgent=False))
     return state, tuple(effects)

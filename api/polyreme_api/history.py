@@ -22,7 +22,7 @@ CHECKPOINT_FORMAT = 1
 """Version of the layout inside a checkpoint directory; a reader refuses any other."""
 ATTEMPTS_MAX = 1_000_000
 
-_CHECKPOINT_NAME = re.compile(r"^a(\d{6})-s(\d{8})$")
+_CHECKPOINT_NAME = re.compile(r"a([0-9]{6,7})-s([0-9]{8,9})")
 
 
 class ResumePoint(BaseModel):
@@ -57,9 +57,12 @@ def parse_checkpoint_name(name: str) -> CheckpointRef:
     Raises:
         InvalidConfigError: If it is none.
     """
-    if (match := _CHECKPOINT_NAME.match(name)) is None:
-        raise InvalidConfigError(f"no checkpoint name: {name!r}, rule a<attempt, 6 digits>-s<step, 8 digits>")
-    return CheckpointRef(attempt=int(match[1]), step=int(match[2]))
+    match = _CHECKPOINT_NAME.fullmatch(name)
+    if match is not None and int(match[1]) >= 1:
+        reference = CheckpointRef(attempt=int(match[1]), step=int(match[2]))
+        if checkpoint_name(reference) == name:
+            return reference
+    raise InvalidConfigError(f"no checkpoint name: {name!r}, rule a<attempt, 6 digits>-s<step, 8 digits>")
 
 
 def marker_key(name: str) -> str:

@@ -39,7 +39,13 @@ class Outcome(StrEnum):
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="ignore",
+        alias_generator=to_camel,
+        populate_by_name=True,
+        ser_json_inf_nan="strings",  # a loss that is no number must stay a record that can be read
+    )
 
 
 class CheckpointRef(_Record):

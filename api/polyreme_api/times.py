@@ -16,9 +16,12 @@ def parse_rfc3339(text: str) -> float:
     """Read a time back [s since the epoch].
 
     Raises:
-        InvalidConfigError: If the text is no RFC 3339 time.
+        InvalidConfigError: If the text is no RFC 3339 time, with its offset.
     """
     try:
-        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+        at = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError as error:
         raise InvalidConfigError(f"no time: {text!r}, rule RFC 3339, as 2026-01-31T12:00:00Z") from error
+    if at.tzinfo is None:
+        raise InvalidConfigError(f"no time: {text!r} names no offset, rule RFC 3339, as 2026-01-31T12:00:00Z")
+    return at.timestamp()

@@ -1,5 +1,6 @@
 """The TrainingJob: the same YAML for ``kubectl apply`` and for ``polyreme run``."""
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -51,6 +52,8 @@ class TrainingJobSpec(Scheduling):
     @model_validator(mode="after")
     def _references(self) -> "TrainingJobSpec":
         check_sources(self.data)
+        if self.evaluation is not None:
+            check_held_out(self.evaluation, self.data)
         return self
 
 
@@ -93,17 +96,40 @@ def check_sources(data: Data) -> None:
     names = [source.name for source in data.sources]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"data.sources: two sources are named {doubled[0]!r}; names are unique")
-    if not data.schedule and not any(source.weight for source in data.sources):
+    from_start = bool(data.schedule) and data.schedule[0].from_step == 1
+    if not from_start and not any(source.weight for source in data.sources):
         raise ValueError("data.sources: every weight is 0; give one source a weight above 0")
+    known = set(names)
     steps = [change.from_step for change in data.schedule]
     if steps != sorted(set(steps)):
         raise ValueError(f"data.schedule: fromStep must rise, seen {steps}; order the changes")
     for change in data.schedule:
+        weighed = Counter(weight.source for weight in change.weights)
+        if doubled := sorted(name for name, count in weighed.items() if count > 1):
+            raise ValueError(f"data.schedule: fromStep {change.from_step} weighs {doubled[0]!r} twice; drop one")
         for weight in change.weights:
-            if weight.source not in names:
+            if weight.source not in known:
                 raise ValueError(
                     f"data.schedule: fromStep {change.from_step} weighs source {weight.source!r}, "
                     f"sources are {', '.join(names)}; change weights[].source"
                 )
         if not any(weight.weight for weight in change.weights):
             raise ValueError(f"data.schedule: every weight from step {change.from_step} on is 0; raise one")
+
+
+def check_held_out(evaluation: Evaluation, data: Data) -> None:
+    """Refuse to evaluate on what is trained on, and two results of one name.
+
+    Raises:
+        ValueError: Naming the set.
+    """
+    names = [held_out.name for held_out in evaluation.sets]
+    if doubled := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"evaluation.sets: two sets are named {doubled[0]!r}; names are unique")
+    trained = {source.dataset.partition("@")[0]: source.name for source in data.sources}
+    for held_out in evaluation.sets:
+        if (source := trained.get(held_out.dataset.partition("@")[0])) is not None:
+            raise ValueError(
+                f"evaluation.sets: {held_out.name!r} evaluates on {held_out.dataset}, source {source!r} trains on it; "
+                "choose a dataset that is held out"
+            )

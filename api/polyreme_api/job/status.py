@@ -10,6 +10,12 @@ from polyreme_api.progress import CheckpointRef
 RESTART_RECORDS_MAX = 50
 CAUSES_MAX = 16
 
+Time = Annotated[str, Field(max_length=32)]
+"""RFC 3339, or empty while it is not known."""
+NodeName = Annotated[str, Field(max_length=253)]
+Run = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]
+"""Position in the list of nodes, and how many indices in a row sit there."""
+
 
 class StatusPart(BaseModel):
     """Base of the parts of the status: camelCase names, unknown fields of newer versions ignored, values frozen."""
@@ -30,7 +36,7 @@ class Condition(StatusPart):
     """Why, one of a finite set (docs/reference/reasons.md)."""
     message: Annotated[str, Field(max_length=32_768)] = ""
     """Why, for people."""
-    last_transition_time: str = ""
+    last_transition_time: Time = ""
     """When ``status`` last changed."""
     observed_generation: int = 0
     """Generation of the spec that this was said of."""
@@ -52,9 +58,9 @@ class Placement(StatusPart):
     200 KiB.
     """
 
-    nodes: Annotated[list[str], Field(max_length=15_000)] = Field(default_factory=list)
+    nodes: Annotated[list[NodeName], Field(max_length=15_000)] = Field(default_factory=list)
     """Names of the nodes."""
-    runs: Annotated[list[list[int]], Field(max_length=15_000)] = Field(default_factory=list)
+    runs: Annotated[list[Run], Field(max_length=15_000)] = Field(default_factory=list)
     """Pairs of node position and count of consecutive indices."""
 
     @classmethod
@@ -94,7 +100,7 @@ class AttemptStatus(StatusPart):
     """Replacement numbers that are not 0."""
     placement: Placement = Field(default_factory=Placement)
     """Where the workers sit."""
-    started_at: str = ""
+    started_at: Time = ""
     """When the attempt was recorded."""
     scope: Annotated[str, Field(max_length=32)] = "Start"
     """How it came about: Start, RestartProcess, RestartPod, RestartGang, Resize, Resume."""
@@ -109,7 +115,7 @@ class RestartRecord(StatusPart):
 
     attempt: int
     """Attempt that ended."""
-    at: str
+    at: Time
     """When."""
     cause: Annotated[str, Field(max_length=63)]
     """Cause, one of a finite set (docs/reference/reasons.md)."""
@@ -119,6 +125,8 @@ class RestartRecord(StatusPart):
     """Worker index at fault, where one is."""
     step: int = 0
     """Newest step that the ended attempt had reported."""
+    checkpoint_step: int = 0
+    """Step of the newest durable checkpoint when the attempt ended."""
     counts: bool = True
     """Whether it counts towards ``maxRestarts``."""
     message: Annotated[str, Field(max_length=1024)] = ""
@@ -146,7 +154,8 @@ class Accounting(StatusPart):
 class LastCheckpoint(CheckpointRef):
     """The newest durable checkpoint that is history."""
 
-    at: str = ""
+    at: Time = ""
+    """When it was seen."""
 
 
 class TrainingJobStatus(StatusPart):
@@ -168,7 +177,9 @@ class TrainingJobStatus(StatusPart):
     """Restarts so far."""
     restart_records: Annotated[list[RestartRecord], Field(max_length=RESTART_RECORDS_MAX)] = Field(default_factory=list)
     """The newest restarts."""
-    retry_at: str | None = None
+    cancelled_admissions: int = 0
+    """Admissions taken back before they were written; a late write of one then meets another resource version."""
+    retry_at: Time | None = None
     """When the next attempt starts, while the job waits out a backoff."""
     last_checkpoint: LastCheckpoint | None = None
     """The newest durable checkpoint."""
@@ -180,9 +191,9 @@ class TrainingJobStatus(StatusPart):
     """Place in the queue, from 1, while the job waits."""
     accounting: Accounting = Field(default_factory=Accounting)
     """Where the time went."""
-    first_admitted_at: str | None = None
+    first_admitted_at: Time | None = None
     """When the job was first admitted."""
-    completed_at: str | None = None
+    completed_at: Time | None = None
     """When the job succeeded or failed."""
 
     def condition(self, kind: str) -> Condition | None:

@@ -77,6 +77,7 @@ def fitting_worlds(*, near: int, step: int, shape: ModelShape, packs_per_step: i
     fitting = [
         world
         for world in range(step, limit + 1, step)
-        if fitting_layouts(world=world, shape=shape, packs_per_step=packs_per_step)
+        if packs_per_step % world == 0  # cheap, and true of few: a batch may have a million packs
+        and fitting_layouts(world=world, shape=shape, packs_per_step=packs_per_step)
     ]
     return sorted(fitting, key=lambda world: (abs(world - near), world))[:NEAREST_MAX]

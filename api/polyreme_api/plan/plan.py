@@ -10,7 +10,7 @@ from typing import Any
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.plan.layout import Layout, fitting_layouts, fitting_worlds, misfits
-from polyreme_api.plan.shapes import ModelShape, check_shape, model_shape
+from polyreme_api.plan.shapes import DecoderShape, ModelShape, VisionShape, check_shape, model_shape
 from polyreme_api.plan.volume import GroupVolume, group_volumes, state_bytes_per_rank, traffic_cost
 
 HASH_CHARACTERS = 16
@@ -51,13 +51,21 @@ class Plan:
         """Read a plan back.
 
         Raises:
-            InvalidConfigError: If the hash does not fit the content.
+            InvalidConfigError: If it is no plan, or the hash does not fit the content.
         """
-        from polyreme_api.plan.shapes import DecoderShape, VisionShape  # noqa: PLC0415 - only needed to read
+        try:
+            data = json.loads(text)
+            plan = cls._of(data)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InvalidConfigError(f"plan is damaged: {type(error).__name__}, {error}") from error
+        if plan.hash != data.get("hash"):
+            raise InvalidConfigError(f"plan is damaged: hash {data.get('hash')!r}, its content has {plan.hash!r}")
+        return plan
 
-        data = json.loads(text)
+    @classmethod
+    def _of(cls, data: Any) -> Plan:
         shape = data["shape"]
-        plan = cls(
+        return cls(
             shape=ModelShape(
                 name=shape["name"], vision=VisionShape(**shape["vision"]), decoder=DecoderShape(**shape["decoder"])
             ),
@@ -68,9 +76,6 @@ class Plan:
             pack_tokens=data["pack_tokens"],
             volumes=tuple(GroupVolume(**volume) for volume in data["volumes"]),
         )
-        if plan.hash != data.get("hash"):
-            raise InvalidConfigError(f"plan is damaged: hash {data.get('hash')!r}, its content has {plan.hash!r}")
-        return plan
 
 
 def shape_of(spec: TrainingJobSpec) -> ModelShape:

@@ -127,6 +127,8 @@ KIMI_VL_NANO = ModelShape(
     ),
 )
 
+_MAY_BE_ZERO = frozenset({"dense_layers", "shared_experts"})
+
 PRESETS: Mapping[str, ModelShape] = {shape.name: shape for shape in (KIMI_VL_NANO, KIMI_VL_A3B)}
 
 
@@ -174,6 +176,13 @@ def check_shape(shape: ModelShape) -> None:
         InvalidConfigError: Naming the first rule that is broken.
     """
     vision, decoder = shape.vision, shape.decoder
+    for part in ("vision", "decoder"):
+        for name, size in dataclasses.asdict(getattr(shape, part)).items():
+            if size is not None and size <= 0 and name not in _MAY_BE_ZERO:
+                raise InvalidConfigError(
+                    f"model sizes do not fit: {part}.{name} is {size}, rule at least 1",
+                    field=f"spec.model.overrides.{part}.{name}",
+                )
     rules = (
         (vision.width % vision.heads == 0, "vision.width", f"{vision.width} is no multiple of heads {vision.heads}"),
         (vision.head_dim % 4 == 0, "vision.heads", f"head width {vision.head_dim} is no multiple of 4 (2-D rotary)"),

@@ -1,0 +1,54 @@
+"""Write what is generated from the API's types: the CRD and the page of its fields (``--check`` only compares)."""
+
+import sys
+from pathlib import Path
+
+import yaml
+
+from polyreme_api.job.crd import training_job_crd
+from tools.job_reference import reference_page
+
+ROOT = Path(__file__).parent.parent
+CRD_PATH = Path("manifests/crds/polyreme.dev_trainingjobs.yaml")
+REFERENCE_PATH = Path("docs/reference/trainingjob.md")
+HEADER = "# Generated from api/polyreme_api/job by tools/generate_crds.py; do not edit.\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the files; with ``--check``, 1 when one is stale."""
+    stale = [path for path, text in outputs().items() if not _is_fresh(ROOT / path, text)]
+    if "--check" in arguments:
+        for path in stale:
+            print(f"stale: {path}; run python tools/generate_crds.py", file=sys.stderr)
+        return int(bool(stale))
+    for path in stale:
+        (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / path).write_text(outputs()[path], encoding="utf-8")
+        print(path)
+    return 0
+
+
+def outputs() -> dict[Path, str]:
+    """Return the text of every generated file, by its path in the repository."""
+    crd = training_job_crd()
+    return {CRD_PATH: crd_yaml(crd), REFERENCE_PATH: reference_page(crd)}
+
+
+def crd_yaml(crd: dict[str, object]) -> str:
+    """Write the CRD as YAML, keys in the order in which they were made."""
+    return HEADER + yaml.dump(crd, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Never an anchor: kubectl reads them, people don't."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _is_fresh(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text(encoding="utf-8") == text
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

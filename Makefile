@@ -51,7 +51,7 @@ quickstart: $(RUN) ## set up and run the main job, with a rank killed half-way
 lint: $(DEV) ## style, format, types, layers
 	@mkdir -p build; status=0; \
 	$(BIN)/ruff check --output-format=concise --quiet . || status=1; \
-	$(BIN)/ruff format --check . > /dev/null || { $(BIN)/ruff format --check . | head -20; status=1; }; \
+	$(BIN)/ruff format --check --output-format=concise --quiet . || status=1; \
 	$(BIN)/mypy --no-error-summary || status=1; \
 	$(BIN)/lint-imports > build/layers.txt 2>&1 || { cat build/layers.txt; status=1; }; \
 	exit $$status

@@ -51,6 +51,14 @@ def exchange_rows(rows_RD: Tensor, *, sent: list[int], received: list[int], grou
     return cast(Tensor, _Exchange.apply(rows_RD, sent, received, group))
 
 
+def all_agree(mine: bool, group: dist.ProcessGroup) -> bool:
+    """Whether every rank of the group says yes."""
+    votes = torch.tensor([mine], dtype=torch.int32, device=_device(group))
+    if dist.get_world_size(group) > 1:
+        dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=group)
+    return bool(votes.item())
+
+
 def gather_to_first(value: Value, group: dist.ProcessGroup) -> list[Value] | None:
     """Collect small picklable values on the group's first rank; None on the others."""
     first = dist.get_rank(group) == 0
@@ -86,7 +94,7 @@ def gather_slices(slice_LX: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """An uneven all-to-all of rows. Own code rather than ``_functional_collectives``: no dispatcher layers, half the time on gloo."""
+    """An uneven all-to-all of rows."""
 
     @staticmethod
     def forward(ctx: Any, rows_RD: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
@@ -96,6 +104,12 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         return _all_to_all(grad_SD, *ctx.way_back), None, None, None
+
+
+def _device(group: dist.ProcessGroup) -> torch.device:
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend(group) else torch.device("cpu")
+    )
 
 
 def _all_to_all(rows_RD: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:

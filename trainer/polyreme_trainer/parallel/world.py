@@ -16,10 +16,30 @@ import torch.distributed as dist
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.plan.layout import Layout
 from polyreme_trainer.parallel.mesh import Meshes, open_meshes
-from polyreme_trainer.train.settings import RankSettings
 
+_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 CHECKPOINT_TIMEOUT_S = 1800.0
 """Longest wait inside a collective of a checkpoint: the slowest rank's write."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankSettings:
+    """This rank's place in the attempt and how it finds the others."""
+
+    rank: int
+    world: int
+    attempt: int
+    replacement: int = 0
+    """Replacement number of index 0, for the progress record."""
+    master_address: str = "127.0.0.1"
+    master_port: int = 0
+    master_fd: int | None = None
+    """Listening socket of the rendezvous store, made by rank 0's launcher; rank 0 only."""
+    device_type: str = "cpu"
+    rendezvous_timeout_s: float = 60.0
+    """Longest wait for the other ranks to appear."""
+    collective_timeout_s: float = 120.0
+    """Longest wait inside one collective: a rank that hangs ends the others."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +62,7 @@ def open_world(settings: RankSettings, layout: Layout) -> Iterator[World]:
     """
     try:
         dist.init_process_group(
-            "gloo" if settings.device_type == "cpu" else "nccl",
+            _BACKENDS[settings.device_type],
             store=_open_store(settings),
             rank=settings.rank,
             world_size=settings.world,

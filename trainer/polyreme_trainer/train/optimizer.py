@@ -50,7 +50,7 @@ class FlatAdamW:
         if part.start == part.stop:
             return
         values = moments.parameters.values
-        torch._fused_adamw_(  # noqa: SLF001 - the kernel behind torch.optim.AdamW(fused=True), which has no public name
+        torch._fused_adamw_(
             [values[part]],
             [moments.parameters.gradients[part]],
             [moments.first[part]],

@@ -74,13 +74,5 @@ def open_step_log(root: Path, attempt: int, *, rank: int) -> Iterator[StepLog]:
     path = root / steps_key(attempt)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
-        _end_torn_line(path, file)
         yield StepLog(file)
         os.fsync(file.fileno())
-
-
-def _end_torn_line(path: Path, file: BinaryIO) -> None:
-    """An attempt number is used once, but if it were not, a torn line must not swallow the next record."""
-    text = path.read_bytes()
-    if text and not text.endswith(b"\n"):
-        file.write(b"\n")

@@ -8,26 +8,7 @@ from pathlib import Path
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.shapes import ModelShape
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RankSettings:
-    """This rank's place in the attempt and how it finds the others."""
-
-    rank: int
-    world: int
-    attempt: int
-    replacement: int = 0
-    """Replacement number of index 0, for the progress record."""
-    master_address: str = "127.0.0.1"
-    master_port: int = 0
-    master_fd: int | None = None
-    """Listening socket of the rendezvous store, made by rank 0's launcher; rank 0 only."""
-    device_type: str = "cpu"
-    rendezvous_timeout_s: float = 60.0
-    """Longest wait for the other ranks to appear."""
-    collective_timeout_s: float = 120.0
-    """Longest wait inside one collective: a rank that hangs ends the others."""
+from polyreme_trainer.parallel.world import RankSettings
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from polyreme_api.batch import PackedBatch
+from polyreme_trainer.checkpoint.content import Content, FlatTensors
 from polyreme_trainer.model.initialise import STACKED, build_model
 from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.moe import MixtureOfExperts
@@ -95,9 +96,7 @@ def backward(state: TrainState, inputs: Inputs, *, stop: bool = False, save: boo
     """Run forward and backward on this rank's tokens: gradients of the loss **sum** accumulate in the flat buffers."""
     state.flat.dense.clear_gradients()
     state.flat.experts.clear_gradients()
-    decoded = state.model(
-        inputs.tokens_T, inputs.positions_T, inputs.document_offsets, inputs.patches_PC, inputs.grids
-    )
+    decoded = state.model(inputs.tokens_T, inputs.positions_T, inputs.document_offsets, inputs.patches_PC, inputs.grids)
     head_VD = state.model.language_model.lm_head.weight
     loss_sum, _ = token_loss(decoded.hidden_TD, head_VD, inputs.targets_T)
     loss_sum.backward()
@@ -117,3 +116,17 @@ def update(state: TrainState, total: GlobalStep, settings: OptimizerSettings, *,
 def reduce(state: TrainState, local: LocalStep, meshes: Meshes) -> GlobalStep:
     """Agree with all ranks on gradients, loss, counts, loads and requests."""
     return reduce_step(state.flat, local, meshes)
+
+
+def content(state: TrainState, *, rank: int, with_rng: bool = True) -> Content:
+    """Name everything that a checkpoint must hold, as views of the live buffers (the generator's state is a copy)."""
+    parts = [
+        FlatTensors(prefix=prefix, slots=part.slots, buffer=buffer, stacked=part is state.flat.experts)
+        for prefix, part, buffer in (
+            *(("model", part, part.values) for part in state.flat.parts),
+            *((f"optimizer.{kind}", part, buffer) for kind, part, buffer in state.optimizer.named()),
+        )
+    ]
+    biases = {f"router_bias.{layer}": bias for layer, bias in enumerate(state.router_biases)}
+    generator = {f"rng.{rank}": torch.get_rng_state()} if with_rng else {}
+    return Content(flat=parts, plain={**biases, **generator})

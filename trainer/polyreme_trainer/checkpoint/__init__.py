@@ -1,0 +1,1 @@
+"""Checkpoints: saved by all ranks in the background, committed by one marker, loadable into any layout."""

@@ -1,0 +1,66 @@
+"""What a checkpoint holds, under names that do not depend on the layout.
+
+``model.<parameter>``, ``optimizer.first.<parameter>``, ``optimizer.second.<parameter>``, ``router_bias.<layer>``, ``rng.<rank>``. Dense
+tensors are the same on all ranks and saved once; a stacked expert tensor is one global tensor of which each rank holds rows, so another
+expert-parallel degree reads other rows of the same tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from polyreme_trainer.parallel.flat import Slot
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FlatTensors:
+    """Many tensors in one buffer, all under one prefix."""
+
+    prefix: str
+    slots: Sequence[Slot]
+    buffer: Tensor
+    stacked: bool
+    """Whether each tensor is this rank's slice of a stack of experts."""
+
+    def staged(self) -> FlatTensors:
+        """Copy to host memory: what training does next no longer matters."""
+        return dataclasses.replace(self, buffer=self.buffer.detach().to("cpu", copy=True))
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield names and views."""
+        for slot in self.slots:
+            yield f"{self.prefix}.{slot.name}", slot.view(self.buffer)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """All tensors of a checkpoint on one rank."""
+
+    flat: Sequence[FlatTensors]
+    plain: Mapping[str, Tensor]
+    """Small tensors outside the buffers."""
+
+    def staged(self) -> Content:
+        """Copy everything to host memory: one copy a buffer, some ms for a small model."""
+        plain = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.plain.items()}
+        return Content(flat=[part.staged() for part in self.flat], plain=plain)
+
+    def state_dict(self, sparse: DeviceMesh) -> dict[str, Tensor]:
+        """Name every tensor as distributed checkpointing wants them; views, so that a load writes in place.
+
+        Args:
+            sparse: The mesh ``(pp, edp, ep)``: experts are split over its last axis and copied over the others.
+        """
+        named: dict[str, Tensor] = dict(self.plain)
+        placements = [*(Replicate() for _ in range(sparse.ndim - 1)), Shard(0)]
+        for part in self.flat:
+            for name, tensor in part.tensors():
+                named[name] = (
+                    DTensor.from_local(tensor, sparse, placements, run_check=False) if part.stacked else tensor
+                )
+        return named

@@ -1,0 +1,105 @@
+"""Held-out questions after the last step: answered by free-running greedy decoding, all ranks together.
+
+The result file is written by rank 0 as a whole (temporary name, sync, rename)::
+
+    {"attempt", "step", "samples", "matched", "exactMatchRatio",
+     "pages": [{"sampleId", "question", "expected", "answer", "match", "imageDigest"}]}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from polyreme_api.batch import EvaluationSample, EvaluationSource
+from polyreme_api.history import evaluation_key
+from polyreme_trainer.model.generate import generate
+from polyreme_trainer.parallel import collectives
+from polyreme_trainer.parallel.mesh import Meshes
+from polyreme_trainer.train.settings import EvaluationSettings
+from polyreme_trainer.train.state import TrainState
+
+PROMPTS_AT_ONCE = 64
+"""Prompts that a rank decodes together."""
+
+
+def evaluate(
+    state: TrainState,
+    source: EvaluationSource,
+    settings: EvaluationSettings,
+    meshes: Meshes,
+    *,
+    stop_token: int,
+    attempt: int,
+) -> dict[str, Any] | None:
+    """Answer every held-out question once; every rank calls it.
+
+    Returns:
+        The result on rank 0, None on the others.
+    """
+    count = min(len(source), settings.samples_max)
+    ranks = meshes.layout.world
+    mine = range(meshes.rank, count, ranks)
+    pages: list[dict[str, Any]] = []
+    # Under expert parallelism all ranks run the same passes: equally many batches, the last ones perhaps empty.
+    for batch in range(math.ceil(math.ceil(count / ranks) / PROMPTS_AT_ONCE)):
+        samples = [source.sample(index) for index in mine[batch * PROMPTS_AT_ONCE : (batch + 1) * PROMPTS_AT_ONCE]]
+        answers = generate(
+            state.model,
+            samples,
+            stop_token=stop_token,
+            new_tokens_max=settings.answer_tokens_max,
+            agree=(lambda done: collectives.all_agree(done, meshes.ep_group)) if meshes.layout.ep > 1 else bool,
+            prompts_at_once=PROMPTS_AT_ONCE,
+        )
+        pages += [_page(source, sample, answer, stop_token) for sample, answer in zip(samples, answers, strict=True)]
+    gathered = collectives.gather_to_first(pages, meshes.world_group)
+    return None if gathered is None else _result(gathered, state.step, attempt)
+
+
+def write_evaluation(root: Path, attempt: int, result: dict[str, Any]) -> None:
+    """Write the result durably: the old file or the new one, never a part.
+
+    Raises:
+        OSError: If the disk refuses.
+    """
+    path = root / evaluation_key(attempt)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w") as file:
+        json.dump(result, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _page(source: EvaluationSource, sample: EvaluationSample, tokens: list[int], stop_token: int) -> dict[str, Any]:
+    """An answer without its end is wrong, whatever its text."""
+    ended = bool(tokens) and tokens[-1] == stop_token
+    answer = source.text(tokens[:-1] if ended else tokens)
+    return {
+        "sampleId": sample.sample_id,
+        "question": sample.question,
+        "expected": sample.expected,
+        "answer": answer,
+        "match": ended and answer == sample.expected,
+        "imageDigest": sample.image_digest,
+    }
+
+
+def _result(gathered: list[list[dict[str, Any]]], step: int, attempt: int) -> dict[str, Any]:
+    """Put pages back in the order of the source: rank r answered r, r + ranks, ..."""
+    longest = max(len(pages) for pages in gathered)
+    pages = [rank[place] for place in range(longest) for rank in gathered if place < len(rank)]
+    matched = sum(page["match"] for page in pages)
+    return {
+        "attempt": attempt,
+        "step": step,
+        "samples": len(pages),
+        "matched": matched,
+        "exactMatchRatio": matched / len(pages) if pages else None,
+        "pages": pages,
+    }

@@ -1,0 +1,111 @@
+"""The training loop of one rank: data, forward and backward, agreement of all ranks, update, record, checkpoint.
+
+All ranks leave the loop after the same step and for the same reason, because every reason rides in the step's all-reduce.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from polyreme_api.batch import BatchSource
+from polyreme_api.clock import Clock
+from polyreme_api.errors import InvalidConfigError, RunFailedError
+from polyreme_api.progress import StepRecord
+from polyreme_trainer.checkpoint.save import CheckpointWriter
+from polyreme_trainer.parallel.gradients import GlobalStep
+from polyreme_trainer.parallel.mesh import Meshes, packs_of
+from polyreme_trainer.train.optimizer import learning_rate
+from polyreme_trainer.train.records import Reporter, StepLog
+from polyreme_trainer.train.requests import Requests
+from polyreme_trainer.train.settings import TrainSettings
+from polyreme_trainer.train.state import TrainState, backward, content, reduce, to_inputs, update
+
+
+class Ending(enum.Enum):
+    """Why the loop ended."""
+
+    DONE = "all steps are trained"
+    STOPPED = "asked to stop"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """Everything that a rank needs to train."""
+
+    settings: TrainSettings
+    state: TrainState
+    source: BatchSource
+    meshes: Meshes
+    writer: CheckpointWriter
+    requests: Requests
+    reporter: Reporter
+    log: StepLog
+    clock: Clock
+
+    def run(self) -> Ending:
+        """Train to the last step or until asked to stop, and leave a committed checkpoint of the last step taken.
+
+        Raises:
+            RunFailedError: On all ranks, if loss or gradient is not finite, before any parameter changes.
+            FencedError: If a newer attempt has begun.
+            EnvironmentFailedError: If checkpoints keep failing.
+        """
+        saved = self.state.step
+        while self.state.step < self.settings.steps:
+            total = self._step()
+            due = self.state.step % self.settings.checkpoint.interval_steps == 0
+            if due or total.save or total.stop or self.state.step == self.settings.steps:
+                self._save()
+                saved = self.state.step
+            if total.stop:
+                break
+        if saved == self.state.step:
+            self.writer.wait()
+        return Ending.DONE if self.state.step == self.settings.steps else Ending.STOPPED
+
+    def _step(self) -> GlobalStep:
+        begun_s = self.clock.steady_s()
+        settings, number = self.settings, self.state.step + 1
+        mine = packs_of(settings.layout, self.meshes.rank, self.source.packs_per_step)
+        batch = self.source.packs(number, first=mine.start, count=len(mine))
+        inputs = to_inputs(batch, device=settings.rank.device_type)
+        stop, save = self.requests.stop, self.requests.save
+        local = backward(self.state, inputs, stop=stop, save=save)
+        total = reduce(self.state, local, self.meshes)
+        self.requests.save &= not save
+        self._check(total, number)
+        rate = learning_rate(number, settings.optimizer, steps=settings.steps)
+        update(self.state, total, settings.optimizer, rate=rate)
+        self._record(total, rate, step_s=self.clock.steady_s() - begun_s)
+        return total
+
+    def _check(self, total: GlobalStep, number: int) -> None:
+        if not total.unmasked:
+            raise InvalidConfigError(f"step {number} has nothing to learn from: 0 unmasked tokens", field="spec.data")
+        if not total.finite:
+            raise RunFailedError(
+                f"loss or gradient is not finite: loss {total.loss}, gradient norm {total.gradient_norm} in step {number}",
+                field="spec.training.optimizer.learningRate, or the data of that step",
+            )
+
+    def _record(self, total: GlobalStep, rate: float, *, step_s: float) -> None:
+        record = StepRecord(
+            attempt=self.settings.rank.attempt,
+            step=self.state.step,
+            loss=total.loss,
+            gradient_norm=total.gradient_norm,
+            learning_rate=rate,
+            tokens=self.source.packs_per_step * self.source.pack_tokens,
+            step_s=step_s,
+            ended_at_s=self.clock.now_s(),
+        )
+        self.log.write(record)
+        self.reporter.step(record)
+
+    def _save(self) -> None:
+        self.writer.start(
+            content(self.state, rank=self.meshes.rank),
+            step=self.state.step,
+            loader=self.source.state(self.state.step),
+        )

@@ -1,0 +1,181 @@
+"""Entry of a rank: meet the others, load or initialise, train, evaluate, export; every end is an exit code.
+
+Exit codes: 0 done; 2 wrong configuration; 7 the environment failed, resumable; 17 fenced by a newer attempt; 75 stopped on request
+after a checkpoint; 100 the run failed for its own reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+import torch
+
+from polyreme_api.batch import BatchSource, EvaluationSource
+from polyreme_api.clock import Clock
+from polyreme_api.errors import ExitCode, FencedError, PolyremeError
+from polyreme_api.history import parse_checkpoint_name
+from polyreme_api.progress import CheckpointRef, ProgressRecord, ProgressSink, RankPhase
+from polyreme_trainer.checkpoint.directory import check_not_fenced
+from polyreme_trainer.checkpoint.load import load_checkpoint, name_torn, open_checkpoint
+from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity
+from polyreme_trainer.parallel.world import World, open_world
+from polyreme_trainer.train.evaluation import evaluate, write_evaluation
+from polyreme_trainer.train.export import export
+from polyreme_trainer.train.loop import Ending, Loop
+from polyreme_trainer.train.records import Reporter, open_step_log
+from polyreme_trainer.train.requests import Requests, listen
+from polyreme_trainer.train.settings import TrainSettings
+from polyreme_trainer.train.state import TrainState, content, open_state
+
+EXIT_FENCED = 17
+EXIT_STOPPED = 75
+
+_log = logging.getLogger(__name__)
+
+
+def train_rank(
+    settings: TrainSettings,
+    *,
+    source: BatchSource,
+    evaluation: EvaluationSource | None,
+    sink: ProgressSink,
+    clock: Clock,
+) -> int:
+    """Train one rank of an attempt from its resume point to the end.
+
+    Args:
+        settings: What to train and where this rank stands.
+        source: Training data.
+        evaluation: Held-out questions, or None.
+        sink: Takes progress, from rank 0 only.
+        clock: Wall and steady time.
+
+    Returns:
+        The exit code of the rank's process.
+    """
+    torch.set_num_threads(1)
+    try:
+        with listen() as requests:
+            return _train(settings, source, evaluation, _reporter(settings, sink, clock), requests, clock)
+    except FencedError as error:
+        _log.error("rank %d is fenced: %s", settings.rank.rank, error)
+        return EXIT_FENCED
+    except PolyremeError as error:
+        _log.error("rank %d ends: %s", settings.rank.rank, error)
+        return int(error.exit_code)
+    except OSError as error:
+        _log.error("rank %d ends, the environment failed: %s", settings.rank.rank, error)
+        return int(ExitCode.ENVIRONMENT)
+
+
+def _train(
+    settings: TrainSettings,
+    source: BatchSource,
+    evaluation: EvaluationSource | None,
+    reporter: Reporter,
+    requests: Requests,
+    clock: Clock,
+) -> int:
+    rank, root = settings.rank, settings.checkpoint.root
+    root.mkdir(parents=True, exist_ok=True)
+    check_not_fenced(root, rank.attempt)
+    with open_world(rank, settings.layout) as world:
+        reporter.phase(RankPhase.LOADING)
+        state = open_state(settings, world.meshes, media_token=source.token_ids.media)
+        _resume(settings, state, source, world)
+        reporter.resumed(state.step)
+        with (
+            contextlib.closing(_writer(settings, world, reporter, clock)) as writer,
+            open_step_log(root, rank.attempt, rank=rank.rank) as log,
+        ):
+            loop = Loop(
+                settings=settings,
+                state=state,
+                source=source,
+                meshes=world.meshes,
+                writer=writer,
+                requests=requests,
+                reporter=reporter,
+                log=log,
+                clock=clock,
+            )
+            if loop.run() is Ending.STOPPED:
+                return EXIT_STOPPED
+        _finish(settings, state, source, evaluation, reporter, world)
+        return int(ExitCode.OK)
+
+
+def _resume(settings: TrainSettings, state: TrainState, source: BatchSource, world: World) -> None:
+    """Load the one checkpoint that the attempt was given, if any; never look for another."""
+    root, name = settings.checkpoint.root, settings.checkpoint.resume_from
+    if settings.rank.rank == 0:
+        name_torn(root)
+    if name is None:
+        torch.manual_seed(settings.seed * 1_000_003 + settings.rank.rank)
+        return
+    marker = open_checkpoint(root, name, settings.shape)
+    source.check_state(marker.loader)
+    held = content(state, rank=settings.rank.rank, with_rng=marker.world == settings.rank.world)
+    load_checkpoint(held, marker, root, name, sparse=world.meshes.sparse, group=world.checkpoint_group)
+    if (generator := held.plain.get(f"rng.{settings.rank.rank}")) is not None:
+        torch.set_rng_state(generator)
+    else:
+        torch.manual_seed((settings.seed * 1_000_003 + marker.step) * 1_000_003 + settings.rank.rank)
+    state.step = state.optimizer.steps = marker.step
+
+
+def _finish(
+    settings: TrainSettings,
+    state: TrainState,
+    source: BatchSource,
+    evaluation: EvaluationSource | None,
+    reporter: Reporter,
+    world: World,
+) -> None:
+    """Evaluate and export the trained model; an attempt that resumes at the last step does just this."""
+    attempt, root = settings.rank.attempt, settings.checkpoint.root
+    if evaluation is not None:
+        reporter.phase(RankPhase.EVALUATING)
+        result = evaluate(
+            state, evaluation, settings.evaluation, world.meshes, stop_token=source.token_ids.end, attempt=attempt
+        )
+        if result is not None:
+            write_evaluation(root, attempt, result)
+    if settings.export_directory is not None:
+        reporter.phase(RankPhase.EXPORTING)
+        if settings.rank.rank == 0:
+            check_not_fenced(root, attempt)
+        export(state, settings, world.meshes, settings.export_directory, tokens=source.token_ids)
+    reporter.phase(RankPhase.DONE)
+
+
+def _writer(settings: TrainSettings, world: World, reporter: Reporter, clock: Clock) -> CheckpointWriter:
+    return CheckpointWriter(
+        Identity(
+            root=settings.checkpoint.root,
+            attempt=settings.rank.attempt,
+            shape=settings.shape,
+            plan_hash=settings.checkpoint.plan_hash,
+            kept=settings.checkpoint.kept,
+        ),
+        sparse=world.meshes.sparse,
+        group=world.checkpoint_group,
+        now_s=clock.now_s,
+        committed=reporter.checkpoint,
+    )
+
+
+def _reporter(settings: TrainSettings, sink: ProgressSink, clock: Clock) -> Reporter:
+    resumed = settings.checkpoint.resume_from
+    reference: CheckpointRef | None = parse_checkpoint_name(resumed) if resumed else None
+    first = ProgressRecord(
+        attempt=settings.rank.attempt,
+        replacement=settings.rank.replacement,
+        phase=RankPhase.STARTING,
+        released=True,
+        steps=settings.steps,
+        step=reference.step if reference else 0,
+        checkpoint=reference,
+    )
+    return Reporter(sink if settings.rank.rank == 0 else None, clock, first)

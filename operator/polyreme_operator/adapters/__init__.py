@@ -1,0 +1,1 @@
+"""Adapters of the ports: what talks to the world."""

@@ -1,0 +1,153 @@
+"""What the API server does to an object on its way in: names, subresources, defaults, what a caller may not change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from polyreme_operator.port import CLUSTER_SCOPED, KINDS, ConflictError, InvalidObjectError, Manifest, ObjectRef
+
+Validator = Callable[[Manifest], None]
+"""Raises ``InvalidObjectError`` for an object that its schema refuses."""
+
+HAS_STATUS = frozenset({"TrainingJob", "TrainingQueue", "Pod", "Node", "Service"})
+"""Kinds with a status subresource: the object's own writes leave ``status`` alone."""
+HAS_SPEC_GENERATION = frozenset({"TrainingJob", "TrainingQueue", "Pod"})
+OBJECT_BYTES_MAX = 1_500_000
+"""Largest object, as etcd's default of 1.5 MiB a request."""
+POD_GRACE_S = 30
+ENDED_PHASES = frozenset({"Succeeded", "Failed"})
+
+_NAME = re.compile(r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+_NAME_CHARACTERS_MAX = 253
+_SERVER_OWNED = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
+
+
+def timestamp(at_s: float) -> str:
+    """Write a time as ``metav1.Time`` does, in whole seconds."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def check_new(manifest: Manifest) -> ObjectRef:
+    """Check kind, name and namespace of an object to be created.
+
+    Raises:
+        InvalidObjectError: Naming the field.
+    """
+    kind, metadata = manifest.get("kind"), manifest.get("metadata")
+    if kind not in KINDS:
+        raise InvalidObjectError(f"unknown kind: {kind!r}, rule one of {', '.join(KINDS)}", field="kind")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if (
+        not isinstance(metadata, dict)
+        or not isinstance(name, str)
+        or len(name) > _NAME_CHARACTERS_MAX
+        or not _NAME.match(name)
+    ):
+        raise InvalidObjectError(f"{kind} has no valid name: {name!r}, rule RFC 1123 subdomain", field="metadata.name")
+    namespace = metadata.get("namespace", "")
+    if bool(namespace) == (kind in CLUSTER_SCOPED):
+        rule = "none for a kind of the cluster" if kind in CLUSTER_SCOPED else "one for this kind"
+        raise InvalidObjectError(f"{kind} {name}: namespace {namespace!r}, rule {rule}", field="metadata.namespace")
+    return ObjectRef(kind=str(kind), namespace=namespace, name=name)
+
+
+def prepare_new(manifest: Manifest, *, uid: str, version: int, now_s: float) -> Manifest:
+    """Fill in what the server sets on a new object; ``manifest`` is the server's own copy and is changed."""
+    metadata = manifest["metadata"]
+    for name in ("deletionTimestamp", "deletionGracePeriodSeconds"):
+        metadata.pop(name, None)
+    metadata |= {"uid": uid, "resourceVersion": str(version), "creationTimestamp": timestamp(now_s)}
+    if manifest["kind"] in HAS_SPEC_GENERATION:
+        metadata["generation"] = 1
+    if manifest["kind"] in HAS_STATUS and manifest["kind"] != "Node":
+        manifest.pop("status", None)
+    if manifest["kind"] == "Pod":
+        manifest["status"] = {"phase": "Pending"}
+    return manifest
+
+
+def patched(old: Manifest, merged: Manifest, *, subresource: str | None) -> Manifest:
+    """Take from a merged object what this write may change.
+
+    Raises:
+        ConflictError: If the patch names another UID.
+        InvalidObjectError: If it changes kind or subresource is unknown.
+    """
+    kind = old["kind"]
+    if subresource is not None and (subresource != "status" or kind not in HAS_STATUS):
+        raise InvalidObjectError(f"{kind} has no subresource {subresource!r}", field="subresource")
+    if subresource == "status":
+        result = dict(old)
+        _take(result, merged, "status")
+        return result
+    _check_identity(old, merged)
+    if kind in HAS_STATUS:
+        merged = dict(merged)
+        _take(merged, old, "status")
+    metadata = dict(merged["metadata"])
+    for name in (*_SERVER_OWNED, "resourceVersion", "generation"):
+        _take(metadata, old["metadata"], name)
+    return {**merged, "metadata": metadata}
+
+
+def bumps_generation(old: Manifest, new: Manifest) -> bool:
+    """Tell whether a change is one of the specification: anything but metadata and status."""
+    if old["kind"] not in HAS_SPEC_GENERATION:
+        return False
+    names = (old.keys() | new.keys()) - {"metadata", "status"}
+    return any(old.get(name) != new.get(name) for name in names)
+
+
+def is_ended_pod(manifest: Manifest) -> bool:
+    """Tell whether nothing of a pod can run: its phase is final, or no node has it."""
+    phase = manifest.get("status", {}).get("phase")
+    return phase in ENDED_PHASES or not manifest.get("spec", {}).get("nodeName")
+
+
+def own_grace_s(manifest: Manifest) -> int:
+    """Grace period that a pod asks for itself."""
+    return int(manifest.get("spec", {}).get("terminationGracePeriodSeconds", POD_GRACE_S))
+
+
+def owner_uids(manifest: Manifest) -> list[str]:
+    """UIDs of the objects that own this one."""
+    return [owner["uid"] for owner in manifest["metadata"].get("ownerReferences") or ()]
+
+
+def selects(manifest: Manifest, *, labels: Mapping[str, str], fields: Mapping[str, str]) -> bool:
+    """Tell whether an object has these labels and these fields (dotted paths), all of them."""
+    own = manifest["metadata"].get("labels") or {}
+    if any(own.get(name) != value for name, value in labels.items()):
+        return False
+    return all(_field(manifest, path) == value for path, value in fields.items())
+
+
+def _field(manifest: Manifest, path: str) -> str:
+    value: Any = manifest
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return "" if value is None else str(value)
+
+
+def _check_identity(old: Manifest, merged: Manifest) -> None:
+    metadata = merged.get("metadata")
+    if not isinstance(metadata, dict):
+        raise InvalidObjectError(f"{ObjectRef.of(old)}: metadata is no object", field="metadata")
+    uid = metadata.get("uid")
+    if uid != old["metadata"]["uid"]:
+        raise ConflictError(f"{ObjectRef.of(old)}: UID {old['metadata']['uid']}, precondition {uid}")
+    for name in ("kind", "apiVersion"):
+        if merged.get(name) != old.get(name):
+            raise InvalidObjectError(
+                f"{ObjectRef.of(old)}: {name} never changes, seen {merged.get(name)!r}", field=name
+            )
+
+
+def _take(target: Manifest, source: Manifest, name: str) -> None:
+    if name in source:
+        target[name] = source[name]
+    else:
+        target.pop(name, None)

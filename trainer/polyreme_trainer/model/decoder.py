@@ -73,7 +73,10 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.shape = shape
-        self.embed_tokens = nn.Embedding(shape.vocabulary, shape.width)
+        # A weight of our own skips the default initialisation, whose meta kernel imports the compiler (2 to 8 s a rank).
+        self.embed_tokens = nn.Embedding(
+            shape.vocabulary, shape.width, _weight=torch.empty(shape.vocabulary, shape.width)
+        )
         self.layers = nn.ModuleList(
             DecoderLayer(shape, index, experts_local=experts_local, dispatcher=dispatcher)
             for index in range(shape.layers)

@@ -164,10 +164,10 @@ class MixtureOfExperts(nn.Module):
         sorted_R, order_R = experts_TK.flatten().sort(stable=True)
         place_R = order_R.argsort()
         load_E = torch.bincount(sorted_R, minlength=scores_TE.shape[1])
-        sent = self.dispatcher.dispatch(spread(x_TD, order_R, place_R), load_E)
+        sent = self.dispatcher.dispatch(spread(x_TD, order_R, place_R, experts_TK.shape[1]), load_E)
         answered_SD = self.experts(sent.rows_SD, sent.counts_L)
         answered_RD = collect(self.dispatcher.combine(answered_SD, sent.state), order_R, place_R)
-        routed_TD = (answered_RD.view(*experts_TK.shape, -1) * weights_TK.unsqueeze(-1)).sum(1)
+        routed_TD = (answered_RD.unflatten(0, experts_TK.shape) * weights_TK.unsqueeze(-1)).sum(1)
         balance = None if document_T is None else balance_loss(scores_TE, experts_TK, document_T)
         return routed_TD.to(x_TD.dtype) + self.shared_experts(x_TD), Routed(load_E, balance)
 
@@ -212,15 +212,16 @@ def update_router_bias(model: nn.Module, load_LE: Tensor, rate: float) -> None:
         router.e_score_correction_bias += step_E.to(router.e_score_correction_bias)
 
 
-def spread(x_TD: Tensor, order_R: Tensor, place_R: Tensor) -> Tensor:
+def spread(x_TD: Tensor, order_R: Tensor, place_R: Tensor, chosen: int) -> Tensor:
     """Copy each token to its K places in the order of experts.
 
     Args:
         x_TD: Tokens.
         order_R: Routed row (token * K + choice) at each place.
         place_R: Its inverse.
+        chosen: K.
     """
-    rows_RD: Tensor = _Spread.apply(x_TD, order_R, place_R)  # type: ignore[no-untyped-call]
+    rows_RD: Tensor = _Spread.apply(x_TD, order_R, place_R, chosen)  # type: ignore[no-untyped-call]
     return rows_RD
 
 
@@ -234,15 +235,16 @@ class _Spread(torch.autograd.Function):
     """``rows_RD[i] = x_TD[order_R[i] // K]``; its gradient sums over K in a fixed order, without atomics."""
 
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, order_R: Tensor, place_R: Tensor) -> Tensor:
+    def forward(ctx: Any, x_TD: Tensor, order_R: Tensor, place_R: Tensor, chosen: int) -> Tensor:
         ctx.save_for_backward(place_R)
-        ctx.chosen = order_R.shape[0] // max(1, x_TD.shape[0])
-        return x_TD.index_select(0, order_R // max(1, ctx.chosen))
+        ctx.chosen = chosen
+        return x_TD.index_select(0, order_R // chosen)
 
     @staticmethod
-    def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor, None, None, None]:
         (place_R,) = ctx.saved_tensors
-        return grad_RD.index_select(0, place_R).unflatten(0, (-1, ctx.chosen)).sum(1), None, None
+        rows_TKD = grad_RD.index_select(0, place_R).unflatten(0, (grad_RD.shape[0] // ctx.chosen, ctx.chosen))
+        return rows_TKD.sum(1), None, None, None
 
 
 class _Collect(torch.autograd.Function):

@@ -1,0 +1,199 @@
+"""Experts may lie on other ranks: the sum is the same, and so is every gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_trainer.model.moe import Dispatched, MixtureOfExperts, Router, balance_loss, update_router_bias
+
+if TYPE_CHECKING:
+    from polyreme_trainer.model.vlm import KimiVL
+
+SHAPE = KIMI_VL_NANO.decoder
+RANKS = 2
+
+
+@dataclasses.dataclass
+class Switchboard:
+    """What two ranks hand one another in one process; plain tensor operations, so that autograd crosses ranks."""
+
+    barrier: threading.Barrier
+    rows: list[Tensor | None]
+    counts: list[Tensor | None]
+
+
+class ThreadDispatcher:
+    """One rank's end of an uneven all-to-all between threads."""
+
+    def __init__(self, rank: int, board: Switchboard) -> None:
+        self.rank = rank
+        self.board = board
+
+    def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> Dispatched:
+        held = counts_E.shape[0] // RANKS
+        rows, counts = self._exchange(rows_RD, counts_E)
+        mine = slice(self.rank * held, (self.rank + 1) * held)
+        parts = [list(r.split(c.tolist()))[mine] for r, c in zip(rows, counts, strict=True)]
+        counts_L = torch.stack([c[mine] for c in counts]).sum(0)
+        rows_SD = torch.cat([parts[source][expert] for expert in range(held) for source in range(RANKS)])
+        return Dispatched(rows_SD, counts_L, torch.stack(counts))
+
+    def combine(self, rows_SD: Tensor, state: Any) -> Tensor:
+        counts_RE = state
+        held = counts_RE.shape[1] // RANKS
+        answers, _ = self._exchange(rows_SD, counts_RE[self.rank])
+        parts = []
+        for owner, answer in enumerate(answers):
+            sizes_LR = counts_RE[:, owner * held : (owner + 1) * held].T
+            pieces = answer.split(sizes_LR.flatten().tolist())
+            parts += [pieces[expert * RANKS + self.rank] for expert in range(held)]
+        return torch.cat(parts)
+
+    def _exchange(self, rows: Tensor, counts: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        board = self.board
+        board.rows[self.rank], board.counts[self.rank] = rows, counts
+        board.barrier.wait(timeout=10)
+        result = [r for r in board.rows if r is not None], [c for c in board.counts if c is not None]
+        board.barrier.wait(timeout=10)
+        return result
+
+
+def fill(layer: MixtureOfExperts, whole: MixtureOfExperts, held: range) -> None:
+    state = whole.state_dict()
+    for name in ("experts.gate_up_proj", "experts.down_proj"):
+        state[name] = state[name][held.start : held.stop]
+    layer.load_state_dict(state)
+
+
+def whole_layer(seed: int = 0) -> MixtureOfExperts:
+    generator = torch.Generator().manual_seed(seed)
+    layer = MixtureOfExperts(SHAPE)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+        layer.gate.e_score_correction_bias.copy_(0.1 * torch.randn(SHAPE.experts, generator=generator))
+    return layer
+
+
+def test_two_ranks_with_half_the_experts_each_equal_one_rank_with_all() -> None:
+    whole = whole_layer()
+    inputs = [torch.randn(n, SHAPE.width, generator=torch.Generator().manual_seed(n)).requires_grad_() for n in (11, 5)]
+    expected = [whole(x)[0] for x in inputs]
+    expected_grads = torch.autograd.grad(sum(out.square().sum() for out in expected), [*inputs, *whole.parameters()])
+    board = Switchboard(threading.Barrier(RANKS), [None] * RANKS, [None] * RANKS)
+    half = SHAPE.experts // RANKS
+    slices = [range(rank * half, (rank + 1) * half) for rank in range(RANKS)]
+    layers = [
+        MixtureOfExperts(SHAPE, experts_local=held, dispatcher=ThreadDispatcher(rank, board))
+        for rank, held in enumerate(slices)
+    ]
+    for layer, held in zip(layers, slices, strict=True):
+        fill(layer, whole, held)
+    outputs: list[Tensor] = [torch.empty(0)] * RANKS
+
+    def run(rank: int) -> None:
+        outputs[rank] = layers[rank](inputs[rank])[0]
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(RANKS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    for ours, theirs in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    flat = [*inputs, *layers[0].parameters(), *layers[1].parameters()]
+    names = [name for name, _ in whole.named_parameters()]
+    grads = torch.autograd.grad(sum(out.square().sum() for out in outputs), flat)
+    for ours, theirs in zip(grads[:2], expected_grads[:2], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for place, name in enumerate(names):
+        first, second, whole_grad = grads[2 + place], grads[2 + len(names) + place], expected_grads[2 + place]
+        joined = torch.cat((first, second)) if name.startswith("experts.") else first + second
+        torch.testing.assert_close(joined, whole_grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_routed_experts_equal_a_loop_over_tokens() -> None:
+    layer = whole_layer()
+    x_TD = torch.randn(9, SHAPE.width, generator=torch.Generator().manual_seed(5))
+    scores_TE = torch.sigmoid(x_TD @ layer.gate.weight.T)
+    out_TD, routed = layer(x_TD)
+    load = torch.zeros(SHAPE.experts, dtype=torch.int64)
+    for token in range(9):
+        biased = scores_TE[token] + layer.gate.e_score_correction_bias
+        chosen = biased.topk(SHAPE.experts_per_token).indices
+        weights = scores_TE[token, chosen] / scores_TE[token, chosen].sum() * SHAPE.routed_scaling
+        expected = layer.shared_experts(x_TD[token])
+        for expert, weight in zip(chosen.tolist(), weights, strict=True):
+            gate, up = (layer.experts.gate_up_proj[expert] @ x_TD[token]).chunk(2)
+            expected = expected + weight * (layer.experts.down_proj[expert] @ (F.silu(gate) * up))
+            load[expert] += 1
+        torch.testing.assert_close(out_TD[token], expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(routed.load_E, load)
+
+
+def test_the_correction_bias_changes_the_choice_but_not_the_weight_of_an_expert() -> None:
+    router = whole_layer().gate
+    x_TD = torch.randn(64, SHAPE.width, generator=torch.Generator().manual_seed(1))
+    router.e_score_correction_bias.zero_()
+    router.e_score_correction_bias[3] = 10.0
+    weights_TK, experts_TK, scores_TE = router(x_TD)
+    assert (experts_TK == 3).any(1).all()
+    torch.testing.assert_close(weights_TK.sum(1), torch.full((64,), SHAPE.routed_scaling))
+    chosen_TK = scores_TE.gather(1, experts_TK)
+    torch.testing.assert_close(weights_TK, SHAPE.routed_scaling * chosen_TK / chosen_TK.sum(1, keepdim=True))
+
+
+def test_the_router_stays_in_float32_when_the_model_is_bfloat16() -> None:
+    layer = whole_layer().bfloat16()
+    layer.gate.e_score_correction_bias = layer.gate.e_score_correction_bias.float()
+    weights_TK, _, scores_TE = layer.gate(torch.randn(4, SHAPE.width).bfloat16())
+    assert weights_TK.dtype == scores_TE.dtype == torch.float32
+    assert layer(torch.randn(4, SHAPE.width).bfloat16())[0].dtype == torch.bfloat16
+
+
+def test_overloaded_experts_lose_bias_and_starved_experts_gain_it(model: KimiVL) -> None:
+    routers = [module for module in model.modules() if isinstance(module, Router)]
+    before = [router.e_score_correction_bias.clone() for router in routers]
+    load_LE = torch.full((len(routers), SHAPE.experts), 10)
+    load_LE[0, 2], load_LE[0, 5] = 30, 0
+    load_LE[0, 0], load_LE[0, 1] = 5, 5
+    update_router_bias(model, load_LE, 0.001)
+    change = [router.e_score_correction_bias - old for router, old in zip(routers, before, strict=True)]
+    torch.testing.assert_close(change[0], 0.001 * torch.tensor([1.0, 1, -1, 0, 0, 1, 0, 0]), rtol=0, atol=1e-7)
+    assert change[1].abs().max() == 0
+
+
+def test_loads_of_other_layers_are_refused(model: KimiVL) -> None:
+    with pytest.raises(InvalidConfigError, match="loads do not fit"):
+        update_router_bias(model, torch.zeros(5, SHAPE.experts), 0.001)
+
+
+def test_a_balanced_document_has_balance_loss_one_and_a_collapsed_one_more() -> None:
+    experts, chosen = 4, 2
+    even_TE = torch.full((4, experts), 0.5)
+    choices_TK = torch.tensor([[0, 1], [2, 3], [0, 2], [1, 3]])
+    document_T = torch.zeros(4, dtype=torch.int64)
+    torch.testing.assert_close(balance_loss(even_TE, choices_TK, document_T), torch.tensor(1.0))
+    collapsed_TE = torch.tensor([[0.9, 0.9, 0.1, 0.1]]).expand(4, -1)
+    collapsed = balance_loss(collapsed_TE, torch.tensor([[0, 1]]).expand(4, chosen), document_T)
+    torch.testing.assert_close(collapsed, torch.tensor(1.8))
+
+
+def test_a_slice_without_a_dispatcher_is_refused() -> None:
+    with pytest.raises(InvalidConfigError, match="lacks a dispatcher"):
+        MixtureOfExperts(SHAPE, experts_local=range(4))
+
+
+@pytest.mark.parametrize("held", [range(9), range(4, 4), range(0, 8, 2)])
+def test_a_slice_outside_the_experts_is_refused(held: range) -> None:
+    with pytest.raises(InvalidConfigError, match="expert slice does not fit"):
+        MixtureOfExperts(SHAPE, experts_local=held)

@@ -1,8 +1,8 @@
 """What a checkpoint holds, under names that do not depend on the layout.
 
-``model.<parameter>``, ``optimizer.first.<parameter>``, ``optimizer.second.<parameter>``, ``router_bias.<layer>``, ``rng.<rank>``. Dense
-tensors are the same on all ranks and saved once; a stacked expert tensor is one global tensor of which each rank holds rows, so another
-expert-parallel degree reads other rows of the same tensor.
+``model.<parameter>``, ``optimizer.first.<parameter>``, ``optimizer.second.<parameter>``, ``router_bias.<layer>``,
+``rng.<rank>``. Dense tensors are the same on all ranks and saved once; a stacked expert tensor is one global tensor of
+which each rank holds rows, so another expert-parallel degree reads other rows of the same tensor.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from polyreme_trainer.checkpoint.slices import RowSlice
 from polyreme_trainer.parallel.flat import Slot
 
 
@@ -24,8 +23,8 @@ class FlatTensors:
     prefix: str
     slots: Sequence[Slot]
     buffer: Tensor
-    stacked: bool
-    """Whether each tensor is this rank's slice of a stack of experts."""
+    part: tuple[int, int] | None = None
+    """Which of how many equal parts of a stack of experts each tensor is; None for whole tensors."""
 
     def staged(self) -> FlatTensors:
         """Copy to host memory: what training does next no longer matters."""
@@ -34,7 +33,12 @@ class FlatTensors:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield names and views."""
         for slot in self.slots:
-            yield f"{self.prefix}.{slot.name}", slot.view(self.buffer)
+            name, view = f"{self.prefix}.{slot.name}", slot.view(self.buffer)
+            if self.part is None:
+                yield name, view
+            else:
+                place, parts = self.part
+                yield name, RowSlice.of(view, place=place, parts=parts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +54,6 @@ class Content:
         plain = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.plain.items()}
         return Content(flat=[part.staged() for part in self.flat], plain=plain)
 
-    def state_dict(self, sparse: DeviceMesh) -> dict[str, Tensor]:
-        """Name every tensor as distributed checkpointing wants them; views, so that a load writes in place.
-
-        Args:
-            sparse: The mesh ``(pp, edp, ep)``: experts are split over its last axis and copied over the others.
-        """
-        named: dict[str, Tensor] = dict(self.plain)
-        placements = [*(Replicate() for _ in range(sparse.ndim - 1)), Shard(0)]
-        for part in self.flat:
-            for name, tensor in part.tensors():
-                named[name] = (
-                    DTensor.from_local(tensor, sparse, placements, run_check=False) if part.stacked else tensor
-                )
-        return named
+    def state_dict(self) -> dict[str, Tensor]:
+        """Name every tensor as distributed checkpointing wants them; views, so that a load writes in place."""
+        return {**self.plain, **{name: tensor for part in self.flat for name, tensor in part.tensors()}}

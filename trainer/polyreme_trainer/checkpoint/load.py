@@ -8,7 +8,6 @@ from pathlib import Path
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.device_mesh import DeviceMesh
 
 from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_api.history import COMMIT_MARKER, checkpoint_name
@@ -48,7 +47,7 @@ def read_marker(root: Path, name: str) -> CommitMarker:
 
 
 def load_checkpoint(
-    content: Content, marker: CommitMarker, root: Path, name: str, *, sparse: DeviceMesh, group: dist.ProcessGroup
+    content: Content, marker: CommitMarker, root: Path, name: str, *, group: dist.ProcessGroup
 ) -> None:
     """Fill the content's tensors in place; every rank calls it.
 
@@ -62,7 +61,7 @@ def load_checkpoint(
     if reasons:
         raise RefusedError(f"checkpoint is damaged: {name}: {'; '.join(reasons)}", field="POLYREME_RESUME_FROM")
     try:
-        dcp.load(content.state_dict(sparse), storage_reader=dcp.FileSystemReader(directory), process_group=group)
+        dcp.load(content.state_dict(), storage_reader=dcp.FileSystemReader(directory), process_group=group)
     except CheckpointException as error:
         causes = "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items()))
         raise RefusedError(f"checkpoint does not fit: {name}: {causes}", field="POLYREME_RESUME_FROM") from error

@@ -23,13 +23,15 @@ def expendable(
 ) -> list[CheckpointRef]:
     """Choose what to delete: all but the newest ``kept`` checkpoints of history, and what older attempts left outside it.
 
+    Without any resume point nothing says what history is, and every committed checkpoint counts.
     A torn directory of this attempt may be the save in flight, and stays. Without any committed checkpoint in history nothing goes.
     """
-    spans = attempt_spans(points) or {attempt: (0, None)}
-    history = sorted((c for c in committed if is_history(c, spans)), key=lambda c: (c.step, c.attempt))
+    spans = attempt_spans(points)
+    known = [c for c in committed if not points or is_history(c, spans)]
+    history = sorted(known, key=lambda c: (c.step, c.attempt))
     if not history:
         return []
-    stray = [c for c in committed if not is_history(c, spans) and c.attempt < attempt]
+    stray = [c for c in committed if c not in known and c.attempt < attempt]
     left = [c for c in torn if c.attempt < attempt]
     return history[: max(0, len(history) - max(1, kept))] + stray + left
 

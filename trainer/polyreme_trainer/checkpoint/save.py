@@ -17,7 +17,6 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.device_mesh import DeviceMesh
 
 from polyreme_api.errors import EnvironmentFailedError, FencedError, RefusedError
 from polyreme_api.history import checkpoint_name
@@ -64,7 +63,6 @@ class CheckpointWriter:
         self,
         identity: Identity,
         *,
-        sparse: DeviceMesh,
         group: dist.ProcessGroup,
         now_s: Callable[[], float],
         committed: Callable[[CheckpointRef], None],
@@ -73,13 +71,11 @@ class CheckpointWriter:
 
         Args:
             identity: Whose checkpoints these are.
-            sparse: Mesh ``(pp, edp, ep)`` over which experts are split.
             group: Process group of checkpoints alone.
             now_s: Wall time for the marker.
             committed: Called when a checkpoint is durable, from the saving thread.
         """
         self._identity = identity
-        self._sparse = sparse
         self._group = group
         self._now_s = now_s
         self._committed = committed
@@ -138,7 +134,7 @@ class CheckpointWriter:
         for _ in range(SAVE_TRIES_MAX):
             try:
                 dcp.save(
-                    staged.state_dict(self._sparse),
+                    staged.state_dict(),
                     storage_writer=dcp.FileSystemWriter(directory),
                     process_group=self._group,
                 )

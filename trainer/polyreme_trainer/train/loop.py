@@ -105,7 +105,7 @@ class Loop:
 
     def _save(self) -> None:
         self.writer.start(
-            content(self.state, rank=self.meshes.rank),
+            content(self.state, self.meshes),
             step=self.state.step,
             loader=self.source.state(self.state.step),
         )

@@ -116,8 +116,8 @@ def _resume(settings: TrainSettings, state: TrainState, source: BatchSource, wor
         return
     marker = open_checkpoint(root, name, settings.shape)
     source.check_state(marker.loader)
-    held = content(state, rank=settings.rank.rank, with_rng=marker.world == settings.rank.world)
-    load_checkpoint(held, marker, root, name, sparse=world.meshes.sparse, group=world.checkpoint_group)
+    held = content(state, world.meshes, with_rng=marker.world == settings.rank.world)
+    load_checkpoint(held, marker, root, name, group=world.checkpoint_group)
     if (generator := held.plain.get(f"rng.{settings.rank.rank}")) is not None:
         torch.set_rng_state(generator)
     else:
@@ -159,7 +159,6 @@ def _writer(settings: TrainSettings, world: World, reporter: Reporter, clock: Cl
             plan_hash=settings.checkpoint.plan_hash,
             kept=settings.checkpoint.kept,
         ),
-        sparse=world.meshes.sparse,
         group=world.checkpoint_group,
         now_s=clock.now_s,
         committed=reporter.checkpoint,

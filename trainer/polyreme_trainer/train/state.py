@@ -20,7 +20,7 @@ from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel.dispatch import AllToAllDispatcher
 from polyreme_trainer.parallel.flat import FlatModel, flatten
 from polyreme_trainer.parallel.gradients import GlobalStep, LocalStep, gradient_scale, reduce_step, rider_count
-from polyreme_trainer.parallel.mesh import Meshes, experts_of
+from polyreme_trainer.parallel.mesh import Meshes, experts_of, sparse_place
 from polyreme_trainer.train.optimizer import FlatAdamW, update_router_biases
 from polyreme_trainer.train.settings import OptimizerSettings, TrainSettings
 
@@ -118,15 +118,16 @@ def reduce(state: TrainState, local: LocalStep, meshes: Meshes) -> GlobalStep:
     return reduce_step(state.flat, local, meshes)
 
 
-def content(state: TrainState, *, rank: int, with_rng: bool = True) -> Content:
+def content(state: TrainState, meshes: Meshes, *, with_rng: bool = True) -> Content:
     """Name everything that a checkpoint must hold, as views of the live buffers (the generator's state is a copy)."""
+    held = (sparse_place(meshes.layout, meshes.rank)["ep"], meshes.layout.ep)
     parts = [
-        FlatTensors(prefix=prefix, slots=part.slots, buffer=buffer, stacked=part is state.flat.experts)
+        FlatTensors(prefix=prefix, slots=part.slots, buffer=buffer, part=held if part is state.flat.experts else None)
         for prefix, part, buffer in (
             *(("model", part, part.values) for part in state.flat.parts),
             *((f"optimizer.{kind}", part, buffer) for kind, part, buffer in state.optimizer.named()),
         )
     ]
     biases = {f"router_bias.{layer}": bias for layer, bias in enumerate(state.router_biases)}
-    generator = {f"rng.{rank}": torch.get_rng_state()} if with_rng else {}
+    generator = {f"rng.{meshes.rank}": torch.get_rng_state()} if with_rng else {}
     return Content(flat=parts, plain={**biases, **generator})

@@ -1,0 +1,1 @@
+"""The decisions of the operator: pure functions of a snapshot and the time."""

@@ -1,0 +1,92 @@
+"""Where a job's time went: trained steps that stay history, and time lost by cause.
+
+An attempt's time, from its record to its end, is split when it closes. *Effective* is the time of the steps that stay: up to
+the newest durable checkpoint when the attempt failed, all of them when it ended well. Steps behind that checkpoint will be
+trained again: they are lost to what ended the attempt. The rest, from process start to the first step and all that is no
+step, is lost to what began the attempt. Step times are the ranks' own (ByteRobust's effective training time ratio,
+arXiv:2509.16293, counts the same way).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from polyreme_api.job import TrainingJobStatus
+from polyreme_api.job.status import Accounting, LastCheckpoint, LostTime
+from polyreme_api.progress import ProgressRecord
+from polyreme_operator.core.reasons import Cause
+from polyreme_operator.types.timestamps import format_time, parse_time_or
+
+MILLISECONDS = 1000
+
+
+def close_attempt(
+    status: TrainingJobStatus, record: ProgressRecord | None, *, ended_by: Cause | None, now_s: float
+) -> TrainingJobStatus:
+    """Charge the current attempt's time; ``ended_by`` None says that it ended well."""
+    if status.attempt is None:
+        return status
+    began_s = parse_time_or(status.attempt.started_at, now_s) or now_s
+    wall_s = max(0.0, now_s - began_s)
+    kept_s, again_s = _split_steps(record, wall_s, all_kept=ended_by is None)
+    lost = Counter({entry.cause: entry.milliseconds for entry in status.accounting.lost})
+    if ended_by is not None:
+        lost[ended_by.value] += _milliseconds(again_s)
+    lost[_began_by(status).value] += _milliseconds(wall_s - kept_s - again_s)
+    accounting = Accounting(
+        effective_milliseconds=status.accounting.effective_milliseconds + _milliseconds(kept_s),
+        lost=[LostTime(cause=cause, milliseconds=time) for cause, time in sorted(lost.items()) if time],
+    )
+    update: dict[str, object] = {"accounting": accounting}
+    if record is not None:
+        update["step"] = max(status.step, record.step)
+    status = status.model_copy(update=update)
+    return with_checkpoint(status, record, now_s=now_s)
+
+
+def with_checkpoint(status: TrainingJobStatus, record: ProgressRecord | None, *, now_s: float) -> TrainingJobStatus:
+    """Take over the newest durable checkpoint that a record names."""
+    if record is None or record.checkpoint is None:
+        return status
+    known = status.last_checkpoint
+    newest = record.checkpoint
+    if known is not None and (known.attempt, known.step) >= (newest.attempt, newest.step):
+        return status
+    taken = LastCheckpoint(attempt=newest.attempt, step=newest.step, at=format_time(now_s))
+    return status.model_copy(update={"last_checkpoint": taken})
+
+
+def goodput(status: TrainingJobStatus) -> float:
+    """Share of the time since the first admission, closed attempts only, in which steps were trained that are history."""
+    lost = sum(entry.milliseconds for entry in status.accounting.lost)
+    whole = status.accounting.effective_milliseconds + lost
+    return status.accounting.effective_milliseconds / whole if whole else 0.0
+
+
+def _split_steps(record: ProgressRecord | None, wall_s: float, *, all_kept: bool) -> tuple[float, float]:
+    """Seconds of steps that stay, and of steps that will be trained again; together at most the attempt's time."""
+    if record is None or not record.step_seconds:
+        return 0.0, 0.0
+    began = record.resumed_from_step or 0
+    trained = max(0, record.step - began)
+    kept = trained
+    if not all_kept:
+        durable = (
+            record.checkpoint.step
+            if record.checkpoint is not None and record.checkpoint.attempt == record.attempt
+            else began
+        )
+        kept = min(trained, max(0, durable - began))
+    kept_s = min(wall_s, kept * record.step_seconds)
+    return kept_s, min(wall_s - kept_s, (trained - kept) * record.step_seconds)
+
+
+def _began_by(status: TrainingJobStatus) -> Cause:
+    attempt = status.attempt
+    if attempt is None or not status.restart_records or status.restart_records[-1].attempt != attempt.number - 1:
+        return Cause.STARTING
+    return Cause(status.restart_records[-1].cause)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(0, round(seconds * MILLISECONDS))

@@ -1,0 +1,213 @@
+"""The recovery ladder: restart the ranks in place, replace pods, move the gang; or wait, or give up and say why.
+
+Budgets: ``maxRestarts`` in a window; no more than ``noProgressMax`` restarts in a row that brought neither a newer durable
+checkpoint nor a later step; exponential backoff between those, the first at once (a crash of one rank costs
+milliseconds, a crash loop costs little). The records in the status are the only memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeAlias
+
+from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
+from polyreme_api.job.policy import FailureRule
+from polyreme_api.job.status import RESTART_RECORDS_MAX, RestartRecord
+from polyreme_operator.core.observe import CODE_BAD_CONFIG, Failure, current_record, find_failure
+from polyreme_operator.core.reasons import Cause, Reason, Scope
+from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.timestamps import format_time, parse_time_or
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Healthy:
+    """Nothing to do."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """Begin a new attempt."""
+
+    failure: Failure
+    scope: Scope
+    replace: frozenset[int]
+    """Indices that get a new pod."""
+    counts: bool
+    record: RestartRecord
+    due_s: float
+    """Not before this time."""
+
+    @property
+    def move(self) -> frozenset[int]:
+        """Indices that need another node."""
+        return self.failure.move
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """The job fails for good."""
+
+    failure: Failure
+    reason: Reason
+    message: str
+
+
+Verdict: TypeAlias = Healthy | Restart | GiveUp
+
+
+def judge(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Verdict:
+    """Decide what follows from the state of the current attempt."""
+    failure = find_failure(scene, spec, now_s)
+    if failure is None:
+        return Healthy()
+    rule = _matching_rule(scene, spec, failure)
+    if rule is not None and rule.action == "Fail":
+        return GiveUp(failure=failure, reason=Reason.FAILURE_POLICY, message=f"{_rule_name(rule)}: {failure.message}")
+    if rule is None and failure.code == CODE_BAD_CONFIG:
+        return GiveUp(failure=failure, reason=Reason.MISCONFIGURED, message=failure.message)
+    counts = rule is None or (rule.count_towards_max and rule.action != "Ignore")
+    scope = _scope(scene, spec, failure, rule)
+    record = _record(scene, failure, scope, counts=counts, now_s=now_s)
+    status = scene.job.status
+    idle = restarts_without_progress([*status.restart_records, record])
+    if given_up := _budget_spent(status, spec, failure, counts=counts, idle=idle, now_s=now_s):
+        return given_up
+    return Restart(
+        failure=failure,
+        scope=scope,
+        replace=_replaced(scene, failure, scope),
+        counts=counts,
+        record=record,
+        due_s=_due_s(status, spec, failure, idle=idle, now_s=now_s),
+    )
+
+
+def restarts_without_progress(records: list[RestartRecord]) -> int:
+    """Count the newest restarts in a row whose attempts reached no later step and no newer durable checkpoint."""
+    streak = 0
+    best_step = best_checkpoint = 0
+    for record in records:
+        progressed = record.step > best_step or record.checkpoint_step > best_checkpoint
+        streak = 0 if progressed else streak + 1
+        best_step = max(best_step, record.step)
+        best_checkpoint = max(best_checkpoint, record.checkpoint_step)
+    return streak
+
+
+def with_restart(status: TrainingJobStatus, record: RestartRecord) -> TrainingJobStatus:
+    """Put a restart on record."""
+    records = [*status.restart_records, record][-RESTART_RECORDS_MAX:]
+    return status.model_copy(update={"restart_records": records, "restarts": status.restarts + 1, "retry_at": None})
+
+
+def _matching_rule(scene: JobScene, spec: TrainingJobSpec, failure: Failure) -> FailureRule | None:
+    held = {pair for pod in scene.pods for pair in pod.conditions}
+    for rule in spec.failure_policy.rules:
+        codes = rule.on_exit_codes
+        if codes is not None:
+            if failure.code is not None and (failure.code in codes.values) == (codes.operator == "In"):
+                return rule
+        elif any((wanted.type, wanted.status) in held for wanted in rule.on_pod_conditions):
+            return rule
+    return None
+
+
+def _rule_name(rule: FailureRule) -> str:
+    return f"rule {rule.name}" if rule.name else "a failure rule"
+
+
+def _scope(scene: JobScene, spec: TrainingJobSpec, failure: Failure, rule: FailureRule | None) -> Scope:
+    """Choose the rung: what is broken asks for one at least, a rule or repeated failure for a higher one."""
+    attempt = scene.job.attempt
+    replicas = 0 if attempt is None else attempt.replicas
+    if failure.replace:
+        whole = len(failure.replace) == replicas and replicas > 1
+        lowest = Scope.GANG if whole else Scope.POD
+    else:
+        lowest = Scope.PROCESS
+    if rule is not None and rule.action in {"RestartProcess", "RestartPod", "RestartGang"}:
+        return max(lowest, Scope(rule.action), key=_RUNGS.index)
+    tries = _in_place_tries(scene.job.status, failure.index)
+    if lowest is Scope.PROCESS and failure.index is not None and tries >= spec.failure_policy.in_place_max:
+        return Scope.POD
+    return lowest
+
+
+_RUNGS = (Scope.PROCESS, Scope.POD, Scope.GANG)
+
+
+def _in_place_tries(status: TrainingJobStatus, index: int | None) -> int:
+    """Count the newest restarts in place in a row that one worker caused."""
+    tries = 0
+    for record in reversed(status.restart_records):
+        if record.index != index or record.scope != Scope.PROCESS:
+            break
+        tries += 1
+    return tries
+
+
+def _replaced(scene: JobScene, failure: Failure, scope: Scope) -> frozenset[int]:
+    attempt = scene.job.attempt
+    if scope is Scope.GANG and attempt is not None:
+        return frozenset(range(attempt.replicas))
+    if scope is Scope.POD and not failure.replace:
+        return frozenset() if failure.index is None else frozenset({failure.index})
+    return failure.replace
+
+
+def _record(scene: JobScene, failure: Failure, scope: Scope, *, counts: bool, now_s: float) -> RestartRecord:
+    attempt, record = scene.job.attempt, current_record(scene)
+    durable = scene.job.status.last_checkpoint
+    steps = [0 if durable is None else durable.step]
+    if record is not None and record.checkpoint is not None:
+        steps.append(record.checkpoint.step)
+    return RestartRecord(
+        attempt=0 if attempt is None else attempt.number,
+        at=format_time(now_s),
+        cause=failure.cause.value,
+        scope=scope.value,
+        index=failure.index,
+        step=0 if record is None else record.step,
+        checkpoint_step=max(steps),
+        counts=counts,
+        message=failure.message,
+    )
+
+
+def _budget_spent(
+    status: TrainingJobStatus, spec: TrainingJobSpec, failure: Failure, *, counts: bool, idle: int, now_s: float
+) -> GiveUp | None:
+    policy = spec.failure_policy
+    environment = failure.cause is Cause.ENVIRONMENT_FAILED
+    if idle > policy.no_progress_max:
+        words = (
+            f"{idle - 1} restarts in a row brought no newer checkpoint and no later step, rule {policy.no_progress_max}"
+        )
+        reason = Reason.ENVIRONMENT_FAILED if environment else Reason.NO_PROGRESS
+        return GiveUp(failure=failure, reason=reason, message=f"{words}; last: {failure.message}")
+    spent = _counted_restarts(status, window_s=policy.window_seconds, now_s=now_s)
+    if counts and spent >= policy.max_restarts:
+        words = f"{spent} restarts in {policy.window_seconds} s, rule {policy.max_restarts}"
+        reason = Reason.ENVIRONMENT_FAILED if environment else Reason.MAX_RESTARTS_EXCEEDED
+        return GiveUp(failure=failure, reason=reason, message=f"{words}; last: {failure.message}")
+    return None
+
+
+def _counted_restarts(status: TrainingJobStatus, *, window_s: int, now_s: float) -> int:
+    """Count the restarts in the window. Records are kept in a bounded number: when all lie within, all restarts count."""
+    inside = [record for record in status.restart_records if now_s - (parse_time_or(record.at, 0.0) or 0.0) < window_s]
+    if len(inside) == RESTART_RECORDS_MAX:
+        return status.restarts
+    return sum(record.counts for record in inside)
+
+
+def _due_s(status: TrainingJobStatus, spec: TrainingJobSpec, failure: Failure, *, idle: int, now_s: float) -> float:
+    """When the next attempt may begin. A wait that is on record is not begun anew."""
+    known_s = parse_time_or(status.retry_at, None)
+    if known_s is not None:
+        return known_s
+    backoff = spec.failure_policy.backoff
+    waits = idle - (0 if failure.cause is Cause.ENVIRONMENT_FAILED else 1)
+    if waits <= 0:
+        return now_s
+    return now_s + min(float(backoff.max_seconds), backoff.initial_seconds * 2.0 ** min(waits - 1, 30))

@@ -1,0 +1,99 @@
+"""Building a job's status: conditions by KEP-1623, one terminal condition at most, times only where a state changed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from polyreme_api import labels
+from polyreme_api.job import TrainingJobStatus
+from polyreme_api.job.status import Condition
+from polyreme_operator.core.reasons import ConditionType, Reason
+from polyreme_operator.types.timestamps import format_time
+from polyreme_operator.types.views import JobView
+
+MESSAGE_CHARACTERS_MAX = 1024
+TERMINAL = (ConditionType.SUCCEEDED, ConditionType.FAILED)
+_ORDER = {kind.value: place for place, kind in enumerate(ConditionType)}
+
+
+def with_condition(
+    status: TrainingJobStatus,
+    kind: ConditionType,
+    holds: bool,
+    reason: str,
+    message: str = "",
+    *,
+    now_s: float,
+    generation: int,
+) -> TrainingJobStatus:
+    """Set one condition. Its transition time changes only with its truth; nothing changes when nothing does."""
+    before = status.condition(kind)
+    truth: Literal["True", "False"] = "True" if holds else "False"
+    moved = before is None or before.status != truth
+    condition = Condition(
+        type=kind.value,
+        status=truth,
+        reason=str(reason),
+        message=message[:MESSAGE_CHARACTERS_MAX],
+        last_transition_time=format_time(now_s) if before is None or moved else before.last_transition_time,
+        observed_generation=generation,
+    )
+    if condition == before:
+        return status
+    others = [entry for entry in status.conditions if entry.type != kind]
+    conditions = sorted([*others, condition], key=lambda entry: _ORDER.get(entry.type, len(_ORDER)))
+    return status.model_copy(update={"conditions": conditions})
+
+
+def finish(
+    job: JobView, status: TrainingJobStatus, *, succeeded: bool, reason: Reason, message: str, now_s: float
+) -> TrainingJobStatus:
+    """End the job for good: the one terminal condition, nothing desired any more, the devices given back with the pods."""
+    kind = ConditionType.SUCCEEDED if succeeded else ConditionType.FAILED
+    for ended in (ConditionType.QUEUED, ConditionType.ADMITTED, ConditionType.PODS_READY, ConditionType.RUNNING):
+        status = _lower(status, ended, Reason.FINISHED, now_s=now_s, generation=job.generation)
+    status = _drop(status, ConditionType.RESTARTING, ConditionType.RESIZE_REFUSED, ConditionType.SUSPENDED)
+    status = with_condition(status, kind, True, reason, message, now_s=now_s, generation=job.generation)
+    attempt = status.attempt.model_copy(update={"desired": "Stop"}) if status.attempt is not None else None
+    return status.model_copy(
+        update={
+            "attempt": attempt,
+            "retry_at": None,
+            "queue_position": None,
+            "ready_replicas": 0,
+            "completed_at": format_time(now_s),
+            "observed_generation": job.generation,
+        }
+    )
+
+
+def withdraw(
+    job: JobView, status: TrainingJobStatus, reason: Reason, message: str = "", *, now_s: float
+) -> TrainingJobStatus:
+    """Take the admission back: the job holds no devices beyond those of pods that still run."""
+    for ended in (ConditionType.ADMITTED, ConditionType.PODS_READY, ConditionType.RUNNING):
+        status = with_condition(status, ended, False, reason, message, now_s=now_s, generation=job.generation)
+    return status.model_copy(update={"ready_replicas": 0})
+
+
+def drop_condition(status: TrainingJobStatus, *kinds: ConditionType) -> TrainingJobStatus:
+    """Remove conditions that say nothing any more."""
+    return _drop(status, *kinds)
+
+
+def selector(job: JobView) -> str:
+    """Label selector of the job's pods, for the scale subresource."""
+    return f"{labels.LABEL_JOB_UID}={job.uid}"
+
+
+def _lower(
+    status: TrainingJobStatus, kind: ConditionType, reason: Reason, *, now_s: float, generation: int
+) -> TrainingJobStatus:
+    if status.condition(kind) is None:
+        return status
+    return with_condition(status, kind, False, reason, now_s=now_s, generation=generation)
+
+
+def _drop(status: TrainingJobStatus, *kinds: ConditionType) -> TrainingJobStatus:
+    kept = [entry for entry in status.conditions if entry.type not in kinds]
+    return status if len(kept) == len(status.conditions) else status.model_copy(update={"conditions": kept})

@@ -1,0 +1,120 @@
+"""What a decision may ask for: a closed union, every write with its precondition."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeAlias
+
+from polyreme_api.job import TrainingJobStatus
+from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_operator.types.intents import Intent
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CreatePod:
+    """Create a worker pod; its name is its precondition."""
+
+    manifest: Manifest
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CreateService:
+    """Create the headless Service by which workers find their leader."""
+
+    manifest: Manifest
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CreateLease:
+    """Create the Lease on which the leader reports."""
+
+    manifest: Manifest
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CreateSecret:
+    """Create the job's Secret. The shell draws the random bytes of ``keys``: decisions know no randomness."""
+
+    manifest: Manifest
+    keys: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeletePod:
+    """Delete a pod, if it still is this one."""
+
+    ref: ObjectRef
+    uid: str
+    grace_s: int | None = None
+    """0 only where the node is known to be lost."""
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteJob:
+    """Delete a finished job whose time is over, if nobody has touched it since."""
+
+    ref: ObjectRef
+    uid: str
+    resource_version: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WriteStatus:
+    """Replace a job's status, if the job is as it was seen."""
+
+    ref: ObjectRef
+    uid: str
+    resource_version: str
+    before: TrainingJobStatus
+    after: TrainingJobStatus
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WriteIntents:
+    """Replace the batch of intents, if it is as it was seen; None creates the object."""
+
+    resource_version: str | None
+    entries: tuple[Intent, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLease:
+    """Read the Lease now: the next decision hangs on whether it says more than its watch has."""
+
+    ref: ObjectRef
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EmitEvent:
+    """Tell people. Best effort: an event may be lost, the status is the record."""
+
+    ref: ObjectRef
+    uid: str
+    reason: str
+    message: str
+    warning: bool = False
+    key: str = ""
+    """Makes the event's name, so that telling it twice tells it once."""
+
+
+Action: TypeAlias = (
+    CreatePod
+    | CreateService
+    | CreateLease
+    | CreateSecret
+    | DeletePod
+    | DeleteJob
+    | WriteStatus
+    | WriteIntents
+    | ReadLease
+    | EmitEvent
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to do now, and when to look again if nothing happens before."""
+
+    actions: tuple[Action, ...] = ()
+    wake_at_s: float | None = None

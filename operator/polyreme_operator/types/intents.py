@@ -1,0 +1,102 @@
+"""Admissions that are about to be written: one object, by compare-and-swap, before any job is touched.
+
+Compare-and-swap of one job does not protect capacity that two jobs share. So a batch is first written here. Whoever
+decides next, the same process or its successor, settles every entry before it admits anything: an entry is *confirmed*
+when its job bears the attempt, *cancelled* when the job's ``cancelledAdmissions`` has risen since (whatever is still in
+flight then meets another resource version), *void* when the job is gone. An *open* entry counts as capacity in use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+
+from polyreme_api.job.status import Placement
+from polyreme_operator.types.views import JobView
+
+INTENTS_KEY = "intents.json"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """One admission, move or resize that is about to be written to its job."""
+
+    namespace: str
+    name: str
+    uid: str
+    attempt: int
+    cancelled_admissions: int
+    """The job's count when the intent was made."""
+    queue: str
+    resource: str
+    devices: int
+    """Devices of each worker."""
+    placement: Placement
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Intents:
+    """The newest batch. ``resource_version`` is None while the object does not exist."""
+
+    resource_version: str | None = None
+    entries: tuple[Intent, ...] = ()
+
+
+class IntentState(StrEnum):
+    """What became of an entry."""
+
+    OPEN = "open"
+    CONFIRMED = "confirmed"
+    CANCELLED = "cancelled"
+    VOID = "void"
+
+
+def intent_state(intent: Intent, jobs: Mapping[str, JobView]) -> IntentState:
+    """Tell what became of an entry, from its job (``jobs`` by UID)."""
+    job = jobs.get(intent.uid)
+    if job is None:
+        return IntentState.VOID
+    if job.attempt is not None and job.attempt.number >= intent.attempt:
+        return IntentState.CONFIRMED
+    if job.status.cancelled_admissions > intent.cancelled_admissions:
+        return IntentState.CANCELLED
+    return IntentState.OPEN
+
+
+def render_intents(entries: tuple[Intent, ...]) -> str:
+    """Write entries as JSON."""
+    rows = [
+        {
+            "namespace": entry.namespace,
+            "name": entry.name,
+            "uid": entry.uid,
+            "attempt": entry.attempt,
+            "cancelledAdmissions": entry.cancelled_admissions,
+            "queue": entry.queue,
+            "resource": entry.resource,
+            "devices": entry.devices,
+            "placement": entry.placement.model_dump(mode="json", by_alias=True),
+        }
+        for entry in entries
+    ]
+    return json.dumps(rows, separators=(",", ":"))
+
+
+def parse_intents(text: str) -> tuple[Intent, ...]:
+    """Read entries back."""
+    return tuple(
+        Intent(
+            namespace=row["namespace"],
+            name=row["name"],
+            uid=row["uid"],
+            attempt=row["attempt"],
+            cancelled_admissions=row["cancelledAdmissions"],
+            queue=row["queue"],
+            resource=row["resource"],
+            devices=row["devices"],
+            placement=Placement.model_validate(row["placement"]),
+        )
+        for row in json.loads(text)
+    )

@@ -1,0 +1,50 @@
+"""What one decision sees: a whole cluster for ``schedule``, one job for ``reconcile``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from polyreme_operator.types.intents import Intents
+from polyreme_operator.types.views import JobView, LeaseView, NodeView, PodView, QueueView
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Everything that admission and placement depend on."""
+
+    jobs: tuple[JobView, ...] = ()
+    pods: tuple[PodView, ...] = ()
+    nodes: tuple[NodeView, ...] = ()
+    leases: tuple[LeaseView, ...] = ()
+    queues: tuple[QueueView, ...] = ()
+    intents: Intents = dataclasses.field(default_factory=Intents)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """Why a job waits."""
+
+    reason: str
+    message: str
+    position: int
+    """Place in the queue, from 1."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobScene:
+    """Everything that one job's reconcile depends on."""
+
+    job: JobView
+    pods: tuple[PodView, ...] = ()
+    nodes: Mapping[str, NodeView] = dataclasses.field(default_factory=dict)
+    """Nodes by name; those that the job's pods and placement name are enough."""
+    lease: LeaseView | None = None
+    pending: Pending | None = None
+    """The last word of ``schedule`` on this job; None while it has not spoken."""
+    refused: str = ""
+    """Why ``schedule`` keeps the job's size though its spec says another; empty when it does not."""
+    children: frozenset[str] = frozenset()
+    """Kinds among Service and Secret that are known to exist for this job."""
+    lease_read: bool = False
+    """Whether the Lease was read after all else here was seen: watches of two kinds keep no order between them."""

@@ -1,5 +1,6 @@
 """Write what is generated from the API's types: the CRD and the page of its fields (``--check`` only compares)."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tools.job_reference import reference_page
 ROOT = Path(__file__).parent.parent
 CRD_PATH = Path("manifests/crds/polyreme.dev_trainingjobs.yaml")
 REFERENCE_PATH = Path("docs/reference/trainingjob.md")
+NUMBER = re.compile(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?")
 HEADER = "# Generated from api/polyreme_api/job by tools/generate_crds.py; do not edit.\n"
 
 
@@ -40,10 +42,17 @@ def crd_yaml(crd: dict[str, object]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Never an anchor: kubectl reads them, people don't."""
+    """Never an anchor; text that YAML 1.2 takes for a number (``1e-8``, text in 1.1) is quoted."""
 
-    def ignore_aliases(self, data: object) -> bool:
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML's signature
         return True
+
+
+def _quote_numbers(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if NUMBER.fullmatch(text) else None)
+
+
+_Dumper.add_representer(str, _quote_numbers)
 
 
 def _is_fresh(path: Path, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""The page of a TrainingJob's fields, written from its CRD: what a user looks up, and nothing that a type doesn't say."""
+"""The page of a TrainingJob's fields, written from its CRD: what a user looks up."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,11 +8,11 @@ Schema = Mapping[str, Any]
 PREFACE = """\
 # TrainingJob
 
-`apiVersion: polyreme.dev/v1alpha1`, `kind: TrainingJob`. The same YAML goes to `kubectl apply` and to `polyreme run`. This page is
-generated from the types in `api/polyreme_api/job`; `kubectl explain trainingjob.spec` says the same.
+`apiVersion: polyreme.dev/v1alpha1`, `kind: TrainingJob`. The same YAML goes to `kubectl apply` and to `polyreme run`.
+This page is generated from the types in `api/polyreme_api/job`; `kubectl explain trainingjob.spec` says the same.
 
-**Required** fields are marked so. Numbers with a fraction are written as text (`"2e-3"`): Kubernetes APIs carry no floats. While a job
-exists only `spec.workers.replicas` and `spec.suspend` may change.
+Numbers with a fraction are written as text (`"2e-3"`): Kubernetes APIs carry no floats. While a job exists only
+`spec.workers.replicas` and `spec.suspend` may change.
 """
 
 

@@ -1,9 +1,9 @@
-"""The CustomResourceDefinition of TrainingJob, made from its pydantic types, so that YAML means the same in both worlds.
+"""The CustomResourceDefinition of TrainingJob, made from its pydantic types: YAML means the same in both worlds.
 
-Pydantic's JSON schema becomes a structural schema (Kubernetes, "Extend the API with CustomResourceDefinitions"): references
-inlined, optional instead of nullable, every object's fields listed. What the validators say across fields becomes CEL, and what
-may not change while the job exists compares with its old self. Nothing here is written by hand twice: ``tools/generate_crds.py``
-writes the file, and a test holds it fresh.
+Pydantic's JSON schema becomes a structural schema (Kubernetes, "Extend the API with CustomResourceDefinitions"):
+references inlined, optional instead of nullable, every object's fields listed. What the validators say across fields
+becomes CEL, and what may not change while the job exists compares with its old self. Nothing is written by hand twice:
+``tools/generate_crds.py`` writes the file, and a test holds it fresh.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ class _Translator:
             source = {**value, **{key: inner for key, inner in source.items() if key not in {"anyOf", "default"}}}
         schema = self.node(source)
         if self.with_defaults and not required and not optional and schema["type"] == "object":
-            schema["default"] = {}
+            schema["default"] = _default_of(schema)
         return schema
 
     def _own(self, source: Schema) -> Schema:
@@ -299,6 +299,13 @@ class _Translator:
         if "description" in own:
             own["description"] = _text(own["description"])
         return own
+
+
+def _default_of(schema: Schema) -> Schema:
+    """Return an object's default: empty, for the server fills it; written out where rules must hold of it as it stands."""
+    if "x-kubernetes-validations" not in schema:
+        return {}
+    return {name: inner["default"] for name, inner in schema["properties"].items() if "default" in inner}
 
 
 def _freeze(schema: Schema, *, path: str) -> None:

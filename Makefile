@@ -76,6 +76,7 @@ format: $(DEV) ## rewrite the sources in the house's format
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
 docs: $(DEV) ## regenerate the generated pages, check every link
+	@PYTHONPATH=. $(BIN)/python -m tools.generate_crds
 	@$(BIN)/python tools/exit_codes.py docs/reference/exit-codes.md
 	@$(BIN)/python tools/links.py
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)|!\[[^\]]*\]\((?P<image>[^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`[^`\n]*`")
 HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 
 
@@ -28,7 +29,7 @@ def pages(root: Path) -> list[Path]:
 def broken_links(page: Path) -> list[str]:
     """Say which links of one page lead nowhere; addresses of other hosts are not followed."""
     offences = []
-    for link in LINK.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):
+    for link in LINK.finditer(CODE.sub("", FENCE.sub("", page.read_text(encoding="utf-8")))):
         target = link["target"] or link["image"]
         if "://" in target or target.startswith("mailto:"):
             continue

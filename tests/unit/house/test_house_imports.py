@@ -6,6 +6,7 @@ import sys
 from pathlib import Path, PurePosixPath
 
 import pytest
+
 from tools import guards
 
 ROOT = Path(__file__).parents[3]

@@ -4,6 +4,7 @@ import functools
 from pathlib import Path, PurePosixPath
 
 import pytest
+
 from tools import guards
 
 ROOT = Path(__file__).parents[3]

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from tools import exit_codes, guards, links, setup_venv, stages, whitespace
 
 ROOT = Path(__file__).parents[3]
@@ -110,7 +111,7 @@ def test_every_link_in_the_documents_leads_somewhere() -> None:
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "a.md"
     page.write_text(
-        "# A heading\n[no](b.md) [none](#another) [fine](#a-heading) [far](https://host/x)\n```\n[code](c.md)\n```\n"
+        "# A `code` heading\n`[a](z)` [no](b.md) [none](#another) [fine](#a-code-heading) [far](https://host/x)\n```\n[code](c.md)\n```\n"
     )
     assert [offence.rpartition(" ")[2] for offence in links.broken_links(page)] == ["b.md", "#another"]
 

@@ -73,7 +73,7 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.shape = shape
-        # A weight of our own skips the default initialisation, whose meta kernel imports the compiler (2 to 8 s a rank).
+        # A weight of our own skips the default initialisation, whose meta kernel imports the compiler (2 to 8 s).
         self.embed_tokens = nn.Embedding(
             shape.vocabulary, shape.width, _weight=torch.empty(shape.vocabulary, shape.width)
         )

@@ -145,9 +145,7 @@ class MixtureOfExperts(nn.Module):
                 f"expert slice does not fit: {held}, it must lie in 0..{shape.experts} with step 1"
             )
         if len(held) < shape.experts and dispatcher is None:
-            raise InvalidConfigError(
-                f"expert slice without dispatcher: {held} of {shape.experts}, the others are out of reach"
-            )
+            raise InvalidConfigError(f"expert slice lacks a dispatcher: {held} of {shape.experts} experts are held")
         self.dispatcher: Dispatcher = dispatcher or LocalDispatcher()
         self.gate = Router(shape)
         self.experts = Experts(shape, len(held))
@@ -221,13 +219,13 @@ def spread(x_TD: Tensor, order_R: Tensor, place_R: Tensor, chosen: int) -> Tenso
         place_R: Its inverse.
         chosen: K.
     """
-    rows_RD: Tensor = _Spread.apply(x_TD, order_R, place_R, chosen)  # type: ignore[no-untyped-call]
+    rows_RD: Tensor = _Spread.apply(x_TD, order_R, place_R, chosen)
     return rows_RD
 
 
 def collect(rows_RD: Tensor, order_R: Tensor, place_R: Tensor) -> Tensor:
     """Undo ``spread``'s order: K rows a token, side by side."""
-    ordered_RD: Tensor = _Collect.apply(rows_RD, order_R, place_R)  # type: ignore[no-untyped-call]
+    ordered_RD: Tensor = _Collect.apply(rows_RD, order_R, place_R)
     return ordered_RD
 
 

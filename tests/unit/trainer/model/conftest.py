@@ -93,11 +93,11 @@ def loud_model(shape: ModelShape = KIMI_VL_NANO, *, seed: int = 3) -> KimiVL:
             elif name.endswith(".bias"):
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
             elif name.startswith("language_model.model.layers"):
-                parameter.mul_(5.0)
+                parameter.mul_(0.1 / shape.decoder.initializer_range)
             elif name.endswith("wqkv.weight"):
                 parameter[: 2 * shape.vision.width].mul_(1.5)
             elif name.endswith("pos_emb.weight"):
-                parameter.mul_(25.0)
+                parameter.mul_(0.5 / shape.decoder.initializer_range)
         for router in (module for module in model.modules() if isinstance(module, Router)):
             router.e_score_correction_bias.copy_(0.1 * torch.randn(shape.decoder.experts, generator=generator))
     return model

@@ -16,10 +16,9 @@ from polyreme_trainer.model.generate import generate
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tests.unit.trainer.model.conftest import Batch
-
     from polyreme_trainer.model.grid import Grid
     from polyreme_trainer.model.vlm import KimiVL
+    from tests.unit.trainer.model.conftest import Batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +40,8 @@ def questions(batch_of: Callable[..., Batch]) -> list[Question]:
 
 
 def naive(model: KimiVL, question: Question, stop_token: int, new_tokens_max: int) -> list[int]:
-    tokens, answer = list(question.prompt_tokens), []
+    tokens = list(question.prompt_tokens)
+    answer: list[int] = []
     patches_PC = torch.from_numpy(np.asarray(question.patches_PC))
     grids = [(int(rows), int(columns)) for rows, columns in np.asarray(question.grids_I2)]
     while len(answer) < new_tokens_max and stop_token not in answer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from polyreme_api.batch import IGNORED_TARGET
 from polyreme_trainer.model import loss
@@ -27,7 +26,9 @@ def test_the_sum_and_its_gradients_equal_the_plain_cross_entropy(
     monkeypatch.setattr(loss, "LOGITS_MAX", logits_max)
     hidden_TD, head_VD, targets_T = inputs()
     total, count = token_loss(hidden_TD, head_VD, targets_T)
-    expected = F.cross_entropy(hidden_TD @ head_VD.T, targets_T, ignore_index=IGNORED_TARGET, reduction="sum")
+    expected = torch.nn.functional.cross_entropy(
+        hidden_TD @ head_VD.T, targets_T, ignore_index=IGNORED_TARGET, reduction="sum"
+    )
     assert int(count) == 20
     torch.testing.assert_close(total, expected)
     ours = torch.autograd.grad(total, (hidden_TD, head_VD))
@@ -40,7 +41,7 @@ def test_a_fully_masked_stream_costs_nothing_and_still_has_gradients() -> None:
     hidden_TD, head_VD, targets_T = inputs()
     total, count = token_loss(hidden_TD, head_VD, torch.full_like(targets_T, IGNORED_TARGET))
     total.backward()
-    assert float(total) == 0.0
+    assert total.item() == 0.0
     assert int(count) == 0
     assert hidden_TD.grad is not None
     assert hidden_TD.grad.abs().max() == 0

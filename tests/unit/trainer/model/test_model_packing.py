@@ -15,9 +15,8 @@ from polyreme_trainer.model.grid import packed_tables
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.unit.trainer.model.conftest import Batch
-
     from polyreme_trainer.model.vlm import KimiVL
+    from tests.unit.trainer.model.conftest import Batch
 
 IMAGES = [slice(0, 1), slice(1, 1), slice(1, 3), slice(3, 4)]
 

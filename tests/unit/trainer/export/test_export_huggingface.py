@@ -1,0 +1,185 @@
+"""An export is whole or absent, comes back equal, and speaks when another library reads it."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from polyreme_api.batch import TokenIds
+from polyreme_api.errors import InvalidConfigError, NotFoundError
+from polyreme_api.plan.shapes import KIMI_VL_NANO, PRESETS
+from polyreme_trainer.export.config import model_config
+from polyreme_trainer.export.huggingface import INDEX_FILE, export_model, load_exported
+from polyreme_trainer.export.names import from_checkpoint, to_checkpoint
+from polyreme_trainer.model.initialise import build_model
+from polyreme_trainer.model.moe import Router
+from polyreme_trainer.model.vlm import KimiVL
+
+TOKENS = TokenIds(media=1, end=2, pad=0)
+
+
+@pytest.fixture
+def model() -> KimiVL:
+    model = build_model(KIMI_VL_NANO, seed=5, media_token=TOKENS.media)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith("language_model.model.layers") and "norm" not in name:
+                parameter.mul_(0.1 / KIMI_VL_NANO.decoder.initializer_range)
+        for router in (module for module in model.modules() if isinstance(module, Router)):
+            router.e_score_correction_bias.copy_(0.1 * torch.randn(8, generator=generator))
+    return model
+
+
+def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert set(ours) == set(theirs)
+    for name, tensor in ours.items():
+        assert tensor.dtype == theirs[name].dtype, name
+        assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.parametrize("shard_bytes_max", [1 << 30, 100_000])
+def test_what_is_exported_comes_back_equal(model: KimiVL, tmp_path: pathlib.Path, shard_bytes_max: int) -> None:
+    export_model(model.state_dict(), KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS, shard_bytes_max=shard_bytes_max)
+    assert_equal(model.state_dict(), load_exported(tmp_path / "e"))
+    files = list((tmp_path / "e").glob("*.safetensors"))
+    assert (len(files) > 5) == (shard_bytes_max == 100_000)
+    assert [path.name for path in tmp_path.iterdir()] == ["e"]
+
+
+def test_bfloat16_weights_come_back_as_they_were(tmp_path: pathlib.Path) -> None:
+    model = build_model(KIMI_VL_NANO, seed=5, media_token=1, dtype=torch.bfloat16)
+    export_model(model.state_dict(), KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
+    assert_equal(model.state_dict(), load_exported(tmp_path / "e"))
+    assert json.loads((tmp_path / "e" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_names_are_those_of_the_released_checkpoints(model: KimiVL) -> None:
+    names = set(to_checkpoint(model.state_dict()))
+    assert names >= {
+        "vision_tower.patch_embed.proj.weight",
+        "vision_tower.patch_embed.pos_emb.weight",
+        "vision_tower.encoder.blocks.1.norm0.weight",
+        "vision_tower.encoder.blocks.1.wqkv.bias",
+        "vision_tower.encoder.blocks.1.mlp.fc0.weight",
+        "vision_tower.encoder.final_layernorm.bias",
+        "multi_modal_projector.pre_norm.weight",
+        "multi_modal_projector.linear_2.bias",
+        "language_model.model.embed_tokens.weight",
+        "language_model.model.layers.0.mlp.gate_proj.weight",
+        "language_model.model.layers.2.self_attn.kv_a_proj_with_mqa.weight",
+        "language_model.model.layers.2.self_attn.kv_a_layernorm.weight",
+        "language_model.model.layers.2.mlp.gate.e_score_correction_bias",
+        "language_model.model.layers.2.mlp.experts.7.down_proj.weight",
+        "language_model.model.layers.2.mlp.shared_experts.up_proj.weight",
+        "language_model.lm_head.weight",
+    }
+    assert not any("gate_up" in name for name in names)
+
+
+def test_the_order_in_which_experts_are_read_does_not_matter(model: KimiVL) -> None:
+    tensors = to_checkpoint(model.state_dict())
+    assert_equal(model.state_dict(), from_checkpoint(dict(reversed(tensors.items()))))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_the_text_part_loads_in_transformers_with_equal_logits(model: KimiVL, tmp_path: pathlib.Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    export_model(model.state_dict(), KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS, shard_bytes_max=200_000)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "e" / "text", output_loading_info=True)
+    reference, report = loaded
+    assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert type(reference).__name__ == "DeepseekV3ForCausalLM"
+    assert reference.config.rms_norm_eps == KIMI_VL_NANO.decoder.norm_eps
+    tokens_T = torch.randint(3, 512, (40,), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        hidden_TD = model(tokens_T, torch.arange(40), [0, 40], torch.zeros(0, 588), []).hidden_TD
+        ours, theirs = model.logits(hidden_TD), reference(input_ids=tokens_T.unsqueeze(0)).logits[0]
+    assert (ours - theirs).abs().max() < 1e-5
+    assert ours.std() > 0.1
+
+
+def test_the_configuration_is_that_of_the_released_model() -> None:
+    config = model_config(PRESETS["kimi-vl-a3b"], tokens=TokenIds(media=163_605, end=163_586, pad=163_838))
+    text = config["text_config"]
+    assert config["architectures"] == ["KimiVLForConditionalGeneration"]
+    assert config["model_type"] == "kimi_vl"
+    assert config["media_placeholder_token_id"] == 163_605
+    assert (text["rms_norm_eps"], text["rope_theta"], text["q_lora_rank"]) == (1e-5, 800_000.0, None)
+    assert (text["n_routed_experts"], text["num_experts_per_tok"], text["n_shared_experts"]) == (64, 6, 2)
+    assert config["vision_config"]["init_pos_emb_height"] == 64
+    assert json.loads(json.dumps(config)) == config
+
+
+def test_a_second_export_replaces_the_first(model: KimiVL, tmp_path: pathlib.Path) -> None:
+    export_model(model.state_dict(), KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS, shard_bytes_max=100_000)
+    other = build_model(KIMI_VL_NANO, seed=6, media_token=1).state_dict()
+    export_model(other, KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
+    assert_equal(other, load_exported(tmp_path / "e"))
+    assert len(list((tmp_path / "e").glob("*.safetensors"))) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["e"]
+
+
+def test_an_export_that_was_killed_leaves_the_older_one_and_does_not_hinder_the_next(
+    model: KimiVL, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = model.state_dict()
+    export_model(state, KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
+    other = build_model(KIMI_VL_NANO, seed=6, media_token=1).state_dict()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            export_model(other, KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
+    assert (tmp_path / ".e.partial").exists()
+    assert_equal(state, load_exported(tmp_path / "e"))
+    export_model(other, KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
+    assert_equal(other, load_exported(tmp_path / "e"))
+    assert [path.name for path in tmp_path.iterdir()] == ["e"]
+
+
+def test_no_export_is_not_found(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(NotFoundError, match="no export"):
+        load_exported(tmp_path / "e")
+
+
+def test_a_torn_file_is_refused(model: KimiVL, tmp_path: pathlib.Path) -> None:
+    export_model(model.state_dict(), KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
+    (file,) = (tmp_path / "e").glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(InvalidConfigError, match="can't be read"):
+        load_exported(tmp_path / "e")
+
+
+def test_a_weight_that_the_index_names_and_no_file_holds_is_refused(model: KimiVL, tmp_path: pathlib.Path) -> None:
+    export_model(model.state_dict(), KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
+    path = tmp_path / "e" / INDEX_FILE
+    index = json.loads(path.read_text())
+    index["weight_map"]["language_model.absent"] = next(iter(index["weight_map"].values()))
+    path.write_text(json.dumps(index))
+    with pytest.raises(InvalidConfigError, match=r"language_model\.absent"):
+        load_exported(tmp_path / "e")
+
+
+def test_a_missing_expert_is_refused(model: KimiVL) -> None:
+    tensors = to_checkpoint(model.state_dict())
+    del tensors["language_model.model.layers.1.mlp.experts.3.up_proj.weight"]
+    with pytest.raises(InvalidConfigError, match=r"experts\.3\.up_proj"):
+        from_checkpoint(tensors)
+
+
+def test_the_text_part_holds_no_vision(model: KimiVL, tmp_path: pathlib.Path) -> None:
+    export_model(model.state_dict(), KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
+    (file,) = (tmp_path / "e" / "text").glob("*.safetensors")
+    assert all(name.startswith(("model.", "lm_head.")) for name in load_file(file))

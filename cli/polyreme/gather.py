@@ -1,0 +1,225 @@
+"""From a run's folder to the values of its report and its figures."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from polyreme.files import read_json
+from polyreme.home import RunDirectory
+from polyreme.records import RunRecords
+from polyreme.report.data import (
+    AccountingShares,
+    AnsweredPage,
+    AttemptRow,
+    CheckpointRow,
+    DeadLetterRow,
+    Figures,
+    HeldOutSet,
+    LostShare,
+    MixtureWeights,
+    ReportData,
+    StageRow,
+)
+from polyreme.timeline import Moment
+from polyreme_api.job import TrainingJob
+from polyreme_api.plan.plan import plan_for
+from polyreme_api.progress import StepRecord
+
+PAGES_SHOWN_MAX = 24
+"""Held-out pages in the report, wrong ones first."""
+PACKAGES = ("polyreme", "torch", "numpy", "pydantic", "sqlalchemy", "obstore")
+
+
+def gather(
+    run: RunDirectory,
+    job: TrainingJob,
+    records: RunRecords,
+    moments: Sequence[Moment],
+    *,
+    picture: Callable[[str], bytes],
+    now_s: float,
+) -> ReportData:
+    """Collect a run's report.
+
+    Args:
+        run: The run's folder.
+        job: The job with its newest status.
+        records: What the ranks left.
+        moments: What the serving process saw of the attempts.
+        picture: Returns the PNG of a held-out page by its digest.
+        now_s: The time.
+    """
+    data = read_json(run.data_report) or {}
+    pages = list((records.evaluation or {}).get("pages", ()))
+    outcome, reason = verdict(job)
+    return ReportData(
+        title=job.metadata.name,
+        job=run.name if run.namespace == "default" else f"{run.namespace}/{run.name}",
+        outcome=outcome,
+        reason=reason,
+        written_s=now_s,
+        figures=figures(job, records, moments, now_s=now_s),
+        job_yaml=run.job_file.read_text(encoding="utf-8") if run.job_file.exists() else "",
+        plan=plan_for(job.spec),
+        steps_planned=job.spec.training.steps,
+        steps=records.history,
+        thrown_away=records.discarded,
+        attempts=_attempts(job, records, moments),
+        accounting=_accounting(job),
+        mixture=_mixture(job),
+        stages=[_stage(row) for row in data.get("stages", ())],
+        dead_letters=[_dead_letter(row) for row in data.get("deadLetters", ())],
+        held_out=_held_out(pages),
+        pages=[_page(page, picture) for page in _chosen(pages)],
+        checkpoints=[
+            CheckpointRow(name=entry.name, size_bytes=entry.size_bytes, committed=entry.committed)
+            for entry in records.checkpoints
+        ],
+        environment=_environment(),
+    )
+
+
+def verdict(job: TrainingJob) -> tuple[str, str]:
+    """Say how the job stands, in one word and one sentence."""
+    for kind in ("Succeeded", "Failed", "Suspended", "Restarting", "Running", "PodsReady", "Admitted", "Queued"):
+        condition = job.status.condition(kind)
+        if condition is not None and condition.status == "True":
+            word = {"Suspended": "Stopped", "PodsReady": "Starting", "Admitted": "Starting"}.get(kind, kind)
+            return word, condition.message or condition.reason
+    waiting = job.status.condition("Admitted") or job.status.condition("Queued")
+    return "Waiting", (waiting.message or waiting.reason) if waiting else "not seen by the operator yet"
+
+
+def figures(job: TrainingJob, records: RunRecords, moments: Sequence[Moment], *, now_s: float) -> Figures:
+    """Work the head figures out from what is on disk."""
+    history = records.history
+    began_s = min((moment.at_s for moment in moments if moment.kind == "attempt"), default=now_s)
+    ended_s = next((moment.at_s for moment in moments if moment.kind == "finished"), now_s)
+    wall_s = max(0.0, ended_s - began_s)
+    trained_s = sum(record.step_s for record in history)
+    tokens = sum(record.tokens for record in history)
+    evaluation = records.evaluation or {}
+    return Figures(
+        wall_s=wall_s,
+        attempts=max(len(records.points), job.status.attempt.number if job.status.attempt else 0),
+        restart_s=restart_s(moments, records.steps),
+        tokens_per_second=tokens / trained_s if trained_s else None,
+        held_out_ratio=evaluation.get("exactMatchRatio"),
+        goodput=min(1.0, trained_s / wall_s) if wall_s and history else None,
+    )
+
+
+def restart_s(moments: Sequence[Moment], steps: Mapping[int, Sequence[StepRecord]]) -> float | None:
+    """Longest time from an injected fault to the end of the next step that a later attempt trained [s]."""
+    waits = []
+    for fault in (moment for moment in moments if moment.kind == "fault"):
+        later = [
+            record.ended_at_s
+            for attempt, records in steps.items()
+            if attempt > fault.attempt
+            for record in records[:1]
+            if record.ended_at_s > fault.at_s
+        ]
+        if later:
+            waits.append(min(later) - fault.at_s)
+    return max(waits, default=None)
+
+
+def _attempts(job: TrainingJob, records: RunRecords, moments: Sequence[Moment]) -> list[AttemptRow]:
+    causes = {record.attempt: record for record in job.status.restart_records}
+    starts = {moment.attempt: moment for moment in moments if moment.kind == "attempt"}
+    releases = {moment.attempt: moment.at_s for moment in moments if moment.kind == "released"}
+    finished_s = next((moment.at_s for moment in moments if moment.kind == "finished"), None)
+    rows = []
+    for number, start in sorted(starts.items()):
+        steps = records.steps.get(number, ())
+        following = next((moment.at_s for other, moment in sorted(starts.items()) if other > number), finished_s)
+        cause = causes.get(number)
+        rows.append(
+            AttemptRow(
+                number=number,
+                scope=start.text,
+                started_s=start.at_s,
+                released_s=releases.get(number),
+                first_step=steps[0].step if steps else None,
+                last_step=steps[-1].step if steps else None,
+                ended_s=following,
+                succeeded=cause is None and job.status.is_true("Succeeded") and number == max(starts),
+                cause=cause.cause if cause else "",
+                message=cause.message if cause else "",
+            )
+        )
+    return rows
+
+
+def _accounting(job: TrainingJob) -> AccountingShares:
+    accounting = job.status.accounting
+    return AccountingShares(
+        effective_s=accounting.effective_milliseconds / 1000,
+        lost=[LostShare(cause=entry.cause, seconds=entry.milliseconds / 1000) for entry in accounting.lost],
+    )
+
+
+def _mixture(job: TrainingJob) -> list[MixtureWeights]:
+    first = MixtureWeights(step=1, weights={source.name: source.weight for source in job.spec.data.sources})
+    changes = [
+        MixtureWeights(step=change.from_step, weights={weight.source: weight.weight for weight in change.weights})
+        for change in job.spec.data.schedule
+    ]
+    return [first, *changes]
+
+
+def _stage(row: Mapping[str, Any]) -> StageRow:
+    return StageRow(
+        dataset=row["dataset"],
+        stage=row["stage"],
+        processed=row["processed"],
+        reused=row["reused"],
+        dead_letters=row["deadLetters"],
+    )
+
+
+def _dead_letter(row: Mapping[str, Any]) -> DeadLetterRow:
+    return DeadLetterRow(dataset=row["dataset"], stage=row["stage"], record=row["record"], error=row["error"])
+
+
+def _held_out(pages: Iterable[Mapping[str, Any]]) -> list[HeldOutSet]:
+    sets: dict[str, list[bool]] = {}
+    for page in pages:
+        sets.setdefault(_set_name(page), []).append(bool(page["match"]))
+    return [HeldOutSet(name=name, samples=len(marks), right=sum(marks)) for name, marks in sets.items()]
+
+
+def _chosen(pages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    wrong = [page for page in pages if not page["match"]][: PAGES_SHOWN_MAX // 2]
+    right = [page for page in pages if page["match"]]
+    stride = max(1, len(right) // max(1, PAGES_SHOWN_MAX - len(wrong)))
+    return [*wrong, *right[::stride][: PAGES_SHOWN_MAX - len(wrong)]]
+
+
+def _page(page: Mapping[str, Any], picture: Callable[[str], bytes]) -> AnsweredPage:
+    return AnsweredPage(
+        png=picture(page["imageDigest"]),
+        question=page["question"],
+        expected=page["expected"],
+        answer=page["answer"],
+        right=bool(page["match"]),
+        set_name=_set_name(page),
+    )
+
+
+def _set_name(page: Mapping[str, Any]) -> str:
+    return str(page["sampleId"]).split(":", 1)[0]
+
+
+def _environment() -> dict[str, str]:
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {
+        **versions,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }

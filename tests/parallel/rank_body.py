@@ -1,0 +1,323 @@
+"""What a rank of a test does. Run by path in a process forked from a warm parent: ``request`` is its argument.
+
+Not a test module: pytest does not import it, and ``tests`` is no package.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from polyreme_api.batch import EvaluationSample, PackedBatch, TokenIds
+from polyreme_api.errors import RefusedError
+from polyreme_api.plan.layout import Layout
+from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_api.progress import ProgressRecord
+from polyreme_trainer.checkpoint import directory
+from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
+from polyreme_trainer.parallel import collectives, gradients
+from polyreme_trainer.parallel.world import RankSettings, open_world
+from polyreme_trainer.train import run
+from polyreme_trainer.train.settings import (
+    CheckpointSettings,
+    EvaluationSettings,
+    OptimizerSettings,
+    TrainSettings,
+)
+from polyreme_trainer.train.state import TrainState, backward, content, open_state, reduce, to_inputs, update
+
+MEDIA, END, PAD = 5, 1, 0
+VALUES = 3 * 14 * 14
+
+
+class Pages:
+    """Made-up packed pages: a pure function of (step, pack), with images and answers of many sizes."""
+
+    token_ids = TokenIds(media=MEDIA, end=END, pad=PAD)
+    pack_tokens = 96
+
+    def __init__(self, *, packs: int = 4, seed: int = 3, infinite_at: int = 0, hooks: Mapping[int, Any] | None = None):
+        self.packs_per_step, self._seed, self._infinite_at, self._hooks = packs, seed, infinite_at, hooks or {}
+
+    def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
+        self._hooks.get(step, lambda: None)()
+        tokens, targets, positions, offsets, images, grids = [], [], [], [0], [], []
+        for pack in range(first, first + count):
+            begun = len(tokens)
+            for document in self._documents(step, pack):
+                tokens += document[0]
+                targets += document[1]
+                positions += range(len(document[0]))
+                offsets.append(len(tokens))
+                images.append(document[2])
+                grids.append(document[3])
+            gap = begun + self.pack_tokens - len(tokens)
+            tokens, targets, positions = tokens + [PAD] * gap, targets + [-100] * gap, positions + list(range(gap))
+            offsets.append(len(tokens))
+        patches = np.concatenate(images)
+        if step == self._infinite_at and first == 0:
+            patches[0, 0] = np.inf
+        return PackedBatch(
+            tokens_T=np.array(tokens),
+            targets_T=np.array(targets),
+            positions_T=np.array(positions),
+            document_offsets=np.array(offsets, np.int32),
+            patches_PC=patches,
+            grids_I2=np.array(grids, np.int32),
+            sample_ids=[str(number) for number in range(len(grids))],
+            unmasked_tokens=sum(target != -100 for target in targets),
+        )
+
+    def _documents(self, step: int, pack: int) -> list[Any]:
+        draw = np.random.default_rng([self._seed, step, pack])
+        documents: list[Any] = []
+        left = self.pack_tokens
+        while True:
+            rows, columns, digits = 2 * int(draw.integers(1, 3)), 2 * int(draw.integers(1, 4)), int(draw.integers(1, 5))
+            media = rows * columns // 4
+            answer = draw.integers(10, 20, size=digits).tolist()
+            page = [2, *[MEDIA] * media, 4, *answer, END]
+            if len(page) > left:
+                return documents
+            left -= len(page)
+            masked = [-100] * (1 + media) + [*answer, END, -100]
+            documents.append((page, masked, draw.standard_normal((rows * columns, VALUES), np.float32), (rows, columns)))
+
+    def state(self, step: int) -> dict[str, Any]:
+        return {"seed": self._seed, "step": step}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        if state["seed"] != self._seed:
+            raise RefusedError(f"data order differs: seed {state['seed']}, this run has {self._seed}")
+
+
+class Questions:
+    """Some held-out pages."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def sample(self, index: int) -> EvaluationSample:
+        draw = np.random.default_rng([9, index])
+        return EvaluationSample(
+            sample_id=f"page-{index}",
+            prompt_tokens=[2, MEDIA, MEDIA, 4],
+            patches_PC=draw.standard_normal((8, VALUES), np.float32),
+            grids_I2=np.array([[2, 4]], np.int32),
+            question="what does the page say",
+            expected=str(index),
+            image_digest=f"{index:064x}",
+        )
+
+    def text(self, tokens: Any) -> str:
+        return " ".join(str(token) for token in tokens)
+
+
+class WallClock:
+    def now_s(self) -> float:
+        return time.time()
+
+    def steady_s(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, delay_s: float) -> None:
+        raise AssertionError("a rank does not sleep")
+
+
+class Journal:
+    """Keeps every progress record as a line of a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a")
+
+    def report(self, record: ProgressRecord) -> None:
+        self._file.write(record.model_dump_json(by_alias=True) + "\n")
+        self._file.flush()
+
+
+def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket | None) -> TrainSettings:
+    dp, ep = request["layout"]
+    return TrainSettings(
+        rank=RankSettings(
+            rank=rank,
+            world=dp,
+            attempt=request.get("attempt", 1),
+            master_port=request["port"],
+            master_fd=listener.fileno() if listener else None,
+            collective_timeout_s=60.0,
+        ),
+        layout=Layout(dp=dp, ep=ep),
+        shape=dataclasses.replace(
+            KIMI_VL_NANO, decoder=dataclasses.replace(KIMI_VL_NANO.decoder, **request.get("decoder", {}))
+        ),
+        steps=request.get("steps", 10),
+        checkpoint=CheckpointSettings(
+            root=Path(request["root"]),
+            resume_from=request.get("resume_from"),
+            interval_steps=request.get("interval", 4),
+            kept=request.get("kept", 3),
+            plan_hash="p",
+        ),
+        optimizer=OptimizerSettings(warmup_steps=2, gradient_norm_max=request.get("clip", 1.0)),
+        evaluation=EvaluationSettings(samples_max=50, answer_tokens_max=4),
+        export_directory=Path(request["export"]) if "export" in request else None,
+    )
+
+
+def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int:
+    """The real entry of a rank, with faults where the test wants them."""
+    hooks = {} if rank != request.get("fault_rank", 0) else {
+        int(step): _fault(name) for step, name in request.get("faults", {}).items()
+    }
+    if (pause := request.get("pause")) and rank == 0:
+        _pause_before(pause)
+    if request.get("full_disk_rank") == rank:
+        _full_disk()
+    return run.train_rank(
+        settings,
+        source=Pages(seed=request.get("data_seed", 3), infinite_at=request.get("infinite_at", 0), hooks=hooks),
+        evaluation=Questions(request["questions"]) if "questions" in request else None,
+        sink=Journal(settings.checkpoint.root / "progress.jsonl") if rank == 0 else Journal(Path(os.devnull)),
+        clock=WallClock(),
+    )
+
+
+def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int:
+    """Write the whole model's clipped mean gradient of the first step, and the losses of ten."""
+    source = Pages()
+    with open_world(settings.rank, settings.layout) as world:
+        _plant(request.get("bug"), world)
+        state = open_state(settings, world.meshes, media_token=MEDIA)
+        losses, first = [], {}
+        for step in range(1, settings.steps + 1):
+            share = source.packs_per_step // settings.layout.dp
+            batch = source.packs(step, first=rank * share, count=share)
+            total = reduce(state, backward(state, to_inputs(batch, device="cpu")), world.meshes)
+            if step == 1:
+                scale = gradients.gradient_scale(total, norm_max=settings.optimizer.gradient_norm_max)
+                first = {name: g * scale for name, g in _whole(state, world, gradient_too=True).items()}
+                first["norm"] = torch.tensor(total.gradient_norm)
+            update(state, total, settings.optimizer, rate=2e-3)
+            losses.append(total.loss)
+        if rank == 0:
+            torch.save({"gradients": first, "losses": losses}, request["output"])
+    return 0
+
+
+def digests(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int:
+    """Load a checkpoint into this layout and write a digest of every global tensor."""
+    with open_world(settings.rank, settings.layout) as world:
+        state = open_state(settings, world.meshes, media_token=MEDIA)
+        root, name = settings.checkpoint.root, request["resume_from"]
+        marker = open_checkpoint(root, name, settings.shape)
+        held = content(state, world.meshes, with_rng=False)
+        load_checkpoint(held, marker, root, name, group=world.checkpoint_group)
+        whole = _whole(state, world, gradient_too=False)
+        whole |= {f"bias.{layer}": bias for layer, bias in enumerate(state.router_biases)}
+        if rank == 0:
+            Path(request["output"]).write_text(
+                json.dumps({n: hashlib.sha256(t.contiguous().numpy().tobytes()).hexdigest() for n, t in whole.items()})
+            )
+    return 0
+
+
+def _whole(state: TrainState, world: Any, *, gradient_too: bool) -> dict[str, torch.Tensor]:
+    """All parameters with their moments, or their gradients, experts joined."""
+    whole: dict[str, torch.Tensor] = {}
+    for part, moments in zip(state.flat.parts, state.optimizer.moments, strict=True):
+        buffers = (
+            {"gradient": part.gradients}
+            if gradient_too
+            else {"value": part.values, "first": moments.first, "second": moments.second}
+        )
+        for kind, buffer in buffers.items():
+            for name, view in part.views(buffer):
+                joined = view if part is state.flat.dense else collectives.gather_slices(view, world.meshes.ep_group)
+                whole[f"{kind}.{name}"] = joined.clone()
+    return whole
+
+
+def _plant(bug: str | None, world: Any) -> None:
+    """Break the reduction, so that the comparison can be seen to notice."""
+    if bug == "experts are not summed over their copies":
+        real = collectives.sum_over
+        collectives.sum_over = lambda buffer, group: None if group is world.meshes.edp_group else real(buffer, group)
+    if bug == "each rank divides by its own count":
+        total = gradients.reduce_step
+        globals()["reduce"] = lambda state, local, meshes: dataclasses.replace(
+            total(state.flat, local, meshes), unmasked=local.unmasked
+        )
+    if bug == "experts are divided by their copies":
+        summed = collectives.sum_over
+
+        def mean(buffer: torch.Tensor, group: Any) -> None:
+            summed(buffer, group)
+            if group is world.meshes.edp_group:
+                buffer /= dist.get_world_size(group)
+
+        collectives.sum_over = mean
+
+
+def _fault(name: str) -> Any:
+    return {
+        "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "stop": lambda: os.kill(os.getpid(), signal.SIGTERM),
+        "save": lambda: os.kill(os.getpid(), signal.SIGUSR1),
+        "disk has room again": lambda: resource.setrlimit(
+            resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        ),
+    }[name]
+
+
+def _full_disk() -> None:
+    """Files of this process may not grow beyond 64 KiB: a write then fails as on a full disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
+
+
+def _pause_before(pause: str) -> None:
+    """Stop this process (SIGSTOP) just before it looks for a newer attempt, or just before it links the marker."""
+    name = {"fence": "check_not_fenced", "marker": "create_if_absent"}[pause]
+    real = getattr(directory, name)
+
+    def paused(*arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        real(*arguments)
+
+    setattr(directory, name, paused)
+
+
+def main(request: Mapping[str, Any], rank: int, listener: socket.socket | None) -> None:
+    torch.set_num_threads(1)
+    log = Path(request["root"]) / f"rank-{rank}.log"
+    logging.basicConfig(filename=log, level=logging.INFO)
+    body = {"train": train, "gradient": gradient, "digests": digests}[request["body"]]
+    code = 1
+    try:
+        code = body(request, rank, settings_of(request, rank, listener))
+    except BaseException:  # noqa: BLE001 - a rank that crashes says why in its log, and ends as a crash
+        logging.getLogger("rank").exception("crash")
+    sys.stdout.flush()
+    os._exit(code)
+
+
+if __name__ == "rank":
+    main(globals()["request"], globals()["rank"], globals()["listener"])

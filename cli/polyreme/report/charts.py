@@ -1,0 +1,202 @@
+"""The report's pictures over steps and over time: loss, attempts, throughput."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from polyreme.report import svg
+from polyreme.report.data import AttemptRow, MixtureWeights, ReportData
+from polyreme.report.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Scale
+from polyreme.report.timeline import attempt_spans
+from polyreme.report.words import clock, duration, share, short_weights
+from polyreme_api.progress import StepRecord
+
+COLOURS = 6
+"""Colours of attempts, which then repeat; the style sheet has one variable for each."""
+ATTEMPTS_MAX = 60
+"""Attempts that the timeline shows, the newest; more are said in words."""
+MARKS_MAX = 40
+SMOOTHING = 0.8
+_LOSS_PX = 380
+_RATE_PX = 240
+_ROW_PX = 30
+_BUCKETS = 160
+
+
+def loss_chart(data: ReportData) -> str:
+    """Draw the loss over steps: history by attempt, thrown-away steps dashed, resume points, changes of the mixture."""
+    finite = [record.loss for record in [*data.steps, *data.thrown_away] if math.isfinite(record.loss)]
+    if not finite:
+        return ""
+    logarithmic = min(finite) > 0
+    y = _y_scale(min(finite), max(finite), bottom=_LOSS_PX - BOTTOM, logarithmic=logarithmic)
+    last = max([data.steps_planned, *(record.step for record in [*data.steps, *data.thrown_away])])
+    x = Scale(low=0, high=last, from_px=LEFT, to_px=WIDTH - RIGHT)
+    parts = [svg.frame(x, y, name_x="step", name_y="loss, log scale" if logarithmic else "loss")]
+    parts += _mixture_marks(data.mixture, x=x, y=y)
+    parts += [
+        svg.line(_points(records, x, y), f"lost-line c{attempt % COLOURS}", title=f"attempt {attempt}, thrown away")
+        for attempt, records in _by_attempt(data.thrown_away).items()
+    ]
+    smooth = _smoothed(data.steps)
+    for attempt, records in _by_attempt(data.steps).items():
+        parts.append(svg.line(_points(records, x, y), f"raw c{attempt % COLOURS}"))
+        trend = [(x(record.step), y(smooth[record.step])) for record in records if record.step in smooth]
+        parts.append(svg.line(svg.thin(trend), f"trend c{attempt % COLOURS}", title=f"attempt {attempt}"))
+    parts += _resume_marks(data, x=x, y=y)
+    parts += [
+        svg.dot(x(record.step), y.to_px, "bad", title=f"step {record.step}: loss {record.loss}")
+        for record in [*data.steps, *data.thrown_away][: svg.POINTS_MAX]
+        if not math.isfinite(record.loss)
+    ]
+    return svg.picture(parts, height=_LOSS_PX, says=f"Loss over {last} steps, coloured by attempt")
+
+
+def timeline_chart(data: ReportData) -> str:
+    """Draw what each attempt did over wall time, one row an attempt."""
+    attempts = data.attempts[-ATTEMPTS_MAX:]
+    if not attempts:
+        return ""
+    start_s = min(attempt.started_s for attempt in data.attempts)
+    end_s = max([start_s + data.figures.wall_s, *(attempt.ended_s or attempt.started_s for attempt in attempts)])
+    height = TOP + _ROW_PX * len(attempts) + BOTTOM
+    x = Scale(low=0, high=max(end_s - start_s, 1e-3), from_px=LEFT, to_px=WIDTH - RIGHT)
+    y = Scale(low=0, high=1, from_px=height - BOTTOM, to_px=TOP)
+    parts = [
+        f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{y.to_px}" y2="{y.from_px}"/>'
+        + svg.label(x(tick), y.from_px + 18, clock(tick), "tick", anchor="middle")
+        for tick in _time_ticks(x.high)
+    ]
+    parts.append(svg.label(x.to_px, y.from_px + 32, "wall time", "name", anchor="end"))
+    by_attempt = _by_attempt(data.steps), _by_attempt(data.thrown_away)
+    for row, attempt in enumerate(attempts):
+        spans = attempt_spans(
+            attempt,
+            committed=by_attempt[0].get(attempt.number, ()),
+            thrown_away=by_attempt[1].get(attempt.number, ()),
+            now_s=end_s,
+        )
+        at = TOP + row * _ROW_PX
+        parts.append(
+            svg.label(LEFT - 10, at + 19, str(attempt.number), f"row c{attempt.number % COLOURS}", anchor="end")
+        )
+        for span in spans:
+            left, right = x(span.from_s - start_s), x(span.until_s - start_s)
+            words = f"attempt {number}: {span.kind}, {duration(span.seconds)}"
+            parts.append(svg.bar(left, at + 4, max(right - left, 1), _ROW_PX - 10, f"span {span.kind}", title=words))
+        parts.append(_row_words(attempt, x=x, at=at, end_s=(attempt.ended_s or end_s) - start_s))
+    return svg.picture(
+        parts, height=height, says=f"Timeline of {len(attempts)} attempts; goodput {share(data.figures.goodput)}"
+    )
+
+
+def throughput_chart(data: ReportData) -> str:
+    """Draw trained tokens a second over wall time; pauses show as gaps, thrown-away work in grey."""
+    records = [*data.steps, *data.thrown_away]
+    if not records or not any(record.tokens for record in records):
+        return ""
+    start_s = min([attempt.started_s for attempt in data.attempts] + [r.ended_at_s - r.step_s for r in records])
+    end_s = max(record.ended_at_s for record in records)
+    width_s = max((end_s - start_s) / _BUCKETS, 1e-3)
+    kept, lost = (_rates(part, start_s=start_s, width_s=width_s) for part in (data.steps, data.thrown_away))
+    most = max(a + b for a, b in zip(kept, lost, strict=True))
+    x = Scale(low=0, high=max(end_s - start_s, data.figures.wall_s, 1e-3), from_px=LEFT, to_px=WIDTH - RIGHT)
+    y = Scale(low=0, high=most * 1.08, from_px=_RATE_PX - BOTTOM, to_px=TOP)
+    above = [a + b for a, b in zip(kept, lost, strict=True)]
+    parts = [
+        svg.frame(x, y, write_x=None, name_x="wall time", name_y="tokens / s"),
+        *(svg.label(x(tick), y.from_px + 18, clock(tick), "tick", anchor="middle") for tick in _time_ticks(x.high)),
+        svg.area(_stairs(above, x, y, width_s), "rate-lost", base_px=y.from_px),
+        svg.area(_stairs(kept, x, y, width_s), "rate", base_px=y.from_px),
+    ]
+    return svg.picture(parts, height=_RATE_PX, says="Tokens per second over wall time")
+
+
+def _y_scale(low: float, high: float, *, bottom: float, logarithmic: bool) -> Scale:
+    if logarithmic:
+        low, high = low / 1.15, high * 1.15
+    else:
+        margin = (high - low) * 0.05 or 1.0
+        low, high = low - margin, high + margin
+    return Scale(low=low, high=high, from_px=bottom, to_px=TOP, logarithmic=logarithmic)
+
+
+def _points(records: Sequence[StepRecord], x: Scale, y: Scale) -> list[svg.Point]:
+    return svg.thin([(x(record.step), y(record.loss)) for record in records if math.isfinite(record.loss)])
+
+
+def _by_attempt(records: Sequence[StepRecord]) -> dict[int, list[StepRecord]]:
+    grouped: dict[int, list[StepRecord]] = {}
+    for record in records:
+        grouped.setdefault(record.attempt, []).append(record)
+    return grouped
+
+
+def _smoothed(records: Sequence[StepRecord]) -> dict[int, float]:
+    """Exponential mean over the whole history, corrected for its start: it does not break where attempts change."""
+    mean, weight, smooth = 0.0, 0.0, {}
+    for record in records:
+        if math.isfinite(record.loss):
+            mean = SMOOTHING * mean + (1 - SMOOTHING) * record.loss
+            weight = SMOOTHING * weight + (1 - SMOOTHING)
+            smooth[record.step] = mean / weight
+    return smooth
+
+
+def _mixture_marks(mixture: Sequence[MixtureWeights], *, x: Scale, y: Scale) -> list[str]:
+    parts = []
+    for number, change in enumerate([change for change in mixture if change.step > 1][:MARKS_MAX]):
+        at = x(change.step)
+        parts.append(svg.rule(at, y.to_px, y.from_px, "mixture", title=f"mixture from step {change.step}"))
+        parts.append(svg.label(at + 4, y.to_px + 10 + 13 * (number % 3), short_weights(change.weights), "mark"))
+    return parts
+
+
+def _resume_marks(data: ReportData, *, x: Scale, y: Scale) -> list[str]:
+    parts = []
+    for before, after in zip(data.steps, data.steps[1:], strict=False):
+        if before.attempt != after.attempt and math.isfinite(before.loss) and len(parts) < MARKS_MAX:
+            words = f"attempt {after.attempt} resumes after step {before.step}"
+            at = x(before.step)
+            parts.append(
+                svg.rule(at, y.to_px, y.from_px, f"resume c{after.attempt % COLOURS}", title=words)
+                + svg.dot(at, y(before.loss), f"resume c{after.attempt % COLOURS}", title=words)
+                + svg.label(at + 5, y.from_px - 8, f"resumed after {before.step}", "mark")
+            )
+    return parts
+
+
+def _row_words(attempt: AttemptRow, *, x: Scale, at: float, end_s: float) -> str:
+    words = attempt.cause or ("succeeded" if attempt.succeeded else "running" if attempt.ended_s is None else "")
+    right = x(end_s)
+    if right > x.to_px - 150:
+        return svg.label(right - 6, at + 19, words, "on-bar", anchor="end")
+    return svg.label(right + 6, at + 19, words, "mark")
+
+
+def _rates(records: Sequence[StepRecord], *, start_s: float, width_s: float) -> list[float]:
+    """Spread each step's tokens over the buckets of wall time that it took."""
+    rates = [0.0] * (_BUCKETS + 1)
+    for record in records:
+        until = min(max((record.ended_at_s - start_s) / width_s, 0.0), float(_BUCKETS))
+        since = max(until - max(record.step_s / width_s, 1e-9), 0.0)
+        length = max(until - since, 1e-9)
+        for bucket in range(math.floor(since), min(math.ceil(until), _BUCKETS)):
+            overlap = min(until, bucket + 1) - max(since, bucket)
+            rates[bucket] += record.tokens * max(overlap, 0.0) / length / width_s
+    return rates
+
+
+def _stairs(rates: Sequence[float], x: Scale, y: Scale, width_s: float) -> list[svg.Point]:
+    points: list[svg.Point] = []
+    for bucket, rate in enumerate(rates[:_BUCKETS]):
+        points += [(x(bucket * width_s), y(rate)), (x((bucket + 1) * width_s), y(rate))]
+    return points
+
+
+def _time_ticks(length_s: float) -> list[float]:
+    """Return round times: 1, 2, 5, 10, 15, 30 s or min, whole hours."""
+    steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400]
+    step = next((step for step in steps if length_s / step <= 9), math.ceil(length_s / 9 / 86_400) * 86_400)
+    return [float(index * step) for index in range(math.floor(length_s / step) + 1)]

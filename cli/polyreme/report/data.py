@@ -1,0 +1,158 @@
+"""What a report shows: values only, gathered by whoever asks for it from the run's folder, registry and store."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from polyreme_api.plan.plan import Plan
+from polyreme_api.progress import StepRecord
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """The figures at the head of the page; None where the run did not get that far."""
+
+    wall_s: float
+    """From the first admission to the end, or to now."""
+    attempts: int
+    restart_s: float | None = None
+    """Longest time from a failure to the next trained step."""
+    tokens_per_second: float | None = None
+    """Committed tokens over the time in which they were trained."""
+    held_out_ratio: float | None = None
+    """Held-out answers that are exactly right, over all sets, 0 to 1."""
+    goodput: float | None = None
+    """Time of steps that are history over wall time, 0 to 1."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRow:
+    """One attempt; times are seconds since the epoch."""
+
+    number: int
+    scope: str
+    """How it came about: ``Start``, ``RestartProcess``, ``RestartPod``, …"""
+    started_s: float
+    released_s: float | None = None
+    """When every worker had joined; None: never."""
+    first_step: int | None = None
+    last_step: int | None = None
+    ended_s: float | None = None
+    """None while it runs."""
+    succeeded: bool = False
+    cause: str = ""
+    """Why it ended, one of the operator's causes; empty for success."""
+    message: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LostShare:
+    """Time lost to one cause."""
+
+    cause: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AccountingShares:
+    """Where the wall time went."""
+
+    effective_s: float = 0.0
+    lost: Sequence[LostShare] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureWeights:
+    """Weights of the sources from a step on."""
+
+    step: int
+    weights: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StageRow:
+    """What one processing stage did for one dataset."""
+
+    dataset: str
+    stage: str
+    processed: int
+    reused: int
+    """Results that an earlier run had left in the lakehouse."""
+    dead_letters: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterRow:
+    """A record that could not be processed."""
+
+    dataset: str
+    stage: str
+    record: str
+    error: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutSet:
+    """Result on one held-out set."""
+
+    name: str
+    samples: int
+    right: int
+    """Samples whose answer is exactly the expected one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredPage:
+    """A held-out page with the model's answer."""
+
+    png: bytes
+    question: str
+    expected: str
+    answer: str
+    right: bool
+    set_name: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRow:
+    """A checkpoint's directory."""
+
+    name: str
+    size_bytes: int
+    committed: bool
+    """False: torn, never loaded."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReportData:
+    """Everything on the page."""
+
+    title: str
+    job: str
+    """Name of the job, with its namespace where that is not the default one."""
+    outcome: str
+    """``Succeeded``, ``Failed``, ``Stopped`` or ``Running``."""
+    reason: str
+    """One sentence: why it ended so, or what it waits for."""
+    written_s: float
+    """When this report was written [s since the epoch]."""
+    figures: Figures
+    job_yaml: str = ""
+    plan: Plan | None = None
+    steps_planned: int = 0
+    steps: Sequence[StepRecord] = ()
+    """Committed history, each step once."""
+    thrown_away: Sequence[StepRecord] = ()
+    """Steps that were trained, and trained again by a later attempt."""
+    attempts: Sequence[AttemptRow] = ()
+    accounting: AccountingShares = dataclasses.field(default_factory=AccountingShares)
+    mixture: Sequence[MixtureWeights] = ()
+    """Weights at the start (step 1) and every change."""
+    stages: Sequence[StageRow] = ()
+    dead_letters: Sequence[DeadLetterRow] = ()
+    held_out: Sequence[HeldOutSet] = ()
+    pages: Sequence[AnsweredPage] = ()
+    checkpoints: Sequence[CheckpointRow] = ()
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Versions, cores, and whatever else a reader needs to judge the figures."""

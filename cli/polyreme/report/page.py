@@ -1,0 +1,265 @@
+"""The report: one HTML file that needs nothing else, begins with one sentence and figures, and shows what it claims."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+
+from polyreme.report.charts import COLOURS, loss_chart, throughput_chart, timeline_chart
+from polyreme.report.data import AnsweredPage, AttemptRow, ReportData
+from polyreme.report.style import STYLE
+from polyreme.report.svg import safe, short_number
+from polyreme.report.words import NOTHING, duration, moment, share, short_weights, size
+
+PAGES_MAX = 48
+"""Pages with answers that are shown; at most half of them wrong ones."""
+ROWS_MAX = 200
+"""Rows of one table; more are said in words."""
+LEGEND_MAX = 8
+PNG_BYTES_MAX = 512 * 1024
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def build_report(data: ReportData) -> str:
+    """Return the report as one HTML document without scripts and without references to anything outside it."""
+    sections = (
+        _head(data),
+        _learning(data),
+        _time(data),
+        _evaluation(data),
+        _data_plane(data),
+        _attempts(data.attempts),
+        _checkpoints(data),
+        _plan(data),
+        _job(data),
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{safe(_POLICY)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{safe(data.title)}: {safe(data.outcome)}</title><style>{STYLE}</style></head>\n<body><main>"
+        f"{''.join(sections)}<footer>Written by polyreme on {moment(data.written_s)}.</footer></main></body></html>\n"
+    )
+
+
+def _head(data: ReportData) -> str:
+    figures = data.figures
+    steps = len(data.steps)
+    planned = f"of {data.steps_planned:,}" if data.steps_planned else ""
+    thrown = f"{len(data.thrown_away):,} trained twice" if data.thrown_away else "no step trained twice"
+    cards = (
+        ("Held-out answers right", share(figures.held_out_ratio), _held_out_words(data)),
+        ("Steps", f"{steps:,}", f"{planned}; {thrown}".removeprefix("; ")),
+        ("Wall time", duration(figures.wall_s), f"{figures.attempts} attempt{'s' if figures.attempts != 1 else ''}"),
+        ("Goodput", share(figures.goodput), "time of steps that count, over wall time"),
+        (
+            "Throughput",
+            short_number(figures.tokens_per_second or 0) if figures.tokens_per_second else NOTHING,
+            "tokens / s",
+        ),
+        ("Longest restart", duration(figures.restart_s), "from failure to the next step"),
+    )
+    boxes = "".join(f"<div><dt>{safe(a)}</dt><dd>{safe(b)}</dd><dd>{safe(c)}</dd></div>" for a, b, c in cards)
+    outcome = safe(data.outcome)
+    return (
+        f'<span class="badge {outcome}">{outcome}</span> <span class="soft">{safe(data.job)}</span>'
+        f'<h1>{safe(data.title)}</h1><p class="lead">{safe(data.reason)}</p><dl class="figures">{boxes}</dl>'
+    )
+
+
+def _held_out_words(data: ReportData) -> str:
+    samples = sum(held_out.samples for held_out in data.held_out)
+    return f"{sum(held_out.right for held_out in data.held_out):,} of {samples:,} pages" if samples else "not evaluated"
+
+
+def _learning(data: ReportData) -> str:
+    picture = loss_chart(data)
+    if not picture:
+        return "<h2>Loss</h2><p class='soft'>No step was trained.</p>"
+    numbers = sorted({record.attempt for record in data.steps})
+    key = [f'<li><i class="line c{n % COLOURS}"></i>attempt {n}</li>' for n in numbers[:LEGEND_MAX]]
+    if len(numbers) > LEGEND_MAX:
+        key.append(f"<li>and {len(numbers) - LEGEND_MAX} more</li>")
+    if data.thrown_away:
+        key.append('<li><i class="dashed"></i>trained, lost, trained again</li>')
+    words = _mixture_words(data)
+    return f'<h2>Loss</h2>{words}<div class="card">{picture}<ul class="key">{"".join(key)}</ul></div>'
+
+
+def _mixture_words(data: ReportData) -> str:
+    changes = [change for change in data.mixture if change.step > 1]
+    if not changes:
+        return ""
+    listed = "; ".join(f"step {change.step}: {short_weights(change.weights)}" for change in changes[:LEGEND_MAX])
+    return f'<p class="soft">The mixture of sources changed on the way ({safe(listed)}).</p>'
+
+
+def _time(data: ReportData) -> str:
+    timeline, throughput = timeline_chart(data), throughput_chart(data)
+    if not timeline and not throughput:
+        return ""
+    kinds = ("starting", "training", "lost", "finishing")
+    words = {"training": "training steps that count", "lost": "lost", "finishing": "evaluating and exporting"}
+    key = "".join(f'<li><i class="{kind}"></i>{words.get(kind, kind)}</li>' for kind in kinds)
+    parts = [
+        f'<h2>Time</h2><div class="card">{timeline}<ul class="key">{key}</ul></div>' if timeline else "<h2>Time</h2>"
+    ]
+    if throughput:
+        parts.append(f'<h3>Tokens a second</h3><div class="card">{throughput}</div>')
+    if data.accounting.effective_s or data.accounting.lost:
+        parts.append(_accounting(data))
+    return "".join(parts)
+
+
+def _accounting(data: ReportData) -> str:
+    accounting = data.accounting
+    total = accounting.effective_s + sum(lost.seconds for lost in accounting.lost) or 1.0
+    rows = [("Training that counts", accounting.effective_s, "")]
+    rows += [(lost.cause, lost.seconds, "bad") for lost in sorted(accounting.lost, key=lambda lost: -lost.seconds)]
+    cells = [
+        (safe(name), duration(seconds), share(seconds / total), _meter(seconds / total, kind))
+        for name, seconds, kind in rows
+    ]
+    return "<h3>Where the time went</h3>" + _table(("", "#time", "#share", ""), cells)
+
+
+def _evaluation(data: ReportData) -> str:
+    if not data.held_out and not data.pages:
+        return ""
+    rows = [
+        (
+            safe(held_out.name),
+            f"{held_out.right:,} of {held_out.samples:,}",
+            share(held_out.right / held_out.samples) if held_out.samples else NOTHING,
+            _meter(held_out.right / held_out.samples if held_out.samples else 0.0, ""),
+        )
+        for held_out in data.held_out
+    ]
+    table = _table(("set", "#right", "#share", ""), rows) if rows else ""
+    shown = shown_pages(data.pages)
+    more = f'<p class="soft">{len(shown)} of {len(data.pages):,} pages.</p>' if len(shown) < len(data.pages) else ""
+    gallery = f'<h3>Pages and what the model answered</h3>{more}<div class="pages">{"".join(map(_page, shown))}</div>'
+    return (
+        '<h2>Held-out evaluation</h2><p class="soft">Pages that were never trained on, answered by free-running greedy '
+        f"decoding; right means exactly the expected text.</p>{table}{gallery if shown else ''}"
+    )
+
+
+def shown_pages(pages: Sequence[AnsweredPage]) -> list[AnsweredPage]:
+    """Choose the pages to show: wrong answers first, then right ones, spread evenly over all of them."""
+    wrong = _spread([page for page in pages if not page.right], PAGES_MAX // 2)
+    return wrong + _spread([page for page in pages if page.right], PAGES_MAX - len(wrong))
+
+
+def _spread(pages: Sequence[AnsweredPage], most: int) -> list[AnsweredPage]:
+    if len(pages) <= most:
+        return list(pages)
+    return [pages[index * len(pages) // most] for index in range(most)]
+
+
+def _page(page: AnsweredPage) -> str:
+    kind = "right" if page.right else "wrong"
+    is_picture = page.png.startswith(_PNG_SIGNATURE) and len(page.png) <= PNG_BYTES_MAX
+    encoded = base64.b64encode(page.png).decode("ascii")
+    picture = f'<img alt="{safe(page.question)}" src="data:image/png;base64,{encoded}">' if is_picture else "no picture"
+    expected = "" if page.right else f"<br><del>expected {safe(page.expected)}</del>"
+    mark = "✓" if page.right else "✗"
+    answer = safe(page.answer) or "(nothing)"
+    return (
+        f'<figure class="{kind}"><div class="paper">{picture}</div><figcaption>'
+        f'<span class="soft">{safe(page.question)}</span><br><b>{mark} {answer}</b>{expected}</figcaption></figure>'
+    )
+
+
+def _data_plane(data: ReportData) -> str:
+    if not data.stages and not data.dead_letters:
+        return ""
+    stages = [
+        (safe(row.dataset), safe(row.stage), f"{row.processed:,}", f"{row.reused:,}", f"{row.dead_letters:,}")
+        for row in data.stages
+    ]
+    parts = ["<h2>Data</h2>", _table(("dataset", "stage", "#processed", "#reused", "#dead letters"), stages)]
+    if data.dead_letters:
+        letters = [
+            (safe(row.dataset), safe(row.stage), _code(row.record), safe(row.error)) for row in data.dead_letters
+        ]
+        parts += ["<h3>Dead letters</h3>", "<p class='soft'>Records that could not be processed; training went on.</p>"]
+        parts.append(_table(("dataset", "stage", "record", "error"), letters))
+    return "".join(parts)
+
+
+def _attempts(attempts: Sequence[AttemptRow]) -> str:
+    rows = [
+        (
+            str(attempt.number),
+            safe(attempt.scope),
+            moment(attempt.started_s),
+            NOTHING if attempt.first_step is None else f"{attempt.first_step:,} to {attempt.last_step or 0:,}",
+            NOTHING if attempt.ended_s is None else duration(attempt.ended_s - attempt.started_s),
+            f"{safe(end_of(attempt))} <small>{safe(attempt.message)}</small>",
+        )
+        for attempt in attempts
+    ]
+    return "<h2>Attempts</h2>" + _table(("#", "how", "started", "#steps", "#took", "end"), rows) if rows else ""
+
+
+def end_of(attempt: AttemptRow) -> str:
+    """Say in a word how an attempt ended."""
+    return attempt.cause or ("succeeded" if attempt.succeeded else "running" if attempt.ended_s is None else "ended")
+
+
+def _checkpoints(data: ReportData) -> str:
+    rows = [
+        (_code(row.name), size(row.size_bytes), "committed" if row.committed else "torn, never loaded")
+        for row in data.checkpoints
+    ]
+    return "<h2>Checkpoints</h2>" + _table(("name", "#size", "state"), rows) if rows else ""
+
+
+def _plan(data: ReportData) -> str:
+    plan = data.plan
+    environment = [(safe(name), safe(value)) for name, value in data.environment.items()]
+    if plan is None:
+        return "<h2>Environment</h2>" + _table(("", ""), environment) if environment else ""
+    words = (
+        f"<p>{_code(plan.shape.name)} on {plan.layout.world} ranks: {plan.replicas} workers with {plan.devices} devices "
+        f"each, layout {_code(str(plan.layout))}, {plan.packs_per_step} packs of {plan.pack_tokens:,} tokens a step. "
+        f"Plan {_code(plan.hash)}.</p>"
+    )
+    volumes = [
+        (safe(volume.axis), f"{volume.ranks:,}", size(volume.bytes_per_rank), f"{volume.messages:,}")
+        for volume in plan.volumes
+    ]
+    table = _table(("group", "#ranks", "#sent by a rank in a step", "#collectives"), volumes) if volumes else ""
+    return f"<h2>Plan</h2>{words}{table}" + (
+        "<h3>Environment</h3>" + _table(("", ""), environment) if environment else ""
+    )
+
+
+def _job(data: ReportData) -> str:
+    if not data.job_yaml:
+        return ""
+    return f"<h2>Job</h2><details><summary>TrainingJob</summary><pre>{safe(data.job_yaml)}</pre></details>"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Iterable[str]]) -> str:
+    """Write a table of cells that are HTML already; heads that begin with ``#`` are of columns of numbers."""
+    classes = [' class="n"' if len(head) > 1 and head.startswith("#") else "" for head in heads]
+    names = [head[1:] if style else head for head, style in zip(heads, classes, strict=True)]
+    top = "".join(f"<th{style}>{safe(name)}</th>" for name, style in zip(names, classes, strict=True))
+    body = "".join(
+        f"<tr>{''.join(f'<td{style}>{cell}</td>' for cell, style in zip(row, classes, strict=True))}</tr>"
+        for row in rows[:ROWS_MAX]
+    )
+    more = f'<p class="soft">and {len(rows) - ROWS_MAX:,} more</p>' if len(rows) > ROWS_MAX else ""
+    return f'<div class="card table"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>{more}</div>'
+
+
+def _meter(ratio: float, kind: str) -> str:
+    width = min(max(ratio, 0.0), 1.0) * 100
+    return f'<div class="meter"><i class="{safe(kind)}" style="width:{width:.1f}%"></i></div>'
+
+
+def _code(text: str) -> str:
+    return f"<code>{safe(text)}</code>"

@@ -7,6 +7,8 @@ and watches of two kinds keep no order between them.
 
 from __future__ import annotations
 
+import dataclasses
+
 from polyreme_api import labels
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus
@@ -87,20 +89,16 @@ def _running(scene: JobScene, spec: TrainingJobSpec, now_s: float, defaults: Pod
     if isinstance(verdict, GiveUp):
         return _fail(scene, verdict.reason, verdict.message, verdict.failure, now_s)
     if isinstance(verdict, Restart):
-        return _restart(scene, spec, attempt, verdict, now_s)
+        return _restart(scene, attempt, verdict, now_s)
     children = _children(scene, spec)
     pods = _pod_actions(scene, spec, attempt, defaults, now_s)
     if any(isinstance(action, CreatePod) for action in pods) and not scene.lease_read and scene.lease is not None:
         return Decision(actions=(ReadLease(ref=_lease_ref(scene)),))
     status = _observed(scene, attempt, record, now_s)
-    return Decision(
-        actions=(*children, *pods, *_status_write(scene, status)), wake_at_s=silence_deadline_s(scene, spec)
-    )
+    return Decision(actions=(*children, *pods, *_status_write(scene, status)), wake_at_s=_next_deadline_s(scene, spec))
 
 
-def _restart(
-    scene: JobScene, spec: TrainingJobSpec, attempt: AttemptStatus, verdict: Restart, now_s: float
-) -> Decision:
+def _restart(scene: JobScene, attempt: AttemptStatus, verdict: Restart, now_s: float) -> Decision:
     job, status = scene.job, scene.job.status
     if verdict.due_s > now_s:
         cause, message = verdict.failure.cause, verdict.failure.message
@@ -114,7 +112,7 @@ def _restart(
         return Decision(actions=_status_write(scene, status), wake_at_s=verdict.due_s)
     if verdict.move:
         # Another place is the cluster's to give: ``schedule`` writes this attempt.
-        return Decision(wake_at_s=now_s + spec.health.node_lost_seconds)
+        return Decision(reschedule=True)
     nodes = attempt.placement.node_by_index()
     after = transition.restart(scene, verdict, nodes, now_s)
     event = _event(scene, verdict.scope.value, verdict.failure.message, warning=True)
@@ -323,8 +321,7 @@ def _children(scene: JobScene, spec: TrainingJobSpec) -> tuple[Action, ...]:
     if "Service" not in scene.children:
         actions.append(CreateService(manifest=manifests.service(job)))
     if "Secret" not in scene.children:
-        keys = (labels.SECRET_KEY, labels.TOKEN_KEY)
-        actions.append(CreateSecret(manifest=manifests.secret(job), keys=keys))
+        actions.append(CreateSecret(manifest=manifests.secret(job), keys=(labels.SECRET_KEY,)))
     if scene.lease is None:
         actions.append(CreateLease(manifest=manifests.lease(job, spec)))
     return tuple(actions)
@@ -338,6 +335,17 @@ def _hangs_on_lease(failure: Failure) -> bool:
 def _succeeded(scene: JobScene) -> bool:
     record = current_record(scene)
     return record is not None and record.outcome is Outcome.SUCCEEDED
+
+
+def _next_deadline_s(scene: JobScene, spec: TrainingJobSpec) -> float | None:
+    """When time alone makes a failure: the leader's silence, or a node that is away for too long."""
+    attempt = scene.job.attempt
+    placed = [] if attempt is None else attempt.placement.nodes
+    nodes = [scene.nodes[name] for name in placed if name in scene.nodes]
+    away_s = [node.not_ready_since_s for node in nodes if node.not_ready_since_s is not None]
+    times_s = [since_s + spec.health.node_lost_seconds for since_s in away_s]
+    silent_s = silence_deadline_s(scene, spec)
+    return min([*times_s, *([] if silent_s is None else [silent_s])], default=None)
 
 
 def _lease_ref(scene: JobScene) -> ObjectRef:
@@ -355,7 +363,7 @@ def _deadline_s(status: TrainingJobStatus, spec: TrainingJobSpec) -> float | Non
 def _wake(decision: Decision, at_s: float | None) -> Decision:
     if at_s is None or (decision.wake_at_s is not None and decision.wake_at_s <= at_s):
         return decision
-    return Decision(actions=decision.actions, wake_at_s=at_s)
+    return dataclasses.replace(decision, wake_at_s=at_s)
 
 
 def _status_write(scene: JobScene, after: TrainingJobStatus) -> tuple[WriteStatus, ...]:

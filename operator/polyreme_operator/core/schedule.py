@@ -36,6 +36,8 @@ class Batch:
     """Why each waiting job waits, by UID."""
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Why a running job keeps its size though its spec says another, by UID."""
+    reads: frozenset[str] = frozenset()
+    """UIDs of jobs whose Lease must be read before their attempt may be ended; then decide again."""
 
 
 def schedule(cluster: Cluster, now_s: float, *, placer: Placer = place_best_fit) -> Batch:
@@ -88,11 +90,19 @@ class _Round:
         self._refused: dict[str, str] = {}
         self._positions: Counter[str] = Counter()
         self._changed: set[str] = set()
+        self._leases_read = cluster.leases_read
+        self._reads: set[str] = set()
 
     def batch(self) -> Batch:
         entries = tuple(self._entries)
         intents = WriteIntents(resource_version=self._intents_version, entries=entries) if entries else None
-        return Batch(intents=intents, writes=tuple(self._writes), pending=self._pending, refused=self._refused)
+        return Batch(
+            intents=intents,
+            writes=tuple(self._writes),
+            pending=self._pending,
+            refused=self._refused,
+            reads=frozenset(self._reads),
+        )
 
     def repair(self, job: JobView) -> None:
         """Give the workers of lost nodes other places, or take the gang off if there are none."""
@@ -105,6 +115,8 @@ class _Round:
             return
         verdict = judge(scene, spec, self._now_s)
         if not isinstance(verdict, Restart) or not verdict.move or verdict.due_s > self._now_s:
+            return
+        if self._must_read(job):
             return
         nodes = attempt.placement.node_by_index()
         moved = sorted(verdict.move)
@@ -129,7 +141,7 @@ class _Round:
             return
         scene = self._scene(job)
         record = current_record(scene)
-        if record is not None and record.outcome is not None:
+        if (record is not None and record.outcome is not None) or self._must_read(job):
             return
         nodes = attempt.placement.node_by_index()[: plan.replicas]
         more = plan.replicas - len(nodes)
@@ -166,6 +178,13 @@ class _Round:
 
     def _scene(self, job: JobView) -> JobScene:
         return JobScene(job=job, pods=tuple(self._pods[job.uid]), nodes=self._nodes, lease=self._leases.get(job.uid))
+
+    def _must_read(self, job: JobView) -> bool:
+        """Ask for the Lease first: the success of an attempt that is about to be ended may stand there unseen."""
+        if job.uid in self._leases_read or job.uid not in self._leases:
+            return False
+        self._reads.add(job.uid)
+        return True
 
     def _place(self, job: JobView, *, workers: int, devices: int) -> list[str] | None:
         assert job.spec is not None

@@ -33,7 +33,7 @@ class CreateLease:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CreateSecret:
-    """Create the job's Secret. The shell draws the random bytes of ``keys``: decisions know no randomness."""
+    """Create the job's Secret. The shell draws the random bytes of each key: decisions know no randomness."""
 
     manifest: Manifest
     keys: tuple[str, ...]
@@ -118,3 +118,5 @@ class Decision:
 
     actions: tuple[Action, ...] = ()
     wake_at_s: float | None = None
+    reschedule: bool = False
+    """Whether the cluster's scheduler must act: another place is not one job's to take."""

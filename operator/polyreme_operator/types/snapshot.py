@@ -19,6 +19,8 @@ class Cluster:
     leases: tuple[LeaseView, ...] = ()
     queues: tuple[QueueView, ...] = ()
     intents: Intents = dataclasses.field(default_factory=Intents)
+    leases_read: frozenset[str] = frozenset()
+    """UIDs of jobs whose Lease was read after everything else here was seen."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

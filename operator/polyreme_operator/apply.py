@@ -1,0 +1,225 @@
+"""Applying actions: one ``match``, every answer of the cluster taken into the model at once."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from polyreme_api import labels
+from polyreme_api.clock import Clock
+from polyreme_api.job import TrainingJobStatus
+from polyreme_operator.model import Changes, ClusterModel
+from polyreme_operator.port import (
+    STATUS_SUBRESOURCE,
+    AlreadyExistsError,
+    ClusterPort,
+    ConflictError,
+    Manifest,
+    NotFoundError,
+    ObjectRef,
+    PortError,
+)
+from polyreme_operator.types.actions import (
+    Action,
+    CreateLease,
+    CreatePod,
+    CreateSecret,
+    CreateService,
+    DeleteJob,
+    DeletePod,
+    EmitEvent,
+    ReadLease,
+    WriteIntents,
+    WriteStatus,
+)
+from polyreme_operator.types.intents import INTENTS_KEY, render_intents
+from polyreme_operator.types.timestamps import format_time
+
+if TYPE_CHECKING:
+    from polyreme_operator.loop import Settings
+
+SECRET_BYTES = 32
+
+
+class Applier:
+    """Writes what was decided, and refreshes what turned out to be otherwise."""
+
+    def __init__(
+        self,
+        port: ClusterPort,
+        clock: Clock,
+        model: ClusterModel,
+        settings: Settings,
+        *,
+        entropy: Callable[[int], bytes],
+        note: Callable[[Changes], None],
+    ) -> None:
+        self._port, self._clock, self._model, self._settings = port, clock, model, settings
+        self._entropy, self._note = entropy, note
+        self._writes = asyncio.Semaphore(settings.writes_max)
+        self._budget = settings.status_writes_burst * 1.0
+        self._budget_at_s = clock.steady_s()
+
+    async def apply(self, actions: Sequence[Action]) -> None:
+        """Apply one pass: the status first, since the rest rests on it; then the objects, side by side; events last.
+
+        Raises:
+            PortError: The first that a write met; the writes beside it were tried too.
+        """
+        for action in actions:
+            if isinstance(action, WriteStatus):
+                await self._one(action)
+        objects = [action for action in actions if not isinstance(action, WriteStatus | EmitEvent)]
+        results = await asyncio.gather(*(self._bounded(action) for action in objects), return_exceptions=True)
+        for action in actions:
+            if isinstance(action, EmitEvent):
+                await self._one(action)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def write_intents(self, write: WriteIntents, ref: ObjectRef) -> None:
+        """Write a batch of intents by compare-and-swap.
+
+        Raises:
+            PortError: Nothing of the batch may be applied then.
+        """
+        data = {INTENTS_KEY: render_intents(write.entries)}
+        try:
+            if write.resource_version is None:
+                metadata = {"name": ref.name, "namespace": ref.namespace}
+                result = await self._port.create(
+                    {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+                )
+            else:
+                result = await self._port.patch(ref, {"data": data}, resource_version=write.resource_version)
+        except PortError:
+            await self.refresh(ref)
+            raise
+        self._take(result)
+
+    async def refresh(self, ref: ObjectRef) -> None:
+        """Read one object into the model."""
+        try:
+            self._take(await self._port.get(ref))
+        except NotFoundError:
+            self._note(self._model.remove(ref, version=None))
+
+    async def _bounded(self, action: Action) -> None:
+        async with self._writes:
+            await self._one(action)
+
+    async def _one(self, action: Action) -> None:
+        match action:
+            case WriteStatus():
+                await self._write_status(action)
+            case CreatePod(manifest=manifest):
+                await self._create(manifest)
+            case CreateService(manifest=manifest) | CreateLease(manifest=manifest):
+                await self._create_child(manifest)
+            case CreateSecret(manifest=manifest, keys=keys):
+                data = {key: base64.b64encode(self._entropy(SECRET_BYTES)).decode() for key in keys}
+                await self._create_child({**manifest, "data": data})
+            case DeletePod(ref=ref, uid=uid, grace_s=grace_s):
+                await self._delete(ref, uid=uid, grace_s=grace_s)
+            case DeleteJob(ref=ref, uid=uid, resource_version=version):
+                await self._delete(ref, uid=uid, resource_version=version)
+            case EmitEvent():
+                await self._tell(action)
+            case ReadLease(ref=ref):
+                await self.refresh(ref)
+            case WriteIntents():
+                raise AssertionError("intents are the scheduler's to write")
+
+    async def _write_status(self, action: WriteStatus) -> None:
+        if not _begins_attempt(action):
+            await self._spend()
+        patch = {"status": status_patch(action.before, action.after)}
+        try:
+            result = await self._port.patch(
+                action.ref, patch, resource_version=action.resource_version, subresource=STATUS_SUBRESOURCE
+            )
+        except PortError:
+            await self.refresh(action.ref)
+            raise
+        self._take(result)
+
+    async def _create(self, manifest: Manifest) -> None:
+        try:
+            self._take(await self._port.create(manifest))
+        except PortError as error:
+            await self.refresh(ObjectRef.of(manifest))
+            if not isinstance(error, AlreadyExistsError):
+                raise
+
+    async def _create_child(self, manifest: Manifest) -> None:
+        await self._create(manifest)
+        self._model.note_child(manifest["metadata"]["labels"][labels.LABEL_JOB_UID], manifest["kind"])
+
+    async def _delete(
+        self, ref: ObjectRef, *, uid: str, resource_version: str | None = None, grace_s: int | None = None
+    ) -> None:
+        try:
+            await self._port.delete(ref, uid=uid, resource_version=resource_version, grace_period_s=grace_s)
+        except (NotFoundError, ConflictError):
+            await self.refresh(ref)
+
+    async def _tell(self, action: EmitEvent) -> None:
+        name = f"{labels.job_object_name(action.ref.name, action.uid)}.{action.key}"
+        now = format_time(self._clock.now_s())
+        involved = {
+            "apiVersion": labels.API_VERSION,
+            "kind": action.ref.kind,
+            "namespace": action.ref.namespace,
+            "name": action.ref.name,
+            "uid": action.uid,
+        }
+        try:
+            await self._port.create(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Event",
+                    "metadata": {"name": name, "namespace": action.ref.namespace},
+                    "involvedObject": involved,
+                    "reason": action.reason,
+                    "message": action.message,
+                    "type": "Warning" if action.warning else "Normal",
+                    "source": {"component": labels.MANAGER},
+                    "firstTimestamp": now,
+                    "lastTimestamp": now,
+                    "count": 1,
+                }
+            )
+        except PortError:
+            # Told already, or not at all: the status is the record.
+            return
+
+    async def _spend(self) -> None:
+        """Take one write from the budget, and wait for it if it is overdrawn."""
+        now_s = self._clock.steady_s()
+        refilled = self._budget + (now_s - self._budget_at_s) * self._settings.status_writes_per_s
+        self._budget = min(float(self._settings.status_writes_burst), refilled) - 1
+        self._budget_at_s = now_s
+        if self._budget < 0:
+            await self._clock.sleep(-self._budget / self._settings.status_writes_per_s)
+
+    def _take(self, manifest: Manifest) -> None:
+        self._note(self._model.put(manifest, now_s=self._clock.now_s()))
+
+
+def status_patch(before: TrainingJobStatus, after: TrainingJobStatus) -> dict[str, Any]:
+    """Return the merge patch from one status to another: the top-level fields that differ, whole; None removes."""
+    patch: dict[str, Any] = {}
+    shown = after.model_dump(mode="json", by_alias=True, exclude_none=True)
+    for name, field in TrainingJobStatus.model_fields.items():
+        if getattr(before, name) != getattr(after, name):
+            alias = field.alias or name
+            patch[alias] = shown.get(alias)
+    return patch
+
+
+def _begins_attempt(action: WriteStatus) -> bool:
+    before = 0 if action.before.attempt is None else action.before.attempt.number
+    return action.after.attempt is not None and action.after.attempt.number > before

@@ -78,17 +78,15 @@ def timeline_chart(data: ReportData) -> str:
             now_s=end_s,
         )
         at = TOP + row * _ROW_PX
-        parts.append(
-            svg.label(LEFT - 10, at + 19, str(attempt.number), f"row c{attempt.number % COLOURS}", anchor="end")
-        )
+        number = attempt.number
+        parts.append(svg.label(LEFT - 10, at + 19, str(number), f"row c{number % COLOURS}", anchor="end"))
         for span in spans:
             left, right = x(span.from_s - start_s), x(span.until_s - start_s)
             words = f"attempt {number}: {span.kind}, {duration(span.seconds)}"
             parts.append(svg.bar(left, at + 4, max(right - left, 1), _ROW_PX - 10, f"span {span.kind}", title=words))
         parts.append(_row_words(attempt, x=x, at=at, end_s=(attempt.ended_s or end_s) - start_s))
-    return svg.picture(
-        parts, height=height, says=f"Timeline of {len(attempts)} attempts; goodput {share(data.figures.goodput)}"
-    )
+    says = f"Timeline of {len(attempts)} attempts; goodput {share(data.figures.goodput)}"
+    return svg.picture(parts, height=height, says=says)
 
 
 def throughput_chart(data: ReportData) -> str:
@@ -154,7 +152,7 @@ def _mixture_marks(mixture: Sequence[MixtureWeights], *, x: Scale, y: Scale) -> 
 
 
 def _resume_marks(data: ReportData, *, x: Scale, y: Scale) -> list[str]:
-    parts = []
+    parts: list[str] = []
     for before, after in zip(data.steps, data.steps[1:], strict=False):
         if before.attempt != after.attempt and math.isfinite(before.loss) and len(parts) < MARKS_MAX:
             words = f"attempt {after.attempt} resumes after step {before.step}"

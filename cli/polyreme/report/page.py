@@ -223,8 +223,8 @@ def _plan(data: ReportData) -> str:
     if plan is None:
         return "<h2>Environment</h2>" + _table(("", ""), environment) if environment else ""
     words = (
-        f"<p>{_code(plan.shape.name)} on {plan.layout.world} ranks: {plan.replicas} workers with {plan.devices} devices "
-        f"each, layout {_code(str(plan.layout))}, {plan.packs_per_step} packs of {plan.pack_tokens:,} tokens a step. "
+        f"<p>{_code(plan.shape.name)} on {plan.layout.world} ranks: {plan.replicas} workers with {plan.devices} "
+        f"devices each, layout {_code(str(plan.layout))}, {plan.packs_per_step} packs of {plan.pack_tokens:,} tokens a step. "
         f"Plan {_code(plan.hash)}.</p>"
     )
     volumes = [

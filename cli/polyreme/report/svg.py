@@ -63,15 +63,15 @@ def linear_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return powers of ten, with 2 and 5 between them where there is room."""
+    """Return powers of ten, with 2 and 5 between them where there is room; round values where there are too few."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    inside: list[float] = []
     for factors in ((1, 2, 5), (1, 3), (1,)):
         ticks = [factor * 10.0**decade for decade in decades for factor in factors]
         inside = [tick for tick in ticks if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
         if len(inside) <= most:
-            return inside or [low, high]
-    every = max(1, math.ceil(len(inside) / most))
-    return inside[::every]
+            break
+    return inside[:: max(1, math.ceil(len(inside) / most))] if len(inside) > 2 else linear_ticks(low, high, most)
 
 
 def short_number(value: float) -> str:

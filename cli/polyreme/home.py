@@ -21,6 +21,8 @@ class RunDirectory:
     path: Path
     namespace: str
     name: str
+    checkpoints: Path
+    """The default checkpoint root; beside the run's folder, since checkpoints are never owned by a run."""
 
     @property
     def identity_file(self) -> Path:
@@ -46,11 +48,6 @@ class RunDirectory:
     def pods(self) -> Path:
         """A folder for each pod: logs, token, files for ranks."""
         return self.path / "pods"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The default checkpoint root."""
-        return self.path / "checkpoints"
 
     @property
     def export(self) -> Path:
@@ -114,13 +111,23 @@ class Home:
         """URL of the embedded object store."""
         return (self.path / "data" / "objects").as_uri()
 
+    @property
+    def checkpoint_root(self) -> Path:
+        """Folder of the default checkpoint roots, by namespace and name of the job."""
+        return self.path / "checkpoints"
+
     def prepare_data(self) -> None:
         """Create the folders of the data plane."""
         (self.path / "data" / "objects").mkdir(parents=True, exist_ok=True)
 
     def run(self, namespace: str, name: str) -> RunDirectory:
         """Return a run's folder, whether it exists or not."""
-        return RunDirectory(path=self.path / "runs" / namespace / name, namespace=namespace, name=name)
+        return RunDirectory(
+            path=self.path / "runs" / namespace / name,
+            namespace=namespace,
+            name=name,
+            checkpoints=self.checkpoint_root / namespace / name,
+        )
 
     def runs(self) -> Iterator[RunDirectory]:
         """Yield the runs that exist, by namespace and name."""

@@ -1,0 +1,102 @@
+"""The data pipeline of a run, as a child process: its work must not hold up the operator's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from polyreme.home import Home, RunDirectory
+from polyreme_api.errors import EnvironmentFailedError, ExitCode, InvalidConfigError, PolyremeError
+from polyreme_api.job import TrainingJob
+
+END_WAIT_S = 5.0
+LINE_BYTES_MAX = 1 << 20
+
+
+class DataWork:
+    """Processes the job's datasets and prepares what its ranks load; done is done, so it can be run again at any time.
+
+    Args:
+        home: Registry and object store.
+        run: The run whose job is served.
+        progress: Called with each progress line.
+    """
+
+    def __init__(self, home: Home, run: RunDirectory, *, progress: Callable[[Mapping[str, Any]], None]) -> None:
+        self._home = home
+        self._run = run
+        self._progress = progress
+        self._process: asyncio.subprocess.Process | None = None
+
+    @staticmethod
+    def check(home: Home, job: TrainingJob) -> None:
+        """Refuse datasets that nobody registered, before anything starts.
+
+        Raises:
+            InvalidConfigError: Naming the dataset and the nearest name.
+        """
+        from polyreme_datahub.hub import check_datasets
+
+        spec = job.spec
+        named = [(f"spec.data.sources[{at}].dataset", source.dataset) for at, source in enumerate(spec.data.sources)]
+        if spec.evaluation is not None:
+            named += [
+                (f"spec.evaluation.sets[{at}].dataset", held.dataset) for at, held in enumerate(spec.evaluation.sets)
+            ]
+        check_datasets(home.registry_url, named)
+
+    async def run(self) -> None:
+        """Process everything, then wait until cancelled.
+
+        Raises:
+            InvalidConfigError: If the data can't be what the job says.
+            EnvironmentFailedError: If a store stays away.
+            PolyremeError: If the child ends otherwise.
+        """
+        with self._run.data_log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "polyreme.data_worker",
+                str(self._home.path),
+                str(self._run.job_file),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                limit=LINE_BYTES_MAX,
+            )
+        last: Mapping[str, Any] = {}
+        stream = self._process.stdout
+        assert stream is not None
+        async for line in stream:
+            last = json.loads(line)
+            self._progress(last)
+        code = await self._process.wait()
+        if code != ExitCode.OK:
+            raise _error(code, str(last.get("error", f"see {self._run.data_log}")))
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """End the child, if it still runs; what it committed stays."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), END_WAIT_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def _error(code: int, message: str) -> PolyremeError:
+    kind = {ExitCode.USAGE: InvalidConfigError, ExitCode.ENVIRONMENT: EnvironmentFailedError}.get(
+        ExitCode(code) if code in ExitCode.__members__.values() else ExitCode.INTERNAL, PolyremeError
+    )
+    return kind(f"data can't be processed: {message}")

@@ -1,0 +1,72 @@
+"""How a run ended, as the command says it: a row of figures and an exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from polyreme.gather import figures, verdict
+from polyreme.home import RunDirectory
+from polyreme.records import RunRecords
+from polyreme.timeline import Timeline
+from polyreme_api.errors import ExitCode
+from polyreme_api.job import TrainingJob
+
+_CODES = {"Misconfigured": ExitCode.USAGE, "EnvironmentFailed": ExitCode.ENVIRONMENT}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """What ``polyreme run`` prints at the end."""
+
+    row: dict[str, Any]
+    exit_code: ExitCode
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the row for the table or JSON."""
+        return self.row
+
+
+def outcome_of(
+    run: RunDirectory, job: TrainingJob, records: RunRecords, timeline: Timeline, now_s: float
+) -> RunOutcome:
+    """Put together how a run stands."""
+    state, message = verdict(job)
+    head = figures(job, records, timeline.moments, now_s=now_s)
+    history = records.history
+    report = run.report / "index.html"
+    return RunOutcome(
+        row={
+            "name": run.name,
+            "namespace": run.namespace,
+            "state": state,
+            "message": message,
+            "finished": job.status.finished,
+            "attempt": head.attempts,
+            "attempts": head.attempts,
+            "step": history[-1].step if history else 0,
+            "steps": job.spec.training.steps,
+            "lossFirst": history[0].loss if history else None,
+            "loss": history[-1].loss if history else None,
+            "heldoutExactMatchRatio": head.held_out_ratio,
+            "heldoutSamples": (records.evaluation or {}).get("samples"),
+            "goodputRatio": head.goodput,
+            "tokensPerSecond": head.tokens_per_second,
+            "restartSeconds": head.restart_s,
+            "wallSeconds": head.wall_s,
+            "checkpoints": str(run.checkpoints),
+            "export": str(run.export) if run.export.exists() else None,
+            "report": str(report) if report.exists() else None,
+        },
+        exit_code=exit_code_of(job),
+    )
+
+
+def exit_code_of(job: TrainingJob) -> ExitCode:
+    """Choose the exit code: success, failure by its reason, or stopped and resumable."""
+    if job.status.is_true("Succeeded"):
+        return ExitCode.OK
+    failed = job.status.condition("Failed")
+    if failed is not None and failed.status == "True":
+        return _CODES.get(failed.reason, ExitCode.RUN_FAILED)
+    return ExitCode.CANCELLED

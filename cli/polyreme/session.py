@@ -1,0 +1,251 @@
+"""One run on one machine: an embedded cluster with its operator and kubelet, the data pipeline, and what a person sees.
+
+The whole operator is the one that a cluster runs; only the port's adapter and the kubelet are of this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import random
+import shutil
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
+
+from polyreme.clock import SystemClock
+from polyreme.cluster import LocalCluster, open_cluster
+from polyreme.datawork import DataWork
+from polyreme.documents import read_job, write_job
+from polyreme.faults import inject
+from polyreme.home import PREVIOUS_SUFFIX, Home, RunDirectory
+from polyreme.identity import check_same_run, read_identity, write_identity
+from polyreme.inject import Injection
+from polyreme.outcome import RunOutcome, outcome_of
+from polyreme.output import note
+from polyreme.processes import is_same_process, started_at_s
+from polyreme.records import read_records
+from polyreme.reporting import publish
+from polyreme.timeline import Timeline
+from polyreme.viewing import Watcher
+from polyreme_api.errors import EnvironmentFailedError, RefusedError
+from polyreme_api.job import TrainingJob
+
+STOP_TIMEOUT_EXTRA_S = 30
+"""Longest wait for a clean stop, beyond the job's own grace."""
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSettings:
+    """How the command was called."""
+
+    fresh: bool = False
+    injections: tuple[Injection, ...] = ()
+    devices: int | None = None
+
+
+def serve(home: Home, job: TrainingJob, settings: SessionSettings) -> RunOutcome:
+    """Run a job to its end, or until it is told to stop.
+
+    Raises:
+        RefusedError: If another process serves the run, or the spec is not the run's.
+        InvalidConfigError: If a dataset is not known.
+        EnvironmentFailedError: If the machine refuses after bounded retries.
+    """
+    run = home.run(job.metadata.namespace, job.metadata.name)
+    known = claim(run, job, fresh=settings.fresh)
+    home.prepare_data()
+    DataWork.check(home, job)
+    run.path.mkdir(parents=True, exist_ok=True)
+    pid = os.getpid()
+    token = write_identity(run, created_s=SystemClock().now_s(), pid=pid, process_started_s=started_at_s(pid) or 0.0)
+    write_job(run.job_file, job)
+    _log_to(run.host_log)
+    try:
+        return asyncio.run(_Session(home, run, job, settings, token).run(resumed=known))
+    except OSError as error:
+        raise EnvironmentFailedError(
+            f"run {run.name!r} can't be served: {error}; polyreme run with the same file goes on once that is mended"
+        ) from error
+
+
+def claim(run: RunDirectory, job: TrainingJob, *, fresh: bool) -> bool:
+    """Decide whether the command may serve the run; return whether it goes on with one that exists.
+
+    Raises:
+        RefusedError: If another process serves it, or it has another spec.
+    """
+    host = (read_identity(run) or {}).get("host", {})
+    if is_same_process(host.get("pid"), host.get("processStartedAt")):
+        raise RefusedError(
+            f"run {run.name!r} is being served by process {host['pid']}; watch it with polyreme runs show {run.name}, "
+            f"stop it with polyreme runs stop {run.name}"
+        )
+    if not run.exists:
+        return False
+    if fresh:
+        _set_aside(run.path)
+        _set_aside(run.checkpoints)
+        return False
+    check_same_run(read_job(run.job_file), job)
+    return True
+
+
+class _Session:
+    def __init__(self, home: Home, run: RunDirectory, job: TrainingJob, settings: SessionSettings, token: str) -> None:
+        self._home = home
+        self._run = run
+        self._job = job
+        self._settings = settings
+        self._token = token
+        self._clock = SystemClock()
+        self._timeline = Timeline(run.path)
+        self._stop = asyncio.Event()
+        self._interrupts = 0
+
+    async def run(self, *, resumed: bool) -> RunOutcome:
+        """Serve until the job has finished or stopped."""
+        with self._interruptible():
+            async with open_cluster(
+                self._home,
+                self._run,
+                self._job,
+                token=self._token,
+                devices=self._settings.devices,
+                clock=self._clock,
+                random=random.Random(self._token),
+            ) as cluster:
+                await cluster.apply(self._job)
+                await self._serve(cluster, resumed=resumed)
+                job = await cluster.job()
+        return self._conclude(job)
+
+    async def _serve(self, cluster: LocalCluster, *, resumed: bool) -> None:
+        watcher = Watcher(self._run, self._job, cluster, self._timeline, self._clock)
+        if (await cluster.job()).status.finished:
+            note(f"run {self._run.name} is finished; --fresh starts over")
+            return
+        if resumed:
+            note(f"run {self._run.name} goes on where it stood")
+        data = DataWork(self._home, self._run, progress=watcher.data_progress)
+        async with _background(
+            cluster.serve(), *(self._fault(injection, cluster, watcher) for injection in self._settings.injections)
+        ) as failed:
+            tasks = {
+                asyncio.create_task(watcher.until_finished(), name="watch"),
+                asyncio.create_task(self._stop.wait(), name="stop"),
+                asyncio.create_task(data.run(), name="data"),
+                failed,
+            }
+            try:
+                await self._first_end(tasks, cluster, watcher)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await data.close()
+                watcher.close()
+
+    async def _first_end(self, tasks: set[asyncio.Task[Any]], cluster: LocalCluster, watcher: Watcher) -> None:
+        """Wait for the job's end; a stop, or data that can't be processed, first stops the job cleanly."""
+        waiting = set(tasks)
+        while True:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            names = {task.get_name() for task in done}
+            if "watch" in names:
+                next(task for task in done if task.get_name() == "watch").result()
+                return
+            broken = next((error for task in done if (error := task.exception())), None)
+            if broken is not None or "stop" in names:
+                await self._stop_cleanly(cluster, watcher)
+                if broken is not None:
+                    raise broken
+                return
+
+    async def _stop_cleanly(self, cluster: LocalCluster, watcher: Watcher) -> None:
+        watcher.say("stopping: the ranks checkpoint and end; Ctrl-C again ends them at once")
+        limit_s = self._job.spec.checkpoint.preemption_grace_seconds + STOP_TIMEOUT_EXTRA_S
+        with contextlib.suppress(TimeoutError):
+            await cluster.suspend()
+            await asyncio.wait_for(watcher.until_suspended(), limit_s)
+
+    async def _fault(self, injection: Injection, cluster: LocalCluster, watcher: Watcher) -> None:
+        await inject(
+            injection,
+            cluster.checkpoint_root,
+            self._timeline,
+            self._clock,
+            attempt=lambda: watcher.attempt,
+            find=cluster.find,
+        )
+
+    def _conclude(self, job: TrainingJob) -> RunOutcome:
+        records = read_records(_root(self._run, job))
+        publish(self._home, self._run, job, records, self._timeline, now_s=self._clock.now_s())
+        outcome = outcome_of(self._run, job, records, self._timeline, self._clock.now_s())
+        Watcher.write_state(self._run, outcome.row, job)
+        return outcome
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Any:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._interrupt)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _interrupt(self) -> None:
+        self._interrupts += 1
+        self._stop.set()
+        if self._interrupts > 1:
+            # Everything below dies with this process by the parent-death signal; the journal keeps the run resumable.
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.asynccontextmanager
+async def _background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+    """Run servants beside the caller; the task handed out fails when one of them fails."""
+
+    async def gathered() -> None:
+        await asyncio.gather(*coroutines)
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(gathered(), name="servants")
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task
+
+
+def _root(run: RunDirectory, job: TrainingJob) -> Path:
+    from polyreme.cluster import checkpoint_root
+
+    return checkpoint_root(run, job)
+
+
+def _set_aside(path: Path) -> None:
+    """Keep the old folder beside its successor; the one kept before goes."""
+    previous = path.with_name(path.name + PREVIOUS_SUFFIX)
+    if path.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+        path.rename(previous)
+
+
+def _log_to(path: Path) -> None:
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)

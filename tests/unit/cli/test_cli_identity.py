@@ -1,0 +1,81 @@
+"""The identity of a run: what may change under it, what is told of the rest."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from polyreme.home import Home
+from polyreme.identity import changes, check_same_run, read_identity, write_identity
+from polyreme_api.errors import RefusedError
+from polyreme_api.job import parse_job
+
+SAMPLE = Path(__file__).parents[3] / "manifests" / "samples" / "quickstart.yaml"
+
+
+def manifest() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(SAMPLE.read_text())
+    return loaded
+
+
+def test_the_same_file_is_the_same_run() -> None:
+    assert check_same_run(parse_job(manifest()), parse_job(manifest())) == []
+
+
+def test_a_default_written_out_changes_nothing() -> None:
+    spelled = manifest()
+    spelled["spec"]["suspend"] = False
+    spelled["spec"]["queueName"] = "default"
+    assert changes(parse_job(manifest()), parse_job(spelled)) == []
+
+
+def test_an_edited_field_is_named_with_both_values_and_the_ways_out() -> None:
+    edited = manifest()
+    edited["spec"]["training"]["steps"] = 601
+    edited["spec"]["data"]["sources"][2]["weight"] = 5
+    with pytest.raises(RefusedError) as error:
+        check_same_run(parse_job(manifest()), parse_job(edited))
+    assert "spec.training.steps: 600 -> 601" in str(error.value)
+    assert "spec.data.sources[2].weight: 0 -> 5" in str(error.value)
+    assert "--fresh" in str(error.value)
+    assert "metadata.name" in str(error.value)
+
+
+def test_replicas_and_suspend_may_change_under_a_run() -> None:
+    edited = copy.deepcopy(manifest())
+    edited["spec"]["workers"]["replicas"] = 4
+    edited["spec"]["suspend"] = True
+    found = check_same_run(parse_job(manifest()), parse_job(edited))
+    assert {change.field for change in found} == {"spec.workers.replicas", "spec.suspend"}
+
+
+def test_a_long_list_of_changes_is_cut_and_counted() -> None:
+    edited = manifest()
+    edited["spec"]["training"]["optimizer"] = {
+        "learningRate": "3e-3",
+        "beta1": "0.8",
+        "beta2": "0.9",
+        "epsilon": "1e-6",
+        "weightDecay": "0",
+        "clipNorm": "2",
+        "warmupSteps": 7,
+        "decaySteps": 8,
+    }
+    edited["spec"]["training"]["seed"] = 9
+    with pytest.raises(RefusedError, match="and 1 more"):
+        check_same_run(parse_job(manifest()), parse_job(edited))
+
+
+def test_a_second_process_keeps_when_the_run_was_created(tmp_path: Path) -> None:
+    run = Home(path=tmp_path).run("default", "x")
+    first = write_identity(run, created_s=1.0, pid=11, process_started_s=2.0)
+    second = write_identity(run, created_s=9.0, pid=12, process_started_s=3.0)
+    identity = read_identity(run)
+    assert identity is not None
+    assert identity["createdAt"] == 1.0
+    assert identity["host"] == {"pid": 12, "processStartedAt": 3.0, "token": second}
+    assert first != second

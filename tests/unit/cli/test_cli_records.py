@@ -1,0 +1,118 @@
+"""Records of a checkpoint root, the figures made of them, and injected faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polyreme.gather import restart_s
+from polyreme.inject import Injection, parse_injection
+from polyreme.quickstart import identical_losses
+from polyreme.records import RunRecords, read_records, read_steps
+from polyreme.timeline import Moment, Timeline, read_timeline
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, steps_key
+from polyreme_api.progress import StepRecord
+
+
+def step(attempt: int, number: int, *, loss: float = 1.0, ended_at_s: float = 0.0) -> StepRecord:
+    return StepRecord(attempt=attempt, step=number, loss=loss, ended_at_s=ended_at_s)
+
+
+def write_root(root: Path) -> None:
+    """Attempt 1 trained 5 steps and saved after 3; attempt 2 went on from there."""
+    points = [ResumePoint(attempt=1), ResumePoint(attempt=2, resume_from="a000001-s00000003")]
+    for point in points:
+        path = root / attempt_key(point.attempt)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(point.model_dump_json(by_alias=True))
+    for attempt, numbers in ((1, range(1, 6)), (2, range(4, 9))):
+        path = root / steps_key(attempt)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [step(attempt, number, loss=1 / number).model_dump_json(by_alias=True) + "\n" for number in numbers]
+        path.write_text("".join(lines))
+    for name, committed in (("a000001-s00000003", True), ("a000001-s00000006", True), ("a000002-s00000006", False)):
+        (root / name).mkdir()
+        (root / name / "data").write_bytes(b"1234")
+        if committed:
+            (root / name / COMMIT_MARKER).write_text("{}")
+
+
+def test_history_holds_each_step_once_and_the_rest_is_discarded(tmp_path: Path) -> None:
+    write_root(tmp_path)
+    records = read_records(tmp_path)
+    assert [(record.attempt, record.step) for record in records.history] == [
+        *((1, number) for number in (1, 2, 3)),
+        *((2, number) for number in (4, 5, 6, 7, 8)),
+    ]
+    assert [(record.attempt, record.step) for record in records.discarded] == [(1, 4), (1, 5)]
+
+
+def test_torn_and_late_checkpoints_are_told_apart(tmp_path: Path) -> None:
+    write_root(tmp_path)
+    entries = {entry.name: entry for entry in read_records(tmp_path).checkpoints}
+    assert entries["a000001-s00000003"].history
+    late = entries["a000001-s00000006"]
+    assert (late.committed, late.history) == (True, False)
+    torn = entries["a000002-s00000006"]
+    assert (torn.committed, torn.history) == (False, False)
+
+
+def test_a_root_that_does_not_exist_is_a_run_that_has_not_begun(tmp_path: Path) -> None:
+    records = read_records(tmp_path / "none")
+    assert (list(records.points), records.history, records.evaluation) == ([], [], None)
+
+
+@pytest.mark.parametrize(
+    "tail", [b'{"attempt":1,"st', b"\x00\x00\x00", b'{"attempt":1}\n{"attempt":1,"step":3,"loss":1}\n']
+)
+def test_a_torn_line_ends_the_records(tmp_path: Path, tail: bytes) -> None:
+    path = tmp_path / "a000001.jsonl"
+    whole = step(1, 1).model_dump_json(by_alias=True).encode() + b"\n"
+    path.write_bytes(whole + tail)
+    assert [record.step for record in read_steps(path)] == [1]
+
+
+def test_losses_are_compared_bit_for_bit_and_only_after_a_restart(tmp_path: Path) -> None:
+    write_root(tmp_path)
+    disturbed = read_records(tmp_path)
+    same = [step(1, number, loss=1 / number) for number in range(1, 7)]
+    reference = RunRecords(points=[ResumePoint(attempt=1)], steps={1: same}, checkpoints=(), evaluation=None)
+    assert identical_losses(disturbed, reference) == (3, 3)
+    same[4] = step(1, 5, loss=1 / 5 + 1e-16)
+    assert identical_losses(disturbed, reference) == (3, 2)
+
+
+def test_restart_time_runs_from_the_fault_to_the_next_trained_step() -> None:
+    fault = Moment(at_s=100.0, kind="fault", attempt=1, text="kill-rank=1@5")
+    steps = {
+        1: [step(1, 1, ended_at_s=90.0)],
+        2: [step(2, 2, ended_at_s=102.5), step(2, 3, ended_at_s=103.0)],
+    }
+    assert restart_s([fault], steps) == pytest.approx(2.5)
+    assert restart_s([fault], {1: steps[1]}) is None
+    assert restart_s([], steps) is None
+
+
+def test_a_timeline_outlives_its_process_and_drops_repeats(tmp_path: Path) -> None:
+    first = Timeline(tmp_path)
+    first.add(Moment(at_s=1.0, kind="attempt", attempt=1, text="Start"))
+    first.add(Moment(at_s=2.0, kind="attempt", attempt=1, text="Start"))
+    second = Timeline(tmp_path)
+    second.add(Moment(at_s=3.0, kind="released", attempt=1))
+    with (tmp_path / "timeline.jsonl").open("a") as stream:
+        stream.write('{"at_s": 4')
+    assert [(moment.at_s, moment.kind) for moment in read_timeline(tmp_path)] == [(1.0, "attempt"), (3.0, "released")]
+
+
+def test_an_injection_reads_back_what_it_writes() -> None:
+    injection = parse_injection("kill-rank=1@130")
+    assert injection == Injection(fault="kill-rank", target=1, step=130)
+    assert str(injection) == "kill-rank=1@130"
+
+
+@pytest.mark.parametrize("text", ["", "kill-rank", "kill-rank=1", "kill-rank=a@1", "kill-node=1@1", "kill-rank=1@1 "])
+def test_other_forms_of_injection_are_refused(text: str) -> None:
+    with pytest.raises(InvalidConfigError, match="kill-rank=RANK@STEP"):
+        parse_injection(text)

@@ -1,0 +1,86 @@
+"""The leader's view of its job: read, then watch, for ever; what it makes of ``status.attempt``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from polyreme.launcher.api_client import ApiAwayError, ApiClient, ApiGoneError, ApiRefusedError
+from polyreme_api.clock import Clock
+from polyreme_api.errors import InvalidConfigError, NotFoundError
+from polyreme_api.launch.leader import AttemptView
+
+RETRY_FIRST_S = 0.2
+RETRY_MAX_S = 5.0
+
+
+async def watch_attempts(
+    api: ApiClient, *, job: str, uid: str, clock: Clock, on_attempt: Callable[[AttemptView], None]
+) -> None:
+    """Call ``on_attempt`` for every new state of ``status.attempt``; returns when the job is gone.
+
+    Raises:
+        InvalidConfigError: If spec and plan do not fit together.
+    """
+    delay_s = RETRY_FIRST_S
+    seen: dict[str, Any] | None = None
+
+    def take(manifest: dict[str, Any]) -> None:
+        nonlocal seen
+        attempt = (manifest.get("status") or {}).get("attempt")
+        if attempt and attempt != seen:
+            seen = attempt
+            on_attempt(attempt_view(manifest))
+
+    while True:
+        try:
+            manifest = await api.job(job)
+            if manifest["metadata"]["uid"] != uid:
+                return
+            take(manifest)
+            version = manifest["metadata"]["resourceVersion"]
+            delay_s = RETRY_FIRST_S
+            async for state in api.watch_job(job, resource_version=version):
+                if state["metadata"].get("uid") == uid:
+                    take(state)
+        except NotFoundError:
+            return
+        except (ApiAwayError, ApiRefusedError, ApiGoneError) as error:
+            print(f"job is not seen at the moment: {error}", file=sys.stderr)
+        await clock.sleep(delay_s)
+        delay_s = min(2 * delay_s, RETRY_MAX_S)
+
+
+def attempt_view(manifest: dict[str, Any]) -> AttemptView:
+    """Read ``status.attempt``, and make the plan that it names.
+
+    Raises:
+        InvalidConfigError: If this launcher's plan for the spec is another than the operator's.
+    """
+    from polyreme_api.job.spec import TrainingJobSpec
+    from polyreme_api.job.status import AttemptStatus
+    from polyreme_api.plan.plan import plan_for
+
+    attempt = AttemptStatus.model_validate(manifest["status"]["attempt"])
+    spec = TrainingJobSpec.model_validate(manifest["spec"])
+    plan = plan_for(spec, replicas=None if attempt.replicas == spec.workers.replicas else attempt.replicas)
+    if plan.hash != attempt.plan_hash:
+        raise InvalidConfigError(
+            f"plan of attempt {attempt.number} is {attempt.plan_hash}, this launcher makes {plan.hash}: operator and "
+            "launcher are of different versions",
+            field="the image of the workers",
+        )
+    job = {key: manifest[key] for key in ("apiVersion", "kind", "spec")}
+    job["metadata"] = {key: manifest["metadata"].get(key) for key in ("name", "namespace", "uid")}
+    return AttemptView(
+        number=attempt.number,
+        run=attempt.desired == "Run",
+        checkpoint_requested=attempt.checkpoint_requested,
+        replicas=attempt.replicas,
+        devices=attempt.devices,
+        replacements={entry.index: entry.replacement for entry in attempt.replacements},
+        job_json=json.dumps(job),
+        plan_json=plan.to_json(),
+    )

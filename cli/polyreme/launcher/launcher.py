@@ -1,0 +1,207 @@
+"""The launcher's shell: owns the follower's machine, the ranks' parent, and, on index 0, the leader."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from polyreme.launcher.leading import Leading
+from polyreme.launcher.peers import FollowerLink
+from polyreme.launcher.progress_pipe import ProgressPipe
+from polyreme.launcher.ranks import RankParent
+from polyreme_api import environment as names
+from polyreme_api.clock import Clock
+from polyreme_api.environment import PodEnvironment, RankEnvironment
+from polyreme_api.errors import ExitCode, PolyremeError
+from polyreme_api.launch import follower as machine
+from polyreme_api.launch import leader as leader_machine
+from polyreme_api.launch.messages import Message
+
+TICK_S = 0.5
+GRACE_S = 25.0
+"""How long ranks may take to checkpoint after SIGTERM: less than the pod's own grace of 30 s."""
+_RANK_SIGNALS = {machine.RankSignal.CHECKPOINT: signal.SIGUSR1, machine.RankSignal.STOP: signal.SIGTERM}
+
+
+class Launcher:
+    """One pod's launcher.
+
+    Args:
+        environment: The pod's variables.
+        clock: Clock.
+    """
+
+    def __init__(self, *, environment: Mapping[str, str], clock: Clock) -> None:
+        self._environment = dict(environment)
+        self._clock = clock
+        self._pod = PodEnvironment.parse(environment)
+        self._secret = Path(self._pod.secret_file).read_bytes()
+        self._directory = Path(self._pod.pod_directory)
+        self._state = machine.FollowerState(
+            index=self._pod.index, replacement=self._pod.replacement, devices=self._pod.devices
+        )
+        self._ranks = RankParent(environment=environment, on_exit=self._on_rank_exit, on_fail=self._fail)
+        self._leading: Leading | None = None
+        self._link: FollowerLink | None = None
+        self._pipe: ProgressPipe | None = None
+        self._ended: asyncio.Future[int] | None = None
+
+    async def run(self) -> int:
+        """Launch until there is nothing left to do; return the exit code."""
+        loop = asyncio.get_running_loop()
+        self._ended = loop.create_future()
+        loop.add_signal_handler(signal.SIGTERM, self._feed, machine.StopRequested(grace_s=GRACE_S))
+        self._end_with_host()
+        self._ranks.start()
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            tasks.append(loop.create_task(self._tick()))
+            await self._meet(tasks)
+            return await self._ended
+        finally:
+            for task in tasks:
+                task.cancel()
+            if self._leading is not None:
+                await self._leading.close()
+            await self._ranks.close()
+
+    async def _meet(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Become the leader, or look for it."""
+        if self._pod.index == 0:
+            self._leading = Leading(
+                pod=self._pod,
+                environment=self._environment,
+                secret=self._secret,
+                clock=self._clock,
+                to_own_follower=self._on_message,
+                on_fail=self._fail,
+            )
+            await self._leading.start()
+            self._feed(machine.LeaderConnected())
+            return
+        self._link = FollowerLink(
+            address=self._pod.leader_address,
+            job_uid=self._pod.job_uid,
+            index=self._pod.index,
+            replacement=self._pod.replacement,
+            secret=self._secret,
+            clock=self._clock,
+            on_connected=lambda: self._feed(machine.LeaderConnected()),
+            on_lost=lambda: self._feed(machine.LeaderLost()),
+            on_message=self._on_message,
+        )
+        tasks.append(asyncio.get_running_loop().create_task(self._link.run()))
+
+    async def _tick(self) -> None:
+        while True:
+            await self._clock.sleep(TICK_S)
+            self._feed(machine.Tick())
+            if self._leading is not None:
+                self._leading.tick()
+
+    def _on_message(self, message: Message) -> None:
+        self._feed(machine.FromLeader(message=message))
+
+    def _on_rank_exit(self, attempt: int, rank: int, code: int | None, number: int | None) -> None:
+        if rank == 0 and self._pipe is not None:
+            # What it said last counts before that it ended.
+            self._pipe.drain()
+            self._pipe.close()
+            self._pipe = None
+        how = f"signal {number}" if code is None else f"code {code}"
+        print(f"rank {rank} of attempt {attempt} ended: {how}", file=sys.stderr)
+        self._feed(machine.RankExited(attempt=attempt, rank=rank, code=code, signal=number))
+
+    def _feed(self, event: machine.FollowerEvent) -> None:
+        self._state, effects = machine.FollowerMachine.step(self._state, event, self._clock.steady_s())
+        for effect in effects:
+            self._apply(effect)
+
+    def _apply(self, effect: machine.FollowerEffect) -> None:
+        match effect:
+            case machine.SendToLeader(message=message):
+                if self._leading is not None:
+                    asyncio.get_running_loop().call_soon(self._leading.from_own_follower, message)
+                elif self._link is not None:
+                    self._link.send(message)
+            case machine.ForkRanks():
+                self._fork(effect)
+            case machine.KillRanks():
+                self._ranks.kill()
+            case machine.SignalRanks(signal=asked):
+                self._ranks.signal(_RANK_SIGNALS[asked])
+            case machine.ExitProcess(code=code):
+                self._end(code)
+
+    def _fork(self, effect: machine.ForkRanks) -> None:
+        directive, release = effect.directive, effect.release
+        job_file, plan_file = self._directory / "job.json", self._directory / "plan.json"
+        _write(job_file, directive.job_json)
+        _write(plan_file, directive.plan_json)
+        for local, rank in enumerate(self._state.ranks):
+            described = RankEnvironment(
+                rank=rank,
+                local_rank=local,
+                world_size=self._pod.replicas * self._pod.devices,
+                attempt=directive.attempt,
+                master_address=release.master_address,
+                master_port=release.master_port,
+                master_fd=None,
+                progress_fd=None,
+                job_file=str(job_file),
+                plan_file=str(plan_file),
+                checkpoint_url=self._pod.checkpoint_url,
+                resume_from=release.resume_from,
+            )
+            variables = {**self._environment, **described.render(), "OMP_NUM_THREADS": "1"}
+            if release.master_address.startswith("127."):
+                variables["GLOO_SOCKET_IFNAME"] = "lo"
+            self._ranks.fork(
+                attempt=directive.attempt,
+                rank=rank,
+                environment=variables,
+                log=self._directory / f"rank-{rank}.a{directive.attempt}.log",
+                descriptors=self._descriptors(rank),
+            )
+            if rank == 0 and self._pipe is not None:
+                self._pipe.handed_over()
+
+    def _descriptors(self, rank: int) -> dict[str, int]:
+        if rank != 0 or self._leading is None or self._leading.master is None:
+            return {}
+        self._pipe = ProgressPipe(
+            lambda record: self._leading.feed(leader_machine.ProgressFromRank(record=record)) if self._leading else None
+        )
+        return {names.MASTER_FD: self._leading.master.fileno(), names.PROGRESS_FD: self._pipe.write_descriptor}
+
+    def _end_with_host(self) -> None:
+        """End at once when the kubelet's end of the pipe closes: where no kernel kills orphans, this does."""
+        inherited = self._environment.get(names.HOST_FD)
+        if inherited:
+            asyncio.get_running_loop().add_reader(int(inherited), self._on_host_end, int(inherited))
+
+    def _on_host_end(self, descriptor: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if not os.read(descriptor, 1):
+                asyncio.get_running_loop().remove_reader(descriptor)
+                self._ranks.kill()
+                self._end(int(ExitCode.ENVIRONMENT))
+
+    def _fail(self, error: PolyremeError) -> None:
+        print(f"launcher gives up: {error}", file=sys.stderr)
+        self._end(int(error.exit_code))
+
+    def _end(self, code: int) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(code)
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)

@@ -1,0 +1,24 @@
+"""``python -m polyreme.launcher``: the command of every worker's container."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from polyreme.clock import SystemClock
+from polyreme.launcher.launcher import Launcher
+from polyreme_api.errors import ExitCode, PolyremeError
+
+
+def main() -> int:
+    """Launch the ranks of this pod; return the exit code."""
+    try:
+        launcher = Launcher(environment=os.environ, clock=SystemClock())
+        return asyncio.run(launcher.run())
+    except PolyremeError as error:
+        print(f"launcher: {error}", file=sys.stderr)
+        return int(error.exit_code)
+    except OSError as error:
+        print(f"launcher: {error}", file=sys.stderr)
+        return int(ExitCode.ENVIRONMENT)

@@ -1,0 +1,212 @@
+"""The launcher's side of the zygote: keep one alive, have it fork, signal and kill ranks, and hear of every end.
+
+The launcher is the subreaper of what its zygote leaves behind: when a zygote dies, its ranks (which the kernel kills
+with it) become children of the launcher, so it can wait until really none of them lives before it says so.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from polyreme.launcher.zygote import MESSAGE_BYTES_MAX
+from polyreme_api.errors import EnvironmentFailedError, ExitCode
+
+ZYGOTE_DEATHS_MAX = 5
+"""Zygotes that may die before one has run ranks; then the launcher gives up."""
+END_WAIT_S = 2.0
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_S = 0.005
+
+OnExit = Callable[[int, int, int | None, int | None], None]
+"""Called with attempt, rank, code, signal."""
+
+
+class RankParent:
+    """A zygote and the ranks it has forked.
+
+    Args:
+        environment: Environment of the zygote itself.
+        on_exit: Called once for every rank that ``fork`` was asked for.
+        on_fail: Called when zygotes die too often.
+    """
+
+    def __init__(
+        self, *, environment: Mapping[str, str], on_exit: OnExit, on_fail: Callable[[EnvironmentFailedError], None]
+    ) -> None:
+        self._environment = dict(environment)
+        self._on_exit = on_exit
+        self._on_fail = on_fail
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._live: dict[tuple[int, int], int | None] = {}
+        """Pid by (attempt, rank), None until the zygote has forked it."""
+        self._deaths = 0
+        self._closing = False
+        self._burial: asyncio.Task[None] | None = None
+        self.pids: dict[int, int] = {}
+        """Pid by rank, of the newest forks; for logs and tests."""
+
+    @property
+    def zygote_pid(self) -> int | None:
+        """Pid of the zygote, for logs and tests."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start a zygote; it warms while the launcher goes on."""
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "polyreme.launcher.zygote", str(theirs.fileno()), str(os.getpid())],
+                env=self._environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self._socket = ours
+        asyncio.get_running_loop().add_reader(ours, self._on_readable)
+
+    def fork(
+        self, *, attempt: int, rank: int, environment: Mapping[str, str], log: Path, descriptors: Mapping[str, int]
+    ) -> None:
+        """Have a rank forked.
+
+        Args:
+            attempt: Attempt of the rank.
+            rank: Global rank.
+            environment: Its whole environment.
+            log: File that its output is appended to.
+            descriptors: Descriptors that it gets, by the variable that tells it their numbers.
+        """
+        self._live[attempt, rank] = None
+        self._say(
+            {
+                "type": "fork",
+                "attempt": attempt,
+                "rank": rank,
+                "environment": dict(environment),
+                "log": str(log),
+                "descriptors": list(descriptors),
+            },
+            list(descriptors.values()),
+        )
+
+    def kill(self) -> None:
+        """Kill every rank."""
+        self._say({"type": "kill"})
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every rank."""
+        self._say({"type": "signal", "signal": number})
+
+    async def close(self) -> None:
+        """End the zygote, and the ranks with it."""
+        self._closing = True
+        self._disconnect()
+        if self._burial is not None:
+            await self._burial
+        if self._process is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(_reap_all(), END_WAIT_S)
+        self._kill_all()
+        await _reap_all()
+
+    def _say(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
+        if self._socket is None:
+            return
+        rights = array.array("i", descriptors or [])
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
+        try:
+            self._socket.sendmsg([json.dumps(message).encode()], ancillary)
+        except (BrokenPipeError, ConnectionResetError):
+            # A dead zygote is noticed by the end of its socket.
+            return
+        except BlockingIOError:
+            # Commands pile up only when the zygote hangs while it warms: a new one is the way on.
+            self._kill_all()
+
+    def _on_readable(self) -> None:
+        while self._socket is not None:
+            try:
+                data = self._socket.recv(MESSAGE_BYTES_MAX)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                self._disconnect()
+                self._burial = asyncio.get_running_loop().create_task(self._bury())
+                return
+            self._on_message(json.loads(data))
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        if message["type"] == "forked":
+            self._deaths = 0
+            self._live[message["attempt"], message["rank"]] = message["pid"]
+            self.pids[message["rank"]] = message["pid"]
+        elif message["type"] == "exited":
+            self._end(message["attempt"], message["rank"], message["code"], message["signal"])
+
+    def _end(self, attempt: int, rank: int, code: int | None, number: int | None) -> None:
+        if (attempt, rank) in self._live:
+            del self._live[attempt, rank]
+            self._on_exit(attempt, rank, code, number)
+
+    def _kill_all(self) -> None:
+        """Kill the zygote and every rank's group; they are our descendants until they are reaped."""
+        zygote = [] if self._process is None else [self._process.pid]
+        for pid in (*zygote, *(pid for pid in self._live.values() if pid is not None)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in filter(None, self._live.values()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+
+    async def _bury(self) -> None:
+        """A zygote died: wait until its ranks are dead too, say so, and start another one."""
+        if self._closing:
+            return
+        self._kill_all()
+        await _reap_all()
+        self._process = None
+        for (attempt, rank), pid in list(self._live.items()):
+            # A rank that was never forked did not crash: the machine failed it.
+            never = pid is None
+            self._end(attempt, rank, int(ExitCode.ENVIRONMENT) if never else None, None if never else signal.SIGKILL)
+        self._deaths += 1
+        if self._deaths >= ZYGOTE_DEATHS_MAX:
+            message = f"the ranks' parent process died {self._deaths} times before it ran ranks, rule at most"
+            self._on_fail(EnvironmentFailedError(f"{message} {ZYGOTE_DEATHS_MAX - 1}"))
+            return
+        self.start()
+
+
+async def _reap_all() -> None:
+    """Wait until this process has no child; the zygote's ranks become its children when the zygote dies."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)  # noqa: ASYNC222 - WNOHANG does not block
+        except ChildProcessError:
+            return
+        if pid == 0:
+            await asyncio.sleep(_POLL_S)

@@ -1,0 +1,70 @@
+"""Fix where an attempt begins: once, by create-if-absent, from what is committed and history."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.history import (
+    COMMIT_MARKER,
+    ResumePoint,
+    attempt_key,
+    checkpoint_name,
+    choose_resume,
+    parse_checkpoint_name,
+)
+from polyreme_api.progress import CheckpointRef
+from polyreme_api.store import ObjectExistsError, ObjectStore
+
+
+def fix_resume(store: ObjectStore, *, attempt: int, now_s: float) -> ResumePoint:
+    """Fix the attempt's resume point and return it; the first writer's choice stands.
+
+    Raises:
+        StoreFailedError: If the store stays away.
+    """
+    keys = {info.key: info.size_bytes for info in store.list("")}
+    points = [
+        ResumePoint.model_validate_json(store.get(key))
+        for key in keys
+        if key.startswith("attempts/") and _is_point(key)
+    ]
+    fixed = next((point for point in points if point.attempt == attempt), None)
+    if fixed is not None:
+        return fixed
+    earlier = [point for point in points if point.attempt < attempt]
+    chosen = choose_resume(_committed(store, keys), earlier)
+    name = None if chosen is None else checkpoint_name(chosen)
+    point = ResumePoint(attempt=attempt, resume_from=name, fixed_at_s=now_s)
+    try:
+        store.put_if_absent(attempt_key(attempt), point.model_dump_json(by_alias=True).encode())
+    except ObjectExistsError:
+        return ResumePoint.model_validate_json(store.get(attempt_key(attempt)))
+    return point
+
+
+def _is_point(key: str) -> bool:
+    stem = key.removeprefix("attempts/").removesuffix(".json")
+    return stem.isdigit() and key == attempt_key(int(stem))
+
+
+def _committed(store: ObjectStore, keys: dict[str, int]) -> list[CheckpointRef]:
+    """Checkpoints with a marker whose files are all there in full; torn ones are named in the log."""
+    committed = []
+    for key in keys:
+        name, _, rest = key.partition("/")
+        if rest != COMMIT_MARKER:
+            continue
+        try:
+            reference = parse_checkpoint_name(name)
+            files = json.loads(store.get(key)).get("files", {})
+            torn = [file for file, entry in files.items() if keys.get(f"{name}/{file}") != entry.get("bytes")]
+        except (InvalidConfigError, ValueError, AttributeError):
+            torn = [COMMIT_MARKER]
+            reference = None
+        if torn or reference is None:
+            print(f"checkpoint {name} is torn and not used: {', '.join(sorted(torn)[:3])}", file=sys.stderr)
+        else:
+            committed.append(reference)
+    return committed

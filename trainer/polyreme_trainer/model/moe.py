@@ -161,7 +161,8 @@ class MixtureOfExperts(nn.Module):
         weights_TK, experts_TK, scores_TE = self.gate(x_TD)
         sorted_R, order_R = experts_TK.flatten().sort(stable=True)
         place_R = order_R.argsort()
-        load_E = torch.bincount(sorted_R, minlength=scores_TE.shape[1])
+        # bincount would make the host wait for an accelerator.
+        load_E = sorted_R.new_zeros(scores_TE.shape[1]).scatter_add_(0, sorted_R, torch.ones_like(sorted_R))
         sent = self.dispatcher.dispatch(spread(x_TD, order_R, place_R, experts_TK.shape[1]), load_E)
         answered_SD = self.experts(sent.rows_SD, sent.counts_L)
         answered_RD = collect(self.dispatcher.combine(answered_SD, sent.state), order_R, place_R)

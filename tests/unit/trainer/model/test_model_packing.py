@@ -11,6 +11,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_trainer.model import attend
 from polyreme_trainer.model.attend import segments
 from polyreme_trainer.model.grid import packed_tables
+from polyreme_trainer.model.loss import token_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +68,20 @@ def test_the_loop_over_segments_equals_the_dense_product(causal: bool, monkeypat
         outputs.append((out, *gradients))
     for dense, looped in zip(*outputs, strict=True):
         torch.testing.assert_close(dense, looped, rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_runs_the_same_path_within_its_precision(model: KimiVL, batch: Batch) -> None:
+    arguments = (batch.tokens_T, batch.positions_T, batch.offsets, batch.patches_PC, batch.grids)
+    expected_MD = model.image_features(batch.patches_PC, batch.grids)
+    model.bfloat16()
+    output = model(*arguments)
+    total, _ = token_loss(output.hidden_TD, model.language_model.lm_head.weight, batch.targets_T)
+    total.backward()
+    assert output.hidden_TD.dtype == torch.bfloat16
+    assert total.dtype == torch.float32
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    features_MD = model.image_features(batch.patches_PC, batch.grids).float()
+    assert (features_MD - expected_MD).norm() / expected_MD.norm() < 0.05
 
 
 def test_two_forwards_are_equal_bit_by_bit(model: KimiVL, batch: Batch) -> None:

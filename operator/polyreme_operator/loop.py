@@ -1,8 +1,8 @@
 """The only effects of the operator: it watches, lets the core decide, and applies what the core asked for.
 
-One dispatcher wakes on every event and every deadline. Jobs are reconciled side by side, one pass at a time each; admission,
-placement and resizes are decided by one task, whose batches stand as intents on one object before any job is touched.
-Nothing here decides; nothing here remembers what a restart of the process would miss.
+One dispatcher wakes on every event and every deadline. Jobs are reconciled side by side, one pass at a time each;
+admission, placement and resizes are decided by one task, whose batches stand as intents on one object before any job
+is touched. Nothing here decides; nothing here remembers what a restart of the process would miss.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The cluster as it was last seen: kept up to date by watch events, by lists, and by the answers to our own writes.
 
-Nothing here goes back in time: of two states of one object the one with the larger resource version stays, whichever way it
-came. (Resource versions of one kind are ordered integers: KEP-5504.)
+Nothing here goes back in time: of two states of one object the one with the larger resource version stays, whichever
+way it came. (Resource versions of one kind are ordered integers: KEP-5504.)
 """
 
 from __future__ import annotations

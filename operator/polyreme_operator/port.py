@@ -1,8 +1,8 @@
 """The cluster as the operator sees it: asynchronous, lossy, compare-and-swap, as the Kubernetes API is.
 
-Two adapters only: the Kubernetes API and the embedded store. One contract suite (``tests/contract``) holds both to what
-this file says. Objects cross this port as Kubernetes-shaped JSON (``Manifest``); ``polyreme_operator.types`` parses them
-once, behind it.
+Two adapters only: the Kubernetes API and the embedded store. One contract suite (``tests/contract``) holds both to
+what this file says. Objects cross this port as Kubernetes-shaped JSON (``Manifest``); ``polyreme_operator.types``
+parses them once, behind it.
 """
 
 from __future__ import annotations

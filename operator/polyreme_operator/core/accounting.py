@@ -1,10 +1,10 @@
 """Where a job's time went: trained steps that stay history, and time lost by cause.
 
-An attempt's time, from its record to its end, is split when it closes. *Effective* is the time of the steps that stay: up to
-the newest durable checkpoint when the attempt failed, all of them when it ended well. Steps behind that checkpoint will be
-trained again: they are lost to what ended the attempt. The rest, from process start to the first step and all that is no
-step, is lost to what began the attempt. Step times are the ranks' own (ByteRobust's effective training time ratio,
-arXiv:2509.16293, counts the same way).
+An attempt's time, from its record to its end, is split when it closes. *Effective* is the time of the steps that
+stay: up to the newest durable checkpoint when the attempt failed, all of them when it ended well. Steps behind that
+checkpoint will be trained again: they are lost to what ended the attempt. The rest, from process start to the first
+step and all that is no step, is lost to what began the attempt. Step times are the ranks' own (ByteRobust's effective
+training time ratio, arXiv:2509.16293, counts the same way).
 """
 
 from __future__ import annotations

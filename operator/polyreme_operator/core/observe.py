@@ -58,7 +58,7 @@ def current_pods(scene: JobScene) -> dict[int, PodView]:
 
 
 def find_failure(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Failure | None:
-    """Find what ended the current attempt; None while nothing did. Of several causes the one that explains most is told."""
+    """Find what ended the current attempt; None while nothing did. Of several causes the deepest is told."""
     attempt = scene.job.attempt
     if attempt is None:
         return None
@@ -180,7 +180,7 @@ def _silence(
 
 
 def _heard_s(scene: JobScene, attempt: AttemptStatus, started_s: float) -> float | None:
-    """When the current leader's pod last renewed the Lease; None before its first word. Its older records are signs of life."""
+    """When the current leader's pod last renewed the Lease, for this attempt or an older one; None before its first word."""
     lease = scene.lease
     if lease is None or lease.record is None or lease.record.replacement != attempt.replacement(0):
         return None

@@ -10,7 +10,7 @@ class Placer(Protocol):
     """A pure function from free devices to a node for each worker."""
 
     def __call__(self, free: Mapping[str, int], *, workers: int, devices: int) -> list[str] | None:
-        """Return a node name for each of ``workers`` workers of ``devices`` devices, in index order; None if they don't fit.
+        """Return a node name for each worker, in index order; None if they don't all fit.
 
         Args:
             free: Free devices of each usable node, by name.

@@ -1,8 +1,8 @@
 """One job: from what is seen to what is done, level-triggered; applied twice it asks for nothing more.
 
-A change of the attempt is one status write and nothing else: pods follow in the next pass, from the new record. Decisions that
-end an attempt because of its pods first have the Lease read, since the success of a job stands there before its pods end,
-and watches of two kinds keep no order between them.
+A change of the attempt is one status write and nothing else: pods follow in the next pass, from the new record.
+Decisions that end an attempt because of its pods first have the Lease read, since the success of a job stands there
+before its pods end, and watches of two kinds keep no order between them.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def _stop_cause(record: ProgressRecord | None, status: TrainingJobStatus) -> Cau
 
 
 def _finished(scene: JobScene, now_s: float) -> Decision:
-    """Clear up behind a finished job: launchers that did not end by themselves, then the job itself when its time is over."""
+    """Clear up behind a finished job: launchers that did not end by themselves, at last the job itself."""
     job, status = scene.job, scene.job.status
     completed_s = parse_time_or(status.completed_at, now_s) or now_s
     live = [pod for pod in scene.pods if not pod.ended]

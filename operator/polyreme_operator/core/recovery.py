@@ -1,7 +1,7 @@
 """The recovery ladder: restart the ranks in place, replace pods, move the gang; or wait, or give up and say why.
 
-Budgets: ``maxRestarts`` in a window; no more than ``noProgressMax`` restarts in a row that brought neither a newer durable
-checkpoint nor a later step; exponential backoff between those, the first at once (a crash of one rank costs
+Budgets: ``maxRestarts`` in a window; no more than ``noProgressMax`` restarts in a row that brought neither a newer
+durable checkpoint nor a later step; exponential backoff between those, the first at once (a crash of one rank costs
 milliseconds, a crash loop costs little). The records in the status are the only memory.
 """
 

@@ -1,7 +1,8 @@
 """Who is admitted, where: one decision for the whole cluster, made by one task, written as intents before any job.
 
-Order: settle the intents of an earlier batch; give workers of lost nodes another place; resize; then admit what waits, larger
-priority first, older first. A gang is placed whole or not at all. A job that does not fit lets smaller ones behind it pass.
+Order: settle the intents of an earlier batch; give workers of lost nodes another place; resize; then admit what
+waits, larger priority first, older first. A gang is placed whole or not at all. A job that does not fit lets smaller
+ones behind it pass.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The writes that begin an attempt: admission, restart, move, resize. Each is one status, whole: number, places, budget.
+"""The writes that begin an attempt: admission, restart, move, resize; each is one whole status.
 
-Attempt numbers rise strictly. A worker index never gets the same replacement number twice, so a launcher of a deleted pod
-that wakes late on a lost node knows itself to be of the past.
+Attempt numbers rise strictly. A worker index never gets the same replacement number twice, so a launcher of a deleted
+pod that wakes late on a lost node knows itself to be of the past.
 """
 
 from __future__ import annotations

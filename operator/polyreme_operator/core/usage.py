@@ -1,8 +1,8 @@
 """Which devices are taken, from what is: admitted placements, pods that have not ended, intents that are still open.
 
-A worker's place (job, index, node) is charged once, by whichever of the three name it, so a job is charged from its admission
-until its attempt is closed and its last pod, orphans included, is gone; a replacement that waits for its predecessor on the
-same node is charged once.
+A worker's place (job, index, node) is charged once, by whichever of the three name it, so a job is charged from its
+admission until its attempt is closed and its last pod, orphans included, is gone; a replacement that waits for its
+predecessor on the same node is charged once.
 """
 
 from __future__ import annotations

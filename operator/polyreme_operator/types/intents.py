@@ -1,9 +1,10 @@
 """Admissions that are about to be written: one object, by compare-and-swap, before any job is touched.
 
 Compare-and-swap of one job does not protect capacity that two jobs share. So a batch is first written here. Whoever
-decides next, the same process or its successor, settles every entry before it admits anything: an entry is *confirmed*
-when its job bears the attempt, *cancelled* when the job's ``cancelledAdmissions`` has risen since (whatever is still in
-flight then meets another resource version), *void* when the job is gone. An *open* entry counts as capacity in use.
+decides next, the same process or its successor, settles every entry before it admits anything: an entry is
+*confirmed* when its job bears the attempt, *cancelled* when the job's ``cancelledAdmissions`` has risen since
+(whatever is still in flight then meets another resource version), *void* when the job is gone. An *open* entry counts
+as capacity in use.
 """
 
 from __future__ import annotations

@@ -47,6 +47,8 @@ def layers(tree: Path) -> str:
         ("operator/polyreme_operator/core", "import random", "The operator decides from its arguments alone"),
         ("trainer/polyreme_trainer/model", "import polyreme_trainer.train", "Trainer: the loop over checkpoints"),
         ("trainer/polyreme_trainer/model", "import time", "The model does no I/O"),
+        ("datahub/polyreme_datahub/index", "import polyreme_datahub.stages", "Datahub: the whole over loading"),
+        ("datahub/polyreme_datahub/index", "import random", "What the digests and the index mean"),
     ],
 )
 def test_a_planted_import_breaks_its_layer(tree: Path, folder: str, line: str, contract: str) -> None:

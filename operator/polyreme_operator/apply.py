@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from polyreme_api import labels
 from polyreme_api.clock import Clock
 from polyreme_api.job import TrainingJobStatus
+from polyreme_api.times import rfc3339
 from polyreme_operator.model import Changes, ClusterModel
 from polyreme_operator.port import (
     STATUS_SUBRESOURCE,
@@ -35,7 +36,6 @@ from polyreme_operator.types.actions import (
     WriteStatus,
 )
 from polyreme_operator.types.intents import INTENTS_KEY, render_intents
-from polyreme_operator.types.timestamps import format_time
 
 if TYPE_CHECKING:
     from polyreme_operator.loop import Settings
@@ -168,7 +168,7 @@ class Applier:
 
     async def _tell(self, action: EmitEvent) -> None:
         name = f"{labels.job_object_name(action.ref.name, action.uid)}.{action.key}"
-        now = format_time(self._clock.now_s())
+        now = rfc3339(self._clock.now_s())
         involved = {
             "apiVersion": labels.API_VERSION,
             "kind": action.ref.kind,

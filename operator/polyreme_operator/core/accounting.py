@@ -14,8 +14,9 @@ from collections import Counter
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import Accounting, LastCheckpoint, LostTime
 from polyreme_api.progress import ProgressRecord
+from polyreme_api.times import rfc3339
 from polyreme_operator.core.reasons import Cause
-from polyreme_operator.types.timestamps import format_time, parse_time_or
+from polyreme_operator.types.timestamps import parse_time_or
 
 MILLISECONDS = 1000
 
@@ -26,7 +27,7 @@ def close_attempt(
     """Charge the current attempt's time; ``ended_by`` None says that it ended well."""
     if status.attempt is None:
         return status
-    began_s = parse_time_or(status.attempt.started_at, now_s) or now_s
+    began_s = parse_time_or(status.attempt.started_at, now_s)
     wall_s = max(0.0, now_s - began_s)
     kept_s, again_s = _split_steps(record, wall_s, all_kept=ended_by is None)
     lost = Counter({entry.cause: entry.milliseconds for entry in status.accounting.lost})
@@ -52,12 +53,12 @@ def with_checkpoint(status: TrainingJobStatus, record: ProgressRecord | None, *,
     newest = record.checkpoint
     if known is not None and (known.attempt, known.step) >= (newest.attempt, newest.step):
         return status
-    taken = LastCheckpoint(attempt=newest.attempt, step=newest.step, at=format_time(now_s))
+    taken = LastCheckpoint(attempt=newest.attempt, step=newest.step, at=rfc3339(now_s))
     return status.model_copy(update={"last_checkpoint": taken})
 
 
 def goodput(status: TrainingJobStatus) -> float:
-    """Share of the time since the first admission, closed attempts only, in which steps were trained that are history."""
+    """Share of the time of closed attempts in which steps were trained that are history."""
     lost = sum(entry.milliseconds for entry in status.accounting.lost)
     whole = status.accounting.effective_milliseconds + lost
     return status.accounting.effective_milliseconds / whole if whole else 0.0

@@ -82,7 +82,7 @@ def silence_deadline_s(scene: JobScene, spec: TrainingJobSpec) -> float | None:
     if attempt is None:
         return None
     record = current_record(scene)
-    started_s = parse_time_or(attempt.started_at, 0.0) or 0.0
+    started_s = parse_time_or(attempt.started_at, 0.0)
     start_s = started_s + spec.health.start_timeout_seconds
     heard_s = _heard_s(scene, attempt, started_s)
     beat_s = None if heard_s is None else heard_s + spec.health.heartbeat_timeout_seconds
@@ -157,7 +157,7 @@ def _rank_failure(ended: RankExit, attempt: AttemptStatus) -> Failure:
 def _silence(
     scene: JobScene, spec: TrainingJobSpec, attempt: AttemptStatus, record: ProgressRecord | None, now_s: float
 ) -> Failure | None:
-    started_s = parse_time_or(attempt.started_at, 0.0) or 0.0
+    started_s = parse_time_or(attempt.started_at, 0.0)
     heard_s = _heard_s(scene, attempt, started_s)
     timeout_s = spec.health.heartbeat_timeout_seconds
     if heard_s is not None and now_s - heard_s >= timeout_s:
@@ -180,7 +180,7 @@ def _silence(
 
 
 def _heard_s(scene: JobScene, attempt: AttemptStatus, started_s: float) -> float | None:
-    """When the current leader's pod last renewed the Lease, for this attempt or an older one; None before its first word."""
+    """When the current leader's pod last renewed the Lease, for whatever attempt; None before its first word."""
     lease = scene.lease
     if lease is None or lease.record is None or lease.record.replacement != attempt.replacement(0):
         return None

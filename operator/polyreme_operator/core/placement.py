@@ -23,8 +23,8 @@ class Placer(Protocol):
 def place_best_fit(free: Mapping[str, int], *, workers: int, devices: int) -> list[str] | None:
     """Fill as few nodes as possible: the emptiest first, and for the rest the node that it fills most tightly.
 
-    Workers of consecutive indices share a node, so that ranks that talk most (the lowest ones) sit together. Ties go by name:
-    equal inputs give equal placements.
+    Workers of consecutive indices share a node, so that ranks that talk most (the lowest ones) sit together. Ties go by
+    name: equal inputs give equal placements.
     """
     slots = {name: count // devices for name, count in free.items() if count >= devices}
     placed: list[str] = []

@@ -13,6 +13,7 @@ from polyreme_api import labels
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import Outcome, ProgressRecord, RankPhase
+from polyreme_api.times import rfc3339
 from polyreme_operator.core import manifests, transition
 from polyreme_operator.core.accounting import close_attempt, with_checkpoint
 from polyreme_operator.core.manifests import PodDefaults
@@ -35,7 +36,7 @@ from polyreme_operator.types.actions import (
     WriteStatus,
 )
 from polyreme_operator.types.snapshot import JobScene
-from polyreme_operator.types.timestamps import format_time, parse_time_or
+from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import PodPhase, PodView
 
 STOP_GRACE_S = 30.0
@@ -102,7 +103,7 @@ def _restart(scene: JobScene, attempt: AttemptStatus, verdict: Restart, now_s: f
     job, status = scene.job, scene.job.status
     if verdict.due_s > now_s:
         cause, message = verdict.failure.cause, verdict.failure.message
-        status = status.model_copy(update={"retry_at": format_time(verdict.due_s)})
+        status = status.model_copy(update={"retry_at": rfc3339(verdict.due_s)})
         status = with_condition(
             status, ConditionType.RESTARTING, True, cause, message, now_s=now_s, generation=job.generation
         )
@@ -244,7 +245,7 @@ def _stopping(scene: JobScene, spec: TrainingJobSpec, attempt: AttemptStatus, no
         )
         return Decision(actions=_status_write(scene, status))
     asked = status.condition(ConditionType.SUSPENDED)
-    asked_s = parse_time_or(asked.last_transition_time if asked is not None else None, now_s) or now_s
+    asked_s = parse_time_or(asked.last_transition_time if asked is not None else None, now_s)
     until_s = asked_s + spec.checkpoint.preemption_grace_seconds + STOP_GRACE_S
     pods = current_pods(scene)
     quiet = all(pod.ended or pod.deleting for pod in pods.values())
@@ -272,7 +273,7 @@ def _stop_cause(record: ProgressRecord | None, status: TrainingJobStatus) -> Cau
 def _finished(scene: JobScene, now_s: float) -> Decision:
     """Clear up behind a finished job: launchers that did not end by themselves, at last the job itself."""
     job, status = scene.job, scene.job.status
-    completed_s = parse_time_or(status.completed_at, now_s) or now_s
+    completed_s = parse_time_or(status.completed_at, now_s)
     live = [pod for pod in scene.pods if not pod.ended]
     actions: list[Action] = []
     wake_s: float | None = None

@@ -13,10 +13,11 @@ from typing import TypeAlias
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.policy import FailureRule
 from polyreme_api.job.status import RESTART_RECORDS_MAX, RestartRecord
+from polyreme_api.times import rfc3339
 from polyreme_operator.core.observe import CODE_BAD_CONFIG, Failure, current_record, find_failure
 from polyreme_operator.core.reasons import Cause, Reason, Scope
 from polyreme_operator.types.snapshot import JobScene
-from polyreme_operator.types.timestamps import format_time, parse_time_or
+from polyreme_operator.types.timestamps import parse_time_or
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +164,7 @@ def _record(scene: JobScene, failure: Failure, scope: Scope, *, counts: bool, no
         steps.append(record.checkpoint.step)
     return RestartRecord(
         attempt=0 if attempt is None else attempt.number,
-        at=format_time(now_s),
+        at=rfc3339(now_s),
         cause=failure.cause.value,
         scope=scope.value,
         index=failure.index,
@@ -180,9 +181,8 @@ def _budget_spent(
     policy = spec.failure_policy
     environment = failure.cause is Cause.ENVIRONMENT_FAILED
     if idle > policy.no_progress_max:
-        words = (
-            f"{idle - 1} restarts in a row brought no newer checkpoint and no later step, rule {policy.no_progress_max}"
-        )
+        most = policy.no_progress_max
+        words = f"{idle - 1} restarts in a row brought no newer checkpoint and no later step, rule {most}"
         reason = Reason.ENVIRONMENT_FAILED if environment else Reason.NO_PROGRESS
         return GiveUp(failure=failure, reason=reason, message=f"{words}; last: {failure.message}")
     spent = _counted_restarts(status, window_s=policy.window_seconds, now_s=now_s)
@@ -195,7 +195,7 @@ def _budget_spent(
 
 def _counted_restarts(status: TrainingJobStatus, *, window_s: int, now_s: float) -> int:
     """Count the restarts in the window. Records are kept in a bounded number: when all lie within, all restarts count."""
-    inside = [record for record in status.restart_records if now_s - (parse_time_or(record.at, 0.0) or 0.0) < window_s]
+    inside = [record for record in status.restart_records if now_s - (parse_time_or(record.at, 0.0)) < window_s]
     if len(inside) == RESTART_RECORDS_MAX:
         return status.restarts
     return sum(record.counts for record in inside)

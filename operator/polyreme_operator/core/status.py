@@ -7,8 +7,8 @@ from typing import Literal
 from polyreme_api import labels
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import Condition
+from polyreme_api.times import rfc3339
 from polyreme_operator.core.reasons import ConditionType, Reason
-from polyreme_operator.types.timestamps import format_time
 from polyreme_operator.types.views import JobView
 
 MESSAGE_CHARACTERS_MAX = 1024
@@ -35,7 +35,7 @@ def with_condition(
         status=truth,
         reason=str(reason),
         message=message[:MESSAGE_CHARACTERS_MAX],
-        last_transition_time=format_time(now_s) if before is None or moved else before.last_transition_time,
+        last_transition_time=rfc3339(now_s) if before is None or moved else before.last_transition_time,
         observed_generation=generation,
     )
     if condition == before:
@@ -48,7 +48,7 @@ def with_condition(
 def finish(
     job: JobView, status: TrainingJobStatus, *, succeeded: bool, reason: Reason, message: str, now_s: float
 ) -> TrainingJobStatus:
-    """End the job for good: the one terminal condition, nothing desired any more, the devices given back with the pods."""
+    """End the job for good: the one terminal condition, nothing desired any more, no devices beyond its last pods'."""
     kind = ConditionType.SUCCEEDED if succeeded else ConditionType.FAILED
     for ended in (ConditionType.QUEUED, ConditionType.ADMITTED, ConditionType.PODS_READY, ConditionType.RUNNING):
         status = _lower(status, ended, Reason.FINISHED, now_s=now_s, generation=job.generation)
@@ -61,7 +61,7 @@ def finish(
             "retry_at": None,
             "queue_position": None,
             "ready_replicas": 0,
-            "completed_at": format_time(now_s),
+            "completed_at": rfc3339(now_s),
             "observed_generation": job.generation,
         }
     )

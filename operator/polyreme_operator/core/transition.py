@@ -10,13 +10,13 @@ from collections.abc import Collection, Sequence
 
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus, Placement, ReplacementNumber
+from polyreme_api.times import rfc3339
 from polyreme_operator.core.accounting import close_attempt
 from polyreme_operator.core.observe import current_record
 from polyreme_operator.core.reasons import Cause, ConditionType, Reason, Scope
 from polyreme_operator.core.recovery import Restart, with_restart
 from polyreme_operator.core.status import drop_condition, selector, with_condition, withdraw
 from polyreme_operator.types.snapshot import JobScene
-from polyreme_operator.types.timestamps import format_time
 from polyreme_operator.types.views import JobView
 
 
@@ -43,7 +43,7 @@ def admit(job: JobView, nodes: Sequence[str], now_s: float) -> TrainingJobStatus
     return status.model_copy(
         update={
             "queue_position": None,
-            "first_admitted_at": status.first_admitted_at or format_time(now_s),
+            "first_admitted_at": status.first_admitted_at or rfc3339(now_s),
             "selector": selector(job),
             "observed_generation": generation,
         }
@@ -132,7 +132,7 @@ def begin_attempt(
         devices=devices,
         replacements=[ReplacementNumber(index=index, replacement=number) for index, number in sorted(numbers.items())],
         placement=Placement.of(list(nodes)),
-        started_at=format_time(now_s),
+        started_at=rfc3339(now_s),
         scope=scope.value,
     )
     kept = 0 if before is None or scope in {Scope.START, Scope.RESUME} else min(before.replicas, len(nodes))

@@ -49,7 +49,7 @@ def _head(data: ReportData) -> str:
     planned = f"of {data.steps_planned:,}" if data.steps_planned else ""
     thrown = f"{len(data.thrown_away):,} trained twice" if data.thrown_away else "no step trained twice"
     cards = (
-        ("Held-out answers right", share(figures.held_out_ratio), _held_out_words(data)),
+        ("Held-out right", share(figures.held_out_ratio), _held_out_words(data)),
         ("Steps", f"{steps:,}", f"{planned}; {thrown}".removeprefix("; ")),
         ("Wall time", duration(figures.wall_s), f"{figures.attempts} attempt{'s' if figures.attempts != 1 else ''}"),
         ("Goodput", share(figures.goodput), "time of steps that count, over wall time"),
@@ -224,8 +224,8 @@ def _plan(data: ReportData) -> str:
         return "<h2>Environment</h2>" + _table(("", ""), environment) if environment else ""
     words = (
         f"<p>{_code(plan.shape.name)} on {plan.layout.world} ranks: {plan.replicas} workers with {plan.devices} "
-        f"devices each, layout {_code(str(plan.layout))}, {plan.packs_per_step} packs of {plan.pack_tokens:,} tokens a step. "
-        f"Plan {_code(plan.hash)}.</p>"
+        f"devices each, layout {_code(str(plan.layout))}, {plan.packs_per_step} packs of {plan.pack_tokens:,} tokens a "
+        f"step. Plan {_code(plan.hash)}.</p>"
     )
     volumes = [
         (safe(volume.axis), f"{volume.ranks:,}", size(volume.bytes_per_rank), f"{volume.messages:,}")

@@ -1,0 +1,217 @@
+"""The report as a whole: what it shows, what it escapes, and runs that did not get far."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from polyreme.report import ReportData, build_report, write_report
+from polyreme.report.data import AnsweredPage, AttemptRow, Figures
+from polyreme.report.page import PAGES_MAX, shown_pages
+from polyreme_api.errors import EnvironmentFailedError
+from polyreme_api.progress import StepRecord
+from tests.unit.report.samples import START_S, png, record, two_kills
+
+HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'&\x00\u202e\ud800"
+VOID = {"meta", "img", "br", "input", "hr", "link"}
+
+
+class Reader(HTMLParser):
+    """Collects tags, attributes and text, and says whether every tag is closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read(html: str) -> Reader:
+    reader = Reader()
+    reader.feed(html)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def empty(**changes: object) -> ReportData:
+    data = ReportData(
+        title="a",
+        job="default/a",
+        outcome="Failed",
+        reason="the disk is full",
+        written_s=START_S,
+        figures=Figures(wall_s=0.0, attempts=0),
+    )
+    return dataclasses.replace(data, **changes)  # type: ignore[arg-type]
+
+
+def test_a_run_with_two_kills_shows_its_story() -> None:
+    reader = read(build_report(two_kills()))
+    for words in (
+        "after two kills", "Succeeded", "91.2 %", "219 of 240 pages", "800", "48 trained twice", "1 min 26 s", "74 %",
+        "7,950", "resumed after 200", "resumed after 550", "RankKilled", "PodLost", "one 1 · two 1 · three 1 · four 2",
+        "torn, never loaded", "no PNG: truncated", "dp4 ep2", "kimi-vl-nano", "torch", "2.13.0", "expected 333",
+    ):  # fmt: skip
+        assert words in reader.text, words
+
+
+def test_the_report_needs_nothing_outside_itself() -> None:
+    html = build_report(two_kills())
+    reader = read(html)
+    assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & set(reader.tags)
+    references = [value or "" for name, value in reader.attributes if name in {"src", "href", "xlink:href", "action"}]
+    assert references
+    assert all(value.startswith("data:image/png;base64,") for value in references)
+    assert "url(" not in html
+    assert "@import" not in html
+    assert "default-src 'none'" in html.replace("&#x27;", "'")
+
+
+def test_light_and_dark_come_from_the_reader_and_small_screens_are_thought_of() -> None:
+    html = build_report(two_kills())
+    assert "prefers-color-scheme: dark" in html
+    assert 'name="viewport"' in html
+
+
+def test_hostile_text_stays_text_wherever_it_stands() -> None:
+    data = two_kills()
+    hostile = dataclasses.replace(
+        data,
+        title=HOSTILE,
+        job=HOSTILE,
+        outcome=HOSTILE,
+        reason=HOSTILE,
+        job_yaml=HOSTILE,
+        attempts=[dataclasses.replace(row, scope=HOSTILE, cause=HOSTILE, message=HOSTILE) for row in data.attempts],
+        mixture=[dataclasses.replace(change, weights={HOSTILE: 1}) for change in data.mixture],
+        stages=[dataclasses.replace(row, dataset=HOSTILE, stage=HOSTILE) for row in data.stages],
+        dead_letters=[
+            dataclasses.replace(row, dataset=HOSTILE, stage=HOSTILE, record=HOSTILE, error=HOSTILE)
+            for row in data.dead_letters
+        ],
+        held_out=[dataclasses.replace(row, name=HOSTILE) for row in data.held_out],
+        pages=[
+            dataclasses.replace(page, question=HOSTILE, expected=HOSTILE, answer=HOSTILE, set_name=HOSTILE)
+            for page in data.pages
+        ],
+        checkpoints=[dataclasses.replace(row, name=HOSTILE) for row in data.checkpoints],
+        environment={HOSTILE: HOSTILE},
+        accounting=dataclasses.replace(
+            data.accounting, lost=[dataclasses.replace(lost, cause=HOSTILE) for lost in data.accounting.lost]
+        ),
+    )
+    html = build_report(hostile)
+    reader = read(html)
+    assert "script" not in reader.tags
+    assert not [name for name, _ in reader.attributes if name.startswith("on")]
+    assert reader.tags.count("img") == PAGES_MAX
+    assert "alert(1)" in reader.text
+    assert not set("\x00\u202e\ud800") & set(html)
+    html.encode("utf-8")
+
+
+def test_a_picture_that_is_no_png_is_not_embedded() -> None:
+    page = AnsweredPage(png=b"<svg onload=alert(1)>", question="q", expected="1", answer="1", right=True)
+    reader = read(build_report(empty(pages=[page])))
+    assert "img" not in reader.tags
+    assert "no picture" in reader.text
+
+
+def test_a_run_that_never_started_says_why() -> None:
+    reader = read(build_report(empty()))
+    assert "the disk is full" in reader.text
+    assert "No step was trained." in reader.text
+    assert "svg" not in reader.tags
+
+
+def test_a_run_that_failed_before_its_first_step_shows_its_attempt() -> None:
+    attempt = AttemptRow(
+        number=1, scope="Start", started_s=START_S, ended_s=START_S + 4, cause="EnvironmentFailed", message="disk full"
+    )
+    reader = read(build_report(empty(attempts=[attempt], figures=Figures(wall_s=4.0, attempts=1))))
+    assert "EnvironmentFailed" in reader.text
+    assert "starting, 4.0 s" in reader.text
+
+
+def test_a_single_step_is_a_picture_too() -> None:
+    reader = read(build_report(empty(steps=[record(1, 1, at_s=1, loss=2.5)])))
+    assert "polyline" in reader.tags
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_is_marked_and_breaks_no_picture(loss: float) -> None:
+    steps = [record(1, 1, at_s=1, loss=2.5), record(1, 2, at_s=2, loss=loss), record(1, 3, at_s=3, loss=2.0)]
+    html = build_report(empty(steps=steps))
+    assert f"step 2: loss {loss}" in read(html).text
+    assert not re.search(r'points="[^"]*(nan|inf)', html)
+
+
+def test_only_losses_that_are_no_numbers_draw_nothing() -> None:
+    assert "polyline" not in read(build_report(empty(steps=[record(1, 1, at_s=1, loss=math.nan)]))).tags
+
+
+def test_a_loss_below_zero_is_drawn_on_a_plain_scale() -> None:
+    reader = read(build_report(empty(steps=[record(1, step, at_s=step, loss=1 - step) for step in range(1, 5)])))
+    assert "loss, log scale" not in reader.text
+
+
+def test_a_long_run_stays_a_small_file() -> None:
+    steps = [
+        StepRecord(attempt=1, step=step, loss=1 + (step % 97) / 97, tokens=1, step_s=1, ended_at_s=START_S + step)
+        for step in range(1, 30_001)
+    ]
+    assert len(build_report(empty(steps=steps))) < 200_000
+
+
+def test_wrong_answers_come_first_and_leave_room_for_right_ones() -> None:
+    wrong = [AnsweredPage(png=b"", question="", expected="1", answer="2", right=False)] * 100
+    right = [AnsweredPage(png=b"", question="", expected="1", answer="1", right=True)] * 100
+    shown = shown_pages([*right, *wrong])
+    assert [page.right for page in shown] == [False] * (PAGES_MAX // 2) + [True] * (PAGES_MAX // 2)
+    assert shown_pages(right[:3]) == right[:3]
+
+
+def test_a_report_is_replaced_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "report"
+    first = write_report(folder, empty())
+    assert first == folder / "report.html"
+    second = write_report(folder, empty(reason="another"))
+    assert "another" in second.read_text(encoding="utf-8")
+    assert [path.name for path in folder.iterdir()] == ["report.html"]
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "report").write_text("a file")
+    with pytest.raises(EnvironmentFailedError, match="report not written"):
+        write_report(tmp_path / "report", empty())
+
+
+def test_pictures_are_embedded_byte_for_byte() -> None:
+    picture = png(28, 1)
+    page = AnsweredPage(png=picture, question="q", expected="1", answer="1", right=True)
+
+    assert base64.b64encode(picture).decode() in build_report(empty(pages=[page]))

@@ -51,10 +51,12 @@ def export_model(
         shard_bytes_max: Largest weights file [bytes].
 
     Raises:
-        OSError: If the disk refuses; ``directory`` is then as it was.
+        OSError: If the disk refuses; the older export is kept, at the latest by the next call.
     """
     partial = directory.with_name(f".{directory.name}.partial")
     replaced = directory.with_name(f".{directory.name}.replaced")
+    if replaced.exists() and not directory.exists():
+        replaced.rename(directory)  # an earlier writer was killed between its two renames
     for leftover in (partial, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
     (partial / TEXT_DIRECTORY).mkdir(parents=True)

@@ -149,6 +149,30 @@ def test_an_export_that_was_killed_leaves_the_older_one_and_does_not_hinder_the_
     assert [path.name for path in tmp_path.iterdir()] == ["e"]
 
 
+def test_an_export_killed_between_its_renames_keeps_the_older_one_until_the_next_is_whole(
+    model: KimiVL, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = model.state_dict()
+    export_model(state, KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
+    rename = pathlib.Path.rename
+
+    def killed_at_the_second(path: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
+        if path.name == ".e.partial":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    other = build_model(KIMI_VL_NANO, seed=6, media_token=1).state_dict()
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(pathlib.Path, "rename", killed_at_the_second)
+            with pytest.raises(KeyboardInterrupt):
+                export_model(other, KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
+        assert_equal(state, load_exported(tmp_path / ".e.replaced"))
+    export_model(other, KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
+    assert_equal(other, load_exported(tmp_path / "e"))
+    assert [path.name for path in tmp_path.iterdir()] == ["e"]
+
+
 def test_no_export_is_not_found(tmp_path: pathlib.Path) -> None:
     with pytest.raises(NotFoundError, match="no export"):
         load_exported(tmp_path / "e")

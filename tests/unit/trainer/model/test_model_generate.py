@@ -72,6 +72,12 @@ def test_an_answer_ends_with_the_stop_token_and_the_others_go_on(model: KimiVL, 
     assert max(map(len, answers)) == 6
 
 
+def test_a_media_token_that_the_model_says_itself_needs_no_image(model: KimiVL, questions: list[Question]) -> None:
+    model.language_model.lm_head.weight.data.zero_()  # all tokens are equally likely, the first index wins
+    model.media_token = 0
+    assert generate(model, questions[1:2], stop_token=-1, new_tokens_max=3) == [[0, 0, 0]]
+
+
 def test_a_rank_that_is_done_goes_on_until_all_are(model: KimiVL, questions: list[Question]) -> None:
     first = generate(model, questions[:1], stop_token=-1, new_tokens_max=1)[0][0]
     asked: list[bool] = []

@@ -1,0 +1,37 @@
+"""What goes wrong in the data plane, by what the caller does next."""
+
+from __future__ import annotations
+
+from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotFoundError, PolyremeError, RefusedError
+
+
+class DatahubError(PolyremeError):
+    """Base of the data plane's own errors."""
+
+
+class BadRecordError(DatahubError):
+    """A record breaks a rule: it becomes a dead letter, and processing goes on."""
+
+    def __init__(self, message: str, *, rule: str) -> None:
+        super().__init__(message)
+        self.rule = rule
+
+
+class DatasetNotFoundError(DatahubError, NotFoundError):
+    """No dataset of that name, or no such version of it."""
+
+
+class SourceInvalidError(DatahubError, InvalidConfigError):
+    """What a dataset shall be made from does not exist or has no known form."""
+
+
+class DatasetConflictError(DatahubError, RefusedError):
+    """The name belongs to another kind of dataset."""
+
+
+class IndexDamagedError(DatahubError, EnvironmentFailedError):
+    """Stored index bytes do not fit their manifest."""
+
+
+class RegistryFailedError(DatahubError, EnvironmentFailedError):
+    """The registry's database did not answer within its bounded retries."""

@@ -1,0 +1,1 @@
+"""The index: what a loader needs of a dataset version, as arrays to map into memory."""

@@ -1,0 +1,131 @@
+"""The form of an index: a manifest (JSON) and shards (arrays end to end, each aligned), all content-addressed.
+
+Only NumPy and the standard library: ranks read it. Shape suffixes: S = samples of a shard, T = tokens, P = patches, I = images.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polyreme_datahub.errors import IndexDamagedError
+
+FORMAT = 1
+ALIGN_BYTES = 64
+ARRAYS: Mapping[str, str] = {
+    "tokens_T": "<u4",
+    "learned_T": "|u1",
+    "token_offsets": "<i8",
+    "prompt_tokens": "<i4",
+    "patches_P": "|u1",
+    "patch_offsets": "<i8",
+    "grids_I2": "<i4",
+    "image_offsets": "<i8",
+    "checksums": "<u4",
+    "ids": "|u1",
+    "id_offsets": "<i8",
+    "details": "|u1",
+    "detail_offsets": "<i8",
+}
+"""Name and type of each array of a shard. Offsets have one entry more than there are samples."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayPlace:
+    """Where an array lies in its shard."""
+
+    name: str
+    start: int
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Some samples in a row."""
+
+    digest: str
+    count: int
+    size_bytes: int
+    arrays: tuple[ArrayPlace, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """An index."""
+
+    version: str
+    """Digest of the dataset version."""
+    name: str
+    number: int
+    tokenizer: str
+    vocabulary: int
+    token_ids: Mapping[str, int]
+    """``media``, ``end`` and ``pad``."""
+    patch_px: int
+    merge: int
+    channels: int
+    """1 when every page is gray: the loader repeats it."""
+    sequence_tokens: int
+    samples: int
+    tokens: int
+    shards: tuple[Shard, ...]
+
+    def to_bytes(self) -> bytes:
+        """Write the manifest in its one canonical form."""
+        value = {"format": FORMAT, **dataclasses.asdict(self)}
+        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """Read a manifest.
+
+        Raises:
+            IndexDamagedError: If it is of another format.
+        """
+        value: dict[str, Any] = json.loads(data)
+        if value.pop("format", None) != FORMAT:
+            raise IndexDamagedError(f"index has another format, rule {FORMAT}; process the data again")
+        shards = tuple(
+            Shard(
+                digest=shard["digest"],
+                count=shard["count"],
+                size_bytes=shard["size_bytes"],
+                arrays=tuple(
+                    ArrayPlace(name=place["name"], start=place["start"], shape=tuple(place["shape"]))
+                    for place in shard["arrays"]
+                ),
+            )
+            for shard in value.pop("shards")
+        )
+        return cls(**value, shards=shards)
+
+
+def lay_out(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[bytes, tuple[ArrayPlace, ...]]:
+    """Put the arrays of a shard end to end."""
+    parts, places, position = [], [], 0
+    for name, kind in ARRAYS.items():
+        data = np.ascontiguousarray(arrays[name], dtype=kind)
+        gap = -position % ALIGN_BYTES
+        parts += [b"\0" * gap, data.tobytes()]
+        places.append(ArrayPlace(name=name, start=position + gap, shape=data.shape))
+        position += gap + data.nbytes
+    return b"".join(parts), tuple(places)
+
+
+def checksum(tokens: npt.NDArray[Any], learned: npt.NDArray[Any], patches: npt.NDArray[Any]) -> int:
+    """Checksum of all that a sample trains on."""
+    return zlib.crc32(patches, zlib.crc32(learned, zlib.crc32(tokens)))
+
+
+def plan_key(job: str, data: Mapping[str, Any]) -> str:
+    """Key of the object that tells ranks which indexes a job trains on."""
+    import hashlib
+
+    text = json.dumps({"job": job, "data": data}, sort_keys=True, separators=(",", ":"))
+    return f"plans/{hashlib.sha256(text.encode()).hexdigest()}.json"

@@ -1,0 +1,140 @@
+"""Names and versions of datasets in the registry."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, insert, select
+
+from polyreme_datahub.digests import canonical_json
+from polyreme_datahub.errors import DatasetNotFoundError
+from polyreme_datahub.registry import schema
+from polyreme_datahub.registry.engine import Database
+
+NAMES_SHOWN_MAX = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetVersion:
+    """An immutable version of a dataset."""
+
+    id: int
+    """Row of the registry."""
+    name: str
+    number: int
+    digest: str
+    """Digest of its source: what it is made from."""
+    records: int
+    """Records of the source, bad ones included."""
+    source: Mapping[str, Any]
+    """Description of the source, JSON-able."""
+    created_s: float
+
+    @property
+    def reference(self) -> str:
+        """``name@version``."""
+        return f"{self.name}@{self.number}"
+
+
+def add_version(
+    database: Database, *, name: str, source: Mapping[str, Any], digest: str, records: int, now_s: float
+) -> DatasetVersion:
+    """Register a version; the same source again is the version that there is."""
+
+    def work(connection: Connection) -> DatasetVersion:
+        table = schema.versions
+        if connection.dialect.name == "postgresql":
+            connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(name))))
+        found = connection.execute(select(table).where(table.c.name == name, table.c.digest == digest)).first()
+        if found is None:
+            last = connection.execute(select(func.max(table.c.number)).where(table.c.name == name)).scalar()
+            connection.execute(
+                insert(table).values(
+                    name=name,
+                    number=(last or 0) + 1,
+                    source=canonical_json(source).decode(),
+                    digest=digest,
+                    records=records,
+                    created_s=now_s,
+                )
+            )
+            found = connection.execute(select(table).where(table.c.name == name, table.c.digest == digest)).one()
+        return _version(found)
+
+    return database.write(work)
+
+
+def find_version(database: Database, reference: str) -> DatasetVersion:
+    """Return the version that ``name`` (its newest) or ``name@number`` names.
+
+    Raises:
+        DatasetNotFoundError: Naming the nearest names there are.
+    """
+    name, _, number = reference.partition("@")
+
+    def work(connection: Connection) -> Row[Any] | None:
+        table = schema.versions
+        query = select(table).where(table.c.name == name)
+        if number:
+            query = query.where(table.c.number == int(number))
+        return connection.execute(query.order_by(table.c.number.desc()).limit(1)).first()
+
+    row = database.read(work)
+    if row is None:
+        known = names(database)
+        if name in known:
+            numbers = ", ".join(str(version.number) for version in all_versions(database, name))
+            raise DatasetNotFoundError(f"no dataset version {reference}: {name} has the versions {numbers}")
+        raise not_found(reference, known)
+    return _version(row)
+
+
+def all_versions(database: Database, name: str | None = None) -> list[DatasetVersion]:
+    """Return every version (of one dataset), by name and number."""
+
+    def work(connection: Connection) -> list[DatasetVersion]:
+        table = schema.versions
+        query = select(table).order_by(table.c.name, table.c.number)
+        if name is not None:
+            query = query.where(table.c.name == name)
+        return [_version(row) for row in connection.execute(query)]
+
+    return database.read(work)
+
+
+def names(database: Database) -> list[str]:
+    """Return the names of all datasets, sorted."""
+    table = schema.versions
+    return database.read(
+        lambda connection: list(connection.execute(select(table.c.name).distinct().order_by(table.c.name)).scalars())
+    )
+
+
+def not_found(reference: str, known: list[str]) -> DatasetNotFoundError:
+    """Make the error for an unknown name: it says the nearest names there are."""
+    name = reference.partition("@")[0]
+    near = difflib.get_close_matches(name, known, n=3)
+    if near:
+        hint = f"did you mean {' or '.join(repr(n) for n in near)}?"
+    elif not known:
+        hint = "none is registered"
+    else:
+        more = f" and {len(known) - NAMES_SHOWN_MAX} more" if len(known) > NAMES_SHOWN_MAX else ""
+        hint = f"there are {', '.join(known[:NAMES_SHOWN_MAX])}{more}"
+    return DatasetNotFoundError(f"no dataset {reference}: {hint}")
+
+
+def _version(row: Row[Any]) -> DatasetVersion:
+    return DatasetVersion(
+        id=row.id,
+        name=row.name,
+        number=row.number,
+        digest=row.digest,
+        records=row.records,
+        source=json.loads(row.source),
+        created_s=row.created_s,
+    )

@@ -1,0 +1,143 @@
+"""A registry by URL: SQLite in a file (write-ahead log) or PostgreSQL, with bounded retries and translated errors."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, Table, create_engine, event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_datahub.errors import RegistryFailedError
+from polyreme_datahub.registry.migrate import migrate
+
+TRIES_MAX = 6
+RETRY_DELAY_S = 0.1
+LOCK_WAIT_S = 30.0
+ROWS_MAX = 500
+"""Most values in one IN list."""
+
+_Result = TypeVar("_Result")
+
+
+class Database:
+    """Transactions against the registry's database."""
+
+    def __init__(self, engine: Engine, *, sleep: Callable[[float], None]) -> None:
+        self._engine = engine
+        self._sleep = sleep
+
+    def write(self, work: Callable[[Connection], _Result]) -> _Result:
+        """Run ``work`` in one transaction; it may run again, so it must be idempotent.
+
+        Raises:
+            RegistryFailedError: If the database fails in each of ``TRIES_MAX`` tries.
+        """
+
+        def transact() -> _Result:
+            with self._engine.begin() as connection:
+                return work(connection)
+
+        return self._try(transact)
+
+    def read(self, work: Callable[[Connection], _Result]) -> _Result:
+        """Run ``work``, which only reads; no write lock is taken.
+
+        Raises:
+            RegistryFailedError: If the database fails in each of ``TRIES_MAX`` tries.
+        """
+
+        def look() -> _Result:
+            with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                return work(connection)
+
+        return self._try(look)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._engine.dispose()
+
+    def _try(self, call: Callable[[], _Result]) -> _Result:
+        for tried in range(1, TRIES_MAX + 1):
+            try:
+                return call()
+            except DBAPIError as error:
+                transient = isinstance(error, OperationalError) or error.connection_invalidated
+                if not transient:
+                    raise
+                if tried == TRIES_MAX:
+                    reason = str(error.orig).partition("\n")[0]
+                    raise RegistryFailedError(f"registry failed after {tried} tries: {reason}") from error
+                self._sleep(RETRY_DELAY_S * 2 ** (tried - 1))
+        raise AssertionError("the last try returns or raises")
+
+
+def open_database(url: str, *, sleep: Callable[[float], None] = time.sleep) -> Database:  # noqa: TID251 - the shell
+    """Open the registry at ``url`` and bring it to this release's schema.
+
+    Raises:
+        InvalidConfigError: If the URL is not one of SQLite's file or PostgreSQL's.
+        RegistryFailedError: If the database can't be reached.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise _unknown(url) from error
+    engine = _sqlite(parsed) if parsed.get_backend_name() == "sqlite" else _postgresql(parsed)
+    database = Database(engine, sleep=sleep)
+    database._try(lambda: migrate(engine))  # noqa: SLF001 - the constructor of this class, in effect
+    return database
+
+
+def insert_new(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    """Insert rows; one whose key is there already changes nothing (the first commit wins)."""
+    if not rows:
+        return
+    keys = [column.name for column in table.primary_key.columns if column.name in rows[0]]
+    ordered = sorted(rows, key=lambda row: tuple(row[key] for key in keys)) if keys else list(rows)
+    if connection.dialect.name == "postgresql":
+        connection.execute(postgresql.insert(table).on_conflict_do_nothing(), ordered)
+    else:
+        connection.execute(sqlite.insert(table).on_conflict_do_nothing(), ordered)
+
+
+def _sqlite(url: URL) -> Engine:
+    if not url.database or url.database == ":memory:":
+        raise InvalidConfigError(
+            "registry needs a file: sqlite without a path keeps nothing; use sqlite:////absolute/path",
+            field="registry URL",
+        )
+    Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, connect_args={"timeout": LOCK_WAIT_S, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def _connected(connection: sqlite3.Connection, _record: object) -> None:
+        connection.isolation_level = None
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "cache_size=-16384"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _postgresql(url: URL) -> Engine:
+    if url.get_backend_name() != "postgresql":
+        raise _unknown(url.render_as_string(hide_password=True))
+    return create_engine(url, pool_pre_ping=True, pool_size=4)
+
+
+def _unknown(url: str) -> InvalidConfigError:
+    return InvalidConfigError(
+        f"no registry for {url!r}: known are sqlite:////absolute/path and postgresql+psycopg2://host/database",
+        field="registry URL",
+    )

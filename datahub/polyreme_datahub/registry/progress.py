@@ -1,0 +1,123 @@
+"""Rows that close a phase: doubled ids buried after ingest, finished indexes, tombstones, statistics."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, func, select
+
+from polyreme_datahub.digests import digest_value
+from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.registry import schema
+from polyreme_datahub.registry.engine import Database, insert_new
+from polyreme_datahub.registry.work import IndexRow, StageCount
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    """A sample whose stored bytes no longer fit: loaders leave a hole."""
+
+    index_digest: str
+    ordinal: int
+    sample_id: str
+    error: str
+
+
+def bury_doubles(database: Database, version_id: int, *, now_s: float) -> int:
+    """Make a dead letter of each record whose id an earlier record has; return their count.
+
+    A barrier: it runs when every record is ingested, so that the smallest ordinal survives in any order of work.
+    """
+    samples = schema.samples
+
+    def work(connection: Connection) -> int:
+        mine = samples.c.version_id == version_id
+        doubled = select(samples.c.sample_id).where(mine).group_by(samples.c.sample_id).having(func.count() > 1)
+        rows = connection.execute(
+            select(samples).where(mine, samples.c.sample_id.in_(doubled)).order_by(samples.c.ordinal)
+        ).all()
+        seen: set[str] = set()
+        buried = [row for row in rows if row.sample_id in seen or seen.add(row.sample_id)]  # type: ignore[func-returns-value]
+        letters = [_double(row, version_id, now_s) for row in buried]
+        insert_new(connection, schema.dead_letters, letters)
+        for row in buried:
+            connection.execute(delete(samples).where(mine, samples.c.ordinal == row.ordinal))
+        return len(buried)
+
+    return database.write(work)
+
+
+def find_index(database: Database, key: str) -> IndexRow:
+    """Return a finished index.
+
+    Raises:
+        IndexDamagedError: If there is none.
+    """
+    table = schema.indexes
+    row = database.read(lambda connection: connection.execute(select(table).where(table.c.key == key)).first())
+    if row is None:
+        raise IndexDamagedError(f"no index {key}: its message ended without one; process the data again")
+    return _index(row)
+
+
+def indexes_of(database: Database, version_id: int) -> list[IndexRow]:
+    """Return the finished indexes of a version, oldest first."""
+    table = schema.indexes
+    return database.read(
+        lambda connection: [
+            _index(row)
+            for row in connection.execute(
+                select(table).where(table.c.version_id == version_id).order_by(table.c.created_s, table.c.key)
+            )
+        ]
+    )
+
+
+def statistics_of(database: Database, version_id: int) -> dict[str, StageCount]:
+    """Return the outcomes of each stage over all runs."""
+    table = schema.statistics
+    return database.read(
+        lambda connection: {
+            row.stage: StageCount(stage=row.stage, hits=row.hits, misses=row.misses, dead=row.dead)
+            for row in connection.execute(select(table).where(table.c.version_id == version_id))
+        }
+    )
+
+
+def add_tombstones(database: Database, tombstones: list[Tombstone]) -> None:
+    """Record what loaders found damaged."""
+    rows = [dataclasses.asdict(tombstone) for tombstone in tombstones]
+    database.write(lambda connection: insert_new(connection, schema.tombstones, rows))
+
+
+def tombstones_of(database: Database, index_digest: str) -> list[Tombstone]:
+    """Return the tombstones of an index."""
+    table = schema.tombstones
+    return database.read(
+        lambda connection: [
+            Tombstone(index_digest=row.index_digest, ordinal=row.ordinal, sample_id=row.sample_id, error=row.error)
+            for row in connection.execute(
+                select(table).where(table.c.index_digest == index_digest).order_by(table.c.ordinal)
+            )
+        ]
+    )
+
+
+def _double(row: Row[Any], version_id: int, now_s: float) -> dict[str, Any]:
+    return {
+        "version_id": version_id,
+        "key": digest_value(["double", version_id, row.ordinal]),
+        "stage": "ingest",
+        "ordinal": row.ordinal,
+        "sample_id": row.sample_id,
+        "rule": "id",
+        "error": f"id is used twice: {row.sample_id!r}, an earlier record has it",
+        "created_s": now_s,
+    }
+
+
+def _index(row: Row[Any]) -> IndexRow:
+    return IndexRow(
+        key=row.key, version_id=row.version_id, manifest=row.manifest, samples=row.samples, tokens=row.tokens
+    )

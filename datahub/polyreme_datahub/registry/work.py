@@ -1,0 +1,304 @@
+"""Rows of the work in progress: samples, actions, artifacts, dead letters, messages, tries.
+
+A worker reads what is known of its chunk, works, and commits everything that follows from it in one transaction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, func, select, update
+
+from polyreme_datahub.lakehouse import Artifact
+from polyreme_datahub.registry import schema
+from polyreme_datahub.registry.engine import ROWS_MAX, Database, insert_new
+from polyreme_datahub.topics.types import Message
+
+_Item = TypeVar("_Item")
+ERROR_CHARACTERS_MAX = 2000
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRow:
+    """An ingested record of a version."""
+
+    ordinal: int
+    sample_id: str
+    record: str
+    """Digest of the record's canonical form."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ActionRow:
+    """What an operation made of an input."""
+
+    key: str
+    operation: str
+    input: str
+    output: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A record that broke a rule, and what came of it."""
+
+    key: str
+    """Key of the action that failed: the same bytes fail the same way."""
+    stage: str
+    ordinal: int
+    sample_id: str
+    rule: str
+    error: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StageCount:
+    """Outcomes of a stage."""
+
+    stage: str
+    hits: int = 0
+    misses: int = 0
+    dead: int = 0
+
+    def __add__(self, other: StageCount) -> StageCount:
+        """Add the outcomes of the same stage."""
+        return StageCount(
+            stage=self.stage,
+            hits=self.hits + other.hits,
+            misses=self.misses + other.misses,
+            dead=self.dead + other.dead,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class IndexRow:
+    """A finished index."""
+
+    key: str
+    """Digest of (version, image parameters, tokenizer, sequence length)."""
+    version_id: int
+    manifest: str
+    samples: int
+    tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Everything that follows from one message; committed in one transaction."""
+
+    version_id: int
+    count: StageCount
+    samples: Sequence[SampleRow] = ()
+    artifacts: Sequence[Artifact] = ()
+    actions: Sequence[ActionRow] = ()
+    dead_letters: Sequence[DeadLetter] = ()
+    children: Sequence[Message] = ()
+    index: IndexRow | None = None
+
+
+def commit(database: Database, message: Message, outcome: Outcome, *, now_s: float) -> bool:
+    """Write results, children and the message's end at once; tell whether this commit was the first."""
+
+    def work(connection: Connection) -> bool:
+        table = schema.messages
+        ended = connection.execute(update(table).where(table.c.key == message.key, table.c.done == 0).values(done=1))
+        first = ended.rowcount == 1
+        insert_new(connection, schema.artifacts, [dataclasses.asdict(row) for row in outcome.artifacts])
+        insert_new(connection, schema.actions, [dataclasses.asdict(row) for row in outcome.actions])
+        if outcome.samples:
+            rows = [{"version_id": outcome.version_id, **dataclasses.asdict(row)} for row in outcome.samples]
+            insert_new(connection, schema.samples, rows)
+        if outcome.dead_letters:
+            insert_new(connection, schema.dead_letters, _letter_rows(outcome, now_s))
+        insert_new(connection, table, [message_row(child) for child in outcome.children])
+        if outcome.index is not None:
+            insert_new(connection, schema.indexes, [{**dataclasses.asdict(outcome.index), "created_s": now_s}])
+        connection.execute(schema.tries.delete().where(schema.tries.c.key == message.key))
+        return first
+
+    return database.write(work)
+
+
+def add_messages(database: Database, messages: Sequence[Message]) -> None:
+    """Put messages into the outbox; one that is there already changes nothing."""
+    database.write(lambda connection: insert_new(connection, schema.messages, [message_row(m) for m in messages]))
+
+
+def due_messages(database: Database, pipeline: str, *, count_max: int) -> list[Message]:
+    """Return messages of a pipeline whose results are not committed."""
+    table = schema.messages
+
+    def work(connection: Connection) -> list[Message]:
+        query = select(table).where(table.c.pipeline == pipeline, table.c.done == 0).order_by(table.c.key)
+        return [
+            Message(key=row.key, pipeline=row.pipeline, topic=row.topic, body=row.body)
+            for row in connection.execute(query.limit(count_max))
+        ]
+
+    return database.read(work)
+
+
+def samples_between(database: Database, version_id: int, *, first: int, count: int) -> list[SampleRow]:
+    """Return the samples of some ordinals, in order."""
+    table = schema.samples
+
+    def work(connection: Connection) -> list[SampleRow]:
+        query = (
+            select(table.c.ordinal, table.c.sample_id, table.c.record)
+            .where(table.c.version_id == version_id, table.c.ordinal >= first, table.c.ordinal < first + count)
+            .order_by(table.c.ordinal)
+        )
+        rows = connection.execute(query)
+        return [SampleRow(ordinal=ordinal, sample_id=sample_id, record=record) for ordinal, sample_id, record in rows]
+
+    return database.read(work)
+
+
+def letters_between(database: Database, version_id: int, *, first: int, count: int) -> dict[str, DeadLetter]:
+    """Return the dead letters of some ordinals, by the key of the action that failed."""
+    table = schema.dead_letters
+
+    def work(connection: Connection) -> dict[str, DeadLetter]:
+        query = (
+            select(table)
+            .where(table.c.version_id == version_id, table.c.ordinal >= first, table.c.ordinal < first + count)
+            .order_by(table.c.ordinal, table.c.key)
+        )
+        return {
+            row.key: DeadLetter(
+                key=row.key,
+                stage=row.stage,
+                ordinal=row.ordinal,
+                sample_id=row.sample_id,
+                rule=row.rule,
+                error=row.error,
+            )
+            for row in connection.execute(query)
+        }
+
+    return database.read(work)
+
+
+def outputs_of(database: Database, keys: Collection[str]) -> dict[str, str]:
+    """Return the output digest of each action key that is known."""
+    table = schema.actions
+
+    def work(connection: Connection) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for some in _pages(keys):
+            found.update(
+                (key, output)
+                for key, output in connection.execute(select(table.c.key, table.c.output).where(table.c.key.in_(some)))
+            )
+        return found
+
+    return database.read(work)
+
+
+def places_of(database: Database, digests: Collection[str]) -> dict[str, Artifact]:
+    """Return where the bytes of each known digest lie."""
+    table = schema.artifacts
+
+    def work(connection: Connection) -> dict[str, Artifact]:
+        found: dict[str, Artifact] = {}
+        for some in _pages(digests):
+            rows = connection.execute(
+                select(table.c.digest, table.c.blob, table.c.start, table.c.length).where(table.c.digest.in_(some))
+            )
+            for digest, blob, start, length in rows:
+                found[digest] = Artifact(digest=digest, blob=blob, start=start, length=length)
+        return found
+
+    return database.read(work)
+
+
+def put_action(database: Database, action: ActionRow, artifacts: Sequence[Artifact]) -> str:
+    """Commit one action; return the output that counts, which is the first committer's."""
+
+    def work(connection: Connection) -> str:
+        insert_new(connection, schema.artifacts, [dataclasses.asdict(row) for row in artifacts])
+        insert_new(connection, schema.actions, [dataclasses.asdict(action)])
+        table = schema.actions
+        return str(connection.execute(select(table.c.output).where(table.c.key == action.key)).scalar_one())
+
+    return database.write(work)
+
+
+def begin_try(database: Database, key: str, *, now_s: float) -> int:
+    """Count a try before its work; return its number, from 1."""
+
+    def work(connection: Connection) -> int:
+        table = schema.tries
+        insert_new(connection, table, [{"key": key, "count": 0, "due_s": now_s, "error": ""}])
+        connection.execute(update(table).where(table.c.key == key).values(count=table.c.count + 1))
+        return int(connection.execute(select(table.c.count).where(table.c.key == key)).scalar_one())
+
+    return database.write(work)
+
+
+def end_try(database: Database, key: str, *, counts: bool, due_s: float, error: str) -> None:
+    """Note why a try failed and when the next is due; one that the environment failed does not count."""
+    table = schema.tries
+    change = table.c.count if counts else table.c.count - 1
+    database.write(
+        lambda connection: connection.execute(
+            update(table)
+            .where(table.c.key == key)
+            .values(count=change, due_s=due_s, error=error[:ERROR_CHARACTERS_MAX])
+        )
+    )
+
+
+def add_counts(database: Database, version_id: int, counts: Iterable[StageCount]) -> None:
+    """Add outcomes to a version's statistics."""
+    table = schema.statistics
+    totals = list(counts)
+
+    def work(connection: Connection) -> None:
+        fresh = [{"version_id": version_id, "stage": c.stage, "hits": 0, "misses": 0, "dead": 0} for c in totals]
+        insert_new(connection, table, fresh)
+        for count in totals:
+            connection.execute(
+                update(table)
+                .where(table.c.version_id == version_id, table.c.stage == count.stage)
+                .values(hits=table.c.hits + count.hits, misses=table.c.misses + count.misses, dead=count.dead)
+            )
+
+    database.write(work)
+
+
+def count_samples(database: Database, version_id: int) -> int:
+    """Count the ingested samples of a version."""
+    table = schema.samples
+    return database.read(
+        lambda connection: int(
+            connection.execute(
+                select(func.count()).select_from(table).where(table.c.version_id == version_id)
+            ).scalar_one()
+        )
+    )
+
+
+def message_row(message: Message) -> Mapping[str, Any]:
+    """Return a message as a row that is still due."""
+    return {**dataclasses.asdict(message), "done": 0}
+
+
+def _letter_rows(outcome: Outcome, now_s: float) -> list[dict[str, Any]]:
+    return [
+        {
+            **dataclasses.asdict(letter),
+            "version_id": outcome.version_id,
+            "error": letter.error[:ERROR_CHARACTERS_MAX],
+            "created_s": now_s,
+        }
+        for letter in outcome.dead_letters
+    ]
+
+
+def _pages(items: Collection[_Item]) -> Iterator[list[_Item]]:
+    ordered = list(items)
+    for start in range(0, len(ordered), ROWS_MAX):
+        yield ordered[start : start + ROWS_MAX]

@@ -1,0 +1,37 @@
+"""What a source gives: records by ordinal, each with its raw bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+ROLES = ("system", "user", "assistant")
+IMAGE_MARK = "<image>"
+"""Stands in a turn's text where an image belongs."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RawRecord:
+    """A record as it came: JSON-able content that names its raw bytes by digest, and those bytes."""
+
+    sample_id: str
+    content: Mapping[str, Any]
+    """At least ``id``, ``kind`` and ``conversations``; canonical form is what the record's digest is of."""
+    blobs: Sequence[bytes]
+
+
+class Source(Protocol):
+    """Records of a dataset version, addressed by ordinal."""
+
+    def record_id(self, ordinal: int) -> str:
+        """Name a record even if it can't be read."""
+        ...
+
+    def read(self, ordinal: int) -> RawRecord:
+        """Read a record.
+
+        Raises:
+            BadRecordError: If the record breaks a rule.
+        """
+        ...

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-END_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 40.0
 _BODY = Path(__file__).with_name("rank_body.py")
 
 

@@ -1,0 +1,66 @@
+"""A checkpoint is the same model in every layout, and is refused where it is not the same model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.parallel, pytest.mark.slow]
+
+NAME = "a000001-s00000003"
+
+
+def save(start: Any, root: Path) -> None:
+    assert start("train", layout=(4, 2), root=root, steps=3).wait() == [0] * 4
+
+
+def digests(start: Any, root: Path, layout: tuple[int, int]) -> dict[str, str]:
+    output = root / "digests.json"
+    gang = start("digests", layout=layout, root=root, resume_from=NAME, output=str(output))
+    assert set(gang.wait()) == {0}, gang.logs()
+    found: dict[str, str] = json.loads(output.read_text())
+    return found
+
+
+def test_a_checkpoint_of_two_expert_slices_loads_bit_for_bit_into_any_layout(start: Any, tmp_path: Path) -> None:
+    save(start, tmp_path)
+    same = digests(start, tmp_path, (4, 2))
+    assert len(set(same.values())) > len(same) // 2, "tensors differ, moments are not all zero"
+    for layout in [(4, 4), (4, 1), (2, 2), (1, 1)]:
+        assert digests(start, tmp_path, layout) == same, layout
+
+
+def test_a_damaged_checkpoint_is_refused_by_all_ranks_and_the_file_is_named(start: Any, tmp_path: Path) -> None:
+    save(start, tmp_path)
+    victim = tmp_path / NAME / "__1_0.distcp"
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    gang = start("train", layout=(4, 2), attempt=2, resume_from=NAME, steps=4)
+    assert gang.wait() == [4] * 4
+    assert f"checkpoint is damaged: {NAME}: __1_0.distcp has another digest than the marker says" in gang.logs()
+
+
+def test_a_torn_checkpoint_is_never_loaded(start: Any, tmp_path: Path) -> None:
+    save(start, tmp_path)
+    (tmp_path / NAME / "COMMIT.json").unlink()
+    gang = start("train", layout=(2, 2), attempt=2, resume_from=NAME, steps=4)
+    assert gang.wait() == [4] * 2
+    assert f"checkpoint is torn: {NAME} has no COMMIT.json" in gang.logs()
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_the_size_that_differs(start: Any, tmp_path: Path) -> None:
+    save(start, tmp_path)
+    gang = start("train", layout=(2, 2), attempt=2, resume_from=NAME, steps=4, decoder={"layers": 2})
+    assert gang.wait() == [4] * 2
+    assert f"checkpoint is of another model: {NAME} has decoder.layers=3, this run has 2" in gang.logs()
+
+
+def test_a_checkpoint_of_another_data_order_is_refused(start: Any, tmp_path: Path) -> None:
+    save(start, tmp_path)
+    gang = start("train", layout=(2, 2), attempt=2, resume_from=NAME, steps=4, data_seed=8)
+    assert gang.wait() == [4] * 2
+    assert "data order differs" in gang.logs()

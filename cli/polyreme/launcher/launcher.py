@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ from polyreme_api.launch import leader as leader_machine
 from polyreme_api.launch.messages import Message
 
 TICK_S = 0.5
+PROCESSES_FILE = "processes.json"
 GRACE_S = 25.0
 """How long ranks may take to checkpoint after SIGTERM: less than the pod's own grace of 30 s."""
 _RANK_SIGNALS = {machine.RankSignal.CHECKPOINT: signal.SIGUSR1, machine.RankSignal.STOP: signal.SIGTERM}
@@ -45,7 +47,9 @@ class Launcher:
         self._state = machine.FollowerState(
             index=self._pod.index, replacement=self._pod.replacement, devices=self._pod.devices
         )
-        self._ranks = RankParent(environment=environment, on_exit=self._on_rank_exit, on_fail=self._fail)
+        self._ranks = RankParent(
+            environment=environment, on_exit=self._on_rank_exit, on_forked=self._record_processes, on_fail=self._fail
+        )
         self._leading: Leading | None = None
         self._link: FollowerLink | None = None
         self._pipe: ProgressPipe | None = None
@@ -178,6 +182,12 @@ class Launcher:
             lambda record: self._leading.feed(leader_machine.ProgressFromRank(record=record)) if self._leading else None
         )
         return {names.MASTER_FD: self._leading.master.fileno(), names.PROGRESS_FD: self._pipe.write_descriptor}
+
+    def _record_processes(self) -> None:
+        """Say which process is which, for people and for tests that hurt one."""
+        ranks = {str(rank): pid for rank, pid in sorted(self._ranks.pids.items())}
+        processes = {"launcher": os.getpid(), "zygote": self._ranks.zygote_pid, "ranks": ranks}
+        _write(self._directory / PROCESSES_FILE, json.dumps(processes))
 
     def _end_with_host(self) -> None:
         """End at once when the kubelet's end of the pipe closes: where no kernel kills orphans, this does."""

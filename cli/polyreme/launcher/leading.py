@@ -18,6 +18,7 @@ from polyreme_api import environment as names
 from polyreme_api.clock import Clock
 from polyreme_api.environment import PodEnvironment
 from polyreme_api.errors import EnvironmentFailedError, PolyremeError
+from polyreme_api.history import ResumePoint
 from polyreme_api.launch import leader as machine
 from polyreme_api.launch.follower import Tick
 from polyreme_api.launch.messages import Message
@@ -151,21 +152,9 @@ class Leading:
             self._on_fail(error)
 
     async def _fix_resume(self, attempt: int) -> None:
-        from polyreme_datahub.objects import open_store
-
-        trial = 0
-        while True:
-            try:
-                store, now_s = open_store(self._pod.checkpoint_url), self._clock.now_s()
-                point = await asyncio.to_thread(fix_resume, store, attempt=attempt, now_s=now_s)
-                break
-            except PolyremeError as error:
-                print(f"resume point of attempt {attempt} is not fixed: {error}", file=sys.stderr)
-                trial += 1
-                if trial == RESUME_TRIES_MAX:
-                    self._on_fail(EnvironmentFailedError(f"checkpoint root failed {trial} times: {error}"))
-                    return
-                await self._clock.sleep(RESUME_RETRY_S)
+        point = await self._resume_point(attempt)
+        if point is None:
+            return
         address, port = self._listen_for_ranks()
         self.feed(
             machine.ResumeFixed(
@@ -176,6 +165,19 @@ class Leading:
                 master_port=port,
             )
         )
+
+    async def _resume_point(self, attempt: int) -> ResumePoint | None:
+        from polyreme_datahub.objects import open_store
+
+        for _ in range(RESUME_TRIES_MAX):
+            try:
+                store, now_s = open_store(self._pod.checkpoint_url), self._clock.now_s()
+                return await asyncio.to_thread(fix_resume, store, attempt=attempt, now_s=now_s)
+            except PolyremeError as error:
+                print(f"resume point of attempt {attempt} is not fixed: {error}", file=sys.stderr)
+                await self._clock.sleep(RESUME_RETRY_S)
+        self._on_fail(EnvironmentFailedError(f"checkpoint root failed {RESUME_TRIES_MAX} times"))
+        return None
 
     def _listen_for_ranks(self) -> tuple[str, int]:
         """Make the rendezvous' listening socket here, so that no other process can have its port."""

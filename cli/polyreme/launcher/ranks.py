@@ -39,14 +39,21 @@ class RankParent:
     Args:
         environment: Environment of the zygote itself.
         on_exit: Called once for every rank that ``fork`` was asked for.
+        on_forked: Called when ``pids`` has changed.
         on_fail: Called when zygotes die too often.
     """
 
     def __init__(
-        self, *, environment: Mapping[str, str], on_exit: OnExit, on_fail: Callable[[EnvironmentFailedError], None]
+        self,
+        *,
+        environment: Mapping[str, str],
+        on_exit: OnExit,
+        on_forked: Callable[[], None],
+        on_fail: Callable[[EnvironmentFailedError], None],
     ) -> None:
         self._environment = dict(environment)
         self._on_exit = on_exit
+        self._on_forked = on_forked
         self._on_fail = on_fail
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -158,6 +165,7 @@ class RankParent:
             self._deaths = 0
             self._live[message["attempt"], message["rank"]] = message["pid"]
             self.pids[message["rank"]] = message["pid"]
+            self._on_forked()
         elif message["type"] == "exited":
             self._end(message["attempt"], message["rank"], message["code"], message["signal"])
 

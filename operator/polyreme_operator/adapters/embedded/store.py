@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from polyreme_operator.adapters.embedded import rules
 from polyreme_operator.adapters.embedded.history import WatchHistory
-from polyreme_operator.adapters.embedded.record import Change, Record, own_json, merge
+from polyreme_operator.adapters.embedded.record import Change, Record, merge, own_json
 from polyreme_operator.port import (
     KINDS,
     PAGE_OBJECTS,

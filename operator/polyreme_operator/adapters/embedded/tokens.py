@@ -1,6 +1,7 @@
 """Bearer tokens of the embedded API: one for everything, and one per job with the least rights that its launcher needs.
 
-Tokens live in this process only and are handed to a pod by its kubelet, as a service account's are; nothing of them is stored.
+Tokens live in this process only and are handed to a pod by its kubelet, as a service account's are; nothing of them is
+stored.
 """
 
 from __future__ import annotations

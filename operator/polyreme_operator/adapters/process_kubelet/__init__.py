@@ -1,0 +1,1 @@
+"""A kubelet whose pods are processes of this machine."""

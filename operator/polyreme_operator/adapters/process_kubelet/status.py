@@ -1,0 +1,64 @@
+"""A pod's status as a kubelet writes it. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyreme_operator.adapters.process_kubelet.container import LOOPBACK
+from polyreme_operator.port import Manifest
+
+SIGNAL_BASE = 128
+CODE_UNKNOWN = 137
+"""Exit code of a pod whose end nobody saw: as if killed."""
+
+
+def running(pod: Manifest, *, at: str) -> Manifest:
+    """Status of a pod whose process runs."""
+    state = {"running": {"startedAt": at}}
+    return {
+        "phase": "Running",
+        "startTime": at,
+        "hostIP": LOOPBACK,
+        "podIP": LOOPBACK,
+        "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": at}],
+        "containerStatuses": [{"name": _name(pod), "ready": True, "restartCount": 0, "state": state}],
+    }
+
+
+def ended(pod: Manifest, *, code: int, at: str, reason: str = "") -> Manifest:
+    """Status of a pod whose process ended; a negative code is a signal."""
+    succeeded = code == 0
+    word = reason or ("Completed" if succeeded else "Error")
+    terminated: dict[str, Any] = {
+        "exitCode": SIGNAL_BASE - code if code < 0 else code,
+        "finishedAt": at,
+        "reason": word,
+    }
+    if code < 0:
+        terminated["signal"] = -code
+    status: Manifest = {
+        "phase": "Succeeded" if succeeded else "Failed",
+        "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": at}],
+        "containerStatuses": [
+            {"name": _name(pod), "ready": False, "restartCount": 0, "state": {"terminated": terminated}}
+        ],
+    }
+    return {**status, "reason": reason} if reason else status
+
+
+def node(name: str, *, devices: int, resource: str, at: str) -> Manifest:
+    """The node that a host registers."""
+    capacity = {resource: str(devices), "pods": "110"}
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastTransitionTime": at, "message": ""}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        "spec": {},
+        "status": {"capacity": capacity, "allocatable": capacity, "conditions": [ready]},
+    }
+
+
+def _name(pod: Manifest) -> str:
+    containers = pod["spec"].get("containers") or [{}]
+    return str(containers[0].get("name", "main"))

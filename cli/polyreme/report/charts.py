@@ -9,7 +9,7 @@ from polyreme.report import svg
 from polyreme.report.data import AttemptRow, MixtureWeights, ReportData
 from polyreme.report.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Scale
 from polyreme.report.timeline import attempt_spans
-from polyreme.report.words import clock, duration, share, short_weights
+from polyreme.words import clock, duration, share, short_weights
 from polyreme_api.progress import StepRecord
 
 COLOURS = 6

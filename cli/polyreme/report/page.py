@@ -9,7 +9,7 @@ from polyreme.report.charts import COLOURS, loss_chart, throughput_chart, timeli
 from polyreme.report.data import AnsweredPage, AttemptRow, ReportData
 from polyreme.report.style import STYLE
 from polyreme.report.svg import safe, short_number
-from polyreme.report.words import NOTHING, duration, moment, share, short_weights, size
+from polyreme.words import NOTHING, duration, moment, share, short_weights, size
 
 PAGES_MAX = 48
 """Pages with answers that are shown; at most half of them wrong ones."""

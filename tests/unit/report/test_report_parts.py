@@ -12,7 +12,7 @@ from polyreme.report import svg
 from polyreme.report.charts import throughput_chart
 from polyreme.report.data import AttemptRow
 from polyreme.report.timeline import FINISHING, LOST, STARTING, TRAINING, attempt_spans
-from polyreme.report.words import clock, duration, share, size
+from polyreme.words import clock, duration, share, size
 from tests.unit.report.samples import START_S, record, two_kills
 
 values = st.floats(min_value=1e-6, max_value=1e9)

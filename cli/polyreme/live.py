@@ -1,0 +1,213 @@
+"""What a run looks like while it runs: a table that renews itself on a terminal, plain lines everywhere else.
+
+Everything goes to standard error: standard output is for data. Nothing is animated off a terminal, and ``NO_COLOR`` is
+respected (rich does).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from polyreme.words import NOTHING, duration, rate, share
+
+LINE_EVERY_S = 5.0
+"""Least time between two plain lines that say nothing new but the step."""
+EVENTS_SHOWN = 5
+STAGES_SHOWN = 8
+CHARACTERS_MAX = 400
+"""Longest sentence or event that is shown."""
+_BAR_WIDTH = 40
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StageView:
+    """Progress of one processing stage of the data."""
+
+    name: str
+    done: int
+    total: int | None = None
+    """None: not known yet."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A run at one moment; None where there is nothing to say yet."""
+
+    job: str
+    sentence: str
+    """State in one sentence, with what it waits for; without figures that change at every step."""
+    phase: str = ""
+    """Phase of the ranks, as ``Training``."""
+    attempt: int = 0
+    step: int = 0
+    steps: int = 0
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    goodput: float | None = None
+    left_s: float | None = None
+    """Time to go."""
+    ready: int = 0
+    replicas: int = 0
+    checkpoint_step: int | None = None
+    """Step of the newest durable checkpoint."""
+    stages: Sequence[StageView] = ()
+    events: Sequence[str] = ()
+    """Newest last."""
+
+
+class LiveView:
+    """Shows a run: ``with LiveView() as live: live.show(view, now_s=clock.steady_s())``."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console if console is not None else Console(stderr=True)
+        self._live: Live | None = None
+        self._said: tuple[object, ...] | None = None
+        self._said_at_s = -math.inf
+        self._events_said: Sequence[str] = ()
+
+    def __enter__(self) -> Self:
+        """Begin; on a terminal the table takes the lines below the cursor."""
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            # Standard output stays what the caller prints: data goes through a pipe unchanged.
+            self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End; the last state stays on the screen."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def show(self, view: RunView, *, now_s: float) -> None:
+        """Show a run as it is.
+
+        Args:
+            view: The run.
+            now_s: Time on a steady clock, by which plain lines are spaced.
+        """
+        if self._live is not None:
+            self._live.update(render_run(view), refresh=True)
+        else:
+            self._say(view, now_s=now_s)
+
+    def note(self, words: str) -> None:
+        """Say something once, above the table."""
+        self._console.print(_plain(words), highlight=False, soft_wrap=True)
+
+    def _say(self, view: RunView, *, now_s: float) -> None:
+        for event in new_events(self._events_said, view.events):
+            self.note(f"event: {event}")
+        self._events_said = tuple(view.events)
+        state = (view.sentence, view.phase, view.attempt, view.ready, view.replicas, view.checkpoint_step)
+        progress = (view.step, *((stage.name, stage.done) for stage in view.stages))
+        is_new_state = self._said is None or self._said[0] != state
+        moved = self._said is None or self._said[1] != progress
+        if is_new_state or (moved and now_s - self._said_at_s >= LINE_EVERY_S):
+            self.note(plain_line(view))
+            self._said, self._said_at_s = (state, progress), now_s
+
+
+def render_run(view: RunView) -> RenderableType:
+    """Return the table: the sentence, the figures, a bar, the data's stages while there are any, the newest events."""
+    head = Text.assemble((view.job, "bold"), "  ", _plain(view.sentence), no_wrap=False)
+    parts: list[RenderableType] = [head, _figures(view)]
+    if view.steps:
+        parts.append(_progress(view))
+    if view.stages and view.step < max(view.steps, 1):
+        parts.append(_stages(view.stages))
+    parts += [Text.assemble(("  · ", "dim"), (_plain(event).plain, "dim")) for event in view.events[-EVENTS_SHOWN:]]
+    return Group(*parts)
+
+
+def plain_line(view: RunView) -> str:
+    """Return the run as one line, for logs."""
+    parts = [view.job, view.sentence]
+    if view.attempt:
+        parts.append(f"attempt {view.attempt}")
+    if view.replicas:
+        parts.append(f"pods {view.ready}/{view.replicas}")
+    if view.step:
+        parts.append(f"step {view.step}/{view.steps}")
+        parts += [f"loss {_loss(view.loss)}"] if view.loss is not None else []
+        parts += [rate(view.tokens_per_second)] if view.tokens_per_second is not None else []
+        parts += [f"{duration(view.left_s)} to go"] if view.left_s is not None else []
+    else:
+        parts += [f"{stage.name} {_count(stage)}" for stage in view.stages[:STAGES_SHOWN]]
+    if view.checkpoint_step is not None:
+        parts.append(f"checkpoint {view.checkpoint_step}")
+    return " | ".join(parts)
+
+
+def new_events(said: Sequence[str], events: Sequence[str]) -> list[str]:
+    """Return the events that were not said: those after the longest end of ``said`` that ``events`` begins with."""
+    for start in range(len(said)):
+        if list(said[start:]) == list(events[: len(said) - start]):
+            return list(events[len(said) - start :])
+    return list(events)
+
+
+def _figures(view: RunView) -> Table:
+    cells = (
+        ("attempt", str(view.attempt) if view.attempt else NOTHING),
+        ("phase", view.phase or NOTHING),
+        ("pods", f"{view.ready}/{view.replicas}" if view.replicas else NOTHING),
+        ("step", f"{view.step}/{view.steps}" if view.steps else NOTHING),
+        ("loss", _loss(view.loss)),
+        ("throughput", rate(view.tokens_per_second)),
+        ("goodput", share(view.goodput)),
+        ("checkpoint", NOTHING if view.checkpoint_step is None else str(view.checkpoint_step)),
+        ("to go", duration(view.left_s)),
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
+    for name, _ in cells:
+        table.add_column(name)
+    table.add_row(*(Text(value, overflow="fold") for _, value in cells))
+    return table
+
+
+def _progress(view: RunView) -> RenderableType:
+    row = Table.grid(padding=(0, 1, 0, 0))
+    share_done = view.step / view.steps
+    row.add_row(_bar(view.step, view.steps, width=_BAR_WIDTH), Text(f"{math.floor(share_done * 100)} %"))
+    return row
+
+
+def _stages(stages: Sequence[StageView]) -> RenderableType:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for stage in stages[:STAGES_SHOWN]:
+        bar: RenderableType = Text("")
+        if stage.total:
+            bar = _bar(stage.done, stage.total, width=_BAR_WIDTH // 2)
+        grid.add_row(Text(stage.name, style="dim"), bar, Text(_count(stage)))
+    return grid
+
+
+def _bar(done: int, total: int, *, width: int) -> ProgressBar:
+    return ProgressBar(total=total, completed=done, width=width, complete_style="cyan", finished_style="green")
+
+
+def _count(stage: StageView) -> str:
+    return f"{stage.done:,}" if stage.total is None else f"{stage.done:,}/{stage.total:,}"
+
+
+def _loss(loss: float | None) -> str:
+    return NOTHING if loss is None else f"{loss:.4f}"
+
+
+def _plain(words: str) -> Text:
+    """Take text as it is: no markup, one line, no control characters."""
+    line = " ".join(words[:CHARACTERS_MAX].split())
+    return Text("".join(character if character.isprintable() else "\ufffd" for character in line))

@@ -1,0 +1,160 @@
+"""The live table, on a terminal and off it."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Mapping
+
+import pytest
+from rich.console import Console
+
+from polyreme.live import LINE_EVERY_S, LiveView, RunView, StageView, new_events, plain_line, render_run
+
+VIEW = RunView(
+    job="default/quickstart",
+    sentence="Training",
+    phase="Training",
+    attempt=2,
+    step=237,
+    steps=800,
+    loss=0.43214,
+    tokens_per_second=7950.0,
+    goodput=0.91,
+    left_s=72.0,
+    ready=2,
+    replicas=2,
+    checkpoint_step=200,
+    stages=[StageView(name="decode", done=1200, total=1500), StageView(name="tokenize", done=300)],
+    events=["started attempt 1", "rank 2 ended by SIGKILL"],
+)
+
+
+def console(*, terminal: bool, environment: Mapping[str, str] | None = None) -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    shown = Console(
+        file=file, force_terminal=terminal, width=120, _environ=environment or {"TERM": "xterm-256color"}, record=True
+    )
+    return shown, file
+
+
+def test_the_table_says_where_the_run_stands() -> None:
+    shown, _ = console(terminal=True)
+    shown.print(render_run(VIEW))
+    text = shown.export_text()
+    for words in (
+        "default/quickstart", "Training", "2/2", "237/800", "0.4321", "7,950 tok/s", "91 %", "1 min 12 s", "200",
+        "29 %", "decode", "1,200/1,500", "tokenize", "300", "rank 2 ended by SIGKILL",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_a_run_that_waits_shows_its_sentence_and_no_bar() -> None:
+    shown, _ = console(terminal=True)
+    shown.print(render_run(RunView(job="default/a", sentence="waiting for 2 pods: no node has 4 devices")))
+    text = shown.export_text()
+    assert "waiting for 2 pods: no node has 4 devices" in text
+    assert "━" not in text
+
+
+def test_a_finished_run_hides_the_stages_of_its_data() -> None:
+    shown, _ = console(terminal=True)
+    shown.print(render_run(dataclasses.replace(VIEW, step=800)))
+    assert "decode" not in shown.export_text()
+
+
+def test_square_brackets_and_escape_sequences_are_text() -> None:
+    shown, file = console(terminal=True)
+    shown.print(
+        render_run(dataclasses.replace(VIEW, sentence="[bold red]x[/]\x1b[2Jy", events=["[link=a]b[/link]\x07"]))
+    )
+    assert "[bold red]x[/]" in file.getvalue()
+    assert "[link=a]b[/link]" in file.getvalue()
+    assert "\x1b[2J" not in file.getvalue()
+    assert "\x07" not in file.getvalue()
+
+
+def test_a_terminal_sees_the_table_renewed_in_place_and_the_last_state_stays() -> None:
+    shown, file = console(terminal=True)
+    with LiveView(shown) as live:
+        live.show(VIEW, now_s=0.0)
+        live.show(dataclasses.replace(VIEW, step=238), now_s=0.1)
+    assert "\x1b[1A" in file.getvalue()
+    assert "238/800" in file.getvalue().rpartition("\x1b[1A")[2]
+
+
+def test_off_a_terminal_nothing_is_animated() -> None:
+    shown, file = console(terminal=False)
+    with LiveView(shown) as live:
+        live.show(VIEW, now_s=0.0)
+    assert "\x1b" not in file.getvalue()
+    assert "━" not in file.getvalue()
+    assert file.getvalue().splitlines() == [
+        "event: started attempt 1",
+        "event: rank 2 ended by SIGKILL",
+        plain_line(VIEW),
+    ]
+    assert plain_line(VIEW) == (
+        "default/quickstart | Training | attempt 2 | pods 2/2 | step 237/800 | loss 0.4321 | 7,950 tok/s"
+        " | 1 min 12 s to go | checkpoint 200"
+    )
+
+
+def test_a_dumb_terminal_is_none() -> None:
+    shown, file = console(terminal=True, environment={"TERM": "dumb"})
+    with LiveView(shown) as live:
+        live.show(VIEW, now_s=0.0)
+    assert "\x1b" not in file.getvalue()
+
+
+def test_no_color_is_respected() -> None:
+    shown, file = console(terminal=True, environment={"TERM": "xterm-256color", "NO_COLOR": "1"})
+    shown.print(render_run(VIEW))
+    assert not [code for code in ("\x1b[3", "\x1b[9", "\x1b[4") if code in file.getvalue()]
+
+
+def test_off_a_terminal_steps_come_every_few_seconds_and_states_at_once() -> None:
+    shown, file = console(terminal=False)
+    with LiveView(shown) as live:
+        for tick in range(100):
+            live.show(dataclasses.replace(VIEW, step=tick, events=[]), now_s=tick * 0.1)
+        live.show(dataclasses.replace(VIEW, step=99, sentence="restarting in place", events=[]), now_s=9.95)
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 1 + int(9.9 // LINE_EVERY_S) + 1
+    assert "restarting in place" in lines[-1]
+
+
+def test_off_a_terminal_a_run_that_stands_still_says_so_once() -> None:
+    shown, file = console(terminal=False)
+    with LiveView(shown) as live:
+        for tick in range(100):
+            live.show(VIEW, now_s=float(tick))
+    assert len(file.getvalue().splitlines()) == 3
+
+
+def test_before_the_first_step_the_line_counts_the_data() -> None:
+    line = plain_line(dataclasses.replace(VIEW, step=0, sentence="waiting for data"))
+    assert "decode 1,200/1,500 | tokenize 300" in line
+
+
+@pytest.mark.parametrize(
+    ("said", "events", "new"),
+    [
+        ([], ["a", "b"], ["a", "b"]),
+        (["a", "b"], ["a", "b"], []),
+        (["a", "b"], ["b", "c"], ["c"]),
+        (["a"], ["a", "a"], ["a"]),
+        (["a", "b"], ["x", "y"], ["x", "y"]),
+        (["a", "b"], [], []),
+    ],
+)
+def test_each_event_is_said_once(said: list[str], events: list[str], new: list[str]) -> None:
+    assert new_events(said, events) == new
+
+
+def test_a_note_stands_above_the_table() -> None:
+    shown, file = console(terminal=True)
+    with LiveView(shown) as live:
+        live.show(VIEW, now_s=0.0)
+        live.note("report: [x]/report.html")
+    assert "report: [x]/report.html" in file.getvalue()

@@ -42,7 +42,9 @@ def read_document(path: Path) -> Any:
     except yaml.YAMLError as error:
         raise InvalidConfigError(f"no YAML: {path}: {' '.join(str(error).split())}", field="the file") from error
     if len(documents) != 1:
-        raise InvalidConfigError(f"{path} holds {len(documents)} documents, rule exactly one TrainingJob", field="the file")
+        raise InvalidConfigError(
+            f"{path} holds {len(documents)} documents, rule exactly one TrainingJob", field="the file"
+        )
     return documents[0]
 
 

@@ -30,9 +30,7 @@ Exit codes: 0 success, 1 internal error, 2 usage or refused spec, 3 not found, 4
 6 stopped on request, 7 environment (disk, store, port), 100 the run failed.
 """
 
-app = typer.Typer(
-    name="polyreme", help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True
-)
+app = typer.Typer(name="polyreme", help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True)
 app.command(name="run")(run.run)
 app.command(name="validate")(run.validate)
 app.command(name="doctor")(machine.doctor)

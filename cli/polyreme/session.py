@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import random
 import shutil
 import signal
 from collections.abc import AsyncIterator, Coroutine
@@ -120,7 +119,6 @@ class _Session:
                 token=self._token,
                 devices=self._settings.devices,
                 clock=self._clock,
-                random=random.Random(self._token),
             ) as cluster:
                 await cluster.apply(self._job)
                 await self._serve(cluster, resumed=resumed)

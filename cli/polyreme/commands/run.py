@@ -18,7 +18,9 @@ OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Form of th
 def run(
     context: typer.Context,
     job: JobArgument,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the old run is kept beside as .previous.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; the old run is kept beside as .previous.")
+    ] = False,
     inject: Annotated[
         list[str] | None, typer.Option(help="A failure on purpose: kill-rank=RANK@STEP; may be repeated.")
     ] = None,
@@ -45,9 +47,7 @@ def run(
 
     home: Home = context.obj
     injections = [parse_injection(text) for text in inject or ()]
-    outcome = serve(
-        home, read_job(job), SessionSettings(fresh=fresh, injections=tuple(injections), devices=devices)
-    )
+    outcome = serve(home, read_job(job), SessionSettings(fresh=fresh, injections=tuple(injections), devices=devices))
     emit(
         "Run",
         outcome.to_row(),

@@ -107,7 +107,9 @@ def logs(
     rank: Annotated[int | None, typer.Option(help="Only this rank.")] = None,
     attempt: Annotated[int | None, typer.Option(help="Only this attempt.")] = None,
     host: Annotated[bool, typer.Option("--host", help="The operator's and the kubelet's log instead.")] = False,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=1, max=LOG_LINES_MAX, help="Last lines of each file.")] = 50,
+    lines: Annotated[
+        int, typer.Option("-n", "--lines", min=1, max=LOG_LINES_MAX, help="Last lines of each file.")
+    ] = 50,
 ) -> None:
     """Print the last lines of a run's logs, by rank and attempt.
 
@@ -193,10 +195,10 @@ def describe(run: RunDirectory) -> dict[str, Any]:
 
 
 def _lines(row: dict[str, Any]) -> dict[str, str]:
-    attempts = ", ".join(f"{entry['attempt']} from {entry['resumedFrom'] or 'the beginning'}" for entry in row["attempts"])
-    checkpoints = ", ".join(
-        entry["name"] + ("" if entry["committed"] else " (torn)") for entry in row["checkpoints"]
+    attempts = ", ".join(
+        f"{entry['attempt']} from {entry['resumedFrom'] or 'the beginning'}" for entry in row["attempts"]
     )
+    checkpoints = ", ".join(entry["name"] + ("" if entry["committed"] else " (torn)") for entry in row["checkpoints"])
     return {"attemptLine": attempts or "-", "checkpointLine": checkpoints or "-"}
 
 

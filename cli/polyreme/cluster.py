@@ -1,0 +1,194 @@
+"""The embedded cluster of one run: store with journal, loopback API, operator, process kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from polyreme.files import read_json
+from polyreme.home import Home, RunDirectory
+from polyreme.inject import Injection
+from polyreme.launcher.launcher import PROCESSES_FILE
+from polyreme.output import note
+from polyreme.urls import local_folder
+from polyreme_api import environment as names
+from polyreme_api import labels
+from polyreme_api.clock import Clock
+from polyreme_api.job import TrainingJob, parse_job
+from polyreme_api.labels import ANNOTATION_PROGRESS, KIND_JOB
+from polyreme_api.progress import ProgressRecord
+from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
+from polyreme_operator.adapters.embedded.journal import open_store
+from polyreme_operator.adapters.embedded.server import ApiServer
+from polyreme_operator.adapters.embedded.tokens import TokenTable
+from polyreme_operator.adapters.process_kubelet.container import unhonoured_fields
+from polyreme_operator.adapters.process_kubelet.kubelet import ProcessKubelet
+from polyreme_operator.core.manifests import PodDefaults
+from polyreme_operator.loop import Settings, run_operator
+from polyreme_operator.port import ConflictError, Manifest, NotFoundError, ObjectRef
+
+NODE = "local"
+DEVICES_LEAST = 8
+"""Devices that this machine offers at least, unless told otherwise: a laptop can run a small gang, slowly."""
+WRITE_TRIES_MAX = 10
+
+
+class LocalCluster:
+    """One job in its embedded cluster."""
+
+    def __init__(
+        self, port: EmbeddedCluster, kubelet: ProcessKubelet, ref: ObjectRef, settings: Settings, root: Path, clock: Clock
+    ) -> None:
+        self._port = port
+        self._kubelet = kubelet
+        self._ref = ref
+        self._settings = settings
+        self._clock = clock
+        self.checkpoint_root = root
+        """Where the job's checkpoints lie."""
+
+    async def serve(self) -> None:
+        """Run operator and kubelet until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._kubelet.run(), name="kubelet")
+            tasks.create_task(
+                run_operator(
+                    self._port,
+                    self._clock,
+                    settings=self._settings,
+                    rng=random.Random(secrets.randbits(64)),
+                    entropy=secrets.token_bytes,
+                ),
+                name="operator",
+            )
+
+    async def apply(self, job: TrainingJob) -> None:
+        """Create the job, or give it the fields that may change under a run."""
+        manifest = job.to_object()
+        manifest.pop("status", None)
+        fields = unhonoured_fields(job.spec.workers.template)
+        if fields:
+            note(f"processes can't honour these fields of the pod template, they are ignored: {', '.join(fields)}")
+        try:
+            await self._port.get(self._ref)
+        except NotFoundError:
+            await self._port.create(manifest)
+            return
+        spec = job.spec
+        await self._patch({"spec": {"suspend": spec.suspend, "workers": {"replicas": spec.workers.replicas}}})
+
+    async def suspend(self) -> None:
+        """Ask for a checkpoint and a stop, as a person does with ``spec.suspend``."""
+        await self._patch({"spec": {"suspend": True}})
+
+    async def job(self) -> TrainingJob:
+        """Return the job as it is now."""
+        return parse_job(await self._port.get(self._ref))
+
+    async def pods(self) -> list[Manifest]:
+        """Return the job's pods."""
+        page = await self._port.list("Pod", namespace=self._ref.namespace)
+        return [pod for pod in page.items if pod["metadata"]["labels"].get(labels.LABEL_JOB) == self._ref.name]
+
+    async def pods_ready(self, job: TrainingJob) -> tuple[int, int]:
+        """Return how many workers have joined the attempt, and of how many."""
+        attempt = job.status.attempt
+        return job.status.ready_replicas, attempt.replicas if attempt else job.spec.workers.replicas
+
+    async def progress(self) -> ProgressRecord | None:
+        """Return the newest progress record on the job's Lease."""
+        job = await self._port.get(self._ref)
+        name = labels.job_object_name(self._ref.name, job["metadata"]["uid"])
+        try:
+            lease = await self._port.get(ObjectRef(kind="Lease", namespace=self._ref.namespace, name=name))
+        except NotFoundError:
+            return None
+        text = lease["metadata"].get("annotations", {}).get(ANNOTATION_PROGRESS)
+        return ProgressRecord.model_validate_json(text) if text else None
+
+    def find(self, injection: Injection) -> int | None:
+        """Find the pid that a fault shall strike, among the processes that run now."""
+        folders = self._kubelet.pod_directory("")
+        for path in sorted(folders.glob(f"*/{PROCESSES_FILE}")):
+            known = read_json(path) or {}
+            if self._kubelet.pid(path.parent.name) != known.get("launcher"):
+                continue
+            ranks = known.get("ranks", {})
+            if injection.fault != "kill-launcher" and str(injection.target) in ranks:
+                return int(ranks[str(injection.target)])
+            if injection.fault == "kill-launcher" and path.parent.name.split("-")[-2] == str(injection.target):
+                return int(known["launcher"])
+        return None
+
+    async def _patch(self, change: dict[str, Any]) -> None:
+        for _ in range(WRITE_TRIES_MAX):
+            seen = await self._port.get(self._ref)
+            try:
+                await self._port.patch(self._ref, change, resource_version=seen["metadata"]["resourceVersion"])
+            except ConflictError:
+                continue
+            return
+        raise ConflictError(f"{self._ref} changed {WRITE_TRIES_MAX} times while it was being patched")
+
+
+def checkpoint_root(run: RunDirectory, job: TrainingJob) -> Path:
+    """Where a job's checkpoints lie on this machine."""
+    location = job.spec.checkpoint.location
+    return run.checkpoints if location is None else local_folder(location, field="spec.checkpoint.location")
+
+
+@contextlib.asynccontextmanager
+async def open_cluster(
+    home: Home, run: RunDirectory, job: TrainingJob, *, token: str, devices: int | None, clock: Clock
+) -> AsyncIterator[LocalCluster]:
+    """Open the run's embedded cluster: replay its journal, listen on loopback.
+
+    Raises:
+        RefusedError: If another process holds the journal.
+        EnvironmentFailedError: If the disk or the loopback address refuses.
+    """
+    wanted = job.spec.workers.replicas * job.spec.workers.devices
+    async with open_store(run.journal_file, clock=clock, run_token=token) as (store, durable):
+        port = EmbeddedCluster(store, durable=durable)
+        tokens = TokenTable()
+        server = ApiServer(port, tokens=tokens)
+        url = await server.start()
+        kubelet = ProcessKubelet(
+            port,
+            node=NODE,
+            devices=devices if devices is not None else max(DEVICES_LEAST, wanted),
+            directory=run.pods,
+            clock=clock,
+            run_token=token,
+            api_url=url,
+            token_for=lambda pod: tokens.for_job(
+                namespace=pod["metadata"]["namespace"],
+                job=pod["metadata"]["labels"][labels.LABEL_JOB],
+                uid=pod["metadata"]["labels"][labels.LABEL_JOB_UID],
+            ),
+            device_resource=job.spec.workers.device_resource,
+        )
+        settings = Settings(
+            defaults=PodDefaults(
+                api_url=url,
+                checkpoint_root=home.checkpoint_root.as_uri(),
+                environment=(
+                    (names.REGISTRY_URL, home.registry_url),
+                    (names.OBJECTS_URL, home.objects_url),
+                    (names.EXPORT_URL, run.export.as_uri()),
+                    ("OMP_NUM_THREADS", "1"),
+                    ("GLOO_SOCKET_IFNAME", "lo"),
+                ),
+            )
+        )
+        ref = ObjectRef(kind=KIND_JOB, namespace=job.metadata.namespace, name=job.metadata.name)
+        try:
+            yield LocalCluster(port, kubelet, ref, settings, checkpoint_root(run, job), clock)
+        finally:
+            await server.close()
+

@@ -1,0 +1,83 @@
+"""``python -m polyreme.data_worker HOME JOB``: processes a job's datasets; one JSON line of progress at a time on standard output."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from polyreme.documents import read_job
+from polyreme.files import write_json
+from polyreme.home import Home
+from polyreme_api.errors import ExitCode, PolyremeError
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Process; return an exit code."""
+    _die_with_parent()
+    home, job_file = Home(path=Path(sys.argv[1])), Path(sys.argv[2])
+    try:
+        _process(home, job_file)
+    except PolyremeError as error:
+        _say({"error": str(error)})
+        return int(error.exit_code)
+    return int(ExitCode.OK)
+
+
+def _process(home: Home, job_file: Path) -> None:
+    from polyreme_datahub.hub import process
+
+    job = read_job(job_file)
+    report = process(
+        job.spec,
+        registry_url=home.registry_url,
+        objects_url=home.objects_url,
+        job=f"{job.metadata.namespace}/{job.metadata.name}",
+        progress=lambda progress: _say(dataclasses.asdict(progress)),
+    )
+    stages: list[dict[str, Any]] = []
+    dead: list[dict[str, Any]] = []
+    for dataset in report.datasets:
+        stages += [
+            {
+                "dataset": dataset.reference,
+                "stage": count.stage,
+                "processed": count.misses,
+                "reused": count.hits,
+                "deadLetters": count.dead_letters,
+            }
+            for count in dataset.stages
+        ]
+        dead += [
+            {"dataset": dataset.reference, "stage": letter.stage, "record": letter.sample_id, "error": letter.error}
+            for letter in dataset.dead_letters
+        ]
+    write_json(
+        job_file.with_name("data.json"),
+        {"plan": report.plan, "seconds": report.seconds, "stages": stages, "deadLetters": dead},
+    )
+
+
+def _say(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def _die_with_parent() -> None:
+    """End with the process that serves the run; on other systems than Linux the next write to its pipe ends us."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            sys.exit(int(ExitCode.CANCELLED))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""The entry point of a rank: the trainer and the data plane meet here, and nowhere else.
+
+A rank is forked from a warm parent (``polyreme.launcher.zygote``) that has imported this module, so whatever is imported above
+costs nothing at a restart. Nothing here may start a thread or open a socket at import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from polyreme.clock import SystemClock
+from polyreme.urls import local_folder
+from polyreme_api import environment as names
+from polyreme_api.batch import BatchSource, EvaluationSource
+from polyreme_api.environment import RankEnvironment
+from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, PolyremeError
+from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
+from polyreme_api.plan.plan import Plan
+from polyreme_api.progress import ProgressRecord, RankPhase
+from polyreme_datahub.feed import NotReadyError, open_evaluation, open_source
+from polyreme_trainer.parallel.world import RankSettings
+from polyreme_trainer.train.run import train_rank
+from polyreme_trainer.train.settings import (
+    CheckpointSettings,
+    EvaluationSettings,
+    OptimizerSettings,
+    TrainSettings,
+)
+
+DATA_POLL_S = 0.1
+LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+_log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Train this rank; return its exit code."""
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
+    try:
+        return _train(os.environ)
+    except PolyremeError as error:
+        _log.error("rank ends: %s", error)
+        return int(error.exit_code)
+
+
+class PipeSink:
+    """Writes progress records to the launcher's pipe; one that the pipe can't take at once is dropped."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+        if descriptor is not None:
+            os.set_blocking(descriptor, False)
+
+    def report(self, record: ProgressRecord) -> None:
+        """Write one line, or drop it: progress must never hold up a step."""
+        if self._descriptor is None:
+            return
+        # A line of at most PIPE_BUF bytes is written whole or not at all.
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._descriptor, record.model_dump_json(by_alias=True).encode() + b"\n")
+
+
+def _train(environment: Mapping[str, str]) -> int:
+    rank = RankEnvironment.parse(environment)
+    job = parse_job_file(rank.job_file)
+    plan = Plan.from_json(Path(rank.plan_file).read_text(encoding="utf-8"))
+    sink, clock = PipeSink(rank.progress_fd), SystemClock()
+    sink.report(_phase(rank, job, RankPhase.WAITING_FOR_DATA, clock.now_s()))
+    source, evaluation = _wait_for_data(environment, job.spec, plan)
+    settings = settings_of(environment, rank, job.spec, plan)
+    return train_rank(settings, source=source, evaluation=evaluation, sink=sink, clock=clock)
+
+
+def settings_of(
+    environment: Mapping[str, str], rank: RankEnvironment, spec: TrainingJobSpec, plan: Plan
+) -> TrainSettings:
+    """Translate spec, plan and environment to what the trainer takes.
+
+    Raises:
+        InvalidConfigError: If the ranks of the environment are not the plan's, or a URL is no folder.
+    """
+    if rank.world_size != plan.layout.world:
+        raise InvalidConfigError(
+            f"ranks do not fit the plan: WORLD_SIZE is {rank.world_size}, plan {plan.hash} has {plan.layout.world}"
+        )
+    optimizer = spec.training.optimizer
+    exported = environment.get(names.EXPORT_URL) if spec.export is not None else None
+    if spec.export is not None and spec.export.location:
+        exported = spec.export.location
+    return TrainSettings(
+        rank=RankSettings(
+            rank=rank.rank,
+            world=rank.world_size,
+            attempt=rank.attempt,
+            replacement=int(environment.get(names.REPLACEMENT, "0")),
+            master_address=rank.master_address,
+            master_port=rank.master_port,
+            master_fd=rank.master_fd,
+        ),
+        layout=plan.layout,
+        shape=plan.shape,
+        steps=spec.training.steps,
+        seed=spec.training.seed,
+        checkpoint=CheckpointSettings(
+            root=local_folder(rank.checkpoint_url, field=names.CHECKPOINT_URL),
+            resume_from=rank.resume_from,
+            interval_steps=spec.checkpoint.every_steps,
+            kept=spec.checkpoint.keep,
+            plan_hash=plan.hash,
+        ),
+        optimizer=OptimizerSettings(
+            learning_rate=float(optimizer.learning_rate),
+            warmup_steps=optimizer.warmup_steps,
+            decay_steps=optimizer.decay_steps,
+            beta1=float(optimizer.beta1),
+            beta2=float(optimizer.beta2),
+            epsilon=float(optimizer.epsilon),
+            weight_decay=float(optimizer.weight_decay),
+            gradient_norm_max=float(optimizer.clip_norm),
+            router_bias_rate=float(spec.training.router_bias_rate),
+        ),
+        evaluation=_evaluation_settings(spec),
+        export_directory=local_folder(exported, field="spec.export.location") if exported else None,
+    )
+
+
+def parse_job_file(path: str) -> TrainingJob:
+    """Read the job that the launcher wrote for its ranks."""
+    return parse_job(json.loads(Path(path).read_text(encoding="utf-8")))
+
+
+def _wait_for_data(
+    environment: Mapping[str, str], spec: TrainingJobSpec, plan: Plan
+) -> tuple[BatchSource, EvaluationSource | None]:
+    """Wait until the pipeline has closed the indexes of this job's datasets.
+
+    Raises:
+        EnvironmentFailedError: If that takes longer than ``spec.data.waitSeconds``.
+    """
+    deadline_s = time.monotonic() + spec.data.wait_seconds
+    while True:
+        try:
+            url = environment[names.OBJECTS_URL]
+            source = open_source(url, spec=spec, shape=plan.shape)
+            return source, open_evaluation(url, spec=spec, shape=plan.shape) if spec.evaluation else None
+        except NotReadyError as error:
+            if time.monotonic() > deadline_s:
+                raise EnvironmentFailedError(
+                    f"data is not ready after {spec.data.wait_seconds} s: {error}", field="spec.data.waitSeconds"
+                ) from error
+            time.sleep(DATA_POLL_S)
+
+
+def _evaluation_settings(spec: TrainingJobSpec) -> EvaluationSettings:
+    if spec.evaluation is None:
+        return EvaluationSettings()
+    return EvaluationSettings(
+        samples_max=spec.evaluation.samples_max, answer_tokens_max=spec.evaluation.answer_tokens_max
+    )
+
+
+def _phase(rank: RankEnvironment, job: TrainingJob, phase: RankPhase, now_s: float) -> ProgressRecord:
+    return ProgressRecord(
+        attempt=rank.attempt, phase=phase, released=True, steps=job.spec.training.steps, updated_at_s=now_s
+    )

@@ -1,0 +1,29 @@
+"""Writes a run's report, with the pictures of its held-out pages from the lakehouse."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from polyreme.gather import gather
+from polyreme.home import Home, RunDirectory
+from polyreme.records import RunRecords
+from polyreme.timeline import Timeline
+from polyreme_api.job import TrainingJob
+
+_log = logging.getLogger(__name__)
+
+
+def publish(
+    home: Home, run: RunDirectory, job: TrainingJob, records: RunRecords, timeline: Timeline, *, now_s: float
+) -> Path:
+    """Write the report of a run as it stands; return its path."""
+    from polyreme.report.write import write_report
+    from polyreme_datahub.hub import picture
+
+    data = gather(
+        run, job, records, timeline.moments, picture=lambda digest: picture(home.objects_url, digest), now_s=now_s
+    )
+    path = write_report(run.report, data)
+    _log.info("report written: %s", path)
+    return path

@@ -1,0 +1,148 @@
+"""What a person sees of a run, and what is written for those who look later: read from the store, ten times a second."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from polyreme.cluster import LocalCluster
+from polyreme.files import write_json
+from polyreme.gather import verdict
+from polyreme.home import RunDirectory
+from polyreme.live import LiveView, RunView, StageView
+from polyreme.timeline import Moment, Timeline
+from polyreme_api.clock import Clock
+from polyreme_api.job import TrainingJob
+from polyreme_api.progress import ProgressRecord, RankPhase
+
+LOOK_EVERY_S = 0.1
+STATE_EVERY_S = 1.0
+EVENTS_SHOWN_MAX = 5
+
+
+class Watcher:
+    """Follows one job in the embedded store."""
+
+    def __init__(
+        self, run: RunDirectory, job: TrainingJob, cluster: LocalCluster, timeline: Timeline, clock: Clock
+    ) -> None:
+        self._run = run
+        self._job = job
+        self._cluster = cluster
+        self._timeline = timeline
+        self._clock = clock
+        self._view = LiveView()
+        self._view.__enter__()
+        self._stages: dict[str, StageView] = {}
+        self._said: list[str] = []
+        self._state_at_s = 0.0
+        self._looking = asyncio.Lock()
+        self.attempt = 0
+        """Number of the current attempt, 0 before the first."""
+
+    async def until_finished(self) -> None:
+        """Follow the job until a terminal condition holds."""
+        while not (await self._look()).status.finished:
+            await self._clock.sleep(LOOK_EVERY_S)
+
+    async def until_suspended(self) -> None:
+        """Follow the job until it has stopped, or has finished on the way."""
+        while True:
+            status = (await self._look()).status
+            if status.finished or (status.is_true("Suspended") and not await self._cluster.pods()):
+                return
+            await self._clock.sleep(LOOK_EVERY_S)
+
+    def data_progress(self, line: Mapping[str, Any]) -> None:
+        """Take a progress line of the data pipeline."""
+        if "stage" in line:
+            stage = StageView(name=line["stage"], done=line["done"], total=line["total"])
+            self._stages[stage.name] = stage
+
+    def say(self, words: str) -> None:
+        """Show a sentence among the events."""
+        self._said = [*self._said, words][-EVENTS_SHOWN_MAX:]
+
+    def close(self) -> None:
+        """Leave the last state on the screen."""
+        self._view.__exit__(None, None, None)
+
+    async def _look(self) -> TrainingJob:
+        async with self._looking:
+            job = await self._cluster.job()
+            progress = await self._cluster.progress()
+            self._note_moments(job, progress)
+            ready, total = await self._cluster.pods_ready(job)
+            view = self._run_view(job, progress, ready=ready, total=total)
+            self._view.show(view, now_s=self._clock.steady_s())
+            if self._clock.steady_s() - self._state_at_s >= STATE_EVERY_S:
+                self._state_at_s = self._clock.steady_s()
+                self.write_state(self._run, _row(job, progress, view), job)
+            return job
+
+    def _note_moments(self, job: TrainingJob, progress: ProgressRecord | None) -> None:
+        now_s, attempt = self._clock.now_s(), job.status.attempt
+        if attempt is not None:
+            if attempt.number > self.attempt:
+                self.attempt = attempt.number
+                self._timeline.add(Moment(at_s=now_s, kind="attempt", attempt=attempt.number, text=attempt.scope))
+            if progress is not None and progress.attempt == attempt.number and progress.released:
+                self._timeline.add(Moment(at_s=now_s, kind="released", attempt=attempt.number))
+            if job.status.finished:
+                self._timeline.add(Moment(at_s=now_s, kind="finished", attempt=attempt.number, text=verdict(job)[0]))
+
+    def _run_view(self, job: TrainingJob, progress: ProgressRecord | None, *, ready: int, total: int) -> RunView:
+        _, sentence = verdict(job)
+        current = progress if progress is not None and progress.attempt == self.attempt else None
+        steps = job.spec.training.steps
+        step = current.step if current else job.status.step
+        pace_s = current.step_seconds if current else None
+        return RunView(
+            job=job.metadata.name,
+            sentence=_waits_for(sentence, current, self._stages),
+            phase=current.phase.value if current else "",
+            attempt=self.attempt,
+            step=step,
+            steps=steps,
+            loss=current.loss if current else None,
+            tokens_per_second=current.tokens_per_second if current else None,
+            goodput=_goodput(self._timeline, step, pace_s, self._clock.now_s()),
+            left_s=(steps - step) * pace_s if pace_s else None,
+            ready=ready,
+            replicas=total,
+            checkpoint_step=current.checkpoint.step if current and current.checkpoint else None,
+            stages=tuple(self._stages.values()),
+            events=tuple(self._said),
+        )
+
+    @staticmethod
+    def write_state(run: RunDirectory, row: Mapping[str, Any], job: TrainingJob) -> None:
+        """Write the state for commands that only look."""
+        write_json(run.state_file, {**row, "status": job.status.model_dump(mode="json", by_alias=True)})
+
+
+def _row(job: TrainingJob, progress: ProgressRecord | None, view: RunView) -> dict[str, Any]:
+    return {
+        "state": verdict(job)[0],
+        "message": view.sentence,
+        "finished": job.status.finished,
+        "attempt": view.attempt,
+        "step": view.step,
+        "steps": view.steps,
+        "loss": progress.loss if progress else None,
+    }
+
+
+def _waits_for(sentence: str, progress: ProgressRecord | None, stages: Mapping[str, StageView]) -> str:
+    """Name what the ranks wait for when it is the data."""
+    if progress is not None and progress.phase is RankPhase.WAITING_FOR_DATA and stages:
+        return f"waiting for data: {', '.join(f'{stage.name} {stage.done} of {stage.total}' for stage in stages.values())}"
+    return sentence
+
+
+def _goodput(timeline: Timeline, step: int, pace_s: float | None, now_s: float) -> float | None:
+    began_s = min((moment.at_s for moment in timeline.moments if moment.kind == "attempt"), default=None)
+    if began_s is None or not pace_s or now_s <= began_s:
+        return None
+    return min(1.0, step * pace_s / (now_s - began_s))

@@ -299,7 +299,9 @@ def _pause_before(pause: str) -> None:
     real = getattr(directory, name)
 
     def paused(*arguments: Any) -> None:
+        setattr(directory, name, real)
         os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.2)  # the signal may reach another thread first: this one must not run on meanwhile
         real(*arguments)
 
     setattr(directory, name, paused)

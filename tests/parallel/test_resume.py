@@ -106,24 +106,33 @@ def test_a_request_to_save_makes_a_checkpoint_and_training_goes_on(start: Any, t
     assert [c.step for c in list_checkpoints(tmp_path)[0]] == [4, 6, 8, 12]
 
 
-@pytest.mark.parametrize("pause", ["fence", "marker"])
-def test_a_stopped_rank_that_wakes_late_commits_nothing_that_counts(
-    start: Any, tmp_path: Path, undisturbed: dict[int, float], pause: str
+def test_a_stopped_rank_that_wakes_after_its_successor_commits_nothing(
+    start: Any, tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
     root = tmp_path / "late"
-    old = begin(start, root, 1, pause=pause)
+    old = begin(start, root, 1, pause="fence")
     until(lambda: stopped(old.processes[0].pid), "rank 0 stops in its first commit")
-    new = begin(start, root, 2)
-    assert read_resume_points(root)[1].resume_from is None
-    assert new.wait() == [0] * 4
+    assert begin(start, root, 2).wait() == [0] * 4
     os.kill(old.processes[0].pid, signal.SIGCONT)
     assert old.wait() == [17] * 4, old.logs()
-    assert (root / marker_key("a000001-s00000004")).exists() == (pause == "marker")
+    committed = list_checkpoints(root)[0]
+    assert [(c.attempt, c.step) for c in committed] == [(2, 4), (2, 8), (2, 12)], "the late rank deleted nothing"
+    assert history(root) == undisturbed
+
+
+def test_a_commit_that_lands_after_the_next_attempt_has_begun_is_no_history(
+    start: Any, tmp_path: Path, undisturbed: dict[int, float]
+) -> None:
+    root = tmp_path / "late"
+    old = begin(start, root, 1, pause="marker")
+    until(lambda: stopped(old.processes[0].pid), "rank 0 stops between its look for a newer attempt and its marker")
+    assert fix_resume(root, 2) is None
+    os.kill(old.processes[0].pid, signal.SIGCONT)
+    assert old.wait() == [17] * 4, old.logs()
     committed, points = list_checkpoints(root)[0], read_resume_points(root)
-    chosen = choose_resume(committed, points)
-    assert chosen is not None
-    assert (chosen.attempt, chosen.step) == (2, STEPS)
-    assert {c.step for c in committed if c.attempt == 2} == {4, 8, 12}, "the late rank deleted nothing"
+    assert [(c.attempt, c.step) for c in committed] == [(1, 4)], "the late commit landed"
+    assert choose_resume(committed, points) is None, "and counts for nothing"
+    assert start("train", layout=LAYOUT, root=root, attempt=2, steps=STEPS).wait() == [0] * 4
     assert history(root) == undisturbed
 
 

@@ -79,16 +79,21 @@ def commit(root: Path, name: str, marker: CommitMarker) -> None:
 
     Raises:
         FencedError: If a newer attempt has fixed where it begins, or this checkpoint was committed before.
+        OSError: If the disk refuses.
     """
-    sync_directory(root / name)
-    sync_directory(root)
     check_not_fenced(root, marker.attempt)
     try:
+        sync_directory(root / name)
+        sync_directory(root)
         create_if_absent(root / name / COMMIT_MARKER, marker.model_dump_json(by_alias=True, indent=1).encode())
     except FileExistsError as error:
         raise FencedError(
             f"checkpoint exists: {name} was committed by another writer of attempt {marker.attempt}"
         ) from error
+    except FileNotFoundError:
+        # A newer attempt deletes what older ones left unfinished, this directory included.
+        check_not_fenced(root, marker.attempt)
+        raise
 
 
 def check_not_fenced(root: Path, attempt: int) -> None:

@@ -24,7 +24,7 @@ from polyreme_api.plan.plan import shape_digest
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.progress import CheckpointRef
 from polyreme_trainer.checkpoint.content import Content
-from polyreme_trainer.checkpoint.directory import commit, digest_file
+from polyreme_trainer.checkpoint.directory import check_not_fenced, commit, digest_file
 from polyreme_trainer.checkpoint.marker import CommitMarker, SavedFile
 from polyreme_trainer.checkpoint.retention import retain
 from polyreme_trainer.parallel import collectives
@@ -155,22 +155,14 @@ class CheckpointWriter:
     def _commit(
         self, reference: CheckpointRef, reports: list[tuple[dict[str, SavedFile], str]], loader: dict[str, Any]
     ) -> _Outcome:
-        if failures := [failure for _, failure in reports if failure]:
-            return _Outcome(failed=failures[0])
+        """Write the marker, on rank 0; of an attempt that is over, every failure is a fence (its files may be gone)."""
         identity = self._identity
-        marker = CommitMarker(
-            attempt=reference.attempt,
-            step=reference.step,
-            world=len(reports),
-            model_digest=shape_digest(identity.shape),
-            model_shape=dataclasses.asdict(identity.shape),
-            plan_hash=identity.plan_hash,
-            files={name: file for files, _ in reports for name, file in files.items()},
-            loader=loader,
-            committed_at_s=self._now_s(),
-        )
+        failure = next((failure for _, failure in reports if failure), "")
         try:
-            commit(identity.root, checkpoint_name(reference), marker)
+            if failure:
+                check_not_fenced(identity.root, identity.attempt)
+                return _Outcome(failed=failure)
+            commit(identity.root, checkpoint_name(reference), self._marker(reference, reports, loader))
             self._committed(reference)
             retain(identity.root, attempt=identity.attempt, kept=identity.kept)
         except FencedError as error:
@@ -178,3 +170,18 @@ class CheckpointWriter:
         except (OSError, RefusedError) as error:
             return _Outcome(failed=str(error))
         return _Outcome(committed=reference)
+
+    def _marker(
+        self, reference: CheckpointRef, reports: list[tuple[dict[str, SavedFile], str]], loader: dict[str, Any]
+    ) -> CommitMarker:
+        return CommitMarker(
+            attempt=reference.attempt,
+            step=reference.step,
+            world=len(reports),
+            model_digest=shape_digest(self._identity.shape),
+            model_shape=dataclasses.asdict(self._identity.shape),
+            plan_hash=self._identity.plan_hash,
+            files={name: file for files, _ in reports for name, file in files.items()},
+            loader=loader,
+            committed_at_s=self._now_s(),
+        )

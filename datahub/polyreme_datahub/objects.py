@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import unquote, urlsplit
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.store import ObjectExistsError, ObjectInfo, ObjectNotFoundError, ObjectStore, StoreFailedError
+from polyreme_datahub.locations import local_root
 
 if TYPE_CHECKING:
     from obstore.store import LocalStore
@@ -38,21 +38,6 @@ def open_store(url: str, *, sleep: Sleep = time.sleep) -> ObjectStore:  # noqa: 
         StoreFailedError: If the directory can't be made.
     """
     return LocalObjectStore(local_root(url), sleep=sleep)
-
-
-def local_root(url: str) -> Path:
-    """Return the directory of a ``file://`` URL.
-
-    Raises:
-        InvalidConfigError: If the URL has another scheme or names another host.
-    """
-    parts = urlsplit(url)
-    if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):
-        raise InvalidConfigError(
-            f"no object store for {url!r}: this release stores objects under file:///absolute/directory only",
-            field="the objects URL",
-        )
-    return Path(unquote(parts.path))
 
 
 class LocalObjectStore:

@@ -17,6 +17,7 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.plan.plan import shape_of
 from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore
 from polyreme_datahub.digests import action_key, action_prefix, canonical_json, digest_bytes, digest_value
+from polyreme_datahub.errors import SourceInvalidError
 from polyreme_datahub.index.format import plan_key
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.registry import datasets, progress, work
@@ -25,6 +26,7 @@ from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.work import ActionRow, DeadLetter, StageCount
 from polyreme_datahub.sources.digits import sample_sources
 from polyreme_datahub.sources.open import describe_source
+from polyreme_datahub.spec_data import plan_data
 from polyreme_datahub.stages.compose import Compose
 from polyreme_datahub.stages.decode import Decode
 from polyreme_datahub.stages.indexing import Indexer, IndexParameters
@@ -113,6 +115,7 @@ class Processing:
     def process(self, spec: TrainingJobSpec, *, job: str) -> ProcessReport:
         """Process the data of a spec; see ``polyreme_datahub.hub.process``."""
         started_s = self._now_s()
+        check_spec(self._database, spec)
         shape = shape_of(spec).vision
         images = ImageParameters(
             patch_px=shape.patch_px,
@@ -306,17 +309,30 @@ def resolve(database: Database, reference: str, *, now_s: float) -> DatasetVersi
     return datasets.find_version(database, reference)
 
 
-def plan_data(spec: TrainingJobSpec) -> dict[str, object]:
-    """Return the part of a spec that decides which indexes it trains on."""
-    shape = shape_of(spec).vision
-    return {
-        "sources": [source.dataset for source in spec.data.sources],
-        "evaluation": [part.dataset for part in spec.evaluation.sets] if spec.evaluation else [],
-        "sequence_tokens": spec.data.sequence_tokens,
-        "vocabulary": spec.data.tokenizer.vocabulary,
-        "patch_px": shape.patch_px,
-        "merge": shape.merge,
-    }
+def check_spec(database: Database, spec: TrainingJobSpec) -> None:
+    """Refuse datasets that do not exist, and held-out datasets that are trained on.
+
+    Raises:
+        DatasetNotFoundError: Naming the nearest names there are.
+        SourceInvalidError: Naming the dataset that is both.
+    """
+    samples = sample_sources()
+    trained = [source.dataset for source in spec.data.sources]
+    heldout = [part.dataset for part in spec.evaluation.sets] if spec.evaluation else []
+    known = sorted({*datasets.names(database), *samples})
+    for reference in (*trained, *heldout):
+        name, _, number = reference.partition("@")
+        if name not in known:
+            raise datasets.not_found(reference, known)
+        if number and not (name in samples and number == "1"):
+            datasets.find_version(database, reference)
+    names = {reference.partition("@")[0] for reference in trained}
+    for reference in heldout:
+        if reference.partition("@")[0] in names:
+            raise SourceInvalidError(
+                f"held-out dataset is trained on: {reference}, rule no source of the mixture",
+                field="spec.evaluation.sets",
+            )
 
 
 def _chunks(topic: str, pipeline: str, version: DatasetVersion) -> list[Message]:

@@ -1,0 +1,178 @@
+"""The data plane's public functions. Importing this module is cheap: what a function needs it imports itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyreme_api.job.spec import TrainingJobSpec
+
+if TYPE_CHECKING:
+    from polyreme_datahub.loader.evaluation import HeldOutSource
+    from polyreme_datahub.loader.source import PackedSource
+    from polyreme_datahub.processing import ProcessReport, Progress
+    from polyreme_datahub.registry.datasets import DatasetVersion
+    from polyreme_datahub.registry.engine import Database
+    from polyreme_datahub.show import DatasetDetails, DatasetSummary
+
+
+def register(registry_url: str, objects_url: str, name: str, source: str | Path | Mapping[str, Any]) -> DatasetVersion:
+    """Register a dataset, or a new version of it; the same source again is the version that there is.
+
+    Args:
+        registry_url: ``sqlite:////absolute/path`` or ``postgresql+psycopg2://...``.
+        objects_url: ``file:///absolute/directory``.
+        name: Name of the dataset, as jobs write it; ``sample/`` is polyreme's own.
+        source: A ``.jsonl`` file or a folder of images (docs/reference/dataset-format.md), or a description of generated pages.
+
+    Raises:
+        InvalidConfigError: If the name or the source breaks a rule.
+        EnvironmentFailedError: If the registry stays away.
+    """
+    from polyreme_datahub.locations import local_root
+    from polyreme_datahub.show import add_dataset
+
+    local_root(objects_url)
+    with _database(registry_url) as database:
+        return add_dataset(database, name, source, now_s=_now_s())
+
+
+def list_datasets(registry_url: str) -> list[DatasetSummary]:
+    """List every dataset, the samples that polyreme brings along included."""
+    from polyreme_datahub.show import summaries
+
+    with _database(registry_url) as database:
+        return summaries(database)
+
+
+def show_dataset(registry_url: str, objects_url: str, reference: str) -> DatasetDetails:
+    """Show a dataset version: counts, stages with their hits, indexes, dead letters, tombstones.
+
+    Raises:
+        DatasetNotFoundError: Naming the nearest names there are.
+    """
+    from polyreme_datahub.locations import local_root
+    from polyreme_datahub.show import details
+
+    with _database(registry_url) as database:
+        return details(database, local_root(objects_url), reference, now_s=_now_s())
+
+
+def check_datasets(registry_url: str, spec: TrainingJobSpec) -> None:
+    """Refuse a job whose datasets do not exist, before anything starts.
+
+    Raises:
+        DatasetNotFoundError: Naming the nearest names there are.
+        InvalidConfigError: If a held-out dataset is a source of the mixture.
+    """
+    from polyreme_datahub.processing import check_spec
+
+    with _database(registry_url) as database:
+        check_spec(database, spec)
+
+
+def process(
+    spec: TrainingJobSpec,
+    *,
+    registry_url: str,
+    objects_url: str,
+    job: str = "",
+    progress: Callable[[Progress], None] | None = None,
+    workers: int = 2,
+) -> ProcessReport:
+    """Process a job's datasets, and write the plan object that its ranks wait for.
+
+    May be killed and run again, or run twice at once: what is known is reused, and nothing is lost or doubled.
+
+    Args:
+        spec: The job's spec.
+        registry_url: As in ``register``.
+        objects_url: As in ``register``.
+        job: Identity of the job (its uid). Versions are pinned by the first call for a job; an empty one pins nothing.
+        progress: Called from worker threads after each chunk.
+        workers: Threads.
+
+    Raises:
+        DatasetNotFoundError: Naming the nearest names there are.
+        InvalidConfigError: If a source changed since it was registered.
+        EnvironmentFailedError: If store or registry stay away; the next call goes on from there.
+    """
+    from polyreme_datahub.objects import open_store
+    from polyreme_datahub.processing import Processing
+
+    with _database(registry_url) as database:
+        processing = Processing(database, open_store(objects_url), now_s=_now_s, progress=progress, workers=workers)
+        return processing.process(spec, job=job)
+
+
+def open_source(objects_url: str, spec: TrainingJobSpec, *, job: str = "", wait_s: float | None = None) -> PackedSource:
+    """Open the training data of a processed job; light enough for a forked rank.
+
+    Args:
+        objects_url: As in ``register``.
+        spec: The job's spec.
+        job: As in ``process``.
+        wait_s: How long to wait for the data [s]; None: ``spec.data.wait_seconds``.
+
+    Raises:
+        EnvironmentFailedError: If the data is not processed in time, or its index is damaged.
+    """
+    from polyreme_datahub.loader.open import open_packs, sleep_really
+
+    limit_s = float(spec.data.wait_seconds) if wait_s is None else wait_s
+    return open_packs(objects_url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
+
+
+def open_evaluation(
+    objects_url: str, spec: TrainingJobSpec, *, job: str = "", wait_s: float | None = None
+) -> HeldOutSource | None:
+    """Open the held-out data of a processed job, if it names any; arguments and errors as ``open_source``."""
+    from polyreme_datahub.loader.open import open_held_out, sleep_really
+
+    limit_s = float(spec.data.wait_seconds) if wait_s is None else wait_s
+    return open_held_out(objects_url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
+
+
+def read_image(registry_url: str, objects_url: str, digest: str) -> bytes:
+    """Return the PNG of a page by its digest (``EvaluationSample.image_digest``).
+
+    Raises:
+        ObjectNotFoundError: If no such page was made.
+    """
+    return read_images(registry_url, objects_url, [digest])[digest]
+
+
+def read_images(registry_url: str, objects_url: str, digests: list[str]) -> dict[str, bytes]:
+    """Return the PNGs of many pages by their digests.
+
+    Raises:
+        ObjectNotFoundError: If one of them was never made.
+    """
+    from polyreme_api.store import ObjectNotFoundError
+    from polyreme_datahub.lakehouse import Lakehouse
+    from polyreme_datahub.objects import open_store
+    from polyreme_datahub.registry.work import places_of
+
+    with _database(registry_url) as database:
+        places = places_of(database, set(digests))
+    if missing := sorted(set(digests) - set(places)):
+        raise ObjectNotFoundError(f"no artifact {missing[0]} in the registry")
+    return Lakehouse(open_store(objects_url)).get_parts(places)
+
+
+@contextmanager
+def _database(registry_url: str) -> Iterator[Database]:
+    from polyreme_datahub.registry.engine import open_database
+
+    database = open_database(registry_url)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def _now_s() -> float:
+    return time.time()  # noqa: TID251 - the shell

@@ -1,0 +1,65 @@
+"""Which source each slot of the order takes, by integer weights: every prefix holds each source's share within one sample.
+
+Slots are jobs of periodic tasks on one machine, taken by earliest deadline (Pfair: S. Baruah, N. Cohen, G. Plaxton, D. Varvel,
+"Proportionate progress", 1996): source i's sample j may not come before slot floor(j W / w) nor after slot ceil((j + 1) W / w) - 1,
+so no count ever differs from its share by one or more. All is integer arithmetic over one tabulated period.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from polyreme_datahub.errors import SourceInvalidError
+
+PERIOD_MAX = 1_048_576
+
+
+class Mixture:
+    """The sources of slots 0, 1, 2, ... under fixed weights."""
+
+    def __init__(self, weights: Sequence[int]) -> None:
+        divisor = math.gcd(*weights)
+        if divisor == 0:
+            raise SourceInvalidError("every weight of the mixture is 0; raise one", field="data.sources")
+        self._shares = [weight // divisor for weight in weights]
+        self.period = sum(self._shares)
+        if self.period > PERIOD_MAX:
+            raise SourceInvalidError(
+                f"weights repeat only after {self.period} samples, rule {PERIOD_MAX}; use smaller or rounder weights",
+                field="data.sources",
+            )
+        self._source_N = _tabulate(self._shares, self.period)
+        self._before_KN = np.zeros((len(weights), self.period + 1), dtype=np.int64)
+        for source in range(len(weights)):
+            np.cumsum(self._source_N == source, out=self._before_KN[source, 1:])
+
+    def sources(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Return the source of each of ``count`` slots from ``first`` on."""
+        return self._source_N[(first + np.arange(count)) % self.period]
+
+    def taken(self, slots: int) -> list[int]:
+        """Return how many of the first ``slots`` slots each source has."""
+        rounds, rest = divmod(slots, self.period)
+        return [rounds * share + int(self._before_KN[at, rest]) for at, share in enumerate(self._shares)]
+
+
+def _tabulate(shares: Sequence[int], period: int) -> npt.NDArray[np.int64]:
+    waiting = [(0, source) for source, share in enumerate(shares) if share]
+    eligible: list[tuple[int, int]] = []
+    taken = [0] * len(shares)
+    table = np.empty(period, dtype=np.int64)
+    for slot in range(period):
+        while waiting and waiting[0][0] <= slot:
+            _, source = heapq.heappop(waiting)
+            heapq.heappush(eligible, (-(-(taken[source] + 1) * period // shares[source]), source))
+        _, source = heapq.heappop(eligible)
+        table[slot] = source
+        taken[source] += 1
+        if taken[source] < shares[source]:
+            heapq.heappush(waiting, (taken[source] * period // shares[source], source))
+    return table

@@ -1,0 +1,95 @@
+"""Opens a job's data in a rank: reads the plan object, maps the indexes. No database, no object-store client, safe after a fork."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from polyreme_api.errors import EnvironmentFailedError
+from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_datahub.index.format import plan_key
+from polyreme_datahub.loader.evaluation import HeldOutSource
+from polyreme_datahub.loader.order import OrderPlan, Segment
+from polyreme_datahub.loader.shards import MappedIndex, read_blob
+from polyreme_datahub.loader.source import PackedSource
+from polyreme_datahub.locations import local_root
+from polyreme_datahub.spec_data import plan_data
+
+POLL_S = 0.2
+
+Sleep = Callable[[float], None]
+
+
+def open_packs(objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: float, sleep: Sleep) -> PackedSource:
+    """Open the training data; see ``polyreme_datahub.hub.open_source``."""
+    root = local_root(objects_url)
+    plan = _plan(root, spec, job, wait_s=wait_s, sleep=sleep)
+    names = tuple(source.name for source in spec.data.sources)
+    digests = [plan["manifests"][source.dataset] for source in spec.data.sources]
+    indexes = [MappedIndex(root, digest) for digest in digests]
+    order = OrderPlan(
+        seed=spec.data.seed,
+        names=names,
+        lengths=tuple(index.lengths for index in indexes),
+        segments=segments_of(spec),
+        packs_per_step=spec.training.packs_per_step,
+        pack_tokens=spec.data.sequence_tokens,
+    )
+    facts = [names, digests, spec.data.seed, [[s.first_step, s.weights] for s in order.segments]]
+    facts += [order.packs_per_step, order.pack_tokens]
+    identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return PackedSource(order, indexes, identity=identity, tombstones=root / "tombstones")
+
+
+def open_held_out(
+    objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: float, sleep: Sleep
+) -> HeldOutSource | None:
+    """Open the held-out data; see ``polyreme_datahub.hub.open_evaluation``."""
+    if spec.evaluation is None:
+        return None
+    root = local_root(objects_url)
+    plan = _plan(root, spec, job, wait_s=wait_s, sleep=sleep)
+    sets = spec.evaluation.sets
+    return HeldOutSource(
+        [part.name for part in sets],
+        [MappedIndex(root, plan["manifests"][part.dataset]) for part in sets],
+        samples_max=spec.evaluation.samples_max,
+        tokenizer=read_blob(root, plan["tokenizer"]),
+    )
+
+
+def segments_of(spec: TrainingJobSpec) -> tuple[Segment, ...]:
+    """Return the weights of the sources by step, in the order of the sources."""
+    names = [source.name for source in spec.data.sources]
+    segments = [Segment(first_step=1, weights=tuple(source.weight for source in spec.data.sources))]
+    for change in spec.data.schedule:
+        weights = {weight.source: weight.weight for weight in change.weights}
+        segment = Segment(first_step=change.from_step, weights=tuple(weights.get(name, 0) for name in names))
+        segments = [*segments, segment] if change.from_step > 1 else [segment]
+    return tuple(segments)
+
+
+def _plan(root: Path, spec: TrainingJobSpec, job: str, *, wait_s: float, sleep: Sleep) -> Mapping[str, Any]:
+    path = root / plan_key(job, plan_data(spec))
+    waited_s = 0.0
+    while True:
+        try:
+            plan: dict[str, Any] = json.loads(path.read_bytes())
+            return plan
+        except FileNotFoundError as error:
+            if waited_s >= wait_s:
+                raise EnvironmentFailedError(
+                    f"data is not processed: waited {wait_s:g} s for {path.name}, rule data.waitSeconds",
+                    field="spec.data.waitSeconds",
+                ) from error
+        sleep(POLL_S)
+        waited_s += POLL_S
+
+
+def sleep_really(delay_s: float) -> None:
+    """Wait on this machine's clock."""
+    time.sleep(delay_s)  # noqa: TID251 - the shell

@@ -1,0 +1,176 @@
+"""The order of a run: which sample lies in which pack of which step, as a pure function of (plan, step).
+
+Slots 0, 1, 2, ... of a segment (steps with the same weights) name a source each; a source's samples come in epochs, each a keyed
+permutation. A window is a whole number of steps: as many slots as its packs hold are packed together, and the packs are shuffled.
+A window begins where the one before ended, so its start depends on the lengths before it: starts are found forwards once and
+remembered. Nothing depends on how many ranks ask, or in which order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from polyreme_datahub.errors import SourceInvalidError
+from polyreme_datahub.loader.mixture import Mixture
+from polyreme_datahub.loader.packing import longest_prefix
+from polyreme_datahub.loader.permutation import permute
+
+WINDOW_PACKS = 256
+"""Packs that are filled together; more fill better (99.9 % at 4,096 samples a window) and cost more at once."""
+WINDOWS_KEPT = 4
+SLOTS_PER_PACK_MIN = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Steps with the same weights."""
+
+    first_step: int
+    """Counts from 1."""
+    weights: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OrderPlan:
+    """Everything that the order depends on."""
+
+    seed: int
+    names: tuple[str, ...]
+    """Names of the sources; part of each source's key."""
+    lengths: tuple[npt.NDArray[np.int64], ...]
+    """Tokens of each sample, by source."""
+    segments: tuple[Segment, ...]
+    packs_per_step: int
+    pack_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slot:
+    """One sample's turn."""
+
+    source: int
+    epoch: int
+    sample: int
+    """Place of the sample in its source."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Window:
+    segment: int
+    first_step: int
+    steps: int
+    slot: int
+    """First slot, counted within the segment."""
+    base: tuple[int, ...]
+    """Samples that each source gave before the segment."""
+
+
+class Order:
+    """Packs of slots, by step."""
+
+    def __init__(self, plan: OrderPlan) -> None:
+        self._plan = plan
+        self._mixtures = [Mixture(segment.weights) for segment in plan.segments]
+        self._check()
+        self._window_steps = max(1, WINDOW_PACKS // plan.packs_per_step)
+        self._starts = [self._window(0, 1, 0, (0,) * len(plan.names))]
+        self._filled: OrderedDict[int, tuple[int, list[list[Slot]]]] = OrderedDict()
+
+    def packs(self, step: int) -> list[list[Slot]]:
+        """Return the samples of each pack of a step; a pack may be empty where the window runs short."""
+        number = self._find(step)
+        window = self._starts[number]
+        packs = self._fill(number)[1]
+        first = (step - window.first_step) * self._plan.packs_per_step
+        return packs[first : first + self._plan.packs_per_step]
+
+    def position(self, step: int) -> dict[str, object]:
+        """Say in some numbers where the order stands after a step."""
+        window = self._starts[self._find(step)]
+        return {"windowStep": window.first_step, "slot": window.slot, "base": list(window.base)}
+
+    def _find(self, step: int) -> int:
+        if step < 1:
+            raise SourceInvalidError(f"no step {step}: steps count from 1")
+        while self._starts[-1].first_step + self._starts[-1].steps <= step:
+            self._extend()
+        low, high = 0, len(self._starts) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._starts[middle].first_step <= step else (low, middle - 1)
+        return low
+
+    def _extend(self) -> None:
+        number = len(self._starts) - 1
+        window, used = self._starts[number], self._fill(number)[0]
+        next_step, slot = window.first_step + window.steps, window.slot + used
+        segments = self._plan.segments
+        following = window.segment + 1
+        if following < len(segments) and segments[following].first_step == next_step:
+            taken = self._mixtures[window.segment].taken(slot)
+            base = tuple(before + more for before, more in zip(window.base, taken, strict=True))
+            self._starts.append(self._window(following, next_step, 0, base))
+        else:
+            self._starts.append(self._window(window.segment, next_step, slot, window.base))
+
+    def _window(self, segment: int, first_step: int, slot: int, base: tuple[int, ...]) -> _Window:
+        segments, steps = self._plan.segments, self._window_steps
+        if segment + 1 < len(segments):
+            steps = min(steps, segments[segment + 1].first_step - first_step)
+        return _Window(segment, first_step, steps, slot, base)
+
+    def _fill(self, number: int) -> tuple[int, list[list[Slot]]]:
+        if number in self._filled:
+            self._filled.move_to_end(number)
+            return self._filled[number]
+        window = self._starts[number]
+        packs_max = window.steps * self._plan.packs_per_step
+        capacity = self._plan.pack_tokens
+        want = packs_max * SLOTS_PER_PACK_MIN
+        while True:
+            slots, lengths = self._slots(window, want)
+            if int(lengths.sum()) > packs_max * capacity:
+                break
+            want *= 2
+        used, packed = longest_prefix(lengths.tolist(), capacity=capacity, packs_max=packs_max)
+        packs = [[slots[at] for at in samples] for samples in packed]
+        packs += [[] for _ in range(packs_max - len(packs))]
+        order = permute(np.arange(packs_max), size=packs_max, key=f"{self._plan.seed}:packs:{window.first_step}")
+        result = (used, [packs[at] for at in order])
+        self._filled[number] = result
+        while len(self._filled) > WINDOWS_KEPT:
+            self._filled.popitem(last=False)
+        return result
+
+    def _slots(self, window: _Window, count: int) -> tuple[Sequence[Slot], npt.NDArray[np.int64]]:
+        mixture = self._mixtures[window.segment]
+        source_N = mixture.sources(window.slot, count)
+        taken = mixture.taken(window.slot)
+        sample_N, epoch_N, length_N = (np.empty(count, dtype=np.int64) for _ in range(3))
+        for source, lengths in enumerate(self._plan.lengths):
+            mine = np.flatnonzero(source_N == source)
+            if not mine.size:
+                continue
+            turn = window.base[source] + taken[source] + np.arange(mine.size)
+            epoch, position = np.divmod(turn, lengths.size)
+            for number in range(int(epoch[0]), int(epoch[-1]) + 1):
+                now = epoch == number
+                key = f"{self._plan.seed}:{self._plan.names[source]}:{number}"
+                sample_N[mine[now]] = permute(position[now], size=lengths.size, key=key)
+            epoch_N[mine] = epoch
+            length_N[mine] = lengths[sample_N[mine]]
+        slots = [Slot(*row) for row in zip(source_N.tolist(), epoch_N.tolist(), sample_N.tolist(), strict=True)]
+        return slots, length_N
+
+    def _check(self) -> None:
+        for segment in self._plan.segments:
+            for name, weight, lengths in zip(self._plan.names, segment.weights, self._plan.lengths, strict=True):
+                if weight and not lengths.size:
+                    raise SourceInvalidError(
+                        f"source {name} has weight {weight} from step {segment.first_step} on, and no sample that fits a pack"
+                    )

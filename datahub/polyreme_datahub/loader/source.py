@@ -1,0 +1,187 @@
+"""Packs for the trainer: cuts samples out of mapped indexes, shifts targets within each document, normalises patches.
+
+A sample whose bytes no longer fit their checksum leaves a hole of the same length: pad tokens, no target, no patches. So every
+rank goes on with the same order. Shape suffixes as in ``polyreme_api.batch``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polyreme_api.batch import IGNORED_TARGET, PackedBatch, TokenIds
+from polyreme_api.errors import RefusedError
+from polyreme_datahub.loader.order import Order, OrderPlan, Slot
+from polyreme_datahub.loader.shards import MappedIndex
+
+CHANNELS = 3
+PATCH_CACHE_BYTES_MAX = 64 * 2**20
+_NORMAL = ((np.arange(256, dtype=np.float32) / np.float32(255)) - np.float32(0.5)) / np.float32(0.5)
+"""Normalised value of each byte: mean 0.5, deviation 0.5, as Kimi-VL's image processor."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Document:
+    tokens_T: npt.NDArray[np.int64]
+    targets_T: npt.NDArray[np.int64]
+    patches_PC: npt.NDArray[np.float32]
+    grids_I2: npt.NDArray[np.int32]
+    sample_id: str
+    unmasked: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.patches_PC.nbytes + 2 * self.tokens_T.nbytes
+
+
+class PackedSource:
+    """Training data as a pure function of (plan, step): ``polyreme_api.batch.BatchSource``."""
+
+    def __init__(self, plan: OrderPlan, indexes: Sequence[MappedIndex], *, identity: str, tombstones: Path) -> None:
+        self._plan = plan
+        self._order = Order(plan)
+        self._indexes = indexes
+        self._identity = identity
+        self._tombstones = tombstones
+        manifest = indexes[0].manifest
+        self._ids = TokenIds(**manifest.token_ids)
+        self._patch_values = CHANNELS * manifest.patch_px**2
+        self._cache: OrderedDict[tuple[int, int], _Document] = OrderedDict()
+        self._cached_bytes = 0
+
+    @property
+    def packs_per_step(self) -> int:
+        """Packs that all ranks together train on in one step."""
+        return self._plan.packs_per_step
+
+    @property
+    def pack_tokens(self) -> int:
+        """Tokens of one pack."""
+        return self._plan.pack_tokens
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """Special tokens of the tokenizer that made this data."""
+        return self._ids
+
+    def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
+        """Return packs ``first .. first + count`` of ``step`` (steps count from 1)."""
+        if not (count >= 1 and 0 <= first and first + count <= self.packs_per_step):
+            raise RefusedError(f"no packs {first}..{first + count}: a step has {self.packs_per_step}")
+        packs = self._order.packs(step)[first : first + count]
+        total = count * self.pack_tokens
+        tokens_T = np.full(total, self._ids.pad, dtype=np.int64)
+        targets_T = np.full(total, IGNORED_TARGET, dtype=np.int64)
+        offsets, documents = [0], []
+        for number, slots in enumerate(packs):
+            at = number * self.pack_tokens
+            for slot in slots:
+                document = self._document(slot)
+                stop = at + document.tokens_T.size
+                tokens_T[at:stop] = document.tokens_T
+                targets_T[at:stop] = document.targets_T
+                documents.append(document)
+                offsets.append(stop)
+                at = stop
+            if at < (number + 1) * self.pack_tokens:
+                offsets.append((number + 1) * self.pack_tokens)
+        bounds = np.array(offsets, dtype=np.int32)
+        return PackedBatch(
+            tokens_T=tokens_T,
+            targets_T=targets_T,
+            positions_T=np.arange(total) - np.repeat(bounds[:-1], np.diff(bounds)).astype(np.int64),
+            document_offsets=bounds,
+            patches_PC=np.concatenate(
+                [np.zeros((0, self._patch_values), np.float32), *(d.patches_PC for d in documents)]
+            ),
+            grids_I2=np.concatenate([np.zeros((0, 2), np.int32), *(d.grids_I2 for d in documents)]),
+            sample_ids=[document.sample_id for document in documents],
+            unmasked_tokens=sum(document.unmasked for document in documents),
+        )
+
+    def state(self, step: int) -> Mapping[str, Any]:
+        """Describe where a loader stands after ``step``."""
+        return {"data": self._identity, "step": step}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse to go on from a state that another dataset or order made.
+
+        Raises:
+            RefusedError: If the data's identity differs.
+        """
+        if state.get("data") != self._identity:
+            raise RefusedError(
+                f"loader state is of other data: {state.get('data')!r}, this job reads {self._identity!r}",
+                field="spec.data",
+            )
+
+    def _document(self, slot: Slot) -> _Document:
+        key = (slot.source, slot.sample)
+        found = self._cache.get(key)
+        if found is not None:
+            self._cache.move_to_end(key)
+            return found
+        index = self._indexes[slot.source]
+        if index.is_whole(slot.sample):
+            document = self._cut(index, slot.sample)
+        else:
+            document = self._hole(index, slot.sample)
+        self._cache[key] = document
+        self._cached_bytes += document.size_bytes
+        while self._cached_bytes > PATCH_CACHE_BYTES_MAX and len(self._cache) > 1:
+            self._cached_bytes -= self._cache.popitem(last=False)[1].size_bytes
+        return document
+
+    def _cut(self, index: MappedIndex, sample: int) -> _Document:
+        tokens, learned = index.tokens(sample)
+        tokens_T = tokens.astype(np.int64)
+        targets_T = np.full(tokens_T.size, IGNORED_TARGET, dtype=np.int64)
+        following = learned[1:].astype(bool)
+        targets_T[:-1][following] = tokens_T[1:][following]
+        patches, grids = index.images(sample)
+        return _Document(
+            tokens_T,
+            targets_T,
+            normalise(patches, channels=index.manifest.channels),
+            grids,
+            index.sample_id(sample),
+            int(np.count_nonzero(following)),
+        )
+
+    def _hole(self, index: MappedIndex, sample: int) -> _Document:
+        length = int(index.lengths[sample])
+        self._mourn(index, sample)
+        return _Document(
+            np.full(length, self._ids.pad, dtype=np.int64),
+            np.full(length, IGNORED_TARGET, dtype=np.int64),
+            np.zeros((0, self._patch_values), np.float32),
+            np.zeros((0, 2), np.int32),
+            f"hole:{sample}",
+            0,
+        )
+
+    def _mourn(self, index: MappedIndex, sample: int) -> None:
+        """Leave a note for the registry, once; training goes on without it too."""
+        folder = self._tombstones / index.digest
+        note = {
+            "ordinal": sample,
+            "sample_id": index.sample_id(sample),
+            "error": "stored bytes do not fit their checksum",
+        }
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{sample}.json").write_text(json.dumps(note), "utf-8")
+
+
+def normalise(patches: npt.NDArray[np.uint8], *, channels: int) -> npt.NDArray[np.float32]:
+    """Turn bytes into normalised pixels [P, C]; gray patches are repeated over the channels."""
+    normal = _NORMAL[patches]
+    return np.tile(normal, (1, CHANNELS)) if channels == 1 else normal

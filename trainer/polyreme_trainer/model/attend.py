@@ -1,11 +1,18 @@
 """Attention within the segments (documents, images) of one packed stream.
 
-One function per device and size does the same sum; the choice is a pure function of device, type and sizes, so a
-step repeats bit by bit. Measured on one CPU thread, forward and backward, 4 heads: a dense masked product wins up to
-about 256 tokens (0.40 ms against 0.80 ms of a loop over 8 documents at T = 160), the loop wins beyond (2.5 against
-4.0 ms at T = 520).
+Every kernel computes the same sum; the choice is a pure function of device, type and lengths, so a step repeats bit by
+bit. On CPU, measured on one thread, forward and backward, 4 heads:
 
-Legend: T tokens or patches of the stream, H heads, Q width of a query or key head, V width of a value head.
+    stream                            dense     padded    loop
+    160 tokens, 8 documents of 20     0.41 ms   0.42 ms   0.73 ms
+    304 patches, 19 images of 16      1.22 ms   0.41 ms   1.25 ms
+    960 tokens, 48 documents of 20    12.3 ms   3.4 ms    4.8 ms
+
+Dense is one masked product of all with all; padded makes rows of equal length; the loop wastes nothing where lengths
+differ much. An accelerator takes offsets and needs none of this.
+
+Legend: T tokens or patches of the stream, S segments, L longest segment, H heads, Q width of a query or key head,
+V width of a value head.
 """
 
 from __future__ import annotations
@@ -13,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,20 +29,24 @@ from torch import Tensor
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``(q_THQ, k_THQ, v_THV) -> o_THV``: what a layer calls; a cache or a ring of ranks can stand behind it."""
 
-DENSE_TOKENS_MAX = 256
+DENSE_TOKENS_MAX = 192
 """Longest stream [tokens] for which the dense masked product is used on CPU."""
+PADDING_RATIO_MAX = 2.0
+"""Most padded rows for each token; beyond it segments run one by one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:
-    """Where the segments of a packed stream lie, and the mask or offsets the kernel wants; built once a forward."""
+    """Where the segments of a packed stream lie, as the chosen kernel wants it; built once a forward."""
 
     lengths: tuple[int, ...]
     causal: bool
-    mask_TT: Tensor | None
-    """0 where a token may look, -inf elsewhere; None where the kernel takes offsets."""
-    offsets_S: Tensor | None
-    """int32 cumulative lengths on an accelerator; None on CPU."""
+    mask_TT: Tensor | None = None
+    """Dense: 0 where a token may look, -inf elsewhere."""
+    padding: Padding | None = None
+    """Padded: where each token goes."""
+    offsets_S: Tensor | None = None
+    """Accelerator: int32 cumulative lengths."""
 
     def attend(self, q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor) -> Tensor:
         """Attend within each segment, scaled by ``1 / sqrt(Q)``."""
@@ -44,9 +55,11 @@ class Segments:
         value_dim = v_THV.shape[-1]
         # Flash kernels want values as wide as keys; zero columns change nothing (MLA: 192 against 128).
         v_THQ = F.pad(v_THV, (0, q_THQ.shape[-1] - value_dim)) if value_dim < q_THQ.shape[-1] else v_THV
-        if self.offsets_S is None:
-            return self._attend_loop(q_THQ, k_THQ, v_THQ)[..., :value_dim]
-        return self._attend_offsets(q_THQ, k_THQ, v_THQ, self.offsets_S)[..., :value_dim]
+        if self.offsets_S is not None:
+            return self._attend_offsets(q_THQ, k_THQ, v_THQ, self.offsets_S)[..., :value_dim]
+        if self.padding is not None:
+            return self._attend_padded(q_THQ, k_THQ, v_THQ, self.padding)[..., :value_dim]
+        return self._attend_loop(q_THQ, k_THQ, v_THQ)[..., :value_dim]
 
     def _attend_loop(self, q_THQ: Tensor, k_THQ: Tensor, v_THQ: Tensor) -> Tensor:
         parts = [
@@ -54,6 +67,13 @@ class Segments:
             for q, k, v in zip(*(_heads_first(x, self.lengths) for x in (q_THQ, k_THQ, v_THQ)), strict=True)
         ]
         return torch.cat(parts, dim=2).squeeze(0).transpose(0, 1)
+
+    def _attend_padded(self, q_THQ: Tensor, k_THQ: Tensor, v_THQ: Tensor, padding: Padding) -> Tensor:
+        q, k, v = (padding.pad(x).transpose(1, 2) for x in (q_THQ, k_THQ, v_THQ))
+        # A causal row never sees what follows it, so only full attention must hide the padding.
+        mask = None if self.causal else padding.mask_S11L
+        out_SHLQ = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.causal)
+        return padding.unpad(out_SHLQ.transpose(1, 2))
 
     def _attend_offsets(self, q_THQ: Tensor, k_THQ: Tensor, v_THQ: Tensor, offsets_S: Tensor) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn  # accelerator only: its import is not cheap
@@ -75,12 +95,81 @@ def segments(lengths: Sequence[int], *, causal: bool, device: torch.device, dtyp
     """
     kept = tuple(length for length in lengths if length)
     total = sum(kept)
-    mask_TT = offsets_S = None
+    small = device.type == "cpu" and dtype == torch.float32 and total <= DENSE_TOKENS_MAX
+    if small or not total:  # no kernel but a product takes a stream of no tokens
+        return Segments(lengths=kept, causal=causal, mask_TT=_mask(kept, causal).to(device, dtype))
     if device.type != "cpu":
-        offsets_S = F.pad(torch.tensor(kept, dtype=torch.int32).cumsum(0, dtype=torch.int32), (1, 0)).to(device)
-    elif total <= DENSE_TOKENS_MAX and dtype == torch.float32:
-        mask_TT = _mask(kept, causal)
-    return Segments(lengths=kept, causal=causal, mask_TT=mask_TT, offsets_S=offsets_S)
+        ends_S = torch.tensor(kept, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return Segments(lengths=kept, causal=causal, offsets_S=F.pad(ends_S, (1, 0)).to(device))
+    if len(kept) * max(kept) <= PADDING_RATIO_MAX * total:
+        return Segments(lengths=kept, causal=causal, padding=_padding(kept, dtype))
+    return Segments(lengths=kept, causal=causal)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Padding:
+    """Rows of equal length, one a segment, and the way there and back."""
+
+    segments: int
+    token_R: Tensor
+    """Token at each of the S * L places; token 0 at places without one."""
+    place_T: Tensor
+    """Place of each token."""
+    mask_S11L: Tensor
+    """0 at places with a token, -inf elsewhere."""
+
+    def pad(self, x_THQ: Tensor) -> Tensor:
+        """Return (S, L, H, Q); what stands in the padding is finite and means nothing."""
+        x_RHQ: Tensor = _Pad.apply(x_THQ, self.token_R, self.place_T)
+        x_SLHQ: Tensor = x_RHQ.unflatten(0, (self.segments, -1))
+        return x_SLHQ
+
+    def unpad(self, x_SLHQ: Tensor) -> Tensor:
+        """Return (T, H, Q)."""
+        x_THQ: Tensor = _Unpad.apply(x_SLHQ.flatten(0, 1), self.place_T)
+        return x_THQ
+
+
+def _padding(lengths: tuple[int, ...], dtype: torch.dtype) -> Padding:
+    longest = max(lengths)
+    length_S = torch.tensor(lengths)
+    segment_T = torch.repeat_interleave(torch.arange(len(lengths)), length_S)
+    # Token t of segment s moves by what all segments before s lack to the longest.
+    place_T = torch.arange(segment_T.shape[0]) + (segment_T * longest - (length_S.cumsum(0) - length_S)[segment_T])
+    token_R = torch.zeros(len(lengths) * longest, dtype=torch.int64)
+    token_R[place_T] = torch.arange(segment_T.shape[0])
+    absent_SL = torch.arange(longest) >= length_S.unsqueeze(1)
+    mask_SL = torch.zeros(absent_SL.shape, dtype=dtype).masked_fill_(absent_SL, -math.inf)
+    return Padding(segments=len(lengths), token_R=token_R, place_T=place_T, mask_S11L=mask_SL[:, None, None])
+
+
+class _Pad(torch.autograd.Function):
+    """Rows to their places; the gradient of a place without a token is dropped, not added to token 0."""
+
+    @staticmethod
+    def forward(ctx: Any, x_THQ: Tensor, token_R: Tensor, place_T: Tensor) -> Tensor:
+        ctx.save_for_backward(place_T)
+        return x_THQ.index_select(0, token_R)
+
+    @staticmethod
+    def backward(ctx: Any, grad_RHQ: Tensor) -> tuple[Tensor, None, None]:
+        (place_T,) = ctx.saved_tensors
+        return grad_RHQ.index_select(0, place_T), None, None
+
+
+class _Unpad(torch.autograd.Function):
+    """Rows back from their places; places without a token get no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x_RHQ: Tensor, place_T: Tensor) -> Tensor:
+        ctx.save_for_backward(place_T)
+        ctx.rows = x_RHQ.shape[0]
+        return x_RHQ.index_select(0, place_T)
+
+    @staticmethod
+    def backward(ctx: Any, grad_THQ: Tensor) -> tuple[Tensor, None]:
+        (place_T,) = ctx.saved_tensors
+        return grad_THQ.new_zeros(ctx.rows, *grad_THQ.shape[1:]).index_copy_(0, place_T, grad_THQ), None
 
 
 def _heads_first(x_THQ: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:

@@ -54,20 +54,30 @@ def test_a_later_token_never_changes_an_earlier_one(model: KimiVL, batch: Batch)
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_loop_over_segments_equals_the_dense_product(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lengths", [[7, 0, 20, 1, 12], [40], [1] * 40, [10, 10, 10, 10]])
+def test_padded_rows_and_a_loop_equal_the_dense_product(
+    lengths: list[int], causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = torch.Generator().manual_seed(0)
     values = [torch.randn(40, 4, width, generator=generator).requires_grad_() for width in (24, 24, 16)]
-    lengths = [7, 0, 20, 1, 12]
+    weight_THV = torch.randn(40, 4, 16, generator=generator)
     outputs = []
-    for dense_max in (256, 0):
+    for dense_max, ratio_max in ((192, 0.0), (0, 100.0), (0, 0.0)):
         monkeypatch.setattr(attend, "DENSE_TOKENS_MAX", dense_max)
+        monkeypatch.setattr(attend, "PADDING_RATIO_MAX", ratio_max)
         layout = segments(lengths, causal=causal, device=torch.device("cpu"), dtype=torch.float32)
-        assert (layout.mask_TT is None) == (dense_max == 0)
-        out = layout.attend(*values)
-        gradients = torch.autograd.grad(out.square().sum(), values)
-        outputs.append((out, *gradients))
-    for dense, looped in zip(*outputs, strict=True):
-        torch.testing.assert_close(dense, looped, rtol=1e-5, atol=1e-5)
+        assert (layout.mask_TT is not None, layout.padding is not None) == (dense_max > 0, ratio_max > 0)
+        out = layout.attend(values[0], values[1], values[2])
+        outputs.append((out, *torch.autograd.grad((out * weight_THV).sum(), values)))
+    for dense, padded, looped in zip(*outputs, strict=True):
+        torch.testing.assert_close(padded, dense, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(looped, dense, rtol=1e-5, atol=1e-5)
+
+
+def test_one_long_document_among_short_ones_is_not_padded() -> None:
+    device, lengths = torch.device("cpu"), [400, *[10] * 20]
+    assert segments(lengths, causal=True, device=device, dtype=torch.float32).padding is None
+    assert segments([30, 20] * 10, causal=True, device=device, dtype=torch.float32).padding is not None
 
 
 def test_bfloat16_runs_the_same_path_within_its_precision(model: KimiVL, batch: Batch) -> None:
@@ -89,7 +99,11 @@ def test_two_forwards_are_equal_bit_by_bit(model: KimiVL, batch: Batch) -> None:
     assert torch.equal(model(*arguments).hidden_TD, model(*arguments).hidden_TD)
 
 
-def test_a_step_without_images_gives_every_parameter_a_gradient(model: KimiVL, batch_of: Callable[..., Batch]) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_without_images_gives_every_parameter_a_gradient(
+    model: KimiVL, batch_of: Callable[..., Batch], dtype: torch.dtype
+) -> None:
+    model.to(dtype)
     batch = batch_of([12, 5], [[], []])
     hidden_TD = model(batch.tokens_T, batch.positions_T, batch.offsets, batch.patches_PC, []).hidden_TD
     model.logits(hidden_TD).square().sum().backward()

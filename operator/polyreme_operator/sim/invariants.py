@@ -1,0 +1,242 @@
+"""What must never happen, read from the store's log and from what launchers do, at the moment it happens."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from polyreme_api import labels
+from polyreme_api.job.status import Placement
+from polyreme_api.launch.messages import Joined, Release
+from polyreme_operator.adapters.embedded.record import Change
+from polyreme_operator.port import Manifest, WatchEventType
+
+if TYPE_CHECKING:
+    from polyreme_operator.sim.launcher import SimLauncher
+    from polyreme_operator.sim.world import World
+
+WAITING_REASONS = frozenset({"Misconfigured", "ExceedsQuota", "WaitingForCapacity", "Evicted"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFact:
+    """One attempt, as its record said."""
+
+    replicas: int
+    devices: int
+    replacements: dict[int, int]
+    nodes: list[str]
+
+
+class Facts:
+    """The log of one simulation, and the rules that it broke."""
+
+    def __init__(self, *, quota: dict[str, int]) -> None:
+        self.violations: list[str] = []
+        self.attempts: dict[tuple[str, int], AttemptFact] = {}
+        self.changes = 0
+        self._digest = hashlib.sha256()
+        self._quota = quota
+        self._jobs: dict[str, Manifest] = {}
+        self._pods: dict[str, Manifest] = {}
+        self._joined: dict[tuple[str, int], dict[int, int]] = {}
+        self._forked: set[tuple[str, int, int]] = set()
+        self._successes: set[tuple[str, int]] = set()
+
+    @property
+    def trace(self) -> str:
+        """Digest of everything that happened."""
+        return self._digest.hexdigest()[:16]
+
+    def broke(self, rule: str, what: str, world: World) -> None:
+        """Note a broken rule."""
+        self.violations.append(f"t={world.time_s():.3f} {rule}: {what}")
+
+    # -------------------------------------------------------------------------------------------------- the store's log
+
+    def changed(self, change: Change, world: World) -> None:
+        """Take one change of the store."""
+        self.changes += 1
+        record = change.record
+        self._digest.update(f"{world.time_s():.6f} {change.type} {record.kind} {record.name} ".encode())
+        self._digest.update(record.blob)
+        deleted = change.type is WatchEventType.DELETED
+        if record.kind == "TrainingJob":
+            self._job_changed(record.manifest, deleted, world)
+        elif record.kind == "Pod":
+            if deleted:
+                self._pods.pop(record.uid, None)
+            else:
+                self._pods[record.uid] = record.manifest
+        elif record.kind == "Lease":
+            self._lease_changed(record.manifest)
+        if record.kind in {"TrainingJob", "Pod"} and not deleted:
+            self._check_capacity(world)
+
+    def _lease_changed(self, manifest: Manifest) -> None:
+        text = (manifest["metadata"].get("annotations") or {}).get(labels.ANNOTATION_PROGRESS, "")
+        if '"outcome":"Succeeded"' in text:
+            uid = manifest["metadata"]["labels"][labels.LABEL_JOB_UID]
+            number = int(text.split('"attempt":', 1)[1].split(",", 1)[0])
+            self._successes.add((uid, number))
+
+    def _job_changed(self, manifest: Manifest, deleted: bool, world: World) -> None:
+        uid, name = manifest["metadata"]["uid"], manifest["metadata"]["name"]
+        if deleted:
+            self._jobs.pop(uid, None)
+            return
+        before = (self._jobs.get(uid) or {}).get("status") or {}
+        status = manifest.get("status") or {}
+        self._jobs[uid] = manifest
+        old, new = before.get("attempt"), status.get("attempt")
+        ended = [kind for kind in ("Succeeded", "Failed") if _true(status, kind)]
+        if len(ended) > 1:
+            self.broke("one terminal condition", f"{name} is {ended}", world)
+        for kind in ("Succeeded", "Failed"):
+            if _true(before, kind) and not _true(status, kind):
+                self.broke("a finished job stays finished", f"{name} is no longer {kind}", world)
+        if ended and _true(status, "Admitted"):
+            self.broke("a finished job gives its devices back", name, world)
+        if old is not None and (new is None or new["number"] < old["number"]):
+            self.broke("attempts rise", f"{name} from {old['number']} to {new and new['number']}", world)
+        if new is not None and (old is None or new["number"] != old["number"]):
+            self._attempt_begun(uid, name, old, new, status, world)
+        elif new is not None and old is not None and new["placement"] != old["placement"]:
+            self.broke("an attempt keeps its placement", name, world)
+
+    def _attempt_begun(
+        self, uid: str, name: str, old: dict[str, Any] | None, new: dict[str, Any], status: dict[str, Any], world: World
+    ) -> None:
+        number = new["number"]
+        if number != (0 if old is None else old["number"]) + 1:
+            self.broke("attempts count by one", f"{name} to {number}", world)
+        if old is not None and (uid, old["number"]) in self._successes:
+            self.broke("a success counts", f"{name} began attempt {number} after attempt {old['number']} succeeded", world)
+        replacements = {entry["index"]: entry["replacement"] for entry in new["replacements"]}
+        for entry in [] if old is None else old["replacements"]:
+            if replacements.get(entry["index"], 0) < entry["replacement"]:
+                self.broke("replacement numbers rise", f"{name} worker {entry['index']}", world)
+        nodes = Placement.model_validate(new["placement"]).node_by_index()
+        self.attempts[uid, number] = AttemptFact(
+            replicas=new["replicas"], devices=new["devices"], replacements=replacements, nodes=nodes
+        )
+        spec = self._jobs[uid]["spec"]
+        most = (spec.get("failurePolicy") or {}).get("maxRestarts", 10)
+        counted = sum(record.get("counts", True) for record in status.get("restartRecords") or ())
+        if counted > most:
+            self.broke("restarts stay in budget", f"{name} restarted {counted} times, rule {most}", world)
+
+    def _check_capacity(self, world: World) -> None:
+        """Admitted placements and pods that run, each place once, fit nodes and quota."""
+        places: dict[tuple[str, int, str], tuple[int, str]] = {}
+        for uid, job in self._jobs.items():
+            status = job.get("status") or {}
+            if _true(status, "Admitted"):
+                attempt = status["attempt"]
+                fact = self.attempts[uid, attempt["number"]]
+                queue = job["spec"].get("queueName", "default")
+                for index, node in enumerate(fact.nodes):
+                    places[uid, index, node] = (fact.devices, queue)
+        for pod in self._pods.values():
+            if (pod.get("status") or {}).get("phase") != "Running":
+                continue
+            tags = pod["metadata"]["labels"]
+            key = (tags[labels.LABEL_JOB_UID], int(tags[labels.LABEL_INDEX]), pod["spec"]["nodeName"])
+            devices = int(pod["spec"]["containers"][0]["resources"]["limits"][labels.RESOURCE_DEVICE])
+            places.setdefault(key, (devices, tags[labels.LABEL_QUEUE]))
+        on_node: Counter[str] = Counter()
+        in_queue: Counter[str] = Counter()
+        for (_, _, node), (devices, queue) in places.items():
+            on_node[node] += devices
+            in_queue[queue] += devices
+        for node, taken in on_node.items():
+            if taken > world.nodes[node].devices:
+                self.broke("nodes hold what they can", f"{node} has {taken} of {world.nodes[node].devices}", world)
+        for queue, taken in in_queue.items():
+            if queue in self._quota and taken > self._quota[queue]:
+                self.broke("queues keep their quota", f"{queue} has {taken} of {self._quota[queue]}", world)
+
+    # --------------------------------------------------------------------------------------------------- what gangs do
+
+    def joined(self, launcher: SimLauncher, message: Joined) -> None:
+        """An index says that its old ranks are dead."""
+        self._joined.setdefault((launcher.pod.job_uid, message.attempt), {})[message.index] = message.replacement
+
+    def released(self, leader: SimLauncher, release: Release) -> None:
+        """A leader releases its gang: everybody must have joined, the resume point must be fixed."""
+        world, uid = leader.world, leader.pod.job_uid
+        fact = self.attempts[uid, release.attempt]
+        joined = self._joined.get((uid, release.attempt), {})
+        wanted = {index: fact.replacements.get(index, 0) for index in range(fact.replicas)}
+        missing = [index for index, number in wanted.items() if joined.get(index) != number]
+        if missing:
+            self.broke("no gang is half released", f"{leader.pod.job}: workers {missing} have not joined", world)
+        point = world.root(uid).points.get(release.attempt)
+        if point is None or point.resume_from != release.resume_from:
+            self.broke("the resume point is fixed once", f"{leader.pod.job} attempt {release.attempt}", world)
+
+    def forked(self, launcher: SimLauncher, attempt: int, release: Release, world: World) -> None:
+        """Ranks were started: no rank of the job's past may live where the cluster still reaches, none twice."""
+        uid = launcher.pod.job_uid
+        point = world.root(uid).points.get(attempt)
+        if point is None or point.resume_from != release.resume_from:
+            self.broke("an attempt begins where it was fixed", f"{launcher.pod.job} attempt {attempt}", world)
+        for number in launcher.ranks:
+            if (uid, attempt, number) in self._forked:
+                self.broke("ranks start once an attempt", f"{launcher.pod.pod} rank {number} of {attempt}", world)
+            self._forked.add((uid, attempt, number))
+        for other in world.launchers.values():
+            if other.pod.job_uid != uid or other.zombie or not world.nodes[other.node].up:
+                continue
+            past = [rank.attempt for rank in other.ranks.values() if rank.alive and rank.attempt < attempt]
+            if past:
+                what = f"{launcher.pod.pod} starts attempt {attempt}, {other.pod.pod} runs {past[0]}"
+                self.broke("never two live gangs", what, world)
+
+    # ---------------------------------------------------------------------------------------------------------- the end
+
+    def check_end(self, world: World) -> None:
+        """Faults are over and time has passed: everything is finished, or waits and says why; nothing is left over."""
+        for uid, job in self._jobs.items():
+            name, status = job["metadata"]["name"], job.get("status") or {}
+            if _true(status, "Succeeded"):
+                history = world.root(uid).history()
+                if history != list(range(1, world.steps[uid] + 1)):
+                    self.broke("history holds each step once", f"{name}: {_ranges(history)}", world)
+            if not (_true(status, "Succeeded") or _true(status, "Failed") or _true(status, "Suspended")):
+                queued = _condition(status, "Queued")
+                if queued is None or queued["status"] != "True" or queued["reason"] not in WAITING_REASONS:
+                    self.broke("every job finishes or says why", f"{name}: {_words(status)}", world)
+                else:
+                    self.broke("what fits is admitted", f"{name}: {_words(status)}", world)
+        for pod in self._pods.values():
+            uid = pod["metadata"]["labels"][labels.LABEL_JOB_UID]
+            phase = (pod.get("status") or {}).get("phase")
+            owner = self._jobs.get(uid)
+            if owner is None or phase not in {"Succeeded", "Failed"}:
+                self.broke("no orphan at the end", f"pod {pod['metadata']['name']} is {phase}", world)
+        for launcher in world.launchers.values():
+            if launcher.alive:
+                self.broke("no orphan at the end", f"launcher {launcher.pod.pod} lives", world)
+
+
+def _condition(status: dict[str, Any], kind: str) -> dict[str, Any] | None:
+    return next((entry for entry in status.get("conditions") or () if entry["type"] == kind), None)
+
+
+def _true(status: dict[str, Any], kind: str) -> bool:
+    found = _condition(status, kind)
+    return found is not None and found["status"] == "True"
+
+
+def _words(status: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{entry['type']}={entry['status']}/{entry['reason']}({entry.get('message', '')})"
+        for entry in status.get("conditions") or ()
+    )
+
+
+def _ranges(steps: list[int]) -> str:
+    return f"{len(steps)} steps, {steps[:3]}..{steps[-3:]}"

@@ -3,12 +3,15 @@
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tools import guards
 
 ROOT = Path(__file__).parents[3]
 LOCKS = ("requirements/uv.lock.txt", "requirements/run.lock", "requirements/dev.lock")
@@ -106,6 +109,23 @@ def test_a_lock_holds_no_address_and_no_path(name: str) -> None:
 def test_a_run_and_its_tests_use_the_same_versions() -> None:
     run, dev = (pins((ROOT / name).read_text()) for name in ("requirements/run.lock", "requirements/dev.lock"))
     assert {name: versions for name, versions in run.items() if dev.get(name) != versions} == {}
+
+
+def test_every_library_that_is_imported_is_asked_for() -> None:
+    """A library that comes along with another leaves with it."""
+    roots = {*guards.SOURCE_ROOTS, "tests", "tools"}
+    texts = {
+        path: text
+        for path, text in guards.tracked_texts(ROOT).items()
+        if path.suffix == ".py" and path.parts[0] in roots
+    }
+    asked = {canonicalize_name(wish.name) for wish in wanted(project(), ("run", "operator"), ("dev",))}
+    ours = {"polyreme", "polyreme_api", "polyreme_datahub", "polyreme_operator", "polyreme_trainer", "tests", "tools"}
+    sources = packages_distributions()
+    imported = {offence.rpartition(" ")[2].partition(".")[0] for offence in guards.foreign_imports(texts, ours)}
+    assert {"pydantic", "torch"} <= imported
+    asked_for = {name for name in imported if asked & {canonicalize_name(source) for source in sources.get(name, ())}}
+    assert imported - asked_for == set()
 
 
 def test_a_stale_lock_is_found() -> None:

@@ -51,8 +51,8 @@ class _Record(BaseModel):
 class CheckpointRef(_Record):
     """A durable (committed) checkpoint."""
 
-    attempt: int = Field(ge=1)
-    step: int = Field(ge=0)
+    attempt: int = Field(ge=1, description="Attempt that wrote it.")
+    step: int = Field(ge=0, description="Last step that it holds.")
 
 
 class RankExit(_Record):

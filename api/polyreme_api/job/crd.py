@@ -302,7 +302,7 @@ class _Translator:
 
 
 def _default_of(schema: Schema) -> Schema:
-    """Return an object's default: empty, for the server fills it; written out where rules must hold of it as it stands."""
+    """Return an object's default: empty, as the server fills it; written out where rules must hold of it."""
     if "x-kubernetes-validations" not in schema:
         return {}
     return {name: inner["default"] for name, inner in schema["properties"].items() if "default" in inner}

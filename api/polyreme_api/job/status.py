@@ -154,8 +154,7 @@ class Accounting(StatusPart):
 class LastCheckpoint(CheckpointRef):
     """The newest durable checkpoint that is history."""
 
-    at: Time = ""
-    """When it was seen."""
+    at: Time = Field(default="", description="When it was seen.")
 
 
 class TrainingJobStatus(StatusPart):

@@ -1,0 +1,156 @@
+"""Layouts, volumes and plans, for any world, model and batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.plan.layout import NEAREST_MAX, Layout, fitting_layouts, fitting_worlds, misfits
+from polyreme_api.plan.plan import Plan
+from polyreme_api.plan.shapes import KIMI_VL_NANO, ModelShape, parameter_count
+from polyreme_api.plan.volume import expert_parameters, group_volumes, state_bytes_per_rank
+
+shapes = st.builds(
+    lambda experts, layers: dataclasses.replace(
+        KIMI_VL_NANO, decoder=dataclasses.replace(KIMI_VL_NANO.decoder, experts=experts, layers=layers)
+    ),
+    experts=st.sampled_from([2, 4, 6, 8, 16, 64]),
+    layers=st.integers(1, 6),
+)
+degrees = st.integers(1, 16)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    shape = draw(shapes)
+    replicas, devices = draw(st.integers(1, 8)), draw(st.integers(1, 4))
+    packs = replicas * devices * draw(st.integers(1, 4))
+    layout = draw(st.sampled_from(fitting_layouts(world=replicas * devices, shape=shape, packs_per_step=packs)))
+    tokens = draw(st.integers(16, 4096))
+    volumes = group_volumes(layout, shape=shape, tokens_per_rank=packs // layout.dp * tokens)
+    return Plan(
+        shape=shape,
+        replicas=replicas,
+        devices=devices,
+        layout=layout,
+        packs_per_step=packs,
+        pack_tokens=tokens,
+        volumes=volumes,
+    )
+
+
+@given(world=st.integers(1, 64), shape=shapes, packs=st.integers(1, 256))
+def test_every_fitting_layout_obeys_the_rules(world: int, shape: ModelShape, packs: int) -> None:
+    for layout in fitting_layouts(world=world, shape=shape, packs_per_step=packs):
+        assert layout.world == world
+        assert packs % layout.dp == 0
+        assert shape.decoder.experts % layout.ep == 0
+        assert layout.edp * layout.ep == layout.dp * layout.cp * layout.tp
+
+
+@given(world=st.integers(1, 64), shape=shapes, packs=st.integers(1, 256))
+def test_no_fitting_layout_is_left_out(world: int, shape: ModelShape, packs: int) -> None:
+    """Against every combination of degrees, by the rules as the paper states them."""
+    found = fitting_layouts(world=world, shape=shape, packs_per_step=packs)
+    expected = [
+        Layout(dp=world, ep=ep)
+        for ep in range(1, 65)
+        if packs % world == 0 and world % ep == 0 and shape.decoder.experts % ep == 0
+    ]
+    assert found == expected
+
+
+@given(
+    layout=st.builds(Layout, dp=degrees, ep=degrees, pp=degrees, cp=degrees, tp=degrees),
+    world=st.integers(1, 64),
+    shape=shapes,
+)
+def test_a_layout_fits_or_says_why_not(layout: Layout, world: int, shape: ModelShape) -> None:
+    words = misfits(layout, world=world, shape=shape, packs_per_step=layout.dp)
+    fits = (
+        layout.world == world
+        and layout.pp == layout.cp == layout.tp == 1
+        and layout.dp % layout.ep == 0
+        and shape.decoder.experts % layout.ep == 0
+    )
+    assert (words == []) == fits
+    assert all(words)
+
+
+@given(near=st.integers(1, 64), step=st.integers(1, 8), shape=shapes, packs=st.integers(1, 512))
+def test_suggested_worlds_fit_and_are_the_nearest(near: int, step: int, shape: ModelShape, packs: int) -> None:
+    worlds = fitting_worlds(near=near, step=step, shape=shape, packs_per_step=packs)
+    fitting = [
+        world
+        for world in range(step, packs + 1, step)
+        if fitting_layouts(world=world, shape=shape, packs_per_step=packs)
+    ]
+    assert sorted(worlds) == sorted(sorted(fitting, key=lambda world: (abs(world - near), world))[:NEAREST_MAX])
+
+
+@given(plans())
+def test_a_plan_goes_round_through_json_with_its_hash(plan: Plan) -> None:
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert again.hash == plan.hash
+    assert plan.packs_per_rank * plan.layout.dp == plan.packs_per_step
+
+
+def leaves(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    match value:
+        case dict():
+            return [found for name, inner in value.items() for found in leaves(inner, (*path, name))]
+        case list():
+            return [found for at, inner in enumerate(value) for found in leaves(inner, (*path, at))]
+        case _:
+            return [path]
+
+
+@given(plans(), st.data())
+def test_any_changed_field_changes_the_hash(plan: Plan, data: st.DataObject) -> None:
+    document = json.loads(plan.to_json())
+    path = data.draw(st.sampled_from([path for path in leaves(document) if path != ("hash",)]))
+    place = document
+    for name in path[:-1]:
+        place = place[name]
+    old = place[path[-1]]
+    place[path[-1]] = 7 if old is None else f"{old}x" if isinstance(old, str) else old + 1
+    document["hash"] = None
+    with pytest.raises(InvalidConfigError, match="plan is damaged") as refused:
+        Plan.from_json(json.dumps(document))
+    assert plan.hash not in str(refused.value)
+
+
+@given(plans())
+def test_volumes_are_of_groups_with_several_ranks_and_never_negative(plan: Plan) -> None:
+    ranks = {"dp": plan.layout.dp, "edp": plan.layout.edp, "ep": plan.layout.ep}
+    for volume in plan.volumes:
+        assert volume.ranks == ranks[volume.axis] > 1
+        assert volume.bytes_per_rank >= 0
+        assert volume.messages >= 0
+    assert {volume.axis for volume in plan.volumes} == {axis for axis, count in ranks.items() if count > 1}
+
+
+@given(plans())
+def test_a_ring_moves_less_than_two_buffers(plan: Plan) -> None:
+    routed = expert_parameters(plan.shape)
+    dense = parameter_count(plan.shape) - routed
+    buffers = {"dp": dense * 4, "edp": math.ceil(routed * 4 / plan.layout.ep)}
+    for volume in plan.volumes:
+        if volume.axis in buffers:
+            buffer = buffers[volume.axis]
+            assert buffer * 0.99 <= volume.bytes_per_rank <= max(2 * buffer - 1, 0)
+
+
+@given(plans())
+def test_more_expert_ranks_never_need_more_memory(plan: Plan) -> None:
+    layouts = fitting_layouts(world=plan.layout.world, shape=plan.shape, packs_per_step=plan.packs_per_step)
+    needs = [state_bytes_per_rank(layout, shape=plan.shape) for layout in layouts]
+    assert needs == sorted(needs, reverse=True)

@@ -1,0 +1,214 @@
+"""What a TrainingJob refuses, and in which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from polyreme_api.errors import ExitCode, InvalidConfigError
+from polyreme_api.job import load_job, parse_job
+from tests.unit.api.jobs import DROP, SMALLEST, job_with
+
+SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
+ONE = {"name": "one", "dataset": "sample/one"}
+RULE = {"operator": "In", "values": [2]}
+DISRUPTED = [{"type": "DisruptionTarget"}]
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    # structure
+    ({"spec.trainng": {}}, "unknown field: spec.trainng, did you mean 'training'?"),
+    ({"spec.data.sources.0.datset": "x"}, "unknown field: spec.data.sources.0.datset, did you mean 'dataset'?"),
+    ({"spec.evaluation": {"zzz": 1, "sets": [ONE]}}, "known fields are answerTokensMax, samplesMax, sets"),
+    ({"spec.model": DROP}, "field missing: spec.model is required"),
+    ({"spec.training.steps": DROP}, "field missing: spec.training.steps is required"),
+    ({"apiVersion": "polyreme.dev/v2"}, "apiVersion is refused: 'polyreme.dev/v2'"),
+    ({"kind": "Job"}, "kind is refused: 'Job'"),
+    ({"metadata.name": "Small"}, "metadata.name is refused: 'Small'"),
+    ({"metadata.name": "a" * 41}, "metadata.name is refused"),
+    ({"metadata.name": "a.b"}, "metadata.name is refused: 'a.b'"),
+    # types and bounds
+    ({"spec.training.steps": 0}, "spec.training.steps is refused: 0, rule: input should be greater than or equal to 1"),
+    ({"spec.training.steps": "10"}, "spec.training.steps is refused: '10'"),
+    ({"spec.training.steps": True}, "spec.training.steps is refused: True"),
+    ({"spec.suspend": "yes"}, "spec.suspend is refused: 'yes'"),
+    ({"spec.data.sequenceTokens": 8}, "spec.data.sequenceTokens is refused: 8"),
+    ({"spec.data.sources": []}, "spec.data.sources is refused: []"),
+    ({"spec.workers.replicas": 15_001}, "spec.workers.replicas is refused: 15001"),
+    ({"spec.model.overrides": {"decoder": {"layers": -1}}}, "spec.model.overrides.decoder.layers is refused: -1"),
+    ({"spec.checkpoint": {"keep": 0}}, "spec.checkpoint.keep is refused: 0"),
+    ({"spec.data.sources.0.dataset": "Sample One"}, "spec.data.sources.0.dataset is refused: 'Sample One'"),
+    # decimals are text
+    (
+        {"spec.training.optimizer": {"learningRate": 0.002}},
+        'a decimal is written as text, in quotes: "0.002" (Kubernetes APIs carry no floats)',
+    ),
+    ({"spec.training.optimizer": {"learningRate": "fast"}}, "spec.training.optimizer.learningRate is refused: 'fast'"),
+    ({"spec.training.optimizer": {"learningRate": "-1"}}, "spec.training.optimizer.learningRate is refused: '-1'"),
+    ({"spec.training.optimizer": {"learningRate": "inf"}}, "spec.training.optimizer.learningRate is refused: 'inf'"),
+    ({"spec.training.optimizer": {"learningRate": "1e-3\n"}}, "spec.training.optimizer.learningRate is refused"),
+    # the mixture
+    ({"spec.data.sources": [ONE, ONE]}, "two sources are named 'one'; names are unique"),
+    ({"spec.data.sources.0.weight": 0}, "data.sources: every weight is 0; give one source a weight above 0"),
+    (
+        {
+            "spec.data.sources.0.weight": 0,
+            "spec.data.schedule": [{"fromStep": 2, "weights": [{"source": "one", "weight": 1}]}],
+        },
+        "data.sources: every weight is 0; give one source a weight above 0",
+    ),
+    (
+        {
+            "spec.data.schedule": [
+                {"fromStep": 5, "weights": [{"source": "one", "weight": 1}]},
+                {"fromStep": 5, "weights": [{"source": "one", "weight": 2}]},
+            ]
+        },
+        "data.schedule: fromStep must rise, seen [5, 5]; order the changes",
+    ),
+    (
+        {"spec.data.schedule": [{"fromStep": 5, "weights": [{"source": "two", "weight": 1}]}]},
+        "fromStep 5 weighs source 'two', sources are one; change weights[].source",
+    ),
+    (
+        {"spec.data.schedule": [{"fromStep": 5, "weights": [{"source": "one", "weight": 1}] * 2}]},
+        "fromStep 5 weighs 'one' twice; drop one",
+    ),
+    (
+        {"spec.data.schedule": [{"fromStep": 5, "weights": [{"source": "one", "weight": 0}]}]},
+        "every weight from step 5 on is 0; raise one",
+    ),
+    # evaluation
+    (
+        {"spec.evaluation": {"sets": [{"name": "a", "dataset": "held/a"}, {"name": "a", "dataset": "held/b"}]}},
+        "evaluation.sets: two sets are named 'a'; names are unique",
+    ),
+    (
+        {"spec.evaluation": {"sets": [{"name": "a", "dataset": "sample/one@3"}]}},
+        "'a' evaluates on sample/one@3, source 'one' trains on it; choose a dataset that is held out",
+    ),
+    # workers, topology, layout
+    (
+        {"spec.workers": {"replicas": 2, "minReplicas": 3}},
+        "replicas 2 lies outside minReplicas..maxReplicas (3..15000)",
+    ),
+    ({"spec.workers": {"replicas": 3, "maxReplicas": 2}}, "replicas 3 lies outside minReplicas..maxReplicas (1..2)"),
+    (
+        {"spec.topology": {"required": "rack", "preferred": "zone"}},
+        "required and preferred exclude each other; drop one",
+    ),
+    ({"spec.topology": {"sliceSize": 2}}, "sliceSize and sliceLevel go together; set both or none"),
+    ({"spec.topology": {"sliceLevel": "rack"}}, "sliceSize and sliceLevel go together; set both or none"),
+    ({"spec.parallelism": {"dp": 2}}, "mode Auto chooses the degrees itself, dp is set; use mode: Explicit or drop it"),
+    ({"spec.parallelism": {"mode": "Explicit", "ep": 2}}, "mode Explicit needs dp; the other degrees default to 1"),
+    # failure rules
+    ({"spec.failurePolicy": {"rules": [{"action": "Fail"}]}}, "a rule has either onExitCodes or onPodConditions"),
+    (
+        {"spec.failurePolicy": {"rules": [{"action": "Fail", "onExitCodes": RULE, "onPodConditions": DISRUPTED}]}},
+        "a rule has either onExitCodes or onPodConditions; set exactly one",
+    ),
+]
+
+UNPLANNABLE: list[tuple[dict[str, Any], str]] = [
+    ({"spec.model.preset": "gpt"}, "unknown model preset: 'gpt', known presets are kimi-vl-a3b, kimi-vl-nano"),
+    ({"spec.model.overrides": {"decoder": {"layer": 1}}}, "unknown model size: 'layer', sizes of decoder are"),
+    ({"spec.model.overrides": {"vision": {"heads": 3}}}, "vision.width: 64 is no multiple of heads 3"),
+    ({"spec.model.overrides": {"vision": {"heads": 0}}}, "vision.heads is 0, rule at least 1"),
+    ({"spec.model.overrides": {"decoder": {"experts_per_token": 9}}}, "9 lies outside 1..experts (8)"),
+    ({"spec.data.tokenizer": {"vocabulary": 513}}, "513 tokens, the model embeds 512"),
+    ({"spec.workers.replicas": 3}, "3 workers x 1 devices = 3 ranks: packsPerStep 4 is not divisible by dp 3"),
+    (
+        {"spec.parallelism": {"mode": "Explicit", "dp": 4}},
+        "dp 4 x pp 1 x cp 1 x tp 1 is 4 ranks, the workers give 1; layouts of 1 ranks that fit: dp1",
+    ),
+    (
+        {"spec.parallelism": {"mode": "Explicit", "dp": 2, "ep": 4}, "spec.workers": {"replicas": 2}},
+        "ep 4 does not divide dp x cp x tp (2)",
+    ),
+    (
+        {"spec.parallelism": {"mode": "Explicit", "dp": 1, "tp": 2}, "spec.workers": {"replicas": 2}},
+        "tp 2: this version trains with dp and ep only",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), REFUSED, ids=[words[:60] for _, words in REFUSED])
+def test_a_wrong_job_is_refused_with_the_field_and_the_rule(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidConfigError) as refused:
+        parse_job(job_with(changes))
+    assert words in str(refused.value)
+    assert refused.value.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(("changes", "words"), UNPLANNABLE, ids=[words[:60] for _, words in UNPLANNABLE])
+def test_a_job_that_no_plan_fits_is_refused_when_it_is_loaded(changes: dict[str, Any], words: str) -> None:
+    parse_job(job_with(changes))
+    with pytest.raises(InvalidConfigError) as refused:
+        load_job(job_with(changes))
+    assert words in str(refused.value)
+    assert "; change spec." in str(refused.value)
+
+
+@pytest.mark.parametrize("document", [None, [], "text", 3])
+def test_what_is_no_mapping_is_no_job(document: object) -> None:
+    with pytest.raises(InvalidConfigError, match="no TrainingJob"):
+        parse_job(document)
+
+
+def test_several_mistakes_are_counted() -> None:
+    with pytest.raises(InvalidConfigError, match=r"\(and 1 more\)"):
+        parse_job(job_with({"spec.training.steps": 0, "spec.training.packsPerStep": 0}))
+
+
+def test_a_long_wrong_value_is_cut_in_the_message() -> None:
+    with pytest.raises(InvalidConfigError) as refused:
+        parse_job(job_with({"spec.model.preset": "x" * 10_000}))
+    assert len(str(refused.value)) < 300
+
+
+def test_the_smallest_job_loads_with_its_defaults() -> None:
+    job = load_job(SMALLEST)
+    assert job.metadata.namespace == "default"
+    assert job.spec.queue_name == "default"
+    assert job.spec.parallelism.mode == "Auto"
+    assert job.spec.health.heartbeat_timeout_seconds == 30
+    assert job.spec.managed_by == "polyreme.dev/operator"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spec.workers": {"replicas": 2, "minReplicas": 2, "maxReplicas": 2}},
+        {"spec.topology": {"required": "rack", "sliceSize": 2, "sliceLevel": "host"}},
+        {"spec.failurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": DISRUPTED}]}},
+        {"spec.training.optimizer": {"learningRate": "2E-3", "clipNorm": "0"}},
+        {
+            "spec.data.sources.0.weight": 0,
+            "spec.data.schedule": [{"fromStep": 1, "weights": [{"source": "one", "weight": 1}]}],
+        },
+        {"spec.evaluation": {"sets": [{"name": "a", "dataset": "held/out"}]}},
+        {"metadata.labels": {"a": "b"}, "metadata.finalizers": ["x/y"]},
+    ],
+)
+def test_a_job_at_the_edge_of_the_rules_loads_and_goes_round(changes: dict[str, Any]) -> None:
+    job = load_job(job_with(changes))
+    assert parse_job(job.to_object()) == job
+
+
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_sample_loads(path: Path) -> None:
+    assert load_job(yaml.safe_load(path.read_text(encoding="utf-8"))).metadata.name
+
+
+def test_a_job_is_frozen() -> None:
+    job = load_job(SMALLEST)
+    with pytest.raises(ValueError, match="frozen"):
+        job.spec.suspend = True  # type: ignore[misc]
+
+
+def test_a_pod_template_is_kept_as_it_is() -> None:
+    template = {"spec": {"containers": [{"name": "launcher", "env": [{"name": "A", "value": None}]}]}}
+    job = load_job(job_with({"spec.workers.template": template}))
+    assert job.to_object()["spec"]["workers"]["template"] == template

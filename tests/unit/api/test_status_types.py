@@ -1,0 +1,62 @@
+"""The status: what it holds, how large it gets, how it is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from polyreme_api.job.status import AttemptStatus, Condition, Placement, ReplacementNumber, TrainingJobStatus
+
+ATTEMPT = AttemptStatus(
+    number=2,
+    plan_hash="0123",
+    replicas=4,
+    devices=2,
+    replacements=[ReplacementNumber(index=3, replacement=2)],
+    placement=Placement.of(["a", "a", "b", "a"]),
+)
+
+
+def test_a_placement_is_a_run_length_code() -> None:
+    assert ATTEMPT.placement == Placement(nodes=["a", "b"], runs=[[0, 2], [1, 1], [0, 1]])
+    assert ATTEMPT.placement.node_by_index() == ["a", "a", "b", "a"]
+
+
+def test_the_placement_of_a_gang_of_15000_stays_under_200_kib() -> None:
+    nodes = [f"gpu-node-{pool:02d}-{node:04d}" for pool in range(15) for node in range(125) for _ in range(8)]
+    status = TrainingJobStatus(attempt=ATTEMPT.model_copy(update={"placement": Placement.of(nodes)}))
+    assert len(nodes) == 15_000
+    assert len(status.model_dump_json(by_alias=True)) < 200 * 1024
+    assert Placement.of(nodes).node_by_index() == nodes
+
+
+def test_places_that_were_never_refilled_have_replacement_0() -> None:
+    assert [ATTEMPT.replacement(index) for index in range(4)] == [0, 0, 0, 2]
+
+
+def test_a_status_goes_round_through_json() -> None:
+    status = TrainingJobStatus(attempt=ATTEMPT, conditions=[Condition(type="Ready", status="False", reason="Starting")])
+    assert TrainingJobStatus.model_validate_json(status.model_dump_json(by_alias=True)) == status
+
+
+def test_a_status_of_a_newer_version_is_read() -> None:
+    assert TrainingJobStatus.model_validate({"step": 3, "mood": "good"}).step == 3
+
+
+@pytest.mark.parametrize(
+    ("conditions", "finished"),
+    [
+        ([], False),
+        ([Condition(type="Succeeded", status="True", reason="Done")], True),
+        ([Condition(type="Failed", status="True", reason="Crash")], True),
+        ([Condition(type="Failed", status="False", reason="Fine")], False),
+        ([Condition(type="Failed", status="Unknown", reason="Fine")], False),
+        ([Condition(type="Ready", status="True", reason="Training")], False),
+    ],
+)
+def test_only_a_terminal_condition_that_holds_finishes_a_job(conditions: list[Condition], finished: bool) -> None:
+    assert TrainingJobStatus(conditions=conditions).finished is finished
+
+
+def test_a_condition_has_a_reason() -> None:
+    with pytest.raises(ValueError, match="at least 1 character"):
+        Condition(type="Ready", status="True", reason="")

@@ -26,7 +26,8 @@ def register(registry_url: str, objects_url: str, name: str, source: str | Path 
         registry_url: ``sqlite:////absolute/path`` or ``postgresql+psycopg2://...``.
         objects_url: ``file:///absolute/directory``.
         name: Name of the dataset, as jobs write it; ``sample/`` is polyreme's own.
-        source: A ``.jsonl`` file or a folder of images (docs/reference/dataset-format.md), or a description of generated pages.
+        source: A ``.jsonl`` file or a folder of images (docs/reference/dataset-format.md), or a description of
+            generated pages.
 
     Raises:
         InvalidConfigError: If the name or the source breaks a rule.

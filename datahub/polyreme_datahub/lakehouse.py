@@ -1,8 +1,8 @@
 """The lakehouse: every intermediate under the digest of its bytes.
 
-A blob lies at ``blobs/sha256/ab/cd/<digest>``. Thousands of small results are written as few bundles: one blob of bytes end to
-end, whose parts are artifacts (digest -> blob, offset, length) in the registry. So a chunk of pages costs one sync, and each
-page is still found by the digest of its own bytes.
+A blob lies at ``blobs/sha256/ab/cd/<digest>``. Thousands of small results are written as few bundles: one blob of
+bytes end to end, whose parts are artifacts (digest -> blob, offset, length) in the registry. So a chunk of pages
+costs one sync, and each page is still found by the digest of its own bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Object stores by URL: a local directory behind ``polyreme_api.store.ObjectStore``, on obstore.
 
-A put is durable and atomic: the bytes go to a temporary name, are synced, then renamed (or hard-linked, for create-if-absent),
-and the folder is synced. obstore's runtime does not survive a fork, so the store opens itself once per process.
+A put is durable and atomic: the bytes go to a temporary name, are synced, then renamed (or hard-linked, for
+create-if-absent), and the folder is synced. obstore's runtime does not survive a fork, so the store opens itself once
+per process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Processes the datasets of a job: ingest, decode, compose, tokenize, index; everything that is known already is reused.
+"""Processes the datasets of a job: ingest, decode, compose, tokenize, index; what is known already is reused.
 
-Phases are barriers: a version is ingested before it is decoded, the tokenizer is trained on whole datasets, an index is written
-when every sample is tokenized. A run may be killed at any line and run again, or run twice at once.
+Phases are barriers: a version is ingested before it is decoded, the tokenizer is trained on whole datasets, an index
+is written when every sample is tokenized. A run may be killed at any line and run again, or run twice at once.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ class Processing:
         pinned = self._pinned(key) if job else {}
         trained = self._resolve([source.dataset for source in spec.data.sources], pinned)
         heldout = self._resolve([part.dataset for part in spec.evaluation.sets] if spec.evaluation else [], pinned)
-        self._versions = {version.id: version for version in (*trained.values(), *heldout.values())}
+        both = {**trained, **heldout}
+        self._versions = {version.id: version for version in both.values()}
         self._ingest()
         operations: dict[str, Operation] = {DECODE: Decode(), COMPOSE: Compose(images)}
         self._compose(operations)
@@ -136,7 +137,8 @@ class Processing:
         parameters = IndexParameters(images=images, tokenizer=digest, sequence_tokens=spec.data.sequence_tokens)
         self._index(operations, parameters, tokenizer)
         reports = {version.id: self._report(version, parameters) for version in self._versions.values()}
-        self._put_plan(key, job, trained, heldout, reports, digest)
+        manifests = {reference: reports[version.id].manifest for reference, version in both.items()}
+        self._put_plan(key, job, both, manifests, digest)
         return ProcessReport(
             plan=key,
             tokenizer=digest,
@@ -267,18 +269,11 @@ class Processing:
         )
 
     def _put_plan(
-        self,
-        key: str,
-        job: str,
-        trained: Mapping[str, DatasetVersion],
-        heldout: Mapping[str, DatasetVersion],
-        reports: Mapping[int, DatasetReport],
-        tokenizer: str,
+        self, key: str, job: str, versions: Mapping[str, DatasetVersion], manifests: Mapping[str, str], tokenizer: str
     ) -> None:
-        both = {**trained, **heldout}
         plan = {
-            "references": {reference: version.reference for reference, version in both.items()},
-            "manifests": {reference: reports[version.id].manifest for reference, version in both.items()},
+            "references": {reference: version.reference for reference, version in versions.items()},
+            "manifests": dict(manifests),
             "tokenizer": tokenizer,
         }
         if not job:

@@ -64,7 +64,7 @@ def add_dataset(
     """Register a version; see ``polyreme_datahub.hub.register``."""
     if not NAME.fullmatch(name) or len(name) > NAME_CHARACTERS_MAX:
         raise SourceInvalidError(
-            f"dataset name: {name!r}, rule lower-case letters, digits, '-', '.', '/', begun and ended by letter or digit",
+            f"dataset name: {name!r}, rule lower-case letters, digits, '-', '.', '/' inside",
             field="the dataset's name",
         )
     if name.startswith(OWN):

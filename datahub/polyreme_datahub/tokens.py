@@ -15,12 +15,14 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tokenizers.trainers import BpeTrainer
 
+from polyreme_datahub.errors import IndexDamagedError
+
 PAD, END, MEDIA = "<|pad|>", "<|end|>", "<|media|>"
 ROLE_TOKENS: Mapping[str, str] = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
 SPECIALS = (PAD, END, MEDIA, *ROLE_TOKENS.values())
 OPERATION, VERSION = "train-tokenizer", 1
 PHRASES_VOCABULARY_MAX = 4096
-"""Up to this vocabulary merges cross spaces, so that a recurring question becomes one token; above, words are the bound."""
+"""Up to this vocabulary merges cross spaces, so that a recurring question is one token; above, words are the bound."""
 WORDS = r"[^\s\p{N}]+|\p{N}|\s+"
 TOKEN_CHARACTERS_MAX = 64
 
@@ -70,7 +72,10 @@ class TextTokenizer:
         self._known: dict[str, tuple[int, ...]] = {}
 
         def number(token: str) -> int:
-            return int(self._tokenizer.token_to_id(token))
+            found = self._tokenizer.token_to_id(token)
+            if found is None:
+                raise IndexDamagedError(f"tokenizer lacks a special token: {token}")
+            return found
 
         self.ids = SpecialIds(
             pad=number(PAD),

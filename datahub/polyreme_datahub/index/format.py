@@ -1,6 +1,7 @@
 """The form of an index: a manifest (JSON) and shards (arrays end to end, each aligned), all content-addressed.
 
-Only NumPy and the standard library: ranks read it. Shape suffixes: S = samples of a shard, T = tokens, P = patches, I = images.
+Only NumPy and the standard library: ranks read it. Shape suffixes: S = samples of a shard, T = tokens, P = patches, I
+= images.
 """
 
 from __future__ import annotations
@@ -120,7 +121,10 @@ def lay_out(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[bytes, tuple[ArrayP
 
 def checksum(tokens: npt.NDArray[Any], learned: npt.NDArray[Any], patches: npt.NDArray[Any]) -> int:
     """Checksum of all that a sample trains on."""
-    return zlib.crc32(patches, zlib.crc32(learned, zlib.crc32(tokens)))
+    total = 0
+    for part in (tokens, learned, patches):
+        total = zlib.crc32(np.ascontiguousarray(part).data, total)
+    return total
 
 
 def plan_key(job: str, data: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Writes an index: samples in the order of their ordinals, cut into shards by bytes. The same samples give the same bytes."""
+"""Writes an index: samples by ordinal, cut into shards by bytes. The same samples give the same bytes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def write_shards(
 
 
 def patches_of(image: Image.Image, *, patch_px: int, channels: int) -> npt.NDArray[np.uint8]:
-    """Cut an image into patches [patches, channels * side * side]: patches row-major, a patch's values channel-major."""
+    """Cut an image into patches [patches, channels * side * side]: row-major, a patch's values channel-major."""
     pixels_HWC = np.asarray(image.convert("L" if channels == 1 else "RGB"), dtype=np.uint8)
     pixels_HWC = pixels_HWC.reshape(*pixels_HWC.shape[:2], channels)
     height, width = pixels_HWC.shape[0] // patch_px, pixels_HWC.shape[1] // patch_px

@@ -1,8 +1,9 @@
-"""Which source each slot of the order takes, by integer weights: every prefix holds each source's share within one sample.
+"""Which source each slot takes, by integer weights: every prefix holds each source's share within one sample.
 
-Slots are jobs of periodic tasks on one machine, taken by earliest deadline (Pfair: S. Baruah, N. Cohen, G. Plaxton, D. Varvel,
-"Proportionate progress", 1996): source i's sample j may not come before slot floor(j W / w) nor after slot ceil((j + 1) W / w) - 1,
-so no count ever differs from its share by one or more. All is integer arithmetic over one tabulated period.
+Slots are jobs of periodic tasks on one machine, taken by earliest deadline (Pfair: S. Baruah, N. Cohen, G. Plaxton,
+D. Varvel, "Proportionate progress", 1996): source i's sample j may not come before slot floor(j W / w) nor after slot
+ceil((j + 1) W / w) - 1, so no count ever differs from its share by one or more. All is integer arithmetic over one
+tabulated period.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Opens a job's data in a rank: reads the plan object, maps the indexes. No database, no object-store client, safe after a fork."""
+"""Opens a job's data in a rank: reads the plan object, maps the indexes.
+
+No database and no object-store client: safe after a fork, and quick to import.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The order of a run: which sample lies in which pack of which step, as a pure function of (plan, step).
 
-Slots 0, 1, 2, ... of a segment (steps with the same weights) name a source each; a source's samples come in epochs, each a keyed
-permutation. A window is a whole number of steps: as many slots as its packs hold are packed together, and the packs are shuffled.
-A window begins where the one before ended, so its start depends on the lengths before it: starts are found forwards once and
-remembered. Nothing depends on how many ranks ask, or in which order.
+Slots 0, 1, 2, ... of a segment (steps with the same weights) name a source each; a source's samples come in epochs,
+each a keyed permutation. A window is a whole number of steps: as many slots as its packs hold are packed together,
+and the packs are shuffled. A window begins where the one before ended, so its start depends on the lengths before it:
+starts are found forwards once and remembered. Nothing depends on how many ranks ask, or in which order.
 """
 
 from __future__ import annotations
@@ -172,5 +172,5 @@ class Order:
             for name, weight, lengths in zip(self._plan.names, segment.weights, self._plan.lengths, strict=True):
                 if weight and not lengths.size:
                     raise SourceInvalidError(
-                        f"source {name} has weight {weight} from step {segment.first_step} on, and no sample that fits a pack"
+                        f"source {name} has weight {weight} from step {segment.first_step} on, and no sample"
                     )

@@ -36,7 +36,8 @@ def pack(lengths: Sequence[int], *, capacity: int) -> list[list[int]]:
 def longest_prefix(lengths: Sequence[int], *, capacity: int, packs_max: int) -> tuple[int, list[list[int]]]:
     """Find how many samples, in order, fill ``packs_max`` packs, and pack them.
 
-    Starts from what would fit without a gap, and gives samples back until best-fit decreasing needs no more packs than there are.
+    Starts from what would fit without a gap, and gives samples back until best-fit decreasing needs no more packs
+    than there are.
     """
     total, count = 0, 0
     for length in lengths:

@@ -1,6 +1,7 @@
-"""A keyed permutation of 0..n-1 in O(1) memory: a Feistel network over the next even power of two, walked until it lands inside.
+"""A keyed permutation of 0..n-1 in O(1) memory: a Feistel network over the next power of four, walked until inside.
 
-Own arithmetic rather than ``numpy.random``: the order of a run must not change with a NumPy release (NEP 19 promises no streams).
+Own arithmetic rather than ``numpy.random``: the order of a run must not change with a NumPy release (NEP 19 promises
+no streams).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Packs for the trainer: cuts samples out of mapped indexes, shifts targets within each document, normalises patches.
 
-A sample whose bytes no longer fit their checksum leaves a hole of the same length: pad tokens, no target, no patches. So every
-rank goes on with the same order. Shape suffixes as in ``polyreme_api.batch``.
+A sample whose bytes no longer fit their checksum leaves a hole of the same length: pad tokens, no target, no patches.
+So every rank goes on with the same order. Shape suffixes as in ``polyreme_api.batch``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class PackedSource:
 
     def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
         """Return packs ``first .. first + count`` of ``step`` (steps count from 1)."""
-        if not (count >= 1 and 0 <= first and first + count <= self.packs_per_step):
+        if count < 1 or first < 0 or first + count > self.packs_per_step:
             raise RefusedError(f"no packs {first}..{first + count}: a step has {self.packs_per_step}")
         packs = self._order.packs(step)[first : first + count]
         total = count * self.pack_tokens
@@ -130,10 +130,7 @@ class PackedSource:
             self._cache.move_to_end(key)
             return found
         index = self._indexes[slot.source]
-        if index.is_whole(slot.sample):
-            document = self._cut(index, slot.sample)
-        else:
-            document = self._hole(index, slot.sample)
+        document = (self._cut if index.is_whole(slot.sample) else self._hole)(index, slot.sample)
         self._cache[key] = document
         self._cached_bytes += document.size_bytes
         while self._cached_bytes > PATCH_CACHE_BYTES_MAX and len(self._cache) > 1:

@@ -1,4 +1,4 @@
-"""Decodes answer tokens with the standard library only: ranks need no tokenizer, just the bytes that each token stands for."""
+"""Decodes answer tokens with the standard library: ranks need no tokenizer, just the bytes that tokens stand for."""
 
 from __future__ import annotations
 

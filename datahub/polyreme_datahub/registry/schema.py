@@ -1,6 +1,7 @@
 """The registry's tables, the same on SQLite and PostgreSQL. Migrations create them; a test holds both equal.
 
-No time stands here that a decision reads: ``*_s`` columns are seconds since the Unix epoch, for people and for due times.
+No time stands here that a decision reads: ``*_s`` columns are seconds since the Unix epoch, for people and for due
+times.
 """
 
 from __future__ import annotations

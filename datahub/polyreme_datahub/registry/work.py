@@ -6,7 +6,7 @@ A worker reads what is known of its chunk, works, and commits everything that fo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, func, select, update
@@ -281,7 +281,7 @@ def count_samples(database: Database, version_id: int) -> int:
     )
 
 
-def message_row(message: Message) -> Mapping[str, Any]:
+def message_row(message: Message) -> dict[str, Any]:
     """Return a message as a row that is still due."""
     return {**dataclasses.asdict(message), "done": 0}
 

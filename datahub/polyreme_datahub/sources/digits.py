@@ -1,7 +1,8 @@
-"""Pages of handwritten digits, made from the 1,797 scans that scikit-learn brings along (UCI optical recognition, 8 x 8 pixels).
+"""Pages of handwritten digits, made from the 1,797 scans that scikit-learn brings along (UCI, 8 x 8 pixels).
 
-scikit-learn is found but never imported: that costs seconds, and the scans are one compressed table. Training pages and held-out
-pages use different scans, whatever their other parameters. Each page is a pure function of (parameters, ordinal).
+scikit-learn is found but never imported: that costs seconds, and the scans are one compressed table. Training pages
+and held-out pages use different scans, whatever their other parameters. Each page is a pure function of (parameters,
+ordinal).
 """
 
 from __future__ import annotations

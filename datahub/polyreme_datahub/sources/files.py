@@ -1,5 +1,6 @@
-"""Records from files: a JSON Lines file of images and conversations (docs/reference/dataset-format.md), or a folder of images
-with a text file of the same name beside each.
+"""Records from files: JSON Lines of images and conversations, or a folder of images with a text beside each.
+
+The format is docs/reference/dataset-format.md.
 
 Raw bytes are stored untouched. A bad line, a missing file or a wrong field makes that one record a dead letter.
 """

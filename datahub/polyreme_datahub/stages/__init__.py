@@ -1,1 +1,1 @@
-"""Stages: ingest, decode, compose, tokenize, index. Each is a function of bytes and parameters, reused by its action's key."""
+"""Stages: ingest, decode, compose, tokenize, index. Each is a function of bytes, reused by its action's key."""

@@ -59,7 +59,7 @@ class Compose:
         side = self._parameters.token_px
         if facts["height"] % side or facts["width"] % side:
             raise BadRecordError(
-                f"page of digits is {facts['width']} x {facts['height']} pixels, rule multiples of {side}",
+                f"page is {facts['width']} x {facts['height']} pixels, rule multiples of {side}",
                 rule="page-size",
             )
 
@@ -96,7 +96,7 @@ def draw_page(facts: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
 
 
 def fitting_size(width: int, height: int, parameters: ImageParameters) -> tuple[int, int]:
-    """Return the width and height nearest to the image's that are multiples of a token's side and hold few enough tokens.
+    """Return the width and height nearest to the image's: multiples of a token's side, with few enough tokens.
 
     Raises:
         BadRecordError: If the image is so long that no such size keeps its shape.

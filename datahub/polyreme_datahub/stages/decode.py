@@ -1,7 +1,7 @@
 """Decode: prove that a record's images can be read, and say in which space its coordinates are.
 
-Raw bytes stay as they came and pixels are not stored twice: the output is facts. Display space is after the EXIF orientation,
-which is applied here and wherever the image is read again, so no derivative carries a tag.
+Raw bytes stay as they came and pixels are not stored twice: the output is facts. Display space is after the EXIF
+orientation, which is applied here and wherever the image is read again, so no derivative carries a tag.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The index stage: a barrier after tokenize, one message a version. Samples longer than a pack are dead letters here."""
+"""The index stage: a barrier after tokenize, one message a version. Too long samples are dead letters here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs phases of messages to their end: publishes what is due, lets workers consume it, stops at the first lost environment."""
+"""Runs messages to their end: publishes what is due, lets workers consume it, stops at the first lost environment."""
 
 from __future__ import annotations
 

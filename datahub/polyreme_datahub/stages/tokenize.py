@@ -1,7 +1,7 @@
 """Tokenize: pages and conversation -> token ids, which of them are learned, and where the last answer begins.
 
-Form: role token, text, and ``<|end|>`` after each assistant turn; an image takes one media token for each merged cell. Only
-assistant turns (and their end) are learned.
+Form: role token, text, and ``<|end|>`` after each assistant turn; an image takes one media token for each merged
+cell. Only assistant turns (and their end) are learned.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def encode_conversation(
     """Encode turns, with ``cells[i]`` media tokens for image ``i``.
 
     Returns:
-        ``tokens``; ``learned``, half-open ranges of tokens that are targets; ``prompt``, the tokens before the last answer;
-        ``question`` and ``expected``, its texts.
+        ``tokens``; ``learned``, half-open ranges of tokens that are targets; ``prompt``, the tokens before the last
+        answer; ``question`` and ``expected``, its texts.
 
     Raises:
         BadRecordError: If there is no answer, or more tokens than any pack holds.

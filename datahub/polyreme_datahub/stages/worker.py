@@ -1,7 +1,7 @@
 """A worker: takes a message, does its chunk, commits results, children and the message's end at once, acknowledges.
 
-Killed at any line it loses nothing (the message is still due) and doubles nothing (bytes lie under their digest, rows under
-their key; the first commit wins and the others adopt it).
+Killed at any line it loses nothing (the message is still due) and doubles nothing (bytes lie under their digest, rows
+under their key; the first commit wins and the others adopt it).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Chains:
 
     def works(self, stage: str, rows: Sequence[SampleRow]) -> list[Work]:
         """Return the work of a stage for each sample that came so far."""
-        inputs = {row.ordinal: (row.record,) for row in rows}
+        inputs: dict[int, tuple[str, ...]] = {row.ordinal: (row.record,) for row in rows}
         for name in (DECODE, COMPOSE, TOKENIZE):
             works = [self._work(name, row, inputs[row.ordinal]) for row in rows if row.ordinal in inputs]
             if name == stage:
@@ -107,11 +107,11 @@ class Worker:
         tried = work.begin_try(self._database, message.key, now_s=self._now_s())
         careful = tried >= TRIES_MAX
         chunk = Chunk.of(message)
-        outcome = self._ingest(message, chunk) if message.topic == INGEST else self._operate(message, chunk, careful)
+        outcome = self._ingest(chunk) if message.topic == INGEST else self._operate(message, chunk, careful)
         work.commit(self._database, message, outcome, now_s=self._now_s())
         return outcome.count, outcome.children
 
-    def _ingest(self, message: Message, chunk: Chunk) -> Outcome:
+    def _ingest(self, chunk: Chunk) -> Outcome:
         rows = work.samples_between(self._database, chunk.version_id, first=chunk.first, count=chunk.count)
         letters = work.letters_between(self._database, chunk.version_id, first=chunk.first, count=chunk.count)
         ended = {row.ordinal for row in rows} | {

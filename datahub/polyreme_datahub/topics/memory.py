@@ -1,6 +1,7 @@
 """The bus inside one process: bounded queues, loans, redelivery with a delay.
 
-It keeps nothing on disk and need not: every due message stands in the registry's outbox until its results are committed.
+It keeps nothing on disk and need not: every due message stands in the registry's outbox until its results are
+committed.
 """
 
 from __future__ import annotations

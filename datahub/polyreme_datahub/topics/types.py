@@ -1,7 +1,7 @@
 """What a bus of topics promises: at-least-once delivery by key, acknowledgement, redelivery, back pressure.
 
-Shaped after Pulsar's partitioned topics with key-shared subscriptions. No correctness may rest on the order of delivery, and a
-message may come twice: its consumer commits by unique keys.
+Shaped after Pulsar's partitioned topics with key-shared subscriptions. No correctness may rest on the order of
+delivery, and a message may come twice: its consumer commits by unique keys.
 """
 
 from __future__ import annotations

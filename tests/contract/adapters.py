@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
-from polyreme_operator.adapters.embedded.durable import DurableCluster
+from polyreme_operator.adapters.embedded.journal import open_store
 from polyreme_operator.adapters.embedded.store import Store
 from polyreme_operator.port import KINDS, ClusterPort
 
@@ -25,6 +25,19 @@ class Harness(Protocol):
 
 
 Opener = Callable[[Path], AbstractAsyncContextManager[Harness]]
+
+
+class ManualClock:
+    """A clock that stands."""
+
+    def now_s(self) -> float:
+        return 1_000_000.0
+
+    def steady_s(self) -> float:
+        return 0.0
+
+    async def sleep(self, delay_s: float) -> None:
+        raise AssertionError("nothing here sleeps")
 
 
 class EmbeddedHarness:
@@ -46,13 +59,9 @@ async def open_in_memory(folder: Path) -> AsyncIterator[Harness]:
 
 @contextlib.asynccontextmanager
 async def open_with_journal(folder: Path) -> AsyncIterator[Harness]:
-    durable = DurableCluster(
-        folder / "cluster.journal", new_uid=uids(), now_s=lambda: 1_000_000.0, run_token="t", validators={}
-    )
-    try:
-        yield EmbeddedHarness(durable.store, durable.cluster)
-    finally:
-        await durable.close()
+    opened = open_store(folder / "cluster.journal", clock=ManualClock(), run_token="t", new_uid=uids(), validators={})
+    async with opened as (store, durable):
+        yield EmbeddedHarness(store, EmbeddedCluster(store, durable=durable))
 
 
 ADAPTERS: dict[str, Opener] = {"embedded": open_in_memory, "embedded-journal": open_with_journal}

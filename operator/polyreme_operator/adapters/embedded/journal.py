@@ -1,28 +1,34 @@
-"""The embedded cluster's journal: a change a line, synced by group commit, compacted by rename, served by one process.
-
-A line is the CRC-32 of its JSON in 8 hexadecimal digits, a space, the JSON. What a crash leaves half written at the end
-is cut off and named; a bad line with good ones behind it is damage, and refused: nothing is guessed.
-"""
+"""The embedded cluster's journal: a change a line, synced by group commit, compacted by rename, one process a journal."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import dataclasses
+import contextlib
 import fcntl
 import json
 import logging
 import os
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from polyreme_api.clock import Clock
 from polyreme_api.errors import EnvironmentFailedError, RefusedError
+from polyreme_operator.adapters.embedded.journal_file import (
+    JournalContent,
+    change_line,
+    entry_line,
+    header_line,
+    read_journal,
+)
 from polyreme_operator.adapters.embedded.record import Change, Record
-from polyreme_operator.port import Manifest, ServerError, WatchEventType
+from polyreme_operator.adapters.embedded.rules import Validator
+from polyreme_operator.adapters.embedded.schema import check_job
+from polyreme_operator.adapters.embedded.store import HISTORY_CHANGES, Store
+from polyreme_operator.port import KINDS, ServerError
 
-FORMAT = 1
 COMPACT_LINES_MIN = 2_000
 """Lines under which a journal is never compacted."""
 COMPACT_RATIO = 4
@@ -32,17 +38,47 @@ LOCK_SUFFIX = ".lock"
 _log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class JournalContent:
-    """What a journal holds."""
+@contextlib.asynccontextmanager
+async def open_store(
+    path: Path,
+    *,
+    clock: Clock,
+    run_token: str,
+    new_uid: Callable[[], str] = lambda: str(uuid.uuid4()),
+    validators: Mapping[str, Validator] | None = None,
+    history_changes: int = HISTORY_CHANGES,
+    on_failure: Callable[[EnvironmentFailedError], None] | None = None,
+) -> AsyncIterator[tuple[Store, Callable[[], Awaitable[None]]]]:
+    """Open a store with its journal; what was appended before ``durable()`` was called is on disk when it returns.
 
-    manifests: Sequence[Manifest]
-    version: int
-    lines: int
-    size_bytes: int
-    """Bytes up to the end of the last good line."""
-    torn_bytes: int
-    """Bytes behind it, that a crash left."""
+    Args:
+        path: The journal.
+        clock: Wall time.
+        run_token: Random text of this host's life.
+        new_uid: Makes UIDs.
+        validators: Schema checks by kind; the default checks TrainingJobs.
+        history_changes: Least number of changes kept for watches, by kind.
+        on_failure: Called once when the disk refuses; from then on every write raises ServerError.
+
+    Raises:
+        RefusedError: If another process serves the journal.
+        EnvironmentFailedError: If it is damaged, or can't be opened.
+    """
+    holder = {"pid": os.getpid(), "openedAtS": clock.now_s(), "runToken": run_token}
+    journal = Journal(path, holder=holder, on_failure=on_failure)
+    store = Store(
+        new_uid=new_uid,
+        now_s=clock.now_s,
+        validators={"TrainingJob": check_job} if validators is None else validators,
+        history_changes=history_changes,
+        on_change=journal.append,
+    )
+    store.restore(journal.content.manifests, version=journal.content.version)
+    journal.compact_from(lambda: (record for kind in KINDS for record in store.records(kind)))
+    try:
+        yield store, journal.durable
+    finally:
+        await journal.close()
 
 
 class Journal:
@@ -50,15 +86,23 @@ class Journal:
 
     Args:
         path: The file; made when it does not exist.
-        holder: Who opens it, for the message to the next who tries: pid, start time, run token.
+        holder: Who opens it, for the message to the next who tries: pid, time, run token.
+        on_failure: Called once when the disk refuses.
 
     Raises:
         RefusedError: If another process serves it.
         EnvironmentFailedError: If it is damaged, or can't be opened.
     """
 
-    def __init__(self, path: Path, *, holder: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        holder: dict[str, Any],
+        on_failure: Callable[[EnvironmentFailedError], None] | None = None,
+    ) -> None:
         self._path = path
+        self._on_failure = on_failure
         self._lock = _lock(path.with_name(path.name + LOCK_SUFFIX), holder)
         try:
             self.content = read_journal(path)
@@ -136,6 +180,8 @@ class Journal:
             self._synced = until
         except OSError as error:
             self.failure = EnvironmentFailedError(f"journal {self._path} can't be written: {error.strerror}")
+            if self._on_failure is not None:
+                self._on_failure(self.failure)
         finally:
             self._flushing = None
 
@@ -147,14 +193,18 @@ class Journal:
         return records if self._lines + more > COMPACT_RATIO * len(records) else None
 
     def _write(self, batch: Sequence[Change]) -> None:
-        _write_all(self._file, b"".join(_change_line(change) for change in batch))
+        _write_all(self._file, b"".join(change_line(change) for change in batch))
         os.fdatasync(self._file)
 
     def _compact(self, records: Sequence[Record], version: int) -> None:
         temporary = self._path.with_name(f".{self._path.name}.tmp")
         file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         try:
-            lines = [_header(), *(_line({"put": record.manifest}) for record in records), _line({"version": version})]
+            lines = [
+                header_line(),
+                *(entry_line({"put": record.manifest}) for record in records),
+                entry_line({"version": version}),
+            ]
             _write_all(file, b"".join(lines))
             os.fsync(file)
             temporary.replace(self._path)
@@ -166,89 +216,12 @@ class Journal:
         self._file = file
 
 
-def read_journal(path: Path) -> JournalContent:
-    """Read a journal: live objects and the newest version.
-
-    Raises:
-        EnvironmentFailedError: If a line that is not the last is bad, or the format is another.
-    """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return JournalContent(manifests=(), version=0, lines=0, size_bytes=0, torn_bytes=0)
-    objects: dict[tuple[str, str, str], Manifest] = {}
-    version = lines = good = start = 0
-    while start < len(data):
-        end = data.find(b"\n", start)
-        entry = None if end < 0 else _parse(data[start:end])
-        if entry is None:
-            if end >= 0 and _any_good_line(data[end + 1 :]):
-                raise EnvironmentFailedError(
-                    f"journal {path} is damaged at line {lines + 1}: restore it or start afresh"
-                )
-            break
-        if lines == 0 and entry.get("format") != FORMAT:
-            raise EnvironmentFailedError(f"journal {path} has format {entry.get('format')}, rule {FORMAT}")
-        version = max(version, _apply(entry, objects))
-        lines += 1
-        start = good = end + 1
-    return JournalContent(
-        manifests=list(objects.values()), version=version, lines=lines, size_bytes=good, torn_bytes=len(data) - good
-    )
-
-
-def _apply(entry: dict[str, Any], objects: dict[tuple[str, str, str], Manifest]) -> int:
-    """Take one entry; return its version."""
-    manifest = entry.get("put") or entry.get("delete")
-    if manifest is None:
-        return int(entry.get("version", 0))
-    metadata = manifest["metadata"]
-    key = (manifest["kind"], metadata.get("namespace", ""), metadata["name"])
-    if "put" in entry:
-        objects[key] = manifest
-    else:
-        objects.pop(key, None)
-    return int(metadata["resourceVersion"])
-
-
-def _change_line(change: Change) -> bytes:
-    if change.type is not WatchEventType.DELETED:
-        return _line({"put": change.record.manifest})
-    metadata = change.record.manifest["metadata"]
-    kept = {key: metadata[key] for key in ("name", "namespace", "resourceVersion") if key in metadata}
-    return _line({"delete": {"kind": change.record.kind, "metadata": kept}})
-
-
-def _header() -> bytes:
-    return _line({"format": FORMAT})
-
-
-def _line(entry: dict[str, Any]) -> bytes:
-    text = json.dumps(entry, separators=(",", ":")).encode()
-    return b"%08x %s\n" % (zlib.crc32(text), text)
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    digits, _, text = line.partition(b" ")
-    try:
-        if int(digits, 16) != zlib.crc32(text):
-            return None
-        entry: dict[str, Any] = json.loads(text)
-    except ValueError:
-        return None
-    return entry
-
-
-def _any_good_line(data: bytes) -> bool:
-    return any(_parse(line) is not None for line in data.split(b"\n")[:-1])
-
-
 def _open_for_append(path: Path, content: JournalContent) -> int:
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.ftruncate(file, content.size_bytes)
         if content.lines == 0:
-            _write_all(file, _header())
+            _write_all(file, header_line())
         os.fsync(file)
         _sync_folder(path.parent)
     except OSError as error:

@@ -1,0 +1,113 @@
+"""The journal's lines: written, read back, checked.
+
+A line is the CRC-32 of its JSON in 8 hexadecimal digits, a space, the JSON. What a crash leaves half written at the end
+is cut off; a bad line with good ones behind it is damage, and refused: nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from polyreme_api.errors import EnvironmentFailedError
+from polyreme_operator.adapters.embedded.record import Change
+from polyreme_operator.port import Manifest, WatchEventType
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JournalContent:
+    """What a journal holds."""
+
+    manifests: Sequence[Manifest]
+    version: int
+    lines: int
+    size_bytes: int
+    """Bytes up to the end of the last good line."""
+    torn_bytes: int
+    """Bytes behind it, that a crash left."""
+
+
+def read_journal(path: Path) -> JournalContent:
+    """Read a journal: live objects and the newest version.
+
+    Raises:
+        EnvironmentFailedError: If a line that is not the last is bad, or the format is another.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return JournalContent(manifests=(), version=0, lines=0, size_bytes=0, torn_bytes=0)
+    objects: dict[tuple[str, str, str], Manifest] = {}
+    version = lines = good = start = 0
+    while start < len(data):
+        end = data.find(b"\n", start)
+        entry = None if end < 0 else _parse(data[start:end])
+        if entry is None:
+            if end >= 0 and _any_good_line(data[end + 1 :]):
+                raise EnvironmentFailedError(
+                    f"journal {path} is damaged at line {lines + 1}: restore it or start afresh"
+                )
+            break
+        if lines == 0 and entry.get("format") != FORMAT:
+            raise EnvironmentFailedError(f"journal {path} has format {entry.get('format')}, rule {FORMAT}")
+        version = max(version, _apply(entry, objects))
+        lines += 1
+        start = good = end + 1
+    return JournalContent(
+        manifests=list(objects.values()), version=version, lines=lines, size_bytes=good, torn_bytes=len(data) - good
+    )
+
+
+def _apply(entry: dict[str, Any], objects: dict[tuple[str, str, str], Manifest]) -> int:
+    """Take one entry; return its version."""
+    manifest = entry.get("put") or entry.get("delete")
+    if manifest is None:
+        return int(entry.get("version", 0))
+    metadata = manifest["metadata"]
+    key = (manifest["kind"], metadata.get("namespace", ""), metadata["name"])
+    if "put" in entry:
+        objects[key] = manifest
+    else:
+        objects.pop(key, None)
+    return int(metadata["resourceVersion"])
+
+
+def change_line(change: Change) -> bytes:
+    """Write a change."""
+    if change.type is not WatchEventType.DELETED:
+        return entry_line({"put": change.record.manifest})
+    metadata = change.record.manifest["metadata"]
+    kept = {key: metadata[key] for key in ("name", "namespace", "resourceVersion") if key in metadata}
+    return entry_line({"delete": {"kind": change.record.kind, "metadata": kept}})
+
+
+def header_line() -> bytes:
+    """Write the first line, which names the format."""
+    return entry_line({"format": FORMAT})
+
+
+def entry_line(entry: dict[str, Any]) -> bytes:
+    """Write an entry: ``put`` with an object, ``delete`` with its names and version, or ``version`` alone."""
+    text = json.dumps(entry, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    digits, _, text = line.partition(b" ")
+    try:
+        if int(digits, 16) != zlib.crc32(text):
+            return None
+        entry: dict[str, Any] = json.loads(text)
+    except ValueError:
+        return None
+    return entry
+
+
+def _any_good_line(data: bytes) -> bool:
+    return any(_parse(line) is not None for line in data.split(b"\n")[:-1])

@@ -114,55 +114,33 @@ LIST_KEYS: Mapping[tuple[str, str], str] = {
 }
 """Lists that are maps, by the field that is their key: no two entries share it, and appliers merge them."""
 
+
+def _column(name: str, kind: str, path: str, description: str, *, wide: bool = False) -> dict[str, Any]:
+    column: dict[str, Any] = {"name": name, "type": kind, "jsonPath": path, "description": description}
+    return {**column, "priority": 1} if wide else column
+
+
+def _of_condition(kind: str, field: str) -> str:
+    """Path into a condition by its type: conditions are a map, so their order means nothing."""
+    return f'.status.conditions[?(@.type=="{kind}")].{field}'
+
+
 PRINTER_COLUMNS: tuple[dict[str, Any], ...] = (
-    {
-        "name": "Ready",
-        "type": "integer",
-        "jsonPath": ".status.readyReplicas",
-        "description": "Pods that have joined the attempt.",
-    },
-    {
-        "name": "Workers",
-        "type": "integer",
-        "jsonPath": ".spec.workers.replicas",
-        "description": "Pods that are wanted.",
-    },
-    {
-        "name": "Reason",
-        "type": "string",
-        "jsonPath": '.status.conditions[?(@.type=="Ready")].reason',
-        "description": "Why the job is, or is not, training.",
-    },
-    {
-        "name": "Attempt",
-        "type": "integer",
-        "jsonPath": ".status.attempt.number",
-        "description": "Number of the attempt.",
-    },
-    {"name": "Layout", "type": "string", "jsonPath": ".status.layout", "description": "The parallel layout."},
-    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
-    {
-        "name": "Queue",
-        "type": "string",
-        "jsonPath": ".spec.queueName",
-        "priority": 1,
-        "description": "TrainingQueue of the job.",
-    },
-    {
-        "name": "Checkpoint",
-        "type": "integer",
-        "jsonPath": ".status.lastCheckpoint.step",
-        "priority": 1,
-        "description": "Step of the newest durable checkpoint.",
-    },
-    {
-        "name": "Restarts",
-        "type": "integer",
-        "jsonPath": ".status.restarts",
-        "priority": 1,
-        "description": "Restarts so far.",
-    },
+    _column("Ready", "integer", ".status.readyReplicas", "Pods that have joined the attempt."),
+    _column("Workers", "integer", ".spec.workers.replicas", "Pods that are wanted."),
+    _column("Queued", "string", _of_condition("Queued", "reason"), "Why the job waits, or that it was admitted."),
+    _column("Running", "string", _of_condition("Running", "reason"), "What the ranks do, or why they do nothing."),
+    _column("Succeeded", "string", _of_condition("Succeeded", "status"), "True once every step is trained."),
+    _column("Failed", "string", _of_condition("Failed", "reason"), "Why the job failed, when it did."),
+    _column("Attempt", "integer", ".status.attempt.number", "The current attempt."),
+    _column("Layout", "string", ".status.layout", "The parallel layout."),
+    _column("Age", "date", ".metadata.creationTimestamp", "Time since the job was created."),
+    _column("Queue", "string", ".spec.queueName", "TrainingQueue of the job.", wide=True),
+    _column("Step", "integer", ".status.step", "Newest step when the status was last written.", wide=True),
+    _column("Checkpoint", "integer", ".status.lastCheckpoint.step", "Step of the newest durable one.", wide=True),
+    _column("Restarts", "integer", ".status.restarts", "Restarts so far.", wide=True),
 )
+"""What ``kubectl get tj`` shows; what is wide needs ``-o wide``."""
 
 _KEPT = (
     "type",

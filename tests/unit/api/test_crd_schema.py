@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from polyreme_api.job import policy as policy_types
 from polyreme_api.job import status as status_types
 from polyreme_api.job import workers as workers_types
 from polyreme_api.job.crd import LIST_KEYS, MUTABLE, RULES, training_job_crd, training_job_schema
+from polyreme_operator.core.reasons import ConditionType
 from tests.unit.api.jobs import job_with
 
 Schema = dict[str, Any]
@@ -206,6 +208,13 @@ def test_names_subresources_and_columns() -> None:
         assert "[0" not in path
         head = path.partition("[?")[0].removeprefix(".")
         assert head in NODES or head.startswith("metadata."), path
+
+
+def test_columns_read_conditions_that_the_operator_writes() -> None:
+    columns = training_job_crd()["spec"]["versions"][0]["additionalPrinterColumns"]
+    kinds = {found[1] for column in columns if (found := re.search(r'@\.type=="(\w+)"', column["jsonPath"]))}
+    assert kinds == {"Queued", "Running", "Succeeded", "Failed"}
+    assert kinds <= {kind.value for kind in ConditionType}
 
 
 def test_the_default_of_an_object_with_rules_obeys_them_as_it_stands() -> None:

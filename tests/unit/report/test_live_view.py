@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import sys
 from collections.abc import Mapping
 
 import pytest
@@ -150,6 +151,22 @@ def test_before_the_first_step_the_line_counts_the_data() -> None:
 )
 def test_each_event_is_said_once(said: list[str], events: list[str], new: list[str]) -> None:
     assert new_events(said, events) == new
+
+
+def test_standard_output_stays_the_callers() -> None:
+    shown, _ = console(terminal=True)
+    before = sys.stdout
+    with LiveView(shown) as live:
+        live.show(VIEW, now_s=0.0)
+        assert sys.stdout is before
+
+
+def test_without_a_console_it_speaks_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with LiveView() as live:
+        live.show(VIEW, now_s=0.0)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "step 237/800" in captured.err
 
 
 def test_a_note_stands_above_the_table() -> None:

@@ -56,7 +56,10 @@ class Pages:
 
     def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
         self._hooks.get(step, lambda: None)()
-        tokens, targets, positions, offsets, images, grids = [], [], [], [0], [], []
+        tokens: list[int] = []
+        targets: list[int] = []
+        positions: list[int] = []
+        offsets, images, grids = [0], [], []
         for pack in range(first, first + count):
             begun = len(tokens)
             for document in self._documents(step, pack):
@@ -96,7 +99,9 @@ class Pages:
                 return documents
             left -= len(page)
             masked = [-100] * (1 + media) + [*answer, END, -100]
-            documents.append((page, masked, draw.standard_normal((rows * columns, VALUES), np.float32), (rows, columns)))
+            documents.append(
+                (page, masked, draw.standard_normal((rows * columns, VALUES), np.float32), (rows, columns))
+            )
 
     def state(self, step: int) -> dict[str, Any]:
         return {"seed": self._seed, "step": step}
@@ -184,9 +189,11 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
 
 def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int:
     """The real entry of a rank, with faults where the test wants them."""
-    hooks = {} if rank != request.get("fault_rank", 0) else {
-        int(step): _fault(name) for step, name in request.get("faults", {}).items()
-    }
+    hooks = (
+        {}
+        if rank != request.get("fault_rank", 0)
+        else {int(step): _fault(name) for step, name in request.get("faults", {}).items()}
+    )
     if (pause := request.get("pause")) and rank == 0:
         _pause_before(pause)
     if request.get("full_disk_rank") == rank:
@@ -315,7 +322,7 @@ def main(request: Mapping[str, Any], rank: int, listener: socket.socket | None) 
     code = 1
     try:
         code = body(request, rank, settings_of(request, rank, listener))
-    except BaseException:  # noqa: BLE001 - a rank that crashes says why in its log, and ends as a crash
+    except BaseException:
         logging.getLogger("rank").exception("crash")
     sys.stdout.flush()
     os._exit(code)

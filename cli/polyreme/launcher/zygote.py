@@ -57,8 +57,8 @@ class Zygote:
         """Import the ranks' code, and have torch build what it builds lazily."""
         module, _, function = target.partition(":")
         self._target = getattr(importlib.import_module(module), function)
-        if target == DEFAULT_TARGET or "torch" in sys.modules:
-            _warm_torch()
+        if "torch" in sys.modules:
+            _warm_torch(optimizer=target != DEFAULT_TARGET)
         # What lives now lives for ever: the collector never touches it, so its pages stay shared with the ranks.
         gc.collect()
         gc.freeze()
@@ -210,11 +210,12 @@ def _flush() -> None:
             stream.flush()
 
 
-def _warm_torch() -> None:
-    """Build one optimizer: the first one imports much of torch, seconds in every rank otherwise."""
+def _warm_torch(*, optimizer: bool) -> None:
+    """Build one optimizer: torch's first one imports the compiler, seconds in every rank otherwise; ours does not."""
     torch = importlib.import_module("torch")
     torch.set_num_threads(1)
-    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
+    if optimizer:
+        torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
 
 
 if __name__ == "__main__":

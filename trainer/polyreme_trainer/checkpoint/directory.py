@@ -1,7 +1,7 @@
 """Files of a checkpoint root on a local or shared file system: durable writes, digests, listings.
 
-A directory is a checkpoint once its marker lies in it. The marker is linked into place from a finished, synced file, so it appears whole or not
-at all, and only once.
+A directory is a checkpoint once its marker lies in it. The marker is linked into place from a finished, synced file, so
+it appears whole or not at all, and only once.
 """
 
 from __future__ import annotations
@@ -123,7 +123,10 @@ def read_resume_points(root: Path) -> list[ResumePoint]:
 
 
 def list_checkpoints(root: Path) -> tuple[list[CheckpointRef], list[CheckpointRef]]:
-    """List the directories that bear a checkpoint's name: committed ones, and those without a marker (torn, or being written)."""
+    """List the directories that bear a checkpoint's name: committed ones, and those without a marker.
+
+    Without a marker a directory is torn, or still being written.
+    """
     committed: list[CheckpointRef] = []
     torn: list[CheckpointRef] = []
     for path in sorted(root.iterdir()) if root.is_dir() else []:

@@ -46,13 +46,11 @@ def read_marker(root: Path, name: str) -> CommitMarker:
     return parse_marker(text, name=name)
 
 
-def load_checkpoint(
-    content: Content, marker: CommitMarker, root: Path, name: str, *, group: dist.ProcessGroup
-) -> None:
+def load_checkpoint(content: Content, marker: CommitMarker, root: Path, name: str, *, group: dist.ProcessGroup) -> None:
     """Fill the content's tensors in place; every rank calls it.
 
     Raises:
-        RefusedError: If a file is missing or damaged (found by the rank that checks it, raised by all), or a tensor does not fit.
+        RefusedError: If a file is missing or damaged (found by one rank, raised by all), or a tensor does not fit.
     """
     directory = root / name
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)

@@ -64,8 +64,8 @@ def parse_marker(text: bytes, *, name: str) -> CommitMarker:
         ) from error
     if version != CHECKPOINT_FORMAT:
         raise RefusedError(
-            f"checkpoint has another format: {name} has format {version!r}, this version reads {CHECKPOINT_FORMAT}; go on with the "
-            f"version of polyreme that wrote it, or export it there and start a new run"
+            f"checkpoint has another format: {name} has format {version!r}, this version reads {CHECKPOINT_FORMAT}; "
+            "go on with the version of polyreme that wrote it, or export it there and start a new run"
         )
     try:
         return CommitMarker.model_validate(data)

@@ -21,10 +21,11 @@ def expendable(
     attempt: int,
     kept: int,
 ) -> list[CheckpointRef]:
-    """Choose what to delete: all but the newest ``kept`` checkpoints of history, and what older attempts left outside it.
+    """Choose what to delete: all but the newest ``kept`` of history, and what older attempts left outside it.
 
     Without any resume point nothing says what history is, and every committed checkpoint counts.
-    A torn directory of this attempt may be the save in flight, and stays. Without any committed checkpoint in history nothing goes.
+    A torn directory of this attempt may be the save in flight, and stays. Without any committed checkpoint in history
+    nothing goes.
     """
     spans = attempt_spans(points)
     known = [c for c in committed if not points or is_history(c, spans)]
@@ -43,7 +44,7 @@ def retain(root: Path, *, attempt: int, kept: int) -> list[str]:
         FencedError: If a newer attempt has begun: what is expendable is no longer this writer's to say.
     """
     committed, torn = list_checkpoints(root)
-    # Points are read after the listing: a newer attempt that chose among older checkpoints is then seen, and nothing is deleted.
+    # After the listing: a newer attempt that chose among older checkpoints is then seen, and nothing is deleted.
     check_not_fenced(root, attempt)
     names = [
         checkpoint_name(c) for c in expendable(committed, torn, read_resume_points(root), attempt=attempt, kept=kept)

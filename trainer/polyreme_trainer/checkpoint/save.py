@@ -1,8 +1,9 @@
 """Saving in the background, at most one checkpoint in flight, committed only when every rank's files are durable.
 
-The step waits for one copy of the flat buffers. The rest runs in a thread: distributed save over a group of its own, digests, then rank 0
-looks for a newer attempt and writes the marker. The outcome is broadcast, so that all ranks agree on what happened. Not
-``async_save``: its future ends before digests and marker, which must follow in the same order on the same group.
+The step waits for one copy of the flat buffers. The rest runs in a thread: distributed save over a group of its
+own, digests, then rank 0 looks for a newer attempt and writes the marker. The outcome is broadcast, so that all ranks
+agree on what happened. Not ``async_save``: its future ends before digests and marker, which must follow in the same
+order on the same group.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class CheckpointWriter:
         return collectives.from_first(outcome, self._group)
 
     def _write(self, staged: Content, directory: Path) -> tuple[dict[str, SavedFile], str]:
-        """Write this rank's files; all ranks fail or succeed together in each try, since the save itself agrees on it."""
+        """Write this rank's files; all ranks fail or succeed together in each try: the save itself agrees on it."""
         failure = ""
         for _ in range(SAVE_TRIES_MAX):
             try:

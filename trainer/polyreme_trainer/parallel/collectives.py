@@ -1,7 +1,7 @@
 """Every collective of the trainer, in one place, for gloo and NCCL alike.
 
-What was measured on gloo, four ranks on two cores: an all-reduce costs 5-10 ms nearly independent of its size up to some MiB, an
-all-to-all 1-3 ms. So callers fuse into few calls, and nothing here loops.
+What was measured on gloo, four ranks on two cores: an all-reduce costs 5-10 ms nearly independent of its size up to
+some MiB, an all-to-all 1-3 ms. So callers fuse into few calls, and nothing here loops.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Exchange(torch.autograd.Function):
         return _all_to_all(rows_RD, sent, received, group)
 
     @staticmethod
-    def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor, None, None, None]:
         return _all_to_all(grad_SD, *ctx.way_back), None, None, None
 
 

@@ -1,9 +1,10 @@
 """Dropless expert dispatch by an uneven all-to-all: implements the model's ``Dispatcher``.
 
-A layer costs one exchange of counts and one of rows on the way there, one of rows on the way back; the gradient takes two more.
+A layer costs one exchange of counts and one of rows on the way there, one of rows on the way back; the gradient takes
+two more.
 
-Legend: D model width, E experts of the model, L experts of this rank, N ranks of the expert-parallel group, R rows of this rank sorted by
-expert, S rows that arrived.
+Legend: D model width, E experts of the model, L experts of this rank, N ranks of the expert-parallel group, R rows of
+this rank sorted by expert, S rows that arrived.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class _Route:
 
 
 class AllToAllDispatcher:
-    """Moves rows between the ranks of one expert-parallel group, whose experts lie in equal slices in the order of the ranks."""
+    """Moves rows between the ranks of an expert-parallel group, which hold equal slices of the experts in order."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -72,6 +73,6 @@ class _Permute(torch.autograd.Function):
         return rows_SD.index_select(0, order_S)
 
     @staticmethod
-    def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor, None, None]:
         (place_S,) = ctx.saved_tensors
         return grad_SD.index_select(0, place_S), None, None

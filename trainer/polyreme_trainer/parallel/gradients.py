@@ -1,10 +1,11 @@
-"""The reduction of a step: gradients, loss, token counts, router loads and requests of all ranks in one all-reduce, two with copies of experts.
+"""The reduction of a step: gradients, loss, counts, loads and requests of all ranks in one all-reduce, or two.
 
-The loss is a sum over unmasked tokens, divided by their count over **all** ranks, so the gradient does not depend on how a step's packs are
-split. Every rank back-propagates its own sum; the reduction adds, and one division at the end makes the mean:
+The second one is for experts that have copies. The loss is a sum over unmasked tokens, divided by their count over
+**all** ranks, so the gradient does not depend on how a step's packs are split. Every rank back-propagates its own sum;
+the reduction adds, and one division at the end makes the mean:
 
 * dense parameters: summed over all ranks, which hold different tokens;
-* experts: an expert has already seen the tokens of its whole expert-parallel group, so only its copies (edp) are summed;
+* experts: one has already seen the tokens of its whole expert-parallel group, so only its copies (edp) are summed;
 * both divided by the same global count.
 
 The clipping norm is the norm of the whole model's gradient: an expert's part counts once, however many copies it has.
@@ -75,7 +76,7 @@ def reduce_step(flat: FlatModel, local: LocalStep, meshes: Meshes) -> GlobalStep
 
 
 def gradient_scale(step: GlobalStep, *, norm_max: float) -> float:
-    """Factor that turns summed gradients into the clipped mean, the same on every rank; ``norm_max`` 0 clips nothing."""
+    """Factor that turns summed gradients into the clipped mean; ``norm_max`` 0 clips nothing."""
     clip = min(1.0, norm_max / (step.gradient_norm + 1e-6)) if norm_max else 1.0
     return clip / step.unmasked
 
@@ -109,7 +110,8 @@ def _expert_square(flat: FlatModel) -> Tensor:
 
 
 def _square(gradients: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(gradients).square()
+    norm: Tensor = torch.linalg.vector_norm(gradients)
+    return norm.square()
 
 
 def _float32(value: float) -> float:

@@ -1,7 +1,7 @@
-"""Two meshes over the same ranks: dense ``(pp, dp, cp, tp)`` and sparse ``(pp, edp, ep)`` ("parallel folding", arXiv:2504.14960).
+"""Two meshes over the same ranks, dense ``(pp, dp, cp, tp)`` and sparse ``(pp, edp, ep)``: arXiv:2504.14960.
 
-Attention and the dense layers see a rank by its place in the dense mesh, the experts by its place in the sparse one. Both number ranks
-row-major, so the ranks of one expert-parallel group are neighbours: those that talk most sit closest.
+Attention and the dense layers see a rank by its place in the dense mesh, the experts by its place in the sparse one.
+Both number ranks row-major, so the ranks of one expert-parallel group are neighbours: those that talk most sit closest.
 Expert-parallel ranks are also token shards: ``edp * ep = dp * cp * tp``, without tensor parallelism inside an expert.
 """
 
@@ -89,7 +89,7 @@ class Meshes:
     dense: DeviceMesh
     sparse: DeviceMesh
     world_group: dist.ProcessGroup
-    """All ranks; as long as only dp is above 1 in the dense mesh it is also the group that dense gradients are summed over."""
+    """All ranks: while only dp is above 1 in the dense mesh, dense gradients are summed over it."""
     edp_group: dist.ProcessGroup
     """Copies of this rank's experts."""
     ep_group: dist.ProcessGroup
@@ -100,7 +100,7 @@ def open_meshes(layout: Layout, *, device_type: str) -> Meshes:
     """Unflatten both meshes from the default process group; every rank calls it.
 
     Raises:
-        InvalidConfigError: If the degrees do not multiply to the world, or use an axis that the step does not implement.
+        InvalidConfigError: If the degrees do not multiply to the world, or use an axis that is not implemented.
     """
     world = dist.get_world_size()
     if layout.world != world:

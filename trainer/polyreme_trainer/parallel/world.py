@@ -1,7 +1,7 @@
 """The process groups of an attempt: one for training, one of its own for checkpoints.
 
-Nothing happens at import: ranks are forked from a warm parent that has imported this module, and a thread or a group in the parent would
-not survive the fork.
+Nothing happens at import: ranks are forked from a warm parent that has imported this module, and a thread or a group in
+the parent would not survive the fork.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class World:
 
     meshes: Meshes
     checkpoint_group: dist.ProcessGroup
-    """A gloo group that only checkpoints use: a save in a thread that shared the training group would interleave its collectives
-    with the step's, differently on each rank, and deadlock."""
+    """A gloo group for checkpoints alone: a save in a thread that shared the training group would interleave its
+    collectives with the step's, differently on each rank, and deadlock."""
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """The training loop of one rank: data, forward and backward, agreement of all ranks, update, record, checkpoint.
 
-All ranks leave the loop after the same step and for the same reason, because every reason rides in the step's all-reduce.
+All ranks leave the loop after the same step and for the same reason: every reason rides in the step's all-reduce.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Loop:
             raise InvalidConfigError(f"step {number} has nothing to learn from: 0 unmasked tokens", field="spec.data")
         if not total.finite:
             raise RunFailedError(
-                f"loss or gradient is not finite: loss {total.loss}, gradient norm {total.gradient_norm} in step {number}",
+                f"loss or gradient is not finite: loss {total.loss}, gradient norm {total.gradient_norm} "
+                f"in step {number}",
                 field="spec.training.optimizer.learningRate, or the data of that step",
             )
 

@@ -19,7 +19,7 @@ class Reporter:
 
     def __init__(self, sink: ProgressSink | None, clock: Clock, first: ProgressRecord) -> None:
         self._sink = sink
-        self._clock = clock
+        self.clock = clock
         self._record = first
 
     def phase(self, phase: RankPhase, *, message: str = "") -> None:
@@ -47,7 +47,7 @@ class Reporter:
         self._report({"checkpoint": reference})
 
     def _report(self, change: dict[str, object]) -> None:
-        self._record = self._record.model_copy(update={**change, "updated_at_s": self._clock.now_s()})
+        self._record = self._record.model_copy(update={**change, "updated_at_s": self.clock.now_s()})
         if self._sink is not None:
             self._sink.report(self._record)
 

@@ -1,13 +1,15 @@
 """Entry of a rank: meet the others, load or initialise, train, evaluate, export; every end is an exit code.
 
-Exit codes: 0 done; 2 wrong configuration; 7 the environment failed, resumable; 17 fenced by a newer attempt; 75 stopped on request
-after a checkpoint; 100 the run failed for its own reason.
+Exit codes: 0 done; 2 wrong configuration; 3, 4 the checkpoint does not exist or is refused; 7 the environment
+failed, resumable; 17 fenced by a newer attempt; 75 stopped on request after a checkpoint; 100 the run failed for its
+own reason.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from pathlib import Path
 
 import torch
 
@@ -57,7 +59,7 @@ def train_rank(
     torch.set_num_threads(1)
     try:
         with listen() as requests:
-            return _train(settings, source, evaluation, _reporter(settings, sink, clock), requests, clock)
+            return _train(settings, source, evaluation, requests=requests, reporter=_reporter(settings, sink, clock))
     except FencedError as error:
         _log.error("rank %d is fenced: %s", settings.rank.rank, error)
         return EXIT_FENCED
@@ -73,9 +75,9 @@ def _train(
     settings: TrainSettings,
     source: BatchSource,
     evaluation: EvaluationSource | None,
-    reporter: Reporter,
+    *,
     requests: Requests,
-    clock: Clock,
+    reporter: Reporter,
 ) -> int:
     rank, root = settings.rank, settings.checkpoint.root
     root.mkdir(parents=True, exist_ok=True)
@@ -86,7 +88,7 @@ def _train(
         _resume(settings, state, source, world)
         reporter.resumed(state.step)
         with (
-            contextlib.closing(_writer(settings, world, reporter, clock)) as writer,
+            contextlib.closing(_writer(settings, world, reporter)) as writer,
             open_step_log(root, rank.attempt, rank=rank.rank) as log,
         ):
             loop = Loop(
@@ -98,11 +100,16 @@ def _train(
                 requests=requests,
                 reporter=reporter,
                 log=log,
-                clock=clock,
+                clock=reporter.clock,
             )
             if loop.run() is Ending.STOPPED:
                 return EXIT_STOPPED
-        _finish(settings, state, source, evaluation, reporter, world)
+        if evaluation is not None:
+            _evaluate(settings, state, source, evaluation, world, reporter=reporter)
+        if settings.export_directory is not None:
+            reporter.phase(RankPhase.EXPORTING)
+            _export(settings, state, source, world, settings.export_directory)
+        reporter.phase(RankPhase.DONE)
         return int(ExitCode.OK)
 
 
@@ -125,32 +132,37 @@ def _resume(settings: TrainSettings, state: TrainState, source: BatchSource, wor
     state.step = state.optimizer.steps = marker.step
 
 
-def _finish(
+def _evaluate(
     settings: TrainSettings,
     state: TrainState,
     source: BatchSource,
-    evaluation: EvaluationSource | None,
-    reporter: Reporter,
+    evaluation: EvaluationSource,
     world: World,
+    *,
+    reporter: Reporter,
 ) -> None:
-    """Evaluate and export the trained model; an attempt that resumes at the last step does just this."""
-    attempt, root = settings.rank.attempt, settings.checkpoint.root
-    if evaluation is not None:
-        reporter.phase(RankPhase.EVALUATING)
-        result = evaluate(
-            state, evaluation, settings.evaluation, world.meshes, stop_token=source.token_ids.end, attempt=attempt
-        )
-        if result is not None:
-            write_evaluation(root, attempt, result)
-    if settings.export_directory is not None:
-        reporter.phase(RankPhase.EXPORTING)
-        if settings.rank.rank == 0:
-            check_not_fenced(root, attempt)
-        export(state, settings, world.meshes, settings.export_directory, tokens=source.token_ids)
-    reporter.phase(RankPhase.DONE)
+    """Answer the held-out questions; an attempt that resumes at the last step does this and what follows."""
+    reporter.phase(RankPhase.EVALUATING)
+    result = evaluate(
+        state,
+        evaluation,
+        settings.evaluation,
+        world.meshes,
+        stop_token=source.token_ids.end,
+        attempt=settings.rank.attempt,
+    )
+    if result is not None:
+        write_evaluation(settings.checkpoint.root, settings.rank.attempt, result)
 
 
-def _writer(settings: TrainSettings, world: World, reporter: Reporter, clock: Clock) -> CheckpointWriter:
+def _export(settings: TrainSettings, state: TrainState, source: BatchSource, world: World, directory: Path) -> None:
+    """Write the trained model, unless a newer attempt has begun."""
+    if settings.rank.rank == 0:
+        check_not_fenced(settings.checkpoint.root, settings.rank.attempt)
+    export(state, settings, world.meshes, directory, tokens=source.token_ids)
+
+
+def _writer(settings: TrainSettings, world: World, reporter: Reporter) -> CheckpointWriter:
     return CheckpointWriter(
         Identity(
             root=settings.checkpoint.root,
@@ -160,7 +172,7 @@ def _writer(settings: TrainSettings, world: World, reporter: Reporter, clock: Cl
             kept=settings.checkpoint.kept,
         ),
         group=world.checkpoint_group,
-        now_s=clock.now_s,
+        now_s=reporter.clock.now_s,
         committed=reporter.checkpoint,
     )
 

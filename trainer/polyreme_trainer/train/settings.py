@@ -1,4 +1,4 @@
-"""What one rank trains: plain values, made from the job's spec, the plan and the rank's environment by the composition root."""
+"""What one rank trains: plain values, made from job, plan and environment by the composition root."""
 
 from __future__ import annotations
 
@@ -81,5 +81,3 @@ class TrainSettings:
     evaluation: EvaluationSettings = EvaluationSettings()
     export_directory: Path | None = None
     """Folder for the trained model, written by rank 0 after the last step; None for no export."""
-    tokenizer_file: Path | None = None
-    """Tokenizer to put beside the exported model."""

@@ -1,8 +1,8 @@
 """Names in a checkpoint root, and which of them are history: pure functions.
 
-Several attempts write under one root. Attempt ``n`` fixes, once, by create-if-absent, the checkpoint it resumes from. That choice
-cuts all earlier history there: whatever an older attempt writes later is no part of it. So a writer that was stopped and
-wakes late can write, and harms nobody.
+Several attempts write under one root. Attempt ``n`` fixes, once, by create-if-absent, the checkpoint it resumes from.
+That choice cuts all earlier history there: whatever an older attempt writes later is no part of it. So a writer that
+was stopped and wakes late can write, and harms nobody.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def evaluation_key(attempt: int) -> str:
 def attempt_spans(points: Iterable[ResumePoint]) -> Mapping[int, tuple[int, int | None]]:
     """Steps of each attempt that are history: ``attempt -> (after, until)``, until None for the newest.
 
-    Attempt ``n`` owns the steps ``after < step <= until``. An attempt whose whole span was cut away by a later one that resumed
-    earlier is absent.
+    Attempt ``n`` owns the steps ``after < step <= until``. An attempt whose whole span was cut away by a later one that
+    resumed earlier is absent.
 
     The chain is walked back from the newest attempt through the checkpoints that were resumed from, as in a version
     history: only attempts on that path count.

@@ -1,7 +1,7 @@
 """The object store as every plane sees it: whole objects, ranges, create-if-absent.
 
-A key is a relative path of ``/``-separated names without ``.`` or ``..``. A put is atomic: a reader sees the old object,
-the new one, or none, never a part.
+A key is a relative path of ``/``-separated names without ``.`` or ``..``. A put is atomic: a reader sees the old
+object, the new one, or none, never a part.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def load_job(document: object) -> TrainingJob:
         InvalidConfigError: Naming the field, the value seen and the rule.
     """
     job = parse_job(document)
-    from polyreme_api.plan.plan import plan_for  # noqa: PLC0415 - the plan reads job types, so it can't be imported above
+    from polyreme_api.plan.plan import plan_for  # the plan reads job types, so it can't be imported above
 
     plan_for(job.spec)
     return job

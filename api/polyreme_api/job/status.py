@@ -54,8 +54,8 @@ class ReplacementNumber(StatusPart):
 class Placement(StatusPart):
     """Where the workers of an attempt sit: node names, and for each worker index a position in them.
 
-    ``runs`` is a run-length code: pairs of (position in ``nodes``, workers in a row), so that a gang of 15,000 stays far under
-    200 KiB.
+    ``runs`` is a run-length code: pairs of (position in ``nodes``, workers in a row), so that a gang of 15,000 stays
+    far under 200 KiB.
     """
 
     nodes: Annotated[list[NodeName], Field(max_length=15_000)] = Field(default_factory=list)

@@ -32,7 +32,8 @@ class Workers(Part):
         low, high = self.min_replicas or 1, self.max_replicas or REPLICAS_MAX
         if not low <= self.replicas <= high:
             raise ValueError(
-                f"replicas {self.replicas} lies outside minReplicas..maxReplicas ({low}..{high}); change replicas or the bounds"
+                f"replicas {self.replicas} lies outside minReplicas..maxReplicas ({low}..{high}); "
+                "change replicas or the bounds"
             )
         return self
 

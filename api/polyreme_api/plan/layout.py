@@ -1,8 +1,8 @@
 """Which parallel layouts fit a world size, a model and a batch.
 
 ``world = pp x dp x cp x tp``. Two meshes stand over the same ranks (parallel folding, arXiv:2504.14960): dense
-``(pp, dp, cp, tp)`` for attention and dense layers, sparse ``(pp, edp, ep)`` for experts, with ``ep`` dividing ``dp x cp x tp``.
-The last axis varies fastest, in both.
+``(pp, dp, cp, tp)`` for attention and dense layers, sparse ``(pp, edp, ep)`` for experts, with ``ep`` dividing
+``dp x cp x tp``. The last axis varies fastest, in both.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def misfits(layout: Layout, *, world: int, shape: ModelShape, packs_per_step: in
     rules = [
         (
             layout.world == world,
-            f"dp {layout.dp} x pp {layout.pp} x cp {layout.cp} x tp {layout.tp} is {layout.world} ranks, the workers give {world}",
+            f"dp {layout.dp} x pp {layout.pp} x cp {layout.cp} x tp {layout.tp} is {layout.world} ranks, workers give {world}",
         ),
         (
             (layout.dp * layout.cp * layout.tp) % layout.ep == 0,

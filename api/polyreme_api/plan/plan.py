@@ -106,8 +106,8 @@ def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
 
     Args:
         spec: What the user wants.
-        replicas: Worker pods, when they are not ``spec.workers.replicas`` (elastic resize). An Explicit layout then scales its
-            dp only.
+        replicas: Worker pods, when they are not ``spec.workers.replicas`` (elastic resize). An Explicit layout then
+            scales its dp only.
 
     Raises:
         InvalidConfigError: If no layout fits, naming the nearest worker counts that would.
@@ -153,8 +153,8 @@ def _automatic(spec: TrainingJobSpec, shape: ModelShape, *, world: int, replicas
         worlds = fitting_worlds(near=world, step=devices, shape=shape, packs_per_step=packs)
         counts = ", ".join(str(count) for count in sorted(size // devices for size in worlds)) or "none"
         raise InvalidConfigError(
-            f"no layout fits {replicas} workers x {devices} devices = {world} ranks: packsPerStep {packs} is not divisible by "
-            f"dp {world}; worker counts that fit: {counts}",
+            f"no layout fits {replicas} workers x {devices} devices = {world} ranks: packsPerStep {packs} is not "
+            f"divisible by dp {world}; worker counts that fit: {counts}",
             field="spec.workers.replicas or spec.training.packsPerStep",
         )
     tokens = packs // world * spec.data.sequence_tokens

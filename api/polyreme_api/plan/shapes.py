@@ -125,8 +125,8 @@ KIMI_VL_NANO = ModelShape(
         rope_dim=8,
         value_dim=16,
         rope_theta=10_000.0,
-        # One over the root of the width, as 0.02 is at 2,048: at 0.02 the embeddings are so small beside the image features
-        # that the gradient has spikes, and the digits of the quickstart take twice the steps.
+        # One over the root of the width, as 0.02 is at 2,048: at 0.02 the embeddings are so small beside the image
+        # features that the gradient has spikes, and the digits of the quickstart take twice the steps.
         initializer_range=0.1,
     ),
 )

@@ -1,7 +1,8 @@
 """How many bytes each parallel group moves in a step, and how much memory a layout needs: arithmetic, no torch.
 
-The placer of the operator weighs these volumes by distance in the network; the planner picks the layout that moves least.
-Ring collectives over ``n`` ranks move ``2 (n - 1) / n`` of the buffer for all-reduce; an all-to-all moves ``(n - 1) / n``.
+The placer of the operator weighs these volumes by distance in the network; the planner picks the layout that moves
+least. Ring collectives over ``n`` ranks move ``2 (n - 1) / n`` of the buffer for all-reduce; an all-to-all moves
+``(n - 1) / n``.
 """
 
 from __future__ import annotations

@@ -166,9 +166,10 @@ def _page(page: AnsweredPage) -> str:
     expected = "" if page.right else f"<br><del>expected {safe(page.expected)}</del>"
     mark = "✓" if page.right else "✗"
     answer = safe(page.answer) or "(nothing)"
+    asked = f"{page.set_name}: {page.question}" if page.set_name else page.question
     return (
         f'<figure class="{kind}"><div class="paper">{picture}</div><figcaption>'
-        f'<span class="soft">{safe(page.question)}</span><br><b>{mark} {answer}</b>{expected}</figcaption></figure>'
+        f'<span class="soft">{safe(asked)}</span><br><b>{mark} {answer}</b>{expected}</figcaption></figure>'
     )
 
 

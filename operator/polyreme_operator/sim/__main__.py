@@ -1,4 +1,4 @@
-"""``python -m polyreme_operator.sim --seed N`` replays one seed; ``--seeds N`` runs many and counts what they reached."""
+"""``python -m polyreme_operator.sim``: ``--seed N`` replays one seed, ``--seeds N`` runs many."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from polyreme_operator.port import KINDS, ObjectRef, PortError
 from polyreme_operator.sim.launcher import SimLauncher
 from polyreme_operator.sim.world import World
 
-EVENTS_MAX = 12
+EVENTS_MAX = 16
 SIZES = (1, 2, 3, 4)
 
 
@@ -40,7 +40,7 @@ class Chaos:
             ("node cut off", lambda: self._node(dead=False)),
             ("launcher stopped", self._freeze),
             ("rank stopped", self._stop_rank),
-            ("operator crash", lambda: crash() is None),
+            ("operator crash", lambda: self._crash(crash)),
             ("suspend", self._suspend),
             ("scale", self._scale),
             ("job deleted", self._delete_job),
@@ -82,9 +82,7 @@ class Chaos:
         return self._end_rank(code=self._rng.choice((1, 1, 7, 17)), signal=None)
 
     def _end_rank(self, *, code: int | None, signal: int | None) -> bool:
-        alive = [
-            rank for launcher in self._world.launchers.values() for rank in launcher.ranks.values() if rank.alive
-        ]
+        alive = [rank for launcher in self._world.launchers.values() for rank in launcher.ranks.values() if rank.alive]
         if not alive:
             return False
         self._rng.choice(alive).end(code=code, signal=signal)
@@ -119,9 +117,7 @@ class Chaos:
         return True
 
     def _stop_rank(self) -> bool:
-        alive = [
-            rank for launcher in self._world.launchers.values() for rank in launcher.ranks.values() if rank.alive
-        ]
+        alive = [rank for launcher in self._world.launchers.values() for rank in launcher.ranks.values() if rank.alive]
         if not alive:
             return False
         rank = self._rng.choice(alive)
@@ -137,6 +133,11 @@ class Chaos:
             self._world.store.patch(ObjectRef.of(self._rng.choice(jobs).manifest), {"spec": spec})
         except PortError:
             return False
+        return True
+
+    @staticmethod
+    def _crash(crash: Callable[[], None]) -> bool:
+        crash()
         return True
 
     def _suspend(self) -> bool:

@@ -1,4 +1,4 @@
-"""An event loop whose time passes only when nobody has anything to do: hours in milliseconds, the same for the same seed."""
+"""An event loop whose time passes only when nobody has anything to do: hours in milliseconds, every time the same."""
 
 from __future__ import annotations
 

@@ -102,18 +102,19 @@ class Facts:
         if old is not None and (new is None or new["number"] < old["number"]):
             self.broke("attempts rise", f"{name} from {old['number']} to {new and new['number']}", world)
         if new is not None and (old is None or new["number"] != old["number"]):
-            self._attempt_begun(uid, name, old, new, status, world)
+            self._attempt_begun(uid, name, before, status, world)
         elif new is not None and old is not None and new["placement"] != old["placement"]:
             self.broke("an attempt keeps its placement", name, world)
 
-    def _attempt_begun(
-        self, uid: str, name: str, old: dict[str, Any] | None, new: dict[str, Any], status: dict[str, Any], world: World
-    ) -> None:
+    def _attempt_begun(self, uid: str, name: str, before: dict[str, Any], status: dict[str, Any], world: World) -> None:
+        old, new = before.get("attempt"), status["attempt"]
         number = new["number"]
         if number != (0 if old is None else old["number"]) + 1:
             self.broke("attempts count by one", f"{name} to {number}", world)
         if old is not None and (uid, old["number"]) in self._successes:
-            self.broke("a success counts", f"{name} began attempt {number} after attempt {old['number']} succeeded", world)
+            self.broke(
+                "a success counts", f"{name} began attempt {number} after attempt {old['number']} succeeded", world
+            )
         replacements = {entry["index"]: entry["replacement"] for entry in new["replacements"]}
         for entry in [] if old is None else old["replacements"]:
             if replacements.get(entry["index"], 0) < entry["replacement"]:
@@ -188,7 +189,9 @@ class Facts:
                 self.broke("ranks start once an attempt", f"{launcher.pod.pod} rank {number} of {attempt}", world)
             self._forked.add((uid, attempt, number))
         for other in world.launchers.values():
-            if other.pod.job_uid != uid or other.zombie or not world.nodes[other.node].up:
+            # A worker that a resize dropped can commit nothing without rank 0; its pod ends on its own time.
+            dropped = other.pod.index >= self.attempts[uid, attempt].replicas
+            if other.pod.job_uid != uid or dropped or other.zombie or not world.nodes[other.node].up:
                 continue
             past = [rank.attempt for rank in other.ranks.values() if rank.alive and rank.attempt < attempt]
             if past:

@@ -1,4 +1,4 @@
-"""A pod's launcher in the simulated world: the real machines of ``polyreme_api.launch``, with simulated ranks and network."""
+"""A pod's launcher in the simulation: the real machines of ``polyreme_api.launch``, simulated ranks and network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ LEASE_FAILS = 0.1
 class SimLauncher:
     """One process: follower machine, on index 0 also leader machine, and its ranks."""
 
-    def __init__(self, world: World, environment: PodEnvironment, *, pod_uid: str, node: str, rng: random.Random) -> None:
+    def __init__(
+        self, world: World, environment: PodEnvironment, *, pod_uid: str, node: str, rng: random.Random
+    ) -> None:
         self.world, self.pod, self.pod_uid, self.node, self._rng = world, environment, pod_uid, node, rng
         self.alive = True
         self.frozen = False
@@ -57,8 +59,8 @@ class SimLauncher:
             self.leading = l.LeaderState(replacement=self.pod.replacement)
             self.leader = self
             self.peers[0] = self
-            self._feed_leader(l.PeerConnected(index=0, replacement=self.pod.replacement))
-            self._feed(f.LeaderConnected())
+            self.feed_leader(l.PeerConnected(index=0, replacement=self.pod.replacement))
+            self.feed(f.LeaderConnected())
             self.read_job()
         self._tick()
 
@@ -89,7 +91,7 @@ class SimLauncher:
 
     def terminate(self, grace_s: float) -> None:
         """SIGTERM, and SIGKILL when the grace is over."""
-        self.deliver(lambda: self._feed(f.StopRequested(grace_s=max(0.0, grace_s - 5.0))))
+        self.deliver(lambda: self.feed(f.StopRequested(grace_s=max(0.0, grace_s - 5.0))))
         self.world.after(grace_s, self.kill)
 
     def kill(self, code: int = 137) -> None:
@@ -110,15 +112,16 @@ class SimLauncher:
         """A connection broke."""
         if not self.world.connected(self, other):
             return
-        self.deliver(lambda: self._lost(other))
+        self.deliver(lambda: self.forget(other))
 
-    def _lost(self, other: SimLauncher) -> None:
+    def forget(self, other: SimLauncher) -> None:
+        """Take the end of a connection."""
         if self.leader is other:
             self.leader = None
-            self._feed(f.LeaderLost())
+            self.feed(f.LeaderLost())
         if self.peers.get(other.pod.index) is other:
             del self.peers[other.pod.index]
-            self._feed_leader(l.PeerLost(index=other.pod.index, replacement=other.pod.replacement))
+            self.feed_leader(l.PeerLost(index=other.pod.index, replacement=other.pod.replacement))
 
     def _send(self, to: SimLauncher, act: Callable[[], None]) -> None:
         """Deliver in order, if the network still connects the two."""
@@ -139,15 +142,16 @@ class SimLauncher:
             self._connecting = False
             if not target.alive or not self.alive or self.leader is not None:
                 return
-            target.deliver(lambda: target._accept(self))
+            target.deliver(lambda: target.accept(self))
             self.leader = target
-            self.deliver(lambda: self._feed(f.LeaderConnected()))
+            self.deliver(lambda: self.feed(f.LeaderConnected()))
 
         self.world.after(self._rng.random() * NETWORK_S, done)
 
-    def _accept(self, peer: SimLauncher) -> None:
+    def accept(self, peer: SimLauncher) -> None:
+        """Take a follower that has proved itself."""
         self.peers[peer.pod.index] = peer
-        self._feed_leader(l.PeerConnected(index=peer.pod.index, replacement=peer.pod.replacement))
+        self.feed_leader(l.PeerConnected(index=peer.pod.index, replacement=peer.pod.replacement))
 
     # ---------------------------------------------------------------------------------------------------- machines
 
@@ -157,12 +161,13 @@ class SimLauncher:
         if not self.frozen:
             if self.leader is None and self.pod.index != 0:
                 self._connect()
-            self._feed(f.Tick())
+            self.feed(f.Tick())
             if self.leading is not None:
-                self._feed_leader(f.Tick())
+                self.feed_leader(f.Tick())
         self.world.after(TICK_S * (0.9 + 0.2 * self._rng.random()), self._tick)
 
-    def _feed(self, event: f.FollowerEvent) -> None:
+    def feed(self, event: f.FollowerEvent) -> None:
+        """Step the follower's machine and do what it asks."""
         if not self.alive:
             return
         self.follower, effects = f.FollowerMachine.step(self.follower, event, self.world.time_s())
@@ -191,9 +196,9 @@ class SimLauncher:
             self.world.facts.joined(self, message)
         event = l.FromPeer(index=self.pod.index, replacement=self.pod.replacement, message=message)
         if leader is self:
-            self._feed_leader(event)
+            self.feed_leader(event)
         else:
-            self._send(leader, lambda: leader._feed_leader(event) if leader.peers.get(self.pod.index) is self else None)
+            self._send(leader, lambda: leader.feed_leader(event) if leader.peers.get(self.pod.index) is self else None)
 
     def _fork(self, attempt: int, release: Release) -> None:
         self.ranks = {}
@@ -204,13 +209,14 @@ class SimLauncher:
 
     def _rank_ended(self, rank: Rank, code: int | None, signal: int | None) -> None:
         event = f.RankExited(attempt=rank.attempt, rank=rank.rank, code=code, signal=signal)
-        self.deliver(lambda: self._feed(event))
+        self.deliver(lambda: self.feed(event))
 
     def report(self, record: ProgressRecord) -> None:
         """Take rank 0's word."""
-        self.deliver(lambda: self._feed_leader(l.ProgressFromRank(record=record)))
+        self.deliver(lambda: self.feed_leader(l.ProgressFromRank(record=record)))
 
-    def _feed_leader(self, event: l.LeaderEvent) -> None:
+    def feed_leader(self, event: l.LeaderEvent) -> None:
+        """Step the leader's machine, on index 0."""
         if not self.alive or self.leading is None:
             return
         self.leading, effects = l.LeaderMachine.step(self.leading, event, self.world.time_s())
@@ -230,7 +236,7 @@ class SimLauncher:
                 peer = self.peers.get(index)
                 if peer is not None and peer.pod.replacement == replacement:
                     del self.peers[index]
-                    self._send(peer, lambda: peer._lost(self))
+                    self._send(peer, lambda: peer.forget(self))
             case l.FixResume(attempt=attempt):
                 self.world.after(self._rng.random() * API_S, lambda: self._fix(attempt))
             case l.RenewLease(record=record):
@@ -242,9 +248,9 @@ class SimLauncher:
     def _to_peer(self, index: int, message: Message) -> None:
         peer = self.peers.get(index)
         if peer is self:
-            self._feed(f.FromLeader(message=message))
+            self.feed(f.FromLeader(message=message))
         elif peer is not None:
-            self._send(peer, lambda: peer._feed(f.FromLeader(message=message)) if peer.leader is self else None)
+            self._send(peer, lambda: peer.feed(f.FromLeader(message=message)) if peer.leader is self else None)
 
     def _fix(self, attempt: int) -> None:
         if not self.alive:
@@ -253,7 +259,7 @@ class SimLauncher:
         event = l.ResumeFixed(
             attempt=attempt, resume_from=point.resume_from, step=point.step, master_address="host", master_port=1
         )
-        self.deliver(lambda: self._feed_leader(event))
+        self.deliver(lambda: self.feed_leader(event))
 
     # --------------------------------------------------------------------------------------------------------- API
 
@@ -278,7 +284,7 @@ class SimLauncher:
             job_json="{}",
             plan_json="{}",
         )
-        self._feed_leader(l.JobChanged(attempt=view))
+        self.feed_leader(l.JobChanged(attempt=view))
 
     def _write_lease(self) -> None:
         if self._lease_busy or self._lease_next is None or not self.alive:
@@ -312,7 +318,7 @@ class SimLauncher:
             text = (lease["metadata"].get("annotations") or {}).get(labels.ANNOTATION_PROGRESS)
             known = ProgressRecord.model_validate_json(text) if text else None
             if known is not None and (known.attempt, known.replacement) > (record.attempt, record.replacement):
-                self._feed_leader(l.LeaseLost())
+                self.feed_leader(l.LeaseLost())
                 return True
             self.world.tick_lease += 1
             told = record.model_copy(update={"updated_at_s": self.world.clock.now_s()})
@@ -320,5 +326,5 @@ class SimLauncher:
             self.world.store.patch(ref, {"metadata": {"annotations": annotation}})
         except PortError:
             return False
-        self._feed_leader(l.LeaseWritten(record=record))
+        self.feed_leader(l.LeaseWritten(record=record))
         return True

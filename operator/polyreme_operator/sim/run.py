@@ -87,7 +87,7 @@ class _Simulation:
         self._chaos.end()
         until_s = self._loop.time() + PEACE_S
         try:
-            while self._loop.time() < until_s and not self._finished():
+            while self._loop.time() < until_s and not self._finished():  # noqa: ASYNC110 - virtual time costs nothing
                 await asyncio.sleep(5.0)
             await asyncio.sleep(SETTLE_S)
         except SimStalledError as error:
@@ -106,14 +106,18 @@ class _Simulation:
         while replicas * devices > most:
             replicas, devices = max(1, replicas - 1), 1
         world = self._world
-        steps = rng.randrange(8, 30)
-        uid = world.store.create(_job(name, replicas, devices, queue, steps, rng))["metadata"]["uid"]
+        steps = rng.randrange(10, 150)
+        uid = world.store.create(_job(name, (replicas, devices), queue, steps, rng))["metadata"]["uid"]
         world.steps[uid] = steps
         world.checkpoint_every[uid] = rng.choice((3, 4, 6))
 
     def _finished(self) -> bool:
         conditions = [
-            {entry["type"] for entry in (record.manifest.get("status") or {}).get("conditions") or () if entry["status"] == "True"}
+            {
+                entry["type"]
+                for entry in (record.manifest.get("status") or {}).get("conditions") or ()
+                if entry["status"] == "True"
+            }
             for record in self._world.store.records("TrainingJob")
         ]
         return all(kinds & {"Succeeded", "Failed"} for kinds in conditions)
@@ -150,7 +154,9 @@ class _Simulation:
                 task.cancel()
                 outcome = (await asyncio.gather(task, return_exceptions=True))[0]
             if isinstance(outcome, Exception):
-                self._facts.violations.append(f"t={self._loop.time():.3f} the operator does not fail: {_deepest(outcome)!r}")
+                self._facts.violations.append(
+                    f"t={self._loop.time():.3f} the operator does not fail: {_deepest(outcome)!r}"
+                )
             await asyncio.sleep(self._rng.random() * RESTART_S)
 
     def _result(self) -> Result:
@@ -190,7 +196,7 @@ def _draw_faults(rng: random.Random) -> PortFaults:
     )
 
 
-def _job(name: str, replicas: int, devices: int, queue: str, steps: int, rng: random.Random) -> dict[str, object]:
+def _job(name: str, size: tuple[int, int], queue: str, steps: int, rng: random.Random) -> dict[str, object]:
     strict = rng.random() < 0.25
     policy = {
         "maxRestarts": 4 if strict else 200,
@@ -206,7 +212,7 @@ def _job(name: str, replicas: int, devices: int, queue: str, steps: int, rng: ra
             "model": {"preset": "kimi-vl-nano"},
             "data": {"sources": [{"name": "a", "dataset": "sample/digits"}], "sequenceTokens": 128},
             "training": {"steps": steps, "packsPerStep": PACKS},
-            "workers": {"replicas": replicas, "devices": devices},
+            "workers": {"replicas": size[0], "devices": size[1]},
             "queueName": queue,
             "priority": rng.choice((0, 0, 1)),
             "failurePolicy": policy,

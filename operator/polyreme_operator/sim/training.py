@@ -1,4 +1,4 @@
-"""What ranks do, reduced to what the control plane can see or harm: steps, checkpoints, exits, under one durable root a job."""
+"""What ranks do, reduced to what the control plane can see or harm: steps, checkpoints, exits."""
 
 from __future__ import annotations
 

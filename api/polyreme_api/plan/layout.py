@@ -47,7 +47,7 @@ def misfits(layout: Layout, *, world: int, shape: ModelShape, packs_per_step: in
     rules = [
         (
             layout.world == world,
-            f"dp {layout.dp} x pp {layout.pp} x cp {layout.cp} x tp {layout.tp} is {layout.world} ranks, workers give {world}",
+            f"dp {layout.dp} x pp {layout.pp} x cp {layout.cp} x tp {layout.tp} is {layout.world} ranks, not {world}",
         ),
         (
             (layout.dp * layout.cp * layout.tp) % layout.ep == 0,

@@ -121,7 +121,7 @@ UNPLANNABLE: list[tuple[dict[str, Any], str]] = [
     ({"spec.workers.replicas": 3}, "3 workers x 1 devices = 3 ranks: packsPerStep 4 is not divisible by dp 3"),
     (
         {"spec.parallelism": {"mode": "Explicit", "dp": 4}},
-        "dp 4 x pp 1 x cp 1 x tp 1 is 4 ranks, workers give 1; layouts of 1 ranks that fit: dp1",
+        "dp 4 x pp 1 x cp 1 x tp 1 is 4 ranks, not 1; layouts of 1 ranks that fit: dp1",
     ),
     (
         {"spec.parallelism": {"mode": "Explicit", "dp": 2, "ep": 4}, "spec.workers": {"replicas": 2}},

@@ -112,7 +112,7 @@ def decode(line: bytes) -> Message:
         data = json.loads(line)
     except ValueError as error:
         raise InvalidConfigError(f"launcher message is no JSON: {len(line)} bytes") from error
-    kind = _TYPES.get(data.pop("type", "")) if isinstance(data, dict) else None
+    kind = _TYPES.get(str(data.pop("type", ""))) if isinstance(data, dict) else None
     if kind is None:
         raise InvalidConfigError(f"launcher message of unknown type, rule one of {', '.join(_TYPES)}")
     return kind(**_checked(kind, data))

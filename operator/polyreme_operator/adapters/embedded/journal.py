@@ -1,4 +1,4 @@
-"""The embedded cluster's journal: a change a line, synced by group commit, compacted by rename, one process a journal."""
+"""The embedded cluster's journal: a change a line, synced by group commit, compacted by rename, of one process."""
 
 from __future__ import annotations
 

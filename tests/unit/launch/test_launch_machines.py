@@ -1,0 +1,344 @@
+"""The launchers' machines: the barrier, restarts, stops, fencing, success."""
+
+import dataclasses
+from typing import Any
+
+from polyreme_api.launch import follower as f
+from polyreme_api.launch import leader as l
+from polyreme_api.launch.messages import Directive, Exited, Finish, Joined, Message, Release
+from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankPhase
+
+
+def view(number: int = 1, *, replicas: int = 2, devices: int = 1, **fields: Any) -> l.AttemptView:
+    defaults: dict[str, Any] = {
+        "run": True,
+        "checkpoint_requested": False,
+        "replacements": {},
+        "job_json": "{}",
+        "plan_json": "{}",
+    }
+    return l.AttemptView(number=number, replicas=replicas, devices=devices, **{**defaults, **fields})
+
+
+class Leader:
+    """A leader whose effects are collected."""
+
+    def __init__(self, *, replacement: int = 0) -> None:
+        self.state = l.LeaderState(replacement=replacement)
+        self.now_s = 0.0
+
+    def feed(self, event: l.LeaderEvent) -> list[l.LeaderEffect]:
+        self.state, effects = l.LeaderMachine.step(self.state, event, self.now_s)
+        return list(effects)
+
+    def say(self, index: int, message: Message, *, replacement: int = 0) -> list[l.LeaderEffect]:
+        return self.feed(l.FromPeer(index=index, replacement=replacement, message=message))
+
+    def joined(self, index: int, attempt: int, *, replacement: int = 0, forked: bool = False) -> list[l.LeaderEffect]:
+        message = Joined(attempt=attempt, index=index, replacement=replacement, forked=forked)
+        return self.say(index, message, replacement=replacement)
+
+    def connected(self, index: int, *, replacement: int = 0) -> list[l.LeaderEffect]:
+        return self.feed(l.PeerConnected(index=index, replacement=replacement))
+
+    def fixed(self, attempt: int, *, step: int = 0) -> list[l.LeaderEffect]:
+        name = f"a{attempt - 1:06d}-s{step:08d}" if step else None
+        return self.feed(
+            l.ResumeFixed(attempt=attempt, resume_from=name, step=step, master_address="127.0.0.1", master_port=1)
+        )
+
+    def released(self, attempt: int = 1, *, replicas: int = 2) -> "Leader":
+        """Bring an attempt past its barrier."""
+        for index in range(replicas):
+            self.connected(index)
+        self.feed(l.JobChanged(attempt=view(attempt, replicas=replicas)))
+        for index in range(replicas):
+            self.joined(index, attempt)
+        assert releases(self.fixed(attempt)) == [attempt]
+        return self
+
+    def exited(
+        self, rank: int, *, attempt: int = 1, code: int | None = 0, number: int | None = None
+    ) -> list[l.LeaderEffect]:
+        return self.say(rank, Exited(attempt=attempt, rank=rank, code=code, signal=number))
+
+    @property
+    def record(self) -> ProgressRecord:
+        assert self.state.record is not None
+        return self.state.record
+
+
+def releases(effects: list[l.LeaderEffect]) -> list[int]:
+    messages = [effect.message for effect in effects if isinstance(effect, l.Broadcast | l.SendTo)]
+    return [message.attempt for message in messages if isinstance(message, Release)]
+
+
+def urgent(effects: list[l.LeaderEffect]) -> list[ProgressRecord]:
+    return [effect.record for effect in effects if isinstance(effect, l.RenewLease) and effect.urgent]
+
+
+def test_the_leader_releases_when_every_index_has_joined_and_the_resume_point_is_fixed() -> None:
+    leader = Leader()
+    leader.connected(0)
+    leader.feed(l.JobChanged(attempt=view()))
+    assert leader.joined(0, 1) == []
+    leader.connected(1)
+    assert l.FixResume(attempt=1) in leader.joined(1, 1)
+    assert releases(leader.joined(1, 1)) == []
+    assert releases(leader.fixed(1)) == [1]
+    assert leader.record.released
+
+
+def test_a_peer_that_leaves_before_the_release_must_join_again() -> None:
+    leader = Leader()
+    for index in range(2):
+        leader.connected(index)
+    leader.feed(l.JobChanged(attempt=view()))
+    leader.joined(0, 1)
+    leader.joined(1, 1)
+    leader.feed(l.PeerLost(index=1, replacement=0))
+    assert releases(leader.fixed(1)) == []
+    leader.connected(1)
+    assert releases(leader.joined(1, 1)) == [1]
+
+
+def test_a_join_of_another_attempt_does_not_count() -> None:
+    leader = Leader()
+    for index in range(2):
+        leader.connected(index)
+    leader.feed(l.JobChanged(attempt=view(2)))
+    leader.joined(0, 2)
+    assert leader.joined(1, 1) == []
+    assert leader.state.joined == {0}
+
+
+def test_a_late_joiner_of_an_old_replacement_is_refused() -> None:
+    leader = Leader()
+    leader.connected(0)
+    leader.feed(l.JobChanged(attempt=view(2, replacements={1: 1})))
+    assert leader.connected(1, replacement=0) == [l.DropPeer(index=1, replacement=0)]
+    leader.connected(1, replacement=1)
+    leader.joined(0, 2)
+    assert leader.joined(1, 2, replacement=0) == []
+    assert l.FixResume(attempt=2) in leader.joined(1, 2, replacement=1)
+
+
+def test_a_resume_point_of_an_older_attempt_releases_nothing() -> None:
+    leader = Leader()
+    for index in range(2):
+        leader.connected(index)
+    leader.feed(l.JobChanged(attempt=view(1)))
+    leader.joined(0, 1)
+    leader.joined(1, 1)
+    leader.feed(l.JobChanged(attempt=view(2)))
+    leader.joined(0, 2)
+    leader.joined(1, 2)
+    assert releases(leader.fixed(1)) == []
+    assert releases(leader.fixed(2)) == [2]
+
+
+def test_an_older_attempt_read_late_changes_nothing() -> None:
+    leader = Leader().released(2)
+    state = leader.state
+    assert leader.feed(l.JobChanged(attempt=view(1))) == []
+    assert leader.state == state
+
+
+def test_a_rank_that_dies_is_on_the_lease_at_once() -> None:
+    leader = Leader().released()
+    (record,) = urgent(leader.exited(1, code=None, number=9))
+    assert [(found.rank, found.code, found.signal) for found in record.exits] == [(1, None, 9)]
+    assert record.outcome is None
+
+
+def test_success_needs_every_rank_and_the_last_record() -> None:
+    leader = Leader().released()
+    leader.feed(l.ProgressFromRank(record=ProgressRecord(attempt=1, phase=RankPhase.DONE, step=5)))
+    leader.exited(0)
+    assert leader.record.outcome is None
+    (record,) = urgent(leader.exited(1))
+    assert record.outcome is Outcome.SUCCEEDED
+    assert leader.feed(l.LeaseWritten(record=record)) == [l.Broadcast(message=Finish(code=0))]
+
+
+def test_ranks_that_exit_0_without_a_last_record_have_not_succeeded() -> None:
+    leader = Leader().released()
+    leader.exited(0)
+    leader.exited(1)
+    assert leader.record.outcome is Outcome.FAILED
+
+
+def test_the_launchers_end_only_once_the_success_is_on_the_lease() -> None:
+    leader = Leader().released()
+    leader.feed(l.ProgressFromRank(record=ProgressRecord(attempt=1, phase=RankPhase.DONE)))
+    effects = leader.exited(0) + leader.exited(1)
+    assert not any(isinstance(effect, l.Broadcast) and isinstance(effect.message, Finish) for effect in effects)
+
+
+def test_a_stop_of_running_ranks_is_over_when_all_have_ended_and_is_no_failure() -> None:
+    leader = Leader().released()
+    leader.feed(l.JobChanged(attempt=view(run=False, checkpoint_requested=True)))
+    leader.exited(0, code=75)
+    assert not leader.record.outcome
+    leader.exited(1, code=75)
+    assert leader.record.outcome is Outcome.STOPPED
+    assert leader.record.exits == ()
+
+
+def test_a_stop_before_the_release_is_over_at_once() -> None:
+    leader = Leader()
+    leader.connected(0)
+    leader.feed(l.JobChanged(attempt=view(run=False)))
+    assert leader.record.outcome is Outcome.STOPPED
+
+
+def test_a_progress_record_of_another_attempt_is_not_taken() -> None:
+    leader = Leader().released(2)
+    leader.feed(l.ProgressFromRank(record=ProgressRecord(attempt=1, phase=RankPhase.DONE, step=9)))
+    assert (leader.record.step, leader.record.phase) == (0, RankPhase.STARTING)
+
+
+def test_steps_wait_for_the_next_renewal_and_a_checkpoint_does_not() -> None:
+    leader = Leader().released()
+    training = ProgressRecord(attempt=1, phase=RankPhase.TRAINING, step=1)
+    assert urgent(leader.feed(l.ProgressFromRank(record=training)))
+    assert leader.feed(l.ProgressFromRank(record=training.model_copy(update={"step": 2}))) == []
+    saved = training.model_copy(update={"step": 3, "checkpoint": CheckpointRef(attempt=1, step=3)})
+    assert urgent(leader.feed(l.ProgressFromRank(record=saved)))
+    leader.feed(l.ProgressFromRank(record=training.model_copy(update={"step": 4})))
+    assert leader.record.checkpoint == CheckpointRef(attempt=1, step=3)
+    leader.now_s = 2.0
+    renewals = [effect for effect in leader.feed(f.Tick()) if isinstance(effect, l.RenewLease)]
+    assert [(renewal.record.step, renewal.urgent) for renewal in renewals] == [(4, False)]
+
+
+def test_a_leader_whose_place_another_pod_fills_ends_only_itself() -> None:
+    leader = Leader().released()
+    effects = leader.feed(l.JobChanged(attempt=view(2, replacements={0: 1})))
+    assert effects == [l.SendTo(index=0, message=Finish(code=17))]
+    assert leader.feed(f.Tick()) == []
+    fenced = Leader().released()
+    assert fenced.feed(l.LeaseLost()) == [l.SendTo(index=0, message=Finish(code=17))]
+
+
+class Follower:
+    """A follower whose effects are collected."""
+
+    def __init__(self, *, index: int = 1, replacement: int = 0, devices: int = 2) -> None:
+        self.state = f.FollowerState(index=index, replacement=replacement, devices=devices)
+        self.now_s = 0.0
+        self.feed(f.LeaderConnected())
+
+    def feed(self, event: f.FollowerEvent) -> list[f.FollowerEffect]:
+        self.state, effects = f.FollowerMachine.step(self.state, event, self.now_s)
+        return list(effects)
+
+    def hear(self, message: Message) -> list[f.FollowerEffect]:
+        return self.feed(f.FromLeader(message=message))
+
+    def exited(
+        self, rank: int, *, attempt: int = 1, code: int | None = None, number: int | None = 9
+    ) -> list[f.FollowerEffect]:
+        return self.feed(f.RankExited(attempt=attempt, rank=rank, code=code, signal=number))
+
+    def running(self, attempt: int = 1) -> "Follower":
+        self.hear(directive(attempt))
+        effects = self.hear(release(attempt))
+        assert [type(effect) for effect in effects] == [f.ForkRanks]
+        return self
+
+
+def directive(attempt: int, **changes: Any) -> Directive:
+    base = Directive(
+        attempt=attempt, run=True, checkpoint_requested=False, replacement=0, job_json="{}", plan_json="{}"
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def release(attempt: int) -> Release:
+    return Release(attempt=attempt, master_address="127.0.0.1", master_port=1, resume_from=None)
+
+
+def joins(effects: list[f.FollowerEffect]) -> list[int]:
+    messages = [effect.message for effect in effects if isinstance(effect, f.SendToLeader)]
+    return [message.attempt for message in messages if isinstance(message, Joined)]
+
+
+def test_a_follower_joins_a_new_attempt_only_when_its_old_ranks_are_dead() -> None:
+    follower = Follower().running()
+    assert follower.hear(directive(2)) == [f.KillRanks()]
+    assert follower.hear(release(2)) == []
+    assert joins(follower.exited(2)) == []
+    assert joins(follower.exited(3)) == [2]
+    assert [type(effect) for effect in follower.hear(release(2))] == [f.ForkRanks]
+
+
+def test_a_release_that_comes_twice_forks_once() -> None:
+    follower = Follower().running()
+    assert follower.hear(release(1)) == []
+    follower.exited(2)
+    follower.exited(3)
+    assert follower.hear(release(1)) == []
+
+
+def test_a_follower_ignores_older_attempts() -> None:
+    follower = Follower().running(2)
+    assert follower.hear(directive(1)) == []
+    assert follower.hear(release(1)) == []
+    assert follower.state.attempt == 2
+
+
+def test_a_stop_with_checkpoint_asks_and_one_without_kills() -> None:
+    asked = Follower().running().hear(directive(1, run=False, checkpoint_requested=True))
+    assert asked[0] == f.SignalRanks(signal=f.RankSignal.STOP)
+    assert Follower().running().hear(directive(1, run=False))[0] == f.KillRanks()
+    saved = Follower().running().hear(directive(1, checkpoint_requested=True))
+    assert saved[0] == f.SignalRanks(signal=f.RankSignal.CHECKPOINT)
+
+
+def test_a_silent_leader_costs_the_ranks_after_15_s_and_not_before() -> None:
+    follower = Follower().running()
+    follower.now_s = 15.0
+    assert f.KillRanks() not in follower.feed(f.Tick())
+    follower.now_s = 15.1
+    assert follower.feed(f.Tick()) == [f.KillRanks()]
+
+
+def test_a_follower_that_comes_back_says_again_which_ranks_ended() -> None:
+    follower = Follower().running()
+    follower.feed(f.LeaderLost())
+    follower.exited(2)
+    messages = [effect.message for effect in follower.feed(f.LeaderConnected()) if isinstance(effect, f.SendToLeader)]
+    assert messages == [
+        Joined(attempt=1, index=1, replacement=0, forked=True),
+        Exited(attempt=1, rank=2, code=None, signal=9),
+    ]
+
+
+def test_a_pod_whose_place_another_fills_kills_its_ranks_and_ends_fenced() -> None:
+    follower = Follower().running()
+    assert follower.hear(directive(2, replacement=1)) == [f.KillRanks()]
+    follower.exited(2)
+    assert follower.exited(3)[-1] == f.ExitProcess(code=17)
+
+
+def test_a_stop_of_the_pod_kills_ranks_that_nobody_asked_to_checkpoint() -> None:
+    follower = Follower().running()
+    assert follower.feed(f.StopRequested(grace_s=20)) == [f.KillRanks()]
+    follower.exited(2)
+    assert follower.exited(3)[-1] == f.ExitProcess(code=0)
+
+
+def test_a_stop_of_the_pod_waits_for_a_checkpoint_until_its_grace_ends() -> None:
+    follower = Follower().running()
+    follower.hear(directive(1, checkpoint_requested=True))
+    assert follower.feed(f.StopRequested(grace_s=20)) == [f.SignalRanks(signal=f.RankSignal.STOP)]
+    follower.now_s = 10.0
+    follower.state = dataclasses.replace(follower.state, heard_at_s=10.0)
+    assert f.KillRanks() not in follower.feed(f.Tick())
+    follower.now_s = 20.0
+    assert follower.feed(f.Tick()) == [f.KillRanks()]
+
+
+def test_a_launcher_without_ranks_ends_at_once() -> None:
+    assert Follower().feed(f.StopRequested(grace_s=20)) == [f.ExitProcess(code=0)]

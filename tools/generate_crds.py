@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     stale = [path for path, text in outputs().items() if not _is_fresh(ROOT / path, text)]
     if "--check" in arguments:
         for path in stale:
-            print(f"stale: {path}; run python tools/generate_crds.py", file=sys.stderr)
+            print(f"stale: {path}; run make docs", file=sys.stderr)
         return int(bool(stale))
     for path in stale:
         (ROOT / path).parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from tools.generate_crds import CRD_PATH, ROOT, outputs
 
 @pytest.mark.parametrize("path", sorted(outputs()), ids=str)
 def test_a_generated_file_is_fresh(path: Path) -> None:
-    assert (ROOT / path).read_text(encoding="utf-8") == outputs()[path], "stale; run python -m tools.generate_crds"
+    assert (ROOT / path).read_text(encoding="utf-8") == outputs()[path], "stale; run make docs"
 
 
 def test_the_file_holds_the_crd() -> None:

@@ -42,7 +42,13 @@ class LocalCluster:
     """One job in its embedded cluster."""
 
     def __init__(
-        self, port: EmbeddedCluster, kubelet: ProcessKubelet, ref: ObjectRef, settings: Settings, root: Path, clock: Clock
+        self,
+        port: EmbeddedCluster,
+        kubelet: ProcessKubelet,
+        ref: ObjectRef,
+        settings: Settings,
+        root: Path,
+        clock: Clock,
     ) -> None:
         self._port = port
         self._kubelet = kubelet
@@ -191,4 +197,3 @@ async def open_cluster(
             yield LocalCluster(port, kubelet, ref, settings, checkpoint_root(run, job), clock)
         finally:
             await server.close()
-

@@ -1,4 +1,4 @@
-"""``python -m polyreme.data_worker HOME JOB``: processes a job's datasets; one JSON line of progress at a time on standard output."""
+"""``python -m polyreme.data_worker HOME JOB UID``: processes a job's datasets; one JSON line of progress at a time on standard output."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def main() -> int:
     _die_with_parent()
     home, job_file = Home(path=Path(sys.argv[1])), Path(sys.argv[2])
     try:
-        _process(home, job_file)
+        _process(home, job_file, uid=sys.argv[3])
     except PolyremeError as error:
         _say({"error": str(error)})
         return int(error.exit_code)
     return int(ExitCode.OK)
 
 
-def _process(home: Home, job_file: Path) -> None:
+def _process(home: Home, job_file: Path, *, uid: str) -> None:
     from polyreme_datahub.hub import process
 
     job = read_job(job_file)
@@ -39,7 +39,7 @@ def _process(home: Home, job_file: Path) -> None:
         job.spec,
         registry_url=home.registry_url,
         objects_url=home.objects_url,
-        job=f"{job.metadata.namespace}/{job.metadata.name}",
+        job=uid,
         progress=lambda progress: _say(dataclasses.asdict(progress)),
     )
     stages: list[dict[str, Any]] = []
@@ -51,7 +51,7 @@ def _process(home: Home, job_file: Path) -> None:
                 "stage": count.stage,
                 "processed": count.misses,
                 "reused": count.hits,
-                "deadLetters": count.dead_letters,
+                "deadLetters": count.dead,
             }
             for count in dataset.stages
         ]
@@ -61,7 +61,7 @@ def _process(home: Home, job_file: Path) -> None:
         ]
     write_json(
         job_file.with_name("data.json"),
-        {"plan": report.plan, "seconds": report.seconds, "stages": stages, "deadLetters": dead},
+        {"job": uid, "plan": report.plan, "seconds": report.seconds, "stages": stages, "deadLetters": dead},
     )
 
 

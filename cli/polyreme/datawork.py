@@ -23,12 +23,16 @@ class DataWork:
     Args:
         home: Registry and object store.
         run: The run whose job is served.
+        uid: UID of the job, by which its data versions are pinned.
         progress: Called with each progress line.
     """
 
-    def __init__(self, home: Home, run: RunDirectory, *, progress: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(
+        self, home: Home, run: RunDirectory, *, uid: str, progress: Callable[[Mapping[str, Any]], None]
+    ) -> None:
         self._home = home
         self._run = run
+        self._uid = uid
         self._progress = progress
         self._process: asyncio.subprocess.Process | None = None
 
@@ -41,13 +45,7 @@ class DataWork:
         """
         from polyreme_datahub.hub import check_datasets
 
-        spec = job.spec
-        named = [(f"spec.data.sources[{at}].dataset", source.dataset) for at, source in enumerate(spec.data.sources)]
-        if spec.evaluation is not None:
-            named += [
-                (f"spec.evaluation.sets[{at}].dataset", held.dataset) for at, held in enumerate(spec.evaluation.sets)
-            ]
-        check_datasets(home.registry_url, named)
+        check_datasets(home.registry_url, job.spec)
 
     async def run(self) -> None:
         """Process everything, then wait until cancelled.
@@ -64,6 +62,7 @@ class DataWork:
                 "polyreme.data_worker",
                 str(self._home.path),
                 str(self._run.job_file),
+                self._uid,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,

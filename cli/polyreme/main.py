@@ -41,7 +41,8 @@ app.add_typer(checkpoint.app, name="checkpoint")
 
 
 @app.callback()
-def _home(
+def _locate_home(
+    context: typer.Context,
     home: Annotated[
         Path | None,
         typer.Option(help="Folder of runs and data.", envvar="POLYREME_HOME", show_default="~/.local/share/polyreme"),
@@ -49,8 +50,7 @@ def _home(
 ) -> None:
     from polyreme.home import Home
 
-    typer_context = sys.modules["click"].get_current_context()
-    typer_context.obj = Home.locate(given=home)
+    context.obj = Home.locate(given=home)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -60,17 +60,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    import click
-
     try:
         result = app(args=arguments, standalone_mode=False)
-    except click.exceptions.Exit as error:
+    except typer.Exit as error:
         return error.exit_code
-    except click.exceptions.Abort:
+    except typer.Abort:
         note("stopped")
         return ExitCode.CANCELLED
-    except click.ClickException as error:
-        error.show()
+    except typer.TyperException as error:
+        note(f"polyreme: {error}; see polyreme --help")
         return ExitCode.USAGE
     except PolyremeError as error:
         note(f"polyreme: {error}")

@@ -8,6 +8,7 @@ from typing import Any
 from polyreme.gather import figures, verdict
 from polyreme.home import RunDirectory
 from polyreme.records import RunRecords
+from polyreme.report.write import REPORT_NAME
 from polyreme.timeline import Timeline
 from polyreme_api.errors import ExitCode
 from polyreme_api.job import TrainingJob
@@ -34,7 +35,7 @@ def outcome_of(
     state, message = verdict(job)
     head = figures(job, records, timeline.moments, now_s=now_s)
     history = records.history
-    report = run.report / "index.html"
+    report = run.report / REPORT_NAME
     return RunOutcome(
         row={
             "name": run.name,

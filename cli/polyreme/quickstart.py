@@ -24,6 +24,7 @@ from polyreme.files import read_json, write_atomically
 from polyreme.home import Home, RunDirectory
 from polyreme.output import note
 from polyreme.records import RunRecords, read_records
+from polyreme.report.write import REPORT_NAME
 from polyreme_api.errors import ExitCode
 from polyreme_api.job import TrainingJob
 
@@ -68,7 +69,7 @@ def main() -> int:
         "wall_s": round(time.monotonic() - began_s, 1),
         "memory_peak_mib": memory.peak_bytes // 2**20,
         **_setup_times(os.environ.get(SETUP_TIMES_VARIABLE)),
-        "report": str(run.report / "index.html"),
+        "report": str(run.report / REPORT_NAME),
     }
     good = _holds(figures)
     sys.stdout.write(json.dumps({"name": "quickstart", "figures": figures, "bar": BAR, "ok": good}) + "\n")

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,11 +19,11 @@ from polyreme.urls import local_folder
 from polyreme_api import environment as names
 from polyreme_api.batch import BatchSource, EvaluationSource
 from polyreme_api.environment import RankEnvironment
-from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, PolyremeError
+from polyreme_api.errors import InvalidConfigError, PolyremeError
 from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.plan.plan import Plan
 from polyreme_api.progress import ProgressRecord, RankPhase
-from polyreme_datahub.feed import NotReadyError, open_evaluation, open_source
+from polyreme_datahub.loader.open import open_held_out, open_packs, sleep_really
 from polyreme_trainer.parallel.world import RankSettings
 from polyreme_trainer.train.run import train_rank
 from polyreme_trainer.train.settings import (
@@ -34,7 +33,6 @@ from polyreme_trainer.train.settings import (
     TrainSettings,
 )
 
-DATA_POLL_S = 0.1
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 _log = logging.getLogger(__name__)
@@ -73,7 +71,7 @@ def _train(environment: Mapping[str, str]) -> int:
     plan = Plan.from_json(Path(rank.plan_file).read_text(encoding="utf-8"))
     sink, clock = PipeSink(rank.progress_fd), SystemClock()
     sink.report(_phase(rank, job, RankPhase.WAITING_FOR_DATA, clock.now_s()))
-    source, evaluation = _wait_for_data(environment, job.spec, plan)
+    source, evaluation = _open_data(environment, job.spec)
     settings = settings_of(environment, rank, job.spec, plan)
     return train_rank(settings, source=source, evaluation=evaluation, sink=sink, clock=clock)
 
@@ -136,26 +134,16 @@ def parse_job_file(path: str) -> TrainingJob:
     return parse_job(json.loads(Path(path).read_text(encoding="utf-8")))
 
 
-def _wait_for_data(
-    environment: Mapping[str, str], spec: TrainingJobSpec, plan: Plan
-) -> tuple[BatchSource, EvaluationSource | None]:
-    """Wait until the pipeline has closed the indexes of this job's datasets.
+def _open_data(environment: Mapping[str, str], spec: TrainingJobSpec) -> tuple[BatchSource, EvaluationSource | None]:
+    """Wait until the pipeline has closed the indexes of this job's datasets, and map them.
 
     Raises:
         EnvironmentFailedError: If that takes longer than ``spec.data.waitSeconds``.
     """
-    deadline_s = time.monotonic() + spec.data.wait_seconds
-    while True:
-        try:
-            url = environment[names.OBJECTS_URL]
-            source = open_source(url, spec=spec, shape=plan.shape)
-            return source, open_evaluation(url, spec=spec, shape=plan.shape) if spec.evaluation else None
-        except NotReadyError as error:
-            if time.monotonic() > deadline_s:
-                raise EnvironmentFailedError(
-                    f"data is not ready after {spec.data.wait_seconds} s: {error}", field="spec.data.waitSeconds"
-                ) from error
-            time.sleep(DATA_POLL_S)
+    url, job = environment[names.OBJECTS_URL], environment[names.JOB_UID]
+    limit_s = float(spec.data.wait_seconds)
+    source = open_packs(url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
+    return source, open_held_out(url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
 
 
 def _evaluation_settings(spec: TrainingJobSpec) -> EvaluationSettings:

@@ -19,10 +19,15 @@ def publish(
 ) -> Path:
     """Write the report of a run as it stands; return its path."""
     from polyreme.report.write import write_report
-    from polyreme_datahub.hub import picture
+    from polyreme_datahub.hub import read_image
 
     data = gather(
-        run, job, records, timeline.moments, picture=lambda digest: picture(home.objects_url, digest), now_s=now_s
+        run,
+        job,
+        records,
+        timeline.moments,
+        picture=lambda digest: read_image(home.registry_url, home.objects_url, digest),
+        now_s=now_s,
     )
     path = write_report(run.report, data)
     _log.info("report written: %s", path)

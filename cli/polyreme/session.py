@@ -132,7 +132,8 @@ class _Session:
             return
         if resumed:
             note(f"run {self._run.name} goes on where it stood")
-        data = DataWork(self._home, self._run, progress=watcher.data_progress)
+        uid = (await cluster.job()).metadata.uid
+        data = DataWork(self._home, self._run, uid=uid, progress=watcher.data_progress)
         async with _background(
             cluster.serve(), *(self._fault(injection, cluster, watcher) for injection in self._settings.injections)
         ) as failed:

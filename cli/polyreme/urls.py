@@ -16,5 +16,7 @@ def local_folder(url: str, *, field: str) -> Path:
     """
     parts = urlsplit(url)
     if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not parts.path:
-        raise InvalidConfigError(f"no local folder: {url!r}, this version takes file:///absolute/path URLs", field=field)
+        raise InvalidConfigError(
+            f"no local folder: {url!r}, this version takes file:///absolute/path URLs", field=field
+        )
     return Path(unquote(parts.path))

@@ -137,7 +137,9 @@ def _row(job: TrainingJob, progress: ProgressRecord | None, view: RunView) -> di
 def _waits_for(sentence: str, progress: ProgressRecord | None, stages: Mapping[str, StageView]) -> str:
     """Name what the ranks wait for when it is the data."""
     if progress is not None and progress.phase is RankPhase.WAITING_FOR_DATA and stages:
-        return f"waiting for data: {', '.join(f'{stage.name} {stage.done} of {stage.total}' for stage in stages.values())}"
+        return (
+            f"waiting for data: {', '.join(f'{stage.name} {stage.done} of {stage.total}' for stage in stages.values())}"
+        )
     return sentence
 
 

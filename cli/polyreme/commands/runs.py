@@ -17,6 +17,7 @@ from polyreme.home import Home, RunDirectory
 from polyreme.identity import read_identity
 from polyreme.output import Format, emit, note
 from polyreme.processes import is_same_process
+from polyreme.report.write import REPORT_NAME
 from polyreme_api.errors import ExitCode, NotFoundError, PolyremeError, RefusedError
 
 STOP_POLL_S = 0.1
@@ -178,7 +179,7 @@ def describe(run: RunDirectory) -> dict[str, Any]:
     label = state.get("state", "Unknown")
     if not served and not state.get("finished", False):
         label = "Stopped"
-    report = run.report / "index.html"
+    report = run.report / REPORT_NAME
     return {
         "name": run.name,
         "namespace": run.namespace,

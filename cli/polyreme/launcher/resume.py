@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
-from polyreme_api.errors import InvalidConfigError
+from polyreme_api.errors import InvalidConfigError, RefusedError
 from polyreme_api.history import (
     COMMIT_MARKER,
     ResumePoint,
@@ -14,14 +13,19 @@ from polyreme_api.history import (
     choose_resume,
     parse_checkpoint_name,
 )
+from polyreme_api.marker import ForeignFormatError, parse_marker
 from polyreme_api.progress import CheckpointRef
 from polyreme_api.store import ObjectExistsError, ObjectStore
+
+NAMED_MAX = 3
+"""Missing files that a message names."""
 
 
 def fix_resume(store: ObjectStore, *, attempt: int, now_s: float) -> ResumePoint:
     """Fix the attempt's resume point and return it; the first writer's choice stands.
 
     Raises:
+        ForeignFormatError: If a checkpoint is of a format that this version does not read.
         StoreFailedError: If the store stays away.
     """
     keys = {info.key: info.size_bytes for info in store.list("")}
@@ -58,13 +62,15 @@ def _committed(store: ObjectStore, keys: dict[str, int]) -> list[CheckpointRef]:
             continue
         try:
             reference = parse_checkpoint_name(name)
-            files = json.loads(store.get(key)).get("files", {})
-            torn = [file for file, entry in files.items() if keys.get(f"{name}/{file}") != entry.get("bytes")]
-        except (InvalidConfigError, ValueError, AttributeError):
-            torn = [COMMIT_MARKER]
-            reference = None
-        if torn or reference is None:
-            print(f"checkpoint {name} is torn and not used: {', '.join(sorted(torn)[:3])}", file=sys.stderr)
+            marker = parse_marker(store.get(key), name=name)
+        except ForeignFormatError:
+            raise
+        except (InvalidConfigError, RefusedError) as error:
+            print(f"checkpoint {name} is torn and not used: {error}", file=sys.stderr)
+            continue
+        missing = [file for file, saved in marker.files.items() if keys.get(f"{name}/{file}") != saved.size_bytes]
+        if missing:
+            print(f"checkpoint {name} is torn and not used: {', '.join(sorted(missing)[:NAMED_MAX])}", file=sys.stderr)
         else:
             committed.append(reference)
     return committed

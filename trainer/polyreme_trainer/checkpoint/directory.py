@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from polyreme_api.errors import FencedError, InvalidConfigError, RefusedError
 from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, parse_checkpoint_name
 from polyreme_api.progress import CheckpointRef
-from polyreme_trainer.checkpoint.marker import CommitMarker, SavedFile
+from polyreme_api.marker import CommitMarker, SavedFile
 
 _CHUNK_BYTES = 1 << 20
 

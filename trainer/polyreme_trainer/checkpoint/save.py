@@ -26,7 +26,7 @@ from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.progress import CheckpointRef
 from polyreme_trainer.checkpoint.content import Content
 from polyreme_trainer.checkpoint.directory import check_not_fenced, commit, digest_file
-from polyreme_trainer.checkpoint.marker import CommitMarker, SavedFile
+from polyreme_api.marker import CommitMarker, SavedFile
 from polyreme_trainer.checkpoint.retention import retain
 from polyreme_trainer.parallel import collectives
 

@@ -16,6 +16,10 @@ from polyreme_api.plan.plan import shape_digest
 from polyreme_api.plan.shapes import ModelShape
 
 
+class ForeignFormatError(RefusedError):
+    """The checkpoint is whole, but of a format that this version does not read; going on without it would lose work."""
+
+
 class SavedFile(BaseModel):
     """Size and digest of one file."""
 
@@ -53,7 +57,8 @@ def parse_marker(text: bytes, *, name: str) -> CommitMarker:
         name: The checkpoint's name, for messages.
 
     Raises:
-        RefusedError: If it is damaged, or of a format that this version does not read.
+        ForeignFormatError: If it is of a format that this version does not read.
+        RefusedError: If it is damaged.
     """
     try:
         data = json.loads(text)
@@ -63,7 +68,7 @@ def parse_marker(text: bytes, *, name: str) -> CommitMarker:
             f"checkpoint marker is damaged: {name}/{COMMIT_MARKER}, it must be JSON with a format"
         ) from error
     if version != CHECKPOINT_FORMAT:
-        raise RefusedError(
+        raise ForeignFormatError(
             f"checkpoint has another format: {name} has format {version!r}, this version reads {CHECKPOINT_FORMAT}; "
             "go on with the version of polyreme that wrote it, or export it there and start a new run"
         )

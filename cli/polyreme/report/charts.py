@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from polyreme.report import svg
 from polyreme.report.data import AttemptRow, MixtureWeights, ReportData
 from polyreme.report.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Scale
-from polyreme.report.timeline import attempt_spans
+from polyreme.report.timeline import attempt_spans, end_of
 from polyreme.words import clock, duration, share, short_weights
 from polyreme_api.progress import StepRecord
 
@@ -166,7 +166,7 @@ def _resume_marks(data: ReportData, *, x: Scale, y: Scale) -> list[str]:
 
 
 def _row_words(attempt: AttemptRow, *, x: Scale, at: float, end_s: float) -> str:
-    words = attempt.cause or ("succeeded" if attempt.succeeded else "running" if attempt.ended_s is None else "")
+    words = end_of(attempt)
     right = x(end_s)
     if right > x.to_px - 150:
         return svg.label(right - 6, at + 19, words, "on-bar", anchor="end")

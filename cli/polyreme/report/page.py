@@ -9,10 +9,13 @@ from polyreme.report.charts import COLOURS, loss_chart, throughput_chart, timeli
 from polyreme.report.data import AnsweredPage, AttemptRow, ReportData
 from polyreme.report.style import STYLE
 from polyreme.report.svg import safe, short_number
+from polyreme.report.timeline import end_of
 from polyreme.words import NOTHING, duration, moment, share, short_weights, size
 
 PAGES_MAX = 48
 """Pages with answers that are shown; at most half of them wrong ones."""
+OPEN_ROWS_MAX = 12
+"""Stages that are shown at once; more are folded."""
 ROWS_MAX = 200
 """Rows of one table; more are said in words."""
 LEGEND_MAX = 8
@@ -180,7 +183,10 @@ def _data_plane(data: ReportData) -> str:
         (safe(row.dataset), safe(row.stage), f"{row.processed:,}", f"{row.reused:,}", f"{row.dead_letters:,}")
         for row in data.stages
     ]
-    parts = ["<h2>Data</h2>", _table(("dataset", "stage", "#processed", "#reused", "#dead letters"), stages)]
+    table = _table(("dataset", "stage", "#processed", "#reused", "#dead letters"), stages)
+    if len(stages) > OPEN_ROWS_MAX:
+        table = f"<details><summary>{len(stages):,} stages</summary>{table}</details>"
+    parts = ["<h2>Data</h2>", f"<p>{_data_words(data)}</p>", table if stages else ""]
     if data.dead_letters:
         letters = [
             (safe(row.dataset), safe(row.stage), _code(row.record), safe(row.error)) for row in data.dead_letters
@@ -188,6 +194,17 @@ def _data_plane(data: ReportData) -> str:
         parts += ["<h3>Dead letters</h3>", "<p class='soft'>Records that could not be processed; training went on.</p>"]
         parts.append(_table(("dataset", "stage", "record", "error"), letters))
     return "".join(parts)
+
+
+def _data_words(data: ReportData) -> str:
+    datasets = len({row.dataset for row in data.stages})
+    processed, reused = (sum(getattr(row, name) for row in data.stages) for name in ("processed", "reused"))
+    letters = sum(row.dead_letters for row in data.stages) or len(data.dead_letters)
+    return (
+        f"{datasets:,} dataset{'' if datasets == 1 else 's'}: {processed:,} results made, "
+        f"{reused:,} reused from earlier runs, "
+        f"{letters:,} dead letter{'' if letters == 1 else 's'}."
+    )
 
 
 def _attempts(attempts: Sequence[AttemptRow]) -> str:
@@ -203,11 +220,6 @@ def _attempts(attempts: Sequence[AttemptRow]) -> str:
         for attempt in attempts
     ]
     return "<h2>Attempts</h2>" + _table(("#", "how", "started", "#steps", "#took", "end"), rows) if rows else ""
-
-
-def end_of(attempt: AttemptRow) -> str:
-    """Say in a word how an attempt ended."""
-    return attempt.cause or ("succeeded" if attempt.succeeded else "running" if attempt.ended_s is None else "ended")
 
 
 def _checkpoints(data: ReportData) -> str:

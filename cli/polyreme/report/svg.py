@@ -148,7 +148,7 @@ def frame(
 ) -> str:
     """Draw a grid with its numbers and the axes' names; without ``write_x`` the caller writes that axis."""
     parts = []
-    for tick in y.ticks(6):
+    for tick in y.ticks(8 if y.logarithmic else 6):
         at = y(tick)
         parts.append(f'<line class="grid" x1="{x.from_px}" x2="{x.to_px}" y1="{at:.1f}" y2="{at:.1f}"/>')
         parts.append(label(x.from_px - 8, at + 4, write_y(tick), "tick", anchor="end"))

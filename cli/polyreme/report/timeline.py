@@ -55,5 +55,10 @@ def attempt_spans(
     )
 
 
+def end_of(attempt: AttemptRow) -> str:
+    """Say in a word how an attempt ended."""
+    return attempt.cause or ("succeeded" if attempt.succeeded else "running" if attempt.ended_s is None else "ended")
+
+
 def _without_empty(spans: list[Span]) -> list[Span]:
     return [span for span in spans if span.seconds > 0]

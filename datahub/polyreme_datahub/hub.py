@@ -67,7 +67,6 @@ def check_datasets(registry_url: str, spec: TrainingJobSpec) -> None:
 
     Raises:
         DatasetNotFoundError: Naming the nearest names there are.
-        InvalidConfigError: If a held-out dataset is a source of the mixture.
     """
     from polyreme_datahub.processing import check_spec
 

@@ -17,7 +17,6 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.plan.plan import shape_of
 from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore
 from polyreme_datahub.digests import action_key, action_prefix, canonical_json, digest_bytes, digest_value
-from polyreme_datahub.errors import SourceInvalidError
 from polyreme_datahub.index.format import plan_key
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.registry import datasets, progress, work
@@ -305,11 +304,10 @@ def resolve(database: Database, reference: str, *, now_s: float) -> DatasetVersi
 
 
 def check_spec(database: Database, spec: TrainingJobSpec) -> None:
-    """Refuse datasets that do not exist, and held-out datasets that are trained on.
+    """Refuse datasets that do not exist.
 
     Raises:
         DatasetNotFoundError: Naming the nearest names there are.
-        SourceInvalidError: Naming the dataset that is both.
     """
     samples = sample_sources()
     trained = [source.dataset for source in spec.data.sources]
@@ -321,13 +319,6 @@ def check_spec(database: Database, spec: TrainingJobSpec) -> None:
             raise datasets.not_found(reference, known)
         if number and not (name in samples and number == "1"):
             datasets.find_version(database, reference)
-    names = {reference.partition("@")[0] for reference in trained}
-    for reference in heldout:
-        if reference.partition("@")[0] in names:
-            raise SourceInvalidError(
-                f"held-out dataset is trained on: {reference}, rule no source of the mixture",
-                field="spec.evaluation.sets",
-            )
 
 
 def _chunks(topic: str, pipeline: str, version: DatasetVersion) -> list[Message]:

@@ -73,11 +73,11 @@ class _Window:
 class Order:
     """Packs of slots, by step."""
 
-    def __init__(self, plan: OrderPlan) -> None:
+    def __init__(self, plan: OrderPlan, *, window_packs: int = WINDOW_PACKS) -> None:
         self._plan = plan
         self._mixtures = [Mixture(segment.weights) for segment in plan.segments]
         self._check()
-        self._window_steps = max(1, WINDOW_PACKS // plan.packs_per_step)
+        self._window_steps = max(1, window_packs // plan.packs_per_step)
         self._starts = [self._window(0, 1, 0, (0,) * len(plan.names))]
         self._filled: OrderedDict[int, tuple[int, list[list[Slot]]]] = OrderedDict()
 

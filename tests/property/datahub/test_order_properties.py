@@ -1,0 +1,128 @@
+"""The order of a run, for any plan: nothing lost, nothing doubled, weights honoured, the same from anywhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyreme_datahub.loader.mixture import Mixture
+from polyreme_datahub.loader.order import Order, OrderPlan, Segment, Slot
+from polyreme_datahub.loader.packing import longest_prefix, pack
+from polyreme_datahub.loader.permutation import permute
+
+STEPS = 12
+WINDOW_PACKS = 6
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> OrderPlan:
+    sources = draw(st.integers(1, 4))
+    tokens = draw(st.integers(8, 64))
+    lengths = tuple(
+        np.array(draw(st.lists(st.integers(tokens // 6 + 1, tokens), min_size=1, max_size=20)), dtype=np.int64)
+        for _ in range(sources)
+    )
+    weights = st.lists(st.integers(0, 9), min_size=sources, max_size=sources).filter(any)
+    changes = sorted(draw(st.sets(st.integers(2, STEPS), max_size=3)))
+    segments = tuple(Segment(first_step=step, weights=tuple(draw(weights))) for step in (1, *changes))
+    return OrderPlan(
+        seed=draw(st.integers(0, 1000)),
+        names=tuple(f"source-{at}" for at in range(sources)),
+        lengths=lengths,
+        segments=segments,
+        packs_per_step=draw(st.sampled_from([1, 2, 3, 9])),
+        pack_tokens=tokens,
+    )
+
+
+def slots_by_step(plan: OrderPlan) -> list[list[list[Slot]]]:
+    order = Order(plan, window_packs=WINDOW_PACKS)
+    return [order.packs(step) for step in range(1, STEPS + 1)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(plans(), st.integers(1, STEPS))
+def test_every_step_restores_to_the_same_tail(plan: OrderPlan, step: int) -> None:
+    whole = slots_by_step(plan)
+    fresh = Order(plan, window_packs=WINDOW_PACKS)
+    assert [fresh.packs(at) for at in range(step, STEPS + 1)] == whole[step - 1 :]
+    assert fresh.packs(1) == whole[0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(plans())
+def test_no_pack_overflows_and_every_step_has_all_its_packs(plan: OrderPlan) -> None:
+    for packs in slots_by_step(plan):
+        assert len(packs) == plan.packs_per_step
+        for slots in packs:
+            assert sum(int(plan.lengths[slot.source][slot.sample]) for slot in slots) <= plan.pack_tokens
+
+
+@settings(max_examples=25, deadline=None)
+@given(plans())
+def test_each_sample_comes_once_an_epoch(plan: OrderPlan) -> None:
+    order = Order(plan, window_packs=WINDOW_PACKS)
+    seen = Counter((s.source, s.epoch, s.sample) for step in range(1, STEPS + 1) for p in order.packs(step) for s in p)
+    assert set(seen.values()) <= {1}
+    last_step = order._starts[order._find(STEPS)].first_step
+    whole = Counter((s.source, s.epoch, s.sample) for step in range(1, last_step) for p in order.packs(step) for s in p)
+    for source, lengths in enumerate(plan.lengths):
+        per_epoch = Counter(epoch for at, epoch, _ in whole if at == source)
+        newest = max(per_epoch, default=0)
+        assert all(per_epoch[epoch] == lengths.size for epoch in range(newest))
+
+
+@settings(max_examples=25, deadline=None)
+@given(plans())
+def test_windows_take_slots_without_gap_and_conserve_tokens(plan: OrderPlan) -> None:
+    order = Order(plan, window_packs=WINDOW_PACKS)
+    order.packs(STEPS)
+    for number, window in enumerate(order._starts[:-1]):
+        used, packs = order._fill(number)
+        slots, lengths = order._slots(window, used)
+        placed = [slot for pack_ in packs for slot in pack_]
+        assert sorted(map(key, placed)) == sorted(map(key, slots))
+        assert sum(int(plan.lengths[s.source][s.sample]) for s in placed) == int(lengths.sum())
+        following = order._starts[number + 1]
+        if following.segment == window.segment:
+            assert following.slot == window.slot + used
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any), st.integers(0, 300))
+def test_every_prefix_of_the_mixture_is_within_one_sample(weights: list[int], count: int) -> None:
+    mixture = Mixture(weights)
+    sources = mixture.sources(0, count).tolist()
+    total = sum(weights)
+    taken = [0] * len(weights)
+    for slot, source in enumerate(sources, start=1):
+        taken[source] += 1
+        for mine, weight in zip(taken, weights, strict=True):
+            assert abs(mine * total - weight * slot) < total
+    assert mixture.taken(count) == taken
+
+
+@given(st.integers(1, 3000), st.text(max_size=8))
+def test_a_permutation_hits_every_place_once(size: int, key_text: str) -> None:
+    order = permute(np.arange(size), size=size, key=key_text)
+    assert np.array_equal(np.sort(order), np.arange(size))
+    some = permute(np.arange(size)[::3], size=size, key=key_text)
+    assert np.array_equal(some, order[::3])
+
+
+@given(st.lists(st.integers(1, 50), max_size=80), st.integers(50, 90), st.integers(1, 20))
+def test_a_prefix_fills_its_packs_and_loses_nothing(lengths: list[int], capacity: int, packs_max: int) -> None:
+    count, packs = longest_prefix(lengths, capacity=capacity, packs_max=packs_max)
+    assert len(packs) <= packs_max
+    assert sorted(sample for samples in packs for sample in samples) == list(range(count))
+    assert all(sum(lengths[sample] for sample in samples) <= capacity for samples in packs)
+    if count < len(lengths):
+        assert count >= packs_max
+    assert pack(lengths[:count], capacity=capacity) == packs
+
+
+def key(slot: Slot) -> tuple[int, int, int]:
+    return slot.source, slot.epoch, slot.sample

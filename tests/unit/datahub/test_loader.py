@@ -1,0 +1,189 @@
+"""Packs and held-out samples as the trainer gets them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyreme_api.batch import IGNORED_TARGET, PackedBatch
+from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, RefusedError
+from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_datahub import hub
+from polyreme_datahub.loader.shards import blob_path
+from polyreme_datahub.locations import local_root
+from polyreme_datahub.sources.digits import scans_of
+from tests.unit.datahub.jobs import Home, digits, make_spec
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    home = Home(tmp_path_factory.mktemp("home"))
+    home.register("one", digits(1, pages=120))
+    home.register("three", digits(3, pages=90))
+    home.register("three-heldout", digits(3, pages=40, heldout=True))
+    home.process(spec())
+    yield home
+
+
+def spec() -> TrainingJobSpec:
+    return make_spec(["one", "three"], heldout=["three-heldout"], schedule=[(4, [1, 1])], weights=[1, 0])
+
+
+def same(one: PackedBatch, other: PackedBatch) -> bool:
+    names = ("tokens_T", "targets_T", "positions_T", "document_offsets", "patches_PC", "grids_I2")
+    return list(one.sample_ids) == list(other.sample_ids) and all(
+        np.array_equal(np.asarray(getattr(one, name)), np.asarray(getattr(other, name))) for name in names
+    )
+
+
+def test_targets_are_the_next_tokens_of_answers_only(home: Home) -> None:
+    source = hub.open_source(home.objects, spec())
+    batch = source.packs(5, first=0, count=4)
+    tokens, targets = np.asarray(batch.tokens_T), np.asarray(batch.targets_T)
+    bounds = np.asarray(batch.document_offsets)
+    assert (bounds[0], bounds[-1], tokens.size) == (0, 4 * 64, 4 * 64)
+    assert int((targets != IGNORED_TARGET).sum()) == batch.unmasked_tokens > 0
+    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        learned = np.flatnonzero(targets[start:stop] != IGNORED_TARGET)
+        assert targets[stop - 1] == IGNORED_TARGET
+        assert np.array_equal(targets[start:stop][learned], tokens[start:stop][learned + 1])
+        if learned.size:
+            assert targets[start:stop][learned[-1]] == source.token_ids.end
+            assert np.array_equal(learned, np.arange(learned[0], learned[-1] + 1))
+        assert np.array_equal(np.asarray(batch.positions_T)[start:stop], np.arange(stop - start))
+
+
+def test_media_tokens_fit_the_grids_and_the_patches(home: Home) -> None:
+    source = hub.open_source(home.objects, spec())
+    batch = source.packs(6, first=1, count=3)
+    grids = np.asarray(batch.grids_I2)
+    assert len(grids) == len(batch.sample_ids)
+    assert (
+        int((np.asarray(batch.tokens_T) == source.token_ids.media).sum()) == int((grids[:, 0] * grids[:, 1]).sum()) // 4
+    )
+    patches = np.asarray(batch.patches_PC)
+    assert patches.shape == (int((grids[:, 0] * grids[:, 1]).sum()), 3 * 14 * 14)
+    assert patches.dtype == np.float32
+    assert -1.0 <= patches.min() < 0 < patches.max() <= 1.0
+
+
+def test_patches_are_the_page_cut_row_by_row(home: Home) -> None:
+    from io import BytesIO
+
+    from PIL import Image
+
+    held = hub.open_evaluation(home.objects, spec())
+    assert held is not None
+    sample = held.sample(3)
+    png = hub.read_image(home.registry, home.objects, sample.image_digest)
+    page = np.asarray(Image.open(BytesIO(png)), dtype=np.float32) / 255 * 2 - 1
+    rows, columns = np.asarray(sample.grids_I2)[0]
+    patches = np.asarray(sample.patches_PC).reshape(rows, columns, 3, 14, 14)
+    for row in range(rows):
+        for column in range(columns):
+            cut = page[row * 14 : row * 14 + 14, column * 14 : column * 14 + 14]
+            assert np.allclose(patches[row, column], cut[None], atol=1e-6)
+
+
+def test_any_split_over_ranks_gives_the_same_packs(home: Home) -> None:
+    whole = hub.open_source(home.objects, spec()).packs(7, first=0, count=4)
+    part = hub.open_source(home.objects, spec())
+    pieces = [part.packs(7, first=at, count=1) for at in (3, 0, 2, 1)]
+    ordered = [pieces[1], pieces[3], pieces[2], pieces[0]]
+    assert np.array_equal(np.concatenate([np.asarray(p.tokens_T) for p in ordered]), np.asarray(whole.tokens_T))
+    assert np.array_equal(np.concatenate([np.asarray(p.patches_PC) for p in ordered]), np.asarray(whole.patches_PC))
+
+
+def test_a_forked_rank_reads_the_same_packs(home: Home) -> None:
+    source = hub.open_source(home.objects, spec())
+    here = source.packs(2, first=0, count=4)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        fine = False
+        try:
+            fresh = hub.open_source(home.objects, spec())
+            fine = same(source.packs(2, first=0, count=4), here) and same(fresh.packs(2, first=0, count=4), here)
+        finally:
+            os.write(writer, b"y" if fine else b"n")
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 1) == b"y"
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_rank_imports_neither_database_nor_store_nor_images() -> None:
+    code = (
+        "import sys; from polyreme_datahub import hub; import polyreme_datahub.loader.open; "
+        "heavy = {'sqlalchemy', 'alembic', 'obstore', 'pyarrow', 'PIL', 'tokenizers', 'sklearn', 'torch'} & set(sys.modules); "
+        "print(*sorted(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+def test_the_held_out_answer_is_not_in_the_prompt(home: Home) -> None:
+    held = hub.open_evaluation(home.objects, spec())
+    assert held is not None
+    assert len(held) == 20
+    sample = held.sample(0)
+    assert len(sample.expected) == 3
+    assert sample.expected not in held.text(sample.prompt_tokens)
+    assert held.text(sample.prompt_tokens) == sample.question == "Which digits, left to right?"
+
+
+def test_training_and_held_out_pages_share_no_scan() -> None:
+    assert not set(scans_of(heldout=False)) & set(scans_of(heldout=True))
+    assert len(scans_of(heldout=False)) + len(scans_of(heldout=True)) == 1797
+
+
+def test_a_state_of_other_data_is_refused(home: Home) -> None:
+    source = hub.open_source(home.objects, spec())
+    source.check_state(source.state(9))
+    other = make_spec(["one", "three"], heldout=["three-heldout"], schedule=[(4, [1, 1])], weights=[1, 0], seed=4)
+    with pytest.raises(RefusedError, match="other data"):
+        hub.open_source(home.objects, other).check_state(source.state(9))
+
+
+def test_data_that_is_not_processed_is_waited_for_and_then_named(home: Home) -> None:
+    with pytest.raises(EnvironmentFailedError, match="not processed"):
+        hub.open_source(home.objects, spec(), job="another")
+
+
+def test_a_damaged_sample_leaves_a_hole_of_the_same_length(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.register("one", digits(1, pages=40))
+    job = make_spec(["one"])
+    manifest = home.process(job).datasets[0].manifest
+    whole = hub.open_source(home.objects, job)
+    before = [whole.packs(step, first=0, count=4) for step in (1, 2)]
+    shard = whole._indexes[0].manifest.shards[0]
+    place = next(place for place in shard.arrays if place.name == "patches_P")
+    path = blob_path(local_root(home.objects), shard.digest)
+    data = bytearray(path.read_bytes())
+    data[place.start + 5] ^= 255
+    path.write_bytes(bytes(data))
+    damaged = hub.open_source(home.objects, job)
+    after = [damaged.packs(step, first=0, count=4) for step in (1, 2)]
+    holes = 0
+    for old, new in zip(before, after, strict=True):
+        assert np.array_equal(np.asarray(old.document_offsets), np.asarray(new.document_offsets))
+        holes += sum(name.startswith("hole:") for name in new.sample_ids)
+        assert new.unmasked_tokens <= old.unmasked_tokens
+    assert holes >= 1
+    stones = hub.show_dataset(home.registry, home.objects, "one").tombstones
+    assert [(stone.index_digest, stone.ordinal) for stone in stones] == [(manifest, 0)]
+
+
+def test_only_file_urls_are_object_stores() -> None:
+    with pytest.raises(InvalidConfigError, match="file:///"):
+        hub.open_source("s3://bucket/prefix", make_spec(["one"]))

@@ -29,6 +29,7 @@ def test_numbers_that_are_text_are_quoted_for_readers_of_yaml_1_2() -> None:
     assert 'default: "1e-3"' in text
 
 
+@pytest.mark.slow
 def test_a_stale_file_fails_the_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(generate_crds, "ROOT", tmp_path)
     assert generate_crds.main(["--check"]) == 1

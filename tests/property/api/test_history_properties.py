@@ -104,6 +104,7 @@ def check(world: World) -> None:
         assert is_history(reference, attempt_spans(world.points)) == (world.newest[: len(lineage)] == lineage)
 
 
+@pytest.mark.slow
 @given(lives)
 @example([Life(steps=10, every=5, fixes=True, late_steps=8, lose_newest=0)] * 3)
 @example([Life(steps=10, every=5, fixes=True, late_steps=0, lose_newest=1)] * 4)

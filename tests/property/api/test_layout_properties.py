@@ -84,6 +84,7 @@ def test_a_layout_fits_or_says_why_not(layout: Layout, world: int, shape: ModelS
     assert all(words)
 
 
+@pytest.mark.slow
 @given(near=st.integers(1, 64), step=st.integers(1, 8), shape=shapes, packs=st.integers(1, 512))
 def test_suggested_worlds_fit_and_are_the_nearest(near: int, step: int, shape: ModelShape, packs: int) -> None:
     worlds = fitting_worlds(near=near, step=step, shape=shape, packs_per_step=packs)

@@ -6,6 +6,7 @@ import json
 import math
 import struct
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +71,7 @@ records = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(records)
 def test_a_progress_record_goes_round(record: ProgressRecord) -> None:
     line = record.model_dump_json(by_alias=True)

@@ -179,6 +179,7 @@ def test_a_loss_below_zero_is_drawn_on_a_plain_scale() -> None:
     assert "loss, log scale" not in reader.text
 
 
+@pytest.mark.slow
 def test_a_long_run_stays_a_small_file() -> None:
     steps = [
         StepRecord(attempt=1, step=step, loss=1 + (step % 97) / 97, tokens=1, step_s=1, ended_at_s=START_S + step)

@@ -1,7 +1,7 @@
 """A rank without torch that does what a script says: stands in for training where only processes matter.
 
-The script is the file named by ``SCRIPT``; a rank reads its newest word again and again: ``run``, ``finish``, ``silent``
-(end without a last record), or ``exit=<rank>:<code>``.
+The script is the file named by ``SCRIPT``; a rank reads its newest word again and again: ``run``, ``finish``,
+``silent`` (end without a last record), or ``exit=<rank>:<code>``.
 """
 
 import json
@@ -21,7 +21,9 @@ def main() -> int:
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     born = Path(os.environ["POLYREME_POD_DIRECTORY"]) / f"born-{environment.rank}.a{environment.attempt}"
-    born.write_text(f"{time.time()!r} {os.getpid()} {environment.resume_from or ''}")
+    temporary = born.with_name(born.name + ".tmp")
+    temporary.write_text(f"{time.time()!r} {os.getpid()} {environment.resume_from or ''}")
+    temporary.replace(born)
     print(f"rank {environment.rank} of {environment.world_size} lives", flush=True)
     _say(environment, "Training", step=1)
     while True:

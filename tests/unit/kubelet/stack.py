@@ -208,7 +208,9 @@ class Stack:
                 (self.pod_directory(rank // self.devices) / f"born-{rank}.a{attempt}").exists()
                 for rank in range(self.replicas * self.devices)
             )
-            return record is not None and record.attempt == attempt and record.phase == "Training" and born
+            recorded = all((self.pod_directory(index) / "processes.json").exists() for index in range(self.replicas))
+            training = record is not None and record.attempt == attempt and record.phase == "Training"
+            return training and born and recorded
 
         await self.until(all_live, f"attempt {attempt} trains")
 

@@ -30,9 +30,10 @@ from polyreme_api.plan.shapes import KIMI_VL_NANO
 from polyreme_api.progress import ProgressRecord
 from polyreme_trainer.checkpoint import directory
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
-from polyreme_trainer.parallel import collectives, gradients
+from polyreme_trainer.parallel import collectives, flat, gradients, mesh
 from polyreme_trainer.parallel.world import RankSettings, open_world
 from polyreme_trainer.train import run
+from polyreme_trainer.train import state as state_module
 from polyreme_trainer.train.settings import (
     CheckpointSettings,
     EvaluationSettings,
@@ -211,6 +212,7 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
     """Write the whole model's clipped mean gradient of the first step, and the losses of ten."""
     source = Pages()
     with open_world(settings.rank, settings.layout) as world:
+        flat.FUSED_BYTES_MAX = request.get("fused_bytes_max", flat.FUSED_BYTES_MAX)
         _plant(request.get("bug"), world)
         state = open_state(settings, world.meshes, media_token=MEDIA)
         losses, first = [], {}
@@ -267,6 +269,10 @@ def _plant(bug: str | None, world: Any) -> None:
     if bug == "experts are not summed over their copies":
         real = collectives.sum_over
         collectives.sum_over = lambda buffer, group: None if group is world.meshes.edp_group else real(buffer, group)
+    if bug == "an expert's gradient lies in the wrong slice":
+        real_place = mesh.sparse_place
+        wrong = lambda layout, rank: {"ep": 1 - real_place(layout, rank)["ep"] * (rank < 2)}
+        vars(state_module)["sparse_place"] = wrong
     if bug == "each rank divides by its own count":
         total = gradients.reduce_step
         globals()["reduce"] = lambda state, local, meshes: dataclasses.replace(

@@ -38,18 +38,23 @@ def test_every_layout_has_the_gradient_and_the_losses_of_one_process(start: Any,
         seen = run(start, tmp_path / f"{layout}", layout)
         assert largest_difference(seen, alone) <= TOLERANCE, layout
         assert seen["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE), layout
+    for layout in [(4, 1), (4, 2)]:
+        seen = run(start, tmp_path / f"{layout} by two sums", layout, fused_bytes_max=0)
+        assert largest_difference(seen, alone) <= TOLERANCE, layout
+        assert seen["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE), layout
     assert alone["losses"][-1] < alone["losses"][0]
 
 
 @pytest.mark.parametrize(
-    "bug",
+    ("bug", "fused_bytes_max"),
     [
-        "experts are not summed over their copies",
-        "experts are divided by their copies",
-        "each rank divides by its own count",
+        ("experts are not summed over their copies", 0),
+        ("experts are divided by their copies", 0),
+        ("an expert's gradient lies in the wrong slice", 1 << 30),
+        ("each rank divides by its own count", 1 << 30),
     ],
 )
-def test_a_planted_bug_in_the_reduction_is_caught(start: Any, tmp_path: Path, bug: str) -> None:
+def test_a_planted_bug_in_the_reduction_is_caught(start: Any, tmp_path: Path, bug: str, fused_bytes_max: int) -> None:
     alone = run(start, tmp_path / "alone", (1, 1), steps=1)
-    broken = run(start, tmp_path / "broken", (4, 2), steps=1, bug=bug)
+    broken = run(start, tmp_path / "broken", (4, 2), steps=1, bug=bug, fused_bytes_max=fused_bytes_max)
     assert largest_difference(broken, alone) > 100 * TOLERANCE

@@ -1,8 +1,8 @@
 """The reduction of a step: gradients, loss, counts, loads and requests of all ranks in one all-reduce, or two.
 
-The second one is for experts that have copies. The loss is a sum over unmasked tokens, divided by their count over
-**all** ranks, so the gradient does not depend on how a step's packs are split. Every rank back-propagates its own sum;
-the reduction adds, and one division at the end makes the mean:
+The second one is for experts that have copies, unless they are small (``flat.flatten``). The loss is a sum over
+unmasked tokens, divided by their count over **all** ranks, so the gradient does not depend on how a step's packs are split.
+Every rank back-propagates its own sum; the reduction adds, and one division at the end makes the mean:
 
 * dense parameters: summed over all ranks, which hold different tokens;
 * experts: one has already seen the tokens of its whole expert-parallel group, so only its copies (edp) are summed;
@@ -26,6 +26,8 @@ from polyreme_trainer.parallel.mesh import Meshes
 _COUNT_BASE = 4096
 """Counts ride as two digits of this base: float32 adds whole numbers exactly up to 2**24 only."""
 _SCALARS = 8
+_EXPERT_SQUARE = 1
+"""Place of the squared norm of the experts' gradients among the scalars."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +71,15 @@ def rider_count(expert_layers: int, experts: int) -> int:
 
 def reduce_step(flat: FlatModel, local: LocalStep, meshes: Meshes) -> GlobalStep:
     """Sum gradients in place (not yet divided by the count) and return what the ranks agree on."""
-    collectives.sum_over(flat.experts.gradients, meshes.edp_group)
-    _write_riders(flat.dense.riders, local, _expert_square(flat) / meshes.layout.edp)
+    riders, square = flat.dense.riders, torch.zeros(())
+    if not flat.fused:
+        collectives.sum_over(flat.experts.gradients, meshes.edp_group)
+        square = _square(flat.experts.gradients) / meshes.layout.edp
+    _write_riders(riders, local, square)
     collectives.sum_over(flat.dense.reduced, meshes.world_group)
-    return _read_riders(flat.dense.riders, local, _square(flat.dense.gradients))
+    if flat.fused:
+        riders[_EXPERT_SQUARE] = _square(flat.dense.guests)
+    return _read_riders(riders, local, _square(flat.dense.gradients))
 
 
 def gradient_scale(step: GlobalStep, *, norm_max: float) -> float:
@@ -84,7 +91,7 @@ def gradient_scale(step: GlobalStep, *, norm_max: float) -> float:
 def _write_riders(riders: Tensor, local: LocalStep, expert_square: Tensor) -> None:
     high, low = divmod(local.unmasked, _COUNT_BASE)
     riders[0] = local.loss_sum.detach()
-    riders[1] = expert_square
+    riders[_EXPERT_SQUARE] = expert_square
     riders[2:6] = torch.tensor([high, low, local.stop, local.save], dtype=riders.dtype)
     riders[_SCALARS:] = local.loads_ME.flatten()
 
@@ -103,10 +110,6 @@ def _read_riders(riders: Tensor, local: LocalStep, dense_square: Tensor) -> Glob
         stop=stop > 0,
         save=save > 0,
     )
-
-
-def _expert_square(flat: FlatModel) -> Tensor:
-    return _square(flat.experts.gradients)
 
 
 def _square(gradients: Tensor) -> Tensor:

@@ -53,6 +53,9 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
         parameters,
         expert_names=[name for name in parameters if name.endswith(STACKED)],
         riders=rider_count(decoder.layers - decoder.dense_layers, decoder.experts),
+        slice_place=sparse_place(layout, meshes.rank)["ep"],
+        slices=layout.ep,
+        copies=layout.edp,
     )
     return TrainState(
         model=model,

@@ -21,6 +21,7 @@ from polyreme_operator.core.observe import Failure, current_pods, current_record
 from polyreme_operator.core.reasons import Cause, ConditionType, Reason
 from polyreme_operator.core.recovery import GiveUp, Restart, judge
 from polyreme_operator.core.status import drop_condition, finish, with_condition, withdraw
+from polyreme_operator.core.transition import STOP_GRACE_S
 from polyreme_operator.port import ObjectRef
 from polyreme_operator.types.actions import (
     Action,
@@ -39,8 +40,6 @@ from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import PodPhase, PodView
 
-STOP_GRACE_S = 30.0
-"""How long launchers of a finished job may take to end by themselves, and how long beyond its grace a stop may take."""
 RUNNING_PHASES = {
     RankPhase.STARTING: Reason.STARTING,
     RankPhase.WAITING_FOR_DATA: Reason.WAITING_FOR_DATA,
@@ -70,8 +69,10 @@ def reconcile(scene: JobScene, now_s: float, *, defaults: PodDefaults) -> Decisi
         return _fail(scene, Reason.DEADLINE_EXCEEDED, message, None, now_s)
     if not job.admitted:
         decision = _waiting(scene, spec, now_s)
+    elif transition.stops_for_resize(job) and not spec.suspend:
+        decision = _resizing(scene, spec, now_s)
     elif status.attempt is not None and (spec.suspend or status.attempt.desired == "Stop"):
-        decision = _stopping(scene, spec, status.attempt, now_s)
+        decision = _stopping(scene, spec, now_s)
     else:
         decision = _running(scene, spec, now_s, defaults)
     return _wake(decision, deadline_s)
@@ -92,8 +93,11 @@ def _running(scene: JobScene, spec: TrainingJobSpec, now_s: float, defaults: Pod
     if isinstance(verdict, Restart):
         return _restart(scene, attempt, verdict, now_s)
     children = _children(scene, spec)
+    if scene.lease is None:
+        # Pods come behind it: whether an attempt was ever released must be readable before a pod is created anew.
+        return Decision(actions=children)
     pods = _pod_actions(scene, spec, attempt, defaults, now_s)
-    if any(isinstance(action, CreatePod) for action in pods) and not scene.lease_read and scene.lease is not None:
+    if any(isinstance(action, CreatePod) for action in pods) and not scene.lease_read:
         return Decision(actions=(ReadLease(ref=_lease_ref(scene)),))
     status = _observed(scene, attempt, record, now_s)
     return Decision(actions=(*children, *pods, *_status_write(scene, status)), wake_at_s=_next_deadline_s(scene, spec))
@@ -229,13 +233,13 @@ def _waiting(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Decision:
     return Decision(actions=(*removed, *_status_write(scene, status)))
 
 
-def _stopping(scene: JobScene, spec: TrainingJobSpec, attempt: AttemptStatus, now_s: float) -> Decision:
+def _stopping(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Decision:
     """Checkpoint, stop, delete the pods, and only then give the admission back."""
     job, status, record = scene.job, scene.job.status, current_record(scene)
     if record is not None and record.outcome is Outcome.SUCCEEDED:
         return _succeed(scene, record, now_s)
     generation = job.generation
-    if attempt.desired == "Run":
+    if status.condition(ConditionType.SUSPENDED) is None:
         status = transition.stopped(status, checkpoint=True)
         status = with_condition(
             status, ConditionType.SUSPENDED, False, Reason.SUSPENDING, now_s=now_s, generation=generation
@@ -246,7 +250,7 @@ def _stopping(scene: JobScene, spec: TrainingJobSpec, attempt: AttemptStatus, no
         return Decision(actions=_status_write(scene, status))
     asked = status.condition(ConditionType.SUSPENDED)
     asked_s = parse_time_or(asked.last_transition_time if asked is not None else None, now_s)
-    until_s = asked_s + spec.checkpoint.preemption_grace_seconds + STOP_GRACE_S
+    until_s = asked_s + transition.stop_grace_s(spec)
     pods = current_pods(scene)
     quiet = all(pod.ended or pod.deleting for pod in pods.values())
     if not (quiet or (record is not None and record.outcome is not None) or now_s >= until_s):
@@ -260,6 +264,19 @@ def _stopping(scene: JobScene, spec: TrainingJobSpec, attempt: AttemptStatus, no
     )
     status = drop_condition(status, ConditionType.RESTARTING, ConditionType.RESIZE_REFUSED)
     return Decision(actions=(*_status_write(scene, status), _event(scene, "Suspended", "stopped on request")))
+
+
+def _resizing(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Decision:
+    """Wait for the end of an attempt that makes way for another size; ``schedule`` begins the next."""
+    record = current_record(scene)
+    if record is not None and record.outcome is Outcome.SUCCEEDED:
+        return _succeed(scene, record, now_s)
+    grace_s = transition.stop_grace_s(spec)
+    if transition.has_stopped(scene, grace_s, now_s):
+        return Decision(reschedule=True)
+    asked = scene.job.status.condition(ConditionType.RESTARTING)
+    asked_s = parse_time_or(None if asked is None else asked.last_transition_time, now_s)
+    return Decision(wake_at_s=asked_s + grace_s)
 
 
 def _stop_cause(record: ProgressRecord | None, status: TrainingJobStatus) -> Cause | None:

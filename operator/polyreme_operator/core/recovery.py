@@ -194,7 +194,7 @@ def _budget_spent(
 
 
 def _counted_restarts(status: TrainingJobStatus, *, window_s: int, now_s: float) -> int:
-    """Count the restarts in the window. Records are kept in a bounded number: when all lie within, all restarts count."""
+    """Count the restarts in the window. Kept records are bounded: when all of them lie within, all restarts count."""
     inside = [record for record in status.restart_records if now_s - (parse_time_or(record.at, 0.0)) < window_s]
     if len(inside) == RESTART_RECORDS_MAX:
         return status.restarts

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from polyreme_api.job import TrainingJobStatus
-from polyreme_api.job.status import Placement
+from polyreme_api.job.status import AttemptStatus, Placement
 from polyreme_api.labels import MANAGER
 from polyreme_api.progress import Outcome
 from polyreme_operator.core import transition
@@ -131,29 +131,46 @@ class _Round:
         self._write(job, transition.restart(scene, verdict, nodes, self._now_s))
 
     def resize(self, job: JobView) -> None:
-        """Give a job the worker count that its spec says, if that fits."""
+        """Give a job the worker count of its spec, if that fits: stop the attempt, hear its end, begin the next."""
         attempt, spec, plan = job.attempt, job.spec, job.plan
-        if attempt is None or attempt.desired == "Stop" or job.uid in self._changed:
+        if attempt is None or spec is None or spec.suspend or job.uid in self._changed:
             return
-        if spec is None or plan is None:
+        stopping = transition.stops_for_resize(job)
+        if attempt.desired == "Stop" and not stopping:
+            return
+        if plan is None:
             self._refused[job.uid] = job.invalid
-            return
-        if plan.replicas == attempt.replicas or spec.suspend:
+        if not stopping and (plan is None or plan.replicas == attempt.replicas):
             return
         scene = self._scene(job)
-        record = current_record(scene)
-        if (record is not None and record.outcome is not None) or self._must_read(job):
+        if stopping and not transition.has_stopped(scene, transition.stop_grace_s(spec), self._now_s):
             return
-        nodes = attempt.placement.node_by_index()[: plan.replicas]
-        more = plan.replicas - len(nodes)
+        if self._must_read(job):
+            return
+        record = current_record(scene)
+        if record is not None and record.outcome is not None and not stopping:
+            return
+        if record is not None and record.outcome is Outcome.SUCCEEDED:
+            return
+        nodes = self._resized(job, attempt, attempt.replicas if plan is None else plan.replicas)
+        if stopping:
+            nodes = nodes or attempt.placement.node_by_index()
+            self._take(job, nodes, attempt.devices)
+            self._write(job, transition.resize(scene, nodes, self._now_s))
+        elif nodes is not None:
+            self._write(job, transition.stop_for_resize(job, self._now_s))
+
+    def _resized(self, job: JobView, attempt: AttemptStatus, workers: int) -> list[str] | None:
+        """Place another count of workers, those that stay where they are; None, and why on record, if no fit."""
+        nodes = attempt.placement.node_by_index()[:workers]
+        more = workers - len(nodes)
         if more > 0:
             found = self._place(job, workers=more, devices=attempt.devices)
             if found is None:
                 self._refused[job.uid] = self._misfit(job, workers=more, devices=attempt.devices).message
-                return
+                return None
             nodes += found
-        self._take(job, nodes, attempt.devices)
-        self._write(job, transition.resize(scene, nodes, self._now_s))
+        return nodes
 
     def admit(self, job: JobView) -> None:
         """Admit a waiting job, or say why it waits."""

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from polyreme_api.job import TrainingJobStatus
+from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus, Placement, ReplacementNumber
 from polyreme_api.times import rfc3339
 from polyreme_operator.core.accounting import close_attempt
-from polyreme_operator.core.observe import current_record
+from polyreme_operator.core.observe import current_pods, current_record
 from polyreme_operator.core.reasons import Cause, ConditionType, Reason, Scope
 from polyreme_operator.core.recovery import Restart, with_restart
 from polyreme_operator.core.status import drop_condition, selector, with_condition, withdraw
 from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
+
+STOP_GRACE_S = 30.0
+"""How long beyond its checkpoint's grace a stop may take, and how long launchers of a finished job may take to end."""
 
 
 def admit(job: JobView, nodes: Sequence[str], now_s: float) -> TrainingJobStatus:
@@ -67,6 +71,38 @@ def restart(scene: JobScene, verdict: Restart, nodes: Sequence[str], now_s: floa
     )
 
 
+def stop_for_resize(job: JobView, now_s: float) -> TrainingJobStatus:
+    """Ask a running attempt to checkpoint and stop, since another size fits: its last word must be heard first."""
+    return with_condition(
+        stopped(job.status, checkpoint=True),
+        ConditionType.RESTARTING,
+        True,
+        Cause.RESIZE,
+        now_s=now_s,
+        generation=job.generation,
+    )
+
+
+def stops_for_resize(job: JobView) -> bool:
+    """Tell whether the attempt was asked to stop for a resize, and not for good."""
+    restarting = job.status.condition(ConditionType.RESTARTING)
+    asked = restarting is not None and restarting.status == "True" and restarting.reason == Cause.RESIZE
+    return asked and job.attempt is not None and job.attempt.desired == "Stop"
+
+
+def stop_grace_s(spec: TrainingJobSpec) -> float:
+    """How long an attempt may take to checkpoint and stop."""
+    return spec.checkpoint.preemption_grace_seconds + STOP_GRACE_S
+
+
+def has_stopped(scene: JobScene, grace_s: float, now_s: float) -> bool:
+    """Tell whether an attempt that was asked to stop has, or has had its time."""
+    record, asked = current_record(scene), scene.job.status.condition(ConditionType.RESTARTING)
+    asked_s = parse_time_or(None if asked is None else asked.last_transition_time, now_s)
+    quiet = all(pod.ended or pod.deleting for pod in current_pods(scene).values())
+    return quiet or (record is not None and record.outcome is not None) or now_s >= asked_s + grace_s
+
+
 def resize(scene: JobScene, nodes: Sequence[str], now_s: float) -> TrainingJobStatus:
     """Begin a new attempt with the plan of the new worker count; workers that stay keep pod and node."""
     job = scene.job
@@ -74,7 +110,6 @@ def resize(scene: JobScene, nodes: Sequence[str], now_s: float) -> TrainingJobSt
     status = close_attempt(job.status, current_record(scene), ended_by=Cause.RESIZE, now_s=now_s)
     dropped = range(len(nodes), job.attempt.replicas)
     status = begin_attempt(job, status, nodes=nodes, replace=dropped, scope=Scope.RESIZE, now_s=now_s)
-    status = drop_condition(status, ConditionType.RESIZE_REFUSED)
     return status.model_copy(update={"observed_generation": job.generation})
 
 

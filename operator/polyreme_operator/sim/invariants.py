@@ -111,7 +111,10 @@ class Facts:
         number = new["number"]
         if number != (0 if old is None else old["number"]) + 1:
             self.broke("attempts count by one", f"{name} to {number}", world)
-        if old is not None and (uid, old["number"]) in self._successes:
+        records = status.get("restartRecords") or [{}]
+        # Whoever is taken for lost may succeed after all, unheard.
+        lost = records[-1].get("attempt") == number - 1 and records[-1].get("cause") in {"LeaderSilent", "NodeLost"}
+        if old is not None and (uid, old["number"]) in self._successes and not lost:
             self.broke(
                 "a success counts", f"{name} began attempt {number} after attempt {old['number']} succeeded", world
             )
@@ -158,6 +161,14 @@ class Facts:
         for queue, taken in in_queue.items():
             if queue in self._quota and taken > self._quota[queue]:
                 self.broke("queues keep their quota", f"{queue} has {taken} of {self._quota[queue]}", world)
+
+    def _fits(self, job: Manifest, world: World) -> bool:
+        """Whether a job fits the empty cluster and its quota."""
+        workers = job["spec"]["workers"]
+        devices, queue = workers.get("devices", 1), job["spec"].get("queueName", "default")
+        slots = sum(node.devices // devices for node in world.nodes.values())
+        wanted = workers["replicas"]
+        return bool(slots >= wanted and wanted * devices <= self._quota.get(queue, wanted * devices))
 
     # --------------------------------------------------------------------------------------------------- what gangs do
 
@@ -212,7 +223,7 @@ class Facts:
                 queued = _condition(status, "Queued")
                 if queued is None or queued["status"] != "True" or queued["reason"] not in WAITING_REASONS:
                     self.broke("every job finishes or says why", f"{name}: {_words(status)}", world)
-                else:
+                elif self._fits(job, world):
                     self.broke("what fits is admitted", f"{name}: {_words(status)}", world)
         for pod in self._pods.values():
             uid = pod["metadata"]["labels"][labels.LABEL_JOB_UID]

@@ -320,6 +320,8 @@ class World:
 
     def _end(self, uid: str, gang: Gang, code: int) -> None:
         if not gang.whole:
+            if all(rank.alive for rank in gang.ranks.values()):
+                self.after(POLL_S, lambda: self._end(uid, gang, code))
             return
         if code == 0:
             self._report(uid, gang, RankPhase.DONE)

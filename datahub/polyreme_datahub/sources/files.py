@@ -84,8 +84,9 @@ class JsonlSource:
 
     def read(self, ordinal: int) -> RawRecord:
         """Read a line and its images."""
+        line = self._line(ordinal)
         try:
-            content = json.loads(self._line(ordinal))
+            content = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise BadRecordError(f"line {ordinal + 1} is no JSON: {error}", rule="json") from error
         return build_record(content, folder=self._path.parent, default_id=self.record_id(ordinal))

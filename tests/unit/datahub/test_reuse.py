@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,8 @@ def test_a_second_run_computes_nothing(tmp_path: Path) -> None:
 
 def test_another_tokenizer_recomputes_tokens_and_index_only(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    home.register("mine", write_jsonl(tmp_path / "set", [record(f"thing of kind {at}") for at in range(30)]))
+    words = ["".join(random.Random(at).choices("abcdefghij", k=12)) for at in range(30)]
+    home.register("mine", write_jsonl(tmp_path / "set", [record(word) for word in words]))
     first = home.process(make_spec(["mine"], vocabulary=300))
     second = home.process(make_spec(["mine"], vocabulary=320))
     assert first.tokenizer != second.tokenizer

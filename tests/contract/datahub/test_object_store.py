@@ -1,0 +1,99 @@
+"""What every object store promises, on a local directory."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore, StoreFailedError
+from polyreme_datahub.lakehouse import Lakehouse, blob_key
+from polyreme_datahub.objects import LocalObjectStore, open_store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(f"file://{tmp_path}/objects", sleep=lambda _: None)
+
+
+def test_what_was_put_is_read_whole_and_in_parts(store: ObjectStore) -> None:
+    store.put("a/b", b"0123456789")
+    assert store.get("a/b") == b"0123456789"
+    assert store.get_range("a/b", start=3, length=4) == b"3456"
+    assert store.get_range("a/b", start=8, length=40) == b"89"
+    assert store.get_range("a/b", start=80, length=4) == b""
+    store.put("a/b", b"new")
+    assert store.get("a/b") == b"new"
+
+
+def test_only_one_of_many_writers_creates_an_object(store: ObjectStore) -> None:
+    won: list[int] = []
+
+    def create(number: int) -> None:
+        try:
+            store.put_if_absent("one", str(number).encode())
+            won.append(number)
+        except ObjectExistsError:
+            pass
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert store.get("one") == str(won[0]).encode()
+
+
+def test_a_listing_is_sorted_and_shows_no_temporary_file(store: ObjectStore, tmp_path: Path) -> None:
+    for key in ("p/b", "p/a", "q/a", "p/c/d", "pz"):
+        store.put(key, b"1")
+    assert [info.key for info in store.list("p/")] == ["p/a", "p/b", "p/c/d"]
+    assert [info.key for info in store.list("p")] == ["p/a", "p/b", "p/c/d", "pz"]
+    assert [info.size_bytes for info in store.list("q")] == [1]
+    assert len(list(store.list(""))) == 5
+    assert list((tmp_path / "objects" / ".tmp").iterdir()) == []
+
+
+def test_absence_is_said_and_a_second_delete_is_no_error(store: ObjectStore) -> None:
+    with pytest.raises(ObjectNotFoundError):
+        store.get("none")
+    assert not store.exists("none")
+    store.put("some", b"")
+    assert store.exists("some")
+    store.delete("some")
+    store.delete("some")
+    assert not store.exists("some")
+
+
+@pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/..", "."])
+def test_a_key_that_leaves_the_root_is_refused(store: ObjectStore, key: str) -> None:
+    with pytest.raises(InvalidConfigError, match="no object key"):
+        store.put(key, b"")
+
+
+def test_a_store_away_fails_after_bounded_tries(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    waits: list[float] = []
+    store = LocalObjectStore(tmp_path / "file" / "objects", sleep=waits.append)
+    with pytest.raises(StoreFailedError, match="after 4 tries"):
+        store.put("a", b"")
+    assert waits == [0.05, 0.1, 0.2]
+
+
+def test_a_torn_blob_is_written_again_and_a_damaged_one_is_refused(store: ObjectStore) -> None:
+    lakehouse = Lakehouse(store)
+    digest = lakehouse.put_blob(b"whole")
+    store.put(blob_key(digest), b"who")
+    assert lakehouse.put_blob(b"whole") == digest
+    assert lakehouse.get_blob(digest) == b"whole"
+
+
+def test_equal_parts_are_stored_once_and_found_by_digest(store: ObjectStore) -> None:
+    lakehouse = Lakehouse(store)
+    artifacts = lakehouse.put_parts([b"a", b"bc", b"a"])
+    assert len(artifacts) == 2
+    parts = Lakehouse(store).get_parts({artifact.digest: artifact for artifact in artifacts})
+    assert sorted(parts.values()) == [b"a", b"bc"]

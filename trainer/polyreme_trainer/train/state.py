@@ -79,10 +79,14 @@ class Inputs:
 
 
 def to_inputs(batch: PackedBatch, *, device: torch.device | str) -> Inputs:
-    """Wrap a batch's arrays as tensors, without a copy on CPU."""
+    """Copy a batch's arrays to tensors.
+
+    On CPU too: torch aligns what it allocates to 64 bytes, NumPy does not, and the matrix kernels round differently by alignment. Without
+    the copy the last bits of a loss hang on the state of the heap, so a resumed run would not repeat them.
+    """
 
     def tensor(array: object) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+        return torch.tensor(np.asarray(array), device=device)
 
     return Inputs(
         tokens_T=tensor(batch.tokens_T),

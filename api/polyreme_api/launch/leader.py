@@ -11,9 +11,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from polyreme_api.errors import ExitCode
 from polyreme_api.launch.follower import ExitProcess, Tick
 from polyreme_api.launch.messages import Beat, Directive, Exited, Finish, Joined, Message, Release
-from polyreme_api.progress import EXITS_MAX, Outcome, ProgressRecord, RankExit, RankPhase
+from polyreme_api.progress import EXITS_MAX, MESSAGE_CHARACTERS_MAX, Outcome, ProgressRecord, RankExit, RankPhase
 
 RENEW_EVERY_S = 2.0
 """How often the Lease is renewed when nothing urgent happens, and how often followers hear from the leader."""
@@ -85,6 +86,14 @@ class ResumeFixed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeRefused:
+    """The attempt can't begin at any time: what lies in the checkpoint root must not be passed over."""
+
+    attempt: int
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressFromRank:
     """Rank 0 says what it does."""
 
@@ -104,7 +113,16 @@ class LeaseLost:
 
 
 LeaderEvent: TypeAlias = (
-    JobChanged | PeerConnected | PeerLost | FromPeer | ResumeFixed | ProgressFromRank | LeaseWritten | LeaseLost | Tick
+    JobChanged
+    | PeerConnected
+    | PeerLost
+    | FromPeer
+    | ResumeFixed
+    | ResumeRefused
+    | ProgressFromRank
+    | LeaseWritten
+    | LeaseLost
+    | Tick
 )
 
 
@@ -183,6 +201,8 @@ class LeaderMachine:
     @staticmethod
     def step(state: LeaderState, event: LeaderEvent, now_s: float) -> Step:
         """Take one event."""
+        if state.finished:
+            return state, ()
         before = state.record
         after, effects = _dispatch(state, event, now_s)
         if after.record is None or after.finished:
@@ -194,8 +214,6 @@ class LeaderMachine:
 
 
 def _dispatch(state: LeaderState, event: LeaderEvent, now_s: float) -> Step:
-    if state.finished:
-        return state, ()
     match event:
         case JobChanged(attempt=attempt):
             return _on_job(state, attempt)
@@ -207,6 +225,8 @@ def _dispatch(state: LeaderState, event: LeaderEvent, now_s: float) -> Step:
             return _on_peer(state, event)
         case ResumeFixed():
             return _on_resume(state, event)
+        case ResumeRefused():
+            return _on_refused(state, event)
         case ProgressFromRank(record=record):
             return _on_progress(state, record), ()
         case LeaseWritten(record=record):
@@ -318,6 +338,17 @@ def _on_resume(state: LeaderState, event: ResumeFixed) -> Step:
     if state.attempt is None or event.attempt != state.attempt.number or state.resume is not None:
         return state, ()
     return _settle(dataclasses.replace(state, resume=event, fixing=False), ())
+
+
+def _on_refused(state: LeaderState, event: ResumeRefused) -> Step:
+    """Say it as rank 0's exit for a wrong configuration: no restart mends it."""
+    attempt, record = state.attempt, state.record
+    if attempt is None or record is None or attempt.number != event.attempt or state.released:
+        return state, ()
+    refused = Exited(attempt=event.attempt, rank=0, code=int(ExitCode.USAGE), signal=None)
+    record = record.model_copy(update={"message": event.message[:MESSAGE_CHARACTERS_MAX]})
+    state = dataclasses.replace(state, exits={0: refused})
+    return dataclasses.replace(state, record=_concluded(state, attempt, record)), ()
 
 
 def _on_exited(state: LeaderState, exited: Exited) -> Step:

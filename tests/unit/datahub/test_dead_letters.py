@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ def process_lines(tmp_path: Path) -> tuple[Home, ProcessReport]:
     (folder / "mask.png").write_bytes(picture(10, 10))
     long = record("long")
     long["conversations"][1]["content"] = " ".join(str(number * 7919) for number in range(200))
-    lines = [
+    lines: list[dict[str, Any] | str] = [
         record("good", ["good.png"], masks=["good.png"], boxes=[{"image": 0, "box": [0, 0, 30, 25], "label": "a"}]),
         record("cut", ["cut.jpg"]),
         record("wrong-mask", ["good.png"], masks=["mask.png"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     home = Home(tmp_path_factory.mktemp("home"))
     home.register("one", digits(1, pages=120))
     home.register("three", digits(3, pages=90))
     home.register("three-heldout", digits(3, pages=40, heldout=True))
     home.process(spec())
-    yield home
+    return home
 
 
 def spec() -> TrainingJobSpec:
@@ -51,7 +51,7 @@ def test_targets_are_the_next_tokens_of_answers_only(home: Home) -> None:
     bounds = np.asarray(batch.document_offsets)
     assert (bounds[0], bounds[-1], tokens.size) == (0, 4 * 64, 4 * 64)
     assert int((targets != IGNORED_TARGET).sum()) == batch.unmasked_tokens > 0
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in pairwise(bounds):
         learned = np.flatnonzero(targets[start:stop] != IGNORED_TARGET)
         assert targets[stop - 1] == IGNORED_TARGET
         assert np.array_equal(targets[start:stop][learned], tokens[start:stop][learned + 1])
@@ -124,7 +124,8 @@ def test_a_forked_rank_reads_the_same_packs(home: Home) -> None:
 def test_a_rank_imports_neither_database_nor_store_nor_images() -> None:
     code = (
         "import sys; from polyreme_datahub import hub; import polyreme_datahub.loader.open; "
-        "heavy = {'sqlalchemy', 'alembic', 'obstore', 'pyarrow', 'PIL', 'tokenizers', 'sklearn', 'torch'} & set(sys.modules); "
+        "heavy = {'sqlalchemy', 'alembic', 'obstore', 'pyarrow', 'PIL', 'tokenizers', 'sklearn', 'torch'}; "
+        "heavy &= set(sys.modules); "
         "print(*sorted(heavy))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -1,0 +1,85 @@
+"""Images from files: upright, resized to whole tokens, with boxes and masks that follow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyreme_datahub import hub
+from polyreme_datahub.digests import digest_bytes
+from polyreme_datahub.errors import BadRecordError
+from polyreme_datahub.registry.work import SampleRow
+from polyreme_datahub.stages.compose import Compose, fitting_size
+from polyreme_datahub.stages.decode import Decode, open_upright
+from polyreme_datahub.stages.types import ImageParameters, Result, Work
+from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
+
+PARAMETERS = ImageParameters(patch_px=14, merge=2, image_tokens_max=30)
+
+
+def compose(image: bytes, boxes: list[dict[str, object]]) -> tuple[dict[str, object], Result]:
+    content = {"kind": "images", "images": [digest_bytes(image)], "masks": [None], "boxes": boxes}
+    raw = json.dumps(content).encode()
+    row = SampleRow(ordinal=0, sample_id="s", record=digest_bytes(raw))
+    read = {digest_bytes(raw): raw, digest_bytes(image): image}
+    facts = Decode().compute(Work(row=row, key="k", inputs=(row.record,)), read).output
+    read[digest_bytes(facts)] = facts
+    result = Compose(PARAMETERS).compute(Work(row=row, key="k", inputs=(digest_bytes(facts),)), read)
+    return json.loads(facts), result
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_exif_orientation_is_turned_upright(orientation: int) -> None:
+    corner = {1: (0, 0), 2: (0, 1), 3: (1, 1), 4: (1, 0), 5: (0, 0), 6: (0, 1), 7: (1, 1), 8: (1, 0)}[orientation]
+    image = open_upright(picture(80, 40, orientation=orientation))
+    assert image.size == ((80, 40) if orientation < 5 else (40, 80))
+    assert image.getexif().get(0x0112, 1) == 1
+    pixels = np.asarray(image).mean(axis=2)
+    halves = [np.array_split(half, 2, axis=1) for half in np.array_split(pixels, 2, axis=0)]
+    brightest = max(((r, c) for r in range(2) for c in range(2)), key=lambda at: halves[at[0]][at[1]].mean())
+    assert brightest == corner
+
+
+@pytest.mark.parametrize("size", [(1, 1), (27, 29), (84, 84), (500, 300), (300, 5000), (4000, 3000), (56, 1600)])
+def test_a_page_is_whole_tokens_and_few_enough(size: tuple[int, int]) -> None:
+    try:
+        width, height = fitting_size(*size, PARAMETERS)
+    except BadRecordError:
+        assert max(size) / min(size) > 28
+        return
+    assert width % 28 == 0 == height % 28
+    assert 1 <= width * height // 784 <= PARAMETERS.image_tokens_max
+
+
+def test_boxes_follow_the_resize_in_display_space() -> None:
+    facts, result = compose(picture(112, 56, orientation=6), [{"image": 0, "box": [0, 0, 28, 56], "label": "a"}])
+    assert facts["images"] == [{"digest": facts["images"][0]["digest"], "width": 56, "height": 112, "mask": None}]  # type: ignore[index]
+    made = json.loads(result.output)
+    assert made["boxes"] == [{"image": 0, "box": [0.0, 0.0, 28.0, 56.0], "label": "a"}]
+
+
+@pytest.mark.slow
+def test_coloured_pictures_of_many_sizes_are_packed(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    records = []
+    for number, (width, height) in enumerate([(30, 30), (200, 120), (640, 480), (90, 300)]):
+        (folder / f"{number}.jpg").write_bytes(picture(width, height, kind="JPEG", seed=number))
+        records.append(record(f"r{number}", [f"{number}.jpg"]))
+    (folder / "0.txt").write_text("A picture.", "utf-8")
+    home = Home(tmp_path / "home")
+    home.register("mine", write_jsonl(folder, records))
+    home.register("folder", folder)
+    job = make_spec(["mine", "folder"], sequence_tokens=128)
+    report = home.process(job)
+    assert [part.samples for part in report.datasets] == [4, 1]
+    assert [letter.rule for letter in report.datasets[1].dead_letters] == ["file"] * 3
+    batch = hub.open_source(home.objects, job).packs(1, first=0, count=4)
+    patches = np.asarray(batch.patches_PC).reshape(-1, 3, 196)
+    assert not np.array_equal(patches[:, 0], patches[:, 1])
+    source = hub.open_source(home.objects, job)
+    seen = {name for step in range(1, 9) for name in source.packs(step, first=0, count=4).sample_ids}
+    assert seen == {"r0", "r1", "r2", "r3", "0.jpg"}

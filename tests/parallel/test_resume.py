@@ -171,4 +171,4 @@ def test_held_out_questions_are_answered_once_each_and_the_model_is_exported(sta
     assert result["exactMatchRatio"] == sum(page["match"] for page in result["pages"]) / 7
     assert (export / "config.json").exists()
     phases = [json.loads(line)["phase"] for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
-    assert list(dict.fromkeys(phases)) == ["Loading", "Training", "Evaluating", "Exporting", "Done"]
+    assert list(dict.fromkeys(phases)) == ["Loading", "Training", "Checkpointing", "Evaluating", "Exporting", "Done"]

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from polyreme_api.errors import FencedError, InvalidConfigError, RefusedError
 from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, parse_checkpoint_name
-from polyreme_api.progress import CheckpointRef
 from polyreme_api.marker import CommitMarker, SavedFile
+from polyreme_api.progress import CheckpointRef
 
 _CHUNK_BYTES = 1 << 20
 

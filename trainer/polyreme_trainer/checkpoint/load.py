@@ -11,10 +11,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_api.history import COMMIT_MARKER, checkpoint_name
+from polyreme_api.marker import CommitMarker, check_model, parse_marker
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_trainer.checkpoint.content import Content
 from polyreme_trainer.checkpoint.directory import damaged_files, list_checkpoints
-from polyreme_api.marker import CommitMarker, check_model, parse_marker
 from polyreme_trainer.parallel import collectives
 
 _log = logging.getLogger(__name__)

@@ -21,12 +21,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from polyreme_api.errors import EnvironmentFailedError, FencedError, RefusedError
 from polyreme_api.history import checkpoint_name
+from polyreme_api.marker import CommitMarker, SavedFile
 from polyreme_api.plan.plan import shape_digest
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.progress import CheckpointRef
 from polyreme_trainer.checkpoint.content import Content
 from polyreme_trainer.checkpoint.directory import check_not_fenced, commit, digest_file
-from polyreme_api.marker import CommitMarker, SavedFile
 from polyreme_trainer.checkpoint.retention import retain
 from polyreme_trainer.parallel import collectives
 

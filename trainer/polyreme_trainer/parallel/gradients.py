@@ -1,8 +1,8 @@
 """The reduction of a step: gradients, loss, counts, loads and requests of all ranks in one all-reduce, or two.
 
 The second one is for experts that have copies, unless they are small (``flat.flatten``). The loss is a sum over
-unmasked tokens, divided by their count over **all** ranks, so the gradient does not depend on how a step's packs are split.
-Every rank back-propagates its own sum; the reduction adds, and one division at the end makes the mean:
+unmasked tokens, divided by their count over **all** ranks, so the gradient does not depend on how a step's packs are
+split. Every rank back-propagates its own sum; the reduction adds, and one division at the end makes the mean:
 
 * dense parameters: summed over all ranks, which hold different tokens;
 * experts: one has already seen the tokens of its whole expert-parallel group, so only its copies (edp) are summed;

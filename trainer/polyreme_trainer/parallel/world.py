@@ -36,7 +36,7 @@ class RankSettings:
     master_fd: int | None = None
     """Listening socket of the rendezvous store, made by rank 0's launcher; rank 0 only."""
     device_type: str = "cpu"
-    rendezvous_timeout_s: float = 60.0
+    rendezvous_timeout_s: float = 300.0
     """Longest wait for the other ranks to appear."""
     collective_timeout_s: float = 120.0
     """Longest wait inside one collective: a rank that hangs ends the others."""

@@ -11,7 +11,7 @@ import enum
 from polyreme_api.batch import BatchSource
 from polyreme_api.clock import Clock
 from polyreme_api.errors import InvalidConfigError, RunFailedError
-from polyreme_api.progress import StepRecord
+from polyreme_api.progress import RankPhase, StepRecord
 from polyreme_trainer.checkpoint.save import CheckpointWriter
 from polyreme_trainer.parallel.gradients import GlobalStep
 from polyreme_trainer.parallel.mesh import Meshes, packs_of
@@ -51,17 +51,15 @@ class Loop:
             FencedError: If a newer attempt has begun.
             EnvironmentFailedError: If checkpoints keep failing.
         """
-        saved = self.state.step
         while self.state.step < self.settings.steps:
             total = self._step()
             due = self.state.step % self.settings.checkpoint.interval_steps == 0
             if due or total.save or total.stop or self.state.step == self.settings.steps:
                 self._save()
-                saved = self.state.step
             if total.stop:
                 break
-        if saved == self.state.step:
-            self.writer.wait()
+        self.reporter.phase(RankPhase.CHECKPOINTING)
+        self.writer.wait()
         return Ending.DONE if self.state.step == self.settings.steps else Ending.STOPPED
 
     def _step(self) -> GlobalStep:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +22,8 @@ class Reporter:
         self._sink = sink
         self.clock = clock
         self._record = first
+        # A finished checkpoint is reported from the saving thread: neither report may overwrite the other's change.
+        self._lock = threading.Lock()
 
     def phase(self, phase: RankPhase, *, message: str = "") -> None:
         """Say what the ranks do now."""
@@ -47,9 +50,10 @@ class Reporter:
         self._report({"checkpoint": reference})
 
     def _report(self, change: dict[str, object]) -> None:
-        self._record = self._record.model_copy(update={**change, "updated_at_s": self.clock.now_s()})
-        if self._sink is not None:
-            self._sink.report(self._record)
+        with self._lock:
+            self._record = self._record.model_copy(update={**change, "updated_at_s": self.clock.now_s()})
+            if self._sink is not None:
+                self._sink.report(self._record)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ from polyreme_api.errors import EnvironmentFailedError, ExitCode
 ZYGOTE_DEATHS_MAX = 5
 """Zygotes that may die before one has run ranks; then the launcher gives up."""
 END_WAIT_S = 2.0
+KILL_WAIT_S = 2.0
+"""How long a warm zygote may take to kill its ranks."""
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.005
 
@@ -61,6 +63,7 @@ class RankParent:
         """Pid by (attempt, rank), None until the zygote has forked it."""
         self._deaths = 0
         self._closing = False
+        self._warm = False
         self._burial: asyncio.Task[None] | None = None
         self.pids: dict[int, int] = {}
         """Pid by rank, of the newest forks; for logs and tests."""
@@ -84,6 +87,7 @@ class RankParent:
                 stdin=subprocess.DEVNULL,
             )
         self._socket = ours
+        self._warm = False
         asyncio.get_running_loop().add_reader(ours, self._on_readable)
 
     def fork(
@@ -112,8 +116,9 @@ class RankParent:
         )
 
     def kill(self) -> None:
-        """Kill every rank."""
+        """Kill every rank; a zygote that does not answer in time is killed itself, and they with it."""
         self._say({"type": "kill"})
+        asyncio.get_running_loop().call_later(KILL_WAIT_S, self._kill_if_deaf, self._process, dict(self._live))
 
     def signal(self, number: int) -> None:
         """Send a signal to every rank."""
@@ -161,7 +166,9 @@ class RankParent:
             self._on_message(json.loads(data))
 
     def _on_message(self, message: dict[str, Any]) -> None:
-        if message["type"] == "forked":
+        if message["type"] == "ready":
+            self._warm = True
+        elif message["type"] == "forked":
             self._deaths = 0
             self._live[message["attempt"], message["rank"]] = message["pid"]
             self.pids[message["rank"]] = message["pid"]
@@ -173,6 +180,11 @@ class RankParent:
         if (attempt, rank) in self._live:
             del self._live[attempt, rank]
             self._on_exit(attempt, rank, code, number)
+
+    def _kill_if_deaf(self, zygote: subprocess.Popen[bytes] | None, asked: dict[tuple[int, int], int | None]) -> None:
+        # One that still warms has forked nothing yet, and obeys in order when it is warm.
+        if zygote is not None and zygote is self._process and self._warm and asked.keys() & self._live.keys():
+            self._kill_all()
 
     def _kill_all(self) -> None:
         """Kill the zygote and every rank's group; they are our descendants until they are reaped."""

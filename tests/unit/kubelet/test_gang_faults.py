@@ -89,6 +89,20 @@ def test_a_stopped_rank_of_an_old_attempt_never_wakes(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_a_zygote_that_hangs_does_not_keep_old_ranks_alive(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Stack(tmp_path, replicas=2).running() as stack:
+            await stack.submit()
+            await stack.until_training(1)
+            old = stack.rank_pid(1, attempt=1)
+            os.kill(stack.processes(1)["zygote"], signal.SIGSTOP)
+            await stack.attempt(2)
+            await stack.until_training(2)
+            assert not lives(old)
+
+    asyncio.run(story())
+
+
 def test_a_deleted_pod_ends_within_its_grace_and_its_object_goes(tmp_path: Path) -> None:
     async def story() -> None:
         async with Stack(tmp_path, replicas=2).running() as stack:

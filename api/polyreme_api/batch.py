@@ -99,6 +99,8 @@ class EvaluationSample:
     """One held-out question with its expected answer."""
 
     sample_id: str
+    set_name: str = ""
+    """Name of the set, in the report."""
     prompt_tokens: Sequence[int]
     """Prompt with its media tokens, up to where the answer begins."""
     patches_PC: Array

@@ -190,7 +190,7 @@ def _dead_letter(row: Mapping[str, Any]) -> DeadLetterRow:
 def _held_out(pages: Iterable[Mapping[str, Any]]) -> list[HeldOutSet]:
     sets: dict[str, list[bool]] = {}
     for page in pages:
-        sets.setdefault(_set_name(page), []).append(bool(page["match"]))
+        sets.setdefault(page["set"], []).append(bool(page["match"]))
     return [HeldOutSet(name=name, samples=len(marks), right=sum(marks)) for name, marks in sets.items()]
 
 
@@ -208,12 +208,8 @@ def _page(page: Mapping[str, Any], picture: Callable[[str], bytes]) -> AnsweredP
         expected=page["expected"],
         answer=page["answer"],
         right=bool(page["match"]),
-        set_name=_set_name(page),
+        set_name=page["set"],
     )
-
-
-def _set_name(page: Mapping[str, Any]) -> str:
-    return str(page["sampleId"]).split(":", 1)[0]
 
 
 def _environment() -> dict[str, str]:

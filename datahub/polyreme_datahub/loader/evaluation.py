@@ -43,6 +43,7 @@ class HeldOutSource:
         tokens, _ = source.tokens(sample)
         return EvaluationSample(
             sample_id=source.sample_id(sample),
+            set_name=self._names[at],
             prompt_tokens=tokens[: source.prompt_tokens(sample)].tolist(),
             patches_PC=normalise(patches, channels=source.manifest.channels),
             grids_I2=grids,

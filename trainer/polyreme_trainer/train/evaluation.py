@@ -82,6 +82,7 @@ def _page(source: EvaluationSource, sample: EvaluationSample, tokens: list[int],
     answer = source.text(tokens[:-1] if ended else tokens)
     return {
         "sampleId": sample.sample_id,
+        "set": sample.set_name,
         "question": sample.question,
         "expected": sample.expected,
         "answer": answer,

@@ -30,10 +30,6 @@ class HeldOutSource:
         """Count of samples."""
         return len(self._places)
 
-    def set_name(self, index: int) -> str:
-        """Name the set that a sample belongs to."""
-        return self._names[self._places[index][0]]
-
     def sample(self, index: int) -> EvaluationSample:
         """Return one sample."""
         at, sample = self._places[index]

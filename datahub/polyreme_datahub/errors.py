@@ -29,6 +29,10 @@ class DatasetConflictError(DatahubError, RefusedError):
     """The name belongs to another kind of dataset."""
 
 
+class SourceAwayError(DatahubError, EnvironmentFailedError):
+    """A source's files can't be read now; that says nothing about the record."""
+
+
 class IndexDamagedError(DatahubError, EnvironmentFailedError):
     """Stored index bytes do not fit their manifest."""
 

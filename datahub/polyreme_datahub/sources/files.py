@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from polyreme_datahub.digests import digest_bytes, digest_value
-from polyreme_datahub.errors import BadRecordError, SourceInvalidError
+from polyreme_datahub.errors import BadRecordError, SourceAwayError, SourceInvalidError
 from polyreme_datahub.sources.types import IMAGE_MARK, ROLES, RawRecord
 
 JSONL = "jsonl"
@@ -250,6 +250,8 @@ def _read(folder: Path, name: str) -> bytes:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, ValueError) as error:
         raise BadRecordError(f"file can't be read: {name}, {type(error).__name__}", rule="file") from error
+    except OSError as error:
+        raise SourceAwayError(f"file can't be read: {path}, {error.strerror}") from error
 
 
 def _images_in(path: Path) -> list[str]:

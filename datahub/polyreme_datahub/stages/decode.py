@@ -21,7 +21,7 @@ from polyreme_datahub.stages.types import DECODE, Result, Work
 VERSION = 1
 PIXELS_MAX = 100_000_000
 SIDE_PX_MIN = 4
-_UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError, MemoryError)
+_UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError)
 """What Pillow's decoders raise on bad bytes."""
 
 

@@ -11,6 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from polyreme_api.errors import PolyremeError
 from polyreme_datahub.digests import action_key, canonical_json, digest_bytes, digest_value
 from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.lakehouse import Lakehouse
@@ -194,13 +195,18 @@ class Worker:
             raise BadRecordError(f"sample ended its worker {TRIES_MAX} times", rule="crash")
         try:
             further = self._read(set(operation.needs([inputs[digest] for digest in item.inputs])))
-            return operation.compute(item, {**inputs, **further})
+            result = operation.compute(item, {**inputs, **further})
+        except PolyremeError:
+            raise
         except Exception as error:
-            if not careful or isinstance(error, BadRecordError):
+            if not careful:
                 raise
             raise BadRecordError(
                 f"{operation.name} failed: {type(error).__name__}: {error}", rule="operation"
             ) from error
+        if careful:
+            work.end_try(self._database, item.key, counts=False, due_s=0.0, error="")
+        return result
 
     def _read(self, digests: set[str]) -> dict[str, bytes]:
         return self._lakehouse.get_parts(work.places_of(self._database, digests)) if digests else {}

@@ -187,14 +187,16 @@ class RankParent:
             self._kill_all()
 
     def _kill_all(self) -> None:
-        """Kill the zygote and every rank's group; they are our descendants until they are reaped."""
-        zygote = [] if self._process is None else [self._process.pid]
-        for pid in (*zygote, *(pid for pid in self._live.values() if pid is not None)):
+        """Kill the zygote and every rank's group."""
+        zygote = None if self._process is None else self._process.pid
+        if zygote is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(zygote, signal.SIGKILL)
         for pid in filter(None, self._live.values()):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+            # A pid is only as good as its parent: a zygote that died right after reaping a rank never told us.
+            if _parent(pid) in {zygote, os.getpid()}:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
 
     def _disconnect(self) -> None:
         if self._socket is not None:
@@ -230,3 +232,13 @@ async def _reap_all() -> None:
             return
         if pid == 0:
             await asyncio.sleep(_POLL_S)
+
+
+def _parent(pid: int) -> int | None:
+    """Pid of a process' parent; None when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The name in parentheses may hold anything; fields are counted behind it (proc(5)).
+    return int(text.rpartition(")")[2].split()[1])

@@ -56,6 +56,7 @@ def test_targets_are_the_next_tokens_of_answers_only(home: Home) -> None:
         assert targets[stop - 1] == IGNORED_TARGET
         assert np.array_equal(targets[start:stop][learned], tokens[start:stop][learned + 1])
         if learned.size:
+            assert learned.size in {2, 4}, "one or three digits, and the end"
             assert targets[start:stop][learned[-1]] == source.token_ids.end
             assert np.array_equal(learned, np.arange(learned[0], learned[-1] + 1))
         assert np.array_equal(np.asarray(batch.positions_T)[start:stop], np.arange(stop - start))

@@ -43,6 +43,7 @@ class LocalCluster:
 
     def __init__(
         self,
+        *,
         port: EmbeddedCluster,
         kubelet: ProcessKubelet,
         ref: ObjectRef,
@@ -194,6 +195,13 @@ async def open_cluster(
         )
         ref = ObjectRef(kind=KIND_JOB, namespace=job.metadata.namespace, name=job.metadata.name)
         try:
-            yield LocalCluster(port, kubelet, ref, settings, checkpoint_root(run, job), clock)
+            yield LocalCluster(
+                port=port,
+                kubelet=kubelet,
+                ref=ref,
+                settings=settings,
+                root=checkpoint_root(run, job),
+                clock=clock,
+            )
         finally:
             await server.close()

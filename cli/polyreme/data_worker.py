@@ -1,4 +1,7 @@
-"""``python -m polyreme.data_worker HOME JOB UID``: processes a job's datasets; one JSON line of progress at a time on standard output."""
+"""``python -m polyreme.data_worker HOME JOB UID``: processes a job's datasets.
+
+Progress goes to standard output, one line of JSON at a time.
+"""
 
 from __future__ import annotations
 

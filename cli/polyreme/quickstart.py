@@ -1,7 +1,7 @@
 """``make quickstart``: the main job with one injected failure, checked against a run that nobody disturbed.
 
-Ends with one line of JSON. The second run trains the first ``REFERENCE_STEPS`` steps without a failure; every loss that the first run
-trained after its restart, as far as the second one goes, must equal it bit for bit.
+Ends with one line of JSON. The second run trains the first ``REFERENCE_STEPS`` steps without a failure; every loss that
+the first run trained after its restart, as far as the second one goes, must equal it bit for bit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -84,7 +84,7 @@ class MemorySampler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
-    def __enter__(self) -> MemorySampler:
+    def __enter__(self) -> Self:
         """Begin to sample."""
         self._thread.start()
         return self
@@ -108,7 +108,10 @@ class MemorySampler:
 
 
 def identical_losses(records: RunRecords, reference: RunRecords) -> tuple[int, int]:
-    """Count the steps trained after the first restart that both runs hold, and those of them whose losses are equal, bit for bit."""
+    """Count the steps trained after the first restart that both runs hold, and those whose losses are equal.
+
+    Equal means bit for bit.
+    """
     undisturbed = {record.step: record.loss for record in reference.history}
     compared = [record for record in records.history if record.attempt > 1 and record.step in undisturbed]
     equal = sum(record.loss.hex() == undisturbed[record.step].hex() for record in compared)

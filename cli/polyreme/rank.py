@@ -1,7 +1,7 @@
 """The entry point of a rank: the trainer and the data plane meet here, and nowhere else.
 
-A rank is forked from a warm parent (``polyreme.launcher.zygote``) that has imported this module, so whatever is imported above
-costs nothing at a restart. Nothing here may start a thread or open a socket at import.
+A rank is forked from a warm parent (``polyreme.launcher.zygote``) that has imported this module, so whatever is imported
+here costs nothing at a restart. Nothing here may start a thread or open a socket at import.
 """
 
 from __future__ import annotations

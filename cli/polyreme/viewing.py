@@ -1,4 +1,7 @@
-"""What a person sees of a run, and what is written for those who look later: read from the store, ten times a second."""
+"""What a person sees of a run, and what is written for those who look later.
+
+Read from the store, ten times a second.
+"""
 
 from __future__ import annotations
 

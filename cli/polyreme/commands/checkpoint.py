@@ -77,8 +77,9 @@ def export(
     from polyreme.documents import read_job
     from polyreme_api.plan.plan import plan_for
     from polyreme_datahub.hub import open_source
+    from polyreme_trainer.parallel.world import RankSettings
     from polyreme_trainer.train.offline import export_checkpoint
-    from polyreme_trainer.train.settings import CheckpointSettings, RankSettings, TrainSettings
+    from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
 
     home: Home = context.obj
     run = find(home, name)

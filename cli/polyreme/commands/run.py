@@ -31,7 +31,8 @@ def run(
 ) -> int:
     """Train a job on this machine, as a cluster would: pods become processes.
 
-    The same file again goes on where the run stood, or says that it is finished. Ctrl-C checkpoints and stops; the run can go on.
+    The same file again goes on where the run stood, or says that it is finished. Ctrl-C checkpoints and stops; the run
+    can go on.
 
     Examples:
 

@@ -1,7 +1,7 @@
 """The entry point of a rank: the trainer and the data plane meet here, and nowhere else.
 
-A rank is forked from a warm parent (``polyreme.launcher.zygote``) that has imported this module, so whatever is imported
-here costs nothing at a restart. Nothing here may start a thread or open a socket at import.
+A rank is forked from a warm parent (``polyreme.launcher.zygote``) that has imported this module: what is imported here
+costs nothing at a restart. Nothing here may start a thread or open a socket at import.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import select
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,8 @@ from polyreme_trainer.train.settings import (
     TrainSettings,
 )
 
+LAST_WORD_WAIT_S = 10.0
+"""Longest wait for the launcher to read what is in the pipe before the last record."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 _log = logging.getLogger(__name__)
@@ -57,12 +60,16 @@ class PipeSink:
             os.set_blocking(descriptor, False)
 
     def report(self, record: ProgressRecord) -> None:
-        """Write one line, or drop it: progress must never hold up a step."""
+        """Write one line, or drop it: progress must never hold up a step. Only the last word is waited for."""
         if self._descriptor is None:
             return
+        line = record.model_dump_json(by_alias=True).encode() + b"\n"
+        if record.phase is RankPhase.DONE:
+            # Success hangs on this record, and no step waits behind it.
+            select.select([], [self._descriptor], [], LAST_WORD_WAIT_S)
         # A line of at most PIPE_BUF bytes is written whole or not at all.
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            os.write(self._descriptor, record.model_dump_json(by_alias=True).encode() + b"\n")
+            os.write(self._descriptor, line)
 
 
 def _train(environment: Mapping[str, str]) -> int:

@@ -44,6 +44,7 @@ class Facts:
         self._joined: dict[tuple[str, int], dict[int, int]] = {}
         self._forked: set[tuple[str, int, int]] = set()
         self._successes: set[tuple[str, int]] = set()
+        self._failed_ranks: set[tuple[str, int]] = set()
 
     @property
     def trace(self) -> str:
@@ -118,6 +119,9 @@ class Facts:
             self.broke(
                 "a success counts", f"{name} began attempt {number} after attempt {old['number']} succeeded", world
             )
+        blamed = (uid, records[-1].get("attempt", 0))
+        if records[-1].get("cause") in {"RankExited", "RankKilled"} and blamed not in self._failed_ranks:
+            self.broke("a restart has a cause of its own", f"{name} ended attempt {blamed[1]}, whose ranks live", world)
         replacements = {entry["index"]: entry["replacement"] for entry in new["replacements"]}
         for entry in [] if old is None else old["replacements"]:
             if replacements.get(entry["index"], 0) < entry["replacement"]:
@@ -171,6 +175,11 @@ class Facts:
         return bool(slots >= wanted and wanted * devices <= self._quota.get(queue, wanted * devices))
 
     # --------------------------------------------------------------------------------------------------- what gangs do
+
+    def rank_ended(self, uid: str, attempt: int, *, failed: bool) -> None:
+        """A rank ended."""
+        if failed:
+            self._failed_ranks.add((uid, attempt))
 
     def joined(self, launcher: SimLauncher, message: Joined) -> None:
         """An index says that its old ranks are dead."""

@@ -1,0 +1,97 @@
+"""Small worlds for tests of decisions."""
+
+import dataclasses
+from typing import Any
+
+from polyreme_api import labels
+from polyreme_api.job import TrainingJobStatus
+from polyreme_api.progress import ProgressRecord
+from polyreme_operator.core.transition import admit
+from polyreme_operator.types.parse import parse_job_view
+from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.views import JobView, LeaseView, NodeView, PodPhase, PodView
+
+NOW_S = 1_700_000_000.0
+DEVICE = labels.RESOURCE_DEVICE
+
+
+def job(
+    name: str = "j",
+    *,
+    replicas: int = 2,
+    devices: int = 1,
+    status: TrainingJobStatus | None = None,
+    created: str = "2023-11-14T22:00:00Z",
+    **spec: Any,
+) -> JobView:
+    document = {
+        "apiVersion": labels.API_VERSION,
+        "kind": labels.KIND_JOB,
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "uid": f"uid-{name}",
+            "resourceVersion": "1",
+            "generation": 1,
+            "creationTimestamp": created,
+        },
+        "spec": {
+            "model": {"preset": "kimi-vl-nano"},
+            "data": {"sources": [{"name": "a", "dataset": "sample/digits"}], "sequenceTokens": 128},
+            "training": {"steps": 50, "packsPerStep": 12},
+            "workers": {"replicas": replicas, "devices": devices},
+            **spec,
+        },
+        "status": {} if status is None else status.model_dump(mode="json", by_alias=True, exclude_none=True),
+    }
+    return parse_job_view(document)
+
+
+def node(name: str = "n0", devices: int = 4, **fields: Any) -> NodeView:
+    return NodeView(name=name, devices=((DEVICE, devices),), **fields)
+
+
+def pod(owner: JobView, index: int, *, replacement: int = 0, where: str = "n0", **fields: Any) -> PodView:
+    fields.setdefault("phase", PodPhase.RUNNING)
+    return PodView(
+        namespace=owner.namespace,
+        name=labels.pod_name(owner.name, owner.uid, index=index, replacement=replacement),
+        uid=f"pod-{owner.name}-{index}-{replacement}",
+        resource_version="1",
+        job_name=owner.name,
+        job_uid=owner.uid,
+        queue="default",
+        index=index,
+        replacement=replacement,
+        node=where,
+        resource=DEVICE,
+        devices=1,
+        **fields,
+    )
+
+
+def lease(owner: JobView, *, seen_s: float = NOW_S, **record: Any) -> LeaseView:
+    return LeaseView(
+        namespace=owner.namespace,
+        name=labels.job_object_name(owner.name, owner.uid),
+        uid="lease",
+        resource_version="1",
+        job_uid=owner.uid,
+        record=ProgressRecord.model_validate({"attempt": 1, "released": True, "joined": 2, **record}),
+        seen_s=seen_s,
+    )
+
+
+def scene(owner: JobView, *, pods: tuple[PodView, ...] = (), **fields: Any) -> JobScene:
+    fields.setdefault("nodes", {"n0": node(), "n1": node("n1")})
+    fields.setdefault("children", frozenset({"Service", "Secret"}))
+    fields.setdefault("lease_read", True)
+    return JobScene(job=owner, pods=pods, **fields)
+
+
+def admitted(
+    owner: JobView, nodes: tuple[str, ...] = ("n0", "n0"), *, at_s: float = NOW_S - 100, **status: Any
+) -> JobView:
+    """The job as it is once its first attempt's pods are all created."""
+    after = admit(owner, nodes, at_s).model_copy(update={"replicas": len(nodes), **status})
+    return dataclasses.replace(owner, status=after)

@@ -1,0 +1,197 @@
+"""The recovery ladder as tables: what is seen, what follows."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from operator_scenes import NOW_S, admitted, job, lease, node, pod, scene
+
+from polyreme_api.job.status import RestartRecord
+from polyreme_api.times import rfc3339
+from polyreme_operator.core.recovery import GiveUp, Healthy, Restart, judge, restarts_without_progress
+from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.views import JobView, PodPhase
+
+
+def running(owner: JobView, **fields: Any) -> JobScene:
+    fields.setdefault("lease", lease(owner, phase="Training", step=10, stepSeconds=1.0))
+    fields.setdefault("pods", (pod(owner, 0), pod(owner, 1)))
+    return scene(owner, **fields)
+
+
+def restarted(count: int, **fields: Any) -> list[RestartRecord]:
+    given = {"cause": "RankKilled", "scope": "RestartProcess", "index": 1, **fields}
+    return [RestartRecord(attempt=n + 1, at=rfc3339(NOW_S - 50), **given) for n in range(count)]
+
+
+def verdict(seen: JobScene, now_s: float = NOW_S) -> Any:
+    assert seen.job.spec is not None
+    return judge(seen, seen.job.spec, now_s)
+
+
+def test_a_running_attempt_is_left_alone() -> None:
+    assert verdict(running(admitted(job()))) == Healthy()
+
+
+@pytest.mark.parametrize(
+    ("ended", "cause", "scope", "index"),
+    [
+        ({"rank": 1, "signal": 9}, "RankKilled", "RestartProcess", 1),
+        ({"rank": 0, "code": 1}, "RankExited", "RestartProcess", 0),
+        ({"rank": 1, "code": 17}, "RankExited", "RestartProcess", 1),
+    ],
+)
+def test_a_dead_rank_restarts_in_place_and_at_once(ended: dict[str, int], cause: str, scope: str, index: int) -> None:
+    owner = admitted(job())
+    said = verdict(running(owner, lease=lease(owner, phase="Training", step=10, exits=[ended])))
+    assert isinstance(said, Restart)
+    assert (said.failure.cause, said.scope, said.failure.index) == (cause, scope, index)
+    assert said.due_s == NOW_S
+    assert said.replace == frozenset()
+
+
+def test_exit_code_2_fails_the_job_as_misconfigured() -> None:
+    owner = admitted(job())
+    said = verdict(running(owner, lease=lease(owner, exits=[{"rank": 0, "code": 2}])))
+    assert isinstance(said, GiveUp)
+    assert said.reason == "Misconfigured"
+
+
+def test_exit_code_7_waits_before_it_tries_again_and_names_the_environment_in_the_end() -> None:
+    owner = admitted(job())
+    ended = lease(owner, exits=[{"rank": 0, "code": 7}])
+    first = verdict(running(owner, lease=ended))
+    assert isinstance(first, Restart)
+    assert first.due_s == NOW_S + 5
+    spent = dataclasses.replace(owner, status=owner.status.model_copy(update={"restart_records": restarted(3)}))
+    last = verdict(running(spent, lease=ended))
+    assert isinstance(last, GiveUp)
+    assert last.reason == "EnvironmentFailed"
+
+
+@pytest.mark.parametrize("record", [{"attempt": 2}, {"replacement": 1}])
+def test_a_stale_record_never_counts(record: dict[str, int]) -> None:
+    owner = admitted(job())
+    stale = lease(owner, exits=[{"rank": 0, "signal": 9}], **record)
+    assert verdict(running(owner, lease=stale)) == Healthy()
+
+
+@pytest.mark.parametrize(("tries", "scope"), [(0, "RestartProcess"), (1, "RestartProcess"), (2, "RestartPod")])
+def test_a_worker_that_fails_again_and_again_gets_a_new_pod(tries: int, scope: str) -> None:
+    owner = admitted(job(), restart_records=restarted(tries, step=1))
+    said = verdict(running(owner, lease=lease(owner, step=50, exits=[{"rank": 1, "signal": 9}])))
+    assert isinstance(said, Restart)
+    assert said.scope == scope
+    assert said.replace == (frozenset({1}) if scope == "RestartPod" else frozenset())
+
+
+@pytest.mark.parametrize(
+    ("second", "cause"),
+    [
+        ({"phase": PodPhase.FAILED}, "PodFailed"),
+        ({"phase": PodPhase.SUCCEEDED}, "PodLost"),
+        ({"deleting": True}, "PodLost"),
+        (None, "PodLost"),
+    ],
+)
+def test_a_pod_that_is_gone_is_replaced(second: dict[str, Any] | None, cause: str) -> None:
+    owner = admitted(job())
+    pods = (pod(owner, 0),) if second is None else (pod(owner, 0), pod(owner, 1, **second))
+    said = verdict(running(owner, pods=pods))
+    assert isinstance(said, Restart)
+    assert (said.failure.cause, said.scope, said.replace) == (cause, "RestartPod", frozenset({1}))
+
+
+def test_a_pod_that_was_never_created_is_no_loss() -> None:
+    owner = admitted(job(), replicas=1)
+    waiting = lease(owner, released=False, joined=1)
+    assert verdict(running(owner, pods=(pod(owner, 0),), lease=waiting)) == Healthy()
+
+
+@pytest.mark.parametrize(
+    ("away", "moved"),
+    [
+        ({"ready": False, "not_ready_since_s": NOW_S - 59}, False),
+        ({"ready": False, "not_ready_since_s": NOW_S - 60}, True),
+        ({"out_of_service": True}, True),
+    ],
+)
+def test_a_node_is_lost_after_its_time_or_by_its_taint(away: dict[str, Any], moved: bool) -> None:
+    owner = admitted(job(), ("n0", "n1"))
+    nodes = {"n0": node(), "n1": node("n1", **away)}
+    said = verdict(running(owner, pods=(pod(owner, 0), pod(owner, 1, where="n1")), nodes=nodes))
+    assert isinstance(said, Restart) == moved
+    if moved:
+        assert (said.failure.cause, said.move) == ("NodeLost", frozenset({1}))
+
+
+@pytest.mark.parametrize(("silent_s", "lost"), [(29, False), (30, True)])
+def test_a_silent_leader_costs_its_pod(silent_s: int, lost: bool) -> None:
+    owner = admitted(job())
+    said = verdict(running(owner, lease=lease(owner, seen_s=NOW_S - silent_s)))
+    assert isinstance(said, Restart) == lost
+    if lost:
+        assert (said.failure.cause, said.replace) == ("LeaderSilent", frozenset({0}))
+
+
+def test_a_gang_that_never_joins_is_replaced_whole() -> None:
+    owner = admitted(job(), at_s=NOW_S - 600)
+    said = verdict(running(owner, lease=lease(owner, released=False, joined=1)))
+    assert isinstance(said, Restart)
+    assert (said.failure.cause, said.scope, said.replace) == ("StartTimedOut", "RestartGang", frozenset({0, 1}))
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "scope", "counts"),
+    [
+        ({"action": "Fail", "onExitCodes": {"operator": "In", "values": [137]}}, GiveUp, None, None),
+        ({"action": "RestartGang", "onExitCodes": {"operator": "In", "values": [137]}}, Restart, "RestartGang", True),
+        ({"action": "Ignore", "onExitCodes": {"operator": "In", "values": [137]}}, Restart, "RestartProcess", False),
+        ({"action": "Fail", "onExitCodes": {"operator": "NotIn", "values": [137]}}, Restart, "RestartProcess", True),
+        (
+            {"action": "RestartPod", "countTowardsMax": False, "onExitCodes": {"operator": "In", "values": [137]}},
+            Restart,
+            "RestartPod",
+            False,
+        ),
+    ],
+)
+def test_the_first_rule_that_matches_decides(rule: dict[str, Any], kind: type, scope: str, counts: bool) -> None:
+    owner = admitted(job(failurePolicy={"rules": [rule, {"action": "Fail", "onPodConditions": [{"type": "X"}]}]}))
+    said = verdict(running(owner, lease=lease(owner, exits=[{"rank": 0, "signal": 9}])))
+    assert isinstance(said, kind)
+    if isinstance(said, Restart):
+        assert (said.scope, said.counts) == (scope, counts)
+
+
+def test_restarts_beyond_the_budget_fail_the_job() -> None:
+    owner = admitted(job(failurePolicy={"maxRestarts": 2, "noProgressMax": 9}), restart_records=restarted(2))
+    said = verdict(running(owner, lease=lease(owner, exits=[{"rank": 0, "signal": 9}])))
+    assert isinstance(said, GiveUp)
+    assert said.reason == "MaxRestartsExceeded"
+
+
+def test_restarts_outside_the_window_are_forgotten() -> None:
+    policy = {"maxRestarts": 2, "noProgressMax": 9, "windowSeconds": 50}
+    owner = admitted(job(failurePolicy=policy), restart_records=restarted(2))
+    said = verdict(running(owner, lease=lease(owner, exits=[{"rank": 0, "signal": 9}])))
+    assert isinstance(said, Restart)
+
+
+@pytest.mark.parametrize(("idle", "wait_s"), [(0, 0), (1, 5), (2, 10), (3, None)])
+def test_each_restart_without_progress_waits_longer_until_none_is_left(idle: int, wait_s: int | None) -> None:
+    owner = admitted(job(failurePolicy={"inPlaceMax": 9}), restart_records=restarted(idle))
+    said = verdict(running(owner, lease=lease(owner, exits=[{"rank": 1, "signal": 9}])))
+    if wait_s is None:
+        assert isinstance(said, GiveUp)
+        assert said.reason == "NoProgress"
+    else:
+        assert isinstance(said, Restart)
+        assert said.due_s == NOW_S + wait_s
+
+
+def test_progress_forgives_earlier_restarts() -> None:
+    idle = restarted(2)
+    assert restarts_without_progress(idle) == 2
+    assert restarts_without_progress([*idle, *restarted(1, step=5)]) == 0
+    assert restarts_without_progress([*idle, *restarted(1, checkpoint_step=5)]) == 0

@@ -1,0 +1,167 @@
+"""Admission, placement, moves, resizes and intents as tables."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from operator_scenes import DEVICE, NOW_S, admitted, job, lease, node, pod
+
+from polyreme_operator.core.placement import place_best_fit
+from polyreme_operator.core.schedule import Batch, schedule
+from polyreme_operator.types.intents import Intents, parse_intents, render_intents
+from polyreme_operator.types.snapshot import Cluster
+from polyreme_operator.types.views import PodPhase, QueueView
+
+
+def decide(**fields: Any) -> Batch:
+    return schedule(Cluster(**fields), NOW_S)
+
+
+@pytest.mark.parametrize(
+    ("free", "workers", "devices", "placed"),
+    [
+        ({"a": 4}, 2, 2, ["a", "a"]),
+        ({"a": 4, "b": 2}, 2, 1, ["b", "b"]),
+        ({"a": 2, "b": 2}, 3, 1, ["a", "a", "b"]),
+        ({"a": 3, "b": 3}, 3, 2, None),
+        ({"b": 2, "a": 2}, 1, 2, ["a"]),
+        ({}, 1, 1, None),
+    ],
+)
+def test_best_fit_fills_few_nodes_tightly(
+    free: dict[str, int], workers: int, devices: int, placed: list[str] | None
+) -> None:
+    assert place_best_fit(free, workers=workers, devices=devices) == placed
+
+
+def test_an_admission_is_an_intent_before_it_is_a_status() -> None:
+    batch = decide(jobs=(job(),), nodes=(node(),))
+    assert batch.intents is not None
+    (entry,) = batch.intents.entries
+    (write,) = batch.writes
+    assert (entry.uid, entry.attempt) == ("uid-j", 1)
+    assert write.after.attempt is not None
+    assert entry.placement == write.after.attempt.placement
+    assert parse_intents(render_intents(batch.intents.entries)) == batch.intents.entries
+
+
+def test_an_open_intent_is_cancelled_before_anything_is_admitted() -> None:
+    first, second = job("a"), job("b")
+    before = decide(jobs=(first,), nodes=(node(devices=2),))
+    assert before.intents is not None
+    intents = Intents(resource_version="1", entries=before.intents.entries)
+    batch = decide(jobs=(first, second), nodes=(node(devices=2),), intents=intents)
+    assert batch.intents is None
+    (write,) = batch.writes
+    assert write.uid == first.uid
+    assert write.after.cancelled_admissions == 1
+    cancelled = dataclasses.replace(first, status=write.after)
+    assert decide(jobs=(cancelled,), nodes=(node(),), intents=intents).intents is not None
+
+
+def test_larger_priority_goes_first_then_age() -> None:
+    jobs = (
+        job("young", created="2023-11-14T22:01:00Z"),
+        job("old"),
+        job("urgent", created="2023-11-14T22:02:00Z", priority=5),
+    )
+    batch = decide(jobs=jobs, nodes=(node(devices=2),))
+    assert [write.uid for write in batch.writes] == ["uid-urgent"]
+    assert {uid: pending.position for uid, pending in batch.pending.items()} == {"uid-old": 1, "uid-young": 2}
+
+
+@pytest.mark.parametrize(
+    ("spec", "quota", "reason", "message"),
+    [
+        ({"replicas": 4}, (), "WaitingForCapacity", "needs 4 devices; 3 free on 2 nodes"),
+        ({"replicas": 3}, ((DEVICE, 2),), "ExceedsQuota", "needs 3 devices; queue default has 2 of 2 left"),
+        ({"replicas": 1, "devices": 4}, (), "Misconfigured", "a worker needs 4 devices; the largest node has 2"),
+    ],
+)
+def test_a_job_that_waits_is_told_why(spec: dict[str, int], quota: Any, reason: str, message: str) -> None:
+    nodes = (
+        node("n0", 2),
+        node("n1", 1),
+        node("n2", 9, unschedulable=True) if "replicas" not in spec else node("n2", 0),
+    )
+    batch = decide(jobs=(job(**spec),), nodes=nodes, queues=(QueueView(name="default", quota=quota),))
+    (pending,) = batch.pending.values()
+    assert pending.reason == reason
+    assert pending.message.startswith(message)
+
+
+def test_devices_are_charged_until_the_last_pod_is_gone_orphans_included() -> None:
+    gone = job("gone")
+    for phase, fits in ((PodPhase.RUNNING, False), (PodPhase.SUCCEEDED, True)):
+        batch = decide(jobs=(job(),), nodes=(node(devices=2),), pods=(pod(gone, 0, phase=phase),))
+        assert bool(batch.writes) == fits
+
+
+def test_a_worker_and_its_lingering_predecessor_are_charged_once() -> None:
+    owner = admitted(job("a"))
+    batch = decide(jobs=(owner, job("b")), nodes=(node(devices=4),), pods=(pod(owner, 0, deleting=True),))
+    assert [write.uid for write in batch.writes] == ["uid-b"]
+
+
+def test_only_the_workers_of_a_lost_node_move_in_a_new_attempt() -> None:
+    owner = admitted(job(), ("n0", "n1"))
+    nodes = (node(), node("n1", out_of_service=True), node("n2", 1))
+    seen = {"jobs": (owner,), "nodes": nodes, "pods": (pod(owner, 0), pod(owner, 1, where="n1"))}
+    (write,) = decide(**seen).writes
+    attempt = write.after.attempt
+    assert attempt is not None
+    assert (attempt.number, attempt.placement.node_by_index()) == (2, ["n0", "n2"])
+    assert (attempt.replacement(0), attempt.replacement(1)) == (0, 1)
+
+
+def test_a_gang_that_lost_a_node_without_replacement_waits_in_the_queue() -> None:
+    owner = admitted(job(), ("n0", "n1"))
+    nodes = (node(devices=1), node("n1", out_of_service=True))
+    (write,) = decide(jobs=(owner,), nodes=nodes, pods=(pod(owner, 0), pod(owner, 1, where="n1"))).writes
+    assert not write.after.is_true("Admitted")
+    assert write.after.is_true("Queued")
+    assert write.after.attempt is not None
+    assert write.after.attempt.desired == "Stop"
+
+
+def test_a_lease_is_read_before_an_attempt_is_ended() -> None:
+    owner = admitted(job(), ("n0", "n1"))
+    nodes = (node(), node("n1", out_of_service=True), node("n2", 1))
+    seen = {"jobs": (owner,), "nodes": nodes, "pods": (pod(owner, 0),), "leases": (lease(owner),)}
+    batch = decide(**seen)
+    assert (batch.reads, batch.writes) == (frozenset({owner.uid}), ())
+    assert decide(**seen, leases_read=frozenset({owner.uid})).writes
+
+
+def test_a_resize_stops_the_attempt_then_begins_another_with_a_new_plan() -> None:
+    owner = dataclasses.replace(admitted(job()), plan=job(replicas=4).plan)
+    pods = (pod(owner, 0), pod(owner, 1))
+    read = frozenset({owner.uid})
+    (asked,) = decide(jobs=(owner,), nodes=(node(),), pods=pods, leases=(lease(owner),), leases_read=read).writes
+    assert asked.after.attempt is not None
+    assert (asked.after.attempt.number, asked.after.attempt.desired) == (1, "Stop")
+    owner = dataclasses.replace(owner, status=asked.after)
+    stopped = lease(owner, outcome="Stopped")
+    (write,) = decide(jobs=(owner,), nodes=(node(),), pods=pods, leases=(stopped,), leases_read=read).writes
+    attempt = write.after.attempt
+    assert attempt is not None
+    assert (attempt.number, attempt.replicas, attempt.desired) == (2, 4, "Run")
+    assert attempt.plan_hash != asked.after.attempt.plan_hash
+    assert attempt.replacements == []
+
+
+def test_a_resize_that_does_not_fit_is_refused_and_says_why() -> None:
+    owner = dataclasses.replace(admitted(job()), plan=job(replicas=4).plan)
+    batch = decide(jobs=(owner,), nodes=(node(devices=3),), pods=(pod(owner, 0), pod(owner, 1)))
+    assert batch.writes == ()
+    assert batch.refused == {owner.uid: "needs 2 devices; 1 free on 1 node"}
+
+
+def test_a_resumed_job_never_reuses_a_replacement_number() -> None:
+    owner = admitted(job())
+    owner = dataclasses.replace(
+        owner, status=owner.status.model_copy(update={"conditions": [], "attempt": owner.status.attempt})
+    )
+    (write,) = decide(jobs=(owner,), nodes=(node(),)).writes
+    assert write.after.attempt is not None
+    assert [write.after.attempt.replacement(index) for index in (0, 1)] == [1, 1]

@@ -19,7 +19,7 @@ class HeldOutSource:
         self._indexes = indexes
         self._names = names
         self._text = TokenText(tokenizer)
-        counts = _shared([len(index) for index in indexes], samples_max)
+        counts = shared([len(index) for index in indexes], samples_max)
         self._places = [
             (at, number * len(index) // count)
             for at, (index, count) in enumerate(zip(indexes, counts, strict=True))
@@ -53,14 +53,15 @@ class HeldOutSource:
         return self._text.decode(tokens)
 
 
-def _shared(sizes: Sequence[int], total_max: int) -> list[int]:
+def shared(sizes: Sequence[int], total_max: int) -> list[int]:
     """Share ``total_max`` evenly among sets of these sizes; what a small set can't use goes to the others."""
     counts = [0] * len(sizes)
     left = min(total_max, sum(sizes))
     while left:
-        hungry = [at for at, size in enumerate(sizes) if counts[at] < size]
-        for at in hungry[:left] if left < len(hungry) else hungry:
-            more = min(max(1, left // len(hungry)), sizes[at] - counts[at], left)
+        hungry = [at for at, size in enumerate(sizes) if counts[at] < size][:left]
+        share = max(1, left // len(hungry))
+        for at in hungry:
+            more = min(share, sizes[at] - counts[at])
             counts[at] += more
             left -= more
     return counts

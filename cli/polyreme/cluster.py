@@ -14,11 +14,11 @@ from polyreme.files import read_json
 from polyreme.home import Home, RunDirectory
 from polyreme.inject import Injection
 from polyreme.launcher.launcher import PROCESSES_FILE
-from polyreme.output import note
-from polyreme.urls import local_folder
+from polyreme.records import checkpoint_root
 from polyreme_api import environment as names
 from polyreme_api import labels
 from polyreme_api.clock import Clock
+from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.job import TrainingJob, parse_job
 from polyreme_api.labels import ANNOTATION_PROGRESS, KIND_JOB
 from polyreme_api.progress import ProgressRecord
@@ -26,11 +26,11 @@ from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
 from polyreme_operator.adapters.embedded.journal import open_store
 from polyreme_operator.adapters.embedded.server import ApiServer
 from polyreme_operator.adapters.embedded.tokens import TokenTable
-from polyreme_operator.adapters.process_kubelet.container import unhonoured_fields
 from polyreme_operator.adapters.process_kubelet.kubelet import ProcessKubelet
 from polyreme_operator.core.manifests import PodDefaults
+from polyreme_operator.core.status import reopen
 from polyreme_operator.loop import Settings, run_operator
-from polyreme_operator.port import ConflictError, Manifest, NotFoundError, ObjectRef
+from polyreme_operator.port import STATUS_SUBRESOURCE, ConflictError, Manifest, NotFoundError, ObjectRef
 
 NODE = "local"
 DEVICES_LEAST = 8
@@ -50,42 +50,58 @@ class LocalCluster:
         settings: Settings,
         root: Path,
         clock: Clock,
+        lost: asyncio.Future[EnvironmentFailedError],
     ) -> None:
         self._port = port
         self._kubelet = kubelet
         self._ref = ref
         self._settings = settings
         self._clock = clock
+        self._lost = lost
         self.checkpoint_root = root
         """Where the job's checkpoints lie."""
 
     async def serve(self) -> None:
-        """Run operator and kubelet until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._kubelet.run(), name="kubelet")
-            tasks.create_task(
-                run_operator(
-                    self._port,
-                    self._clock,
-                    settings=self._settings,
-                    rng=random.Random(secrets.randbits(64)),
-                    entropy=secrets.token_bytes,
-                ),
-                name="operator",
-            )
+        """Run operator and kubelet until cancelled.
+
+        Raises:
+            EnvironmentFailedError: When the journal can't be written any more.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._until_lost(), name="journal")
+                tasks.create_task(self._kubelet.run(), name="kubelet")
+                tasks.create_task(
+                    run_operator(
+                        self._port,
+                        self._clock,
+                        settings=self._settings,
+                        rng=random.Random(secrets.randbits(64)),
+                        entropy=secrets.token_bytes,
+                    ),
+                    name="operator",
+                )
+        except BaseExceptionGroup as group:
+            raise _deepest(group) from group
+
+    async def _until_lost(self) -> None:
+        raise await asyncio.shield(self._lost)
 
     async def apply(self, job: TrainingJob) -> None:
-        """Create the job, or give it the fields that may change under a run."""
+        """Create the job, or give it the fields that may change under a run; what the machine failed goes on."""
         manifest = job.to_object()
         manifest.pop("status", None)
-        fields = unhonoured_fields(job.spec.workers.template)
-        if fields:
-            note(f"processes can't honour these fields of the pod template, they are ignored: {', '.join(fields)}")
         try:
-            await self._port.get(self._ref)
+            status = (await self.job()).status
         except NotFoundError:
             await self._port.create(manifest)
             return
+        reopened = reopen(status)
+        if reopened is not status:
+            await self._patch(
+                {"status": {"completedAt": None, **reopened.model_dump(mode="json", by_alias=True, exclude_none=True)}},
+                subresource=STATUS_SUBRESOURCE,
+            )
         spec = job.spec
         await self._patch({"spec": {"suspend": spec.suspend, "workers": {"replicas": spec.workers.replicas}}})
 
@@ -132,21 +148,23 @@ class LocalCluster:
                 return int(known["launcher"])
         return None
 
-    async def _patch(self, change: dict[str, Any]) -> None:
+    async def _patch(self, change: dict[str, Any], *, subresource: str | None = None) -> None:
         for _ in range(WRITE_TRIES_MAX):
             seen = await self._port.get(self._ref)
             try:
-                await self._port.patch(self._ref, change, resource_version=seen["metadata"]["resourceVersion"])
+                version = seen["metadata"]["resourceVersion"]
+                await self._port.patch(self._ref, change, resource_version=version, subresource=subresource)
             except ConflictError:
                 continue
             return
         raise ConflictError(f"{self._ref} changed {WRITE_TRIES_MAX} times while it was being patched")
 
 
-def checkpoint_root(run: RunDirectory, job: TrainingJob) -> Path:
-    """Where a job's checkpoints lie on this machine."""
-    location = job.spec.checkpoint.location
-    return run.checkpoints if location is None else local_folder(location, field="spec.checkpoint.location")
+def _deepest(error: BaseException) -> BaseException:
+    """Return the first error inside nested groups: one failure ends all tasks, and only it says why."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 @contextlib.asynccontextmanager
@@ -160,7 +178,11 @@ async def open_cluster(
         EnvironmentFailedError: If the disk or the loopback address refuses.
     """
     wanted = job.spec.workers.replicas * job.spec.workers.devices
-    async with open_store(run.journal_file, clock=clock, run_token=token) as (store, durable):
+    lost: asyncio.Future[EnvironmentFailedError] = asyncio.get_running_loop().create_future()
+    async with open_store(run.journal_file, clock=clock, run_token=token, on_failure=lost.set_result) as (
+        store,
+        durable,
+    ):
         port = EmbeddedCluster(store, durable=durable)
         tokens = TokenTable()
         server = ApiServer(port, tokens=tokens)
@@ -202,6 +224,7 @@ async def open_cluster(
                 settings=settings,
                 root=checkpoint_root(run, job),
                 clock=clock,
+                lost=lost,
             )
         finally:
             await server.close()

@@ -31,6 +31,9 @@ def main() -> int:
     except PolyremeError as error:
         _say({"error": str(error)})
         return int(error.exit_code)
+    except OSError as error:
+        _say({"error": f"{error.strerror}: {error.filename or home.path}"})
+        return int(ExitCode.ENVIRONMENT)
     return int(ExitCode.OK)
 
 

@@ -10,8 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from polyreme.home import Home, RunDirectory
-from polyreme_api.errors import EnvironmentFailedError, ExitCode, InvalidConfigError, PolyremeError
-from polyreme_api.job import TrainingJob
+from polyreme_api.errors import (
+    EnvironmentFailedError,
+    ExitCode,
+    InvalidConfigError,
+    NotFoundError,
+    PolyremeError,
+    RefusedError,
+)
 
 END_WAIT_S = 5.0
 LINE_BYTES_MAX = 1 << 20
@@ -35,17 +41,6 @@ class DataWork:
         self._uid = uid
         self._progress = progress
         self._process: asyncio.subprocess.Process | None = None
-
-    @staticmethod
-    def check(home: Home, job: TrainingJob) -> None:
-        """Refuse datasets that nobody registered, before anything starts.
-
-        Raises:
-            InvalidConfigError: Naming the dataset and the nearest name.
-        """
-        from polyreme_datahub.hub import check_datasets
-
-        check_datasets(home.registry_url, job.spec)
 
     async def run(self) -> None:
         """Process everything, then wait until cancelled.
@@ -95,7 +90,10 @@ class DataWork:
 
 
 def _error(code: int, message: str) -> PolyremeError:
-    kind = {ExitCode.USAGE: InvalidConfigError, ExitCode.ENVIRONMENT: EnvironmentFailedError}.get(
-        ExitCode(code) if code in ExitCode.__members__.values() else ExitCode.INTERNAL, PolyremeError
-    )
-    return kind(f"data can't be processed: {message}")
+    kinds: dict[int, type[PolyremeError]] = {
+        ExitCode.USAGE: InvalidConfigError,
+        ExitCode.NOT_FOUND: NotFoundError,
+        ExitCode.REFUSED: RefusedError,
+        ExitCode.ENVIRONMENT: EnvironmentFailedError,
+    }
+    return kinds.get(code, PolyremeError)(f"data can't be processed: {message}")

@@ -98,7 +98,8 @@ def figures(job: TrainingJob, records: RunRecords, moments: Sequence[Moment], *,
     """Work the head figures out from what is on disk."""
     history = records.history
     began_s = min((moment.at_s for moment in moments if moment.kind == "attempt"), default=now_s)
-    ended_s = next((moment.at_s for moment in moments if moment.kind == "finished"), now_s)
+    finished_s = _finished_s(moments)
+    ended_s = now_s if finished_s is None else finished_s
     wall_s = max(0.0, ended_s - began_s)
     trained_s = sum(record.step_s for record in history)
     tokens = sum(record.tokens for record in history)
@@ -129,11 +130,17 @@ def restart_s(moments: Sequence[Moment], steps: Mapping[int, Sequence[StepRecord
     return max(waits, default=None)
 
 
+def _finished_s(moments: Sequence[Moment]) -> float | None:
+    """When the newest attempt ended the job; an earlier end that the run went on from is none."""
+    newest = max((moment.attempt for moment in moments if moment.kind == "attempt"), default=0)
+    return next((moment.at_s for moment in moments if moment.kind == "finished" and moment.attempt == newest), None)
+
+
 def _attempts(job: TrainingJob, records: RunRecords, moments: Sequence[Moment]) -> list[AttemptRow]:
     causes = {record.attempt: record for record in job.status.restart_records}
     starts = {moment.attempt: moment for moment in moments if moment.kind == "attempt"}
     releases = {moment.attempt: moment.at_s for moment in moments if moment.kind == "released"}
-    finished_s = next((moment.at_s for moment in moments if moment.kind == "finished"), None)
+    finished_s = _finished_s(moments)
     rows = []
     for number, start in sorted(starts.items()):
         steps = records.steps.get(number, ())

@@ -116,6 +116,11 @@ class Home:
         """Folder of the default checkpoint roots, by namespace and name of the job."""
         return self.path / "checkpoints"
 
+    @property
+    def has_data(self) -> bool:
+        """Whether a registry of datasets lies here."""
+        return (self.path / "data" / "registry.sqlite").exists()
+
     def prepare_data(self) -> None:
         """Create the folders of the data plane."""
         (self.path / "data" / "objects").mkdir(parents=True, exist_ok=True)

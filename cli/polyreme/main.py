@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from collections.abc import Sequence
@@ -29,6 +30,11 @@ Examples:
 Exit codes: 0 success, 1 internal error, 2 usage or refused spec, 3 not found, 4 refused by the state, 5 timed out,
 6 stopped on request, 7 environment (disk, store, port), 100 the run failed.
 """
+
+MACHINE_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EMFILE}
+)
+"""Errors of the operating system that say something of the machine, and nothing of this program."""
 
 app = typer.Typer(name="polyreme", help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True)
 app.command(name="run")(run.run)
@@ -76,7 +82,10 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         note("stopped")
         return ExitCode.CANCELLED
-    except Exception:  # noqa: BLE001 - the outermost edge: whatever nobody expected is our own error, told whole
+    except Exception as error:  # noqa: BLE001 - the outermost edge: whatever nobody expected is our own error, told whole
+        if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
+            note(f"polyreme: the machine refused: {error.strerror}: {error.filename}; mend that and try again")
+            return ExitCode.ENVIRONMENT
         note(traceback.format_exc())
         note("polyreme: internal error (exit code 1); this is a bug of polyreme, please report the lines above")
         return ExitCode.INTERNAL

@@ -20,7 +20,7 @@ from polyreme.urls import local_folder
 from polyreme_api import environment as names
 from polyreme_api.batch import BatchSource, EvaluationSource
 from polyreme_api.environment import RankEnvironment
-from polyreme_api.errors import InvalidConfigError, PolyremeError
+from polyreme_api.errors import ExitCode, InvalidConfigError, PolyremeError
 from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.plan.plan import Plan
 from polyreme_api.progress import ProgressRecord, RankPhase
@@ -49,6 +49,9 @@ def main() -> int:
     except PolyremeError as error:
         _log.error("rank ends: %s", error)
         return int(error.exit_code)
+    except OSError as error:
+        _log.error("rank ends, the environment failed: %s", error)
+        return int(ExitCode.ENVIRONMENT)
 
 
 class PipeSink:

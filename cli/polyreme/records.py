@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from polyreme.home import RunDirectory
+from polyreme.urls import local_folder
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.history import (
     COMMIT_MARKER,
@@ -19,7 +22,12 @@ from polyreme_api.history import (
     is_history,
     parse_checkpoint_name,
 )
+from polyreme_api.job import TrainingJob
 from polyreme_api.progress import CheckpointRef, StepRecord
+
+LOG_LINES_MAX = 200
+"""Lines of a rank's log, from its end, among which its error is looked for."""
+ERROR_MARK = " ERROR "
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +68,16 @@ class RunRecords:
         ]
 
 
+def checkpoint_root(run: RunDirectory, job: TrainingJob) -> Path:
+    """Where a job's checkpoints lie on this machine.
+
+    Raises:
+        InvalidConfigError: If the location is no local folder.
+    """
+    location = job.spec.checkpoint.location
+    return run.checkpoints if location is None else local_folder(location, field="spec.checkpoint.location")
+
+
 def read_records(root: Path) -> RunRecords:
     """Read a checkpoint root; a folder that does not exist is a run that has not begun."""
     points = sorted(
@@ -74,6 +92,16 @@ def read_records(root: Path) -> RunRecords:
         checkpoints=_checkpoints(root, points),
         evaluation=json.loads(results[-1].read_bytes()) if results else None,
     )
+
+
+def last_error(run: RunDirectory, attempt: int) -> str | None:
+    """Return the newest error that a rank of the attempt wrote into its log; None when there is none."""
+    for path in sorted(run.pods.glob(f"*/rank-*.a{attempt}.log")):
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            for line in reversed(deque(stream, maxlen=LOG_LINES_MAX)):
+                if ERROR_MARK in line:
+                    return line.partition(ERROR_MARK)[2].strip()
+    return None
 
 
 def read_steps(path: Path) -> list[StepRecord]:

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
+from polyreme import preflight
 from polyreme.clock import SystemClock
 from polyreme.cluster import LocalCluster, open_cluster
 from polyreme.datawork import DataWork
@@ -27,11 +28,11 @@ from polyreme.inject import Injection
 from polyreme.outcome import RunOutcome, outcome_of
 from polyreme.output import note
 from polyreme.processes import is_same_process, started_at_s
-from polyreme.records import read_records
+from polyreme.records import checkpoint_root, last_error, read_records
 from polyreme.reporting import publish
 from polyreme.timeline import Timeline
 from polyreme.viewing import Watcher
-from polyreme_api.errors import EnvironmentFailedError, RefusedError
+from polyreme_api.errors import EnvironmentFailedError, ExitCode, RefusedError, RetryableError
 from polyreme_api.job import TrainingJob
 
 STOP_TIMEOUT_EXTRA_S = 30
@@ -55,23 +56,25 @@ def serve(home: Home, job: TrainingJob, settings: SessionSettings) -> RunOutcome
 
     Raises:
         RefusedError: If another process serves the run, or the spec is not the run's.
-        InvalidConfigError: If a dataset is not known.
+        InvalidConfigError: If the job can't run here; nothing was started.
         EnvironmentFailedError: If the machine refuses after bounded retries.
     """
     run = home.run(job.metadata.namespace, job.metadata.name)
-    known = claim(run, job, fresh=settings.fresh)
-    home.prepare_data()
-    DataWork.check(home, job)
-    run.path.mkdir(parents=True, exist_ok=True)
-    pid = os.getpid()
-    token = write_identity(run, created_s=SystemClock().now_s(), pid=pid, process_started_s=started_at_s(pid) or 0.0)
-    write_job(run.job_file, job)
-    _log_to(run.host_log)
     try:
+        home.prepare_data()
+        known = claim(run, job, fresh=settings.fresh)
+        preflight.check(home, run, job, resumes=known, fresh=settings.fresh)
+        if fields := preflight.unhonoured(job):
+            note(f"processes can't honour these fields of the pod template, they are ignored: {', '.join(fields)}")
+        if settings.fresh:
+            _set_aside(run.path)
+            _set_aside(run.checkpoints)
+        token = _begin(run, job)
         return asyncio.run(_Session(home, run, job, settings, token).run(resumed=known))
-    except OSError as error:
+    except (OSError, RetryableError, EnvironmentFailedError) as error:
+        cause = f"{error.strerror}: {error.filename or run.path}" if isinstance(error, OSError) else str(error)
         raise EnvironmentFailedError(
-            f"run {run.name!r} can't be served: {error}; polyreme run with the same file goes on once that is mended"
+            f"run {run.name!r} can't be served: {cause}; mend that, then the same command goes on"
         ) from error
 
 
@@ -87,14 +90,20 @@ def claim(run: RunDirectory, job: TrainingJob, *, fresh: bool) -> bool:
             f"run {run.name!r} is being served by process {host['pid']}; watch it with polyreme runs show {run.name}, "
             f"stop it with polyreme runs stop {run.name}"
         )
-    if not run.exists:
-        return False
-    if fresh:
-        _set_aside(run.path)
-        _set_aside(run.checkpoints)
+    if fresh or not run.exists:
         return False
     check_same_run(read_job(run.job_file), job)
     return True
+
+
+def _begin(run: RunDirectory, job: TrainingJob) -> str:
+    """Write down who serves the run; return the run token."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    pid = os.getpid()
+    token = write_identity(run, created_s=SystemClock().now_s(), pid=pid, process_started_s=started_at_s(pid) or 0.0)
+    write_job(run.job_file, job)
+    _log_to(run.host_log)
+    return token
 
 
 class _Session:
@@ -171,7 +180,8 @@ class _Session:
     async def _stop_cleanly(self, cluster: LocalCluster, watcher: Watcher) -> None:
         watcher.say("stopping: the ranks checkpoint and end; Ctrl-C again ends them at once")
         limit_s = self._job.spec.checkpoint.preemption_grace_seconds + STOP_TIMEOUT_EXTRA_S
-        with contextlib.suppress(TimeoutError):
+        # A store that is away can't take the wish; the processes then end with this one.
+        with contextlib.suppress(TimeoutError, RetryableError):
             await cluster.suspend()
             await asyncio.wait_for(watcher.until_suspended(), limit_s)
 
@@ -186,10 +196,14 @@ class _Session:
         )
 
     def _conclude(self, job: TrainingJob) -> RunOutcome:
-        records = read_records(_root(self._run, job))
+        records = read_records(checkpoint_root(self._run, job))
         publish(self._home, self._run, job, records, self._timeline, now_s=self._clock.now_s())
         outcome = outcome_of(self._run, job, records, self._timeline, self._clock.now_s())
         Watcher.write_state(self._run, outcome.row, job)
+        if outcome.exit_code is ExitCode.ENVIRONMENT:
+            attempt = job.status.attempt.number if job.status.attempt else 0
+            said = last_error(self._run, attempt) or f"polyreme runs logs {self._run.name} says more"
+            note(f"polyreme: {outcome.row['message']}: {said}; mend that, then the same command goes on")
         return outcome
 
     @contextlib.contextmanager
@@ -228,12 +242,6 @@ async def _background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[a
             await task
 
 
-def _root(run: RunDirectory, job: TrainingJob) -> Path:
-    from polyreme.cluster import checkpoint_root
-
-    return checkpoint_root(run, job)
-
-
 def _set_aside(path: Path) -> None:
     """Keep the old folder beside its successor; the one kept before goes."""
     previous = path.with_name(path.name + PREVIOUS_SUFFIX)
@@ -248,3 +256,5 @@ def _log_to(path: Path) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
+    # A log that can't be written is no reason for a traceback on the person's screen.
+    logging.raiseExceptions = False

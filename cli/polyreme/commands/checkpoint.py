@@ -11,7 +11,7 @@ from polyreme.commands.runs import find
 from polyreme.files import read_json
 from polyreme.home import Home
 from polyreme.output import Format, emit, note
-from polyreme.records import read_records
+from polyreme.records import checkpoint_root, read_records
 from polyreme_api.errors import NotFoundError, RefusedError
 
 app = typer.Typer(help="Checkpoints of the runs on this machine.", no_args_is_help=True)
@@ -26,7 +26,6 @@ def ls(context: typer.Context, name: NameArgument, output: OutputOption = Format
 
     Example: polyreme checkpoint ls quickstart
     """
-    from polyreme.cluster import checkpoint_root
     from polyreme.documents import read_job
 
     run = find(context.obj, name)
@@ -73,7 +72,6 @@ def export(
 
       polyreme checkpoint export quickstart --to ./model --checkpoint a000001-s00000050
     """
-    from polyreme.cluster import checkpoint_root
     from polyreme.documents import read_job
     from polyreme_api.plan.plan import plan_for
     from polyreme_datahub.hub import open_source

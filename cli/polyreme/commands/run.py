@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polyreme.home import Home
-from polyreme.output import Format, emit
+from polyreme.output import Format, emit, note
 from polyreme_api.errors import ExitCode
 
 JobArgument = Annotated[Path, typer.Argument(help="YAML file with one TrainingJob; - reads standard input.")]
@@ -70,17 +70,27 @@ def run(
     return outcome.exit_code
 
 
-def validate(job: JobArgument, output: OutputOption = Format.TABLE) -> int:
+def validate(context: typer.Context, job: JobArgument, output: OutputOption = Format.TABLE) -> int:
     """Check a job and show the plan that it would get; starts nothing.
+
+    Where this machine has datasets, the job's are looked up too.
 
     Example: polyreme validate manifests/samples/quickstart.yaml
     """
+    from polyreme import preflight
     from polyreme.documents import read_job
     from polyreme_api.plan.plan import plan_for
     from polyreme_api.plan.shapes import parameter_count
     from polyreme_api.plan.volume import state_bytes_per_rank
 
+    home: Home = context.obj
     checked = read_job(job)
+    run = home.run(checked.metadata.namespace, checked.metadata.name)
+    preflight.check_folders(run, checked)
+    if home.has_data:
+        preflight.check_data(home, checked)
+    if fields := preflight.unhonoured(checked):
+        note(f"processes can't honour these fields of the pod template, they are ignored: {', '.join(fields)}")
     plan = plan_for(checked.spec)
     value = {
         "name": checked.metadata.name,

@@ -67,6 +67,19 @@ def finish(
     )
 
 
+def reopen(status: TrainingJobStatus) -> TrainingJobStatus:
+    """Let a job that only its environment failed go on: someone says that it is mended, so every budget begins anew.
+
+    Any other end stands, and the same status comes back.
+    """
+    failed = status.condition(ConditionType.FAILED)
+    if failed is None or failed.status != "True" or failed.reason != Reason.ENVIRONMENT_FAILED:
+        return status
+    return _drop(status, ConditionType.FAILED).model_copy(
+        update={"completed_at": None, "retry_at": None, "restart_records": []}
+    )
+
+
 def withdraw(
     job: JobView, status: TrainingJobStatus, reason: Reason, message: str = "", *, now_s: float
 ) -> TrainingJobStatus:

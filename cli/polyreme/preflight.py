@@ -1,0 +1,117 @@
+"""Everything that is refused before anything starts: nothing is written, moved or run until all of it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from polyreme.home import Home, RunDirectory
+from polyreme.records import checkpoint_root
+from polyreme.urls import local_folder
+from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
+from polyreme_api.history import COMMIT_MARKER, parse_checkpoint_name
+from polyreme_api.job import TrainingJob
+from polyreme_api.marker import ForeignFormatError, check_model, parse_marker
+from polyreme_api.plan.plan import shape_of
+from polyreme_api.plan.shapes import ModelShape
+
+
+def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fresh: bool) -> None:
+    """Refuse a job that can't run here.
+
+    Args:
+        home: Registry of the datasets.
+        run: The run's folder.
+        job: The job.
+        resumes: Whether the run exists and goes on.
+        fresh: Whether what the run left in its own folders is set aside first.
+
+    Raises:
+        InvalidConfigError: If a dataset is not known, a location is no local folder, or the checkpoint root holds
+            checkpoints of another model or of a format that this version does not read.
+        RefusedError: If the checkpoint root is another run's.
+    """
+    check_data(home, job)
+    check_folders(run, job)
+    root = checkpoint_root(run, job)
+    if fresh and root == run.checkpoints:
+        return
+    check_checkpoints(root, shape_of(job.spec))
+    if not resumes:
+        check_unused(root)
+
+
+def check_folders(run: RunDirectory, job: TrainingJob) -> None:
+    """Refuse locations that are no folders of this machine.
+
+    Raises:
+        InvalidConfigError: Naming the field.
+    """
+    places = {"spec.checkpoint.location": checkpoint_root(run, job)}
+    if job.spec.export is not None and job.spec.export.location is not None:
+        places["spec.export.location"] = local_folder(job.spec.export.location, field="spec.export.location")
+    for field, path in places.items():
+        existing = next(place for place in (path, *path.parents) if place.exists())
+        if not existing.is_dir():
+            raise InvalidConfigError(f"no folder: {existing} is a file", field=field)
+
+
+def check_data(home: Home, job: TrainingJob) -> None:
+    """Refuse datasets that nobody registered.
+
+    Raises:
+        InvalidConfigError: Naming the dataset and the nearest names.
+    """
+    from polyreme_datahub.hub import check_datasets
+
+    try:
+        check_datasets(home.registry_url, job.spec)
+    except NotFoundError as error:
+        raise InvalidConfigError(
+            error.message, field="spec.data.sources[].dataset or spec.evaluation.sets[].dataset"
+        ) from error
+
+
+def check_checkpoints(root: Path, shape: ModelShape) -> None:
+    """Refuse a checkpoint root that holds a committed checkpoint of another model, or one that can't be read.
+
+    A damaged marker makes a checkpoint torn, as a missing one does: it is never loaded, and refuses nothing.
+
+    Raises:
+        InvalidConfigError: Naming the first size that differs, or what to do about the format.
+    """
+    for path in sorted(root.glob(f"a*-s*/{COMMIT_MARKER}")):
+        name = path.parent.name
+        try:
+            parse_checkpoint_name(name)
+            marker = parse_marker(path.read_bytes(), name=name)
+        except ForeignFormatError as error:
+            raise InvalidConfigError(f"{error.message}; root {root}", field="spec.checkpoint.location") from error
+        except (InvalidConfigError, RefusedError):
+            continue
+        try:
+            check_model(marker, shape, name=name)
+        except RefusedError as error:
+            raise InvalidConfigError(
+                f"{error.message}; root {root}", field=f"{error.field} or spec.checkpoint.location"
+            ) from error
+
+
+def check_unused(root: Path) -> None:
+    """Refuse to begin a run where another one left its history: attempts are numbered from 1 in each root.
+
+    Raises:
+        RefusedError: Naming the folder.
+    """
+    if next(root.glob("attempts/*.json"), None) is not None:
+        raise RefusedError(
+            f"checkpoint root is another run's: {root} holds its attempts, rule one run a root; move it away, or "
+            "name another folder",
+            field="spec.checkpoint.location",
+        )
+
+
+def unhonoured(job: TrainingJob) -> list[str]:
+    """Name the fields of the pod template that processes can't honour."""
+    from polyreme_operator.adapters.process_kubelet.container import unhonoured_fields
+
+    return unhonoured_fields(job.spec.workers.template)

@@ -59,6 +59,8 @@ class Gang:
     ranks: dict[int, Rank] = dataclasses.field(default_factory=dict)
     step: int = 0
     durable: CheckpointRef | None = None
+    done: bool = False
+    """Rank 0 has said its last word."""
 
     @property
     def whole(self) -> bool:

@@ -329,6 +329,9 @@ class World:
             self.soon(COMMIT_S, lambda rank=rank: rank.end(code=code))  # type: ignore[misc]
 
     def _report(self, uid: str, gang: Gang, phase: RankPhase) -> None:
+        if gang.done:
+            return
+        gang.done = phase is RankPhase.DONE
         record = ProgressRecord(
             attempt=gang.attempt,
             phase=phase,

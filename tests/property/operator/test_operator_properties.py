@@ -6,16 +6,16 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_scenes import DEVICE, NOW_S, admitted, job, lease, node, pod, scene
 
 from polyreme_operator.core.manifests import PodDefaults
 from polyreme_operator.core.placement import place_best_fit
 from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.schedule import schedule
-from polyreme_operator.types.actions import CreatePod, DeletePod, WriteStatus
+from polyreme_operator.types.actions import CreatePod, Decision, DeletePod, WriteStatus
 from polyreme_operator.types.parse import parse_pod
 from polyreme_operator.types.snapshot import Cluster, JobScene
 from polyreme_operator.types.views import PodPhase, QueueView
+from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, job, lease, node, pod, scene
 
 NODES = st.lists(st.tuples(st.integers(0, 8), st.booleans()), min_size=1, max_size=5)
 JOBS = st.lists(
@@ -69,7 +69,7 @@ def test_a_batch_never_takes_more_than_there_is(nodes: Any, jobs: Any, limit: in
 @settings(max_examples=100, deadline=None)
 def test_a_batch_depends_on_what_is_and_not_on_its_order(nodes: Any, jobs: Any, limit: int, shuffle: Any) -> None:
     cluster = build(nodes, jobs, limit)
-    mixed = {}
+    mixed: dict[str, Any] = {}
     for name in ("jobs", "nodes", "pods"):
         items = list(getattr(cluster, name))
         shuffle.shuffle(items)
@@ -134,6 +134,7 @@ def test_reconcile_settles_within_a_few_passes(pods: Any, record: Any, suspend: 
         for index, number, phase, going, where in pods
     )
     seen = scene(owner, pods=views, lease=lease(owner, **record))
+    decision = Decision()
     for _ in range(6):
         decision = reconcile(seen, NOW_S, defaults=PodDefaults())
         writes = [action for action in decision.actions if isinstance(action, WriteStatus)]

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-from operator_scenes import NOW_S, admitted, job, lease, node, pod, scene
 
 from polyreme_api.times import rfc3339
 from polyreme_operator.core.manifests import PodDefaults
@@ -23,6 +22,7 @@ from polyreme_operator.types.actions import (
 )
 from polyreme_operator.types.snapshot import JobScene, Pending
 from polyreme_operator.types.views import JobView, PodPhase
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, scene
 
 
 def decide(seen: JobScene, now_s: float = NOW_S) -> Decision:
@@ -104,7 +104,8 @@ def test_a_restart_is_one_status_write_with_the_budget_and_the_lost_time() -> No
     status = written(decision)
     assert names(decision.actions) == {"WriteStatus", "EmitEvent"}
     assert (status.attempt.number, status.attempt.scope, status.restarts) == (2, "RestartProcess", 1)
-    assert status.attempt.placement == owner.status.attempt.placement  # type: ignore[union-attr]
+    assert owner.attempt is not None
+    assert status.attempt.placement == owner.attempt.placement
     assert status.is_true("Restarting")
     lost = {entry.cause: entry.milliseconds for entry in status.accounting.lost}
     assert (status.accounting.effective_milliseconds, lost) == (16_000, {"RankKilled": 4_000, "Starting": 80_000})

@@ -4,13 +4,13 @@ import dataclasses
 from typing import Any
 
 import pytest
-from operator_scenes import NOW_S, admitted, job, lease, node, pod, scene
 
 from polyreme_api.job.status import RestartRecord
 from polyreme_api.times import rfc3339
 from polyreme_operator.core.recovery import GiveUp, Healthy, Restart, judge, restarts_without_progress
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.views import JobView, PodPhase
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, scene
 
 
 def running(owner: JobView, **fields: Any) -> JobScene:

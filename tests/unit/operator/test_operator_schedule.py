@@ -4,13 +4,13 @@ import dataclasses
 from typing import Any
 
 import pytest
-from operator_scenes import DEVICE, NOW_S, admitted, job, lease, node, pod
 
 from polyreme_operator.core.placement import place_best_fit
 from polyreme_operator.core.schedule import Batch, schedule
 from polyreme_operator.types.intents import Intents, parse_intents, render_intents
 from polyreme_operator.types.snapshot import Cluster
 from polyreme_operator.types.views import PodPhase, QueueView
+from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, job, lease, node, pod
 
 
 def decide(**fields: Any) -> Batch:
@@ -78,7 +78,7 @@ def test_larger_priority_goes_first_then_age() -> None:
         ({"replicas": 1, "devices": 4}, (), "Misconfigured", "a worker needs 4 devices; the largest node has 2"),
     ],
 )
-def test_a_job_that_waits_is_told_why(spec: dict[str, int], quota: Any, reason: str, message: str) -> None:
+def test_a_job_that_waits_is_told_why(spec: dict[str, Any], quota: Any, reason: str, message: str) -> None:
     nodes = (
         node("n0", 2),
         node("n1", 1),

@@ -128,9 +128,16 @@ class SimLauncher:
         key = id(to)
         at_s = max(self.world.time_s() + self._rng.random() * NETWORK_S, self._sent_s.get(key, 0.0) + 1e-6)
         self._sent_s[key] = at_s
-        self.world.after(
-            at_s - self.world.time_s(), lambda: to.deliver(act) if self.world.connected(self, to) else None
-        )
+
+        def arrive() -> None:
+            if self.world.connected(self, to):
+                to.deliver(act)
+            else:
+                # Nothing is lost unseen: a connection that can't deliver breaks, on both ends.
+                self.deliver(lambda: self.forget(to))
+                to.deliver(lambda: to.forget(self))
+
+        self.world.after(at_s - self.world.time_s(), arrive)
 
     def _connect(self) -> None:
         target = self.world.leader_of(self.pod.job_uid)
@@ -198,7 +205,14 @@ class SimLauncher:
         if leader is self:
             self.feed_leader(event)
         else:
-            self._send(leader, lambda: leader.feed_leader(event) if leader.peers.get(self.pod.index) is self else None)
+            # A connection that the other end has given up answers with a reset.
+            def arrive() -> None:
+                if leader.peers.get(self.pod.index) is self:
+                    leader.feed_leader(event)
+                else:
+                    self.lost(leader)
+
+            self._send(leader, arrive)
 
     def _fork(self, attempt: int, release: Release) -> None:
         self.ranks = {}
@@ -251,7 +265,9 @@ class SimLauncher:
         if peer is self:
             self.feed(f.FromLeader(message=message))
         elif peer is not None:
-            self._send(peer, lambda: peer.feed(f.FromLeader(message=message)) if peer.leader is self else None)
+            self._send(
+                peer, lambda: peer.feed(f.FromLeader(message=message)) if peer.leader is self else self.lost(peer)
+            )
 
     def _fix(self, attempt: int) -> None:
         if not self.alive:

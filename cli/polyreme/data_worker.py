@@ -62,7 +62,13 @@ def _process(home: Home, job_file: Path, *, uid: str) -> None:
             for count in dataset.stages
         ]
         dead += [
-            {"dataset": dataset.reference, "stage": letter.stage, "record": letter.sample_id, "error": letter.error}
+            {
+                "dataset": dataset.reference,
+                "stage": letter.stage,
+                "record": letter.sample_id,
+                "rule": letter.rule,
+                "error": letter.error,
+            }
             for letter in dataset.dead_letters
         ]
     write_json(

@@ -191,7 +191,8 @@ def _stage(row: Mapping[str, Any]) -> StageRow:
 
 
 def _dead_letter(row: Mapping[str, Any]) -> DeadLetterRow:
-    return DeadLetterRow(dataset=row["dataset"], stage=row["stage"], record=row["record"], error=row["error"])
+    error = f"{row['rule']}: {row['error']}"
+    return DeadLetterRow(dataset=row["dataset"], stage=row["stage"], record=row["record"], error=error)
 
 
 def _held_out(pages: Iterable[Mapping[str, Any]]) -> list[HeldOutSet]:

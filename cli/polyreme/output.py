@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
 OUTPUT_VERSION = "polyreme.dev/cli/v1"
+NEAREST_MAX = 3
+NAMES_SHOWN_MAX = 10
 
 
 class Format(StrEnum):
@@ -36,6 +39,22 @@ def emit(kind: str, value: Any, *, output: Format, columns: Sequence[tuple[str, 
         width = max((len(heading) for heading, _ in columns), default=0)
         for heading, key in columns:
             sys.stdout.write(f"{heading:<{width}}  {text(value.get(key))}\n")
+
+
+def emit_tables(tables: Sequence[tuple[str, Sequence[dict[str, Any]], Sequence[tuple[str, str]]]]) -> None:
+    """Print tables one below the other, each under its title; one without rows is left out."""
+    for title, rows, columns in tables:
+        if rows:
+            sys.stdout.write(f"\n{title}\n")
+            _table(rows, columns)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Say which of the known names was probably meant, or which there are."""
+    names = list(known)
+    if near := difflib.get_close_matches(name, names, n=NEAREST_MAX):
+        return "did you mean " + " or ".join(map(repr, near)) + "?"
+    return f"there are {', '.join(names[-NAMES_SHOWN_MAX:])}" if names else "there is none"
 
 
 def text(value: Any) -> str:

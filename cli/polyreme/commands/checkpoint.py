@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from polyreme.busy import busy
 from polyreme.commands.runs import find
 from polyreme.files import read_json
 from polyreme.home import Home
-from polyreme.output import Format, emit, note
+from polyreme.output import Format, emit, nearest, note
 from polyreme.records import checkpoint_root, read_records
 from polyreme_api.errors import NotFoundError, RefusedError
 
@@ -83,25 +84,22 @@ def export(
     run = find(home, name)
     job = read_job(run.job_file)
     root = checkpoint_root(run, job)
-    chosen = checkpoint or _newest(root, name)
-    if to.exists() and any(to.iterdir()):
-        raise RefusedError(
-            f"folder is not empty: {to}; the export replaces nothing that it did not write", field="--to"
-        )
+    chosen = _chosen(root, name, checkpoint)
+    if to.exists() and not (to.is_dir() and not any(to.iterdir())):
+        raise RefusedError(f"no empty folder: {to}; the export replaces nothing that it did not write", field="--to")
     plan = plan_for(job.spec)
     uid = str((read_json(run.data_report) or {}).get("job", ""))
-    note(f"exporting {chosen} of {name}")
-    step = export_checkpoint(
-        TrainSettings(
-            rank=RankSettings(rank=0, world=1, attempt=1),
-            layout=plan.layout,
-            shape=plan.shape,
-            steps=job.spec.training.steps,
-            checkpoint=CheckpointSettings(root=root, resume_from=chosen),
-        ),
-        tokens=open_source(home.objects_url, job.spec, job=uid, wait_s=0.0).token_ids,
-        directory=to.absolute(),
+    settings = TrainSettings(
+        rank=RankSettings(rank=0, world=1, attempt=1),
+        layout=plan.layout,
+        shape=plan.shape,
+        steps=job.spec.training.steps,
+        checkpoint=CheckpointSettings(root=root, resume_from=chosen),
     )
+    note(f"exporting {chosen} of {name}")
+    with busy(f"exporting {chosen}"):
+        tokens = open_source(home.objects_url, job.spec, job=uid, wait_s=0.0).token_ids
+        step = export_checkpoint(settings, tokens=tokens, directory=to.absolute())
     emit(
         "Export",
         {"checkpoint": chosen, "step": step, "folder": str(to.absolute())},
@@ -110,8 +108,21 @@ def export(
     )
 
 
-def _newest(root: Path, name: str) -> str:
-    usable = [entry for entry in read_records(root).checkpoints if entry.history]
-    if not usable:
+def _chosen(root: Path, name: str, wanted: str | None) -> str:
+    """Return the wanted checkpoint, or the newest of the committed history.
+
+    Raises:
+        NotFoundError: If there is none, naming those nearest.
+    """
+    entries = read_records(root).checkpoints
+    usable = {entry.name: entry.reference.step for entry in entries if entry.committed}
+    if wanted is not None:
+        if wanted not in usable:
+            raise NotFoundError(
+                f"no committed checkpoint {wanted!r} of run {name!r}: {nearest(wanted, usable)}", field="--checkpoint"
+            )
+        return wanted
+    history = [entry.name for entry in entries if entry.history]
+    if not history:
         raise NotFoundError(f"run {name!r} has no committed checkpoint under {root}", field="NAME")
-    return max(usable, key=lambda entry: entry.reference.step).name
+    return max(history, key=lambda entry: usable[entry])

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic.alias_generators import to_camel
 
+from polyreme.busy import busy
 from polyreme.home import Home
-from polyreme.output import Format, emit
+from polyreme.output import Format, emit, emit_tables, note
+
+if TYPE_CHECKING:
+    from polyreme_datahub.show import DatasetDetails
 
 app = typer.Typer(help="Datasets: register, list, look.", no_args_is_help=True)
+
+VERSION_LINES = (("records", "records"), ("from", "from"), ("digest", "digest"))
 
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Form of the data on standard output.")]
 
@@ -32,8 +40,10 @@ def register(
     from polyreme_datahub.hub import register as register_dataset
 
     home = _home(context)
-    version = register_dataset(home.registry_url, home.objects_url, name, source)
-    emit("DatasetVersion", _plain(version), output=output, columns=_columns(version))
+    with busy(f"reading {source}"):
+        version = register_dataset(home.registry_url, home.objects_url, name, source)
+    row = {**_plain(version), "reference": version.reference, "from": _origin(version.source)}
+    emit("DatasetVersion", row, output=output, columns=[("dataset", "reference"), *VERSION_LINES])
 
 
 @app.command()
@@ -43,11 +53,9 @@ def ls(context: typer.Context, output: OutputOption = Format.TABLE) -> None:
     Example: polyreme data ls -o json
     """
     from polyreme_datahub.hub import list_datasets
-    from polyreme_datahub.show import DatasetSummary
 
     rows = [_plain(summary) for summary in list_datasets(_home(context).registry_url)]
-    names = [field.name for field in dataclasses.fields(DatasetSummary)]
-    emit("DatasetList", rows, output=output, columns=[(name.upper().replace("_", " "), name) for name in names])
+    emit("DatasetList", rows, output=output, columns=_headings("name", "versions", "records", "kind"))
 
 
 @app.command()
@@ -64,7 +72,10 @@ def show(
 
     home = _home(context)
     details = show_dataset(home.registry_url, home.objects_url, name)
-    emit("Dataset", _plain(details), output=output, columns=_columns(details))
+    if output is Format.JSON:
+        emit("Dataset", _plain(details), output=output)
+    else:
+        _print(details)
 
 
 def _home(context: typer.Context) -> Home:
@@ -73,9 +84,43 @@ def _home(context: typer.Context) -> Home:
     return home
 
 
+def _print(details: DatasetDetails) -> None:
+    value, version = _plain(details), details.version
+    head = {
+        **value["version"],
+        "reference": version.reference,
+        "from": _origin(version.source),
+        "all": ", ".join(map(str, details.versions)),
+        "samples": details.samples,
+        "dead": details.dead,
+    }
+    lines = [("ingested", "samples"), ("dead letters", "dead"), ("versions", "all")]
+    emit("Dataset", head, output=Format.TABLE, columns=[("dataset", "reference"), *VERSION_LINES, *lines])
+    emit_tables(
+        [
+            ("stages, over all runs", value["stages"], _headings("stage", "misses:made", "hits:reused", "dead")),
+            ("indexes", value["indexes"], _headings("manifest", "samples", "tokens")),
+            ("dead letters", value["deadLetters"], _headings("sampleId:record", "stage", "rule", "error")),
+            ("damaged later", value["tombstones"], _headings("sampleId:record", "error")),
+        ]
+    )
+    if details.dead > len(details.dead_letters):
+        note(f"{len(details.dead_letters)} of {details.dead} dead letters are shown")
+
+
 def _plain(value: Any) -> Any:
-    return dataclasses.asdict(value)
+    """Return a dataclass as JSON, with the names that all JSON of polyreme has."""
+    if dataclasses.is_dataclass(value):
+        return {to_camel(field.name): _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return dict(value) if isinstance(value, Mapping) else value
 
 
-def _columns(value: Any) -> list[tuple[str, str]]:
-    return [(field.name.replace("_", " "), field.name) for field in dataclasses.fields(value)]
+def _headings(*names: str) -> list[tuple[str, str]]:
+    """Turn ``key`` or ``key:heading`` to heading and key."""
+    return [((heading or key).upper(), key) for key, _, heading in (name.partition(":") for name in names)]
+
+
+def _origin(source: Mapping[str, Any]) -> str:
+    return str(source.get("path", f"{source['kind']}, generated"))

@@ -15,14 +15,13 @@ import typer
 from polyreme.files import read_json
 from polyreme.home import Home, RunDirectory
 from polyreme.identity import read_identity
-from polyreme.output import Format, emit, note
+from polyreme.output import Format, emit, nearest, note
 from polyreme.processes import is_same_process
 from polyreme.report.write import REPORT_NAME
 from polyreme_api.errors import ExitCode, NotFoundError, PolyremeError, RefusedError
 
 STOP_POLL_S = 0.1
 LOG_LINES_MAX = 10_000
-CANDIDATES_SHOWN_MAX = 10
 
 app = typer.Typer(help="Runs on this machine.", no_args_is_help=True)
 
@@ -67,11 +66,12 @@ def show(context: typer.Context, name: NameArgument, output: OutputOption = Form
 
     Example: polyreme runs show quickstart
     """
-    from polyreme.records import read_records
+    from polyreme.documents import read_job
+    from polyreme.records import checkpoint_root, read_records
 
     run = find(context.obj, name)
     row = describe(run)
-    records = read_records(run.checkpoints)
+    records = read_records(checkpoint_root(run, read_job(run.job_file)))
     row["attempts"] = [
         {"attempt": point.attempt, "resumedFrom": point.resume_from, "steps": len(records.steps.get(point.attempt, ()))}
         for point in records.points
@@ -166,8 +166,8 @@ def find(home: Home, name: str) -> RunDirectory:
     run = home.run(namespace or "default", short)
     if run.exists:
         return run
-    known = ", ".join(other.name for other in list(home.runs())[:CANDIDATES_SHOWN_MAX]) or "none"
-    raise NotFoundError(f"no run {name!r} under {home.path}; runs there: {known}", field="NAME")
+    known = [other.name if other.namespace == "default" else f"{other.namespace}/{other.name}" for other in home.runs()]
+    raise NotFoundError(f"no run {name!r} under {home.path}: {nearest(name, known)}", field="NAME")
 
 
 def describe(run: RunDirectory) -> dict[str, Any]:

@@ -1,0 +1,235 @@
+"""``polyreme`` as its user has it: commands on a home of the test's own, and a hand that hurts what they start."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from polyreme.home import Home, RunDirectory
+from polyreme.records import RunRecords, read_records
+from polyreme_api.history import COMMIT_MARKER, steps_key
+
+STEPS = 40
+CHECKPOINT_EVERY = 8
+RANKS = range(4)
+WAIT_S_MAX = 120.0
+POLL_S = 0.002
+SIGNAL_LIMIT_S = 10.0
+"""Longest that anything may live on behind a killed ``polyreme run``."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A command that has ended."""
+
+    code: int
+    output: str
+    said: str
+
+    @property
+    def item(self) -> Any:
+        """The data of ``-o json``."""
+        value = json.loads(self.output)
+        return value["item"] if "item" in value else value["items"]
+
+
+class PolyremeHome:
+    """A home, and the commands called on it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("POLYREME_")},
+            "POLYREME_HOME": str(path),
+            "OMP_NUM_THREADS": "1",
+        }
+        self._serving: list[Serving] = []
+
+    def write_job(self, name: str, **spec: Any) -> Path:
+        """Write the small job under a name; keys of ``spec`` replace parts of its spec."""
+        manifest = {
+            "apiVersion": "polyreme.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": name},
+            "spec": {
+                "model": {"preset": "kimi-vl-nano"},
+                "data": {"sequenceTokens": 160, "seed": 17, "sources": [{"name": "one", "dataset": "sample/digits-1"}]},
+                "training": {"steps": STEPS, "packsPerStep": 4, "seed": 1},
+                "parallelism": {"mode": "Explicit", "dp": 4, "ep": 2},
+                "workers": {"replicas": 2, "devices": 2},
+                "checkpoint": {"everySteps": CHECKPOINT_EVERY, "keep": 3},
+                **spec,
+            },
+        }
+        path = self.path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(manifest))
+        return path
+
+    def call(self, *arguments: str) -> Ended:
+        """Run a command to its end."""
+        done = subprocess.run(
+            self._command(arguments),
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=WAIT_S_MAX,
+        )
+        return Ended(code=done.returncode, output=done.stdout, said=done.stderr)
+
+    def start(self, job: Path, *arguments: str) -> Serving:
+        """Start ``polyreme run``."""
+        output = self.path / f"{job.stem}.out"
+        with output.open("w") as out, output.with_suffix(".err").open("w") as said:
+            process = psutil.Popen(
+                self._command(("run", str(job), "-o", "json", *arguments)),
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=said,
+            )
+        serving = Serving(process, Home(path=self.path).run("default", job.stem), output)
+        self._serving.append(serving)
+        return serving
+
+    def records(self, name: str) -> RunRecords:
+        """What a run's ranks left."""
+        return read_records(Home(path=self.path).run("default", name).checkpoints)
+
+    def losses(self, name: str) -> dict[int, str]:
+        """Losses of a run's committed history, exact to the bit; every step must be there once, in order."""
+        history = self.records(name).history
+        assert [record.step for record in history] == list(range(1, len(history) + 1))
+        return {record.step: record.loss.hex() for record in history}
+
+    def close(self) -> None:
+        """End what still runs."""
+        for serving in self._serving:
+            serving.kill_all()
+
+    @staticmethod
+    def _command(arguments: tuple[str, ...]) -> list[str]:
+        return [sys.executable, "-m", "polyreme.main", *arguments]
+
+
+class Serving:
+    """A ``polyreme run`` that serves."""
+
+    def __init__(self, process: psutil.Popen, run: RunDirectory, output: Path) -> None:
+        self.process = process
+        self.run = run
+        self._output = output
+
+    def end(self) -> Ended:
+        """Wait for its end."""
+        code = self.process.wait(WAIT_S_MAX)
+        return Ended(code=code, output=self._output.read_text(), said=self.said)
+
+    @property
+    def said(self) -> str:
+        """What it told the person so far."""
+        return self._output.with_suffix(".err").read_text()
+
+    def until(self, holds: Callable[[], Any], what: str) -> Any:
+        """Wait for something that the run does; return what ``holds`` returned."""
+        limit_s = time.monotonic() + WAIT_S_MAX
+        while not (found := holds()):
+            assert self.process.poll() is None, f"the run ended before: {what}\n{self.said}"
+            assert time.monotonic() < limit_s, f"waited {WAIT_S_MAX} s: {what}\n{self.said}"
+            time.sleep(POLL_S)
+        return found
+
+    @property
+    def attempts(self) -> list[int]:
+        """Attempts whose resume point is fixed."""
+        return sorted(int(path.stem) for path in (self.run.checkpoints / "attempts").glob("*.json"))
+
+    def step(self, attempt: int) -> int:
+        """Newest step of an attempt that is on disk."""
+        path = self.run.checkpoints / steps_key(attempt)
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def trained(self, *, attempt: int, steps: int) -> None:
+        """Wait until an attempt has itself trained so many steps."""
+        self.until(lambda: self.step(attempt) >= steps, f"attempt {attempt} trained {steps} steps")
+
+    def torn(self, attempt: int) -> list[Path]:
+        """Checkpoints of an attempt that bear no marker at this moment."""
+        found = self.run.checkpoints.glob(f"a{attempt:06d}-s*")
+        return [path for path in found if not (path / COMMIT_MARKER).exists()]
+
+    def committed(self, attempt: int) -> list[Path]:
+        """Checkpoints of an attempt that bear their marker."""
+        return sorted(path.parent for path in self.run.checkpoints.glob(f"a{attempt:06d}-s*/{COMMIT_MARKER}"))
+
+    def pod_directory(self, index: int) -> Path:
+        """Folder of the newest pod that fills a worker's place."""
+        folders = self.run.pods.glob(f"{self.run.name}-*-{index}-*")
+        return max(folders, key=lambda path: int(path.name.rpartition("-")[2]))
+
+    def pids(self, index: int) -> dict[str, int]:
+        """Processes of a worker: launcher, zygote, and each rank by its number."""
+        known = json.loads((self.pod_directory(index) / "processes.json").read_text())
+        return {"launcher": known["launcher"], "zygote": known["zygote"], **known["ranks"]}
+
+    def kill_rank(self, rank: int) -> None:
+        """Kill a rank with SIGKILL."""
+        os.kill(self.pids(rank // 2)[str(rank)], signal.SIGKILL)
+
+    def tree(self) -> list[psutil.Process]:
+        """The process and everything below it."""
+        return [self.process, *self.process.children(recursive=True)]
+
+    def kill_all(self) -> None:
+        """End it and everything below it."""
+        if self.process.is_running():
+            tree = self.process.children(recursive=True)
+            for process in (self.process, *tree):
+                unless_gone(process.kill)
+            self.process.wait()
+
+
+def living(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that have not ended; a zombie has."""
+    return [process for process in processes if _lives(process)]
+
+
+def all_end(processes: list[psutil.Process]) -> bool:
+    """Wait until all have ended, for so long as anything may live on."""
+    limit_s = time.monotonic() + SIGNAL_LIMIT_S
+    while living(processes):
+        if time.monotonic() > limit_s:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def proportional_bytes(tree: list[psutil.Process]) -> int:
+    """Memory of processes, shared pages counted once."""
+    return sum(unless_gone(lambda: process.memory_full_info().pss) or 0 for process in tree)  # noqa: B023
+
+
+def unless_gone(action: Callable[[], Any]) -> Any:
+    """Do something to a process that may be gone."""
+    try:
+        return action()
+    except psutil.Error:
+        return None
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

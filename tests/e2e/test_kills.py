@@ -1,0 +1,55 @@
+"""Whatever is killed, and whenever: the run ends well, holds each step once, and loses no bit of any loss."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+import pytest
+
+from tests.e2e.polyreme_home import CHECKPOINT_EVERY, RANKS, STEPS, PolyremeHome
+
+pytestmark = [pytest.mark.slow, pytest.mark.parallel]
+
+
+def test_losses_after_killed_ranks_are_those_of_the_undisturbed_run(
+    home: PolyremeHome, truth: dict[int, str], draw: random.Random
+) -> None:
+    serving = home.start(home.write_job("ranks"))
+
+    serving.trained(attempt=1, steps=draw.randrange(1, CHECKPOINT_EVERY - 2))
+    assert serving.committed(1) == [], "before the first checkpoint"
+    serving.kill_rank(draw.choice(RANKS))
+
+    torn = serving.until(lambda: serving.torn(2), "attempt 2 writes a checkpoint")
+    serving.kill_rank(draw.choice(RANKS))
+
+    serving.until(lambda: serving.attempts[-1] >= 3, "attempt 3 begins")
+    serving.until(lambda: serving.committed(3), "attempt 3 committed a checkpoint")
+    serving.kill_rank(draw.choice(RANKS))
+
+    ended = serving.end()
+    assert ended.code == 0, ended.said
+    assert ended.item["attempts"] == 4
+    assert ended.item["step"] == STEPS
+    assert home.losses("ranks") == truth
+    resumed = [point.resume_from for point in home.records("ranks").points]
+    assert resumed[:2] == [None, None]
+    assert torn[0].name not in resumed or (torn[0] / "COMMIT.json").exists()
+
+
+def test_losses_after_killed_launchers_and_zygotes_are_those_of_the_undisturbed_run(
+    home: PolyremeHome, truth: dict[int, str], draw: random.Random
+) -> None:
+    serving = home.start(home.write_job("launchers"))
+    index = draw.choice((0, 1))
+    strikes = [("zygote", index), ("launcher", 1), ("launcher", 0)]
+    for attempt, (who, where) in enumerate(strikes, start=1):
+        serving.trained(attempt=attempt, steps=draw.randrange(1, CHECKPOINT_EVERY))
+        os.kill(serving.pids(where)[who], signal.SIGKILL)
+
+    ended = serving.end()
+    assert ended.code == 0, ended.said
+    assert ended.item["attempts"] == len(strikes) + 1
+    assert home.losses("launchers") == truth

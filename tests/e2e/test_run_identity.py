@@ -1,0 +1,56 @@
+"""The same file goes on, an edited one is told what changed, and nobody serves a run that is being served."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from tests.e2e.polyreme_home import STEPS, PolyremeHome
+
+pytestmark = [pytest.mark.slow, pytest.mark.parallel]
+
+REFUSED = 4
+
+
+def test_a_finished_run_says_so_and_starts_nothing(home: PolyremeHome, truth: dict[int, str]) -> None:
+    job = home.write_job("undisturbed")
+    again = home.call("run", str(job), "-o", "json")
+    assert again.code == 0, again.said
+    assert "is finished" in again.said
+    assert again.item["attempts"] == 1
+    assert home.losses("undisturbed") == truth
+
+
+def test_an_edited_file_is_refused_with_the_names_of_its_changed_fields(
+    home: PolyremeHome, truth: dict[int, str]
+) -> None:
+    job = home.write_job("undisturbed", training={"steps": STEPS + 1, "packsPerStep": 4, "seed": 2})
+    refused = home.call("run", str(job))
+    assert refused.code == REFUSED
+    assert f"spec.training.steps: {STEPS} -> {STEPS + 1}" in refused.said
+    assert "spec.training.seed: 1 -> 2" in refused.said
+    assert home.losses("undisturbed") == truth
+
+
+def test_a_fresh_run_keeps_the_old_one_beside_it_and_none_is_served_twice(home: PolyremeHome) -> None:
+    job = home.write_job("fresh")
+    training = yaml.safe_load(job.read_text())["spec"]["training"]
+    first = home.start(job)
+    first.until(lambda: first.step(1), "a step is trained")
+    for arguments in ([], ["--fresh"]):
+        refused = home.call("run", str(job), *arguments)
+        assert refused.code == REFUSED, "a run that is being served is nobody else's, fresh or not"
+        assert str(first.process.pid) in refused.said
+    first.kill_all()
+
+    old = {path: path.read_bytes() for path in first.run.checkpoints.glob("*/*")}
+    short = home.write_job("fresh", training={**training, "steps": 3})
+    ended = home.call("run", str(short), "--fresh", "-o", "json")
+    assert ended.code == 0, ended.said
+    assert ended.item["step"] == 3
+    kept = first.run.checkpoints.with_name("fresh.previous")
+    assert {path: (kept / path.relative_to(first.run.checkpoints)).read_bytes() for path in old} == old
+    assert first.run.path.with_name("fresh.previous").is_dir()
+    names = [row["name"] for row in home.call("runs", "ls", "-o", "json").item]
+    assert names.count("fresh") == 1
+    assert "fresh.previous" not in names

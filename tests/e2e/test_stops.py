@@ -1,0 +1,118 @@
+"""``polyreme run`` itself is stopped or killed: nothing lives on behind it, the next call goes on where it stood."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.e2e.polyreme_home import STEPS, PolyremeHome, Serving, all_end, living
+
+pytestmark = [pytest.mark.slow, pytest.mark.parallel]
+
+CANCELLED = 6
+
+
+def only_run(home: PolyremeHome, name: str) -> dict[str, object]:
+    rows = [row for row in home.call("runs", "ls", "-o", "json").item if row["name"] == name]
+    assert len(rows) == 1
+    return dict(rows[0])
+
+
+def newest_point(home: PolyremeHome, name: str) -> str | None:
+    return home.records(name).points[-1].resume_from
+
+
+def test_a_killed_run_takes_everything_with_it_and_the_next_call_goes_on(
+    home: PolyremeHome, truth: dict[int, str]
+) -> None:
+    job = home.write_job("host-killed")
+    killed = home.start(job)
+    killed.until(lambda: killed.committed(1), "a checkpoint is committed")
+    tree = killed.tree()
+    assert len(tree) >= 1 + 2 * (1 + 1 + 2), "a launcher, a zygote and two ranks for each of two workers"
+    killed.process.kill()
+    assert all_end(tree), f"still there: {living(tree)}"
+    assert only_run(home, "host-killed")["state"] == "Stopped"
+
+    with stranger() as other:
+        # As if the system had given the numbers of the dead to somebody else.
+        blame(killed, other)
+        ended = home.start(job).end()
+        assert ended.code == 0, ended.said
+        assert other.is_running(), "a process that only has the number of one of ours is nobody's to kill"
+    assert "goes on" in ended.said
+    assert ended.item["attempts"] == 2
+    assert home.losses("host-killed") == truth
+
+
+def test_ctrl_c_checkpoints_and_stops_and_a_second_one_ends_at_once(home: PolyremeHome, truth: dict[int, str]) -> None:
+    job = home.write_job("interrupted")
+    first = home.start(job)
+    first.trained(attempt=1, steps=3)
+    tree = first.tree()
+    first.process.send_signal(signal.SIGINT)
+    ended = first.end()
+    assert ended.code == CANCELLED, ended.said
+    assert all_end(tree), f"still there: {living(tree)}"
+    saved = first.committed(1)[-1]
+    assert f"s{first.step(1):08d}" in saved.name, "what was trained last is in the checkpoint"
+    row = only_run(home, "interrupted")
+    assert (row["state"], row["pid"]) == ("Stopped", None)
+
+    second = home.start(job)
+    second.trained(attempt=2, steps=2)
+    assert newest_point(home, "interrupted") == saved.name
+    tree = second.tree()
+    second.process.send_signal(signal.SIGINT)
+    second.until(lambda: "stopping" in second.said, "it says that it stops")
+    second.process.send_signal(signal.SIGINT)
+    assert second.end().code != 0
+    assert all_end(tree), f"still there: {living(tree)}"
+
+    ended = home.start(job).end()
+    assert ended.code == 0, ended.said
+    assert home.losses("interrupted") == truth
+
+
+def test_a_torn_checkpoint_is_named_and_never_loaded(home: PolyremeHome, truth: dict[int, str]) -> None:
+    job = home.write_job("torn")
+    first = home.start(job)
+    first.until(lambda: len(first.committed(1)) >= 2, "two checkpoints are committed")
+    stopped = home.call("runs", "stop", "torn")
+    assert stopped.code == 0, stopped.said
+    assert first.end().code == CANCELLED
+
+    *_, before, emptied, unmarked = first.committed(1)
+    (unmarked / "COMMIT.json").unlink()
+    max(emptied.iterdir(), key=lambda path: path.stat().st_size).unlink()
+    rows = {row["name"]: row["committed"] for row in home.call("checkpoint", "ls", "torn", "-o", "json").item}
+    assert (rows[before.name], rows[emptied.name], rows[unmarked.name]) == (True, False, False)
+
+    ended = home.start(job).end()
+    assert ended.code == 0, ended.said
+    assert newest_point(home, "torn") == before.name
+    logs = home.call("runs", "logs", "torn").output
+    assert emptied.name in logs
+    assert unmarked.name in logs
+    assert len(home.losses("torn")) == STEPS
+    assert home.losses("torn") == truth
+
+
+def stranger() -> psutil.Popen:
+    return psutil.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+
+def blame(serving: Serving, other: psutil.Popen) -> None:
+    """Put a stranger's number where the run says who served it and which processes were its pods'."""
+    identity = json.loads(serving.run.identity_file.read_text())
+    identity["host"]["pid"] = other.pid
+    serving.run.identity_file.write_text(json.dumps(identity))
+    for record in serving.run.pods.glob("*/process.json"):
+        record.write_text(json.dumps({**json.loads(record.read_text()), "pid": other.pid}))
+    for record in serving.run.pods.glob("*/processes.json"):
+        record.write_text(json.dumps({"launcher": other.pid, "zygote": other.pid, "ranks": {"0": other.pid}}))

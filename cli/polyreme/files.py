@@ -20,9 +20,9 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
     temporary.replace(path)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
     """Write a value as JSON, atomically."""
-    write_atomically(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+    write_atomically(path, json.dumps(value, indent=2, sort_keys=True) + "\n", mode=mode)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

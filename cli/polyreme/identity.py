@@ -73,6 +73,7 @@ def write_identity(run: RunDirectory, *, created_s: float, pid: int, process_sta
             "createdAt": known.get("createdAt", created_s),
             "host": {"pid": pid, "processStartedAt": process_started_s, "token": token},
         },
+        mode=0o600,
     )
     return token
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from polyreme.gather import figures, verdict
 from polyreme.home import RunDirectory
-from polyreme.records import RunRecords
+from polyreme.records import RunRecords, checkpoint_root
 from polyreme.report.write import REPORT_NAME
 from polyreme.timeline import Timeline
 from polyreme_api.errors import ExitCode
@@ -55,7 +55,7 @@ def outcome_of(
             "tokensPerSecond": head.tokens_per_second,
             "restartSeconds": head.restart_s,
             "wallSeconds": head.wall_s,
-            "checkpoints": str(run.checkpoints),
+            "checkpoints": str(checkpoint_root(run, job)),
             "export": str(run.export) if run.export.exists() else None,
             "report": str(report) if report.exists() else None,
         },

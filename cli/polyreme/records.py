@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from polyreme.home import RunDirectory
 from polyreme.urls import local_folder
-from polyreme_api.errors import InvalidConfigError
+from polyreme_api.errors import InvalidConfigError, RefusedError
 from polyreme_api.history import (
     COMMIT_MARKER,
     ResumePoint,
@@ -23,6 +23,7 @@ from polyreme_api.history import (
     parse_checkpoint_name,
 )
 from polyreme_api.job import TrainingJob
+from polyreme_api.marker import ForeignFormatError, parse_marker
 from polyreme_api.progress import CheckpointRef, StepRecord
 
 LOG_LINES_MAX = 200
@@ -37,7 +38,7 @@ class CheckpointEntry:
     name: str
     reference: CheckpointRef
     committed: bool
-    """Whether its marker was written; without it the directory is torn and never loaded."""
+    """Whether its marker was written and its files are there in full; else the directory is torn and never loaded."""
     history: bool
     """Whether it lies on the committed history."""
     size_bytes: int
@@ -125,7 +126,7 @@ def _checkpoints(root: Path, points: Sequence[ResumePoint]) -> list[CheckpointEn
             reference = parse_checkpoint_name(path.name)
         except InvalidConfigError:
             continue
-        committed = (path / COMMIT_MARKER).exists()
+        committed = _is_whole(path)
         entries.append(
             CheckpointEntry(
                 name=path.name,
@@ -136,3 +137,15 @@ def _checkpoints(root: Path, points: Sequence[ResumePoint]) -> list[CheckpointEn
             )
         )
     return entries
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        marker = parse_marker((path / COMMIT_MARKER).read_bytes(), name=path.name)
+    except ForeignFormatError:
+        # It exists; only this version can't read it, and says so when it is asked to.
+        return True
+    except (FileNotFoundError, RefusedError):
+        return False
+    files = {file: path / file for file in marker.files}
+    return all(at.is_file() and at.stat().st_size == marker.files[file].size_bytes for file, at in files.items())

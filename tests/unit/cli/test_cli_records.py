@@ -13,11 +13,26 @@ from polyreme.records import RunRecords, read_records, read_steps
 from polyreme.timeline import Moment, Timeline, read_timeline
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, steps_key
+from polyreme_api.marker import CommitMarker, SavedFile
 from polyreme_api.progress import StepRecord
 
 
 def step(attempt: int, number: int, *, loss: float = 1.0, ended_at_s: float = 0.0) -> StepRecord:
     return StepRecord(attempt=attempt, step=number, loss=loss, ended_at_s=ended_at_s)
+
+
+def marker(*, size_bytes: int) -> CommitMarker:
+    return CommitMarker(
+        attempt=1,
+        step=3,
+        world=1,
+        model_digest="",
+        model_shape={},
+        plan_hash="",
+        files={"data": SavedFile(size_bytes=size_bytes, sha256="0" * 64)},
+        loader={},
+        committed_at_s=0.0,
+    )
 
 
 def write_root(root: Path) -> None:
@@ -36,7 +51,7 @@ def write_root(root: Path) -> None:
         (root / name).mkdir()
         (root / name / "data").write_bytes(b"1234")
         if committed:
-            (root / name / COMMIT_MARKER).write_text("{}")
+            (root / name / COMMIT_MARKER).write_text(marker(size_bytes=4).model_dump_json(by_alias=True))
 
 
 def test_history_holds_each_step_once_and_the_rest_is_discarded(tmp_path: Path) -> None:
@@ -57,6 +72,15 @@ def test_torn_and_late_checkpoints_are_told_apart(tmp_path: Path) -> None:
     assert (late.committed, late.history) == (True, False)
     torn = entries["a000002-s00000006"]
     assert (torn.committed, torn.history) == (False, False)
+
+
+@pytest.mark.parametrize("content", [b"", b"123", None])
+def test_a_marked_checkpoint_whose_files_are_not_there_in_full_is_torn(tmp_path: Path, content: bytes | None) -> None:
+    write_root(tmp_path)
+    data = tmp_path / "a000001-s00000003" / "data"
+    data.unlink() if content is None else data.write_bytes(content)
+    entries = {entry.name: entry for entry in read_records(tmp_path).checkpoints}
+    assert (entries["a000001-s00000003"].committed, entries["a000001-s00000003"].history) == (False, False)
 
 
 def test_a_root_that_does_not_exist_is_a_run_that_has_not_begun(tmp_path: Path) -> None:

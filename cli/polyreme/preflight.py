@@ -102,10 +102,13 @@ def check_unused(root: Path) -> None:
     Raises:
         RefusedError: Naming the folder.
     """
-    if next(root.glob("attempts/*.json"), None) is not None:
+    left = next(
+        (path for pattern in (f"a*-s*/{COMMIT_MARKER}", "attempts/*.json") for path in root.glob(pattern)), None
+    )
+    if left is not None:
         raise RefusedError(
-            f"checkpoint root is another run's: {root} holds its attempts, rule one run a root; move it away, or "
-            "name another folder",
+            f"checkpoint root is another run's: {root} holds {left.relative_to(root)}, rule one run a root; move it "
+            "away, or name another folder",
             field="spec.checkpoint.location",
         )
 

@@ -1,0 +1,290 @@
+"""What is refused before anything starts: one line, exit code 2, nothing on disk; ``validate`` says the same."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from polyreme import preflight
+from polyreme.documents import read_job
+from polyreme.home import Home
+from polyreme.main import invoke
+from polyreme_api.errors import ExitCode, InvalidConfigError, RefusedError
+from polyreme_api.history import CHECKPOINT_FORMAT, COMMIT_MARKER
+from polyreme_api.marker import CommitMarker
+from polyreme_api.plan.plan import shape_digest, shape_of
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def manifest() -> dict[str, Any]:
+    return {
+        "apiVersion": "polyreme.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "refused"},
+        "spec": {
+            "model": {"preset": "kimi-vl-nano"},
+            "data": {"sequenceTokens": 160, "sources": [{"name": "one", "dataset": "sample/digits-1"}]},
+            "training": {"steps": 2, "packsPerStep": 4},
+            "workers": {"replicas": 2, "devices": 2},
+        },
+    }
+
+
+def put(path: str, value: Any) -> Change:
+    """Set a field of the spec."""
+
+    def change(job: dict[str, Any]) -> None:
+        *parents, last = path.split(".")
+        part = job["spec"]
+        for name in parents:
+            part = part.setdefault(name, {})
+        part[last] = value
+
+    return change
+
+
+REFUSALS: dict[str, tuple[Change, list[str]]] = {
+    "an unknown field": (put("training.stepz", 3), ["spec.training.stepz", "did you mean 'steps'?"]),
+    "a wrong type": (put("training.steps", "three"), ["spec.training.steps", "'three'", "valid integer"]),
+    "a number where decimal text is wanted": (
+        put("training.optimizer.learningRate", 0.001),
+        ["spec.training.optimizer.learningRate", "0.001", 'in quotes: "0.001"'],
+    ),
+    "replicas that no layout fits": (
+        put("workers.replicas", 3),
+        ["3 workers x 2 devices = 6 ranks", "worker counts that fit: 1, 2", "spec.workers.replicas"],
+    ),
+    "an explicit layout that does not fit": (
+        put("parallelism", {"mode": "Explicit", "dp": 3, "ep": 2}),
+        ["dp 3", "3 ranks, not 4", "layouts of 4 ranks that fit: dp4 ep2"],
+    ),
+    "a dataset that does not exist": (
+        put("data.sources", [{"name": "one", "dataset": "sample/digit-1"}]),
+        ["sample/digit-1", "did you mean 'sample/digits-1'", "spec.data.sources"],
+    ),
+    "a version that does not exist": (
+        put("data.sources", [{"name": "one", "dataset": "sample/digits-1@7"}]),
+        ["no dataset sample/digits-1@7"],
+    ),
+    "a held-out dataset that does not exist": (
+        put("evaluation", {"sets": [{"name": "held", "dataset": "sample/digits-1-heldut"}]}),
+        ["sample/digits-1-heldut", "did you mean 'sample/digits-1-heldout'"],
+    ),
+    "evaluation on what is trained on": (
+        put("evaluation", {"sets": [{"name": "held", "dataset": "sample/digits-1"}]}),
+        ["'held' evaluates on sample/digits-1", "source 'one' trains on it"],
+    ),
+    "a tokenizer larger than the model's vocabulary": (
+        put("data.tokenizer.vocabulary", 100_000),
+        ["100000 tokens", "the model embeds 512", "spec.data.tokenizer.vocabulary"],
+    ),
+    "checkpoints in a bucket": (put("checkpoint.location", "s3://bucket/root"), ["s3://", "spec.checkpoint.location"]),
+    "an export into a bucket": (put("export.location", "s3://bucket/root"), ["s3://", "spec.export.location"]),
+}
+FILES: dict[str, tuple[str | bytes, list[str]]] = {
+    "two documents": (yaml.safe_dump(manifest()) + "---\n" + yaml.safe_dump(manifest()), ["holds 2 documents"]),
+    "no document": ("", ["holds 0 documents"]),
+    "no YAML": ("{a: [b", ["no YAML"]),
+    "a list": ("- 1\n- 2\n", ["no TrainingJob", "a list"]),
+    "bytes that are no text": (b"\xff\xfe\x00", ["no UTF-8"]),
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A home with a registry, as ``validate`` wants to look datasets up."""
+    home = Home(path=tmp_path / "home")
+    assert invoke(["--home", str(home.path), "data", "ls"]) == ExitCode.OK
+    return home
+
+
+def refused(home: Home, job: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Call both commands; return the one line that both said."""
+    said = []
+    capsys.readouterr()
+    for command in ("validate", "run"):
+        assert invoke(["--home", str(home.path), command, str(job)]) == ExitCode.USAGE
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert shown.err.count("\n") == 1, shown.err
+        said.append(shown.err)
+    assert said[0] == said[1]
+    assert not (home.path / "runs").exists()
+    assert not (home.path / "checkpoints").exists()
+    assert psutil.Process().children() == []
+    return said[0]
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_spec_is_refused_with_one_line_and_nothing_starts(
+    name: str, home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change, words = REFUSALS[name]
+    job = manifest()
+    change(job)
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    said = refused(home, path, capsys)
+    assert [word for word in words if word not in said] == [], said
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_refused_with_one_line_and_nothing_starts(
+    name: str, home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, words = FILES[name]
+    path = tmp_path / "job.yaml"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    said = refused(home, path, capsys)
+    assert [word for word in words if word not in said] == [], said
+
+
+def test_a_missing_file_is_refused(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "No such file" in refused(home, tmp_path / "nowhere.yaml", capsys)
+
+
+def test_a_job_that_can_run_passes(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(manifest()))
+    capsys.readouterr()
+    assert invoke(["--home", str(home.path), "validate", str(path), "-o", "json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["item"]["ranks"] == 4
+
+
+def test_without_a_home_validate_looks_no_dataset_up_and_makes_no_home(tmp_path: Path) -> None:
+    job = manifest()
+    job["spec"]["data"]["sources"][0]["dataset"] = "elsewhere"
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    assert invoke(["--home", str(tmp_path / "none"), "validate", str(path)]) == ExitCode.OK
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_fresh_run_that_is_refused_leaves_the_old_one_where_it_is(home: Home, tmp_path: Path) -> None:
+    old = home.run("default", "refused")
+    old.path.mkdir(parents=True)
+    old.identity_file.write_text("{}")
+    job = manifest()
+    job["spec"]["data"]["sources"][0]["dataset"] = "nowhere"
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    assert invoke(["--home", str(home.path), "run", str(path), "--fresh"]) == ExitCode.USAGE
+    assert old.identity_file.read_text() == "{}"
+
+
+def committed(root: Path, job: dict[str, Any], **changes: Any) -> Path:
+    """Write the marker of a checkpoint that a job's model could have left; return its path."""
+    root.mkdir(parents=True, exist_ok=True)
+    source = root / "job.yaml"
+    source.write_text(yaml.safe_dump(job))
+    shape = shape_of(read_job(source).spec)
+    source.unlink()
+    marker = CommitMarker(
+        attempt=1,
+        step=2,
+        world=4,
+        model_digest=shape_digest(shape),
+        model_shape=dataclasses.asdict(shape),
+        plan_hash="0" * 16,
+        files={},
+        loader={},
+        committed_at_s=0.0,
+    ).model_dump(mode="json", by_alias=True)
+    path = root / "a000001-s00000002" / COMMIT_MARKER
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**marker, **changes}))
+    return path
+
+
+def located(root: Path, **overrides: Any) -> dict[str, Any]:
+    """A job whose checkpoints lie at a place of their own."""
+    job = copy.deepcopy(manifest())
+    job["spec"]["checkpoint"] = {"location": root.as_uri()}
+    if overrides:
+        job["spec"]["model"]["overrides"] = {"decoder": overrides}
+    return job
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_the_first_size_that_differs(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "root"
+    committed(root, located(root, layers=2))
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(located(root)))
+    capsys.readouterr()
+    assert invoke(["--home", str(home.path), "run", str(path)]) == ExitCode.USAGE
+    said = capsys.readouterr().err
+    assert "decoder.layers=2" in said
+    assert "a000001-s00000002" in said
+    assert "spec.checkpoint.location" in said
+    assert not (home.path / "runs").exists()
+
+
+def test_a_checkpoint_of_a_later_format_says_which_version_goes_on(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "root"
+    committed(root, located(root), format=CHECKPOINT_FORMAT + 1)
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(located(root)))
+    capsys.readouterr()
+    assert invoke(["--home", str(home.path), "run", str(path)]) == ExitCode.USAGE
+    assert "go on with the version of polyreme that wrote it" in capsys.readouterr().err
+
+
+def test_a_torn_checkpoint_and_one_of_this_model_refuse_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    marker = committed(root, located(root))
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(located(root)))
+    job = read_job(path)
+    preflight.check_checkpoints(root, shape_of(job.spec))
+    marker.write_text("{torn")
+    preflight.check_checkpoints(root, shape_of(job.spec))
+    marker.unlink()
+    preflight.check_checkpoints(root, shape_of(job.spec))
+
+
+def test_a_swapped_root_refuses_a_run_that_would_go_on(home: Home, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(manifest()))
+    job, run = read_job(path), home.run("default", "refused")
+    preflight.check(home, run, job, resumes=True, fresh=False)
+    committed(run.checkpoints, located(tmp_path, layers=2))
+    with pytest.raises(InvalidConfigError, match=r"decoder\.layers=2"):
+        preflight.check(home, run, job, resumes=True, fresh=False)
+    preflight.check(home, run, job, resumes=False, fresh=True)
+
+
+def test_a_root_with_the_attempts_of_another_run_is_not_begun_again(home: Home, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(located(root)))
+    job, run = read_job(path), home.run("default", "refused")
+    (root / "attempts").mkdir(parents=True)
+    attempt = root / "attempts" / "000001.json"
+    for left in (attempt, committed(root, located(root))):
+        left.touch()
+        for fresh in (False, True):
+            with pytest.raises(RefusedError, match="another run's"):
+                preflight.check(home, run, job, resumes=False, fresh=fresh)
+        preflight.check(home, run, job, resumes=True, fresh=False)
+        attempt.unlink(missing_ok=True)
+
+
+def test_a_checkpoint_root_that_is_a_file_is_refused(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(located(tmp_path / "file" / "root")))
+    with pytest.raises(InvalidConfigError, match="is a file"):
+        preflight.check(home, home.run("default", "refused"), read_job(path), resumes=False, fresh=False)

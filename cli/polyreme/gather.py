@@ -26,11 +26,24 @@ from polyreme.report.data import (
 )
 from polyreme.timeline import Moment
 from polyreme_api.job import TrainingJob
+from polyreme_api.job.status import Condition
 from polyreme_api.plan.plan import plan_for
 from polyreme_api.progress import StepRecord
 
 PAGES_SHOWN_MAX = 24
 """Held-out pages in the report, wrong ones first."""
+_WORDS = {"Suspended": "Stopped", "PodsReady": "Starting", "Admitted": "Starting", "Queued": "Waiting"}
+"""How conditions are called where they are not called by their type."""
+_SENTENCES = {
+    "Starting": "starting the ranks",
+    "WaitingForData": "waiting for data",
+    "Loading": "loading the model",
+    "Training": "training",
+    "Evaluating": "answering the held-out questions",
+    "Exporting": "finishing",
+    "Suspended": "stopped on request; polyreme run with the same file goes on",
+}
+"""What reasons mean whose conditions bear no message."""
 PACKAGES = ("polyreme", "torch", "numpy", "pydantic", "sqlalchemy", "obstore")
 
 
@@ -85,13 +98,28 @@ def gather(
 
 def verdict(job: TrainingJob) -> tuple[str, str]:
     """Say how the job stands, in one word and one sentence."""
+    status = job.status
+    suspended = status.condition("Suspended")
+    if suspended is not None and not status.finished:
+        if suspended.reason == "Suspending":
+            return "Stopping", "stopping: the ranks checkpoint and end"
+        if suspended.status == "True" and not job.spec.suspend:
+            return "Starting", "going on where it stood"
     for kind in ("Succeeded", "Failed", "Suspended", "Restarting", "Running", "PodsReady", "Admitted", "Queued"):
-        condition = job.status.condition(kind)
-        if condition is not None and condition.status == "True":
-            word = {"Suspended": "Stopped", "PodsReady": "Starting", "Admitted": "Starting"}.get(kind, kind)
-            return word, condition.message or condition.reason
-    waiting = job.status.condition("Admitted") or job.status.condition("Queued")
-    return "Waiting", (waiting.message or waiting.reason) if waiting else "not seen by the operator yet"
+        if (condition := status.condition(kind)) is not None and condition.status == "True":
+            return _WORDS.get(kind, kind), _sentence(job, condition)
+    waiting = status.condition("Admitted") or status.condition("Queued")
+    return ("Waiting", waiting.message or waiting.reason) if waiting else ("Starting", "starting up")
+
+
+def _sentence(job: TrainingJob, condition: Condition) -> str:
+    if condition.type == "Admitted":
+        return f"starting {condition.message}"
+    if condition.type == "PodsReady":
+        # What the ranks wait for, once all workers have joined, stands where it says that they do not run yet.
+        running = job.status.condition("Running")
+        return _SENTENCES.get(running.reason if running else "", _SENTENCES["Starting"])
+    return condition.message or _SENTENCES.get(condition.reason, condition.reason)
 
 
 def figures(job: TrainingJob, records: RunRecords, moments: Sequence[Moment], *, now_s: float) -> Figures:

@@ -111,7 +111,7 @@ class LiveView:
         for event in new_events(self._events_said, view.events):
             self.note(f"event: {event}")
         self._events_said = tuple(view.events)
-        state = (view.sentence, view.phase, view.attempt, view.ready, view.replicas, view.checkpoint_step)
+        state = (view.sentence, view.attempt, view.ready, view.replicas, view.checkpoint_step)
         progress = (view.step, *((stage.name, stage.done) for stage in view.stages))
         is_new_state = self._said is None or self._said[0] != state
         moved = self._said is None or self._said[1] != progress
@@ -138,7 +138,7 @@ def plain_line(view: RunView) -> str:
     if view.attempt:
         parts.append(f"attempt {view.attempt}")
     if view.replicas:
-        parts.append(f"pods {view.ready}/{view.replicas}")
+        parts.append(f"workers {view.ready}/{view.replicas}")
     if view.step:
         parts.append(f"step {view.step}/{view.steps}")
         parts += [f"loss {_loss(view.loss)}"] if view.loss is not None else []
@@ -163,7 +163,7 @@ def _figures(view: RunView) -> Table:
     cells = (
         ("attempt", str(view.attempt) if view.attempt else NOTHING),
         ("phase", view.phase or NOTHING),
-        ("pods", f"{view.ready}/{view.replicas}" if view.replicas else NOTHING),
+        ("workers", f"{view.ready}/{view.replicas}" if view.replicas else NOTHING),
         ("step", f"{view.step}/{view.steps}" if view.steps else NOTHING),
         ("loss", _loss(view.loss)),
         ("throughput", rate(view.tokens_per_second)),

@@ -22,6 +22,8 @@ from polyreme_api.progress import ProgressRecord, RankPhase
 LOOK_EVERY_S = 0.1
 STATE_EVERY_S = 1.0
 EVENTS_SHOWN_MAX = 5
+_TOLD = {"Succeeded", "Failed", "Restarting", "Waiting"}
+"""Words that a sentence alone does not say."""
 
 
 class Watcher:
@@ -81,7 +83,7 @@ class Watcher:
             self._view.show(view, now_s=self._clock.steady_s())
             if self._clock.steady_s() - self._state_at_s >= STATE_EVERY_S:
                 self._state_at_s = self._clock.steady_s()
-                self.write_state(self._run, _row(job, progress, view), job)
+                self.write_state(self._run, _row(job, progress, view, self._stages), job)
             return job
 
     def _note_moments(self, job: TrainingJob, progress: ProgressRecord | None) -> None:
@@ -96,14 +98,13 @@ class Watcher:
                 self._timeline.add(Moment(at_s=now_s, kind="finished", attempt=attempt.number, text=verdict(job)[0]))
 
     def _run_view(self, job: TrainingJob, progress: ProgressRecord | None, *, ready: int, total: int) -> RunView:
-        _, sentence = verdict(job)
-        current = progress if progress is not None and progress.attempt == self.attempt else None
+        current = progress if progress is not None and progress.attempt == self.attempt and not _idle(job) else None
         steps = job.spec.training.steps
         step = current.step if current else job.status.step
         pace_s = current.step_seconds if current else None
         return RunView(
             job=job.metadata.name,
-            sentence=_waits_for(sentence, current, self._stages),
+            sentence=_sentence(job),
             phase=current.phase.value if current else "",
             attempt=self.attempt,
             step=step,
@@ -111,9 +112,9 @@ class Watcher:
             loss=current.loss if current else None,
             tokens_per_second=current.tokens_per_second if current else None,
             goodput=_goodput(self._timeline, step, pace_s, self._clock.now_s()),
-            left_s=(steps - step) * pace_s if pace_s else None,
+            left_s=(steps - step) * pace_s if pace_s and step < steps else None,
             ready=ready,
-            replicas=total,
+            replicas=0 if job.status.finished else total,
             checkpoint_step=current.checkpoint.step if current and current.checkpoint else None,
             stages=tuple(self._stages.values()),
             events=tuple(self._said),
@@ -125,16 +126,29 @@ class Watcher:
         write_json(run.state_file, {**row, "status": job.status.model_dump(mode="json", by_alias=True)})
 
 
-def _row(job: TrainingJob, progress: ProgressRecord | None, view: RunView) -> dict[str, Any]:
+def _row(
+    job: TrainingJob, progress: ProgressRecord | None, view: RunView, stages: Mapping[str, StageView]
+) -> dict[str, Any]:
     return {
         "state": verdict(job)[0],
-        "message": view.sentence,
+        "message": _waits_for(verdict(job)[1], progress, stages),
         "finished": job.status.finished,
         "attempt": view.attempt,
         "step": view.step,
         "steps": view.steps,
         "loss": progress.loss if progress else None,
     }
+
+
+def _sentence(job: TrainingJob) -> str:
+    """Say how the job stands where no column says the word."""
+    word, words = verdict(job)
+    return f"{word.lower()}: {words}" if word in _TOLD and not words.startswith(word.lower()) else words
+
+
+def _idle(job: TrainingJob) -> bool:
+    """Whether the job neither runs nor has finished: what its last attempt said is of the past."""
+    return job.status.is_true("Suspended") or (not job.status.finished and not job.status.is_true("Admitted"))
 
 
 def _waits_for(sentence: str, progress: ProgressRecord | None, stages: Mapping[str, StageView]) -> str:

@@ -318,7 +318,7 @@ def _unreadable(scene: JobScene, now_s: float) -> Decision:
 
 def _succeed(scene: JobScene, record: ProgressRecord, now_s: float) -> Decision:
     status = close_attempt(scene.job.status, record, ended_by=None, now_s=now_s)
-    message = f"{record.step} steps"
+    message = f"trained {record.step} steps"
     status = finish(scene.job, status, succeeded=True, reason=Reason.COMPLETED, message=message, now_s=now_s)
     return Decision(actions=(*_status_write(scene, status), _event(scene, Reason.COMPLETED, message)))
 

@@ -39,7 +39,7 @@ def admit(job: JobView, nodes: Sequence[str], now_s: float) -> TrainingJobStatus
         ConditionType.ADMITTED,
         True,
         Reason.ADMITTED,
-        f"{len(nodes)} workers on {len(set(nodes))} nodes",
+        f"{_counted(len(nodes), 'worker')} on {_counted(len(set(nodes)), 'node')}",
         now_s=now_s,
         generation=generation,
     )
@@ -179,3 +179,7 @@ def begin_attempt(
     for kind in (ConditionType.PODS_READY, ConditionType.RUNNING):
         status = with_condition(status, kind, False, Reason.STARTING, now_s=now_s, generation=job.generation)
     return status
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

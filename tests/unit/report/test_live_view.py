@@ -96,7 +96,7 @@ def test_off_a_terminal_nothing_is_animated() -> None:
         plain_line(VIEW),
     ]
     assert plain_line(VIEW) == (
-        "default/quickstart | Training | attempt 2 | pods 2/2 | step 237/800 | loss 0.4321 | 7,950 tok/s"
+        "default/quickstart | Training | attempt 2 | workers 2/2 | step 237/800 | loss 0.4321 | 7,950 tok/s"
         " | 1 min 12 s to go | checkpoint 200"
     )
 

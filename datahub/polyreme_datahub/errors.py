@@ -12,9 +12,11 @@ class DatahubError(PolyremeError):
 class BadRecordError(DatahubError):
     """A record breaks a rule: it becomes a dead letter, and processing goes on."""
 
-    def __init__(self, message: str, *, rule: str) -> None:
+    def __init__(self, message: str, *, rule: str, sample_id: str | None = None) -> None:
         super().__init__(message)
         self.rule = rule
+        self.sample_id = sample_id
+        """The record's own name, where that much of it could be read."""
 
 
 class DatasetNotFoundError(DatahubError, NotFoundError):

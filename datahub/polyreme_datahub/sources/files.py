@@ -167,6 +167,13 @@ def build_record(content: Any, *, folder: Path, default_id: str) -> RawRecord:
     sample_id = content.get("id", default_id)
     if not isinstance(sample_id, str) or not 1 <= len(sample_id) <= ID_CHARACTERS_MAX:
         raise BadRecordError(f"id: {sample_id!r}, rule text of 1..{ID_CHARACTERS_MAX} characters", rule="id")
+    try:
+        return _build(content, sample_id, folder)
+    except BadRecordError as error:
+        raise BadRecordError(error.message, rule=error.rule, sample_id=sample_id) from error
+
+
+def _build(content: Mapping[str, Any], sample_id: str, folder: Path) -> RawRecord:
     paths = _texts(content.get("images", []), "images", IMAGES_MAX)
     turns = _turns(content.get("conversations"), len(paths))
     blobs = [_read(folder, path) for path in paths]

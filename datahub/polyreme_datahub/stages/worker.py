@@ -10,6 +10,7 @@ import dataclasses
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from polyreme_api.errors import PolyremeError
 from polyreme_datahub.digests import action_key, canonical_json, digest_bytes, digest_value
@@ -21,7 +22,7 @@ from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.work import ActionRow, DeadLetter, Outcome, SampleRow, StageCount
 from polyreme_datahub.sources.open import open_source
 from polyreme_datahub.sources.types import RawRecord, Source
-from polyreme_datahub.stages.types import COMPOSE, DECODE, INGEST, TOKENIZE, Operation, Result, Work
+from polyreme_datahub.stages.types import COMPOSE, DECODE, INGEST, TOKENIZE, Operation, Work
 from polyreme_datahub.topics.types import Message
 
 TRIES_MAX = 3
@@ -102,17 +103,19 @@ class Worker:
     def do(self, message: Message) -> tuple[StageCount, Sequence[Message]]:
         """Do a message; return its outcomes and the messages that follow.
 
+        From its third try on a message is done carefully: each sample has tries of its own.
+
         Raises:
             EnvironmentFailedError: If store or registry stay away; the message is still due.
         """
         tried = work.begin_try(self._database, message.key, now_s=self._now_s())
         careful = tried >= TRIES_MAX
         chunk = Chunk.of(message)
-        outcome = self._ingest(chunk) if message.topic == INGEST else self._operate(message, chunk, careful)
+        outcome = self._ingest(chunk, careful) if message.topic == INGEST else self._operate(message, chunk, careful)
         work.commit(self._database, message, outcome, now_s=self._now_s())
         return outcome.count, outcome.children
 
-    def _ingest(self, chunk: Chunk) -> Outcome:
+    def _ingest(self, chunk: Chunk, careful: bool) -> Outcome:
         rows = work.samples_between(self._database, chunk.version_id, first=chunk.first, count=chunk.count)
         letters = work.letters_between(self._database, chunk.version_id, first=chunk.first, count=chunk.count)
         ended = {row.ordinal for row in rows} | {
@@ -121,7 +124,7 @@ class Worker:
         todo = [at for at in range(chunk.first, chunk.first + chunk.count) if at not in ended]
         samples: list[SampleRow] = []
         dead: list[DeadLetter] = []
-        artifacts = self._lakehouse.put_parts(self._raw_parts(chunk, todo, samples, dead)) if todo else []
+        artifacts = self._lakehouse.put_parts(self._raw_parts(chunk, todo, samples, dead, careful)) if todo else []
         return Outcome(
             version_id=chunk.version_id,
             count=StageCount(stage=INGEST, misses=len(samples), hits=len(rows), dead=len(dead)),
@@ -131,19 +134,20 @@ class Worker:
         )
 
     def _raw_parts(
-        self, chunk: Chunk, ordinals: Sequence[int], samples: list[SampleRow], dead: list[DeadLetter]
+        self, chunk: Chunk, ordinals: Sequence[int], samples: list[SampleRow], dead: list[DeadLetter], careful: bool
     ) -> Iterator[bytes]:
         version = self._versions[chunk.version_id]
         source = self._source(version)
         for ordinal in ordinals:
+            key = digest_value([INGEST, version.digest, ordinal])
             try:
-                record: RawRecord = source.read(ordinal)
+                with self._trying(INGEST, key, careful):
+                    record: RawRecord = source.read(ordinal)
+                    content = canonical_json(record.content)
             except BadRecordError as error:
-                key = digest_value([INGEST, version.digest, ordinal])
-                sample_id = source.record_id(ordinal)
+                sample_id = error.sample_id or source.record_id(ordinal)
                 dead.append(_letter(key, INGEST, ordinal, sample_id, rule=error.rule, error=error.message))
                 continue
-            content = canonical_json(record.content)
             samples.append(SampleRow(ordinal=ordinal, sample_id=record.sample_id, record=digest_bytes(content)))
             yield content
             yield from record.blobs
@@ -154,12 +158,12 @@ class Worker:
         works = self._chains.works(stage, rows)
         letters = work.letters_between(self._database, chunk.version_id, first=chunk.first, count=chunk.count)
         known = work.outputs_of(self._database, [item.key for item in works])
-        todo = [item for item in works if item.key not in known and item.key not in letters]
+        todo = [item for item in works if item.key not in known and _letter_key(item) not in letters]
         actions: list[ActionRow] = []
         dead: list[DeadLetter] = []
         artifacts = self._lakehouse.put_parts(self._made_parts(stage, todo, actions, dead, careful)) if todo else []
         follow = [chunk_message(COMPOSE, message.pipeline, chunk)] if stage == DECODE else []
-        old = sum(1 for item in works if item.key in letters)
+        old = sum(1 for item in works if _letter_key(item) in letters)
         return Outcome(
             version_id=chunk.version_id,
             count=StageCount(stage=stage, misses=len(actions), hits=len(known), dead=len(dead) + old),
@@ -176,10 +180,13 @@ class Worker:
         inputs = self._read({digest for item in todo for digest in item.inputs})
         for item in todo:
             try:
-                result = self._compute(operation, item, inputs, careful)
+                with self._trying(stage, _letter_key(item), careful):
+                    further = self._read(set(operation.needs([inputs[digest] for digest in item.inputs])))
+                    result = operation.compute(item, {**inputs, **further})
             except BadRecordError as error:
+                row = item.row
                 dead.append(
-                    _letter(item.key, stage, item.row.ordinal, item.row.sample_id, rule=error.rule, error=error.message)
+                    _letter(_letter_key(item), stage, row.ordinal, row.sample_id, rule=error.rule, error=error.message)
                 )
                 continue
             yield result.output
@@ -190,23 +197,32 @@ class Worker:
                 )
             )
 
-    def _compute(self, operation: Operation, item: Work, inputs: Mapping[str, bytes], careful: bool) -> Result:
-        if careful and work.begin_try(self._database, item.key, now_s=self._now_s()) > TRIES_MAX:
+    @contextmanager
+    def _trying(self, stage: str, key: str, careful: bool) -> Iterator[None]:
+        """Surround the work on one sample: a careful try is counted before it, and ends with a verdict.
+
+        Raises:
+            BadRecordError: If the sample broke a rule; or, in a careful try, ended its worker or failed unforeseen.
+            EnvironmentFailedError: If store, registry or source are away; that is no try of the sample.
+        """
+        if careful and work.begin_try(self._database, key, now_s=self._now_s()) > TRIES_MAX:
             raise BadRecordError(f"sample ended its worker {TRIES_MAX} times", rule="crash")
         try:
-            further = self._read(set(operation.needs([inputs[digest] for digest in item.inputs])))
-            result = operation.compute(item, {**inputs, **further})
-        except PolyremeError:
+            yield
+        except BadRecordError:
+            if careful:
+                work.forget_try(self._database, key)
+            raise
+        except PolyremeError as error:
+            if careful:
+                work.end_try(self._database, key, counts=False, due_s=0.0, error=error.message)
             raise
         except Exception as error:
             if not careful:
                 raise
-            raise BadRecordError(
-                f"{operation.name} failed: {type(error).__name__}: {error}", rule="operation"
-            ) from error
+            raise BadRecordError(f"{stage} failed: {type(error).__name__}: {error}", rule="operation") from error
         if careful:
-            work.end_try(self._database, item.key, counts=False, due_s=0.0, error="")
-        return result
+            work.forget_try(self._database, key)
 
     def _read(self, digests: set[str]) -> dict[str, bytes]:
         return self._lakehouse.get_parts(work.places_of(self._database, digests)) if digests else {}
@@ -216,6 +232,11 @@ class Worker:
             if version.id not in self._sources:
                 self._sources[version.id] = open_source(version.source)
             return self._sources[version.id]
+
+
+def _letter_key(item: Work) -> str:
+    """Two records may share an input; each has its own letter."""
+    return digest_value([item.key, item.row.ordinal])
 
 
 def _letter(key: str, stage: str, ordinal: int, sample_id: str, *, rule: str, error: str) -> DeadLetter:

@@ -189,28 +189,6 @@ def balance_loss(scores_TE: Tensor, experts_TK: Tensor, document_T: Tensor) -> T
     return (mean_SE * fraction_SE).sum(-1).mean()
 
 
-@torch.no_grad()
-def update_router_bias(model: nn.Module, load_LE: Tensor, rate: float) -> None:
-    """Move each expert's bias by ``rate``: up when it got less than the mean, down when more (arXiv:2408.15664).
-
-    Args:
-        model: Any module whose ``Router`` modules stand in the order of their layers.
-        load_LE: Tokens routed to each expert of each MoE layer, summed over all ranks and microbatches of the step.
-        rate: Step of the bias (DeepSeek-V3: 0.001).
-
-    Raises:
-        InvalidConfigError: If the layers do not match.
-    """
-    routers = [module for module in model.modules() if isinstance(module, Router)]
-    if len(routers) != load_LE.shape[0]:
-        raise InvalidConfigError(
-            f"loads do not fit the model: {load_LE.shape[0]} layers, it has {len(routers)} routers"
-        )
-    for router, load_E in zip(routers, load_LE.double(), strict=True):
-        step_E = torch.sign(load_E.mean() - load_E) * rate
-        router.e_score_correction_bias += step_E.to(router.e_score_correction_bias)
-
-
 def spread(x_TD: Tensor, order_R: Tensor, place_R: Tensor, chosen: int) -> Tensor:
     """Copy each token to its K places in the order of experts.
 

@@ -9,11 +9,12 @@ formula takes 2.3 ms.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from polyreme_api.errors import InvalidConfigError
 from polyreme_trainer.parallel.flat import FlatModel, FlatParameters
 from polyreme_trainer.train.settings import OptimizerSettings
 
@@ -89,14 +90,23 @@ def learning_rate(step: int, settings: OptimizerSettings, *, steps: int) -> floa
     return settings.learning_rate * warm * left
 
 
-def update_router_biases(biases: Iterable[Tensor], loads_ME: Tensor, *, rate: float) -> None:
-    """Move each expert's bias by ``rate`` towards an even load (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+def update_router_biases(biases: Sequence[Tensor], loads_ME: Tensor, *, rate: float) -> None:
+    """Move each expert's bias by ``rate``: up where it got less than the mean, down where more (arXiv:2408.15664).
 
     Args:
-        biases: One bias_E for each layer with experts, changed in place.
+        biases: One bias_E for each layer with experts, in the order of the layers, changed in place.
         loads_ME: Tokens of the whole step that went to each expert of each such layer.
-        rate: The paper's gamma.
+        rate: Step of the bias (DeepSeek-V3, arXiv:2412.19437, section 4.2: 0.001).
+
+    Raises:
+        InvalidConfigError: If there are not as many loads as biases.
     """
+    if len(biases) != loads_ME.shape[0]:
+        raise InvalidConfigError(
+            f"loads do not fit the model: {loads_ME.shape[0]} layers, it has {len(biases)} routers"
+        )
+    # In double: a mean of whole numbers that is rounded would move experts whose load is even.
+    loads_ME = loads_ME.double()
     signs_ME = torch.sign(loads_ME.mean(dim=1, keepdim=True) - loads_ME)
     for bias_E, sign_E in zip(biases, signs_ME, strict=True):
         bias_E.add_(sign_E, alpha=rate)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from polyreme_api.errors import InvalidConfigError
 from polyreme_trainer.parallel.flat import flatten
 from polyreme_trainer.train.optimizer import FlatAdamW, learning_rate, update_router_biases
 from polyreme_trainer.train.settings import OptimizerSettings
@@ -56,3 +57,15 @@ def test_a_busy_expert_is_made_less_likely_and_an_idle_one_more() -> None:
     update_router_biases(biases, loads, rate=0.5)
     assert biases[0].tolist() == [-0.5, 0.5, 0.0, 0.0]
     assert biases[1].tolist() == [1.0] * 4
+
+
+def test_an_even_load_moves_no_bias_however_large_it_is() -> None:
+    biases = [torch.zeros(3)]
+    # In float32 the mean of these three is rounded.
+    update_router_biases(biases, torch.full((1, 3), 16_777_213.0), rate=0.5)
+    assert biases[0].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_loads_of_other_layers_are_refused() -> None:
+    with pytest.raises(InvalidConfigError, match="loads do not fit the model: 5 layers, it has 2 routers"):
+        update_router_biases([torch.zeros(4), torch.zeros(4)], torch.zeros(5, 4), rate=0.5)

@@ -75,6 +75,15 @@ def attempt_key(attempt: int) -> str:
     return f"attempts/{attempt:06d}.json"
 
 
+def claim_key(attempt: int) -> str:
+    """Key of an attempt's claim: its leader is about to choose a resume point, or has.
+
+    It is there **before** the leader lists checkpoints. A writer of an older attempt that finds none after its own
+    commit therefore knows that every later choice sees that commit, and may delete what is older.
+    """
+    return f"attempts/{attempt:06d}.claim"
+
+
 def steps_key(attempt: int) -> str:
     """Key of an attempt's step records."""
     return f"steps/a{attempt:06d}.jsonl"

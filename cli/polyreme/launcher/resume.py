@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 from polyreme_api.errors import InvalidConfigError, RefusedError
@@ -11,11 +12,12 @@ from polyreme_api.history import (
     attempt_key,
     checkpoint_name,
     choose_resume,
+    claim_key,
     parse_checkpoint_name,
 )
 from polyreme_api.marker import ForeignFormatError, parse_marker
 from polyreme_api.progress import CheckpointRef
-from polyreme_api.store import ObjectExistsError, ObjectStore
+from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore
 
 NAMED_MAX = 3
 """Missing files that a message names."""
@@ -28,6 +30,9 @@ def fix_resume(store: ObjectStore, *, attempt: int, now_s: float) -> ResumePoint
         ForeignFormatError: If a checkpoint is of a format that this version does not read.
         StoreFailedError: If the store stays away.
     """
+    # Before the list: a late writer of an older attempt that sees it deletes nothing that may be chosen here.
+    with contextlib.suppress(ObjectExistsError):
+        store.put_if_absent(claim_key(attempt), b"")
     keys = {info.key: info.size_bytes for info in store.list("")}
     points = [
         ResumePoint.model_validate_json(store.get(key))
@@ -65,6 +70,8 @@ def _committed(store: ObjectStore, keys: dict[str, int]) -> list[CheckpointRef]:
             marker = parse_marker(store.get(key), name=name)
         except ForeignFormatError:
             raise
+        except ObjectNotFoundError:
+            continue  # deleted since it was listed, as only one older than the newest is
         except (InvalidConfigError, RefusedError) as error:
             print(f"checkpoint {name} is torn and not used: {error}", file=sys.stderr)
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,10 +17,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from polyreme_api.errors import FencedError, InvalidConfigError, RefusedError
-from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, parse_checkpoint_name
+from polyreme_api.history import COMMIT_MARKER, ResumePoint, parse_checkpoint_name
 from polyreme_api.marker import CommitMarker, SavedFile
 from polyreme_api.progress import CheckpointRef
 
+_ATTEMPT_FILE = re.compile(r"[0-9]{6,7}\.(json|claim)")
 _CHUNK_BYTES = 1 << 20
 
 
@@ -97,14 +99,15 @@ def commit(root: Path, name: str, marker: CommitMarker) -> None:
 
 
 def check_not_fenced(root: Path, attempt: int) -> None:
-    """Refuse to write for an attempt that is no longer the newest.
+    """Refuse to write for an attempt that is no longer the newest: a newer one has chosen, or is about to choose.
 
     Raises:
         FencedError: Naming the newer attempt.
     """
-    newest = max((point.attempt for point in read_resume_points(root)), default=0)
-    if newest > attempt:
-        raise FencedError(f"attempt is fenced: {attempt}, attempt {newest} has begun ({attempt_key(newest)} exists)")
+    found = [path.name for path in root.glob("attempts/*") if _ATTEMPT_FILE.fullmatch(path.name)]
+    newest = max(found, key=lambda name: int(name.partition(".")[0]), default="0")
+    if int(newest.partition(".")[0]) > attempt:
+        raise FencedError(f"attempt is fenced: {attempt}, a newer one has begun (attempts/{newest} exists)")
 
 
 def read_resume_points(root: Path) -> list[ResumePoint]:
@@ -136,7 +139,11 @@ def list_checkpoints(root: Path) -> tuple[list[CheckpointRef], list[CheckpointRe
 
 
 def remove(directory: Path) -> None:
-    """Delete a checkpoint: its marker first, so that a half-deleted one is torn rather than damaged."""
+    """Delete a checkpoint: its marker first, so that a half-deleted one is torn rather than damaged.
+
+    Raises:
+        OSError: If the disk refuses, or another process deletes the same.
+    """
     (directory / COMMIT_MARKER).unlink(missing_ok=True)
     sync_directory(directory)
     shutil.rmtree(directory)

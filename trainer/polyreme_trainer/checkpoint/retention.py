@@ -21,11 +21,17 @@ def expendable(
     attempt: int,
     kept: int,
 ) -> list[CheckpointRef]:
-    """Choose what to delete: all but the newest ``kept`` of history, and what older attempts left outside it.
+    """Choose what to delete: all but the newest ``kept`` of history, and what was left outside it.
 
-    Without any resume point nothing says what history is, and every committed checkpoint counts.
-    A torn directory of this attempt may be the save in flight, and stays. Without any committed checkpoint in history
-    nothing goes.
+    Without any resume point nothing says what history is, and every committed checkpoint counts. Without any committed
+    checkpoint in history nothing goes. What newer attempts left is theirs.
+
+    Args:
+        committed: Checkpoints with a marker.
+        torn: Directories without one; no save of this attempt is in flight.
+        points: Where attempts up to this one begin.
+        attempt: Number of this attempt.
+        kept: Checkpoints of history to keep; at least one stays.
     """
     spans = attempt_spans(points)
     known = [c for c in committed if not points or is_history(c, spans)]
@@ -33,22 +39,25 @@ def expendable(
     if not history:
         return []
     stray = [c for c in committed if c not in known and c.attempt < attempt]
-    left = [c for c in torn if c.attempt < attempt]
+    left = [c for c in torn if c.attempt <= attempt]
     return history[: max(0, len(history) - max(1, kept))] + stray + left
 
 
 def retain(root: Path, *, attempt: int, kept: int) -> list[str]:
-    """Delete what is expendable, and return the names.
+    """Delete what is expendable, and return the names; called after a commit, by its writer, with no save in flight.
+
+    Why the newest in history is never lost to a race: a leader claims its attempt, lists, chooses. This writer commits,
+    looks for a claim, deletes. If it finds none, every later list shows the commit, and no leader chooses what is older.
 
     Raises:
         FencedError: If a newer attempt has begun: what is expendable is no longer this writer's to say.
+        RefusedError: If a resume point is damaged.
+        OSError: If the disk refuses.
     """
     committed, torn = list_checkpoints(root)
-    # After the listing: a newer attempt that chose among older checkpoints is then seen, and nothing is deleted.
     check_not_fenced(root, attempt)
-    names = [
-        checkpoint_name(c) for c in expendable(committed, torn, read_resume_points(root), attempt=attempt, kept=kept)
-    ]
+    points = [point for point in read_resume_points(root) if point.attempt <= attempt]
+    names = [checkpoint_name(c) for c in expendable(committed, torn, points, attempt=attempt, kept=kept)]
     for name in names:
         remove(root / name)
         _log.info("checkpoint deleted by retention: %s", name)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -158,19 +159,32 @@ class CheckpointWriter:
     ) -> _Outcome:
         """Write the marker, on rank 0; of an attempt that is over, every failure is a fence (its files may be gone)."""
         identity = self._identity
+        name = checkpoint_name(reference)
         failure = next((failure for _, failure in reports if failure), "")
         try:
             if failure:
+                # What was half-written would only fill the disk; every rank has ended its writes.
+                shutil.rmtree(identity.root / name, ignore_errors=True)
                 check_not_fenced(identity.root, identity.attempt)
                 return _Outcome(failed=failure)
-            commit(identity.root, checkpoint_name(reference), self._marker(reference, reports, loader))
+            commit(identity.root, name, self._marker(reference, reports, loader))
             self._committed(reference)
-            retain(identity.root, attempt=identity.attempt, kept=identity.kept)
+            self._retain()
         except FencedError as error:
             return _Outcome(fenced=str(error))
-        except (OSError, RefusedError) as error:
+        except OSError as error:
             return _Outcome(failed=str(error))
         return _Outcome(committed=reference)
+
+    def _retain(self) -> None:
+        """Delete what may go; a checkpoint that could not be deleted does not undo the one just committed."""
+        identity = self._identity
+        try:
+            retain(identity.root, attempt=identity.attempt, kept=identity.kept)
+        except FencedError:
+            raise
+        except (OSError, RefusedError) as error:
+            _log.warning("old checkpoints are not deleted: %s", error)
 
     def _marker(
         self, reference: CheckpointRef, reports: list[tuple[dict[str, SavedFile], str]], loader: dict[str, Any]

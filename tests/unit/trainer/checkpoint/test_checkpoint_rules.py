@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from polyreme_api.errors import FencedError, NotFoundError, RefusedError
-from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, checkpoint_name
+from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, checkpoint_name, claim_key
 from polyreme_api.marker import CommitMarker
 from polyreme_api.plan.plan import shape_digest
 from polyreme_api.plan.shapes import KIMI_VL_NANO, model_shape
@@ -73,7 +73,7 @@ def test_a_checkpoint_is_committed_once(tmp_path: Path) -> None:
 def test_an_attempt_with_a_successor_commits_nothing(tmp_path: Path) -> None:
     name = begun(tmp_path, 1, 5)
     fix(tmp_path, 2, None)
-    with pytest.raises(FencedError, match="attempt is fenced: 1, attempt 2 has begun"):
+    with pytest.raises(FencedError, match="attempt is fenced: 1, a newer one has begun"):
         commit(tmp_path, name, marker())
     assert list_checkpoints(tmp_path) == ([], [at(1, 5)])
 
@@ -149,9 +149,9 @@ def test_retention_keeps_the_newest_of_history_and_clears_what_older_attempts_le
         ResumePoint(attempt=2, resume_from=checkpoint_name(at(1, 10))),
     ]
     committed = [at(1, 5), at(1, 10), at(1, 15), at(2, 15), at(2, 20)]
-    torn = [at(1, 20), at(2, 25)]
+    torn = [at(1, 20), at(2, 25), at(3, 5)]
     gone = expendable(committed, torn, points, attempt=2, kept=2)
-    assert gone == [at(1, 5), at(1, 10), at(1, 15), at(1, 20)]
+    assert gone == [at(1, 5), at(1, 10), at(1, 15), at(1, 20), at(2, 25)]
 
 
 def test_retention_never_deletes_the_only_checkpoint_of_history() -> None:
@@ -188,3 +188,15 @@ def test_a_checkpoint_that_is_half_deleted_is_torn(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("shutil.rmtree", lambda _path: None)
     remove(tmp_path / name)
     assert list_checkpoints(tmp_path) == ([], [at(1, 5)])
+
+
+def test_an_attempt_whose_successor_is_about_to_choose_commits_and_deletes_nothing(tmp_path: Path) -> None:
+    for step in (5, 10):
+        commit(tmp_path, begun(tmp_path, 1, step), marker(step=step))
+    (tmp_path / "attempts").mkdir()
+    (tmp_path / claim_key(2)).touch()
+    with pytest.raises(FencedError, match=r"attempts/000002\.claim exists"):
+        retain(tmp_path, attempt=1, kept=1)
+    with pytest.raises(FencedError):
+        commit(tmp_path, begun(tmp_path, 1, 15), marker(step=15))
+    assert list_checkpoints(tmp_path) == ([at(1, 5), at(1, 10)], [at(1, 15)])

@@ -29,7 +29,7 @@ from polyreme_datahub.spec_data import plan_data
 from polyreme_datahub.stages.compose import Compose
 from polyreme_datahub.stages.decode import Decode
 from polyreme_datahub.stages.indexing import Indexer, IndexParameters
-from polyreme_datahub.stages.runner import Runner, version_of
+from polyreme_datahub.stages.runner import BACKOFF_S, Runner, version_of
 from polyreme_datahub.stages.tokenize import Tokenize
 from polyreme_datahub.stages.types import (
     CHUNK,
@@ -100,6 +100,7 @@ class Processing:
         now_s: Callable[[], float] = time.time,  # noqa: TID251 - the shell's default
         progress: Callable[[Progress], None] | None = None,
         workers: int = 2,
+        backoff_s: float = BACKOFF_S,
     ) -> None:
         self._database = database
         self._store = store
@@ -107,6 +108,7 @@ class Processing:
         self._now_s = now_s
         self._progress = progress
         self._workers = workers
+        self._backoff_s = backoff_s
         self._counts: dict[tuple[int, str], StageCount] = {}
         self._lock = threading.Lock()
         self._versions: dict[int, DatasetVersion] = {}
@@ -222,7 +224,14 @@ class Processing:
             if self._progress is not None:
                 self._progress(Progress(stage=count.stage, done=done, total=total))
 
-        Runner(self._database, worker.do, counted=counted, workers=self._workers).run(messages)
+        Runner(
+            self._database,
+            worker.do,
+            counted=counted,
+            workers=self._workers,
+            now_s=self._now_s,
+            backoff_s=self._backoff_s,
+        ).run(messages)
 
     def _tokenizer(self, trained: Sequence[DatasetVersion], vocabulary: int) -> tuple[str, TextTokenizer]:
         prefix = action_prefix(OPERATION, VERSION, {"vocabulary": vocabulary, "records_max": CORPUS_RECORDS_MAX})

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, case, func, select, update
 
 from polyreme_datahub.lakehouse import Artifact
 from polyreme_datahub.registry import schema
@@ -45,7 +45,7 @@ class DeadLetter:
     """A record that broke a rule, and what came of it."""
 
     key: str
-    """Key of the action that failed: the same bytes fail the same way."""
+    """Of the action that failed and the ordinal: the same bytes fail the same way, and each record has its letter."""
     stage: str
     ordinal: int
     sample_id: str
@@ -99,12 +99,20 @@ class Outcome:
 
 
 def commit(database: Database, message: Message, outcome: Outcome, *, now_s: float) -> bool:
-    """Write results, children and the message's end at once; tell whether this commit was the first."""
+    """Write results, children and the message's end at once, unless another did: the first commit wins whole.
+
+    A late twin that wrote its rows again could bring back what a barrier has removed since (doubled ids).
+
+    Returns:
+        Whether this commit was the first.
+    """
 
     def work(connection: Connection) -> bool:
         table = schema.messages
         ended = connection.execute(update(table).where(table.c.key == message.key, table.c.done == 0).values(done=1))
-        first = ended.rowcount == 1
+        connection.execute(schema.tries.delete().where(schema.tries.c.key == message.key))
+        if ended.rowcount == 0:
+            return False
         insert_new(connection, schema.artifacts, [dataclasses.asdict(row) for row in outcome.artifacts])
         insert_new(connection, schema.actions, [dataclasses.asdict(row) for row in outcome.actions])
         if outcome.samples:
@@ -115,8 +123,7 @@ def commit(database: Database, message: Message, outcome: Outcome, *, now_s: flo
         insert_new(connection, table, [message_row(child) for child in outcome.children])
         if outcome.index is not None:
             insert_new(connection, schema.indexes, [{**dataclasses.asdict(outcome.index), "created_s": now_s}])
-        connection.execute(schema.tries.delete().where(schema.tries.c.key == message.key))
-        return first
+        return True
 
     return database.write(work)
 
@@ -136,6 +143,20 @@ def due_messages(database: Database, pipeline: str, *, count_max: int) -> list[M
             Message(key=row.key, pipeline=row.pipeline, topic=row.topic, body=row.body)
             for row in connection.execute(query.limit(count_max))
         ]
+
+    return database.read(work)
+
+
+def dues_of(database: Database, keys: Collection[str]) -> dict[str, float]:
+    """Return when each message is due that failed before [seconds since the epoch]."""
+    table = schema.tries
+
+    def work(connection: Connection) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for some in _pages(keys):
+            rows = connection.execute(select(table.c.key, table.c.due_s).where(table.c.key.in_(some)))
+            found.update((key, due_s) for key, due_s in rows)
+        return found
 
     return database.read(work)
 
@@ -241,12 +262,12 @@ def begin_try(database: Database, key: str, *, now_s: float) -> int:
 def end_try(database: Database, key: str, *, counts: bool, due_s: float, error: str) -> None:
     """Note why a try failed and when the next is due; one that the environment failed does not count."""
     table = schema.tries
-    change = table.c.count if counts else table.c.count - 1
+    change = table.c.count if counts else case((table.c.count > 0, table.c.count - 1), else_=0)
     database.write(
         lambda connection: connection.execute(
             update(table)
             .where(table.c.key == key)
-            .values(count=change, due_s=due_s, error=error[:ERROR_CHARACTERS_MAX])
+            .values(count=change, due_s=due_s, error=storable(error)[:ERROR_CHARACTERS_MAX])
         )
     )
 
@@ -281,6 +302,16 @@ def count_samples(database: Database, version_id: int) -> int:
     )
 
 
+def storable(text: str) -> str:
+    """Escape what no database takes: half surrogates, and NUL, which PostgreSQL refuses."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+def forget_try(database: Database, key: str) -> None:
+    """Drop the tries of what came to its end."""
+    database.write(lambda connection: connection.execute(schema.tries.delete().where(schema.tries.c.key == key)))
+
+
 def message_row(message: Message) -> dict[str, Any]:
     """Return a message as a row that is still due."""
     return {**dataclasses.asdict(message), "done": 0}
@@ -291,7 +322,8 @@ def _letter_rows(outcome: Outcome, now_s: float) -> list[dict[str, Any]]:
         {
             **dataclasses.asdict(letter),
             "version_id": outcome.version_id,
-            "error": letter.error[:ERROR_CHARACTERS_MAX],
+            "sample_id": storable(letter.sample_id),
+            "error": storable(letter.error)[:ERROR_CHARACTERS_MAX],
             "created_s": now_s,
         }
         for letter in outcome.dead_letters

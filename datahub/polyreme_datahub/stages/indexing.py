@@ -138,7 +138,7 @@ class Indexer:
         if tokens <= most:
             return None
         return DeadLetter(
-            key=digest_value([INDEX, encoded, most]),
+            key=digest_value([INDEX, encoded, most, row.ordinal]),
             stage=INDEX,
             ordinal=row.ordinal,
             sample_id=row.sample_id,

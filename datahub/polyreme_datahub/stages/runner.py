@@ -1,11 +1,18 @@
-"""Runs messages to their end: publishes what is due, lets workers consume it, stops at the first lost environment."""
+"""Runs messages to their end: publishes what is due, lets workers consume it, waits out what is away for a while.
+
+A failed message comes again after a delay that doubles. Errors of the environment (store, registry, or a source's
+files away) cost a message no try; a run ends with one when nothing succeeded for ``OUTAGES_MAX`` failures in a row.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 
-from polyreme_api.errors import PolyremeError
+from polyreme_api.errors import EnvironmentFailedError, PolyremeError
+from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.registry import work
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.work import StageCount
@@ -17,9 +24,14 @@ WORKERS = 2
 DUE_MAX = 256
 POLL_S = 0.2
 PUBLISH_WAIT_S = 1.0
-REDELIVERY_DELAY_S = 0.1
-FAILURES_MAX = 20
-"""Unexpected errors of one run before it gives up; each chunk has its own bound too."""
+BACKOFF_S = 0.1
+BACKOFF_MAX_S = 5.0
+DUE_WAIT_MAX_S = 30.0
+"""Longest wait for a due time that an earlier run noted: clocks may differ, and the earlier run is over."""
+OUTAGES_MAX = 8
+"""Failures of the environment in a row, over all workers, before a run ends: some 10 s, the adapters' tries apart."""
+REDELIVERIES_MAX = 6
+"""Unforeseen errors of one message in one run; from ``worker.TRIES_MAX`` on they cost single samples instead."""
 
 Do = Callable[[Message], tuple[StageCount, Sequence[Message]]]
 Counted = Callable[[Message, StageCount], None]
@@ -28,22 +40,34 @@ Counted = Callable[[Message, StageCount], None]
 class Runner:
     """Workers over an in-process bus, for one run."""
 
-    def __init__(self, database: Database, do: Do, *, counted: Counted, workers: int = WORKERS) -> None:
+    def __init__(
+        self,
+        database: Database,
+        do: Do,
+        *,
+        counted: Counted,
+        workers: int = WORKERS,
+        now_s: Callable[[], float] = time.time,  # noqa: TID251 - the shell's default
+        backoff_s: float = BACKOFF_S,
+        topics: InProcessTopics | None = None,
+    ) -> None:
         self._database = database
         self._do = do
         self._counted = counted
         self._workers = workers
-        self._topics = InProcessTopics()
-        self._children: list[Message] = []
+        self._now_s = now_s
+        self._backoff_s = backoff_s
+        self._topics = topics or InProcessTopics()
         self._failure: BaseException | None = None
-        self._failures = 0
-        self._changed = threading.Condition()
+        self._outages = 0
+        self._lock = threading.Lock()
 
     def run(self, messages: Sequence[Message]) -> None:
         """Put messages into the outbox, and do everything due of their pipelines, children included.
 
         Raises:
-            PolyremeError: The first that a worker met; what was not done is still due.
+            EnvironmentFailedError: If store, registry or sources stay away; what was not done is still due.
+            PolyremeError: The first other error that a worker met; what was not done is still due.
         """
         work.add_messages(self._database, messages)
         pipelines = sorted({message.pipeline for message in messages})
@@ -68,23 +92,16 @@ class Runner:
             due = work.due_messages(self._database, pipeline, count_max=DUE_MAX)
             if not due:
                 return
+            dues_s = work.dues_of(self._database, [message.key for message in due])
             for message in due:
-                self._publish(message)
-            self._finish()
+                wait_s = dues_s.get(message.key, 0.0) - self._now_s()
+                self._publish(message, delay_s=min(max(0.0, wait_s), DUE_WAIT_MAX_S))
+            while self._failure is None and not self._topics.wait_idle(timeout_s=POLL_S):
+                pass
 
-    def _publish(self, message: Message) -> None:
-        while self._failure is None and not self._topics.publish(message, timeout_s=PUBLISH_WAIT_S):
-            pass
-
-    def _finish(self) -> None:
-        """Publish what follows until nothing waits and nothing is on loan."""
+    def _publish(self, message: Message, *, delay_s: float) -> None:
         while self._failure is None:
-            with self._changed:
-                self._changed.wait_for(lambda: self._children or self._failure or self._topics.idle(), POLL_S)
-                children, self._children = self._children, []
-            for child in children:
-                self._publish(child)
-            if not children and self._topics.idle() and not self._children:
+            if self._topics.publish(message, timeout_s=PUBLISH_WAIT_S, delay_s=delay_s):
                 return
 
     def _consume(self, subscription: Subscription) -> None:
@@ -96,7 +113,8 @@ class Runner:
                 if not deliveries and self._topics.closed:
                     return
         except BaseException as error:  # noqa: BLE001 - handed to the caller's thread, which raises it
-            self._fail(error)
+            with self._lock:
+                self._failure = self._failure or error
         finally:
             subscription.close()
 
@@ -104,29 +122,38 @@ class Runner:
         message = delivery.message
         try:
             count, children = self._do(message)
-        except PolyremeError as error:
-            work.end_try(self._database, message.key, counts=False, due_s=0.0, error=str(error))
-            raise
-        except Exception as error:
-            with self._changed:
-                self._failures += 1
-                if self._failures > FAILURES_MAX:
-                    raise
-            work.end_try(self._database, message.key, counts=True, due_s=0.0, error=f"{type(error).__name__}: {error}")
-            subscription.negative(delivery, delay_s=REDELIVERY_DELAY_S)
+        except Exception as error:  # noqa: BLE001 - raised again by _excuse when its tries are used up
+            delay_s = self._excuse(delivery, error)
+            subscription.negative(delivery, delay_s=delay_s)
             return
+        with self._lock:
+            self._outages = 0
         self._counted(message, count)
-        with self._changed:
-            self._children += children
+        # Handed over while the bytes are still in the cache. A full topic refuses: the child then comes by the outbox.
+        for child in children:
+            self._topics.publish(child, timeout_s=0)
         subscription.acknowledge(delivery)
-        with self._changed:
-            self._changed.notify_all()
 
-    def _fail(self, error: BaseException) -> None:
-        with self._changed:
-            if self._failure is None:
-                self._failure = error
-            self._changed.notify_all()
+    def _excuse(self, delivery: Delivery, error: Exception) -> float:
+        """Note why a try failed, and return when the next one is due [seconds from now]; raise where there is none."""
+        away = isinstance(error, EnvironmentFailedError) and not isinstance(error, IndexDamagedError)
+        if isinstance(error, PolyremeError) and not away:
+            self._note(delivery.message, error, counts=False, delay_s=0.0)
+            raise error
+        with self._lock:
+            self._outages += away
+            failures = self._outages if away else delivery.redeliveries + 1
+        last = failures >= (OUTAGES_MAX if away else REDELIVERIES_MAX)
+        delay_s = 0.0 if last else min(self._backoff_s * 2 ** (failures - 1), BACKOFF_MAX_S)
+        self._note(delivery.message, error, counts=not away, delay_s=delay_s)
+        if last:
+            raise error
+        return delay_s
+
+    def _note(self, message: Message, error: Exception, *, counts: bool, delay_s: float) -> None:
+        text = str(error) if isinstance(error, PolyremeError) else f"{type(error).__name__}: {error}"
+        with contextlib.suppress(EnvironmentFailedError):
+            work.end_try(self._database, message.key, counts=counts, due_s=self._now_s() + delay_s, error=text)
 
 
 def version_of(message: Message) -> int:

@@ -37,15 +37,23 @@ class InProcessTopics:
         self._next_id = 0
         self._closed = False
 
-    def publish(self, message: Message, *, timeout_s: float) -> bool:
-        """Send a message to every group of its topic; False when one stayed full for ``timeout_s``."""
+    def publish(self, message: Message, *, timeout_s: float, delay_s: float = 0.0) -> bool:
+        """Send a message to every group of its topic, to be delivered after ``delay_s``.
+
+        Returns:
+            False when a group stayed full for ``timeout_s``; then no group got the message.
+        """
         with self._changed:
             groups = [group for (topic, _), group in self._groups.items() if topic == message.topic]
             free = self._changed.wait_for(lambda: all(self._waiting(g) < self._queue_max for g in groups), timeout_s)
             if not free:
                 return False
             for group in groups:
-                group.ready.append((message, 0))
+                if delay_s > 0:
+                    self._next_id += 1
+                    heapq.heappush(group.delayed, (self._steady_s() + delay_s, self._next_id, message, 0))
+                else:
+                    group.ready.append((message, 0))
             self._changed.notify_all()
             return True
 
@@ -58,8 +66,16 @@ class InProcessTopics:
 
     def idle(self) -> bool:
         """Tell whether no message waits or is on loan."""
-        with self._changed:
+        return self.wait_idle(timeout_s=0)
+
+    def wait_idle(self, *, timeout_s: float) -> bool:
+        """Wait until no message waits or is on loan; False when ``timeout_s`` passes before."""
+
+        def done() -> bool:
             return all(not self._waiting(group) and not group.loans for group in self._groups.values())
+
+        with self._changed:
+            return self._changed.wait_for(done, timeout_s)
 
     @property
     def closed(self) -> bool:

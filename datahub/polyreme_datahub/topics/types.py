@@ -56,8 +56,8 @@ class Subscription(Protocol):
 class Topics(Protocol):
     """A bus."""
 
-    def publish(self, message: Message, *, timeout_s: float) -> bool:
-        """Send a message; False when the topic stayed full for ``timeout_s``."""
+    def publish(self, message: Message, *, timeout_s: float, delay_s: float = 0.0) -> bool:
+        """Send a message, to be delivered after ``delay_s``; False when the topic stayed full for ``timeout_s``."""
         ...
 
     def subscribe(self, topics: Sequence[str], *, group: str) -> Subscription:

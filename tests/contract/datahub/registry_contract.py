@@ -93,7 +93,7 @@ class RegistryContract:
         assert [m.topic for m in work.due_messages(database, "p", count_max=9)] == ["compose"]
         assert work.samples_between(database, version.id, first=0, count=9)[0].record == "first"
         assert work.letters_between(database, version.id, first=0, count=9)["d"].error == "first"
-        assert set(work.places_of(database, ["first", "second"])) == {"first", "second"}
+        assert set(work.places_of(database, ["first", "second"])) == {"first"}
         database.close()
 
     def test_a_try_that_the_environment_failed_does_not_count(self, url: str) -> None:
@@ -103,6 +103,12 @@ class RegistryContract:
         assert work.begin_try(database, "k", now_s=3.0) == 1
         work.end_try(database, "k", counts=True, due_s=4.0, error="bug")
         assert work.begin_try(database, "k", now_s=5.0) == 2
+        assert work.dues_of(database, ["k", "other"]) == {"k": 4.0}
+        work.forget_try(database, "k")
+        assert work.begin_try(database, "k", now_s=6.0) == 1
+        for _ in range(3):
+            work.end_try(database, "k", counts=False, due_s=7.0, error="half \ud800 and nul \0")
+        assert work.begin_try(database, "k", now_s=8.0) == 1
         database.close()
 
     @pytest.mark.slow

@@ -2,50 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from polyreme_api.errors import EnvironmentFailedError, ExitCode
-from polyreme_api.store import ObjectInfo, ObjectStore, StoreFailedError
+from polyreme_api.store import ObjectStore, StoreFailedError
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.processing import Processing
 from polyreme_datahub.registry.engine import open_database
 from tests.unit.datahub.jobs import Home, digits, make_spec
+from tests.unit.datahub.stores import PassingStore
 
 pytestmark = pytest.mark.slow
 
 
-class FullStore:
+class FullStore(PassingStore):
     """A store whose disk is full after some writes."""
 
     def __init__(self, store: ObjectStore, *, writes: int) -> None:
-        self._store = store
+        super().__init__(store)
         self._left = writes
-
-    def get(self, key: str) -> bytes:
-        return self._store.get(key)
-
-    def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        return self._store.get_range(key, start=start, length=length)
 
     def put(self, key: str, data: bytes) -> None:
         self._spend()
-        self._store.put(key, data)
+        super().put(key, data)
 
     def put_if_absent(self, key: str, data: bytes) -> None:
         self._spend()
-        self._store.put_if_absent(key, data)
-
-    def exists(self, key: str) -> bool:
-        return self._store.exists(key)
-
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        return self._store.list(prefix)
-
-    def delete(self, key: str) -> None:
-        self._store.delete(key)
+        super().put_if_absent(key, data)
 
     def _spend(self) -> None:
         self._left -= 1
@@ -60,7 +45,7 @@ def test_a_full_disk_ends_the_run_and_the_next_run_goes_on(tmp_path: Path, write
     spec = make_spec(["two"])
     database = open_database(home.registry)
     with pytest.raises(EnvironmentFailedError) as failed:
-        Processing(database, FullStore(open_store(home.objects), writes=writes)).process(spec, job="")
+        Processing(database, FullStore(open_store(home.objects), writes=writes), backoff_s=0.001).process(spec, job="")
     assert failed.value.exit_code is ExitCode.ENVIRONMENT
     database.close()
     report = home.process(spec)

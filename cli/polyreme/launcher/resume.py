@@ -10,13 +10,12 @@ from polyreme_api.history import (
     COMMIT_MARKER,
     ResumePoint,
     attempt_key,
-    checkpoint_name,
-    choose_resume,
     claim_key,
     parse_checkpoint_name,
 )
 from polyreme_api.marker import ForeignFormatError, parse_marker
 from polyreme_api.progress import CheckpointRef
+from polyreme_api.resume import fix_resume_point
 from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore
 
 NAMED_MAX = 3
@@ -28,29 +27,44 @@ def fix_resume(store: ObjectStore, *, attempt: int, now_s: float) -> ResumePoint
 
     Raises:
         ForeignFormatError: If a checkpoint is of a format that this version does not read.
+        RefusedError: If a resume point is damaged.
         StoreFailedError: If the store stays away.
     """
-    # Before the list: a late writer of an older attempt that sees it deletes nothing that may be chosen here.
-    with contextlib.suppress(ObjectExistsError):
-        store.put_if_absent(claim_key(attempt), b"")
-    keys = {info.key: info.size_bytes for info in store.list("")}
-    points = [
-        ResumePoint.model_validate_json(store.get(key))
-        for key in keys
-        if key.startswith("attempts/") and _is_point(key)
-    ]
-    fixed = next((point for point in points if point.attempt == attempt), None)
-    if fixed is not None:
-        return fixed
-    earlier = [point for point in points if point.attempt < attempt]
-    chosen = choose_resume(_committed(store, keys), earlier)
-    name = None if chosen is None else checkpoint_name(chosen)
-    point = ResumePoint(attempt=attempt, resume_from=name, fixed_at_s=now_s)
+    return fix_resume_point(_StoreRoot(store), attempt=attempt, now_s=now_s)
+
+
+class _StoreRoot:
+    """A checkpoint root in an object store."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def claim(self, attempt: int) -> None:
+        """Create the attempt's claim, if it is absent."""
+        with contextlib.suppress(ObjectExistsError):
+            self._store.put_if_absent(claim_key(attempt), b"")
+
+    def look(self) -> tuple[list[ResumePoint], list[CheckpointRef]]:
+        """Return the points that are fixed, and the checkpoints that are committed and whole."""
+        keys = {info.key: info.size_bytes for info in self._store.list("")}
+        points = [_point(self._store, key) for key in keys if key.startswith("attempts/") and _is_point(key)]
+        return points, _committed(self._store, keys)
+
+    def put_if_absent(self, point: ResumePoint) -> ResumePoint:
+        """Create the point of its attempt, and return the one that stands there then."""
+        try:
+            self._store.put_if_absent(attempt_key(point.attempt), point.model_dump_json(by_alias=True).encode())
+        except ObjectExistsError:
+            return _point(self._store, attempt_key(point.attempt))
+        return point
+
+
+def _point(store: ObjectStore, key: str) -> ResumePoint:
     try:
-        store.put_if_absent(attempt_key(attempt), point.model_dump_json(by_alias=True).encode())
-    except ObjectExistsError:
-        return ResumePoint.model_validate_json(store.get(attempt_key(attempt)))
-    return point
+        return ResumePoint.model_validate_json(store.get(key))
+    except ValueError as error:
+        # Without it nobody knows what is history: nothing is guessed.
+        raise RefusedError(f"resume point {key} can't be read: it is damaged, or not ours") from error
 
 
 def _is_point(key: str) -> bool:

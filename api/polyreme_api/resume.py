@@ -1,0 +1,45 @@
+"""Where an attempt begins: the one procedure by which its leader fixes that, over whatever holds the checkpoint root.
+
+The launcher runs it on an object store, the simulator on its model of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from polyreme_api.history import ResumePoint, checkpoint_name, choose_resume
+from polyreme_api.progress import CheckpointRef
+
+
+class ResumeRoot(Protocol):
+    """A checkpoint root, as far as resume points go. Every call may fail, with an outcome that nobody knows."""
+
+    def claim(self, attempt: int) -> None:
+        """Create the attempt's claim, if it is absent."""
+        ...
+
+    def look(self) -> tuple[Sequence[ResumePoint], Sequence[CheckpointRef]]:
+        """Return the points that are fixed, and the checkpoints that are committed and whole."""
+        ...
+
+    def put_if_absent(self, point: ResumePoint) -> ResumePoint:
+        """Create the point of its attempt, and return the one that stands there then."""
+        ...
+
+
+def fix_resume_point(root: ResumeRoot, *, attempt: int, now_s: float) -> ResumePoint:
+    """Fix the attempt's resume point and return it: once an attempt, whoever asks and however often.
+
+    Two answers for one attempt would have ranks of one gang begin at different steps. The first choice stands, also
+    when its writer never heard that it was written.
+    """
+    # Before the look: a late writer of an older attempt that sees it deletes nothing that may be chosen here.
+    root.claim(attempt)
+    points, committed = root.look()
+    fixed = next((point for point in points if point.attempt == attempt), None)
+    if fixed is not None:
+        return fixed
+    chosen = choose_resume(committed, [point for point in points if point.attempt < attempt])
+    name = None if chosen is None else checkpoint_name(chosen)
+    return root.put_if_absent(ResumePoint(attempt=attempt, resume_from=name, fixed_at_s=now_s))

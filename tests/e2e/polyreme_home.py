@@ -133,7 +133,10 @@ class Serving:
 
     def end(self) -> Ended:
         """Wait for its end."""
-        code = self.process.wait(WAIT_S_MAX)
+        try:
+            code = self.process.wait(WAIT_S_MAX)
+        except psutil.TimeoutExpired:
+            raise AssertionError(f"the run has not ended within {WAIT_S_MAX} s\n{self.said}") from None
         return Ended(code=code, output=self._output.read_text(), said=self.said)
 
     @property

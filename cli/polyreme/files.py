@@ -8,15 +8,23 @@ from pathlib import Path
 from typing import Any
 
 
-def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Write a file so that a reader, or a crash, sees the old content or the new one."""
+def write_atomically(path: Path, text: str, *, mode: int = 0o644, durable: bool = True) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new one.
+
+    Args:
+        path: The file; its folder is made when it does not exist.
+        text: Its content.
+        mode: Its permissions.
+        durable: Whether it must survive the machine's crash, and not only a process'.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()
-        os.fsync(stream.fileno())
+        if durable:
+            os.fsync(stream.fileno())
     temporary.replace(path)
 
 

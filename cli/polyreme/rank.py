@@ -36,6 +36,8 @@ from polyreme_trainer.train.settings import (
 
 LAST_WORD_WAIT_S = 10.0
 """Longest wait for the launcher to read what is in the pipe before the last record."""
+ERROR_BYTES_MAX = 4096
+"""Longest last word: a pipe takes it whole and at once."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 _log = logging.getLogger(__name__)
@@ -44,14 +46,39 @@ _log = logging.getLogger(__name__)
 def main() -> int:
     """Train this rank; return its exit code."""
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
+    last_word = LastWord()
+    logging.getLogger().addHandler(last_word)
     try:
-        return _train(os.environ)
+        code = _train(os.environ)
     except PolyremeError as error:
         _log.error("rank ends: %s", error)
-        return int(error.exit_code)
+        code = int(error.exit_code)
     except OSError as error:
         _log.error("rank ends, the environment failed: %s", error)
-        return int(ExitCode.ENVIRONMENT)
+        code = int(ExitCode.ENVIRONMENT)
+    if code != ExitCode.OK:
+        last_word.tell(os.environ.get(names.ERROR_FD))
+    return code
+
+
+class LastWord(logging.Handler):
+    """Keeps the newest logged error, so that the launcher can say why this rank ended."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.sentence = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take an error: the exception's own words where there is one."""
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        errors = [str(argument) for argument in arguments if isinstance(argument, BaseException)]
+        self.sentence = errors[0] if errors and errors[0] else record.getMessage()
+
+    def tell(self, descriptor: str | None) -> None:
+        """Say it to the rank's parent by the pipe that it made."""
+        if descriptor and self.sentence:
+            with contextlib.suppress(OSError):
+                os.write(int(descriptor), self.sentence.encode(errors="replace")[:ERROR_BYTES_MAX])
 
 
 class PipeSink:

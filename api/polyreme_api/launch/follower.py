@@ -42,6 +42,8 @@ class RankExited:
     rank: int
     code: int | None
     signal: int | None
+    message: str = ""
+    """What it said last, if it ended by an error of its own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +169,9 @@ class FollowerMachine:
 
 
 def _on_connected(state: FollowerState, now_s: float) -> Step:
-    state = dataclasses.replace(state, connected=True, heard_at_s=now_s)
+    # A connection is no word: a leader that drops this launcher each time it comes keeps none of its ranks alive.
+    heard_at_s = now_s if state.heard_at_s is None else state.heard_at_s
+    state = dataclasses.replace(state, connected=True, heard_at_s=heard_at_s)
     return state, _joined(state)
 
 
@@ -224,7 +228,7 @@ def _on_release(state: FollowerState, release: Release) -> Step:
 def _on_exit(state: FollowerState, event: RankExited) -> Step:
     if event.attempt != state.forked_attempt or event.rank not in state.live:
         return state, ()
-    exited = Exited(attempt=event.attempt, rank=event.rank, code=event.code, signal=event.signal)
+    exited = Exited(attempt=event.attempt, rank=event.rank, code=event.code, signal=event.signal, message=event.message)
     state = dataclasses.replace(state, live=state.live - {event.rank}, exits=(*state.exits, exited))
     effects: tuple[FollowerEffect, ...] = (SendToLeader(message=exited),)
     if state.live:

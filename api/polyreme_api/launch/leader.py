@@ -1,8 +1,9 @@
 """The state machine of index 0's launcher: follows ``status.attempt``, holds the barrier, keeps the job's Lease.
 
 What it keeps whatever the order of events: an attempt is released only when every index has joined it with the right
-replacement and its resume point is fixed; never for an older attempt than the newest seen; success is said only when
-every rank of every index exited 0 and rank 0's last record said so.
+replacement, its resume point is fixed, and the Lease says so (whoever reads the Lease then knows that ranks may live);
+never for an older attempt than the newest seen; success is said only when every rank of every index exited 0 and rank
+0's last record said so.
 """
 
 from __future__ import annotations
@@ -86,11 +87,13 @@ class ResumeFixed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeRefused:
-    """The attempt can't begin at any time: what lies in the checkpoint root must not be passed over."""
+class AttemptRefused:
+    """The attempt can't begin here: its plan is another, or what lies in the checkpoint root can't be passed over."""
 
     attempt: int
     message: str
+    code: int = int(ExitCode.USAGE)
+    """Exit code by which it is told; ``ENVIRONMENT`` where another try may help."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,7 @@ LeaderEvent: TypeAlias = (
     | PeerLost
     | FromPeer
     | ResumeFixed
-    | ResumeRefused
+    | AttemptRefused
     | ProgressFromRank
     | LeaseWritten
     | LeaseLost
@@ -181,6 +184,9 @@ class LeaderState:
     resume: ResumeFixed | None = None
     fixing: bool = False
     released: bool = False
+    """Whether the barrier is passed, and the Lease shall say so."""
+    told: bool = False
+    """Whether the Lease says so, and the followers were told."""
     exits: Mapping[int, Exited] = dataclasses.field(default_factory=dict)
     """Ends of this attempt's ranks, by rank."""
     said_success: bool = False
@@ -225,7 +231,7 @@ def _dispatch(state: LeaderState, event: LeaderEvent, now_s: float) -> Step:
             return _on_peer(state, event)
         case ResumeFixed():
             return _on_resume(state, event)
-        case ResumeRefused():
+        case AttemptRefused():
             return _on_refused(state, event)
         case ProgressFromRank(record=record):
             return _on_progress(state, record), ()
@@ -251,6 +257,9 @@ def _on_job(state: LeaderState, attempt: AttemptView) -> Step:
     known = state.attempt
     if known is not None and attempt.number < known.number:
         return state, ()
+    if known is None and state.record is not None and attempt.number <= state.record.attempt:
+        # This one was refused already.
+        return state, ()
     if known is not None and attempt.number == known.number:
         state = dataclasses.replace(state, attempt=attempt)
         if (known.run, known.checkpoint_requested) == (attempt.run, attempt.checkpoint_requested):
@@ -266,8 +275,14 @@ def _on_job(state: LeaderState, attempt: AttemptView) -> Step:
         renewed_at_s=state.renewed_at_s,
         beat_at_s=state.beat_at_s,
     )
-    drops = tuple(DropPeer(index=index, replacement=number) for index, number in old.items())
+    drops = tuple(effect for index, number in old.items() for effect in _let_go(attempt, index, number))
     return _settle(state, (*drops, *(SendTo(index=index, message=_directive(attempt, index)) for index in state.peers)))
+
+
+def _let_go(attempt: AttemptView, index: int, replacement: int) -> tuple[LeaderEffect, ...]:
+    """Close the connection of a pod of the past; one whose place is gone for good has nothing left to do."""
+    drop = DropPeer(index=index, replacement=replacement)
+    return (drop,) if index < attempt.replicas else (SendTo(index=index, message=Finish(code=0)), drop)
 
 
 def _directive(attempt: AttemptView, index: int) -> Directive:
@@ -283,9 +298,13 @@ def _directive(attempt: AttemptView, index: int) -> Directive:
 
 def _on_connected(state: LeaderState, event: PeerConnected) -> Step:
     attempt = state.attempt
-    late = attempt is not None and event.replacement < attempt.replacement(event.index)
-    if late or event.replacement < state.peers.get(event.index, 0):
-        return state, (DropPeer(index=event.index, replacement=event.replacement),)
+    drop = DropPeer(index=event.index, replacement=event.replacement)
+    if event.replacement < state.peers.get(event.index, 0):
+        return state, (drop,)
+    if attempt is not None and event.replacement < attempt.replacement(event.index):
+        # Told that another pod has its place, it ends its ranks at once and not when silence does it.
+        fence = SendTo(index=event.index, message=_directive(attempt, event.index))
+        return state, (drop,) if event.index in state.peers else (fence, drop)
     peers = {**state.peers, event.index: event.replacement}
     # A new connection of an index says anew where it stands; until then it has not joined.
     joined = state.joined if state.released else state.joined - {event.index}
@@ -320,7 +339,7 @@ def _on_joined(state: LeaderState, attempt: AttemptView, joined: Joined) -> Step
     if joined.replacement != attempt.replacement(joined.index) or joined.index >= attempt.replicas:
         return state, ()
     if state.released:
-        if joined.forked or state.resume is None:
+        if joined.forked or not state.told or state.resume is None:
             return state, ()
         # The connection broke between release and fork: the ranks of this index still wait for it.
         return state, (SendTo(index=joined.index, message=_release(state.resume)),)
@@ -340,15 +359,27 @@ def _on_resume(state: LeaderState, event: ResumeFixed) -> Step:
     return _settle(dataclasses.replace(state, resume=event, fixing=False), ())
 
 
-def _on_refused(state: LeaderState, event: ResumeRefused) -> Step:
-    """Say it as rank 0's exit for a wrong configuration: no restart mends it."""
-    attempt, record = state.attempt, state.record
-    if attempt is None or record is None or attempt.number != event.attempt or state.released:
+def _on_refused(state: LeaderState, event: AttemptRefused) -> Step:
+    """Say it as rank 0's exit, which the operator judges by its code."""
+    known = 0 if state.record is None else state.record.attempt
+    if event.attempt < known or (event.attempt == known and (state.released or state.attempt is None)):
         return state, ()
-    refused = Exited(attempt=event.attempt, rank=0, code=int(ExitCode.USAGE), signal=None)
-    record = record.model_copy(update={"message": event.message[:MESSAGE_CHARACTERS_MAX]})
-    state = dataclasses.replace(state, exits={0: refused})
-    return dataclasses.replace(state, record=_concluded(state, attempt, record)), ()
+    record = ProgressRecord(
+        attempt=event.attempt,
+        replacement=state.replacement,
+        exits=(RankExit(rank=0, code=event.code),),
+        outcome=Outcome.FAILED,
+        message=event.message[:MESSAGE_CHARACTERS_MAX],
+    )
+    # No attempt is followed until the next one: nothing of this one may be joined, fixed or released.
+    refused = LeaderState(
+        replacement=state.replacement,
+        peers=state.peers,
+        record=record,
+        renewed_at_s=state.renewed_at_s,
+        beat_at_s=state.beat_at_s,
+    )
+    return refused, ()
 
 
 def _on_exited(state: LeaderState, exited: Exited) -> Step:
@@ -359,7 +390,7 @@ def _on_exited(state: LeaderState, exited: Exited) -> Step:
 
 
 def _settle(state: LeaderState, effects: tuple[LeaderEffect, ...]) -> Step:
-    """Do what has become due: fix the resume point, release, say how the attempt ended."""
+    """Do what has become due: fix the resume point, pass the barrier, say how the attempt ended."""
     attempt, record = state.attempt, state.record
     if attempt is None or record is None:
         return state, effects
@@ -368,8 +399,7 @@ def _settle(state: LeaderState, effects: tuple[LeaderEffect, ...]) -> Step:
         return dataclasses.replace(state, record=_concluded(state, attempt, record)), effects
     if (resume := state.resume) is not None:
         record = record.model_copy(update={"released": True, "resumed_from_step": resume.step})
-        released = dataclasses.replace(state, released=True, record=record)
-        return released, (*effects, Broadcast(message=_release(resume)))
+        return dataclasses.replace(state, released=True, record=record), effects
     if state.fixing:
         return state, effects
     return dataclasses.replace(state, fixing=True), (*effects, FixResume(attempt=attempt.number))
@@ -386,17 +416,17 @@ def _release(resume: ResumeFixed) -> Release:
 
 def _concluded(state: LeaderState, attempt: AttemptView, record: ProgressRecord) -> ProgressRecord:
     """Put the exits that tell something, and the outcome once there is one, on the record."""
-    failed = tuple(
-        RankExit(rank=exited.rank, code=exited.code, signal=exited.signal)
-        for exited in state.exits.values()
-        if _tells(exited, attempt)
-    )[:EXITS_MAX]
-    changes: dict[str, object] = {} if failed == record.exits else {"exits": failed}
+    telling = [exited for exited in state.exits.values() if _tells(exited, attempt)][:EXITS_MAX]
+    failed = tuple(RankExit(rank=exited.rank, code=exited.code, signal=exited.signal) for exited in telling)
+    changes: dict[str, object] = {}
+    if failed != record.exits:
+        # The first end tells the cause; what the others say is mostly that they lost the first.
+        changes = {"exits": failed, "message": telling[0].message[:MESSAGE_CHARACTERS_MAX] if telling else ""}
     ended = len(state.exits) == attempt.replicas * attempt.devices
     all_zero = ended and all(exited.code == 0 for exited in state.exits.values())
     if all_zero and state.said_success:
         changes |= {"outcome": Outcome.SUCCEEDED, "phase": RankPhase.DONE}
-    elif not attempt.run and (ended or not state.released):
+    elif not attempt.run and (ended or not state.told):
         changes["outcome"] = Outcome.STOPPED
     elif all_zero and record.outcome is None:
         message = "every rank exited 0, but rank 0's last record does not say that the run succeeded"
@@ -418,6 +448,9 @@ def _on_progress(state: LeaderState, record: ProgressRecord) -> LeaderState:
     if state.record is None or record.attempt != state.record.attempt or state.record.outcome is not None:
         return state
     update = {name: getattr(record, name) for name in _FROM_RANK}
+    if state.record.exits:
+        # What is said of a failure is not overwritten by a rank that has not noticed it yet.
+        update["message"] = state.record.message
     # A checkpoint once durable stays so, also when a record does not repeat it.
     update["checkpoint"] = record.checkpoint or state.record.checkpoint
     merged = state.record.model_copy(update=update)
@@ -427,9 +460,13 @@ def _on_progress(state: LeaderState, record: ProgressRecord) -> LeaderState:
 
 def _on_written(state: LeaderState, record: ProgressRecord) -> Step:
     attempt = state.attempt
-    if attempt is None or record.attempt != attempt.number or record.outcome is not Outcome.SUCCEEDED:
+    if attempt is None or record.attempt != attempt.number:
         return state, ()
-    return _finish(state, 0)
+    if record.outcome is Outcome.SUCCEEDED:
+        return _finish(state, 0)
+    if not (record.released and attempt.run) or state.told or state.resume is None:
+        return state, ()
+    return dataclasses.replace(state, told=True), (Broadcast(message=_release(state.resume)),)
 
 
 def _finish(state: LeaderState, code: int) -> Step:

@@ -72,6 +72,8 @@ class Exited:
     rank: int
     code: int | None
     signal: int | None
+    message: str = ""
+    """What the rank said last, if it ended by an error of its own."""
 
 
 Message: TypeAlias = Directive | Release | Finish | Beat | Joined | Exited

@@ -102,7 +102,7 @@ class ApiClient:
                     if event["type"] == "DELETED":
                         raise NotFoundError(f"job {self._namespace}/{name} was deleted")
                     yield event["object"]
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (OSError, aiohttp.ClientError, ValueError) as error:
             raise ApiAwayError(f"watch broke: {type(error).__name__}") from error
 
     async def lease(self, name: str) -> dict[str, Any]:
@@ -130,16 +130,16 @@ class ApiClient:
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         assert self._session is not None
-        headers = self._headers()
-        if body is not None:
-            headers["Content-Type"] = "application/merge-patch+json" if method == "PATCH" else "application/json"
         data = None if body is None else json.dumps(body).encode()
         try:
+            headers = self._headers()
+            if body is not None:
+                headers["Content-Type"] = "application/merge-patch+json" if method == "PATCH" else "application/json"
             async with self._session.request(method, f"{self._url}{path}", data=data, headers=headers) as response:
                 await _check(response, method, path)
                 answer: dict[str, Any] = await response.json()
                 return answer
-        except (TimeoutError, aiohttp.ClientError, ValueError) as error:
+        except (OSError, aiohttp.ClientError, ValueError) as error:
             raise ApiAwayError(f"{method} {path} got no answer: {type(error).__name__}") from error
 
 

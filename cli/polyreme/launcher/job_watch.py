@@ -11,18 +11,32 @@ from polyreme.launcher.api_client import ApiAwayError, ApiClient, ApiGoneError, 
 from polyreme_api.clock import Clock
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.launch.leader import AttemptView
+from polyreme_api.launch.messages import LINE_BYTES_MAX
 
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
+HEADROOM_BYTES = 4096
+"""What a directive's other fields may take of its line."""
 
 
 async def watch_attempts(
-    api: ApiClient, *, job: str, uid: str, clock: Clock, on_attempt: Callable[[AttemptView], None]
+    api: ApiClient,
+    *,
+    job: str,
+    uid: str,
+    clock: Clock,
+    on_attempt: Callable[[AttemptView], None],
+    on_refused: Callable[[int, str], None],
 ) -> None:
-    """Call ``on_attempt`` for every new state of ``status.attempt``; returns when the job is gone.
+    """Follow ``status.attempt``; returns when the job is gone.
 
-    Raises:
-        InvalidConfigError: If spec and plan do not fit together.
+    Args:
+        api: Client.
+        job: Name of the job.
+        uid: Its UID.
+        clock: Clock.
+        on_attempt: Called for every new state.
+        on_refused: Called with number and reason of an attempt that this launcher can't run.
     """
     delay_s = RETRY_FIRST_S
     seen: dict[str, Any] | None = None
@@ -32,7 +46,13 @@ async def watch_attempts(
         attempt = (manifest.get("status") or {}).get("attempt")
         if attempt and attempt != seen:
             seen = attempt
-            on_attempt(attempt_view(manifest))
+            try:
+                view = attempt_view(manifest)
+            except InvalidConfigError as error:
+                print(f"attempt is refused: {error}", file=sys.stderr)
+                on_refused(int(attempt["number"]), str(error))
+            else:
+                on_attempt(view)
 
     while True:
         try:
@@ -57,14 +77,24 @@ def attempt_view(manifest: dict[str, Any]) -> AttemptView:
     """Read ``status.attempt``, and make the plan that it names.
 
     Raises:
-        InvalidConfigError: If this launcher's plan for the spec is another than the operator's.
+        InvalidConfigError: If this launcher's plan for the spec is another than the operator's, or job and plan can't
+            be read or are too long to be told.
     """
+    from pydantic import ValidationError
+
     from polyreme_api.job.spec import TrainingJobSpec
     from polyreme_api.job.status import AttemptStatus
     from polyreme_api.plan.plan import plan_for
 
-    attempt = AttemptStatus.model_validate(manifest["status"]["attempt"])
-    spec = TrainingJobSpec.model_validate(manifest["spec"])
+    try:
+        attempt = AttemptStatus.model_validate(manifest["status"]["attempt"])
+        spec = TrainingJobSpec.model_validate(manifest["spec"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InvalidConfigError(
+            f"job is of another version than this launcher: {first['msg']}", field=where
+        ) from error
     plan = plan_for(spec, replicas=None if attempt.replicas == spec.workers.replicas else attempt.replicas)
     if plan.hash != attempt.plan_hash:
         raise InvalidConfigError(
@@ -74,6 +104,10 @@ def attempt_view(manifest: dict[str, Any]) -> AttemptView:
         )
     job = {key: manifest[key] for key in ("apiVersion", "kind", "spec")}
     job["metadata"] = {key: manifest["metadata"].get(key) for key in ("name", "namespace", "uid")}
+    job_json, plan_json = json.dumps(job), plan.to_json()
+    if (size := len(json.dumps([job_json, plan_json]))) > LINE_BYTES_MAX - HEADROOM_BYTES:
+        most = LINE_BYTES_MAX - HEADROOM_BYTES
+        raise InvalidConfigError(f"job and plan are too long to be told: {size} bytes, rule {most}", field="spec")
     return AttemptView(
         number=attempt.number,
         run=attempt.desired == "Run",
@@ -81,6 +115,6 @@ def attempt_view(manifest: dict[str, Any]) -> AttemptView:
         replicas=attempt.replicas,
         devices=attempt.devices,
         replacements={entry.index: entry.replacement for entry in attempt.replacements},
-        job_json=json.dumps(job),
-        plan_json=plan.to_json(),
+        job_json=job_json,
+        plan_json=plan_json,
     )

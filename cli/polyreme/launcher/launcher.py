@@ -11,10 +11,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from polyreme.files import write_atomically
 from polyreme.launcher.leading import Leading
 from polyreme.launcher.peers import FollowerLink
 from polyreme.launcher.progress_pipe import ProgressPipe
 from polyreme.launcher.ranks import RankParent
+from polyreme.launcher.words import short_sentence
 from polyreme_api import environment as names
 from polyreme_api.clock import Clock
 from polyreme_api.environment import PodEnvironment, RankEnvironment
@@ -46,6 +48,7 @@ class Launcher:
         self._pod = PodEnvironment.parse(environment)
         self._secret = Path(self._pod.secret_file).read_bytes()
         self._directory = Path(self._pod.pod_directory)
+        self._job_file, self._plan_file = self._directory / "job.json", self._directory / "plan.json"
         self._state = machine.FollowerState(
             index=self._pod.index, replacement=self._pod.replacement, devices=self._pod.devices
         )
@@ -113,15 +116,16 @@ class Launcher:
     def _on_message(self, message: Message) -> None:
         self._feed(machine.FromLeader(message=message))
 
-    def _on_rank_exit(self, attempt: int, rank: int, code: int | None, number: int | None) -> None:
+    def _on_rank_exit(self, attempt: int, rank: int, code: int | None, number: int | None, said: str) -> None:
         if rank == 0 and self._pipe is not None:
             # What it said last counts before that it ended.
             self._pipe.drain()
             self._pipe.close()
             self._pipe = None
         how = f"signal {number}" if code is None else f"code {code}"
-        print(f"rank {rank} of attempt {attempt} ended: {how}", file=sys.stderr)
-        self._feed(machine.RankExited(attempt=attempt, rank=rank, code=code, signal=number))
+        message = short_sentence(said)
+        print(f"rank {rank} of attempt {attempt} ended: {how}{': ' if message else ''}{message}", file=sys.stderr)
+        self._feed(machine.RankExited(attempt=attempt, rank=rank, code=code, signal=number, message=message))
 
     def _feed(self, event: machine.FollowerEvent) -> None:
         self._state, effects = machine.FollowerMachine.step(self._state, event, self._clock.steady_s())
@@ -145,38 +149,50 @@ class Launcher:
                 self._end(code)
 
     def _fork(self, effect: machine.ForkRanks) -> None:
+        """Fork the ranks; one that can't be is one that the machine failed, so that somebody hears of it."""
+        attempt, begun = effect.directive.attempt, 0
+        try:
+            write_atomically(self._job_file, effect.directive.job_json, durable=False)
+            write_atomically(self._plan_file, effect.directive.plan_json, durable=False)
+            for rank in self._state.ranks:
+                self._fork_rank(effect, rank)
+                begun += 1
+        except OSError as error:
+            message = f"rank can't be started: {error}"
+            for rank in self._state.ranks[begun:]:
+                asyncio.get_running_loop().call_soon(
+                    self._on_rank_exit, attempt, rank, int(ExitCode.ENVIRONMENT), None, message
+                )
+
+    def _fork_rank(self, effect: machine.ForkRanks, rank: int) -> None:
         directive, release = effect.directive, effect.release
-        job_file, plan_file = self._directory / "job.json", self._directory / "plan.json"
-        _write(job_file, directive.job_json)
-        _write(plan_file, directive.plan_json)
-        for local, rank in enumerate(self._state.ranks):
-            described = RankEnvironment(
-                rank=rank,
-                local_rank=local,
-                world_size=self._pod.replicas * self._pod.devices,
-                attempt=directive.attempt,
-                master_address=release.master_address,
-                master_port=release.master_port,
-                master_fd=None,
-                progress_fd=None,
-                job_file=str(job_file),
-                plan_file=str(plan_file),
-                checkpoint_url=self._pod.checkpoint_url,
-                resume_from=release.resume_from,
-            )
-            own = {name: value for name, value in self._environment.items() if name not in _NOT_FOR_RANKS}
-            variables = {**own, **described.render(), "OMP_NUM_THREADS": "1"}
-            if release.master_address.startswith("127."):
-                variables["GLOO_SOCKET_IFNAME"] = "lo"
-            self._ranks.fork(
-                attempt=directive.attempt,
-                rank=rank,
-                environment=variables,
-                log=self._directory / f"rank-{rank}.a{directive.attempt}.log",
-                descriptors=self._descriptors(rank),
-            )
-            if rank == 0 and self._pipe is not None:
-                self._pipe.handed_over()
+        described = RankEnvironment(
+            rank=rank,
+            local_rank=rank - self._state.ranks.start,
+            world_size=self._pod.replicas * self._pod.devices,
+            attempt=directive.attempt,
+            master_address=release.master_address,
+            master_port=release.master_port,
+            master_fd=None,
+            progress_fd=None,
+            job_file=str(self._job_file),
+            plan_file=str(self._plan_file),
+            checkpoint_url=self._pod.checkpoint_url,
+            resume_from=release.resume_from,
+        )
+        own = {name: value for name, value in self._environment.items() if name not in _NOT_FOR_RANKS}
+        variables = {**own, **described.render(), "OMP_NUM_THREADS": "1"}
+        if release.master_address.startswith("127."):
+            variables["GLOO_SOCKET_IFNAME"] = "lo"
+        self._ranks.fork(
+            attempt=directive.attempt,
+            rank=rank,
+            environment=variables,
+            log=self._directory / f"rank-{rank}.a{directive.attempt}.log",
+            descriptors=self._descriptors(rank),
+        )
+        if rank == 0 and self._pipe is not None:
+            self._pipe.handed_over()
 
     def _descriptors(self, rank: int) -> dict[str, int]:
         if rank != 0 or self._leading is None or self._leading.master is None:
@@ -190,7 +206,8 @@ class Launcher:
         """Say which process is which, for people and for tests that hurt one."""
         ranks = {str(rank): pid for rank, pid in sorted(self._ranks.pids.items())}
         processes = {"launcher": os.getpid(), "zygote": self._ranks.zygote_pid, "ranks": ranks}
-        _write(self._directory / PROCESSES_FILE, json.dumps(processes))
+        with contextlib.suppress(OSError):
+            write_atomically(self._directory / PROCESSES_FILE, json.dumps(processes), durable=False)
 
     def _end_with_host(self) -> None:
         """End at once when the kubelet's end of the pipe closes: where no kernel kills orphans, this does."""
@@ -212,9 +229,3 @@ class Launcher:
     def _end(self, code: int) -> None:
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(code)
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)

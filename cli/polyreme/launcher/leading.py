@@ -12,18 +12,24 @@ from pathlib import Path
 from polyreme.launcher.api_client import ApiClient
 from polyreme.launcher.job_watch import watch_attempts
 from polyreme.launcher.lease import LeaseKeeper
-from polyreme.launcher.peers import LeaderServer
+from polyreme.launcher.peers import BACKLOG, LeaderServer
 from polyreme.launcher.resume import fix_resume
+from polyreme.launcher.words import short_sentence
 from polyreme_api import environment as names
 from polyreme_api.clock import Clock
 from polyreme_api.environment import PodEnvironment
-from polyreme_api.errors import EnvironmentFailedError, PolyremeError, RefusedError
+from polyreme_api.errors import (
+    EnvironmentFailedError,
+    ExitCode,
+    InvalidConfigError,
+    PolyremeError,
+    RefusedError,
+)
 from polyreme_api.history import ResumePoint
 from polyreme_api.launch import leader as machine
 from polyreme_api.launch.follower import Tick
 from polyreme_api.launch.messages import Message
 
-BACKLOG = 512
 RESUME_TRIES_MAX = 5
 RESUME_RETRY_S = 1.0
 FLUSH_S = 2.0
@@ -147,6 +153,7 @@ class Leading:
                 uid=self._pod.job_uid,
                 clock=self._clock,
                 on_attempt=lambda attempt: self.feed(machine.JobChanged(attempt=attempt)),
+                on_refused=lambda number, why: self.feed(machine.AttemptRefused(attempt=number, message=why)),
             )
         except PolyremeError as error:
             self._on_fail(error)
@@ -155,7 +162,11 @@ class Leading:
         point = await self._resume_point(attempt)
         if point is None:
             return
-        address, port = self._listen_for_ranks()
+        try:
+            address, port = self._listen_for_ranks()
+        except OSError as error:
+            self._refuse(attempt, f"rendezvous can't listen: {error.strerror}", ExitCode.ENVIRONMENT)
+            return
         self.feed(
             machine.ResumeFixed(
                 attempt=attempt,
@@ -169,18 +180,24 @@ class Leading:
     async def _resume_point(self, attempt: int) -> ResumePoint | None:
         from polyreme_datahub.objects import open_store
 
+        last = ""
         for _ in range(RESUME_TRIES_MAX):
             try:
                 store, now_s = open_store(self._pod.checkpoint_url), self._clock.now_s()
                 return await asyncio.to_thread(fix_resume, store, attempt=attempt, now_s=now_s)
-            except RefusedError as error:
-                self.feed(machine.ResumeRefused(attempt=attempt, message=str(error)))
+            except (RefusedError, InvalidConfigError) as error:
+                self._refuse(attempt, str(error), ExitCode.USAGE)
                 return None
-            except PolyremeError as error:
-                print(f"resume point of attempt {attempt} is not fixed: {error}", file=sys.stderr)
+            except (PolyremeError, OSError) as error:
+                last = str(error)
+                print(f"resume point of attempt {attempt} is not fixed: {last}", file=sys.stderr)
                 await self._clock.sleep(RESUME_RETRY_S)
-        self._on_fail(EnvironmentFailedError(f"checkpoint root failed {RESUME_TRIES_MAX} times"))
+        self._refuse(attempt, f"checkpoint root failed {RESUME_TRIES_MAX} times: {last}", ExitCode.ENVIRONMENT)
         return None
+
+    def _refuse(self, attempt: int, why: str, code: ExitCode) -> None:
+        print(f"attempt {attempt} is refused: {why}", file=sys.stderr)
+        self.feed(machine.AttemptRefused(attempt=attempt, message=short_sentence(why), code=int(code)))
 
     def _listen_for_ranks(self) -> tuple[str, int]:
         """Make the rendezvous' listening socket here, so that no other process can have its port."""

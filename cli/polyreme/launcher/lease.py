@@ -17,6 +17,8 @@ from polyreme_api.times import rfc3339
 LEASE_S = 15
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
+CONFLICTS_MAX = 16
+"""Writes of other hands that one write gives way to before it waits."""
 
 
 class LeaseKeeper:
@@ -79,7 +81,7 @@ class LeaseKeeper:
                 continue
             try:
                 written = await self._write(record)
-            except (ApiAwayError, ApiRefusedError):
+            except (ApiAwayError, ApiRefusedError, NotFoundError):
                 # The API may stay away for long; training goes on without it.
                 self._put_back(record)
                 self._version = None
@@ -102,7 +104,7 @@ class LeaseKeeper:
 
     async def _write(self, record: ProgressRecord) -> bool:
         """Write one record; False when a newer one of another writer stands there."""
-        while True:
+        for _ in range(CONFLICTS_MAX):
             try:
                 if self._version is None:
                     lease = await self._api.lease(self._name)
@@ -124,6 +126,7 @@ class LeaseKeeper:
                 continue
             self._version = result["metadata"]["resourceVersion"]
             return True
+        raise ApiAwayError(f"Lease {self._name} changed {CONFLICTS_MAX} times under one write")
 
     def _content(self, record: ProgressRecord) -> dict[str, Any]:
         now_s = self._clock.now_s()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from polyreme_api.clock import Clock
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.launch.follower import LEADER_SILENCE_MAX_S
 from polyreme_api.launch.handshake import (
     GREETING_BYTES_MAX,
     NONCE_BYTES,
@@ -27,6 +28,8 @@ from polyreme_api.launch.messages import LINE_BYTES_MAX, Message, decode, encode
 GREETING_S = 5.0
 """Longest greeting; who takes longer is no launcher of ours."""
 CLOSE_S = 1.0
+BACKLOG = 512
+"""Connections that may wait to be accepted: a whole gang comes at once."""
 GREETINGS_MAX = 256
 """Connections that may be greeting at a time."""
 RECONNECT_FIRST_S = 0.05
@@ -68,7 +71,7 @@ class LeaderServer:
 
     async def start(self, listener: socket.socket) -> None:
         """Accept on a bound socket."""
-        self._server = await asyncio.start_server(self._accept, sock=listener, limit=LINE_BYTES_MAX)
+        self._server = await asyncio.start_server(self._accept, sock=listener, limit=LINE_BYTES_MAX, backlog=BACKLOG)
 
     async def close(self) -> None:
         """Stop accepting and close every connection."""
@@ -115,7 +118,7 @@ class LeaderServer:
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello | None:
         nonce = secrets.token_hex(NONCE_BYTES)
         writer.write(json.dumps({"nonce": nonce}).encode() + b"\n")
-        line = await reader.readline()
+        line = await reader.readuntil(b"\n")
         if len(line) > GREETING_BYTES_MAX:
             return None
         hello = decode_hello(line)
@@ -161,6 +164,7 @@ class FollowerLink:
         on_connected: Called when the leader has proved itself.
         on_lost: Called when the connection breaks.
         on_message: Called for every message.
+        silence_max_s: A connection on which nothing is heard for so long is given up.
     """
 
     def __init__(
@@ -175,7 +179,9 @@ class FollowerLink:
         on_connected: Callable[[], None],
         on_lost: Callable[[], None],
         on_message: Callable[[Message], None],
+        silence_max_s: float = LEADER_SILENCE_MAX_S,
     ) -> None:
+        self._silence_max_s = silence_max_s
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
         self._job_uid, self._index, self._replacement, self._secret = job_uid, index, replacement, secret
@@ -193,14 +199,15 @@ class FollowerLink:
         delay_s = RECONNECT_FIRST_S
         while True:
             if await self._connect():
+                # Only a leader that says something is one to hurry back to: one that drops us has no place for us.
                 delay_s = RECONNECT_FIRST_S
             await self._clock.sleep(delay_s)
             delay_s = min(2 * delay_s, RECONNECT_MAX_S)
 
     async def _connect(self) -> bool:
-        """Hold one connection; tell whether the leader proved itself on it."""
+        """Hold one connection until it breaks or falls silent; tell whether the leader said something on it."""
         writer: asyncio.StreamWriter | None = None
-        proven = False
+        proven = heard = False
         try:
             async with asyncio.timeout(GREETING_S):
                 reader, writer = await asyncio.open_connection(self._host, self._port, limit=LINE_BYTES_MAX)
@@ -209,22 +216,29 @@ class FollowerLink:
                 return False
             self._writer = writer
             self._on_connected()
-            while line := await reader.readuntil(b"\n"):
+            while line := await self._next_line(reader):
+                heard = True
                 self._on_message(decode(line))
         except _Broken:
             pass
         finally:
             self._writer = None
             if writer is not None:
-                writer.close()
+                # Not only closed: a frozen leader would never take what is still unsent.
+                writer.transport.abort()
                 with contextlib.suppress(*_Broken):
                     await writer.wait_closed()
             if proven:
                 self._on_lost()
-        return proven
+        return heard
+
+    async def _next_line(self, reader: asyncio.StreamReader) -> bytes:
+        # The end of a leader that is frozen, or whose node is lost, never comes by the connection itself.
+        async with asyncio.timeout(self._silence_max_s):
+            return await reader.readuntil(b"\n")
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        leader_nonce, nonce = str(_field(await reader.readline(), "nonce")), secrets.token_hex(NONCE_BYTES)
+        leader_nonce, nonce = str(_field(await reader.readuntil(b"\n"), "nonce")), secrets.token_hex(NONCE_BYTES)
         proof = follower_proof(
             self._secret,
             job_uid=self._job_uid,
@@ -235,9 +249,9 @@ class FollowerLink:
         )
         hello = Hello(job_uid=self._job_uid, index=self._index, replacement=self._replacement, nonce=nonce, proof=proof)
         writer.write(encode_hello(hello))
-        answer = str(_field(await reader.readline(), "proof"))
+        answer = str(_field(await reader.readuntil(b"\n"), "proof"))
         expected = leader_proof(self._secret, job_uid=self._job_uid, leader_nonce=leader_nonce, follower_nonce=nonce)
-        return hmac.compare_digest(answer.encode(), expected.encode())
+        return hmac.compare_digest(answer.encode(errors="replace"), expected.encode())
 
 
 def _field(line: bytes, name: str) -> object:
@@ -245,5 +259,5 @@ def _field(line: bytes, name: str) -> object:
         raise InvalidConfigError("leader's greeting is too long or missing")
     try:
         return json.loads(line)[name]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidConfigError(f"leader's greeting has no {name}") from error

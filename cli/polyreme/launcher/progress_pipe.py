@@ -26,11 +26,14 @@ class ProgressPipe:
         os.set_blocking(self._read, False)
         self._rest = b""
         self._open = True
+        self._handed_over = False
         asyncio.get_running_loop().add_reader(self._read, self.drain)
 
     def handed_over(self) -> None:
         """Close our copy of the write end: the rank has its own now, and its end is the pipe's."""
-        os.close(self.write_descriptor)
+        if not self._handed_over:
+            self._handed_over = True
+            os.close(self.write_descriptor)
 
     def drain(self) -> None:
         """Take everything that has been written so far."""
@@ -54,6 +57,7 @@ class ProgressPipe:
             self._open = False
             asyncio.get_running_loop().remove_reader(self._read)
             os.close(self._read)
+            self.handed_over()
 
     def _take(self, line: bytes) -> None:
         try:

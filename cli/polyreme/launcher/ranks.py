@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,11 @@ KILL_WAIT_S = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.005
 
-OnExit = Callable[[int, int, int | None, int | None], None]
-"""Called with attempt, rank, code, signal."""
+OUTBOX_MAX = 4096
+"""Commands that may wait for a zygote that warms; ranks of a pod are far fewer."""
+
+OnExit = Callable[[int, int, int | None, int | None, str], None]
+"""Called with attempt, rank, code, signal, last word."""
 
 
 class RankParent:
@@ -61,7 +65,11 @@ class RankParent:
         self._socket: socket.socket | None = None
         self._live: dict[tuple[int, int], int | None] = {}
         """Pid by (attempt, rank), None until the zygote has forked it."""
+        self._outbox: deque[tuple[bytes, list[int]]] = deque()
+        """Commands that the socket did not take yet, with descriptors of their own."""
         self._deaths = 0
+        self._complaint = ""
+        """Why the newest zygote ended, if it said so."""
         self._closing = False
         self._warm = False
         self._burial: asyncio.Task[None] | None = None
@@ -102,7 +110,6 @@ class RankParent:
             log: File that its output is appended to.
             descriptors: Descriptors that it gets, by the variable that tells it their numbers.
         """
-        self._live[attempt, rank] = None
         self._say(
             {
                 "type": "fork",
@@ -114,6 +121,7 @@ class RankParent:
             },
             list(descriptors.values()),
         )
+        self._live[attempt, rank] = None
 
     def kill(self) -> None:
         """Kill every rank; a zygote that does not answer in time is killed itself, and they with it."""
@@ -133,23 +141,40 @@ class RankParent:
         if self._process is None:
             return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(_reap_all(), END_WAIT_S)
+            await asyncio.wait_for(_reap_all(kill=False), END_WAIT_S)
         self._kill_all()
-        await _reap_all()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(_reap_all(kill=True), END_WAIT_S)
 
     def _say(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
         if self._socket is None:
             return
-        rights = array.array("i", descriptors or [])
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
-        try:
-            self._socket.sendmsg([json.dumps(message).encode()], ancillary)
-        except (BrokenPipeError, ConnectionResetError):
-            # A dead zygote is noticed by the end of its socket.
-            return
-        except BlockingIOError:
-            # Commands pile up only when the zygote hangs while it warms: a new one is the way on.
+        if len(self._outbox) >= OUTBOX_MAX:
+            # Only a zygote that hangs lets so many pile up: a new one is the way on.
             self._kill_all()
+            return
+        # Copies, since the caller closes its own while these may have to wait.
+        self._outbox.append((json.dumps(message).encode(), [os.dup(descriptor) for descriptor in descriptors or []]))
+        self._send_outbox()
+
+    def _send_outbox(self) -> None:
+        """Send what the socket takes; the rest when it takes more."""
+        while self._outbox and self._socket is not None:
+            data, descriptors = self._outbox[0]
+            rights = array.array("i", descriptors)
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
+            try:
+                self._socket.sendmsg([data], ancillary)
+            except BlockingIOError:
+                asyncio.get_running_loop().add_writer(self._socket, self._send_outbox)
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                # A dead zygote is noticed by the end of its socket.
+                return
+            self._outbox.popleft()
+            _close(descriptors)
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_writer(self._socket)
 
     def _on_readable(self) -> None:
         while self._socket is not None:
@@ -174,12 +199,14 @@ class RankParent:
             self.pids[message["rank"]] = message["pid"]
             self._on_forked()
         elif message["type"] == "exited":
-            self._end(message["attempt"], message["rank"], message["code"], message["signal"])
+            self._end(message["attempt"], message["rank"], message["code"], message["signal"], message["message"])
+        elif message["type"] == "failed":
+            self._complaint = message["message"]
 
-    def _end(self, attempt: int, rank: int, code: int | None, number: int | None) -> None:
+    def _end(self, attempt: int, rank: int, code: int | None, number: int | None, message: str) -> None:
         if (attempt, rank) in self._live:
             del self._live[attempt, rank]
-            self._on_exit(attempt, rank, code, number)
+            self._on_exit(attempt, rank, code, number, message)
 
     def _kill_if_deaf(self, zygote: subprocess.Popen[bytes] | None, asked: dict[tuple[int, int], int | None]) -> None:
         # One that still warms has forked nothing yet, and obeys in order when it is warm.
@@ -201,29 +228,43 @@ class RankParent:
     def _disconnect(self) -> None:
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
+            asyncio.get_running_loop().remove_writer(self._socket)
             self._socket.close()
             self._socket = None
+        while self._outbox:
+            _close(self._outbox.popleft()[1])
 
     async def _bury(self) -> None:
         """A zygote died: wait until its ranks are dead too, say so, and start another one."""
         if self._closing:
             return
         self._kill_all()
-        await _reap_all()
+        await _reap_all(kill=True)
         self._process = None
         for (attempt, rank), pid in list(self._live.items()):
             # A rank that was never forked did not crash: the machine failed it.
-            never = pid is None
-            self._end(attempt, rank, int(ExitCode.ENVIRONMENT) if never else None, None if never else signal.SIGKILL)
+            if pid is None:
+                self._end(attempt, rank, int(ExitCode.ENVIRONMENT), None, self._words("the ranks' parent process died"))
+            else:
+                self._end(attempt, rank, None, int(signal.SIGKILL), "")
         self._deaths += 1
         if self._deaths >= ZYGOTE_DEATHS_MAX:
-            message = f"the ranks' parent process died {self._deaths} times before it ran ranks, rule at most"
-            self._on_fail(EnvironmentFailedError(f"{message} {ZYGOTE_DEATHS_MAX - 1}"))
+            message = self._words(f"the ranks' parent process died {self._deaths} times before it ran ranks")
+            self._on_fail(EnvironmentFailedError(f"{message}, rule at most {ZYGOTE_DEATHS_MAX - 1}"))
             return
+        self._complaint = ""
         self.start()
 
+    def _words(self, what: str) -> str:
+        return f"{what}: {self._complaint}" if self._complaint else what
 
-async def _reap_all() -> None:
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+async def _reap_all(*, kill: bool) -> None:
     """Wait until this process has no child; the zygote's ranks become its children when the zygote dies."""
     while True:
         try:
@@ -231,7 +272,17 @@ async def _reap_all() -> None:
         except ChildProcessError:
             return
         if pid == 0:
+            if kill:
+                _kill_children()
             await asyncio.sleep(_POLL_S)
+
+
+def _kill_children() -> None:
+    """Kill what this process has adopted, also what left its rank's group; an unreaped child's pid is no stranger's."""
+    for path in Path("/proc/self/task").glob("*/children"):
+        for pid in path.read_text().split():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def _parent(pid: int) -> int | None:

@@ -24,9 +24,13 @@ from typing import Any, NoReturn
 
 DEFAULT_TARGET = "polyreme.rank:main"
 TARGET_VARIABLE = "POLYREME_RANK_TARGET"
+ERROR_VARIABLE = "POLYREME_ERROR_FD"
+ERROR_BYTES_MAX = 4096
+"""Longest last word of a rank; less than what a pipe takes without blocking."""
 MESSAGE_BYTES_MAX = 1 << 18
 DESCRIPTORS_MAX = 8
 CODE_CRASHED = 1
+CODE_ENVIRONMENT = 7
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -37,7 +41,11 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     zygote = Zygote(socket.socket(fileno=int(arguments[0])))
-    zygote.warm(os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET)
+    try:
+        zygote.warm(os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET)
+    except Exception as error:
+        zygote.say(type="failed", message=f"{type(error).__name__}: {error}")
+        raise
     return zygote.serve()
 
 
@@ -47,8 +55,8 @@ class Zygote:
     def __init__(self, commands: socket.socket) -> None:
         self._commands = commands
         self._target: Callable[[], Any] | None = None
-        self._ranks: dict[int, tuple[int, int]] = {}
-        """(attempt, rank) by pid, for every child that is not yet reaped."""
+        self._ranks: dict[int, tuple[int, int, int]] = {}
+        """(attempt, rank, read end of its error pipe) by pid, for every child that is not yet reaped."""
         self._woken, self._wakes = os.pipe()
         for end in (self._woken, self._wakes):
             os.set_blocking(end, False)
@@ -62,7 +70,7 @@ class Zygote:
         # What lives now lives for ever: the collector never touches it, so its pages stay shared with the ranks.
         gc.collect()
         gc.freeze()
-        self._say(type="ready", threads=len(os.listdir("/proc/self/task")))  # noqa: PTH208 - pathlib is not worth a module
+        self.say(type="ready", threads=len(os.listdir("/proc/self/task")))  # noqa: PTH208 - pathlib is not worth a module
 
     def serve(self) -> int:
         """Obey until the launcher goes; every rank goes then."""
@@ -99,17 +107,23 @@ class Zygote:
 
     def _fork(self, command: dict[str, Any], descriptors: list[int]) -> None:
         parent = os.getpid()
+        # A pipe and no file: what a rank says when the disk is full must get through too.
+        told, tells = os.pipe()
+        for end in (told, tells):
+            os.set_blocking(end, False)
         pid = os.fork()
         if pid == 0:
-            self._become_rank(parent, command, descriptors)
+            os.close(told)
+            self._become_rank(parent, command, descriptors, tells)
+        os.close(tells)
         # In both processes: whoever comes first, the group exists before anyone signals it.
         with contextlib.suppress(PermissionError, ProcessLookupError):
             os.setpgid(pid, pid)
-        self._ranks[pid] = (command["attempt"], command["rank"])
-        self._say(type="forked", attempt=command["attempt"], rank=command["rank"], pid=pid)
+        self._ranks[pid] = (command["attempt"], command["rank"], told)
+        self.say(type="forked", attempt=command["attempt"], rank=command["rank"], pid=pid)
 
-    def _become_rank(self, parent: int, command: dict[str, Any], descriptors: list[int]) -> NoReturn:
-        code = CODE_CRASHED
+    def _become_rank(self, parent: int, command: dict[str, Any], descriptors: list[int], tells: int) -> NoReturn:
+        code = CODE_ENVIRONMENT
         try:
             _die_with_parent(parent)
             os.setpgid(0, 0)
@@ -119,16 +133,20 @@ class Zygote:
             # Asked to checkpoint before the rank listens for it: no reason to die.
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
             _redirect(command["log"])
-            for descriptor in (self._commands.fileno(), self._woken, self._wakes):
+            others = (told for _, _, told in self._ranks.values())
+            for descriptor in (self._commands.fileno(), self._woken, self._wakes, *others):
                 os.close(descriptor)
             self._commands.detach()
             os.environ.clear()
             os.environ.update(command["environment"])
             for variable, descriptor in zip(command["descriptors"], descriptors, strict=True):
                 os.environ[variable] = str(descriptor)
-            code = _call(self._target)
-        except BaseException:  # noqa: BLE001 - a rank ends here, whatever happened, and says so by its exit code
+            os.environ[ERROR_VARIABLE] = str(tells)
+            code = CODE_CRASHED
+            code = _call(self._target, tells)
+        except BaseException as error:  # noqa: BLE001 - a rank ends here, whatever happened, and says so by its exit code
             traceback.print_exc()
+            _tell(tells, f"{type(error).__name__}: {error}")
         finally:
             _flush()
             os._exit(code)
@@ -142,14 +160,15 @@ class Zygote:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(ended.si_pid, signal.SIGKILL)
             pid, status = os.waitpid(ended.si_pid, 0)
-            attempt, rank = self._ranks.pop(pid)
+            attempt, rank, told = self._ranks.pop(pid)
             signalled = os.WIFSIGNALED(status)
-            self._say(
+            self.say(
                 type="exited",
                 attempt=attempt,
                 rank=rank,
                 code=None if signalled else os.WEXITSTATUS(status),
                 signal=os.WTERMSIG(status) if signalled else None,
+                message=_last_word(told),
             )
 
     def _kill(self) -> None:
@@ -158,7 +177,8 @@ class Zygote:
                 os.killpg(pid, signal.SIGKILL)
             os.kill(pid, signal.SIGKILL)
 
-    def _say(self, **message: Any) -> None:
+    def say(self, **message: Any) -> None:
+        """Tell the launcher."""
         # The launcher reads at once or is gone; when it is gone, the next read of a command says so.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._commands.send(json.dumps(message).encode())
@@ -192,7 +212,7 @@ def _redirect(log: str) -> None:
     os.close(output)
 
 
-def _call(target: Callable[[], Any] | None) -> int:
+def _call(target: Callable[[], Any] | None, tells: int) -> int:
     assert target is not None
     try:
         result = target()
@@ -200,8 +220,24 @@ def _call(target: Callable[[], Any] | None) -> int:
         result = leave.code
         if isinstance(result, str):
             sys.stderr.write(result + "\n")
+            _tell(tells, result)
             return CODE_CRASHED
     return int(result or 0)
+
+
+def _tell(tells: int, sentence: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(tells, sentence.encode(errors="replace")[:ERROR_BYTES_MAX])
+
+
+def _last_word(told: int) -> str:
+    """Read what a rank said by its error pipe; never waits, whoever else still holds the other end."""
+    try:
+        return os.read(told, ERROR_BYTES_MAX).decode(errors="replace")
+    except BlockingIOError:
+        return ""
+    finally:
+        os.close(told)
 
 
 def _flush() -> None:

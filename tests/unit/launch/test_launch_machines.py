@@ -47,6 +47,10 @@ class Leader:
             l.ResumeFixed(attempt=attempt, resume_from=name, step=step, master_address="127.0.0.1", master_port=1)
         )
 
+    def written(self) -> list[l.LeaderEffect]:
+        """The Lease holds the newest record."""
+        return self.feed(l.LeaseWritten(record=self.record))
+
     def released(self, attempt: int = 1, *, replicas: int = 2) -> "Leader":
         """Bring an attempt past its barrier."""
         for index in range(replicas):
@@ -54,7 +58,8 @@ class Leader:
         self.feed(l.JobChanged(attempt=view(attempt, replicas=replicas)))
         for index in range(replicas):
             self.joined(index, attempt)
-        assert releases(self.fixed(attempt)) == [attempt]
+        self.fixed(attempt)
+        assert releases(self.written()) == [attempt]
         return self
 
     def exited(
@@ -85,8 +90,48 @@ def test_the_leader_releases_when_every_index_has_joined_and_the_resume_point_is
     leader.connected(1)
     assert l.FixResume(attempt=1) in leader.joined(1, 1)
     assert releases(leader.joined(1, 1)) == []
-    assert releases(leader.fixed(1)) == [1]
+    assert releases(leader.written()) == []
+    assert releases(leader.fixed(1)) == []
     assert leader.record.released
+    assert releases(leader.written()) == [1]
+
+
+def test_nobody_is_released_before_the_lease_says_so_and_whoever_comes_back_then_is_told() -> None:
+    leader = Leader()
+    for index in range(2):
+        leader.connected(index)
+    leader.feed(l.JobChanged(attempt=view()))
+    for index in range(2):
+        leader.joined(index, 1)
+    (before,) = urgent(leader.fixed(1))
+    leader.feed(l.PeerLost(index=1, replacement=0))
+    leader.connected(1)
+    assert releases(leader.joined(1, 1)) == []
+    assert releases(leader.feed(l.LeaseWritten(record=before))) == [1]
+    assert releases(leader.feed(l.LeaseWritten(record=before))) == []
+    leader.connected(1)
+    assert releases(leader.joined(1, 1)) == [1]
+
+
+def test_a_stop_that_comes_before_the_lease_says_released_ends_the_attempt_at_once() -> None:
+    leader = Leader()
+    for index in range(2):
+        leader.connected(index)
+    leader.feed(l.JobChanged(attempt=view()))
+    for index in range(2):
+        leader.joined(index, 1)
+    leader.fixed(1)
+    leader.feed(l.JobChanged(attempt=view(run=False)))
+    assert leader.record.outcome is Outcome.STOPPED
+    assert releases(leader.written()) == []
+
+
+def test_a_worker_that_a_resize_drops_is_told_to_end() -> None:
+    leader = Leader().released(replicas=3)
+    effects = leader.feed(l.JobChanged(attempt=view(2, replicas=2, replacements={2: 1})))
+    end = [l.SendTo(index=2, message=Finish(code=0)), l.DropPeer(index=2, replacement=0)]
+    assert effects[:2] == end
+    assert leader.connected(2)[-1] == end[-1]
 
 
 def test_a_peer_that_leaves_before_the_release_must_join_again() -> None:
@@ -97,9 +142,11 @@ def test_a_peer_that_leaves_before_the_release_must_join_again() -> None:
     leader.joined(0, 1)
     leader.joined(1, 1)
     leader.feed(l.PeerLost(index=1, replacement=0))
-    assert releases(leader.fixed(1)) == []
+    leader.fixed(1)
+    assert releases(leader.written()) == []
     leader.connected(1)
-    assert releases(leader.joined(1, 1)) == [1]
+    leader.joined(1, 1)
+    assert releases(leader.written()) == [1]
 
 
 def test_a_join_of_another_attempt_does_not_count() -> None:
@@ -116,7 +163,11 @@ def test_a_late_joiner_of_an_old_replacement_is_refused() -> None:
     leader = Leader()
     leader.connected(0)
     leader.feed(l.JobChanged(attempt=view(2, replacements={1: 1})))
-    assert leader.connected(1, replacement=0) == [l.DropPeer(index=1, replacement=0)]
+    told, dropped = leader.connected(1, replacement=0)
+    assert isinstance(told, l.SendTo)
+    assert isinstance(told.message, Directive)
+    assert told.message.replacement == 1, "it learns that another pod has its place"
+    assert dropped == l.DropPeer(index=1, replacement=0)
     leader.connected(1, replacement=1)
     leader.joined(0, 2)
     assert leader.joined(1, 2, replacement=0) == []
@@ -133,8 +184,10 @@ def test_a_resume_point_of_an_older_attempt_releases_nothing() -> None:
     leader.feed(l.JobChanged(attempt=view(2)))
     leader.joined(0, 2)
     leader.joined(1, 2)
-    assert releases(leader.fixed(1)) == []
-    assert releases(leader.fixed(2)) == [2]
+    leader.fixed(1)
+    assert releases(leader.written()) == []
+    leader.fixed(2)
+    assert releases(leader.written()) == [2]
 
 
 def test_a_checkpoint_root_that_refuses_is_on_the_lease_as_a_wrong_configuration() -> None:
@@ -144,10 +197,53 @@ def test_a_checkpoint_root_that_refuses_is_on_the_lease_as_a_wrong_configuration
     leader.feed(l.JobChanged(attempt=view()))
     leader.joined(0, 1)
     leader.joined(1, 1)
-    (record,) = urgent(leader.feed(l.ResumeRefused(attempt=1, message="another format")))
+    (record,) = urgent(leader.feed(l.AttemptRefused(attempt=1, message="another format")))
     assert [(found.rank, found.code) for found in record.exits] == [(0, 2)]
     assert record.message == "another format"
     assert not leader.record.released
+
+
+def test_a_refused_attempt_is_followed_by_nothing_but_the_next_one() -> None:
+    leader = Leader().released()
+    (record,) = urgent(leader.feed(l.AttemptRefused(attempt=2, message="plan is another", code=7)))
+    assert (record.attempt, record.message, record.outcome) == (2, "plan is another", Outcome.FAILED)
+    assert [found.code for found in record.exits] == [7]
+    for late in (l.JobChanged(attempt=view(2)), l.JobChanged(attempt=view(1))):
+        assert leader.feed(late) == []
+    for index in range(2):
+        assert releases(leader.joined(index, 2)) == []
+    assert releases(leader.fixed(2)) == []
+    leader.feed(l.JobChanged(attempt=view(3)))
+    for index in range(2):
+        leader.joined(index, 3)
+    leader.fixed(3)
+    assert releases(leader.written()) == [3]
+
+
+def test_a_refusal_that_comes_late_does_not_hurt_a_released_attempt() -> None:
+    leader = Leader().released(2)
+    state = leader.state
+    for number in (1, 2):
+        assert leader.feed(l.AttemptRefused(attempt=number, message="late")) == []
+    assert leader.state == state
+
+
+def test_the_first_ranks_own_words_stay_on_the_lease() -> None:
+    leader = Leader().released()
+    said = Exited(attempt=1, rank=1, code=2, signal=None, message="no such model: 'x'")
+    (record,) = urgent(leader.say(1, said))
+    assert record.message == "no such model: 'x'"
+    leader.feed(l.ProgressFromRank(record=ProgressRecord(attempt=1, step=7)))
+    lost = Exited(attempt=1, rank=0, code=1, signal=None, message="connection closed by peer")
+    leader.say(0, lost)
+    assert (leader.record.step, leader.record.message) == (7, "no such model: 'x'")
+
+
+def test_a_signal_is_not_explained_by_what_it_did_to_others() -> None:
+    leader = Leader().released()
+    leader.exited(1, code=None, number=9)
+    leader.say(0, Exited(attempt=1, rank=0, code=1, signal=None, message="connection closed by peer"))
+    assert leader.record.message == ""
 
 
 def test_an_older_attempt_read_late_changes_nothing() -> None:
@@ -355,3 +451,14 @@ def test_a_stop_of_the_pod_waits_for_a_checkpoint_until_its_grace_ends() -> None
 
 def test_a_launcher_without_ranks_ends_at_once() -> None:
     assert Follower().feed(f.StopRequested(grace_s=20)) == [f.ExitProcess(code=0)]
+
+
+def test_a_launcher_that_is_dropped_each_time_it_comes_keeps_no_rank_alive() -> None:
+    follower = Follower().running()
+    for second in range(1, 40):
+        follower.now_s = float(second)
+        follower.feed(f.LeaderConnected())
+        follower.feed(f.LeaderLost())
+        if f.KillRanks() in follower.feed(f.Tick()):
+            break
+    assert f.LEADER_SILENCE_MAX_S < second <= f.LEADER_SILENCE_MAX_S + 1

@@ -18,6 +18,8 @@ from polyreme_datahub.topics.types import Message
 
 _Item = TypeVar("_Item")
 ERROR_CHARACTERS_MAX = 2000
+ID_CHARACTERS_MAX = 1024
+"""Of a dead letter: names of files may be longer than any id that is taken."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +324,7 @@ def _letter_rows(outcome: Outcome, now_s: float) -> list[dict[str, Any]]:
         {
             **dataclasses.asdict(letter),
             "version_id": outcome.version_id,
-            "sample_id": storable(letter.sample_id),
+            "sample_id": storable(letter.sample_id)[:ID_CHARACTERS_MAX],
             "error": storable(letter.error)[:ERROR_CHARACTERS_MAX],
             "created_s": now_s,
         }

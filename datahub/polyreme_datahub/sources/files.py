@@ -7,11 +7,19 @@ Raw bytes are stored untouched. A bad line, a missing file or a wrong field make
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import os
+import reprlib
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
 
 from polyreme_datahub.digests import digest_bytes, digest_value
 from polyreme_datahub.errors import BadRecordError, SourceAwayError, SourceInvalidError
@@ -23,10 +31,19 @@ FOLDER_QUESTION = "Describe the image."
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
 LINE_BYTES_MAX = 4 * 2**20
 IMAGE_BYTES_MAX = 256 * 2**20
+RECORD_BYTES_MAX = 512 * 2**20
+TEXT_BYTES_MAX = 4 * 2**20
+BOX_PX_MAX = 1e6
 IMAGES_MAX = 64
 TURNS_MAX = 256
 ID_CHARACTERS_MAX = 512
 FIELDS = frozenset({"id", "images", "conversations", "boxes", "masks"})
+BLOCK_BYTES = 2**20
+RECORDS_OWN_FAULT = frozenset(
+    getattr(errno, name)
+    for name in ("ENOENT", "ENOTDIR", "EISDIR", "EACCES", "EPERM", "ENAMETOOLONG", "ELOOP", "EINVAL", "ENXIO")
+)
+"""What a path itself can get wrong. Any other error of the system says nothing about the record."""
 
 
 def describe_jsonl(path: Path) -> tuple[dict[str, Any], int]:
@@ -38,7 +55,7 @@ def describe_jsonl(path: Path) -> tuple[dict[str, Any], int]:
     digest, lines, last = hashlib.sha256(), 0, b"\n"
     try:
         with path.open("rb") as file:
-            while block := file.read(2**20):
+            while block := file.read(BLOCK_BYTES):
                 digest.update(block)
                 lines += block.count(b"\n")
                 last = block[-1:]
@@ -65,8 +82,8 @@ def describe_folder(path: Path) -> tuple[dict[str, Any], int]:
     for name in names:
         for file in (path / name, (path / name).with_suffix(".txt")):
             if file.is_file():
-                stat = file.stat()
-                listing.append([str(file.relative_to(path)), stat.st_size, stat.st_mtime_ns])
+                seen = file.stat()
+                listing.append([_shown(str(file.relative_to(path))), seen.st_size, seen.st_mtime_ns])
     return {"kind": FOLDER, "form": 1, "path": str(path.resolve()), "listing": digest_value(listing)}, len(names)
 
 
@@ -76,7 +93,8 @@ class JsonlSource:
     def __init__(self, description: Mapping[str, Any]) -> None:
         self._path = Path(description["path"])
         self._sha256 = str(description["sha256"])
-        self._starts: list[int] | None = None
+        self._starts: npt.NDArray[np.int64] | None = None
+        self._seen: tuple[int, int, int] | None = None
 
     def record_id(self, ordinal: int) -> str:
         """Name a record by its line, where its own id can't be read."""
@@ -86,36 +104,45 @@ class JsonlSource:
         """Read a line and its images."""
         line = self._line(ordinal)
         try:
-            content = json.loads(line)
+            content = json.loads(line.decode("utf-8-sig" if ordinal == 0 else "utf-8"))
         except (ValueError, RecursionError) as error:
             raise BadRecordError(f"line {ordinal + 1} is no JSON: {error}", rule="json") from error
         return build_record(content, folder=self._path.parent, default_id=self.record_id(ordinal))
 
     def _line(self, ordinal: int) -> bytes:
-        if self._starts is None:
-            self._starts = self._find_starts()
-        with self._path.open("rb") as file:
-            file.seek(self._starts[ordinal])
-            line = file.readline(LINE_BYTES_MAX + 1)
+        try:
+            with self._path.open("rb") as file:
+                if self._starts is None:
+                    self._starts = self._find_starts(file)
+                    self._seen = _identity(file)
+                if _identity(file) != self._seen:
+                    raise self._changed()
+                file.seek(int(self._starts[ordinal]))
+                line = file.readline(LINE_BYTES_MAX + 1)
+        except FileNotFoundError as error:
+            raise SourceInvalidError(f"dataset file is gone: {self._path}; put it back or register another") from error
+        except OSError as error:
+            raise SourceAwayError(f"dataset file can't be read: {self._path}, {error.strerror}") from error
         if len(line) > LINE_BYTES_MAX:
             raise BadRecordError(f"line {ordinal + 1} is over {LINE_BYTES_MAX} bytes", rule="line-size")
         return line
 
-    def _find_starts(self) -> list[int]:
-        digest, starts, position = hashlib.sha256(), [0], 0
-        try:
-            with self._path.open("rb") as file:
-                for line in file:
-                    digest.update(line)
-                    position += len(line)
-                    starts.append(position)
-        except OSError as error:
-            raise SourceInvalidError(f"dataset file can't be read: {self._path}, {error.strerror}") from error
+    def _find_starts(self, file: BinaryIO) -> npt.NDArray[np.int64]:
+        """Find where lines start by blocks of bytes: a line may be longer than memory."""
+        digest, position = hashlib.sha256(), 0
+        starts = [np.zeros(1, dtype=np.int64)]
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+            starts.append(np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n")) + (position + 1))
+            position += len(block)
         if digest.hexdigest() != self._sha256:
-            raise SourceInvalidError(
-                f"dataset file changed since it was registered: {self._path}; register it again as a new version"
-            )
-        return starts
+            raise self._changed()
+        return np.concatenate(starts)
+
+    def _changed(self) -> SourceInvalidError:
+        return SourceInvalidError(
+            f"dataset file changed since it was registered: {self._path}; register it again as a new version"
+        )
 
 
 class FolderSource:
@@ -131,27 +158,25 @@ class FolderSource:
 
     def record_id(self, ordinal: int) -> str:
         """Name a record by its image's path."""
-        return self._names[ordinal]
+        return _shown(self._names[ordinal])
 
     def read(self, ordinal: int) -> RawRecord:
         """Read an image and its text."""
         name = self._names[ordinal]
-        text = (self._path / name).with_suffix(".txt")
+        text = str(Path(name).with_suffix(".txt"))
         try:
-            caption = text.read_text("utf-8").strip()
-        except FileNotFoundError as error:
-            raise BadRecordError(f"no text beside the image: {text.name} is missing", rule="file") from error
+            caption = _read(self._path, text, bytes_max=TEXT_BYTES_MAX).decode("utf-8-sig").strip()
         except UnicodeDecodeError as error:
-            raise BadRecordError(f"text is no UTF-8: {text.name}", rule="text") from error
+            raise BadRecordError(f"text is no UTF-8: {text}", rule="text") from error
         content = {
-            "id": name,
+            "id": _shown(name),
             "images": [name],
             "conversations": [
                 {"role": "user", "content": FOLDER_QUESTION},
                 {"role": "assistant", "content": caption},
             ],
         }
-        return build_record(content, folder=self._path, default_id=name)
+        return build_record(content, folder=self._path, default_id=self.record_id(ordinal))
 
 
 def build_record(content: Any, *, folder: Path, default_id: str) -> RawRecord:
@@ -165,8 +190,10 @@ def build_record(content: Any, *, folder: Path, default_id: str) -> RawRecord:
     if unknown := sorted(set(content) - FIELDS):
         raise BadRecordError(f"unknown field: {unknown[0]!r}, fields are {', '.join(sorted(FIELDS))}", rule="fields")
     sample_id = content.get("id", default_id)
-    if not isinstance(sample_id, str) or not 1 <= len(sample_id) <= ID_CHARACTERS_MAX:
-        raise BadRecordError(f"id: {sample_id!r}, rule text of 1..{ID_CHARACTERS_MAX} characters", rule="id")
+    if not isinstance(sample_id, str) or not 1 <= len(sample_id) <= ID_CHARACTERS_MAX or not sample_id.isprintable():
+        raise BadRecordError(
+            f"id: {reprlib.repr(sample_id)}, rule text of 1..{ID_CHARACTERS_MAX} printable characters", rule="id"
+        )
     try:
         return _build(content, sample_id, folder)
     except BadRecordError as error:
@@ -176,11 +203,12 @@ def build_record(content: Any, *, folder: Path, default_id: str) -> RawRecord:
 def _build(content: Mapping[str, Any], sample_id: str, folder: Path) -> RawRecord:
     paths = _texts(content.get("images", []), "images", IMAGES_MAX)
     turns = _turns(content.get("conversations"), len(paths))
-    blobs = [_read(folder, path) for path in paths]
+    blobs = [_read(folder, path) for path in _within(folder, paths)]
     masks = content.get("masks", [None] * len(paths))
     if not isinstance(masks, list) or len(masks) != len(paths):
         raise BadRecordError(f"masks: rule one path or null for each of the {len(paths)} images", rule="mask")
-    mask_blobs = [None if path is None else _read(folder, str(path)) for path in masks]
+    _texts([path for path in masks if path is not None], "mask", IMAGES_MAX)
+    mask_blobs = [None if path is None else _read(folder, path) for path in masks]
     record = {
         "id": sample_id,
         "kind": "images",
@@ -199,11 +227,11 @@ def _turns(value: Any, images: int) -> list[dict[str, str]]:
     for turn in value:
         if not isinstance(turn, dict) or set(turn) != {"role", "content"} or turn["role"] not in ROLES:
             raise BadRecordError(
-                f"turn: {str(turn)[:80]}, rule {{role, content}} with role one of {', '.join(ROLES)}",
+                f"turn: {reprlib.repr(turn)}, rule {{role, content}} with role one of {', '.join(ROLES)}",
                 rule="conversations",
             )
-        if not isinstance(turn["content"], str):
-            raise BadRecordError("turn: content is no text", rule="conversations")
+        if not isinstance(turn["content"], str) or not _is_unicode(turn["content"]):
+            raise BadRecordError("turn: content is no text, or has half surrogates", rule="conversations")
         marks += turn["content"].count(IMAGE_MARK)
         turns.append({"role": turn["role"], "content": turn["content"]})
     if not any(turn["role"] == "assistant" and turn["content"] for turn in turns):
@@ -221,12 +249,13 @@ def _boxes(value: Any, images: int) -> list[dict[str, Any]]:
     boxes = []
     for item in value:
         good = isinstance(item, dict) and set(item) <= {"image", "box", "label"} and _is_box(item.get("box"))
-        if not good or not isinstance(item.get("image", 0), int) or not 0 <= item.get("image", 0) < images:
+        good = good and isinstance(item.get("label", ""), str) and _is_unicode(item.get("label", ""))
+        if not good or type(item.get("image", 0)) is not int or not 0 <= item.get("image", 0) < images:
             raise BadRecordError(
-                f"box: {str(item)[:80]}, rule {{image: 0..{images - 1}, box: [left, top, right, bottom], label}}",
+                f"box: {reprlib.repr(item)}, rule {{image: 0..{images - 1}, box: [left, top, right, bottom], label}}",
                 rule="boxes",
             )
-        boxes.append({"image": item.get("image", 0), "box": item["box"], "label": str(item.get("label", ""))})
+        boxes.append({"image": item.get("image", 0), "box": item["box"], "label": item.get("label", "")})
     return boxes
 
 
@@ -234,7 +263,7 @@ def _is_box(value: Any) -> bool:
     return (
         isinstance(value, list)
         and len(value) == 4
-        and all(isinstance(edge, int | float) for edge in value)
+        and all(type(edge) in {int, float} and abs(edge) <= BOX_PX_MAX for edge in value)
         and value[0] <= value[2]
         and value[1] <= value[3]
     )
@@ -246,19 +275,54 @@ def _texts(value: Any, name: str, count_max: int) -> list[str]:
     return value
 
 
-def _read(folder: Path, name: str) -> bytes:
-    path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise BadRecordError(f"file lies outside the dataset's folder: {name}", rule="file")
+def _within(folder: Path, paths: Sequence[str]) -> Iterator[str]:
+    """Yield the paths while their files together stay inside a record's bound."""
+    total_bytes = 0
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):
+            total_bytes += (folder / path).stat().st_size
+        if total_bytes > RECORD_BYTES_MAX:
+            raise BadRecordError(f"images too large: over {RECORD_BYTES_MAX} bytes in one record", rule="file")
+        yield path
+
+
+def _read(folder: Path, name: str, *, bytes_max: int = IMAGE_BYTES_MAX) -> bytes:
+    """Read a regular file inside the folder, links followed."""
     try:
-        size_bytes = path.stat().st_size
-        if size_bytes > IMAGE_BYTES_MAX:
-            raise BadRecordError(f"file too large: {name} has {size_bytes} bytes, rule {IMAGE_BYTES_MAX}", rule="file")
-        return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, ValueError) as error:
-        raise BadRecordError(f"file can't be read: {name}, {type(error).__name__}", rule="file") from error
+        path = (folder / name).resolve()
+        if not path.is_relative_to(folder.resolve()):
+            raise BadRecordError(f"file lies outside the dataset's folder: {name!r}", rule="file")
+        # A pipe must not make us wait for its writer: open it without, then see what it is.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            seen = os.fstat(descriptor)
+            if not stat.S_ISREG(seen.st_mode):
+                raise BadRecordError(f"file can't be read: {name!r} is no regular file", rule="file")
+            if seen.st_size > bytes_max:
+                raise BadRecordError(
+                    f"file too large: {name!r} has {seen.st_size} bytes, rule {bytes_max}", rule="file"
+                )
+            return file.read(bytes_max)
+    except (ValueError, RuntimeError) as error:  # a NUL in the name; a loop of links
+        raise BadRecordError(f"file can't be read: {name!r}, {error}", rule="file") from error
     except OSError as error:
-        raise SourceAwayError(f"file can't be read: {path}, {error.strerror}") from error
+        if error.errno in RECORDS_OWN_FAULT and folder.is_dir():
+            raise BadRecordError(f"file can't be read: {name!r}, {error.strerror}", rule="file") from error
+        raise SourceAwayError(f"file can't be read: {folder / name}, {error.strerror}") from error
+
+
+def _identity(file: BinaryIO) -> tuple[int, int, int]:
+    seen = os.fstat(file.fileno())
+    return seen.st_ino, seen.st_size, seen.st_mtime_ns
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _shown(name: str) -> str:
+    """Write a file's name, which may be any bytes, as text."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _images_in(path: Path) -> list[str]:

@@ -20,7 +20,7 @@ from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.stages.decode import open_upright
 from polyreme_datahub.stages.types import COMPOSE, ImageParameters, Result, Work
 
-VERSION = 1
+VERSION = 2
 SCALE = 3
 """Pixels of a page for one pixel of a scan, each way."""
 INK_MAX = 16

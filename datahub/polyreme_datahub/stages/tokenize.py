@@ -1,7 +1,7 @@
 """Tokenize: pages and conversation -> token ids, which of them are learned, and where the last answer begins.
 
 Form: role token, text, and ``<|end|>`` after each assistant turn; an image takes one media token for each merged
-cell. Only assistant turns (and their end) are learned.
+cell. Only assistant turns (and their end) are learned; media tokens never are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polyreme_datahub.sources.types import IMAGE_MARK
 from polyreme_datahub.stages.types import TOKENIZE, ImageParameters, Result, Work
 from polyreme_datahub.tokens import TextTokenizer
 
-VERSION = 1
+VERSION = 2
 TOKENS_MAX = 1_048_576
 
 
@@ -73,7 +73,7 @@ def encode_conversation(
             tokens += tokenizer.encode(text) if text else ()
         if turn["role"] == "assistant":
             tokens.append(ids.end)
-            learned.append([start, len(tokens)])
+            learned += _without(tokens, start, ids.media)
             prompt, question, expected = start, asked, turn["content"]
         elif turn["role"] == "user":
             asked = turn["content"].replace(IMAGE_MARK, "").strip()
@@ -82,3 +82,16 @@ def encode_conversation(
     if len(tokens) > TOKENS_MAX:
         raise BadRecordError(f"sample has {len(tokens)} tokens, rule at most {TOKENS_MAX}", rule="tokens")
     return {"tokens": tokens, "learned": learned, "prompt": prompt, "question": question, "expected": expected}
+
+
+def _without(tokens: Sequence[int], start: int, media: int) -> list[list[int]]:
+    """Return the ranges of tokens from ``start`` on that are no media tokens."""
+    ranges: list[list[int]] = []
+    for at in range(start, len(tokens)):
+        if tokens[at] == media:
+            continue
+        if ranges and ranges[-1][1] == at:
+            ranges[-1][1] = at + 1
+        else:
+            ranges.append([at, at + 1])
+    return ranges

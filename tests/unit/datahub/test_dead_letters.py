@@ -44,12 +44,12 @@ def test_every_bad_record_is_a_dead_letter_with_its_rule(tmp_path: Path) -> None
     assert letters == {
         "cut": ("decode", "image"),
         "wrong-mask": ("decode", "mask"),
-        "line-4": ("ingest", "file"),
+        "missing": ("ingest", "file"),
         "line-5": ("ingest", "json"),
-        "line-6": ("ingest", "file"),
+        "escape": ("ingest", "file"),
         "good": ("ingest", "id"),
         "long": ("index", "sequence-tokens"),
-        "line-9": ("ingest", "conversations"),
+        "silent": ("ingest", "conversations"),
     }
 
 

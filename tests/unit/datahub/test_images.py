@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from polyreme_datahub import hub
 from polyreme_datahub.digests import digest_bytes
@@ -59,6 +61,41 @@ def test_boxes_follow_the_resize_in_display_space() -> None:
     assert facts["images"] == [{"digest": facts["images"][0]["digest"], "width": 56, "height": 112, "mask": None}]  # type: ignore[index]
     made = json.loads(result.output)
     assert made["boxes"] == [{"image": 0, "box": [0.0, 0.0, 28.0, 56.0], "label": "a"}]
+
+
+def painted(width: int, height: int, corner: tuple[int, int], side: int, orientation: int) -> bytes:
+    """A dark picture as a camera stores it, that shows a bright square at ``corner`` once it is turned upright."""
+    upright = np.full((height, width), 20, dtype=np.uint8)
+    upright[corner[1] : corner[1] + side, corner[0] : corner[0] + side] = 250
+    stored = {
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.T,
+        6: upright.T[::-1],
+        7: upright.T[::-1, ::-1],
+        8: upright.T[:, ::-1],
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(stored)).save(buffer, "PNG", exif=exif)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("size", [(100, 60), (400, 230), (61, 200)])
+def test_a_box_lies_around_its_marker_after_turn_and_resize(size: tuple[int, int], orientation: int) -> None:
+    left, top, side = size[0] // 2, size[1] // 4, 24
+    box = {"image": 0, "box": [left, top, left + side, top + side], "label": "marker"}
+    _, result = compose(painted(*size, (left, top), side, orientation), [box])
+    page = np.asarray(Image.open(io.BytesIO(result.parts[0])).convert("L"))
+    made = json.loads(result.output)
+    assert page.shape == (made["pages"][0]["height"], made["pages"][0]["width"])
+    rows, columns = np.nonzero(page > 135)
+    seen = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+    assert np.abs(np.array(seen) - np.array(made["boxes"][0]["box"])).max() <= 1.0
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""``python -m polyreme.data_worker HOME JOB UID``: processes a job's datasets.
+"""``python -m polyreme.data_worker HOME JOB UID PARENT``: processes a job's datasets.
 
 Progress goes to standard output, one line of JSON at a time.
 """
@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> int:
     """Process; return an exit code."""
-    _die_with_parent()
+    _die_with_parent(int(sys.argv[4]))
     home, job_file = Home(path=Path(sys.argv[1])), Path(sys.argv[2])
     try:
         _process(home, job_file, uid=sys.argv[3])
@@ -82,10 +82,9 @@ def _say(line: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     """End with the process that serves the run; on other systems than Linux the next write to its pipe ends us."""
     if sys.platform == "linux":
-        parent = os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:
             sys.exit(int(ExitCode.CANCELLED))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -58,6 +59,7 @@ class DataWork:
                 str(self._home.path),
                 str(self._run.job_file),
                 self._uid,
+                str(os.getpid()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,

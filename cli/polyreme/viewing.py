@@ -90,6 +90,9 @@ class Watcher:
         now_s, attempt = self._clock.now_s(), job.status.attempt
         if attempt is not None:
             if attempt.number > self.attempt:
+                failed = [record for record in job.status.restart_records if record.attempt == self.attempt]
+                if failed:
+                    self.say(f"attempt {attempt.number} begins: {failed[-1].message}")
                 self.attempt = attempt.number
                 self._timeline.add(Moment(at_s=now_s, kind="attempt", attempt=attempt.number, text=attempt.scope))
             if progress is not None and progress.attempt == attempt.number and progress.released:

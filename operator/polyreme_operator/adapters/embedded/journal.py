@@ -178,8 +178,12 @@ class Journal:
                 await loop.run_in_executor(self._executor, self._compact, records, version)
                 self._lines = len(records) + 2
             self._synced = until
-        except OSError as error:
-            self.failure = EnvironmentFailedError(f"journal {self._path} can't be written: {error.strerror}")
+        except BaseException as error:
+            # Whether the batch is on disk is unknown: nothing may be acknowledged behind it, whatever went wrong.
+            words = error.strerror if isinstance(error, OSError) else type(error).__name__
+            self.failure = EnvironmentFailedError(f"journal {self._path} can't be written: {words}")
+            if not isinstance(error, Exception):
+                raise
             if self._on_failure is not None:
                 self._on_failure(self.failure)
         finally:
@@ -211,6 +215,8 @@ class Journal:
             _sync_folder(self._path.parent)
         except BaseException:
             os.close(file)
+            # Room for those who need it now; after the rename there is nothing of this name.
+            temporary.unlink(missing_ok=True)
             raise
         os.close(self._file)
         self._file = file
@@ -242,8 +248,10 @@ def _lock(path: Path, holder: dict[str, Any]) -> int:
         who = os.pread(file, 4096, 0).decode(errors="replace").strip() or "unknown"
         os.close(file)
         raise RefusedError(f"journal is being served by another process: {who}") from error
-    os.ftruncate(file, 0)
-    os.pwrite(file, json.dumps(holder).encode(), 0)
+    # Only for the message to the next who tries: a full disk is told by the journal itself.
+    with contextlib.suppress(OSError):
+        os.ftruncate(file, 0)
+        os.pwrite(file, json.dumps(holder).encode(), 0)
     return file
 
 

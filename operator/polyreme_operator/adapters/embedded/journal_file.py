@@ -37,12 +37,14 @@ def read_journal(path: Path) -> JournalContent:
     """Read a journal: live objects and the newest version.
 
     Raises:
-        EnvironmentFailedError: If a line that is not the last is bad, or the format is another.
+        EnvironmentFailedError: If a line that is not the last is bad, the format is another, or the disk refuses.
     """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return JournalContent(manifests=(), version=0, lines=0, size_bytes=0, torn_bytes=0)
+    except OSError as error:
+        raise EnvironmentFailedError(f"journal {path} can't be read: {error.strerror}") from error
     objects: dict[tuple[str, str, str], Manifest] = {}
     version = lines = good = start = 0
     while start < len(data):

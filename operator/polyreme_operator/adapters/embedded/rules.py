@@ -20,7 +20,7 @@ OBJECT_BYTES_MAX = 1_500_000
 POD_GRACE_S = 30
 ENDED_PHASES = frozenset({"Succeeded", "Failed"})
 
-_NAME = re.compile(r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _NAME_CHARACTERS_MAX = 253
 _SERVER_OWNED = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
 
@@ -44,7 +44,7 @@ def check_new(manifest: Manifest) -> ObjectRef:
         not isinstance(metadata, dict)
         or not isinstance(name, str)
         or len(name) > _NAME_CHARACTERS_MAX
-        or not _NAME.match(name)
+        or not _NAME.fullmatch(name)
     ):
         raise InvalidObjectError(f"{kind} has no valid name: {name!r}, rule RFC 1123 subdomain", field="metadata.name")
     namespace = metadata.get("namespace", "")

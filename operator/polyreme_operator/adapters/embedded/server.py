@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable
 
@@ -26,8 +27,12 @@ from polyreme_operator.port import (
 )
 
 LOOPBACK = "127.0.0.1"
+_HOSTS = frozenset({LOOPBACK, "localhost"})
 BODY_BYTES_MAX = 2_000_000
+WATCH_S = 1_800
+"""A watch that asks for no end of its own ends after this long."""
 SHUTDOWN_S = 0.1
+_JSON = "application/json"
 _APIS = {
     "/api/v1": {
         "pods": "Pod",
@@ -68,12 +73,13 @@ class ApiServer:
 
     async def start(self) -> str:
         """Listen and return the URL."""
-        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_answer_errors])
+        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_refuse_other_hosts, _answer_errors])
         for prefix, kinds in _APIS.items():
             for scope in ("", "/namespaces/{namespace}"):
                 for plural, kind in kinds.items():
                     self._route(app, f"{prefix}{scope}/{plural}", kind)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+        # Without cancellation a watch whose client is gone would stay until its kind changes.
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, LOOPBACK, 0)
         await site.start()
@@ -90,9 +96,13 @@ class ApiServer:
     def _route(self, app: web.Application, path: str, kind: str) -> None:
         def bound(verb: str, act: Callable[[web.Request, ObjectRef], Awaitable[web.StreamResponse]]) -> _Handler:
             async def handle(request: web.Request) -> web.StreamResponse:
+                rights = self._authenticated(request)
                 ref = await _new_reference(request, kind) if verb == "create" else _reference(request, kind)
                 real = "watch" if verb == "list" and request.query.get("watch") in {"1", "true"} else verb
-                self._authorize(request, real, ref)
+                if not rights.allow(real, ref):
+                    raise web.HTTPForbidden(
+                        text=_status(403, "Forbidden", f"{real} of {ref} is not allowed"), content_type=_JSON
+                    )
                 return await (self._watch if real == "watch" else act)(request, ref)
 
             return handle
@@ -104,16 +114,16 @@ class ApiServer:
         app.router.add_patch(f"{path}/{{name}}/{{subresource}}", bound("patch", self._patch))
         app.router.add_delete(f"{path}/{{name}}", bound("delete", self._delete))
 
-    def _authorize(self, request: web.Request, verb: str, ref: ObjectRef) -> None:
+    def _authenticated(self, request: web.Request) -> Rights:
+        """Return what the caller may do; before anything of the body is read."""
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        rights: Rights | None = self._tokens.rights(token) if scheme == "Bearer" else None
+        rights = self._tokens.rights(token) if scheme == "Bearer" else None
         if rights is None:
-            raise web.HTTPUnauthorized(text=_status(401, "Unauthorized", "no valid bearer token"))
-        if not rights.allow(verb, ref):
-            raise web.HTTPForbidden(text=_status(403, "Forbidden", f"{verb} of {ref} is not allowed"))
+            raise web.HTTPUnauthorized(text=_status(401, "Unauthorized", "no valid bearer token"), content_type=_JSON)
+        return rights
 
     async def _list(self, request: web.Request, ref: ObjectRef) -> web.StreamResponse:
-        limit = int(request.query.get("limit") or PAGE_OBJECTS)
+        limit = _number(request, "limit", PAGE_OBJECTS)
         page = self._cluster.store.list(
             ref.kind,
             namespace=ref.namespace or None,
@@ -127,13 +137,17 @@ class ApiServer:
     async def _watch(self, request: web.Request, ref: ObjectRef) -> web.StreamResponse:
         version = request.query.get("resourceVersion") or str(self._cluster.store.version)
         matches = _selector(request)
-        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        limit_s = _number(request, "timeoutSeconds", WATCH_S)
+        response = web.StreamResponse(headers={"Content-Type": _JSON})
         await response.prepare(request)
         try:
             events = self._cluster.watch(ref.kind, resource_version=version, namespace=ref.namespace or None)
-            async for event in events:
-                if event.type == "BOOKMARK" or matches(event.object):
-                    await response.write(json.dumps({"type": event.type, "object": event.object}).encode() + b"\n")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    async for event in events:
+                        if event.type == "BOOKMARK" or matches(event.object):
+                            line = json.dumps({"type": event.type, "object": event.object})
+                            await response.write(line.encode() + b"\n")
         except GoneError as error:
             body = {"type": "ERROR", "object": json.loads(_status(410, "Expired", error.message))}
             await response.write(json.dumps(body).encode() + b"\n")
@@ -174,12 +188,22 @@ class ApiServer:
 
 
 @web.middleware
+async def _refuse_other_hosts(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Refuse what was meant for another name: a page in a browser that made its own name point here."""
+    host = request.host.rpartition(":")[0] if ":" in request.host else request.host
+    if host not in _HOSTS:
+        text = _status(421, "MisdirectedRequest", f"host {host!r} is not served here")
+        return web.Response(status=421, text=text, content_type=_JSON)
+    return await handler(request)
+
+
+@web.middleware
 async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except PortError as error:
         code, reason = next((code, reason) for kind, code, reason in _REASONS if isinstance(error, kind))
-        return web.Response(status=code, text=_status(code, reason, str(error)), content_type="application/json")
+        return web.Response(status=code, text=_status(code, reason, str(error)), content_type=_JSON)
 
 
 def _reference(request: web.Request, kind: str) -> ObjectRef:
@@ -209,10 +233,17 @@ def _selector(request: web.Request) -> Callable[[Manifest], bool]:
     return lambda manifest: selects(manifest, labels=labels, fields=fields)
 
 
+def _number(request: web.Request, name: str, default: int) -> int:
+    text = request.query.get(name) or str(default)
+    if not text.isascii() or not text.isdigit():
+        raise InvalidObjectError(f"query {name} is no whole number: {text!r}", field=name)
+    return int(text)
+
+
 async def _body(request: web.Request) -> Manifest:
     try:
         body = json.loads(await request.read())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidObjectError("request body is no JSON") from error
     if not isinstance(body, dict):
         raise InvalidObjectError("request body is no JSON object")

@@ -43,6 +43,8 @@ Key = tuple[str, str]
 class _Snapshot:
     """A paginated list under way."""
 
+    kind: str
+    namespace: str | None
     records: Sequence[Record]
     version: int
 
@@ -133,16 +135,19 @@ class Store:
         """List one page; later pages show the state of the first."""
         if continue_ is None:
             records = [r for r in self.records(kind, namespace=namespace) if matches is None or matches(r.manifest)]
-            snapshot, start = _Snapshot(records=records, version=self._version), 0
+            snapshot = _Snapshot(kind=kind, namespace=namespace, records=records, version=self._version)
+            start = 0
             token = None
         else:
             token, start = _parse_token(continue_)
             found = self._snapshots.get(token)
-            if found is None:
+            # A token is no right: it goes on with the list that it was given for, and shows what may be seen of it.
+            if found is None or (found.kind, found.namespace) != (kind, namespace):
                 raise GoneError(f"continue token of {kind} has expired: list anew")
             snapshot = found
         end = start + max(1, limit)
-        items = [record.copy() for record in snapshot.records[start:end]]
+        page = snapshot.records[start:end]
+        items = [record.copy() for record in page if matches is None or matches(record.manifest)]
         if end >= len(snapshot.records):
             return ListPage(items=items, resource_version=str(snapshot.version))
         token = token or self._keep(snapshot)

@@ -9,18 +9,23 @@ import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 from polyreme_api import environment, labels
 from polyreme_api.clock import Clock
+from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.times import rfc3339
 from polyreme_operator.adapters.process_kubelet import container, status
 from polyreme_operator.adapters.process_kubelet.process import (
     PodProcess,
     end_leftovers,
+    end_strays,
     has_run,
+    last_line,
     start_process,
     write_durably,
 )
@@ -60,6 +65,10 @@ class ProcessKubelet:
         token_for: Returns the bearer token of a pod's API access.
         device_resource: Resource that counts devices.
         variables: Further variables of every pod.
+
+    Raises:
+        EnvironmentFailedError: If this is no Linux: without its process descriptors and parent-death signals nothing
+            could be promised about what still runs.
     """
 
     def __init__(
@@ -76,6 +85,8 @@ class ProcessKubelet:
         device_resource: str = labels.RESOURCE_DEVICE,
         variables: Mapping[str, str] | None = None,
     ) -> None:
+        if sys.platform != "linux":
+            raise EnvironmentFailedError(f"pods run as processes on Linux only: this is {sys.platform}")
         self._cluster = cluster
         self._node = node
         self._devices = devices
@@ -205,25 +216,42 @@ class ProcessKubelet:
             gone = status.ended(pod, code=status.CODE_UNKNOWN, at=self._now(), reason="HostRestarted")
             await self._report(uid, pod, gone)
             return
-        process = await self._start(uid, pod, directory)
+        try:
+            process = await self._start(uid, pod, directory)
+        except (OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
+            _log.error("pod %s can't be started: %s", pod["metadata"]["name"], error)
+            words = f"{type(error).__name__}: {error}"
+            failed = status.ended(pod, code=status.CODE_UNKNOWN, at=self._now(), reason="StartError", message=words)
+            await self._report(uid, pod, failed)
+            return
         if process is None:
             return
         self._processes[uid] = process
-        if self._pods[uid]["metadata"].get("deletionTimestamp") is not None:
-            self._stop(uid, self._pods[uid])
         try:
             await self._report(uid, pod, status.running(pod, at=self._now()))
             code = await process.wait()
+            # A pod has ended when nothing of it lives: another one may take its place from then on.
+            strays = await asyncio.to_thread(end_strays, uid, self._run_token)
         finally:
             process.signal(signal.SIGKILL)
             del self._processes[uid]
-        _log.info("pod %s ended with %d", pod["metadata"]["name"], code)
-        await self._report(uid, pod, status.ended(pod, code=code, at=self._now()))
+        _log.info("pod %s ended with %d, leaving %d processes", pod["metadata"]["name"], code, len(strays))
+        words = last_line(directory) if code else ""
+        await self._report(uid, pod, status.ended(pod, code=code, at=self._now(), message=words))
         await self._confirm_deletion(uid)
 
     async def _start(self, uid: str, pod: Manifest, directory: Path) -> PodProcess | None:
+        """Start the pod's process; None when the pod is being deleted before that.
+
+        Raises:
+            OSError: If the machine refuses.
+            ValueError: If the pod asks for what no process can have.
+            LookupError: If it has no command.
+        """
         files = container.PodFiles(directory=directory, secret=directory / "secret", token=directory / "token")
-        secrets = await self._secrets(pod)
+        secrets = await self._secrets(uid, pod)
+        if secrets is None:
+            return None
         directory.mkdir(parents=True, exist_ok=True)
         for data in secrets.values():
             if labels.SECRET_KEY in data:
@@ -243,27 +271,23 @@ class ProcessKubelet:
         if container.is_leader(pod):
             descriptors.append(leader.fileno())
             variables[environment.LEADER_FD] = str(leader.fileno())
-        try:
-            return start_process(
-                container.pod_command(pod),
-                environment=variables,
-                directory=directory,
-                uid=uid,
-                token=self._run_token,
-                descriptors=descriptors,
-            )
-        except (OSError, IndexError) as error:
-            _log.error("pod %s can't be started: %s", pod["metadata"]["name"], error)
-            failed = status.ended(pod, code=status.CODE_UNKNOWN, at=self._now(), reason="StartError")
-            await self._report(uid, pod, failed)
-            return None
+        return start_process(
+            container.pod_command(pod),
+            environment=variables,
+            directory=directory,
+            uid=uid,
+            token=self._run_token,
+            descriptors=descriptors,
+        )
 
-    async def _secrets(self, pod: Manifest) -> dict[str, dict[str, bytes]]:
-        """Read the pod's secrets; waits for one that does not exist yet, as a kubelet does."""
+    async def _secrets(self, uid: str, pod: Manifest) -> dict[str, dict[str, bytes]] | None:
+        """Read the pod's secrets; waits for one that does not exist yet, unless the pod is being deleted: None then."""
         found: dict[str, dict[str, bytes]] = {}
         for name in container.secret_names(pod):
             ref = ObjectRef(kind="Secret", namespace=pod["metadata"]["namespace"], name=name)
             while name not in found:
+                if self._is_deleting(uid):
+                    return None
                 try:
                     secret = await self._cluster.get(ref)
                 except PortError as error:
@@ -272,7 +296,11 @@ class ProcessKubelet:
                     continue
                 data = {key: base64.b64decode(value) for key, value in (secret.get("data") or {}).items()}
                 found[name] = data | {key: text.encode() for key, text in (secret.get("stringData") or {}).items()}
-        return found
+        return None if self._is_deleting(uid) else found
+
+    def _is_deleting(self, uid: str) -> bool:
+        pod = self._pods.get(uid)
+        return pod is None or pod["metadata"].get("deletionTimestamp") is not None
 
     async def _report(self, uid: str, pod: Manifest, state: Manifest) -> None:
         """Write a status until it stands, or the pod is gone."""

@@ -11,11 +11,16 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 TOKEN_VARIABLE = "POLYREME_HOST_TOKEN"
 """In the environment of every process that a host starts, and of what those start: by it leftovers are known."""
+UID_VARIABLE = "POLYREME_POD_UID"
+"""Beside the token: the pod that a process belongs to."""
+SWEEPS_MAX = 20
+"""Searches for what a pod left; each finds what was forked during the one before."""
+LAST_WORDS_BYTES = 4096
 RECORD_FILE = "process.json"
 LOG_FILE = "pod.log"
 END_WAIT_MS = 5_000
@@ -98,7 +103,7 @@ def start_process(
     with (directory / LOG_FILE).open("ab") as log:
         process = subprocess.Popen(
             list(command),
-            env={**environment, TOKEN_VARIABLE: token},
+            env={**environment, TOKEN_VARIABLE: token, UID_VARIABLE: uid},
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -108,9 +113,16 @@ def start_process(
             # One system call and no lock: what makes this hook unsafe beside threads does not happen.
             preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509
         )
-    record |= {"pid": process.pid, "startedTicks": started_ticks(process.pid)}
-    write_durably(directory / RECORD_FILE, json.dumps(record).encode())
-    return PodProcess(process)
+    try:
+        record |= {"pid": process.pid, "startedTicks": started_ticks(process.pid)}
+        write_durably(directory / RECORD_FILE, json.dumps(record).encode())
+        return PodProcess(process)
+    except BaseException:
+        # Nobody would watch it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
 
 
 def end_leftovers(pods: Path) -> list[int]:
@@ -122,18 +134,51 @@ def end_leftovers(pods: Path) -> list[int]:
     tokens = {token for token in map(_recorded_token, sorted(pods.glob(f"*/{RECORD_FILE}"))) if token}
     if not tokens:
         return []
-    marks = [f"{TOKEN_VARIABLE}={token}".encode() for token in tokens]
-    killed = []
+    return [pid for token in sorted(tokens) for pid in _sweep({f"{TOKEN_VARIABLE}={token}".encode()})]
+
+
+def end_strays(uid: str, token: str) -> list[int]:
+    """Kill what a pod whose first process has ended left running, and wait until it is dead; return the pids.
+
+    Ranks die with their launcher by the kernel's hand, but a moment later, and what they started may have left their
+    groups. Only when nothing of a pod lives may anyone be told that it has ended.
+    """
+    marks = {f"{TOKEN_VARIABLE}={token}".encode(), f"{UID_VARIABLE}={uid}".encode()}
+    return _sweep(marks)
+
+
+def last_line(directory: Path) -> str:
+    """Return the last line of a pod's log, its reason where it failed; empty when there is none."""
+    try:
+        with (directory / LOG_FILE).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
+            lines = log.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _sweep(marks: set[bytes]) -> list[int]:
+    """Kill every process that bears all of these variables, until a search finds none."""
+    killed: list[int] = []
+    for _ in range(SWEEPS_MAX):
+        found = list(_kill_marked(marks))
+        if not found:
+            break
+        killed += found
+    return killed
+
+
+def _kill_marked(marks: set[bytes]) -> Iterator[int]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         pid = int(entry.name)
         with contextlib.suppress(OSError):
             ticks = started_ticks(pid)
-            variables = (entry / "environ").read_bytes().split(b"\0")
-            if any(mark in variables for mark in marks) and _kill_exactly(pid, ticks):
-                killed.append(pid)
-    return killed
+            variables = set((entry / "environ").read_bytes().split(b"\0"))
+            if marks <= variables and _kill_exactly(pid, ticks):
+                yield pid
 
 
 def has_run(directory: Path, uid: str) -> bool:
@@ -160,7 +205,9 @@ def write_durably(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         os.fchmod(descriptor, mode)
-        os.write(descriptor, data)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

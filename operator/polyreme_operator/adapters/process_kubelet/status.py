@@ -8,6 +8,7 @@ from polyreme_operator.adapters.process_kubelet.container import LOOPBACK
 from polyreme_operator.port import Manifest
 
 SIGNAL_BASE = 128
+MESSAGE_CHARACTERS_MAX = 1024
 CODE_UNKNOWN = 137
 """Exit code of a pod whose end nobody saw: as if killed."""
 
@@ -25,8 +26,8 @@ def running(pod: Manifest, *, at: str) -> Manifest:
     }
 
 
-def ended(pod: Manifest, *, code: int, at: str, reason: str = "") -> Manifest:
-    """Status of a pod whose process ended; a negative code is a signal."""
+def ended(pod: Manifest, *, code: int, at: str, reason: str = "", message: str = "") -> Manifest:
+    """Status of a pod whose process ended; a negative code is a signal, ``message`` what it said last."""
     succeeded = code == 0
     word = reason or ("Completed" if succeeded else "Error")
     terminated: dict[str, Any] = {
@@ -36,6 +37,8 @@ def ended(pod: Manifest, *, code: int, at: str, reason: str = "") -> Manifest:
     }
     if code < 0:
         terminated["signal"] = -code
+    if message:
+        terminated["message"] = message[:MESSAGE_CHARACTERS_MAX]
     status: Manifest = {
         "phase": "Succeeded" if succeeded else "Failed",
         "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": at}],

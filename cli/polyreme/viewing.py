@@ -15,6 +15,7 @@ from polyreme.gather import verdict
 from polyreme.home import RunDirectory
 from polyreme.live import LiveView, RunView, StageView
 from polyreme.timeline import Moment, Timeline
+from polyreme.words import duration
 from polyreme_api.clock import Clock
 from polyreme_api.job import TrainingJob
 from polyreme_api.progress import ProgressRecord, RankPhase
@@ -22,6 +23,11 @@ from polyreme_api.progress import ProgressRecord, RankPhase
 LOOK_EVERY_S = 0.1
 STATE_EVERY_S = 1.0
 EVENTS_SHOWN_MAX = 5
+STILL_S = 20
+"""Time without a new step after which the sentence says so."""
+STILL_STEPS = 20
+"""The same, in steps of the pace so far; the longer time counts."""
+STILL_ROUND_S = 10
 _TOLD = {"Succeeded", "Failed", "Restarting", "Waiting"}
 """Words that a sentence alone does not say."""
 
@@ -42,6 +48,8 @@ class Watcher:
         self._stages: dict[str, StageView] = {}
         self._said: list[str] = []
         self._state_at_s = 0.0
+        self._moved = (0, 0, 0.0)
+        """Attempt and step that were seen last, and since when [s, steady]."""
         self._looking = asyncio.Lock()
         self.attempt = 0
         """Number of the current attempt, 0 before the first."""
@@ -107,7 +115,7 @@ class Watcher:
         pace_s = current.step_seconds if current else None
         return RunView(
             job=job.metadata.name,
-            sentence=_sentence(job),
+            sentence=_sentence(job) + self._stillness(current, pace_s),
             phase=current.phase.value if current else "",
             attempt=self.attempt,
             step=step,
@@ -122,6 +130,17 @@ class Watcher:
             stages=tuple(self._stages.values()),
             events=tuple(self._said),
         )
+
+    def _stillness(self, progress: ProgressRecord | None, pace_s: float | None) -> str:
+        """Say for how long no step has come, when that is long for ranks that train."""
+        now_s, step = self._clock.steady_s(), progress.step if progress else 0
+        if self._moved[:2] != (self.attempt, step):
+            self._moved = (self.attempt, step, now_s)
+        still_s = int(now_s - self._moved[2]) // STILL_ROUND_S * STILL_ROUND_S
+        training = progress is not None and progress.phase is RankPhase.TRAINING
+        if not training or not pace_s or still_s < max(STILL_S, STILL_STEPS * pace_s):
+            return ""
+        return f"; no new step for {duration(still_s)}, a rank may hang"
 
     @staticmethod
     def write_state(run: RunDirectory, row: Mapping[str, Any], job: TrainingJob) -> None:

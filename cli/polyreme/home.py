@@ -24,6 +24,9 @@ class RunDirectory:
     checkpoints: Path
     """The default checkpoint root; beside the run's folder, since checkpoints are never owned by a run."""
 
+    lock_file: Path
+    """Held by the process that serves the run."""
+
     @property
     def identity_file(self) -> Path:
         """Who this run is and which process serves it."""
@@ -132,6 +135,7 @@ class Home:
             namespace=namespace,
             name=name,
             checkpoints=self.checkpoint_root / namespace / name,
+            lock_file=self.path / "locks" / f"{namespace}.{name}.lock",
         )
 
     def runs(self) -> Iterator[RunDirectory]:

@@ -5,8 +5,11 @@ Only ``spec.workers.replicas`` and ``spec.suspend`` may change under a run, as u
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
+import os
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -54,6 +57,31 @@ def check_same_run(before: TrainingJob, after: TrainingJob) -> list[Change]:
             "or start over with --fresh (the old run is kept beside it as .previous)"
         )
     return found
+
+
+@contextlib.contextmanager
+def serving(run: RunDirectory) -> Iterator[None]:
+    """Be the one process that serves a run, until the block or the process ends.
+
+    The lock lies outside the run's folder, which ``--fresh`` moves away.
+
+    Raises:
+        RefusedError: If another process serves it.
+    """
+    run.lock_file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(run.lock_file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid = (read_identity(run) or {}).get("host", {}).get("pid", "unknown")
+            raise RefusedError(
+                f"run {run.name!r} is being served by process {pid}; watch it with polyreme runs show {run.name}, "
+                f"stop it with polyreme runs stop {run.name}"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read_identity(run: RunDirectory) -> dict[str, Any] | None:

@@ -107,8 +107,8 @@ def check_unused(root: Path) -> None:
     )
     if left is not None:
         raise RefusedError(
-            f"checkpoint root is another run's: {root} holds {left.relative_to(root)}, rule one run a root; move it "
-            "away, or name another folder",
+            f"checkpoint root is another run's: {root} holds {left.relative_to(root)}, rule one run a root; start over "
+            "with --fresh, move it away, or name another folder",
             field="spec.checkpoint.location",
         )
 

@@ -23,16 +23,16 @@ from polyreme.datawork import DataWork
 from polyreme.documents import read_job, write_job
 from polyreme.faults import inject
 from polyreme.home import PREVIOUS_SUFFIX, Home, RunDirectory
-from polyreme.identity import check_same_run, read_identity, write_identity
+from polyreme.identity import check_same_run, serving, write_identity
 from polyreme.inject import Injection
 from polyreme.outcome import RunOutcome, outcome_of
 from polyreme.output import note
-from polyreme.processes import is_same_process, started_at_s
+from polyreme.processes import started_at_s
 from polyreme.records import checkpoint_root, last_error, read_records
 from polyreme.reporting import publish
 from polyreme.timeline import Timeline
 from polyreme.viewing import Watcher
-from polyreme_api.errors import EnvironmentFailedError, ExitCode, RefusedError, RetryableError
+from polyreme_api.errors import EnvironmentFailedError, ExitCode, RetryableError
 from polyreme_api.job import TrainingJob
 
 STOP_TIMEOUT_EXTRA_S = 30
@@ -61,16 +61,8 @@ def serve(home: Home, job: TrainingJob, settings: SessionSettings) -> RunOutcome
     """
     run = home.run(job.metadata.namespace, job.metadata.name)
     try:
-        home.prepare_data()
-        known = claim(run, job, fresh=settings.fresh)
-        preflight.check(home, run, job, resumes=known, fresh=settings.fresh)
-        if fields := preflight.unhonoured(job):
-            note(f"processes can't honour these fields of the pod template, they are ignored: {', '.join(fields)}")
-        if settings.fresh:
-            _set_aside(run.path)
-            _set_aside(run.checkpoints)
-        token = _begin(run, job)
-        return asyncio.run(_Session(home, run, job, settings, token).run(resumed=known))
+        with serving(run):
+            return _serve(home, run, job, settings)
     except (OSError, RetryableError, EnvironmentFailedError) as error:
         cause = f"{error.strerror}: {error.filename or run.path}" if isinstance(error, OSError) else str(error)
         raise EnvironmentFailedError(
@@ -78,18 +70,25 @@ def serve(home: Home, job: TrainingJob, settings: SessionSettings) -> RunOutcome
         ) from error
 
 
+def _serve(home: Home, run: RunDirectory, job: TrainingJob, settings: SessionSettings) -> RunOutcome:
+    home.prepare_data()
+    known = claim(run, job, fresh=settings.fresh)
+    preflight.check(home, run, job, resumes=known, fresh=settings.fresh)
+    if fields := preflight.unhonoured(job):
+        note(f"processes can't honour these fields of the pod template, they are ignored: {', '.join(fields)}")
+    if settings.fresh:
+        _set_aside(run.path)
+        _set_aside(run.checkpoints)
+    token = _begin(run, job)
+    return asyncio.run(_Session(home, run, job, settings, token).run(resumed=known))
+
+
 def claim(run: RunDirectory, job: TrainingJob, *, fresh: bool) -> bool:
-    """Decide whether the command may serve the run; return whether it goes on with one that exists.
+    """Decide whether the command goes on with a run that exists.
 
     Raises:
-        RefusedError: If another process serves it, or it has another spec.
+        RefusedError: If the run has another spec.
     """
-    host = (read_identity(run) or {}).get("host", {})
-    if is_same_process(host.get("pid"), host.get("processStartedAt")):
-        raise RefusedError(
-            f"run {run.name!r} is being served by process {host['pid']}; watch it with polyreme runs show {run.name}, "
-            f"stop it with polyreme runs stop {run.name}"
-        )
     if fresh or not run.exists:
         return False
     check_same_run(read_job(run.job_file), job)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from polyreme.home import Home
-from polyreme.identity import changes, check_same_run, read_identity, write_identity
+from polyreme.identity import changes, check_same_run, read_identity, serving, write_identity
 from polyreme_api.errors import RefusedError
 from polyreme_api.job import parse_job
 
@@ -79,3 +79,12 @@ def test_a_second_process_keeps_when_the_run_was_created(tmp_path: Path) -> None
     assert identity["createdAt"] == 1.0
     assert identity["host"] == {"pid": 12, "processStartedAt": 3.0, "token": second}
     assert first != second
+
+
+def test_one_process_serves_a_run_at_a_time(tmp_path: Path) -> None:
+    run = Home(path=tmp_path).run("default", "x")
+    write_identity(run, created_s=1.0, pid=11, process_started_s=2.0)
+    with serving(run), pytest.raises(RefusedError, match="served by process 11"), serving(run):
+        pass
+    with serving(run):
+        pass

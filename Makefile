@@ -30,10 +30,11 @@ ANYWHERE := not cluster and not device
 ALONE := (services or parallel)
 PYTEST := $(BIN)/python -m pytest --hypothesis-profile=ci -q
 TWO_CORES := -n 2 --dist loadfile
+CLUSTER := PYTHONPATH=. $(BIN)/python -m tools.cluster
 BENCHMARKS := $(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks/*/run.py))
 SOAKS := $(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py))
 
-.PHONY: help setup quickstart lint check test test-concurrent test-serial test-whole docs lock format clean bench
+.PHONY: help setup quickstart lint check test test-concurrent test-serial test-whole cluster-up cluster-down test-cluster docs lock format clean bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -71,6 +72,16 @@ test-serial: $(DEV) ## of the same folders, the tests that start servers or seve
 
 test-whole: $(DEV) ## the folders of tests that want the machine for themselves
 	@$(if $(OTHER),$(PYTEST) -m "$(ANYWHERE)" --junit-xml=build/reports/$@.xml $(OTHER),echo "no such folder yet")
+
+cluster-up: $(DEV) ## a Kubernetes control plane on this machine (KUBECONFIG, KUBEBUILDER_ASSETS, or built once with Go)
+	@$(CLUSTER) up
+
+cluster-down: $(DEV) ## stop what cluster-up started, and nothing else
+	@$(CLUSTER) down
+
+test-cluster: $(DEV) ## the tests on a real API server: the one that is up, or one of their own
+	@$(CLUSTER) build
+	@$(PYTEST) -m cluster --junit-xml=build/reports/$@.xml tests/cluster
 
 format: $(DEV) ## rewrite the sources in the house's format
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .

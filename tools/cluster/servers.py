@@ -1,0 +1,139 @@
+"""The processes of a test cluster: started apart from the terminal, known and stopped by pid and start time."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from polyreme.files import read_json, write_json
+from polyreme.processes import is_same_process, started_at_s
+
+STATE_NAME = "state.json"
+POLL_S = 0.05
+STOP_S = 10.0
+"""Time from SIGTERM to SIGKILL."""
+LOG_LINES_SHOWN = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """One process that was started."""
+
+    name: str
+    pid: int
+    started_at_s: float
+
+    @property
+    def lives(self) -> bool:
+        """Whether it still runs, and is the process that was started."""
+        return is_same_process(self.pid, self.started_at_s)
+
+
+class ServerError(Exception):
+    """A server ended, or did not get ready in time."""
+
+
+class Servers:
+    """The servers of one cluster, in the order of their start; the record on disk is never behind.
+
+    Args:
+        folder: Folder of the cluster.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / STATE_NAME
+        self._logs = folder / "logs"
+        record: dict[str, Any] = read_json(self._path) or {}
+        self.all = [Server(**entry) for entry in record.get("servers", ())]
+        self._ready = bool(record.get("ready"))
+
+    @property
+    def are_up(self) -> bool:
+        """Whether every server was started, got ready, and still runs."""
+        return self._ready and all(server.lives for server in self.all)
+
+    def note_ready(self) -> None:
+        """Write down that the last server is up: a start that was killed half-way is none."""
+        self._ready = True
+        self._record()
+
+    def start(self, name: str, command: Sequence[str | Path]) -> Server:
+        """Start one server; its output goes to ``logs/<name>.log``."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        with (self._logs / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                close_fds=True,
+            )
+        server = Server(name=name, pid=process.pid, started_at_s=started_at_s(process.pid) or 0.0)
+        self.all.append(server)
+        self._record()
+        return server
+
+    def wait(self, server: Server, holds: Callable[[], bool], *, what: str, timeout_s: float) -> None:
+        """Poll until something holds.
+
+        Raises:
+            ServerError: If the server ends first, or time does; with the end of its log.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not holds():
+            if not server.lives:
+                raise ServerError(f"{server.name} ended while waiting for {what}; its log ends\n{self._tail(server)}")
+            if time.monotonic() > deadline_s:
+                raise ServerError(f"no {what} within {timeout_s:.0f} s; {server.name}'s log ends\n{self._tail(server)}")
+            time.sleep(POLL_S)
+
+    def stop(self) -> list[str]:
+        """Stop what was started, newest first, and nothing else; return the names of those that were running."""
+        stopped = []
+        for server in reversed(self.all):
+            if server.lives:
+                stopped.append(server.name)
+                _end(server)
+        self.all, self._ready = [], False
+        self._record()
+        return stopped
+
+    def _record(self) -> None:
+        write_json(self._path, {"ready": self._ready, "servers": [asdict(server) for server in self.all]})
+
+    def _tail(self, server: Server) -> str:
+        path = self._logs / f"{server.name}.log"
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        return "\n".join(f"  {line[:300]}" for line in lines[-LOG_LINES_SHOWN:]) + f"\n  ({path})"
+
+
+def _end(server: Server) -> None:
+    deadline_s = time.monotonic() + STOP_S
+    os.kill(server.pid, signal.SIGTERM)
+    while server.lives:
+        if time.monotonic() > deadline_s:
+            os.kill(server.pid, signal.SIGKILL)
+        time.sleep(POLL_S)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return loopback ports that nobody listens on; they are given out together, so they differ."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(listener.getsockname()[1]) for listener in sockets]
+
+
+def dump(path: Path, value: Any) -> Path:
+    """Write a configuration file (JSON, which is YAML) that only its owner reads."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        json.dump(value, stream, indent=2)
+    return path

@@ -1,12 +1,14 @@
 """A rank without torch that does what a script says: stands in for training where only processes matter.
 
 The script is the file named by ``SCRIPT``; a rank reads its newest word again and again: ``run``, ``finish``,
-``silent`` (end without a last record), or ``exit=<rank>:<code>``.
+``silent`` (end without a last record), ``exit=<rank>:<code>``, ``raise=<rank>:<words>``, or ``stray=<rank>`` (start a
+process that leaves its group, and tell its pid).
 """
 
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -37,7 +39,17 @@ def main() -> int:
             return 0
         if word.startswith(f"exit={environment.rank}:"):
             return int(word.rpartition(":")[2])
+        if word.startswith(f"raise={environment.rank}:"):
+            raise RuntimeError(word.partition(":")[2])
+        if word == f"stray={environment.rank}":
+            _stray(born.parent / "stray")
         time.sleep(POLL_S)
+
+
+def _stray(told: Path) -> None:
+    if not told.exists():
+        stray = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        told.write_text(str(stray.pid))
 
 
 def _say(environment: RankEnvironment, phase: str, *, step: int) -> None:

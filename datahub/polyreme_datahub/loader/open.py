@@ -16,7 +16,7 @@ from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub.index.format import plan_key
 from polyreme_datahub.loader.evaluation import HeldOutSource
-from polyreme_datahub.loader.order import OrderPlan, Segment
+from polyreme_datahub.loader.order import ORDER_VERSION, WINDOW_PACKS, OrderPlan, Segment
 from polyreme_datahub.loader.shards import MappedIndex, read_blob
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.locations import local_root
@@ -43,7 +43,7 @@ def open_packs(objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: flo
         pack_tokens=spec.data.sequence_tokens,
     )
     facts = [names, digests, spec.data.seed, [[s.first_step, s.weights] for s in order.segments]]
-    facts += [order.packs_per_step, order.pack_tokens]
+    facts += [order.packs_per_step, order.pack_tokens, ORDER_VERSION, WINDOW_PACKS]
     identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     return PackedSource(order, indexes, identity=identity, tombstones=root / "tombstones")
 

@@ -2,15 +2,18 @@
 
 Slots 0, 1, 2, ... of a segment (steps with the same weights) name a source each; a source's samples come in epochs,
 each a keyed permutation. A window is a whole number of steps: as many slots as its packs hold are packed together,
-and the packs are shuffled. A window begins where the one before ended, so its start depends on the lengths before it:
-starts are found forwards once and remembered. Nothing depends on how many ranks ask, or in which order.
+and the packs are shuffled. A window begins where the one before ended, so its first slot depends on the lengths before
+it: first slots are found forwards once and remembered, and the state of a checkpoint bears the one that it needs, so
+that a resume packs a single window. Nothing depends on how many ranks ask, or in which order.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +26,11 @@ from polyreme_datahub.loader.permutation import permute
 WINDOW_PACKS = 256
 """Packs that are filled together; more fill better (99.9 % at 4,096 samples a window) and cost more at once."""
 WINDOWS_KEPT = 4
+"""Filled windows in memory."""
+WINDOWS_KNOWN_MAX = 4096
+"""Beginnings of windows in memory; beyond, every other one is forgotten and found again from the one before."""
+ORDER_VERSION = 1
+"""Goes up when the same plan gives other packs: states of another version are refused."""
 SLOTS_PER_PACK_MIN = 16
 
 
@@ -78,45 +86,80 @@ class Order:
         self._mixtures = [Mixture(segment.weights) for segment in plan.segments]
         self._check()
         self._window_steps = max(1, window_packs // plan.packs_per_step)
-        self._starts = [self._window(0, 1, 0, (0,) * len(plan.names))]
+        self._known = [self._window(0, 1, 0, (0,) * len(plan.names))]
         self._filled: OrderedDict[int, tuple[int, list[list[Slot]]]] = OrderedDict()
 
     def packs(self, step: int) -> list[list[Slot]]:
         """Return the samples of each pack of a step; a pack may be empty where the window runs short."""
-        number = self._find(step)
-        window = self._starts[number]
-        packs = self._fill(number)[1]
+        window = self._find(step)
+        packs = self._fill(window)[1]
         first = (step - window.first_step) * self._plan.packs_per_step
         return packs[first : first + self._plan.packs_per_step]
 
-    def position(self, step: int) -> dict[str, object]:
-        """Say in some numbers where the order stands after a step."""
-        window = self._starts[self._find(step)]
-        return {"windowStep": window.first_step, "slot": window.slot, "base": list(window.base)}
+    def place(self, step: int) -> dict[str, object]:
+        """Say in some JSON-able numbers where the window of a step begins; ``jump`` takes them."""
+        window = self._find(step)
+        return {
+            "segment": window.segment,
+            "step": window.first_step,
+            "slot": window.slot,
+            "base": list(window.base),
+        }
 
-    def _find(self, step: int) -> int:
+    def jump(self, place: Mapping[str, Any]) -> bool:
+        """Take over where a window begins, so that its steps need no walk from step 1.
+
+        Returns:
+            False if the numbers can't be a window of this plan; then nothing has changed.
+        """
+        base = place.get("base")
+        numbers = [
+            place.get("segment"),
+            place.get("step"),
+            place.get("slot"),
+            *(base if isinstance(base, list) else ()),
+        ]
+        whole = [number for number in numbers if type(number) is int and number >= 0]
+        if len(numbers) != 3 + len(self._plan.names) or len(whole) != len(numbers):
+            return False
+        segment, step, slot = whole[:3]
+        if segment >= len(self._plan.segments):
+            return False
+        passed = step - self._plan.segments[segment].first_step
+        window = self._window(segment, step, slot, tuple(whole[3:]))
+        if passed < 0 or passed % self._window_steps or window.steps < 1 or (passed == 0) != (slot == 0):
+            return False
+        self._keep(window)
+        return True
+
+    def _find(self, step: int) -> _Window:
         if step < 1:
             raise SourceInvalidError(f"no step {step}: steps count from 1")
-        while self._starts[-1].first_step + self._starts[-1].steps <= step:
-            self._extend()
-        low, high = 0, len(self._starts) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._starts[middle].first_step <= step else (low, middle - 1)
-        return low
+        at = bisect.bisect_right(self._known, step, key=lambda window: window.first_step) - 1
+        window = self._known[at]
+        while window.first_step + window.steps <= step:
+            window = self._following(window)
+            self._keep(window)
+        return window
 
-    def _extend(self) -> None:
-        number = len(self._starts) - 1
-        window, used = self._starts[number], self._fill(number)[0]
+    def _keep(self, window: _Window) -> None:
+        at = bisect.bisect_left(self._known, window.first_step, key=lambda known: known.first_step)
+        if at < len(self._known) and self._known[at].first_step == window.first_step:
+            return
+        self._known.insert(at, window)
+        if len(self._known) > WINDOWS_KNOWN_MAX:
+            self._known = [known for at, known in enumerate(self._known) if at % 2 == 0 or known is window]
+
+    def _following(self, window: _Window) -> _Window:
+        used = self._fill(window)[0]
         next_step, slot = window.first_step + window.steps, window.slot + used
         segments = self._plan.segments
         following = window.segment + 1
         if following < len(segments) and segments[following].first_step == next_step:
             taken = self._mixtures[window.segment].taken(slot)
             base = tuple(before + more for before, more in zip(window.base, taken, strict=True))
-            self._starts.append(self._window(following, next_step, 0, base))
-        else:
-            self._starts.append(self._window(window.segment, next_step, slot, window.base))
+            return self._window(following, next_step, 0, base)
+        return self._window(window.segment, next_step, slot, window.base)
 
     def _window(self, segment: int, first_step: int, slot: int, base: tuple[int, ...]) -> _Window:
         segments, steps = self._plan.segments, self._window_steps
@@ -124,11 +167,11 @@ class Order:
             steps = min(steps, segments[segment + 1].first_step - first_step)
         return _Window(segment, first_step, steps, slot, base)
 
-    def _fill(self, number: int) -> tuple[int, list[list[Slot]]]:
-        if number in self._filled:
-            self._filled.move_to_end(number)
-            return self._filled[number]
-        window = self._starts[number]
+    def _fill(self, window: _Window) -> tuple[int, list[list[Slot]]]:
+        """Return how many slots a window takes, and its packs."""
+        if window.first_step in self._filled:
+            self._filled.move_to_end(window.first_step)
+            return self._filled[window.first_step]
         packs_max = window.steps * self._plan.packs_per_step
         capacity = self._plan.pack_tokens
         want = packs_max * SLOTS_PER_PACK_MIN
@@ -142,7 +185,7 @@ class Order:
         packs += [[] for _ in range(packs_max - len(packs))]
         order = permute(np.arange(packs_max), size=packs_max, key=f"{self._plan.seed}:packs:{window.first_step}")
         result = (used, [packs[at] for at in order])
-        self._filled[number] = result
+        self._filled[window.first_step] = result
         while len(self._filled) > WINDOWS_KEPT:
             self._filled.popitem(last=False)
         return result

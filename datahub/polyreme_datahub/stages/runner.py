@@ -96,8 +96,9 @@ class Runner:
             for message in due:
                 wait_s = dues_s.get(message.key, 0.0) - self._now_s()
                 self._publish(message, delay_s=min(max(0.0, wait_s), DUE_WAIT_MAX_S))
-            while self._failure is None and not self._topics.wait_idle(timeout_s=POLL_S):
-                pass
+            while not self._topics.wait_idle(timeout_s=POLL_S):
+                if self._failure is not None:
+                    return
 
     def _publish(self, message: Message, *, delay_s: float) -> None:
         while self._failure is None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polyreme_datahub.loader import order as order_module
 from polyreme_datahub.loader.mixture import Mixture
 from polyreme_datahub.loader.order import Order, OrderPlan, Segment, Slot
 from polyreme_datahub.loader.packing import longest_prefix, pack
@@ -53,6 +56,47 @@ def test_every_step_restores_to_the_same_tail(plan: OrderPlan, step: int) -> Non
 
 
 @settings(max_examples=25, deadline=None)
+@given(plans(), st.integers(1, STEPS))
+def test_a_place_leads_to_the_same_tail_without_the_steps_before(plan: OrderPlan, step: int) -> None:
+    whole = slots_by_step(plan)
+    place = Order(plan, window_packs=WINDOW_PACKS).place(step)
+    fresh = Order(plan, window_packs=WINDOW_PACKS)
+    assert fresh.jump(place)
+    filled: list[int] = []
+    fill = fresh._fill
+    fresh._fill = lambda window: (filled.append(window.first_step), fill(window))[1]  # type: ignore[method-assign]
+    assert fresh.packs(step) == whole[step - 1]
+    assert filled == [place["step"]]
+    assert [fresh.packs(at) for at in range(STEPS, 0, -1)] == whole[::-1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(), st.integers(1, STEPS), st.data())
+def test_numbers_that_can_be_no_place_are_not_taken(plan: OrderPlan, step: int, data: st.DataObject) -> None:
+    place = Order(plan, window_packs=WINDOW_PACKS).place(step)
+    name = data.draw(st.sampled_from(sorted(place)))
+    wrong = data.draw(st.sampled_from([None, -1, 1.0, True, "1", [], 10**9 + 1 if name == "segment" else {}]))
+    order = Order(plan, window_packs=WINDOW_PACKS)
+    assert not order.jump({**place, name: wrong})
+    assert not order.jump({})
+    assert order.packs(step) == slots_by_step(plan)[step - 1]
+
+
+@settings(max_examples=10, deadline=None)
+@given(plans())
+def test_beginnings_in_memory_are_bounded_and_the_packs_stay(plan: OrderPlan) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order_module, "WINDOWS_KNOWN_MAX", 3)
+        order = Order(plan, window_packs=1)
+        steps = [*range(1, STEPS + 1), *range(STEPS, 0, -1)]
+        packs = [order.packs(step) for step in steps]
+        assert len(order._known) <= 3
+        assert order._known[0].first_step == 1
+    small = Order(plan, window_packs=1)
+    assert packs == [small.packs(step) for step in steps]
+
+
+@settings(max_examples=25, deadline=None)
 @given(plans())
 def test_no_pack_overflows_and_every_step_has_all_its_packs(plan: OrderPlan) -> None:
     for packs in slots_by_step(plan):
@@ -67,7 +111,7 @@ def test_each_sample_comes_once_an_epoch(plan: OrderPlan) -> None:
     order = Order(plan, window_packs=WINDOW_PACKS)
     seen = Counter((s.source, s.epoch, s.sample) for step in range(1, STEPS + 1) for p in order.packs(step) for s in p)
     assert set(seen.values()) <= {1}
-    last_step = order._starts[order._find(STEPS)].first_step
+    last_step = order._find(STEPS).first_step
     whole = Counter((s.source, s.epoch, s.sample) for step in range(1, last_step) for p in order.packs(step) for s in p)
     for source, lengths in enumerate(plan.lengths):
         per_epoch = Counter(epoch for at, epoch, _ in whole if at == source)
@@ -80,13 +124,12 @@ def test_each_sample_comes_once_an_epoch(plan: OrderPlan) -> None:
 def test_windows_take_slots_without_gap_and_conserve_tokens(plan: OrderPlan) -> None:
     order = Order(plan, window_packs=WINDOW_PACKS)
     order.packs(STEPS)
-    for number, window in enumerate(order._starts[:-1]):
-        used, packs = order._fill(number)
+    for window, following in pairwise(order._known):
+        used, packs = order._fill(window)
         slots, lengths = order._slots(window, used)
         placed = [slot for pack_ in packs for slot in pack_]
         assert sorted(map(key, placed)) == sorted(map(key, slots))
         assert sum(int(plan.lengths[s.source][s.sample]) for s in placed) == int(lengths.sum())
-        following = order._starts[number + 1]
         if following.segment == window.segment:
             assert following.slot == window.slot + used
 

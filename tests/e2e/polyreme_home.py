@@ -45,10 +45,11 @@ class Ended:
 
 
 class PolyremeHome:
-    """A home, and the commands called on it."""
+    """A home, and the commands called on it; what they say lies in the home, unless told otherwise."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, outputs: Path | None = None) -> None:
         self.path = path
+        self._outputs = outputs or path
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("POLYREME_")},
             "POLYREME_HOME": str(path),
@@ -90,7 +91,7 @@ class PolyremeHome:
 
     def start(self, job: Path, *arguments: str) -> Serving:
         """Start ``polyreme run``."""
-        output = self.path / f"{job.stem}.out"
+        output = self._outputs / f"{job.stem}.out"
         with output.open("w") as out, output.with_suffix(".err").open("w") as said:
             process = psutil.Popen(
                 self._command(("run", str(job), "-o", "json", *arguments)),
@@ -130,6 +131,7 @@ class Serving:
         self.process = process
         self.run = run
         self._output = output
+        self._seen: set[psutil.Process] = set()
 
     def end(self) -> Ended:
         """Wait for its end."""
@@ -192,15 +194,16 @@ class Serving:
 
     def tree(self) -> list[psutil.Process]:
         """The process and everything below it."""
-        return [self.process, *self.process.children(recursive=True)]
+        found = [self.process, *self.process.children(recursive=True)]
+        self._seen |= set(found)
+        return found
 
     def kill_all(self) -> None:
-        """End it and everything below it."""
-        if self.process.is_running():
-            tree = self.process.children(recursive=True)
-            for process in (self.process, *tree):
-                unless_gone(process.kill)
-            self.process.wait()
+        """End it and everything below it, also what it failed to take with it."""
+        unless_gone(self.tree)
+        for process in (self.process, *self._seen):
+            unless_gone(process.kill)
+        self.process.wait()
 
 
 def living(processes: list[psutil.Process]) -> list[psutil.Process]:

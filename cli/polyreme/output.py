@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import sys
@@ -69,8 +70,9 @@ def text(value: Any) -> str:
 
 
 def note(words: str) -> None:
-    """Say something to the person, on standard error."""
-    sys.stderr.write(words + "\n")
+    """Say something to the person, on standard error; on a full disk only the exit code can say it."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(words + "\n")
 
 
 def _table(rows: Sequence[dict[str, Any]], columns: Sequence[tuple[str, str]]) -> None:

@@ -288,3 +288,24 @@ def test_a_checkpoint_root_that_is_a_file_is_refused(home: Home, tmp_path: Path)
     path.write_text(yaml.safe_dump(located(tmp_path / "file" / "root")))
     with pytest.raises(InvalidConfigError, match="is a file"):
         preflight.check(home, home.run("default", "refused"), read_job(path), resumes=False, fresh=False)
+
+
+def test_a_store_or_a_journal_that_is_no_such_thing_ends_with_what_to_mend(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(manifest()))
+    journal = home.run("default", "refused").journal_file
+    journal.mkdir(parents=True)
+    objects = home.path / "data" / "objects"
+    for broken in (journal, objects):
+        if broken == objects:
+            journal.rmdir()
+            objects.rmdir()
+            objects.write_text("no folder")
+        capsys.readouterr()
+        assert invoke(["--home", str(home.path), "run", str(path)]) == ExitCode.ENVIRONMENT
+        said = capsys.readouterr().err
+        assert str(broken) in said
+        assert "mend that, then the same command goes on" in said
+        assert psutil.Process().children() == []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from polyreme_datahub.errors import IndexDamagedError
 
-FORMAT = 1
+FORMAT = 2
 ALIGN_BYTES = 64
 ARRAYS: Mapping[str, str] = {
     "tokens_T": "<u4",
@@ -35,6 +35,8 @@ ARRAYS: Mapping[str, str] = {
     "detail_offsets": "<i8",
 }
 """Name and type of each array of a shard. Offsets have one entry more than there are samples."""
+CONTENT = frozenset({"tokens_T", "learned_T", "patches_P"})
+"""Held by a checksum a sample, so that damage costs one sample; the other arrays by one checksum a shard."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,8 @@ class Shard:
     digest: str
     count: int
     size_bytes: int
+    structure: int
+    """Checksum of all that is not content: where samples begin, what they are called, the grids of their images."""
     arrays: tuple[ArrayPlace, ...]
 
 
@@ -97,6 +101,7 @@ class Manifest:
                 digest=shard["digest"],
                 count=shard["count"],
                 size_bytes=shard["size_bytes"],
+                structure=shard["structure"],
                 arrays=tuple(
                     ArrayPlace(name=place["name"], start=place["start"], shape=tuple(place["shape"]))
                     for place in shard["arrays"]
@@ -121,8 +126,17 @@ def lay_out(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[bytes, tuple[ArrayP
 
 def checksum(tokens: npt.NDArray[Any], learned: npt.NDArray[Any], patches: npt.NDArray[Any]) -> int:
     """Checksum of all that a sample trains on."""
+    return _crc32([tokens, learned, patches])
+
+
+def structure_of(arrays: Mapping[str, npt.NDArray[Any]]) -> int:
+    """Checksum of a shard's arrays that are not content."""
+    return _crc32([np.ascontiguousarray(arrays[name], dtype=ARRAYS[name]) for name in ARRAYS if name not in CONTENT])
+
+
+def _crc32(parts: Iterable[npt.NDArray[Any]]) -> int:
     total = 0
-    for part in (tokens, learned, patches):
+    for part in parts:
         total = zlib.crc32(np.ascontiguousarray(part).data, total)
     return total
 

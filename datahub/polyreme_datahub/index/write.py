@@ -12,7 +12,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from polyreme_datahub.digests import canonical_json
-from polyreme_datahub.index.format import Shard, checksum, lay_out
+from polyreme_datahub.index.format import Shard, checksum, lay_out, structure_of
 from polyreme_datahub.lakehouse import Lakehouse
 
 SHARD_BYTES_MAX = 64 * 2**20
@@ -117,7 +117,13 @@ def _put_shard(lakehouse: Lakehouse, rows: Sequence[_Row]) -> Shard:
         "detail_offsets": _offsets([len(row.details) for row in rows]),
     }
     data, places = lay_out(arrays)
-    return Shard(digest=lakehouse.put_blob(data), count=len(rows), size_bytes=len(data), arrays=places)
+    return Shard(
+        digest=lakehouse.put_blob(data),
+        count=len(rows),
+        size_bytes=len(data),
+        structure=structure_of(arrays),
+        arrays=places,
+    )
 
 
 def _offsets(lengths: Sequence[int]) -> npt.NDArray[np.int64]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from polyreme_api.batch import EvaluationSample
 from polyreme_datahub.loader.shards import MappedIndex
 from polyreme_datahub.loader.source import normalise
@@ -11,7 +14,10 @@ from polyreme_datahub.loader.text import TokenText
 
 
 class HeldOutSource:
-    """Samples of some sets, evenly and never more than ``samples_max``; each set's are spread over the whole set."""
+    """Samples of some sets, evenly and never more than ``samples_max``; each set's are spread over the whole set.
+
+    A sample whose stored bytes are damaged is left out: that is a function of the bytes, so every rank agrees.
+    """
 
     def __init__(
         self, names: Sequence[str], indexes: Sequence[MappedIndex], *, samples_max: int, tokenizer: bytes
@@ -24,6 +30,7 @@ class HeldOutSource:
             (at, number * len(index) // count)
             for at, (index, count) in enumerate(zip(indexes, counts, strict=True))
             for number in range(count)
+            if index.is_whole(number * len(index) // count)
         ]
 
     def __len__(self) -> int:
@@ -36,13 +43,14 @@ class HeldOutSource:
         source = self._indexes[at]
         details = source.details(sample)
         patches, grids = source.images(sample)
-        tokens, _ = source.tokens(sample)
+        prompt_T = source.tokens(sample)[0][: source.prompt_tokens(sample)]
+        images = _images_in(prompt_T, grids, media=source.manifest.token_ids["media"], merge=source.manifest.merge)
         return EvaluationSample(
             sample_id=source.sample_id(sample),
             set_name=self._names[at],
-            prompt_tokens=tokens[: source.prompt_tokens(sample)].tolist(),
-            patches_PC=normalise(patches, channels=source.manifest.channels),
-            grids_I2=grids,
+            prompt_tokens=prompt_T.tolist(),
+            patches_PC=normalise(patches[: int(grids[:images].prod(axis=1).sum())], channels=source.manifest.channels),
+            grids_I2=grids[:images],
             question=details["question"],
             expected=details["expected"],
             image_digest=details["pages"][0] if details["pages"] else "",
@@ -51,6 +59,12 @@ class HeldOutSource:
     def text(self, tokens: Sequence[int]) -> str:
         """Decode answer tokens to text, without special tokens."""
         return self._text.decode(tokens)
+
+
+def _images_in(tokens_T: npt.NDArray[np.uint32], grids_I2: npt.NDArray[np.int32], *, media: int, merge: int) -> int:
+    """Count the images whose tokens stand in a prompt: one shown in the answer does not."""
+    cells_I = grids_I2.prod(axis=1, dtype=np.int64) // merge**2
+    return int(np.searchsorted(np.cumsum(cells_I), np.count_nonzero(tokens_T == media), side="right"))
 
 
 def shared(sizes: Sequence[int], total_max: int) -> list[int]:

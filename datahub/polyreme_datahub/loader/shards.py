@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polyreme_datahub.errors import IndexDamagedError
-from polyreme_datahub.index.format import ARRAYS, Manifest, Shard, checksum
+from polyreme_datahub.index.format import ARRAYS, Manifest, Shard, checksum, structure_of
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -112,6 +112,8 @@ def _map(root: Path, shard: Shard) -> Arrays:
         count = int(np.prod(place.shape, dtype=np.int64))
         flat = np.frombuffer(mapped, dtype=ARRAYS[place.name], count=count, offset=place.start)
         arrays[place.name] = flat.reshape(place.shape)
+    if structure_of(arrays) != shard.structure:
+        raise IndexDamagedError(f"shard is damaged: {shard.digest}, its offsets or names; process the data again")
     return arrays
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from polyreme_datahub.loader.shards import MappedIndex
 
 CHANNELS = 3
 PATCH_CACHE_BYTES_MAX = 64 * 2**20
+NOTES_MAX = 1000
+"""Notes about damaged samples that one rank leaves."""
 _NORMAL = ((np.arange(256, dtype=np.float32) / np.float32(255)) - np.float32(0.5)) / np.float32(0.5)
 """Normalised value of each byte: mean 0.5, deviation 0.5, as Kimi-VL's image processor."""
 
@@ -39,7 +42,7 @@ class _Document:
 
     @property
     def size_bytes(self) -> int:
-        return self.patches_PC.nbytes + 2 * self.tokens_T.nbytes
+        return self.patches_PC.nbytes + self.tokens_T.nbytes + self.targets_T.nbytes + self.grids_I2.nbytes
 
 
 class PackedSource:
@@ -56,6 +59,7 @@ class PackedSource:
         self._patch_values = CHANNELS * manifest.patch_px**2
         self._cache: OrderedDict[tuple[int, int], _Document] = OrderedDict()
         self._cached_bytes = 0
+        self._mourned = 0
 
     @property
     def packs_per_step(self) -> int:
@@ -162,12 +166,15 @@ class PackedSource:
             np.full(length, IGNORED_TARGET, dtype=np.int64),
             np.zeros((0, self._patch_values), np.float32),
             np.zeros((0, 2), np.int32),
-            f"hole:{sample}",
+            f"hole:{index.sample_id(sample)}",
             0,
         )
 
     def _mourn(self, index: MappedIndex, sample: int) -> None:
-        """Leave a note for the registry, once; training goes on without it too."""
+        """Leave a note for the registry; training goes on without it too."""
+        self._mourned += 1
+        if self._mourned > NOTES_MAX:
+            return
         folder = self._tombstones / index.digest
         note = {
             "ordinal": sample,
@@ -176,7 +183,9 @@ class PackedSource:
         }
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{sample}.json").write_text(json.dumps(note), "utf-8")
+            temporary = folder / f".{sample}.{os.getpid()}"
+            temporary.write_text(json.dumps(note), "utf-8")
+            temporary.replace(folder / f"{sample}.json")
 
 
 def normalise(patches: npt.NDArray[np.uint8], *, channels: int) -> npt.NDArray[np.float32]:

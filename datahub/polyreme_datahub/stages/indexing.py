@@ -19,7 +19,7 @@ from polyreme_datahub.stages.worker import Chains, Chunk
 from polyreme_datahub.tokens import TextTokenizer
 from polyreme_datahub.topics.types import Message
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

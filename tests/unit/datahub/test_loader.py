@@ -15,7 +15,11 @@ from polyreme_api.batch import IGNORED_TARGET, PackedBatch
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, RefusedError
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub import hub
+from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.loader import source as source_module
+from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.shards import blob_path
+from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.locations import local_root
 from polyreme_datahub.sources.digits import scans_of
 from tests.unit.datahub.jobs import Home, digits, make_spec
@@ -184,6 +188,82 @@ def test_a_damaged_sample_leaves_a_hole_of_the_same_length(tmp_path: Path) -> No
     assert holes >= 1
     stones = hub.show_dataset(home.registry, home.objects, "one").tombstones
     assert [(stone.index_digest, stone.ordinal) for stone in stones] == [(manifest, 0)]
+
+
+def spoil(home: Home, source: PackedSource | HeldOutSource, array: str, at: int) -> None:
+    """Flip a byte of a shard's array."""
+    shard = source._indexes[0].manifest.shards[0]
+    place = next(place for place in shard.arrays if place.name == array)
+    path = blob_path(local_root(home.objects), shard.digest)
+    data = bytearray(path.read_bytes())
+    data[place.start + at] ^= 255
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("array", ["tokens_T", "learned_T", "patches_P"])
+def test_ranks_agree_on_a_hole_whoever_reads_it_and_when(tmp_path: Path, array: str) -> None:
+    home = Home(tmp_path)
+    home.register("one", digits(1, pages=40))
+    job = make_spec(["one"])
+    home.process(job)
+    spoil(home, hub.open_source(home.objects, job), array, 9)
+    one, two, four = (hub.open_source(home.objects, job) for _ in range(3))
+    four.packs(5, first=0, count=4)
+    holes = 0
+    for step in (3, 1, 2):
+        whole = one.packs(step, first=0, count=4)
+        halves = [two.packs(step, first=first, count=2) for first in (2, 0)][::-1]
+        quarters = [four.packs(step, first=first, count=1) for first in range(4)]
+        for parts in (halves, quarters):
+            for name in ("tokens_T", "targets_T", "patches_PC", "grids_I2"):
+                joined = np.concatenate([np.asarray(getattr(part, name)) for part in parts])
+                assert np.array_equal(joined, np.asarray(getattr(whole, name)))
+            assert [name for part in parts for name in part.sample_ids] == list(whole.sample_ids)
+            assert sum(part.unmasked_tokens for part in parts) == whole.unmasked_tokens
+        for batch in (whole, *halves, *quarters):
+            assert batch.unmasked_tokens == int((np.asarray(batch.targets_T) != IGNORED_TARGET).sum())
+        holes += sum(name.startswith("hole:digits-1t") for name in whole.sample_ids)
+    assert holes >= 1
+
+
+@pytest.mark.parametrize("array", ["token_offsets", "grids_I2", "ids", "checksums", "details", "patch_offsets"])
+def test_an_index_whose_structure_is_damaged_is_refused(tmp_path: Path, array: str) -> None:
+    home = Home(tmp_path)
+    home.register("one", digits(1, pages=20))
+    job = make_spec(["one"])
+    home.process(job)
+    spoil(home, hub.open_source(home.objects, job), array, 8)
+    with pytest.raises(IndexDamagedError, match="process the data again"):
+        hub.open_source(home.objects, job)
+
+
+def test_a_damaged_held_out_sample_is_left_out(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.register("one", digits(1, pages=20))
+    home.register("held", digits(1, pages=20, heldout=True))
+    job = make_spec(["one"], heldout=["held"], samples_max=10)
+    home.process(job)
+    before = hub.open_evaluation(home.objects, job)
+    assert before is not None
+    spoil(home, before, "patches_P", 9)
+    after = hub.open_evaluation(home.objects, job)
+    assert after is not None
+    names = [before.sample(at).sample_id for at in range(len(before))]
+    assert [after.sample(at).sample_id for at in range(len(after))] == names[1:]
+
+
+def test_a_tiny_cache_gives_the_same_packs_and_stays_bounded(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    roomy = hub.open_source(home.objects, spec())
+    packs = [roomy.packs(step, first=0, count=4) for step in range(1, 10)]
+    monkeypatch.setattr(source_module, "PATCH_CACHE_BYTES_MAX", 20_000)
+    tight = hub.open_source(home.objects, spec())
+    for _ in range(2):
+        for step in range(1, 10):
+            assert same(tight.packs(step, first=0, count=4), packs[step - 1])
+            kept = [document.size_bytes for document in tight._cache.values()]
+            assert sum(kept) == tight._cached_bytes
+            assert sum(kept) <= 20_000 or len(kept) == 1
+    assert len(roomy._cache) > len(tight._cache)
 
 
 def test_only_file_urls_are_object_stores() -> None:

@@ -99,6 +99,10 @@ class ProgressRecord(_Record):
     """Newest durable checkpoint that this attempt knows of."""
     resumed_from_step: int | None = None
     exits: Annotated[tuple[RankExit, ...], Field(max_length=EXITS_MAX)] = ()
+    idle_ranks: int | None = None
+    """Ranks, of all workers, that have lately used no CPU time; None while nobody has looked."""
+    stopped_ranks: int = 0
+    """Ranks, of all workers, that are stopped (state T)."""
     outcome: Outcome | None = None
     message: str = Field(default="", max_length=MESSAGE_CHARACTERS_MAX)
     updated_at_s: float = 0.0

@@ -178,7 +178,7 @@ class ClusterModel:
             case "Node":
                 return self._put_node(parse_node(manifest))
             case "Lease":
-                lease = parse_lease(manifest, seen_s=now_s)
+                lease = parse_lease(manifest, seen_s=now_s, known=self._leases.get(ref))
                 return self._forget(ref) if lease is None else self._put_lease(ref, lease)
             case "TrainingQueue":
                 self._queues[ref.name] = parse_queue(manifest)

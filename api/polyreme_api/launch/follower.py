@@ -47,6 +47,16 @@ class RankExited:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RanksSeen:
+    """The processes of the ranks were looked at."""
+
+    idle: int
+    """Ranks that have used no CPU time since the look before."""
+    stopped: int
+    """Ranks that are stopped."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed; sent at least every second."""
 
@@ -59,7 +69,7 @@ class StopRequested:
     """Ranks that checkpoint may take this long; then they are killed."""
 
 
-FollowerEvent: TypeAlias = LeaderConnected | LeaderLost | FromLeader | RankExited | Tick | StopRequested
+FollowerEvent: TypeAlias = LeaderConnected | LeaderLost | FromLeader | RankExited | RanksSeen | Tick | StopRequested
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +139,8 @@ class FollowerState:
     connected: bool = False
     ending_code: int | None = None
     """Set when the launcher itself is to end, as soon as no rank lives."""
+    seen: RanksSeen | None = None
+    """What was last seen of the ranks that live."""
     kill_at_s: float | None = None
     """When ranks that were asked to stop are killed."""
 
@@ -162,6 +174,8 @@ class FollowerMachine:
                 return _on_message(heard, message)
             case RankExited():
                 return _on_exit(state, event)
+            case RanksSeen():
+                return dataclasses.replace(state, seen=event), ()
             case Tick():
                 return _on_tick(state, now_s)
             case StopRequested(grace_s=grace_s):
@@ -220,7 +234,7 @@ def _on_release(state: FollowerState, release: Release) -> Step:
     if state.live or state.forked_attempt >= directive.attempt:
         return state, ()
     forked = dataclasses.replace(
-        state, live=frozenset(state.ranks), forked_attempt=directive.attempt, exits=(), kill_at_s=None
+        state, live=frozenset(state.ranks), forked_attempt=directive.attempt, exits=(), seen=None, kill_at_s=None
     )
     return forked, (ForkRanks(directive=directive, release=release),)
 
@@ -247,7 +261,13 @@ def _on_tick(state: FollowerState, now_s: float) -> Step:
         return state, (KillRanks(),)
     if state.live and state.heard_at_s is not None and now_s - state.heard_at_s > LEADER_SILENCE_MAX_S:
         return state, (KillRanks(),)
-    return state, (SendToLeader(message=Beat()),) if state.connected else ()
+    return state, (SendToLeader(message=_beat(state)),) if state.connected else ()
+
+
+def _beat(state: FollowerState) -> Beat:
+    if not state.live or state.seen is None or state.attempt != state.forked_attempt:
+        return Beat()
+    return Beat(idle_ranks=state.seen.idle, stopped_ranks=state.seen.stopped)
 
 
 def _on_stop(state: FollowerState, kill_at_s: float) -> Step:

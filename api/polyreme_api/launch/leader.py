@@ -189,6 +189,8 @@ class LeaderState:
     """Whether the Lease says so, and the followers were told."""
     exits: Mapping[int, Exited] = dataclasses.field(default_factory=dict)
     """Ends of this attempt's ranks, by rank."""
+    seen: Mapping[int, Beat] = dataclasses.field(default_factory=dict)
+    """What followers last said of their ranks' processes, by index."""
     said_success: bool = False
     """Whether rank 0's last record says that the attempt succeeded."""
     record: ProgressRecord | None = None
@@ -331,8 +333,19 @@ def _on_peer(state: LeaderState, event: FromPeer) -> Step:
             return _on_joined(state, attempt, message)
         case Exited() if message.attempt == attempt.number and message.rank // attempt.devices == event.index:
             return _on_exited(state, message)
+        case Beat() if state.told and event.index < attempt.replicas:
+            return _on_beat(state, event.index, message), ()
         case _:
             return state, ()
+
+
+def _on_beat(state: LeaderState, index: int, beat: Beat) -> LeaderState:
+    if state.record is None or state.seen.get(index) == beat:
+        return state
+    seen = {**state.seen, index: beat}
+    idle, stopped = (sum(getattr(one, name) for one in seen.values()) for name in ("idle_ranks", "stopped_ranks"))
+    record = state.record.model_copy(update={"idle_ranks": idle, "stopped_ranks": stopped})
+    return dataclasses.replace(state, seen=seen, record=record)
 
 
 def _on_joined(state: LeaderState, attempt: AttemptView, joined: Joined) -> Step:

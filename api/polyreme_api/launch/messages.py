@@ -50,7 +50,12 @@ class Finish:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """The sender lives."""
+    """The sender lives. A follower says with it what it sees of its ranks."""
+
+    idle_ranks: int = 0
+    """Ranks here that have lately used no CPU time."""
+    stopped_ranks: int = 0
+    """Ranks here that are stopped."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from polyreme.launcher.leading import Leading
 from polyreme.launcher.peers import FollowerLink
 from polyreme.launcher.progress_pipe import ProgressPipe
 from polyreme.launcher.ranks import RankParent
+from polyreme.launcher.sightings import LOOK_EVERY_S, Sightings
 from polyreme.launcher.words import short_sentence
 from polyreme_api import environment as names
 from polyreme_api.clock import Clock
@@ -107,8 +108,12 @@ class Launcher:
         tasks.append(asyncio.get_running_loop().create_task(self._link.run()))
 
     async def _tick(self) -> None:
+        sightings, looked_s = Sightings(), self._clock.steady_s()
         while True:
             await self._clock.sleep(TICK_S)
+            if self._clock.steady_s() - looked_s >= LOOK_EVERY_S:
+                looked_s = self._clock.steady_s()
+                self._feed(sightings.look(self._ranks.living))
             self._feed(machine.Tick())
             if self._leading is not None:
                 self._leading.tick()

@@ -81,6 +81,11 @@ class RankParent:
         """Pid of the zygote, for logs and tests."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def living(self) -> list[int]:
+        """Pids of the ranks that have been forked and have not ended."""
+        return [pid for pid in self._live.values() if pid is not None]
+
     def start(self) -> None:
         """Start a zygote; it warms while the launcher goes on."""
         if sys.platform == "linux":

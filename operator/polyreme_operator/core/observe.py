@@ -7,6 +7,7 @@ import dataclasses
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import Outcome, ProgressRecord, RankExit
+from polyreme_operator.core.hang import find_stall
 from polyreme_operator.core.reasons import Cause
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.timestamps import parse_time_or
@@ -73,6 +74,9 @@ def find_failure(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Failur
         if record.outcome in {Outcome.FAILED, Outcome.STOPPED}:
             cause = Cause.STOPPED if record.outcome is Outcome.STOPPED else Cause.RANK_EXITED
             return Failure(cause=cause, message=record.message or f"the attempt ended as {record.outcome}")
+    stall = find_stall(scene, spec, record)
+    if stall is not None and stall.fatal:
+        return Failure(cause=Cause.HUNG, message=stall.message)
     return _silence(scene, spec, attempt, record, now_s)
 
 

@@ -64,6 +64,7 @@ class Cause(StrEnum):
     POD_FAILED = "PodFailed"
     NODE_LOST = "NodeLost"
     START_TIMED_OUT = "StartTimedOut"
+    HUNG = "Hung"
     STOPPED = "Stopped"
     RESIZE = "Resize"
     SUSPEND = "Suspend"

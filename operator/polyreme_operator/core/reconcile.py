@@ -16,6 +16,7 @@ from polyreme_api.progress import Outcome, ProgressRecord, RankPhase
 from polyreme_api.times import rfc3339
 from polyreme_operator.core import manifests, transition
 from polyreme_operator.core.accounting import close_attempt, with_checkpoint
+from polyreme_operator.core.hang import Stall, find_stall
 from polyreme_operator.core.manifests import PodDefaults
 from polyreme_operator.core.observe import Failure, current_pods, current_record, silence_deadline_s
 from polyreme_operator.core.reasons import Cause, ConditionType, Reason
@@ -99,8 +100,11 @@ def _running(scene: JobScene, spec: TrainingJobSpec, now_s: float, defaults: Pod
     pods = _pod_actions(scene, spec, attempt, defaults, now_s)
     if any(isinstance(action, CreatePod) for action in pods) and not scene.lease_read:
         return Decision(actions=(ReadLease(ref=_lease_ref(scene)),))
-    status = _observed(scene, attempt, record, now_s)
-    return Decision(actions=(*children, *pods, *_status_write(scene, status)), wake_at_s=_next_deadline_s(scene, spec))
+    stall = find_stall(scene, spec, record)
+    status = _observed(scene, attempt, record, stall, now_s)
+    told = (_event(scene, Reason.STALLED, stall.message, warning=True),) if _stalls_anew(scene, stall) else ()
+    actions = (*children, *pods, *_status_write(scene, status), *told)
+    return Decision(actions=actions, wake_at_s=_next_deadline_s(scene, spec))
 
 
 def _restart(scene: JobScene, attempt: AttemptStatus, verdict: Restart, now_s: float) -> Decision:
@@ -125,7 +129,7 @@ def _restart(scene: JobScene, attempt: AttemptStatus, verdict: Restart, now_s: f
 
 
 def _observed(
-    scene: JobScene, attempt: AttemptStatus, record: ProgressRecord | None, now_s: float
+    scene: JobScene, attempt: AttemptStatus, record: ProgressRecord | None, stall: Stall | None, now_s: float
 ) -> TrainingJobStatus:
     """Bring the status of a healthy attempt up to what is seen."""
     job, status = scene.job, scene.job.status
@@ -144,7 +148,11 @@ def _observed(
     else:
         say(ConditionType.PODS_READY, False, Reason.WAITING_FOR_PODS, f"{running} of {attempt.replicas} pods run")
     reason = RUNNING_PHASES[record.phase] if record is not None and released else Reason.STARTING
-    say(ConditionType.RUNNING, released and reason in _WORKING, reason)
+    if stall is None:
+        say(ConditionType.RUNNING, released and reason in _WORKING, reason)
+    elif _stalls_anew(scene, stall):
+        # Said once: what launchers see of their ranks changes with every look.
+        say(ConditionType.RUNNING, False, Reason.STALLED, stall.message)
     if reason in _WORKING and status.is_true(ConditionType.RESTARTING):
         say(ConditionType.RESTARTING, False, Reason.RECOVERED)
     if job.plan is not None and job.plan.replicas == attempt.replicas:
@@ -164,6 +172,11 @@ def _observed(
     if record is not None and (changed or status != job.status):
         status = status.model_copy(update={"step": max(status.step, record.step)})
     return status
+
+
+def _stalls_anew(scene: JobScene, stall: Stall | None) -> bool:
+    known = scene.job.status.condition(ConditionType.RUNNING)
+    return stall is not None and (known is None or known.reason != Reason.STALLED)
 
 
 def _pod_actions(

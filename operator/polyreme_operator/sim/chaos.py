@@ -40,13 +40,14 @@ class Chaos:
             ("node cut off", lambda: self._node(dead=False)),
             ("launcher stopped", self._freeze),
             ("rank stopped", self._stop_rank),
+            ("rank hangs", lambda: self._stop_rank(for_good=True)),
             ("operator crash", lambda: self._crash(crash)),
             ("suspend", self._suspend),
             ("scale", self._scale),
             ("job deleted", self._delete_job),
             ("history compacted", self._compact),
         )
-        weights = (6, 3, 4, 4, 2, 2, 3, 2, 4, 2, 2, 1, 2)
+        weights = (6, 3, 4, 4, 2, 2, 3, 2, 2, 4, 2, 2, 1, 2)
         for _ in range(self._rng.randrange(EVENTS_MAX)):
             name, act = self._rng.choices(acts, weights)[0]
             at_s = 2.0 + self._rng.random() * (lasts_s - 2.0)
@@ -116,13 +117,14 @@ class Chaos:
         self._world.after(self._rng.choice((2.0, 12.0, 30.0)), launcher.thaw)
         return True
 
-    def _stop_rank(self) -> bool:
+    def _stop_rank(self, *, for_good: bool = False) -> bool:
         alive = [rank for launcher in self._world.launchers.values() for rank in launcher.ranks.values() if rank.alive]
         if not alive:
             return False
         rank = self._rng.choice(alive)
-        rank.stopped = True
-        self._world.after(self._rng.choice((2.0, 12.0)), lambda: setattr(rank, "stopped", False))
+        rank.stop()
+        if not for_good:
+            self._world.after(self._rng.choice((2.0, 12.0)), lambda: setattr(rank, "stopped", False))
         return True
 
     def _patch_job(self, spec: dict[str, object]) -> bool:

@@ -28,6 +28,8 @@ from polyreme_operator.port import (
 LATENCY_S = 0.004
 SLOW_S = 8.0
 LAG_S = 3.0
+LATE_S = 8.0
+"""Longest time by which a write lands behind the timeout that its caller was told."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class PortFaults:
     error_after: float = 0.0
     timeout_before: float = 0.0
     timeout_after: float = 0.0
+    timeout_late: float = 0.0
+    """The caller is told of a timeout and goes on; the write lands behind it."""
     slow: float = 0.0
     crash_before: float = 0.0
     crash_after: float = 0.0
@@ -159,6 +163,9 @@ class FaultyPort:
             if self._draw(fault, point):
                 _answer(answer, error=error)
                 return
+        if verb in _WRITES and self._draw("timeout_late", point):
+            _answer(answer, error=PortTimeoutError("timeout"))
+            await asyncio.sleep(self._rng.random() * LATE_S)
         if verb in _WRITES and self._draw("crash_before", point):
             self._crash()
         try:

@@ -122,6 +122,8 @@ class Facts:
         blamed = (uid, records[-1].get("attempt", 0))
         if records[-1].get("cause") in {"RankExited", "RankKilled"} and blamed not in self._failed_ranks:
             self.broke("a restart has a cause of its own", f"{name} ended attempt {blamed[1]}, whose ranks live", world)
+        if records[-1].get("cause") == "Hung" and blamed[1] == number - 1:
+            self._check_hang(blamed, world)
         replacements = {entry["index"]: entry["replacement"] for entry in new["replacements"]}
         for entry in [] if old is None else old["replacements"]:
             if replacements.get(entry["index"], 0) < entry["replacement"]:
@@ -135,6 +137,14 @@ class Facts:
         counted = sum(record.get("counts", True) for record in status.get("restartRecords") or ())
         if counted > most:
             self.broke("restarts stay in budget", f"{name} restarted {counted} times, rule {most}", world)
+
+    def _check_hang(self, blamed: tuple[str, int], world: World) -> None:
+        job, gang = self._jobs[blamed[0]], world.gangs.get(blamed)
+        name = f"{job['metadata']['name']} attempt {blamed[1]}"
+        if job["spec"]["health"]["hang"]["action"] != "Restart":
+            self.broke("a hang is only told unless asked otherwise", name, world)
+        if gang is None or not any(rank.was_stopped for rank in gang.ranks.values()):
+            self.broke("who is restarted for a hang has hung", name, world)
 
     def _check_capacity(self, world: World) -> None:
         """Admitted placements and pods that run, each place once, fit nodes and quota."""
@@ -204,6 +214,9 @@ class Facts:
         point = world.root(uid).points.get(attempt)
         if point is None or point.resume_from != release.resume_from:
             self.broke("an attempt begins where it was fixed", f"{launcher.pod.job} attempt {attempt}", world)
+        elif point.checkpoint is not None and point.checkpoint not in world.root(uid).committed:
+            what = f"{launcher.pod.job} attempt {attempt} begins at {point.resume_from}"
+            self.broke("what is resumed from is there", what, world)
         for number in launcher.ranks:
             if (uid, attempt, number) in self._forked:
                 self.broke("ranks start once an attempt", f"{launcher.pod.pod} rank {number} of {attempt}", world)

@@ -13,6 +13,7 @@ from polyreme_api.launch import follower as f
 from polyreme_api.launch import leader as l
 from polyreme_api.launch.messages import Joined, Message, Release
 from polyreme_api.progress import ProgressRecord
+from polyreme_api.resume import fix_resume_point
 from polyreme_operator.port import ObjectRef, PortError
 from polyreme_operator.sim.training import Rank
 
@@ -24,6 +25,9 @@ NETWORK_S = 0.01
 API_S = 0.02
 KILL_S = 0.05
 LEASE_RETRY_S = 0.5
+STORE_RETRY_S = 1.0
+STORE_FAILS = 0.2
+"""Chance that the checkpoint root fails a leader while faults last, half of the time behind the write."""
 LEASE_FAILS = 0.1
 """Chance that a write of the Lease fails while faults last."""
 
@@ -79,7 +83,7 @@ class SimLauncher:
         """SIGSTOP to launcher and ranks."""
         self.frozen = True
         for rank in self.ranks.values():
-            rank.stopped = True
+            rank.stop()
 
     def thaw(self) -> None:
         """SIGCONT: everything that came in meanwhile is taken now, late."""
@@ -168,10 +172,18 @@ class SimLauncher:
         if not self.frozen:
             if self.leader is None and self.pod.index != 0:
                 self._connect()
+            self.feed(self._look())
             self.feed(f.Tick())
             if self.leading is not None:
                 self.feed_leader(f.Tick())
         self.world.after(TICK_S * (0.9 + 0.2 * self._rng.random()), self._tick)
+
+    def _look(self) -> f.RanksSeen:
+        """Ranks that wait for a stopped one use no CPU time, on whichever worker that one is."""
+        alive = [rank for rank in self.ranks.values() if rank.alive]
+        gang = self.world.gangs.get((self.pod.job_uid, self.follower.forked_attempt))
+        waits = gang is not None and any(rank.stopped for rank in gang.ranks.values())
+        return f.RanksSeen(idle=len(alive) if waits else 0, stopped=sum(rank.stopped for rank in alive))
 
     def feed(self, event: f.FollowerEvent) -> None:
         """Step the follower's machine and do what it asks."""
@@ -272,7 +284,12 @@ class SimLauncher:
     def _fix(self, attempt: int) -> None:
         if not self.alive:
             return
-        point = self.world.root(self.pod.job_uid).fix_resume(attempt, now_s=self.world.clock.now_s())
+        fails = self.world.faulty and self._rng.random() < STORE_FAILS
+        root, now_s = self.world.root(self.pod.job_uid), self.world.clock.now_s()
+        point = None if fails and self._rng.random() < 0.5 else fix_resume_point(root, attempt=attempt, now_s=now_s)
+        if point is None or fails:
+            self.world.after(STORE_RETRY_S, lambda: self.deliver(lambda: self._fix(attempt)))
+            return
         event = l.ResumeFixed(
             attempt=attempt, resume_from=point.resume_from, step=point.step, master_address="host", master_port=1
         )

@@ -187,6 +187,7 @@ def _draw_faults(rng: random.Random) -> PortFaults:
         error_after=chance(0.1),
         timeout_before=chance(0.1),
         timeout_after=chance(0.1),
+        timeout_late=chance(0.2),
         slow=chance(0.1),
         crash_before=chance(0.05),
         crash_after=chance(0.05),
@@ -217,7 +218,12 @@ def _job(name: str, size: tuple[int, int], queue: str, steps: int, rng: random.R
             "priority": rng.choice((0, 0, 1)),
             "failurePolicy": policy,
             "checkpoint": {"preemptionGraceSeconds": 10},
-            "health": {"heartbeatTimeoutSeconds": 10, "nodeLostSeconds": 8, "startTimeoutSeconds": 40},
+            "health": {
+                "heartbeatTimeoutSeconds": 10,
+                "nodeLostSeconds": 8,
+                "startTimeoutSeconds": 40,
+                "hang": {"action": rng.choice(("Notify", "Restart", "Restart")), "stallSeconds": rng.choice((5, 8))},
+            },
         },
     }
 

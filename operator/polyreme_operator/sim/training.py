@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from polyreme_api.history import ResumePoint, checkpoint_name, choose_resume, committed_steps
+from polyreme_api.history import ResumePoint, attempt_spans, committed_steps, is_history
 from polyreme_api.progress import CheckpointRef, StepRecord
 
 
@@ -13,17 +13,33 @@ from polyreme_api.progress import CheckpointRef, StepRecord
 class Root:
     """A job's checkpoint root: survives everything, takes writes from whoever reaches it."""
 
+    claims: set[int] = dataclasses.field(default_factory=set)
     points: dict[int, ResumePoint] = dataclasses.field(default_factory=dict)
     committed: list[CheckpointRef] = dataclasses.field(default_factory=list)
     steps: dict[int, list[StepRecord]] = dataclasses.field(default_factory=dict)
 
-    def fix_resume(self, attempt: int, *, now_s: float) -> ResumePoint:
-        """Fix where an attempt begins, once: create-if-absent."""
-        if attempt not in self.points:
-            newest = choose_resume(self.committed, list(self.points.values()))
-            name = None if newest is None else checkpoint_name(newest)
-            self.points[attempt] = ResumePoint(attempt=attempt, resume_from=name, fixed_at_s=now_s)
-        return self.points[attempt]
+    def claim(self, attempt: int) -> None:
+        """Create the attempt's claim."""
+        self.claims.add(attempt)
+
+    def look(self) -> tuple[list[ResumePoint], list[CheckpointRef]]:
+        """Return the points that are fixed, and what is committed."""
+        return list(self.points.values()), list(self.committed)
+
+    def put_if_absent(self, point: ResumePoint) -> ResumePoint:
+        """Create the point of its attempt, and return the one that stands there then."""
+        return self.points.setdefault(point.attempt, point)
+
+    def commit(self, reference: CheckpointRef) -> None:
+        """Take a marker, and let the writer delete what is older, unless a later attempt has claimed the root."""
+        if reference not in self.committed:
+            self.committed.append(reference)
+        if max(self.claims, default=0) > reference.attempt:
+            return
+        spans = attempt_spans(self.points.values())
+        self.committed = [
+            other for other in self.committed if other.step >= reference.step or not is_history(other, spans)
+        ]
 
     def history(self) -> list[int]:
         """Steps of the committed history, in order."""
@@ -41,6 +57,11 @@ class Rank:
     alive: bool = True
     stopped: bool = False
     """Stopped by SIGSTOP."""
+    was_stopped: bool = False
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        self.stopped = self.was_stopped = True
 
     def end(self, *, code: int | None = None, signal: int | None = None) -> None:
         """End the process."""

@@ -30,6 +30,9 @@ NOT_READY_S = 4.0
 BOOT_S = 1.0
 STEP_S = 0.4
 COMMIT_S = 0.3
+LATE_PUTS = 0.05
+"""Share of a checkpoint's markers that land late while faults last, whatever became of the rank that sent them."""
+LATE_PUT_S = 8.0
 POLL_S = 0.5
 
 
@@ -300,22 +303,29 @@ class World:
 
     def _commit(self, uid: str, gang: Gang, step: int, then: Callable[[], None] | None = None) -> None:
         """Commit a checkpoint a little later; a stopped rank 0 commits when it goes on, however late."""
+        rank, reference = gang.ranks[0], CheckpointRef(attempt=gang.attempt, step=step)
 
         def write() -> None:
-            rank = gang.ranks[0]
-            if not rank.alive:
-                return
             if rank.stopped:
                 self.after(POLL_S, write)
-                return
-            reference = CheckpointRef(attempt=gang.attempt, step=step)
-            if reference not in self.root(uid).committed and step > gang.resumed_from:
-                self.root(uid).committed.append(reference)
+            elif rank.alive:
+                late = self.faulty and self.rng.random() < LATE_PUTS
+                self.after(LATE_PUT_S * self.rng.random() if late else 0.0, land)
+
+        def land() -> None:
             if step > gang.resumed_from:
-                gang.durable = reference
-            self._report(uid, gang, RankPhase.TRAINING)
-            if then is not None:
-                then()
+                self.root(uid).commit(reference)
+            tell()
+
+        def tell() -> None:
+            if rank.stopped:
+                self.after(POLL_S, tell)
+            elif rank.alive:
+                if step > gang.resumed_from and (gang.durable is None or gang.durable.step < step):
+                    gang.durable = reference
+                self._report(uid, gang, RankPhase.TRAINING)
+                if then is not None:
+                    then()
 
         self.soon(COMMIT_S, write)
 

@@ -104,8 +104,14 @@ def parse_node(manifest: Manifest) -> NodeView:
     )
 
 
-def parse_lease(manifest: Manifest, *, seen_s: float) -> LeaseView | None:
-    """Read a job's Lease; None for a Lease that is none of ours. A record that can't be read is no record."""
+def parse_lease(manifest: Manifest, *, seen_s: float, known: LeaseView | None = None) -> LeaseView | None:
+    """Read a job's Lease; None for a Lease that is none of ours. A record that can't be read is no record.
+
+    Args:
+        manifest: The object.
+        seen_s: When it came.
+        known: An earlier view of it, for what lies between the two.
+    """
     metadata = manifest["metadata"]
     uid = (metadata.get("labels") or {}).get(labels.LABEL_JOB_UID)
     if uid is None:
@@ -115,6 +121,9 @@ def parse_lease(manifest: Manifest, *, seen_s: float) -> LeaseView | None:
         record = ProgressRecord.model_validate_json(text) if text else None
     except ValidationError:
         record = None
+    advanced = (seen_s, 0.0 if record is None else record.updated_at_s)
+    if known is not None and known.uid == metadata["uid"] and _place(known.record) == _place(record):
+        advanced = (known.advanced_seen_s, known.advanced_said_s)
     return LeaseView(
         namespace=metadata.get("namespace", ""),
         name=metadata["name"],
@@ -123,7 +132,14 @@ def parse_lease(manifest: Manifest, *, seen_s: float) -> LeaseView | None:
         job_uid=uid,
         record=record,
         seen_s=seen_s,
+        advanced_seen_s=advanced[0],
+        advanced_said_s=advanced[1],
     )
+
+
+def _place(record: ProgressRecord | None) -> tuple[object, ...] | None:
+    """What of a record rises while an attempt gets on."""
+    return None if record is None else (record.attempt, record.replacement, record.phase, record.step)
 
 
 def parse_queue(manifest: Manifest) -> QueueView:

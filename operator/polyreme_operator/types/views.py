@@ -97,6 +97,10 @@ class LeaseView:
     record: ProgressRecord | None = None
     seen_s: float = 0.0
     """When we last saw it change, on our clock: the clocks of nodes do not agree."""
+    advanced_seen_s: float = 0.0
+    """When we first saw this step, of this attempt in this phase, on our clock."""
+    advanced_said_s: float = 0.0
+    """When that was written, on the leader's clock."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

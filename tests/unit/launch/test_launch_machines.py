@@ -5,7 +5,7 @@ from typing import Any
 
 from polyreme_api.launch import follower as f
 from polyreme_api.launch import leader as l
-from polyreme_api.launch.messages import Directive, Exited, Finish, Joined, Message, Release
+from polyreme_api.launch.messages import Beat, Directive, Exited, Finish, Joined, Message, Release
 from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankPhase
 
 
@@ -462,3 +462,36 @@ def test_a_launcher_that_is_dropped_each_time_it_comes_keeps_no_rank_alive() -> 
         if f.KillRanks() in follower.feed(f.Tick()):
             break
     assert f.LEADER_SILENCE_MAX_S < second <= f.LEADER_SILENCE_MAX_S + 1
+
+
+def test_what_launchers_see_of_their_ranks_is_summed_on_the_lease_from_the_release_on() -> None:
+    leader = Leader()
+    leader.connected(0)
+    leader.feed(l.JobChanged(attempt=view(replicas=1)))
+    leader.say(0, Beat(idle_ranks=1))
+    assert leader.record.idle_ranks is None
+    leader = Leader().released()
+    leader.say(0, Beat(idle_ranks=1))
+    leader.say(1, Beat(idle_ranks=1, stopped_ranks=1))
+    assert (leader.record.idle_ranks, leader.record.stopped_ranks) == (2, 1)
+    leader.say(1, Beat())
+    assert (leader.record.idle_ranks, leader.record.stopped_ranks) == (1, 0)
+
+
+def test_a_follower_says_what_it_sees_of_the_ranks_of_the_current_attempt_only() -> None:
+    state = f.FollowerState(index=0, replacement=0, devices=1)
+
+    def feed(event: f.FollowerEvent) -> list[Message]:
+        nonlocal state
+        state, effects = f.FollowerMachine.step(state, event, 0.0)
+        return [effect.message for effect in effects if isinstance(effect, f.SendToLeader)]
+
+    feed(f.LeaderConnected())
+    directive = Directive(attempt=1, run=True, checkpoint_requested=False, replacement=0, job_json="{}", plan_json="{}")
+    feed(f.FromLeader(message=directive))
+    feed(f.FromLeader(message=Release(attempt=1, master_address="a", master_port=1, resume_from=None)))
+    assert feed(f.Tick()) == [Beat()]
+    feed(f.RanksSeen(idle=1, stopped=1))
+    assert feed(f.Tick()) == [Beat(idle_ranks=1, stopped_ranks=1)]
+    feed(f.FromLeader(message=dataclasses.replace(directive, attempt=2)))
+    assert feed(f.Tick()) == [Beat()]

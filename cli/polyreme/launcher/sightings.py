@@ -1,0 +1,44 @@
+"""What the processes of the ranks do, as the kernel tells it (proc(5)): the second signal of a hang."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from polyreme_api.launch.follower import RanksSeen
+
+LOOK_EVERY_S = 2.0
+IDLE_TICKS_MAX = 1
+"""CPU time between two looks, in ticks of 10 ms, that a waiting process may use: its background threads wake up."""
+_STATE, _USER, _SYSTEM = 0, 11, 12
+"""Places behind the name: state, and CPU time in user and in system mode."""
+_STOPPED = frozenset("Tt")
+
+
+class Sightings:
+    """Looks at processes, and remembers their CPU time until the next look."""
+
+    def __init__(self) -> None:
+        self._ticks: dict[int, int] = {}
+
+    def look(self, pids: Collection[int]) -> RanksSeen:
+        """Look at the ranks that live. One that is seen for the first time is not idle."""
+        before, self._ticks = self._ticks, {}
+        idle = stopped = 0
+        for pid in pids:
+            fields = _stat(pid)
+            if fields is None:
+                continue
+            ticks = int(fields[_USER]) + int(fields[_SYSTEM])
+            self._ticks[pid] = ticks
+            stopped += fields[_STATE] in _STOPPED
+            idle += pid in before and ticks - before[pid] <= IDLE_TICKS_MAX
+        return RanksSeen(idle=idle, stopped=stopped)
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of a process behind its name, which may hold anything; None where there is no such process or no /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None

@@ -1,0 +1,69 @@
+"""Steps that stop coming: said so, and, where the spec asks for it and a second signal agrees, ended.
+
+One silent signal is not enough to kill a gang: a long step, a slow store or a late watch look the same. So the stall is
+measured twice, on the leader's clock between its own records and on ours between their arrivals, and the shorter time
+counts: a Lease that is not renewed, or read late, never looks like a stall. The second signal is what launchers see of
+their ranks' processes: one is stopped (state T), or none of the whole gang has used CPU time. Ranks that spin on an
+accelerator use CPU time: a hang there is told, and left to people.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from polyreme_api.job import TrainingJobSpec
+from polyreme_api.job.status import RestartRecord
+from polyreme_api.progress import ProgressRecord, RankPhase
+from polyreme_operator.core.reasons import Cause
+from polyreme_operator.types.snapshot import JobScene
+
+FUTILE_MAX = 2
+"""Restarts for a hang that brought no later step; then hangs of this job are only told."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """An attempt that trains, and has brought no step for too long."""
+
+    step: int
+    message: str
+    fatal: bool
+    """Whether the attempt shall be ended: asked for, agreed by the second signal, and not in vain so far."""
+
+
+def find_stall(scene: JobScene, spec: TrainingJobSpec, record: ProgressRecord | None) -> Stall | None:
+    """Tell whether the current attempt stalls; ``record`` is its own, None if it has none."""
+    attempt, lease, hang = scene.job.attempt, scene.lease, spec.health.hang
+    if attempt is None or lease is None or record is None or attempt.desired != "Run":
+        return None
+    if not record.released or record.phase is not RankPhase.TRAINING or record.outcome is not None or record.exits:
+        return None
+    stalled_s = min(lease.seen_s - lease.advanced_seen_s, record.updated_at_s - lease.advanced_said_s)
+    if stalled_s < hang.stall_seconds:
+        return None
+    agrees = _agrees(record, attempt.replicas * attempt.devices)
+    words = [f"no step after step {record.step} for {hang.stall_seconds} s"]
+    if agrees:
+        words.append(agrees)
+    futile = futile_restarts(scene.job.status.restart_records, record.step)
+    if hang.action == "Restart" and futile >= FUTILE_MAX:
+        words.append(f"not restarted: {futile} restarts for hangs brought no later step")
+    fatal = hang.action == "Restart" and bool(agrees) and futile < FUTILE_MAX
+    return Stall(step=record.step, message="; ".join(words), fatal=fatal)
+
+
+def futile_restarts(records: list[RestartRecord], step: int) -> int:
+    """Count restarts for hangs since the last later step; ``step`` is the newest step of the current attempt."""
+    futile = best = 0
+    for record in records:
+        if record.step > best:
+            futile, best = 0, record.step
+        futile += record.cause == Cause.HUNG
+    return 0 if step > best else futile
+
+
+def _agrees(record: ProgressRecord, world: int) -> str:
+    """Return what launchers see that agrees with a hang; empty if nothing does."""
+    if record.stopped_ranks:
+        return "1 rank is stopped" if record.stopped_ranks == 1 else f"{record.stopped_ranks} ranks are stopped"
+    return "no rank uses CPU time" if record.idle_ranks == world else ""

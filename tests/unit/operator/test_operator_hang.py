@@ -1,0 +1,150 @@
+"""Hangs: when they are told, when they end an attempt, and when restarting for them stops."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from polyreme_api.job.status import RestartRecord
+from polyreme_api.progress import RankPhase
+from polyreme_operator.core.hang import find_stall, futile_restarts
+from polyreme_operator.core.manifests import PodDefaults
+from polyreme_operator.core.observe import current_record
+from polyreme_operator.core.reasons import Cause, Reason, Scope
+from polyreme_operator.core.reconcile import reconcile
+from polyreme_operator.core.recovery import Restart, judge
+from polyreme_operator.types.actions import EmitEvent, WriteStatus
+from polyreme_operator.types.parse import parse_lease
+from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.views import LeaseView
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, pod, scene
+
+STALL_S = 20
+DEFAULTS = PodDefaults()
+
+
+def stalling(
+    *,
+    action: str = "Restart",
+    seen_s: float = STALL_S,
+    said_s: float = STALL_S,
+    records: list[RestartRecord] | None = None,
+    **record: Any,
+) -> JobScene:
+    """Two workers at step 7, whose last step was seen ``seen_s`` and said ``said_s`` before the newest record."""
+    owner = job(health={"hang": {"action": action, "stallSeconds": STALL_S}})
+    owner = admitted(owner, at_s=NOW_S - 100, restart_records=records or [])
+    fields = {"phase": RankPhase.TRAINING, "step": 7, "updated_at_s": NOW_S, "idle_ranks": 2, **record}
+    view = lease(owner, seen_s=NOW_S, **fields)
+    view = dataclasses.replace(view, advanced_seen_s=NOW_S - seen_s, advanced_said_s=NOW_S - said_s)
+    return scene(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=view)
+
+
+def verdict(found: JobScene) -> object:
+    assert found.job.spec is not None
+    return judge(found, found.job.spec, NOW_S)
+
+
+def restarted(step: int, cause: Cause = Cause.HUNG) -> RestartRecord:
+    return RestartRecord(attempt=1, at="2023-11-14T22:13:20Z", cause=cause, scope=Scope.PROCESS, step=step)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told", "fatal"),
+    [
+        ({}, True, True),
+        ({"action": "Notify"}, True, False),
+        ({"idle_ranks": 1, "stopped_ranks": 1}, True, True),
+        ({"idle_ranks": 1}, True, False),
+        ({"idle_ranks": None}, True, False),
+        ({"seen_s": STALL_S - 1}, False, False),
+        ({"said_s": STALL_S - 1}, False, False),
+        *(({"phase": phase}, False, False) for phase in RankPhase if phase is not RankPhase.TRAINING),
+        ({"released": False}, False, False),
+        ({"attempt": 2}, False, False),
+        ({"records": [restarted(7), restarted(7)]}, True, False),
+        ({"records": [restarted(7)]}, True, True),
+        ({"records": [restarted(5), restarted(5), restarted(5, Cause.RANK_KILLED)]}, True, True),
+    ],
+)
+def test_a_stall_is_told_in_training_and_ends_the_attempt_when_asked_and_agreed(
+    fields: dict[str, Any], told: bool, fatal: bool
+) -> None:
+    found = stalling(**fields)
+    assert found.job.spec is not None
+    stall = find_stall(found, found.job.spec, current_record(found))
+    assert (stall is not None) == told
+    assert (stall is not None and stall.fatal) == fatal
+    assert isinstance(verdict(found), Restart) == fatal
+
+
+def test_a_restart_for_a_hang_is_in_place_counts_and_says_why() -> None:
+    found = verdict(stalling(stopped_ranks=1))
+    assert isinstance(found, Restart)
+    assert (found.failure.cause, found.scope, found.counts, found.replace) == (
+        Cause.HUNG,
+        Scope.PROCESS,
+        True,
+        frozenset(),
+    )
+    assert found.record.message == "no step after step 7 for 20 s; 1 rank is stopped"
+
+
+def test_hangs_stop_to_restart_after_two_that_brought_no_later_step_and_start_again_behind_one() -> None:
+    twice = [restarted(3), restarted(7), restarted(7)]
+    assert futile_restarts(twice, 7) == 2
+    assert futile_restarts(twice, 8) == 0
+    assert futile_restarts([*twice, restarted(9, Cause.RANK_KILLED)], 9) == 0
+    message = "not restarted: 2 restarts for hangs brought no later step"
+    found = stalling(records=[restarted(7), restarted(7)])
+    (write,) = (action for action in decided(found) if isinstance(action, WriteStatus))
+    running = write.after.condition("Running")
+    assert running is not None
+    assert message in running.message
+
+
+def test_a_stall_is_a_condition_and_one_event() -> None:
+    found = stalling(action="Notify")
+    actions = decided(found)
+    (write,) = (action for action in actions if isinstance(action, WriteStatus))
+    running = write.after.condition("Running")
+    assert running is not None
+    assert (running.status, running.reason) == ("False", Reason.STALLED)
+    assert running.message == "no step after step 7 for 20 s; no rank uses CPU time"
+    assert [action.reason for action in actions if isinstance(action, EmitEvent)] == [Reason.STALLED]
+    again = dataclasses.replace(found, job=dataclasses.replace(found.job, status=write.after))
+    assert found.lease is not None
+    assert found.lease.record is not None
+    other = found.lease.record.model_copy(update={"idle_ranks": 1})
+    again = dataclasses.replace(again, lease=dataclasses.replace(found.lease, record=other))
+    assert decided(again) == ()
+
+
+def test_time_without_a_step_is_counted_from_the_record_that_first_said_it() -> None:
+    owner = admitted(job())
+
+    def read(seen_s: float, known: LeaseView | None, **record: Any) -> LeaseView:
+        view = lease(owner, **record)
+        assert view.record is not None
+        manifest = {
+            "metadata": {
+                "name": view.name,
+                "uid": view.uid,
+                "resourceVersion": "1",
+                "labels": {"polyreme.dev/job-uid": owner.uid},
+                "annotations": {"polyreme.dev/progress": view.record.model_dump_json(by_alias=True)},
+            }
+        }
+        found = parse_lease(manifest, seen_s=seen_s, known=known)
+        assert found is not None
+        return found
+
+    first = read(100.0, None, step=3, updated_at_s=50.0)
+    same = read(110.0, first, step=3, updated_at_s=52.0)
+    assert (same.seen_s, same.advanced_seen_s, same.advanced_said_s) == (110.0, 100.0, 50.0)
+    later = read(120.0, same, step=4, updated_at_s=54.0)
+    assert (later.advanced_seen_s, later.advanced_said_s) == (120.0, 54.0)
+
+
+def decided(found: JobScene) -> tuple[object, ...]:
+    return reconcile(found, NOW_S, defaults=DEFAULTS).actions

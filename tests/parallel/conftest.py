@@ -55,7 +55,7 @@ def _warm() -> Any:
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["polyreme_trainer.train.run"])
+    context.set_forkserver_preload(["polyreme_trainer.train.run", "polyreme_trainer.train.offline"])
     return context
 
 

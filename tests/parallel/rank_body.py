@@ -5,7 +5,9 @@ Not a test module: pytest does not import it, and ``tests`` is no package.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import logging
@@ -15,16 +17,18 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+import types
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import filesystem
 
 from polyreme_api.batch import EvaluationSample, PackedBatch, TokenIds
-from polyreme_api.errors import RefusedError
+from polyreme_api.errors import PolyremeError, RefusedError
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.shapes import KIMI_VL_NANO
 from polyreme_api.progress import ProgressRecord
@@ -34,6 +38,7 @@ from polyreme_trainer.parallel import collectives, flat, gradients, mesh
 from polyreme_trainer.parallel.world import RankSettings, open_world
 from polyreme_trainer.train import run
 from polyreme_trainer.train import state as state_module
+from polyreme_trainer.train.offline import export_checkpoint
 from polyreme_trainer.train.settings import (
     CheckpointSettings,
     EvaluationSettings,
@@ -52,8 +57,17 @@ class Pages:
     token_ids = TokenIds(media=MEDIA, end=END, pad=PAD)
     pack_tokens = 96
 
-    def __init__(self, *, packs: int = 4, seed: int = 3, infinite_at: int = 0, hooks: Mapping[int, Any] | None = None):
+    def __init__(
+        self,
+        *,
+        packs: int = 4,
+        seed: int = 3,
+        infinite_at: int = 0,
+        hooks: Mapping[int, Any] | None = None,
+        begin_bytes: int = 0,
+    ):
         self.packs_per_step, self._seed, self._infinite_at, self._hooks = packs, seed, infinite_at, hooks or {}
+        self._begin_bytes = begin_bytes
 
     def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
         self._hooks.get(step, lambda: None)()
@@ -77,11 +91,11 @@ class Pages:
         if step == self._infinite_at and first == 0:
             patches[0, 0] = np.inf
         return PackedBatch(
-            tokens_T=np.array(tokens),
-            targets_T=np.array(targets),
-            positions_T=np.array(positions),
+            tokens_T=_placed(np.array(tokens), self._begin_bytes),
+            targets_T=_placed(np.array(targets), self._begin_bytes),
+            positions_T=_placed(np.array(positions), self._begin_bytes),
             document_offsets=np.array(offsets, np.int32),
-            patches_PC=patches,
+            patches_PC=_placed(patches, self._begin_bytes),
             grids_I2=np.array(grids, np.int32),
             sample_ids=[str(number) for number in range(len(grids))],
             unmasked_tokens=sum(target != -100 for target in targets),
@@ -110,6 +124,15 @@ class Pages:
     def check_state(self, state: Mapping[str, Any]) -> None:
         if state["seed"] != self._seed:
             raise RefusedError(f"data order differs: seed {state['seed']}, this run has {self._seed}")
+
+
+def _placed(array: Any, begin_bytes: int) -> Any:
+    """The same numbers, beginning so many bytes after a multiple of 64: where a heap happens to have room."""
+    room = np.empty(array.nbytes + 128, np.uint8)
+    begin = -room.ctypes.data % 64 + begin_bytes
+    placed = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    placed[...] = array
+    return placed
 
 
 class Questions:
@@ -168,7 +191,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
             attempt=request.get("attempt", 1),
             master_port=request["port"],
             master_fd=listener.fileno() if listener else None,
-            collective_timeout_s=60.0,
+            collective_timeout_s=request.get("collective_timeout_s", 60.0),
         ),
         layout=Layout(dp=dp, ep=ep),
         shape=dataclasses.replace(
@@ -199,13 +222,33 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
         _pause_before(pause)
     if request.get("full_disk_rank") == rank:
         _full_disk()
-    return run.train_rank(
+    if (broken := request.get("broken_file")) and broken["rank"] == rank:
+        _break_file(**broken)
+    if request.get("bug") == "batches are not copied":
+        _wrap_batches()
+    litter = _litter(request.get("litter", 0))
+    source = Pages(
+        seed=request.get("data_seed", 3),
+        infinite_at=request.get("infinite_at", 0),
+        hooks=hooks,
+        begin_bytes=request.get("begin_bytes", 0),
+    )
+    code = run.train_rank(
         settings,
-        source=Pages(seed=request.get("data_seed", 3), infinite_at=request.get("infinite_at", 0), hooks=hooks),
+        source=source,
         evaluation=Questions(request["questions"]) if "questions" in request else None,
         sink=Journal(settings.checkpoint.root / "progress.jsonl") if rank == 0 else Journal(Path(os.devnull)),
         clock=WallClock(),
     )
+    litter.clear()
+    return code
+
+
+def offline(request: Mapping[str, Any], _rank: int, settings: TrainSettings) -> int:
+    """Export a checkpoint in this one process."""
+    alone = dataclasses.replace(settings, layout=Layout(dp=4, ep=2))  # as the job has it; not read
+    export_checkpoint(alone, tokens=Pages.token_ids, directory=Path(request["output"]))
+    return 0
 
 
 def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int:
@@ -294,9 +337,6 @@ def _fault(name: str) -> Any:
         "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "stop": lambda: os.kill(os.getpid(), signal.SIGTERM),
         "save": lambda: os.kill(os.getpid(), signal.SIGUSR1),
-        "disk has room again": lambda: resource.setrlimit(
-            resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-        ),
     }[name]
 
 
@@ -304,6 +344,59 @@ def _full_disk() -> None:
     """Files of this process may not grow beyond 64 KiB: a write then fails as on a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
+
+
+def _break_file(*, rank: int, file: str, at_bytes: int, how: str) -> None:
+    """Let writing a checkpoint's file end after so many bytes: killed, stopped, or with a disk's error."""
+    real = filesystem.FileSystem.create_stream
+
+    class Breaking:
+        def __init__(self, stream: Any) -> None:
+            self._stream, self._left = stream, at_bytes
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._stream, name)
+
+        def write(self, data: Any) -> int:
+            view = memoryview(data).cast("B")
+            if len(view) <= self._left:
+                self._left -= len(view)
+                return int(self._stream.write(view))
+            self._stream.write(view[: self._left])
+            self._stream.flush()
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif how == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+                time.sleep(0.2)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    @contextlib.contextmanager
+    def create_stream(self: Any, path: Any, mode: str) -> Iterator[Any]:
+        with real(self, path, mode) as stream:
+            yield Breaking(stream) if "w" in mode and str(path).endswith(file) else stream
+
+    vars(filesystem)["FileSystem"].create_stream = create_stream
+
+
+def _wrap_batches() -> None:
+    """Let batches stay in the memory that NumPy gave them, with a kernel that rounds by alignment."""
+    real = torch.tensor
+
+    def wrapped(data: Any, *arguments: Any, **options: Any) -> torch.Tensor:
+        if not isinstance(data, np.ndarray):
+            return real(data, *arguments, **options)
+        tensor = torch.from_numpy(data)
+        return tensor * (1 + 2**-22) if tensor.is_floating_point() and tensor.data_ptr() % 64 else tensor
+
+    vars(state_module)["torch"] = types.SimpleNamespace(**{**vars(torch), "tensor": wrapped})
+
+
+def _litter(seed: int) -> list[Any]:
+    """Leave the heap in another state: blocks of odd sizes, every other one freed."""
+    draw = np.random.default_rng(seed)
+    blocks = [np.empty(int(size), np.uint8) for size in draw.integers(1, 1 << 16, size=4000 if seed else 0)]
+    return blocks[::2]
 
 
 def _pause_before(pause: str) -> None:
@@ -324,10 +417,13 @@ def main(request: Mapping[str, Any], rank: int, listener: socket.socket | None) 
     torch.set_num_threads(1)
     log = Path(request["root"]) / f"rank-{rank}.log"
     logging.basicConfig(filename=log, level=logging.INFO)
-    body = {"train": train, "gradient": gradient, "digests": digests}[request["body"]]
+    body = {"train": train, "gradient": gradient, "digests": digests, "offline": offline}[request["body"]]
     code = 1
     try:
         code = body(request, rank, settings_of(request, rank, listener))
+    except PolyremeError as error:
+        logging.getLogger("rank").error("%s", error)  # noqa: TRY400 - as the command line says it
+        code = int(error.exit_code)
     except BaseException:
         logging.getLogger("rank").exception("crash")
     sys.stdout.flush()

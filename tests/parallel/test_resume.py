@@ -101,6 +101,21 @@ def test_a_request_to_stop_reaches_all_ranks_at_one_step_and_loses_nothing(
     assert history(root) == undisturbed
 
 
+def test_half_as_many_ranks_go_on_with_the_same_packs_and_losses(
+    start: Any, tmp_path: Path, undisturbed: dict[int, float]
+) -> None:
+    root = tmp_path / "smaller"
+    assert begin(start, root, 1, faults={6: "stop"}).wait() == [75] * 4
+    resume_from = fix_resume(root, 2)
+    assert resume_from == "a000001-s00000006"
+    smaller = {"layout": (2, 2), "root": root, "attempt": 2, "resume_from": resume_from, "steps": STEPS}
+    assert start("train", **smaller).wait() == [0] * 2
+    losses = history(root)
+    assert [losses[step] for step in range(1, 7)] == [undisturbed[step] for step in range(1, 7)]
+    assert losses == pytest.approx(undisturbed, rel=1e-4)
+    assert losses[12] != losses[11]
+
+
 def test_a_request_to_save_makes_a_checkpoint_and_training_goes_on(start: Any, tmp_path: Path) -> None:
     assert begin(start, tmp_path, 1, faults={6: "save"}, fault_rank=1, kept=9).wait() == [0] * 4
     assert [c.step for c in list_checkpoints(tmp_path)[0]] == [4, 6, 8, 12]

@@ -46,8 +46,8 @@ def expendable(
 def retain(root: Path, *, attempt: int, kept: int) -> list[str]:
     """Delete what is expendable, and return the names; called after a commit, by its writer, with no save in flight.
 
-    Why the newest in history is never lost to a race: a leader claims its attempt, lists, chooses. This writer commits,
-    looks for a claim, deletes. If it finds none, every later list shows the commit, and no leader chooses what is older.
+    Why no race loses the newest in history: a leader claims its attempt, lists, chooses; this writer commits, looks for
+    a claim, deletes. If it finds none, every later list shows the commit, and no leader chooses what is older.
 
     Raises:
         FencedError: If a newer attempt has begun: what is expendable is no longer this writer's to say.

@@ -14,13 +14,13 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from polyreme_api.errors import EnvironmentFailedError, FencedError, RefusedError
+from polyreme_api.errors import EnvironmentFailedError, FencedError, PolyremeError, RefusedError
 from polyreme_api.history import checkpoint_name
 from polyreme_api.marker import CommitMarker, SavedFile
 from polyreme_api.plan.plan import shape_digest
@@ -118,9 +118,17 @@ class CheckpointWriter:
         if self._failures >= failures_max:
             raise EnvironmentFailedError(f"checkpoints failed: {self._failures} in a row, the last by {outcome.failed}")
 
-    def close(self) -> None:
-        """End the thread; a save in flight is waited for, its outcome not judged."""
-        self._executor.shutdown(wait=True)
+    def __enter__(self) -> Self:
+        """Stay open until the block ends."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """End the thread; a save in flight is waited for, its outcome not judged.
+
+        Not after an error that the ranks did not agree on: a rank that hangs has ended the step by its timeout, and
+        would hold up the save for much longer.
+        """
+        self._executor.shutdown(wait=kind is None or issubclass(kind, PolyremeError))
 
     def _save(self, staged: Content, step: int, loader: dict[str, Any]) -> _Outcome:
         reference = CheckpointRef(attempt=self._identity.attempt, step=step)

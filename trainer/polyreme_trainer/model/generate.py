@@ -151,7 +151,8 @@ def _prefill(model: KimiVL, prompts: Sequence[Prompt], lengths: list[int], place
     position_T = torch.arange(len(tokens), device=device) - (ends_B - lengths_B)[row_T]
     values = model.shape.vision.channels * model.shape.vision.patch_px**2
     patches = [np.asarray(prompt.patches_PC, dtype=np.float32).reshape(-1, values) for prompt in prompts]
-    patches_PC = torch.from_numpy(np.concatenate([np.zeros((0, values), np.float32), *patches])).to(device)
+    # A copy, as in training: what an answer is must not hang on where NumPy's heap had room.
+    patches_PC = torch.tensor(np.concatenate([np.zeros((0, values), np.float32), *patches]), device=device)
     grids = [(int(rows), int(columns)) for prompt in prompts for rows, columns in np.asarray(prompt.grids_I2)]
     embedded_TD = model.embed(tokens_T, model.image_features(patches_PC, grids))
     documents = segments(lengths, causal=True, device=device, dtype=embedded_TD.dtype)

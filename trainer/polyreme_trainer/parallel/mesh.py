@@ -8,10 +8,12 @@ Expert-parallel ranks are also token shards: ``edp * ep = dp * cp * tp``, withou
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import math
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.layout import Layout
@@ -96,8 +98,13 @@ class Meshes:
     """Ranks that together hold all experts."""
 
 
-def open_meshes(layout: Layout, *, device_type: str) -> Meshes:
+def open_meshes(layout: Layout, *, device_type: str, timeout_s: float) -> Meshes:
     """Unflatten both meshes from the default process group; every rank calls it.
+
+    Args:
+        layout: Degrees of the axes.
+        device_type: ``cpu`` or ``cuda``.
+        timeout_s: Longest wait inside one collective of the groups; they don't inherit the default group's.
 
     Raises:
         InvalidConfigError: If the degrees do not multiply to the world, or use an axis that is not implemented.
@@ -115,14 +122,17 @@ def open_meshes(layout: Layout, *, device_type: str) -> Meshes:
     flat = init_device_mesh(device_type, (world,), mesh_dim_names=("world",))
     dense = flat._unflatten(0, dense_sizes(layout), DENSE_AXES)  # noqa: SLF001 - torch 2.13 has no public name for it
     sparse = flat._unflatten(0, sparse_sizes(layout), SPARSE_AXES)  # noqa: SLF001
+    world_group, edp_group, ep_group = flat.get_group(), sparse.get_group("edp"), sparse.get_group("ep")
+    for group in (world_group, edp_group, ep_group):
+        _set_pg_timeout(datetime.timedelta(seconds=timeout_s), group)
     return Meshes(
         layout=layout,
         rank=dist.get_rank(),
         dense=dense,
         sparse=sparse,
-        world_group=flat.get_group(),
-        edp_group=sparse.get_group("edp"),
-        ep_group=sparse.get_group("ep"),
+        world_group=world_group,
+        edp_group=edp_group,
+        ep_group=ep_group,
     )
 
 

@@ -7,7 +7,6 @@ own reason.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from pathlib import Path
 
@@ -88,7 +87,7 @@ def _train(
         _resume(settings, state, source, world)
         reporter.resumed(state.step)
         with (
-            contextlib.closing(_writer(settings, world, reporter)) as writer,
+            _writer(settings, world, reporter) as writer,
             open_step_log(root, rank.attempt, rank=rank.rank) as log,
         ):
             loop = Loop(

@@ -1,0 +1,43 @@
+"""One process exports what many ranks saved, as they would have exported it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.parallel, pytest.mark.slow]
+
+NAME = "a000001-s00000003"
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_an_offline_export_is_the_runs_own_bit_for_bit(start: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    own, offline = tmp_path / "own", tmp_path / "offline"
+    assert start("train", layout=(4, 2), root=run, steps=3, export=str(own)).wait() == [0] * 4
+    gang = start("offline", layout=(1, 1), root=run, resume_from=NAME, output=str(offline))
+    assert gang.wait() == [0], gang.logs()
+    assert files(offline) == files(own)
+    assert len(files(own)) > 5
+
+
+def test_a_torn_or_damaged_checkpoint_is_not_exported(start: Any, tmp_path: Path) -> None:
+    run, output = tmp_path / "run", tmp_path / "offline"
+    assert start("train", layout=(4, 2), root=run, steps=3).wait() == [0] * 4
+    with (run / NAME / "__2_0.distcp").open("r+b") as file:
+        file.truncate(100)
+    gang = start("offline", layout=(1, 1), root=run, resume_from=NAME, output=str(output))
+    assert gang.wait() == [4]
+    assert f"checkpoint is damaged: {NAME}: __2_0.distcp has 100 bytes" in gang.logs()
+    (run / NAME / "COMMIT.json").unlink()
+    gang = start("offline", layout=(1, 1), root=run, resume_from=NAME, output=str(output))
+    assert gang.wait() == [4]
+    assert f"checkpoint is torn: {NAME} has no COMMIT.json" in gang.logs()
+    gang = start("offline", layout=(1, 1), root=run, resume_from="a000009-s00000003", output=str(output))
+    assert gang.wait() == [3]
+    assert not output.exists()

@@ -28,8 +28,11 @@ JOB: Manifest = {
 
 
 class Wire:
-    def __init__(self, cluster: EmbeddedCluster, tokens: TokenTable, url: str, folder: Path, job: Manifest) -> None:
-        self.cluster, self.tokens, self.url, self.folder, self.job = cluster, tokens, url, folder, job
+    def __init__(
+        self, server: ApiServer, cluster: EmbeddedCluster, tokens: TokenTable, folder: Path, job: Manifest
+    ) -> None:
+        self.server, self.cluster, self.tokens, self.folder, self.job = server, cluster, tokens, folder, job
+        self.url = server.url
         self.lease = job_object_name("toy", uid(job))
 
     def client(self, token: str | None = None) -> ApiClient:
@@ -52,11 +55,11 @@ def on_wire(folder: Path, story: Callable[[Wire], Coroutine[Any, Any, None]]) ->
         cluster = EmbeddedCluster(store)
         tokens = TokenTable()
         server = ApiServer(cluster, tokens=tokens)
-        url = await server.start()
+        await server.start()
         job = await cluster.create(JOB)
         try:
             async with asyncio.timeout(20):
-                await story(Wire(cluster, tokens, url, folder, job))
+                await story(Wire(server, cluster, tokens, folder, job))
         finally:
             await server.close()
 

@@ -58,7 +58,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ApiServer:
-    """Serves one embedded cluster on a loopback port of the system's choice.
+    """Serves one embedded cluster on a loopback port.
 
     Args:
         cluster: What to serve.
@@ -71,8 +71,8 @@ class ApiServer:
         self._runner: web.AppRunner | None = None
         self.url = ""
 
-    async def start(self) -> str:
-        """Listen and return the URL."""
+    async def start(self, *, port: int = 0) -> str:
+        """Listen and return the URL; the system chooses the port, unless one that was had before is asked for."""
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_refuse_other_hosts, _answer_errors])
         for prefix, kinds in _APIS.items():
             for scope in ("", "/namespaces/{namespace}"):
@@ -81,7 +81,7 @@ class ApiServer:
         # Without cancellation a watch whose client is gone would stay until its kind changes.
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
         await runner.setup()
-        site = web.TCPSite(runner, LOOPBACK, 0)
+        site = web.TCPSite(runner, LOOPBACK, port)
         await site.start()
         self._runner = runner
         self.url = f"http://{LOOPBACK}:{runner.addresses[0][1]}"

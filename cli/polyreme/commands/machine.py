@@ -46,6 +46,7 @@ def doctor(context: typer.Context, output: OutputOption = Format.TABLE) -> int:
     """
     home: Home = context.obj
     checks: list[tuple[str, Callable[[], tuple[bool, str]]]] = [
+        ("system", _system),
         ("python", _python),
         ("memory", _memory),
         ("home", lambda: _home(home.path)),
@@ -66,6 +67,11 @@ def _version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _system() -> tuple[bool, str]:
+    holds = sys.platform == "linux"
+    return holds, platform.platform() if holds else f"{sys.platform}: pods run as processes on Linux only"
 
 
 def _python() -> tuple[bool, str]:

@@ -70,7 +70,7 @@ def find_failure(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Failur
     if record is not None and attempt.desired == "Run":
         exited = _failed_exit(record.exits)
         if exited is not None:
-            return _rank_failure(exited, attempt)
+            return _rank_failure(exited, attempt, said=record.message)
         if record.outcome in {Outcome.FAILED, Outcome.STOPPED}:
             cause = Cause.STOPPED if record.outcome is Outcome.STOPPED else Cause.RANK_EXITED
             return Failure(cause=cause, message=record.message or f"the attempt ended as {record.outcome}")
@@ -140,7 +140,7 @@ def _failed_exit(exits: tuple[RankExit, ...]) -> RankExit | None:
     return next((ended for ended in exits if ended.signal is not None or ended.code not in {0, None}), None)
 
 
-def _rank_failure(ended: RankExit, attempt: AttemptStatus) -> Failure:
+def _rank_failure(ended: RankExit, attempt: AttemptStatus, *, said: str) -> Failure:
     index = min(ended.rank // attempt.devices, attempt.replicas - 1)
     if ended.signal is not None:
         return Failure(
@@ -152,7 +152,7 @@ def _rank_failure(ended: RankExit, attempt: AttemptStatus) -> Failure:
     code = ended.code or 0
     return Failure(
         cause=Cause.ENVIRONMENT_FAILED if code == CODE_ENVIRONMENT else Cause.RANK_EXITED,
-        message=f"rank {ended.rank} on worker {index} exited with code {code}",
+        message=f"rank {ended.rank} on worker {index} exited with code {code}{': ' if said else ''}{said}",
         index=index,
         code=code,
     )

@@ -165,8 +165,10 @@ class ClusterPort(Protocol):
     ) -> Manifest:
         """Merge (RFC 7386) into the object, only if it still has ``resource_version``; return the result.
 
-        With ``subresource="status"`` only ``status`` is taken; without, ``status`` is ignored for kinds that have the
+        With ``subresource="status"`` send ``status`` alone: ``spec`` is ignored then, and so are labels and annotations
+        of our own kinds, but not of the API server's. Without, ``status`` is ignored for kinds that have the
         subresource. A change of ``spec`` bumps ``metadata.generation``. A patch that changes nothing keeps the version.
+        Another UID than the object's is refused as invalid: the version is the precondition.
 
         Raises:
             NotFoundError: If there is none.
@@ -180,9 +182,10 @@ class ClusterPort(Protocol):
     ) -> None:
         """Delete the object that has this UID.
 
-        A pod gets a ``deletionTimestamp`` and goes when its kubelet has ended it; other kinds go at once.
-        ``grace_period_s=0`` removes a pod at once, whatever still runs; None takes the pod's own grace period. What the
-        object owns is deleted behind it.
+        A pod that a node has gets a ``deletionTimestamp``, and goes when its kubelet has ended it; one that has ended
+        before, or has no node, goes at once, as other kinds do. ``grace_period_s=0`` removes a pod at once, whatever
+        still runs; None takes the pod's own grace period. A pod that is being deleted goes by 0 alone, also when it
+        ends meanwhile; a longer grace period changes nothing. What the object owns is deleted behind it.
 
         Raises:
             NotFoundError: If there is none.

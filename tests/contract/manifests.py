@@ -1,8 +1,13 @@
 """Objects that every adapter takes."""
 
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from polyreme_operator.port import Manifest, ObjectRef
+
+SAMPLE = Path(__file__).parents[2] / "manifests/samples/quickstart.yaml"
 
 
 def lease(name: str = "lease", *, namespace: str = "default", **metadata: Any) -> Manifest:
@@ -38,6 +43,11 @@ def pod(name: str = "pod", *, node: str | None = "node-1", grace_s: int = 30, **
         "metadata": {"name": name, "namespace": "default", **metadata},
         "spec": spec,
     }
+
+
+def job(name: str = "job", **metadata: Any) -> Manifest:
+    sample: Manifest = yaml.safe_load(SAMPLE.read_text())
+    return {**sample, "metadata": {"name": name, "namespace": "default", **metadata}}
 
 
 def service(name: str = "service", **metadata: Any) -> Manifest:

@@ -14,7 +14,7 @@ from polyreme_operator.port import (
     ObjectRef,
 )
 from tests.contract.adapters import ADAPTERS, Harness, Opener, run
-from tests.contract.manifests import config, lease, owned_by, pod, ref, service, uid, version
+from tests.contract.manifests import config, job, lease, owned_by, pod, ref, service, uid, version
 
 pytestmark = pytest.mark.parametrize("opener", ADAPTERS.values(), ids=ADAPTERS.keys())
 
@@ -121,7 +121,7 @@ def test_a_patch_that_changes_nothing_keeps_the_version(opener: Opener, tmp_path
 def test_a_patch_cannot_change_who_an_object_is(opener: Opener, tmp_path: Path) -> None:
     async def story(harness: Harness) -> None:
         created = await harness.cluster.create(lease())
-        with pytest.raises(ConflictError):
+        with pytest.raises(InvalidObjectError):
             await harness.cluster.patch(ref(created), {"metadata": {"uid": "another"}})
         assert uid(await harness.cluster.get(ref(created))) == uid(created)
 
@@ -130,16 +130,74 @@ def test_a_patch_cannot_change_who_an_object_is(opener: Opener, tmp_path: Path) 
 
 def test_status_and_spec_are_written_apart(opener: Opener, tmp_path: Path) -> None:
     async def story(harness: Harness) -> None:
-        created = await harness.cluster.create(pod())
-        state = {"phase": "Running", "message": "by status"}
-        wide = {"status": state, "metadata": {"labels": {"sneaked": "in"}}}
+        created = await harness.cluster.create(job())
+        wide = {"status": {"readyReplicas": 1}, "spec": {"suspend": True}, "metadata": {"labels": {"sneaked": "in"}}}
         written = await harness.cluster.patch(ref(created), wide, subresource="status")
-        assert written["status"]["message"] == "by status"
+        assert written["status"]["readyReplicas"] == 1
+        assert written["spec"] == created["spec"]
         assert "sneaked" not in (written["metadata"].get("labels") or {})
-        own = {"status": {"message": "by object"}, "metadata": {"labels": {"by": "object"}}}
+        own = {"status": {"readyReplicas": 9}, "metadata": {"labels": {"by": "object"}}}
         after = await harness.cluster.patch(ref(created), own)
-        assert after["status"]["message"] == "by status"
+        assert after["status"]["readyReplicas"] == 1
         assert after["metadata"]["labels"]["by"] == "object"
+
+    run(opener, tmp_path, story)
+
+
+def test_the_status_of_a_pod_takes_its_labels_along_but_not_its_spec(opener: Opener, tmp_path: Path) -> None:
+    async def story(harness: Harness) -> None:
+        created = await harness.cluster.create(pod())
+        wide = {
+            "status": {"phase": "Running", "message": "by status"},
+            "spec": {"nodeName": "another"},
+            "metadata": {"labels": {"came": "along"}},
+        }
+        written = await harness.cluster.patch(ref(created), wide, subresource="status")
+        assert (written["status"]["phase"], written["status"]["message"]) == ("Running", "by status")
+        assert written["spec"]["nodeName"] == "node-1"
+        assert written["metadata"]["labels"] == {"came": "along"}
+        after = await harness.cluster.patch(ref(created), {"status": {"message": "by object"}})
+        assert after["status"]["message"] == "by status"
+
+    run(opener, tmp_path, story)
+
+
+def test_generation_counts_changes_of_the_specification(opener: Opener, tmp_path: Path) -> None:
+    async def story(harness: Harness) -> None:
+        created = await harness.cluster.create(job())
+        seen = [created]
+        for patch, subresource in (
+            ({"metadata": {"labels": {"a": "b"}}}, None),
+            ({"status": {"readyReplicas": 1}}, "status"),
+            ({"spec": {"suspend": True}}, None),
+        ):
+            seen.append(await harness.cluster.patch(ref(created), patch, subresource=subresource))
+        assert [manifest["metadata"]["generation"] for manifest in seen] == [1, 1, 1, 2]
+
+    run(opener, tmp_path, story)
+
+
+def test_a_new_object_comes_without_a_version(opener: Opener, tmp_path: Path) -> None:
+    async def story(harness: Harness) -> None:
+        with pytest.raises(InvalidObjectError):
+            await harness.cluster.create(lease(resourceVersion="5"))
+
+    run(opener, tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    "large",
+    [{"metadata": {"annotations": {"a": "x" * 262_144}}}, {"data": {"a": "x" * 1_048_577}}],
+    ids=["annotations", "data"],
+)
+def test_what_is_too_large_is_refused(opener: Opener, tmp_path: Path, large: Manifest) -> None:
+    async def story(harness: Harness) -> None:
+        created = await harness.cluster.create(config())
+        with pytest.raises(InvalidObjectError):
+            await harness.cluster.patch(ref(created), large)
+        other = config("other")
+        with pytest.raises(InvalidObjectError):
+            await harness.cluster.create({**other, **large, "metadata": other["metadata"] | large.get("metadata", {})})
 
     run(opener, tmp_path, story)
 
@@ -205,6 +263,30 @@ def test_a_second_delete_may_shorten_the_grace_but_not_lengthen_it(opener: Opene
             await harness.cluster.delete(ref(created), uid=uid(created), grace_period_s=grace_s)
             graces.append((await harness.cluster.get(ref(created)))["metadata"]["deletionGracePeriodSeconds"])
         assert graces == [20, 5, 5]
+
+    run(opener, tmp_path, story)
+
+
+def test_a_pod_that_ends_while_it_is_deleted_stays_until_its_kubelet_says_so(opener: Opener, tmp_path: Path) -> None:
+    async def story(harness: Harness) -> None:
+        created = await harness.cluster.create(pod())
+        await harness.cluster.delete(ref(created), uid=uid(created))
+        await harness.cluster.patch(ref(created), {"status": {"phase": "Failed"}}, subresource="status")
+        await harness.cluster.delete(ref(created), uid=uid(created))
+        assert (await harness.cluster.get(ref(created)))["status"]["phase"] == "Failed"
+        await harness.cluster.delete(ref(created), uid=uid(created), grace_period_s=0)
+        with pytest.raises(NotFoundError):
+            await harness.cluster.get(ref(created))
+
+    run(opener, tmp_path, story)
+
+
+def test_a_pod_that_no_node_has_goes_at_once(opener: Opener, tmp_path: Path) -> None:
+    async def story(harness: Harness) -> None:
+        created = await harness.cluster.create(pod(node=None))
+        await harness.cluster.delete(ref(created), uid=uid(created))
+        with pytest.raises(NotFoundError):
+            await harness.cluster.get(ref(created))
 
     run(opener, tmp_path, story)
 

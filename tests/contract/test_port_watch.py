@@ -153,7 +153,7 @@ def test_a_watch_shows_a_pod_being_deleted_before_it_goes(opener: Opener, tmp_pa
         assert marked.type is WatchEventType.MODIFIED
         assert marked.object["metadata"]["deletionTimestamp"]
         await harness.cluster.delete(ref(created), uid=uid(created), grace_period_s=0)
-        assert await take(events, 1) == [("DELETED", "pod")]
+        assert await take(events, 2) == [("MODIFIED", "pod"), ("DELETED", "pod")]
 
     run(opener, tmp_path, story)
 

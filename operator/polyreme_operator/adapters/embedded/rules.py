@@ -7,22 +7,36 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from polyreme_operator.port import CLUSTER_SCOPED, KINDS, ConflictError, InvalidObjectError, Manifest, ObjectRef
+from polyreme_operator.port import CLUSTER_SCOPED, KINDS, InvalidObjectError, Manifest, ObjectRef
 
 Validator = Callable[[Manifest], None]
 """Raises ``InvalidObjectError`` for an object that its schema refuses."""
 
 HAS_STATUS = frozenset({"TrainingJob", "TrainingQueue", "Pod", "Node", "Service"})
 """Kinds with a status subresource: the object's own writes leave ``status`` alone."""
+CUSTOM = frozenset({"TrainingJob", "TrainingQueue"})
 HAS_SPEC_GENERATION = frozenset({"TrainingJob", "TrainingQueue", "Pod"})
 OBJECT_BYTES_MAX = 1_500_000
 """Largest object, as etcd's default of 1.5 MiB a request."""
+ANNOTATION_BYTES_MAX = 262_144
+"""Names and values of an object's annotations together."""
+DATA_BYTES_MAX = 1_048_576
+"""Values of a ConfigMap or a Secret together."""
 POD_GRACE_S = 30
 ENDED_PHASES = frozenset({"Succeeded", "Failed"})
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _NAME_CHARACTERS_MAX = 253
-_SERVER_OWNED = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
+_SERVER_OWNED = (
+    "name",
+    "namespace",
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "resourceVersion",
+    "generation",
+)
 
 
 def timestamp(at_s: float) -> str:
@@ -51,6 +65,8 @@ def check_new(manifest: Manifest) -> ObjectRef:
     if bool(namespace) == (kind in CLUSTER_SCOPED):
         rule = "none for a kind of the cluster" if kind in CLUSTER_SCOPED else "one for this kind"
         raise InvalidObjectError(f"{kind} {name}: namespace {namespace!r}, rule {rule}", field="metadata.namespace")
+    if metadata.get("resourceVersion"):
+        raise InvalidObjectError(f"{kind} {name} is new, it has no version yet", field="metadata.resourceVersion")
     return ObjectRef(kind=str(kind), namespace=namespace, name=name)
 
 
@@ -69,12 +85,30 @@ def prepare_new(manifest: Manifest, *, uid: str, version: int, now_s: float) -> 
     return manifest
 
 
+def check_sizes(manifest: Manifest) -> None:
+    """Check what the API server bounds inside an object.
+
+    Raises:
+        InvalidObjectError: Naming the field.
+    """
+    annotations = manifest["metadata"].get("annotations") or {}
+    annotation_bytes = sum(len(name.encode()) + len(str(value).encode()) for name, value in annotations.items())
+    data_bytes = 0
+    if manifest["kind"] in {"ConfigMap", "Secret"}:
+        data_bytes = sum(len(str(value).encode()) for value in (manifest.get("data") or {}).values())
+    for field, seen, limit in (
+        ("metadata.annotations", annotation_bytes, ANNOTATION_BYTES_MAX),
+        ("data", data_bytes, DATA_BYTES_MAX),
+    ):
+        if seen > limit:
+            raise InvalidObjectError(f"{ObjectRef.of(manifest)}: {seen} bytes, rule {limit} at most", field=field)
+
+
 def patched(old: Manifest, merged: Manifest, *, subresource: str | None) -> Manifest:
     """Take from a merged object what this write may change.
 
     Raises:
-        ConflictError: If the patch names another UID.
-        InvalidObjectError: If it changes kind or subresource is unknown.
+        InvalidObjectError: If it changes UID or kind, or the subresource is unknown.
     """
     kind = old["kind"]
     if subresource is not None and (subresource != "status" or kind not in HAS_STATUS):
@@ -82,15 +116,16 @@ def patched(old: Manifest, merged: Manifest, *, subresource: str | None) -> Mani
     if subresource == "status":
         result = dict(old)
         _take(result, merged, "status")
+        if kind not in CUSTOM:
+            # The API server's own kinds take labels and annotations with a status; custom resources do not.
+            _check_identity(old, merged)
+            result["metadata"] = _metadata(old, merged, (*_SERVER_OWNED, "ownerReferences"))
         return result
     _check_identity(old, merged)
     if kind in HAS_STATUS:
         merged = dict(merged)
         _take(merged, old, "status")
-    metadata = dict(merged["metadata"])
-    for name in (*_SERVER_OWNED, "resourceVersion", "generation"):
-        _take(metadata, old["metadata"], name)
-    return {**merged, "metadata": metadata}
+    return {**merged, "metadata": _metadata(old, merged, _SERVER_OWNED)}
 
 
 def bumps_generation(old: Manifest, new: Manifest) -> bool:
@@ -138,12 +173,20 @@ def _check_identity(old: Manifest, merged: Manifest) -> None:
         raise InvalidObjectError(f"{ObjectRef.of(old)}: metadata is no object", field="metadata")
     uid = metadata.get("uid")
     if uid != old["metadata"]["uid"]:
-        raise ConflictError(f"{ObjectRef.of(old)}: UID {old['metadata']['uid']}, precondition {uid}")
+        raise InvalidObjectError(f"{ObjectRef.of(old)}: UID never changes, seen {uid!r}", field="metadata.uid")
     for name in ("kind", "apiVersion"):
         if merged.get(name) != old.get(name):
             raise InvalidObjectError(
                 f"{ObjectRef.of(old)}: {name} never changes, seen {merged.get(name)!r}", field=name
             )
+
+
+def _metadata(old: Manifest, merged: Manifest, kept: tuple[str, ...]) -> Manifest:
+    """Metadata of a write, with what is not the caller's to change as it was."""
+    metadata = dict(merged["metadata"])
+    for name in kept:
+        _take(metadata, old["metadata"], name)
+    return metadata
 
 
 def _take(target: Manifest, source: Manifest, name: str) -> None:

@@ -164,6 +164,7 @@ class Store:
         if (ref.namespace, ref.name) in self._objects[ref.kind]:
             raise AlreadyExistsError(f"create refused: {ref} exists already")
         rules.prepare_new(own, uid=self._new_uid(), version=self._version + 1, now_s=self._now_s())
+        rules.check_sizes(own)
         self._validate(own)
         record = Record.of(own)
         self._commit(WatchEventType.ADDED, record)
@@ -187,6 +188,7 @@ class Store:
         new = rules.patched(old.manifest, merge(old.manifest, patch), subresource=subresource)
         if new == old.manifest:
             return old.copy()
+        rules.check_sizes(new)
         metadata = {**new["metadata"], "resourceVersion": str(self._version + 1)}
         if rules.bumps_generation(old.manifest, new):
             metadata["generation"] = metadata.get("generation", 0) + 1
@@ -206,6 +208,9 @@ class Store:
         if uid is not None and uid != record.uid:
             raise ConflictError(f"delete refused: {ref} has UID {record.uid}, precondition {uid}")
         _check_version(ref, record, resource_version)
+        if ref.kind == "Pod" and record.manifest["metadata"].get("deletionTimestamp"):
+            self._shorten_grace(record, grace_period_s)
+            return
         grace_s = 0
         if ref.kind == "Pod" and not rules.is_ended_pod(record.manifest):
             grace_s = rules.own_grace_s(record.manifest) if grace_period_s is None else grace_period_s
@@ -227,18 +232,30 @@ class Store:
                 count += 1
         return count
 
-    def _mark_deleted(self, record: Record, *, grace_s: int) -> None:
+    def _shorten_grace(self, record: Record, grace_s: int | None) -> None:
+        """Delete a pod that is being deleted: it goes only by a grace period of 0, which its kubelet sends."""
         metadata = record.manifest["metadata"]
-        deadline = rules.timestamp(self._now_s() + grace_s)
-        if (known := metadata.get("deletionTimestamp")) is not None and known <= deadline:
+        if grace_s is None or grace_s >= metadata.get("deletionGracePeriodSeconds", 0):
             return
+        marked = self._mark_deleted(record, grace_s=grace_s)
+        if grace_s == 0 and not metadata.get("finalizers"):
+            self._remove(marked)
+
+    def _mark_deleted(self, record: Record, *, grace_s: int) -> Record:
+        metadata = record.manifest["metadata"]
+        if metadata.get("deletionTimestamp") and record.kind != "Pod":
+            return record
         marked = {
             **metadata,
-            "deletionTimestamp": deadline,
+            "deletionTimestamp": rules.timestamp(self._now_s() + grace_s),
             "deletionGracePeriodSeconds": grace_s,
             "resourceVersion": str(self._version + 1),
         }
-        self._commit(WatchEventType.MODIFIED, Record.of({**record.manifest, "metadata": marked}))
+        if "generation" in metadata and not metadata.get("deletionTimestamp"):
+            marked["generation"] = metadata["generation"] + 1
+        changed = Record.of({**record.manifest, "metadata": marked})
+        self._commit(WatchEventType.MODIFIED, changed)
+        return changed
 
     def _remove(self, record: Record) -> None:
         metadata = {**record.manifest["metadata"], "resourceVersion": str(self._version + 1)}

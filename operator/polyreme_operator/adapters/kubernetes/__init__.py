@@ -1,0 +1,1 @@
+"""The Kubernetes API as a cluster: the adapter that the operator runs on in production."""

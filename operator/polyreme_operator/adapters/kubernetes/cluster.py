@@ -1,0 +1,255 @@
+"""``ClusterPort`` over a Kubernetes API server.
+
+Nothing is kept by object: what the operator knows lies in its model. Reference: the Kubernetes API concepts
+(https://kubernetes.io/docs/reference/using-api/api-concepts/): paginated lists, watches with bookmarks, merge patches
+whose ``metadata.resourceVersion`` and ``metadata.uid`` are preconditions.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+from yarl import URL
+
+from polyreme_operator.adapters.kubernetes.answers import error_of, error_of_status
+from polyreme_operator.adapters.kubernetes.connection import Connection
+from polyreme_operator.adapters.kubernetes.resources import collection_path, object_path, tidy
+from polyreme_operator.port import (
+    PAGE_OBJECTS,
+    InvalidObjectError,
+    ListPage,
+    Manifest,
+    ObjectRef,
+    PortTimeoutError,
+    ServerError,
+    WatchEvent,
+    WatchEventType,
+)
+
+CONNECTIONS_MAX = 64
+"""Connections for calls; the API server's own limits are in the hundreds for everybody."""
+WATCHES_MAX = 64
+"""Connections for watches: of their own, so that no watch ever takes the place of a write."""
+REQUEST_S = 30.0
+"""Time that a call has, its wait for a connection included; the API server itself gives up after 60 s."""
+CONNECT_S = 10.0
+WATCH_S = 290
+"""How long the server is asked to hold a watch; the next one resumes."""
+WATCH_SILENCE_S = 90.0
+"""Bookmarks come every minute: a watch that is silent for longer is taken for broken, and begun again."""
+LINE_BYTES_MAX = 4 << 20
+"""Half of the longest line of a watch; etcd holds objects of 1.5 MiB."""
+FIELD_MANAGER = "polyreme"
+
+
+class KubernetesCluster:
+    """A Kubernetes cluster, as an asynchronous context manager.
+
+    Args:
+        connection: Which API server, and who we are.
+        connections_max: Connections for calls.
+        request_s: Time that a call has.
+    """
+
+    def __init__(
+        self, connection: Connection, *, connections_max: int = CONNECTIONS_MAX, request_s: float = REQUEST_S
+    ) -> None:
+        self._connection = connection
+        self._connections_max = connections_max
+        self._request_s = request_s
+        self._calls: aiohttp.ClientSession | None = None
+        self._watches: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        """Make the connection pools."""
+        self._calls = self._session(self._connections_max)
+        self._watches = self._session(WATCHES_MAX)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close every connection; watches end."""
+        for session in (self._calls, self._watches):
+            if session is not None:
+                await session.close()
+
+    async def list(
+        self, kind: str, *, namespace: str | None = None, limit: int = PAGE_OBJECTS, continue_: str | None = None
+    ) -> ListPage:
+        """List one page of a kind."""
+        query = {"limit": str(max(1, limit))} | ({} if continue_ is None else {"continue": continue_})
+        answer = await self._call("GET", collection_path(kind, namespace), query=query, what=f"list of {kind}")
+        metadata = answer["metadata"]
+        return ListPage(
+            items=[tidy(item, kind) for item in answer.get("items") or ()],
+            resource_version=str(metadata["resourceVersion"]),
+            continue_=metadata.get("continue") or None,
+        )
+
+    async def watch(
+        self, kind: str, *, resource_version: str, namespace: str | None = None
+    ) -> AsyncIterator[WatchEvent]:
+        """Yield what happens after ``resource_version``; ends when the server or the connection does."""
+        what = f"watch of {kind}"
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(WATCH_S),
+        }
+        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=WATCH_SILENCE_S)
+        try:
+            async with await self._send(
+                self._watches, "GET", collection_path(kind, namespace), query=query, what=what, timeout=timeout
+            ) as response:
+                async for line in response.content:
+                    yield _event(line, kind=kind, what=what)
+        except (TimeoutError, aiohttp.ClientError):
+            # A watch may end at any time: who asked resumes from the last version seen.
+            return
+
+    async def get(self, ref: ObjectRef) -> Manifest:
+        """Return the object as it is now."""
+        return tidy(await self._call("GET", object_path(ref), what=f"get of {ref}"), ref.kind)
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        """Create the object."""
+        kind, metadata = manifest.get("kind"), manifest.get("metadata")
+        if not isinstance(kind, str) or not isinstance(metadata, dict):
+            raise InvalidObjectError("object has no kind or no metadata", field="kind")
+        if metadata.get("resourceVersion"):
+            # The server's own answer is a 500, which would be tried again.
+            raise InvalidObjectError("a new object has no version yet", field="metadata.resourceVersion")
+        path = collection_path(kind, metadata.get("namespace"))
+        what = f"create of {kind} {metadata.get('namespace', '')}/{metadata.get('name', '')}"
+        query = {"fieldManager": FIELD_MANAGER}
+        return tidy(await self._call("POST", path, query=query, body=manifest, what=what), kind)
+
+    async def patch(
+        self,
+        ref: ObjectRef,
+        merge_patch: Manifest,
+        *,
+        resource_version: str | None = None,
+        subresource: str | None = None,
+    ) -> Manifest:
+        """Merge into the object, only if it still has ``resource_version``."""
+        body = merge_patch
+        if resource_version is not None:
+            body = {
+                **merge_patch,
+                "metadata": {**(merge_patch.get("metadata") or {}), "resourceVersion": resource_version},
+            }
+        answer = await self._call(
+            "PATCH",
+            object_path(ref, subresource),
+            query={"fieldManager": FIELD_MANAGER},
+            body=body,
+            what=f"patch of {ref}",
+        )
+        return tidy(answer, ref.kind)
+
+    async def delete(
+        self, ref: ObjectRef, *, uid: str, resource_version: str | None = None, grace_period_s: int | None = None
+    ) -> None:
+        """Delete the object that has this UID."""
+        preconditions = {"uid": uid} | ({} if resource_version is None else {"resourceVersion": resource_version})
+        body: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": preconditions,
+            "propagationPolicy": "Background",
+        }
+        if grace_period_s is not None:
+            # In the body: as a query parameter beside a body it would be ignored.
+            body["gracePeriodSeconds"] = grace_period_s
+        await self._call("DELETE", object_path(ref), body=body, what=f"delete of {ref}")
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        what: str,
+        query: dict[str, str] | None = None,
+        body: Manifest | None = None,
+    ) -> Manifest:
+        timeout = aiohttp.ClientTimeout(total=self._request_s, connect=min(CONNECT_S, self._request_s))
+        try:
+            response = await self._send(
+                self._calls, method, path, query=query or {}, body=body, what=what, timeout=timeout
+            )
+            async with response:
+                answer = json.loads(await response.read())
+        except ValueError as error:
+            raise ServerError(f"{what} got an answer that is no JSON; whether it was done is unknown") from error
+        except (TimeoutError, aiohttp.ClientError) as error:
+            raise _no_answer(what, error) from error
+        if not isinstance(answer, dict):
+            raise ServerError(f"{what} got an answer that is no object; whether it was done is unknown")
+        return answer
+
+    async def _send(
+        self,
+        session: aiohttp.ClientSession | None,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, str],
+        what: str,
+        timeout: aiohttp.ClientTimeout,
+        body: Manifest | None = None,
+    ) -> aiohttp.ClientResponse:
+        """Send one request and return its answer, open, when it is no refusal."""
+        if session is None:
+            raise RuntimeError("the cluster is not open: use it in `async with`")
+        connection = self._connection
+        headers = {"Accept": "application/json", **await connection.headers()}
+        if body is not None:
+            headers["Content-Type"] = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        try:
+            response = await session.request(
+                method,
+                URL(f"{connection.url}{path}", encoded=True).with_query(query),
+                data=None if body is None else io.BytesIO(json.dumps(body).encode()),
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+                server_hostname=connection.server_hostname,
+                proxy=connection.proxy,
+            )
+            if response.status < 300:
+                return response
+            async with response:
+                refusal = await response.read()
+        except (TimeoutError, aiohttp.ClientError) as error:
+            raise _no_answer(what, error) from error
+        if response.status == 401:
+            connection.forget_token()
+        raise error_of(what, response.status, refusal, response.headers)
+
+    def _session(self, connections_max: int) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=connections_max, ssl=self._connection.tls or True)
+        return aiohttp.ClientSession(connector=connector, read_bufsize=LINE_BYTES_MAX, trust_env=False)
+
+
+def _event(line: bytes, *, kind: str, what: str) -> WatchEvent:
+    try:
+        event = json.loads(line)
+        name, manifest = event["type"], event["object"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ServerError(f"{what} sent a line that is no event: {line[:100]!r}") from error
+    if name == "ERROR":
+        raise error_of_status(what, manifest)
+    return WatchEvent(type=WatchEventType(name), object=tidy(manifest, kind))
+
+
+def _no_answer(what: str, error: Exception) -> PortTimeoutError:
+    said = str(error) or "time is up"
+    return PortTimeoutError(f"{what} got no answer: {type(error).__name__}, {said}; whether it was done is unknown")

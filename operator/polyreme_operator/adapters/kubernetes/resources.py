@@ -1,0 +1,79 @@
+"""The kinds of the port under the API's paths, and objects as the port hands them out."""
+
+from __future__ import annotations
+
+import dataclasses
+from urllib.parse import quote
+
+from polyreme_api.labels import GROUP, PLURAL_JOB, VERSION
+from polyreme_operator.port import CLUSTER_SCOPED, InvalidObjectError, Manifest, ObjectRef
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """Where a kind is served."""
+
+    kind: str
+    api_version: str
+    plural: str
+
+    @property
+    def root(self) -> str:
+        """Path of the API group."""
+        return f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
+
+
+RESOURCES = {
+    resource.kind: resource
+    for resource in (
+        Resource(kind="Pod", api_version="v1", plural="pods"),
+        Resource(kind="Node", api_version="v1", plural="nodes"),
+        Resource(kind="Service", api_version="v1", plural="services"),
+        Resource(kind="Secret", api_version="v1", plural="secrets"),
+        Resource(kind="ConfigMap", api_version="v1", plural="configmaps"),
+        Resource(kind="Event", api_version="v1", plural="events"),
+        Resource(kind="Lease", api_version="coordination.k8s.io/v1", plural="leases"),
+        Resource(kind="TrainingJob", api_version=f"{GROUP}/{VERSION}", plural=PLURAL_JOB),
+        Resource(kind="TrainingQueue", api_version=f"{GROUP}/{VERSION}", plural="trainingqueues"),
+    )
+}
+
+
+def resource_of(kind: str) -> Resource:
+    """Return where a kind is served.
+
+    Raises:
+        InvalidObjectError: If the port has no such kind.
+    """
+    resource = RESOURCES.get(kind)
+    if resource is None:
+        raise InvalidObjectError(f"unknown kind: {kind!r}, rule one of {', '.join(RESOURCES)}", field="kind")
+    return resource
+
+
+def collection_path(kind: str, namespace: str | None) -> str:
+    """Path of a kind's objects, in one namespace or in all."""
+    resource = resource_of(kind)
+    scope = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
+    return f"{resource.root}{scope}/{resource.plural}"
+
+
+def object_path(ref: ObjectRef, subresource: str | None = None) -> str:
+    """Path of one object.
+
+    Raises:
+        InvalidObjectError: If the reference can name none: a path of its own must not become another.
+    """
+    if ref.name in {"", ".", ".."} or bool(ref.namespace) == (ref.kind in CLUSTER_SCOPED):
+        raise InvalidObjectError(f"{ref} can't be: rule a name, and a namespace where the kind has one", field="name")
+    path = f"{collection_path(ref.kind, ref.namespace)}/{quote(ref.name, safe='')}"
+    return path if subresource is None else f"{path}/{quote(subresource, safe='')}"
+
+
+def tidy(manifest: Manifest, kind: str) -> Manifest:
+    """Drop what only the server reads, and name the kind that items of lists leave out; changes its argument."""
+    resource = resource_of(kind)
+    manifest["metadata"].pop("managedFields", None)
+    manifest.setdefault("kind", resource.kind)
+    manifest.setdefault("apiVersion", resource.api_version)
+    return manifest

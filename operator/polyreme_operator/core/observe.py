@@ -119,12 +119,15 @@ def _lost_places(
         elif pod.ended:
             said = f" ({pod.reason})" if pod.reason else ""
             code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
-            replace[index] = f"pod {pod.name} ended as {pod.phase}{said}{code}"
+            why = f": {pod.message}" if pod.message else ""
+            replace[index] = f"pod {pod.name} ended as {pod.phase}{said}{code}{why}"
     if not replace:
         return None
     first = min(move) if move else min(replace)
     failed = not move and (pods.get(first) is not None and pods[first].phase is PodPhase.FAILED)
     cause = Cause.NODE_LOST if move else Cause.POD_FAILED if failed else Cause.POD_LOST
+    if not move and all(pods[index].reason == Cause.HOST_RESTARTED for index in replace if index in pods):
+        cause = Cause.HOST_RESTARTED if pods else cause
     more = f" (and {len(replace) - 1} more)" if len(replace) > 1 else ""
     return Failure(
         cause=cause,

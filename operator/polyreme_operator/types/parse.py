@@ -61,6 +61,7 @@ def parse_pod(manifest: Manifest) -> PodView | None:
         index, replacement = int(tags[labels.LABEL_INDEX]), int(tags[labels.LABEL_REPLACEMENT])
     except (KeyError, ValueError):
         return None
+    ended = _terminated(status)
     return PodView(
         namespace=metadata.get("namespace", ""),
         name=metadata["name"],
@@ -76,8 +77,9 @@ def parse_pod(manifest: Manifest) -> PodView | None:
         devices=devices,
         phase=PodPhase(status.get("phase", "Pending")),
         deleting=metadata.get("deletionTimestamp") is not None,
-        exit_code=_exit_code(status),
+        exit_code=None if ended is None else int(ended.get("exitCode", 0)),
         reason=status.get("reason", ""),
+        message="" if ended is None else str(ended.get("message") or ""),
         conditions=tuple((entry["type"], entry["status"]) for entry in status.get("conditions") or ()),
     )
 
@@ -178,9 +180,10 @@ def _devices(spec: Mapping[str, Any]) -> tuple[str, int]:
     return "", 0
 
 
-def _exit_code(status: Mapping[str, Any]) -> int | None:
+def _terminated(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """How the first container that ended did so."""
     for container in status.get("containerStatuses") or ():
-        ended = (container.get("state") or {}).get("terminated")
+        ended: Mapping[str, Any] | None = (container.get("state") or {}).get("terminated")
         if ended is not None:
-            return int(ended.get("exitCode", 0))
+            return ended
     return None

@@ -42,6 +42,8 @@ class PodView:
     deleting: bool = False
     exit_code: int | None = None
     reason: str = ""
+    message: str = ""
+    """What its container said last, where it says so."""
     conditions: tuple[tuple[str, str], ...] = ()
     """Pairs of condition type and status."""
 

@@ -94,7 +94,7 @@ def test_nothing_is_acknowledged_behind_a_failed_append(
             cluster = EmbeddedCluster(store, durable=durable)
             await cluster.create(config("before"))
             with monkeypatch.context() as patched:
-                patched.setattr(journal_module.os, call, refuse)
+                patched.setattr(os, call, refuse)
                 with pytest.raises(ServerError):
                     await cluster.create(config("during"))
             # The disk works again, but whether the last batch is on it, nobody knows.
@@ -102,7 +102,7 @@ def test_nothing_is_acknowledged_behind_a_failed_append(
                 await cluster.create(config("after"))
 
     asyncio.run(told())
-    assert [error.strerror in str(failure) for failure in failures] == [True]
+    assert [str(error.strerror) in str(failure) for failure in failures] == [True]
     assert "before" in names(path)
     assert "after" not in names(path)
 
@@ -145,7 +145,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, step: str, refuse: Any) -> None:
     """Have one step of a compaction fail."""
     match step:
         case "open" | "fsync":
-            monkeypatch.setattr(journal_module.os, step, refuse)
+            monkeypatch.setattr(os, step, refuse)
         case "write":
             monkeypatch.setattr(journal_module, "_write_all", refuse)
         case "rename":

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from polyreme_api.errors import InvalidConfigError
+from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
 
 HOME_VARIABLE = "POLYREME_HOME"
 PREVIOUS_SUFFIX = ".previous"
@@ -125,8 +125,18 @@ class Home:
         return (self.path / "data" / "registry.sqlite").exists()
 
     def prepare_data(self) -> None:
-        """Create the folders of the data plane."""
-        (self.path / "data" / "objects").mkdir(parents=True, exist_ok=True)
+        """Create the folders of the data plane.
+
+        Raises:
+            EnvironmentFailedError: If the machine refuses.
+        """
+        objects = self.path / "data" / "objects"
+        try:
+            objects.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EnvironmentFailedError(
+                f"no folder for data: {error.strerror}: {objects}", field=f"{HOME_VARIABLE} or mend that"
+            ) from error
 
     def run(self, namespace: str, name: str) -> RunDirectory:
         """Return a run's folder, whether it exists or not."""

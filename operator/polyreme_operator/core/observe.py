@@ -126,8 +126,8 @@ def _lost_places(
     first = min(move) if move else min(replace)
     failed = not move and (pods.get(first) is not None and pods[first].phase is PodPhase.FAILED)
     cause = Cause.NODE_LOST if move else Cause.POD_FAILED if failed else Cause.POD_LOST
-    if not move and all(pods[index].reason == Cause.HOST_RESTARTED for index in replace if index in pods):
-        cause = Cause.HOST_RESTARTED if pods else cause
+    if not move and all(index in pods and pods[index].reason == Cause.HOST_RESTARTED for index in replace):
+        cause = Cause.HOST_RESTARTED
     more = f" (and {len(replace) - 1} more)" if len(replace) > 1 else ""
     return Failure(
         cause=cause,

@@ -62,6 +62,8 @@ class Cause(StrEnum):
     LEADER_SILENT = "LeaderSilent"
     POD_LOST = "PodLost"
     POD_FAILED = "PodFailed"
+    HOST_RESTARTED = "HostRestarted"
+    """The process that ran the pods began anew; nothing about the job failed, so no budget pays for it."""
     NODE_LOST = "NodeLost"
     START_TIMED_OUT = "StartTimedOut"
     HUNG = "Hung"

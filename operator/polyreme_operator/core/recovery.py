@@ -66,12 +66,14 @@ def judge(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Verdict:
         return GiveUp(failure=failure, reason=Reason.FAILURE_POLICY, message=f"{_rule_name(rule)}: {failure.message}")
     if rule is None and failure.code == CODE_BAD_CONFIG:
         return GiveUp(failure=failure, reason=Reason.MISCONFIGURED, message=failure.message)
-    counts = rule is None or (rule.count_towards_max and rule.action != "Ignore")
+    excused = failure.cause is Cause.HOST_RESTARTED
+    counts = not excused and (rule is None or (rule.count_towards_max and rule.action != "Ignore"))
     scope = _scope(scene, spec, failure, rule)
     record = _record(scene, failure, scope, counts=counts, now_s=now_s)
     status = scene.job.status
     idle = restarts_without_progress([*status.restart_records, record])
-    if given_up := _budget_spent(status, spec, failure, counts=counts, idle=idle, now_s=now_s):
+    given_up = _budget_spent(status, spec, failure, counts=counts, idle=idle, now_s=now_s)
+    if given_up is not None and not excused:
         return given_up
     return Restart(
         failure=failure,
@@ -89,7 +91,8 @@ def restarts_without_progress(records: list[RestartRecord]) -> int:
     best_step = best_checkpoint = 0
     for record in records:
         progressed = record.step > best_step or record.checkpoint_step > best_checkpoint
-        streak = 0 if progressed else streak + 1
+        excused = record.cause == Cause.HOST_RESTARTED
+        streak = 0 if progressed else streak if excused else streak + 1
         best_step = max(best_step, record.step)
         best_checkpoint = max(best_checkpoint, record.checkpoint_step)
     return streak
@@ -208,6 +211,6 @@ def _due_s(status: TrainingJobStatus, spec: TrainingJobSpec, failure: Failure, *
         return known_s
     backoff = spec.failure_policy.backoff
     waits = idle - (0 if failure.cause is Cause.ENVIRONMENT_FAILED else 1)
-    if waits <= 0:
+    if waits <= 0 or failure.cause is Cause.HOST_RESTARTED:
         return now_s
     return now_s + min(float(backoff.max_seconds), backoff.initial_seconds * 2.0 ** min(waits - 1, 30))

@@ -1,0 +1,165 @@
+"""Commands on a machine with data and no run: tables and JSON, names that nobody knows, help with examples."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from polyreme.busy import busy
+from polyreme.main import invoke
+from polyreme.output import nearest
+from polyreme_api.errors import ExitCode
+
+Call = Callable[..., tuple[int, str, str]]
+
+COMMANDS = [
+    ["run"],
+    ["validate"],
+    ["doctor"],
+    ["version"],
+    ["data", "register"],
+    ["data", "ls"],
+    ["data", "show"],
+    ["runs", "ls"],
+    ["runs", "show"],
+    ["runs", "logs"],
+    ["runs", "stop"],
+    ["checkpoint", "ls"],
+    ["checkpoint", "export"],
+]
+
+
+@pytest.fixture
+def call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Call a command on a home of the test's own; returns exit code, data, and what was said."""
+
+    def on_home(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = invoke(["--home", str(tmp_path / "home"), *arguments])
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return on_home
+
+
+def write_dataset(folder: Path) -> Path:
+    """Two records of text."""
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    path = folder / "talk.jsonl"
+    path.write_text("".join(json.dumps({"id": name, "conversations": turns}) + "\n" for name in ("first", "second")))
+    return path
+
+
+def item(output: str) -> Any:
+    """The data of the JSON envelope."""
+    value = json.loads(output)
+    assert value["version"] == "polyreme.dev/cli/v1"
+    return value["item"] if "item" in value else value["items"]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_help_has_an_example(command: list[str], call: Call) -> None:
+    code, shown, _ = call(*command, "--help")
+    assert code == ExitCode.OK
+    assert "Example" in shown
+    assert f"polyreme {' '.join(command)}" in shown
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["version"], ["data", "ls"], ["runs", "ls"]], ids=" ".join)
+def test_a_table_and_json_say_the_same(command: list[str], call: Call) -> None:
+    code, table, _ = call(*command)
+    assert code == ExitCode.OK
+    code, output, _ = call(*command, "-o", "json")
+    assert code == ExitCode.OK
+    value = item(output)
+    lines = table.splitlines()
+    if isinstance(value, list):
+        assert len(lines) == len(value) + 1
+        assert all(str(row.get("name", row.get("check"))) in table for row in value)
+    else:
+        assert [line.split()[0] for line in lines] == list(value)
+
+
+def test_a_dataset_is_registered_once_listed_and_shown(call: Call, tmp_path: Path) -> None:
+    path = write_dataset(tmp_path)
+    for _ in range(2):
+        code, output, _ = call("data", "register", "talk", str(path), "-o", "json")
+        assert code == ExitCode.OK
+        assert (item(output)["reference"], item(output)["records"]) == ("talk@1", 2)
+    rows = {row["name"]: row for row in item(call("data", "ls", "-o", "json")[1])}
+    assert (rows["talk"]["versions"], rows["talk"]["records"]) == (1, 2)
+    shown = item(call("data", "show", "talk", "-o", "json")[1])
+    assert shown["version"]["source"]["path"] == str(path)
+    assert shown["deadLetters"] == []
+    table = call("data", "show", "talk@1")[1]
+    assert "talk@1" in table
+    assert str(path) in table
+    assert "STAGE" in table
+    assert "{" not in table
+    assert "(" not in table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "near"),
+    [
+        (["data", "show", "sample/digit-1"], "did you mean 'sample/digits-1'"),
+        (["data", "show", "sample/digits-1@9"], "sample/digits-1@9"),
+        (["runs", "show", "nobody"], "there is none"),
+        (["runs", "logs", "nobody"], "there is none"),
+        (["runs", "stop", "nobody"], "there is none"),
+        (["checkpoint", "ls", "nobody"], "there is none"),
+        (["checkpoint", "export", "nobody", "--to", "/nowhere"], "there is none"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_unknown_name_is_not_found(arguments: list[str], near: str, call: Call) -> None:
+    code, output, said = call(*arguments)
+    assert code == ExitCode.NOT_FOUND
+    assert output == ""
+    assert near in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["data", "register", "Upper Case", "x"], ["data", "register", "talk", "/no/such.jsonl"], ["runs", "lss"], ["-x"]],
+    ids=" ".join,
+)
+def test_a_wrong_call_is_a_usage_error_in_one_line(arguments: list[str], call: Call) -> None:
+    code, output, said = call(*arguments)
+    assert code == ExitCode.USAGE
+    assert output == ""
+    assert said.count("\n") == 1
+
+
+def test_a_home_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert invoke(["--home", str(tmp_path / "file"), "data", "ls"]) == ExitCode.USAGE
+
+
+def test_a_home_that_can_not_be_made_is_the_machines_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert invoke(["--home", "/proc/polyreme", "data", "ls"]) == ExitCode.ENVIRONMENT
+    said = capsys.readouterr().err
+    assert "/proc/polyreme" in said
+    assert said.count("\n") == 1
+
+
+def test_nearest_names_are_offered_or_all_of_them() -> None:
+    assert nearest("quikstart", ["quickstart", "other"]) == "did you mean 'quickstart'?"
+    assert nearest("x", ["quickstart", "other"]) == "there are quickstart, other"
+    assert nearest("x", []) == "there is none"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_sign_of_life_is_for_terminals_only(terminal: bool) -> None:
+    shown = io.StringIO()
+    with busy("reading [pages]", Console(file=shown, force_terminal=terminal, width=80)):
+        assert terminal or shown.getvalue() == ""
+    assert ("reading [pages]" in shown.getvalue()) is terminal

@@ -6,11 +6,12 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.e2e.polyreme_home import STEPS, PolyremeHome, Serving, all_end, living
+from tests.e2e.polyreme_home import STEPS, PolyremeHome, Serving, all_end, living, unless_gone
 
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 
@@ -48,6 +49,25 @@ def test_a_killed_run_takes_everything_with_it_and_the_next_call_goes_on(
     assert "goes on" in ended.said
     assert ended.item["attempts"] == 2
     assert home.losses("host-killed") == truth
+
+
+def test_a_run_killed_while_its_data_is_processed_leaves_nothing_behind_and_goes_on(
+    tmp_path: Path, truth: dict[int, str]
+) -> None:
+    home = PolyremeHome(tmp_path)
+    job = home.write_job("data-killed")
+    killed = home.start(job)
+    pipeline = killed.until(lambda: data_workers(killed), "the data pipeline has started")
+    killed.until(lambda: any((tmp_path / "data" / "objects").rglob("*")), "it has written something")
+    tree = killed.tree()
+    assert set(pipeline) <= set(tree), "it still runs"
+    killed.process.kill()
+    assert all_end(tree), f"still there: {living(tree)}"
+
+    ended = home.start(job).end()
+    home.close()
+    assert ended.code == 0, ended.said
+    assert home.losses("data-killed") == truth
 
 
 def test_ctrl_c_checkpoints_and_stops_and_a_second_one_ends_at_once(home: PolyremeHome, truth: dict[int, str]) -> None:
@@ -101,6 +121,10 @@ def test_a_torn_checkpoint_is_named_and_never_loaded(home: PolyremeHome, truth: 
     assert unmarked.name in logs
     assert len(home.losses("torn")) == STEPS
     assert home.losses("torn") == truth
+
+
+def data_workers(serving: Serving) -> list[psutil.Process]:
+    return [each for each in serving.tree() if "polyreme.data_worker" in (unless_gone(each.cmdline) or ())]
 
 
 def stranger() -> psutil.Popen:

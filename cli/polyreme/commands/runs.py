@@ -22,6 +22,7 @@ from polyreme_api.errors import ExitCode, NotFoundError, PolyremeError, RefusedE
 
 STOP_POLL_S = 0.1
 LOG_LINES_MAX = 10_000
+GOES_ON = "polyreme run with the same file goes on"
 
 app = typer.Typer(help="Runs on this machine.", no_args_is_help=True)
 
@@ -153,7 +154,7 @@ def stop(
         if time.monotonic() > deadline_s:
             raise StopTimeoutError(f"run {name!r} has not stopped within {timeout_s} s", field="--timeout")
         time.sleep(STOP_POLL_S)
-    note(f"run {name} is stopped; polyreme run with the same file goes on")
+    note(f"run {name} is stopped; {GOES_ON}")
 
 
 def find(home: Home, name: str) -> RunDirectory:
@@ -184,7 +185,7 @@ def describe(run: RunDirectory) -> dict[str, Any]:
         "name": run.name,
         "namespace": run.namespace,
         "state": label,
-        "message": state.get("message", "") if served or state.get("finished") else "polyreme run goes on with it",
+        "message": state.get("message", "") if served or state.get("finished") else GOES_ON,
         "attempt": state.get("attempt"),
         "step": state.get("step"),
         "steps": state.get("steps"),

@@ -1,0 +1,116 @@
+"""What a finished run can be asked, and a checkpoint root that was swapped under it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from polyreme.home import Home
+from tests.e2e.polyreme_home import PolyremeHome
+from tests.e2e.small_jobs import small
+
+pytestmark = [pytest.mark.slow, pytest.mark.parallel]
+
+USAGE, NOT_FOUND, REFUSED = 2, 3, 4
+NAME = "exported"
+SPEC = small("sample/digits-1", steps=3, export={"format": "HuggingFace"})
+
+
+@pytest.fixture(scope="module")
+def finished(home: PolyremeHome) -> dict[str, Any]:
+    """A run that exported its model."""
+    ended = home.start(home.write_job(NAME, **SPEC)).end()
+    assert ended.code == 0, ended.said
+    item: dict[str, Any] = ended.item
+    return item
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of an export, by file and name."""
+    files = sorted(folder.rglob("*.safetensors"))
+    assert files
+    return {f"{file.relative_to(folder)}:{name}": value for file in files for name, value in load_file(file).items()}
+
+
+def test_an_exported_checkpoint_is_the_runs_own_export_and_loads(
+    finished: dict[str, Any], home: PolyremeHome, tmp_path: Path
+) -> None:
+    listed = home.call("checkpoint", "ls", NAME, "-o", "json").item
+    assert [row["step"] for row in listed if row["committed"] and row["history"]] == [2, 3]
+    folder = tmp_path / "model"
+    done = home.call("checkpoint", "export", NAME, "--to", str(folder), "-o", "json")
+    assert done.code == 0, done.said
+    assert done.item == {"checkpoint": "a000001-s00000003", "step": 3, "folder": str(folder)}
+    ours, its_own = weights(folder), weights(Path(finished["export"]))
+    assert list(ours) == list(its_own)
+    assert [name for name in ours if not torch.equal(ours[name], its_own[name])] == []
+
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "text")
+    assert sum(value.numel() for value in model.parameters()) > 0
+    again = home.call("checkpoint", "export", NAME, "--to", str(folder))
+    assert again.code == REFUSED
+    assert "no empty folder" in again.said
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_run_is_listed_shown_and_its_logs_are_printed(home: PolyremeHome) -> None:
+    rows = {row["name"]: row for row in home.call("runs", "ls", "-o", "json").item}
+    assert (rows[NAME]["state"], rows[NAME]["step"]) == ("Succeeded", 3)
+    assert NAME in home.call("runs", "ls").output
+    shown = home.call("runs", "show", NAME)
+    assert shown.code == 0
+    assert "a000001-s00000003" in shown.output
+    assert home.call("runs", "show", NAME, "-o", "json").item["attempts"][0]["steps"] == 3
+    logs = home.call("runs", "logs", NAME, "--rank", "0")
+    assert logs.code == 0
+    assert "rank-0.a1.log" in logs.output
+    assert home.call("runs", "logs", NAME, "--rank", "7").code == NOT_FOUND
+    near = home.call("runs", "show", "exportet")
+    assert near.code == NOT_FOUND
+    assert f"did you mean {NAME!r}" in near.said
+    wrong = home.call("checkpoint", "export", NAME, "--to", "/nowhere", "--checkpoint", "a000001-s00000009")
+    assert wrong.code == NOT_FOUND
+    assert "a000001-s00000003" in wrong.said
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_root_that_holds_another_models_checkpoint_is_refused_before_anything_starts(home: PolyremeHome) -> None:
+    root = Home(path=home.path).run("default", NAME).checkpoints
+    other = {"preset": "kimi-vl-nano", "overrides": {"decoder": {"layers": 2}}}
+    spec = {**SPEC, "model": other, "checkpoint": {"location": root.as_uri()}}
+    refused = home.call("run", str(home.write_job("other-model", **spec)))
+    assert refused.code == USAGE, refused.said
+    assert "decoder.layers=3, this run has 2" in refused.said
+    assert refused.said.count("\n") == 1
+    assert not Home(path=home.path).run("default", "other-model").path.exists()
+
+    marker = root / "a000001-s00000003" / "COMMIT.json"
+    kept = marker.read_text()
+    try:
+        marker.write_text(json.dumps({**json.loads(kept), "format": 99}))
+        again = home.call("run", str(home.write_job(NAME, **SPEC)))
+        assert again.code == USAGE, again.said
+        assert "has format 99" in again.said
+    finally:
+        marker.write_text(kept)
+
+
+def test_a_refused_spec_says_one_line_and_starts_nothing(home: PolyremeHome) -> None:
+    job = home.write_job("refused", **SPEC)
+    manifest = yaml.safe_load(job.read_text())
+    manifest["spec"]["training"]["stepz"] = 3
+    job.write_text(yaml.safe_dump(manifest))
+    for command in ("run", "validate"):
+        refused = home.call(command, str(job))
+        assert refused.code == USAGE
+        assert (refused.output, refused.said.count("\n")) == ("", 1)
+        assert "did you mean 'steps'?" in refused.said
+    assert not Home(path=home.path).run("default", "refused").path.exists()

@@ -1,7 +1,8 @@
 """A whole gang of launcher machines under random orders of events: what must hold, holds at every step.
 
 The wire keeps the order within one connection and loses what is under way when it breaks. Everything else may happen in
-any order: attempts, crashes, broken connections, replaced pods, slow resume points, time.
+any order: attempts, crashes, broken connections, replaced pods, slow resume points, time; leaders that die, and leaders
+that freeze, are replaced, and wake beside their replacement.
 """
 
 import dataclasses
@@ -28,12 +29,23 @@ class Pod:
     state: f.FollowerState
     to_leader: deque[Message] = dataclasses.field(default_factory=deque)
     from_leader: deque[Message] = dataclasses.field(default_factory=deque)
-    connected: bool = False
+    head: "Head | None" = None
+    """The leader that it is connected to."""
     live: dict[int, int] = dataclasses.field(default_factory=dict)
     """Attempt by rank that lives."""
     dying: set[int] = dataclasses.field(default_factory=set)
     forked: set[int] = dataclasses.field(default_factory=set)
     ended: int | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class Head:
+    """A leader's process, without the follower in it."""
+
+    state: l.LeaderState
+    fixing: list[int] = dataclasses.field(default_factory=list)
+    unwritten: ProgressRecord | None = None
+    frozen: bool = False
 
 
 class Gang:
@@ -42,17 +54,21 @@ class Gang:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.now_s = 0.0
-        self.leader = l.LeaderState(replacement=0)
+        self.head = Head(state=l.LeaderState(replacement=0))
+        self.ghosts: list[Head] = []
+        """Leaders that froze and were replaced."""
         self.pods = [self.pod(index, 0) for index in range(REPLICAS)]
         self.corpses: list[Pod] = []
         """Pods that were replaced while their ranks were still alive."""
         self.number = 0
-        self.fixing: list[int] = []
         self.released: list[int] = []
         self.lease: ProgressRecord | None = None
-        self.unwritten: ProgressRecord | None = None
         self.said_done: set[int] = set()
         self.exit_codes: dict[int, dict[int, int | None]] = {}
+
+    @property
+    def leader(self) -> l.LeaderState:
+        return self.head.state
 
     def pod(self, index: int, replacement: int) -> Pod:
         return Pod(state=f.FollowerState(index=index, replacement=replacement, devices=DEVICES))
@@ -75,6 +91,10 @@ class Gang:
             (0.5, lambda: self.rank_ends_well(pod)),
             (0.1, lambda: self.replace(pod)),
             (0.05, self.stop),
+            (0.03, self.replace_dead_leader),
+            (0.03, self.replace_frozen_leader),
+            (0.1, self.ghost_wakes),
+            (0.3, self.ghost_reads_the_job),
         ]
         self.random.choices([act for _, act in acts], [weight for weight, _ in acts])[0]()
         self.check()
@@ -83,8 +103,12 @@ class Gang:
         self.number += run
         if not self.number:
             return
+        self.view = self.attempt_view(run=run)
+        self.lead(l.JobChanged(attempt=self.view))
+
+    def attempt_view(self, *, run: bool) -> l.AttemptView:
         replacements = {pod.state.index: pod.state.replacement for pod in self.pods if pod.state.replacement}
-        view = l.AttemptView(
+        return l.AttemptView(
             number=self.number,
             run=run,
             checkpoint_requested=not run and self.random.random() < 0.5,
@@ -94,31 +118,35 @@ class Gang:
             job_json="{}",
             plan_json="{}",
         )
-        self.lead(l.JobChanged(attempt=view))
 
     def stop(self) -> None:
         self.new_attempt(run=False)
 
     def connect(self, pod: Pod) -> None:
-        if pod.connected or pod.ended is not None:
+        if pod.head is not None or pod.ended is not None:
             return
-        pod.connected = True
-        self.lead(l.PeerConnected(index=pod.state.index, replacement=pod.state.replacement))
+        # Both listen at one address: who accepts is a matter of luck.
+        awake = [head for head in (self.head, *self.ghosts) if not head.frozen and not head.state.finished]
+        if not awake:
+            return
+        pod.head = self.head if pod.state.index == 0 else self.random.choice(awake)
+        self.lead(l.PeerConnected(index=pod.state.index, replacement=pod.state.replacement), pod.head)
         self.follow(pod, f.LeaderConnected())
 
     def disconnect(self, pod: Pod) -> None:
         # Index 0 is in the leader's own process.
-        if pod.connected and pod.state.index:
-            pod.connected = False
+        if pod.head is not None and pod.state.index:
+            head, pod.head = pod.head, None
             pod.to_leader.clear()
             pod.from_leader.clear()
-            self.lead(l.PeerLost(index=pod.state.index, replacement=pod.state.replacement))
+            self.lead(l.PeerLost(index=pod.state.index, replacement=pod.state.replacement), head)
             self.follow(pod, f.LeaderLost())
 
     def deliver_to_leader(self, pod: Pod) -> None:
-        if pod.to_leader:
+        if pod.to_leader and pod.head is not None and not pod.head.frozen:
             message = pod.to_leader.popleft()
-            self.lead(l.FromPeer(index=pod.state.index, replacement=pod.state.replacement, message=message))
+            event = l.FromPeer(index=pod.state.index, replacement=pod.state.replacement, message=message)
+            self.lead(event, pod.head)
 
     def deliver_to_follower(self, pod: Pod) -> None:
         if pod.from_leader and pod.ended is None:
@@ -156,17 +184,61 @@ class Gang:
         self.pods[pod.state.index] = self.pod(pod.state.index, pod.state.replacement + 1)
         self.new_attempt()
 
+    def replace_dead_leader(self) -> None:
+        """Index 0's launcher dies with its ranks; another one begins with nothing but what the Lease and job say."""
+        old = self.pods[0]
+        for pod in self.pods[1:]:
+            if pod.head is self.head:
+                self.disconnect(pod)
+        old.live.clear()
+        self.begin_leader(old.state.replacement + 1)
+
+    def replace_frozen_leader(self) -> None:
+        """Its node seems lost, with its own ranks; the followers hang on to it until they miss it."""
+        if len(self.ghosts) < 2:
+            self.head.frozen = True
+            self.ghosts.append(self.head)
+            self.begin_leader(self.pods[0].state.replacement + 1)
+
+    def begin_leader(self, replacement: int) -> None:
+        self.head = Head(state=l.LeaderState(replacement=replacement))
+        self.pods[0] = self.pod(0, replacement)
+        self.new_attempt()
+
+    def ghost_wakes(self) -> None:
+        for ghost in self.ghosts:
+            if ghost.frozen:
+                ghost.frozen = False
+                for index, number in list(ghost.state.peers.items()):
+                    if index and self.pods[index].head is not ghost:
+                        self.lead(l.PeerLost(index=index, replacement=number), ghost)
+
+    def ghost_reads_the_job(self) -> None:
+        for ghost in self.ghosts:
+            if not ghost.frozen:
+                self.lead(l.JobChanged(attempt=self.view), ghost)
+                assert ghost.state.finished, "a leader of the past that knows it leads no more"
+                for pod in self.pods:
+                    if pod.head is ghost:
+                        self.disconnect(pod)
+
     def resume_fixed(self) -> None:
-        if self.fixing:
-            attempt = self.fixing.pop(self.random.randrange(len(self.fixing)))
-            self.lead(
-                l.ResumeFixed(attempt=attempt, resume_from=None, step=0, master_address="127.0.0.1", master_port=1)
-            )
+        head = self.random.choice([self.head, *self.ghosts])
+        if head.fixing and not head.frozen:
+            attempt = head.fixing.pop(self.random.randrange(len(head.fixing)))
+            event = l.ResumeFixed(attempt=attempt, resume_from=None, step=0, master_address="127.0.0.1", master_port=1)
+            self.lead(event, head)
 
     def lease_written(self) -> None:
-        if self.unwritten is not None:
-            self.lease, self.unwritten = self.unwritten, None
-            self.lead(l.LeaseWritten(record=self.lease))
+        head = self.random.choice([self.head, *self.ghosts])
+        if head.unwritten is None or head.frozen:
+            return
+        record, head.unwritten = head.unwritten, None
+        if self.lease is not None and order(self.lease) > order(record):
+            self.lead(l.LeaseLost(), head)
+        else:
+            self.lease = record
+            self.lead(l.LeaseWritten(record=record), head)
 
     def tick(self) -> None:
         self.now_s += self.random.choice([0.5, 2.0, 2.0, 8.0])
@@ -177,30 +249,33 @@ class Gang:
 
     # ----------------------------------------------------------------------------------------------- the world's answer
 
-    def lead(self, event: l.LeaderEvent) -> None:
-        self.leader, effects = l.LeaderMachine.step(self.leader, event, self.now_s)
+    def lead(self, event: l.LeaderEvent, head: Head | None = None) -> None:
+        head = head or self.head
+        if head.frozen:
+            return
+        head.state, effects = l.LeaderMachine.step(head.state, event, self.now_s)
         for effect in effects:
             match effect:
                 case l.SendTo(index=index, message=message):
-                    self.send(index, message)
+                    self.send(head, index, message)
                 case l.Broadcast(message=message):
                     if isinstance(message, Release):
-                        self.check_release(message)
-                    for index in self.leader.peers:
-                        self.send(index, message)
+                        self.check_release(head, message)
+                    for index in head.state.peers:
+                        self.send(head, index, message)
                 case l.FixResume(attempt=attempt):
-                    self.fixing.append(attempt)
+                    head.fixing.append(attempt)
                 case l.RenewLease(record=record):
-                    self.unwritten = record
+                    head.unwritten = record
                 case _:
                     pass
 
-    def send(self, index: int, message: Message) -> None:
+    def send(self, head: Head, index: int, message: Message) -> None:
         pod = self.pods[index]
-        if isinstance(message, Finish):
+        if isinstance(message, Finish) and message.code == 0:
             assert self.lease is not None
             assert self.lease.outcome is Outcome.SUCCEEDED
-        if pod.connected:
+        if pod.head is head:
             pod.from_leader.append(message)
 
     def follow(self, pod: Pod, event: f.FollowerEvent) -> None:
@@ -214,7 +289,7 @@ class Gang:
                     pod.live = dict.fromkeys(pod.state.ranks, release.attempt)
                 case f.KillRanks():
                     pod.dying = set(pod.live)
-                case f.SendToLeader(message=message) if pod.connected:
+                case f.SendToLeader(message=message) if pod.head is not None:
                     pod.to_leader.append(message)
                 case f.ExitProcess(code=code):
                     assert not pod.live
@@ -224,8 +299,15 @@ class Gang:
 
     # --------------------------------------------------------------------------------------------------- what must hold
 
-    def check_release(self, release: Release) -> None:
+    def check_release(self, head: Head, release: Release) -> None:
         assert release.attempt not in self.released, "released twice"
+        assert self.lease is not None
+        assert self.lease.released, "released, and the Lease does not say so"
+        if head is not self.head:
+            # It may still release its own attempt, to those who hang on to it: nobody else has their ranks.
+            assert order(self.lease) == (release.attempt, head.state.replacement)
+            self.released.append(release.attempt)
+            return
         assert release.attempt == self.number, "released an attempt of the past"
         for pod in (*self.pods, *self.corpses):
             assert not pod.live, f"released while ranks of {set(pod.live.values())} live"
@@ -244,6 +326,10 @@ class Gang:
             codes = self.exit_codes.get(record.attempt, {})
             assert codes == dict.fromkeys(range(REPLICAS * DEVICES), 0)
             assert record.attempt in self.said_done
+
+
+def order(record: ProgressRecord) -> tuple[int, int]:
+    return record.attempt, record.replacement
 
 
 @settings(max_examples=200, deadline=None)
@@ -268,6 +354,8 @@ def test_a_gang_that_is_left_in_peace_runs_to_success(seed: int) -> None:
         return
     gang.new_attempt()
     for _ in range(2_000):
+        gang.ghost_wakes()
+        gang.ghost_reads_the_job()
         for pod in gang.pods:
             gang.connect(pod)
             gang.deliver_to_leader(pod)

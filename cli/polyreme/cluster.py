@@ -29,8 +29,9 @@ from polyreme_operator.adapters.embedded.tokens import TokenTable
 from polyreme_operator.adapters.process_kubelet.kubelet import ProcessKubelet
 from polyreme_operator.core.manifests import PodDefaults
 from polyreme_operator.core.status import reopen
-from polyreme_operator.loop import Settings, run_operator
+from polyreme_operator.loop import run_operator
 from polyreme_operator.port import STATUS_SUBRESOURCE, ConflictError, Manifest, NotFoundError, ObjectRef
+from polyreme_operator.settings import Settings
 
 NODE = "local"
 DEVICES_LEAST = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyreme_api import labels
 from polyreme_api.clock import Clock
@@ -22,6 +22,7 @@ from polyreme_operator.port import (
     ObjectRef,
     PortError,
 )
+from polyreme_operator.settings import Settings
 from polyreme_operator.types.actions import (
     Action,
     CreateLease,
@@ -36,9 +37,6 @@ from polyreme_operator.types.actions import (
     WriteStatus,
 )
 from polyreme_operator.types.intents import INTENTS_KEY, render_intents
-
-if TYPE_CHECKING:
-    from polyreme_operator.loop import Settings
 
 SECRET_BYTES = 32
 

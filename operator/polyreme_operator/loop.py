@@ -8,7 +8,6 @@ is touched. Nothing here decides; nothing here remembers what a restart of the p
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import heapq
 import logging
 import random
@@ -19,40 +18,18 @@ from polyreme_api import labels
 from polyreme_api.clock import Clock
 from polyreme_api.errors import RetryableError
 from polyreme_operator.apply import Applier
-from polyreme_operator.core.manifests import PodDefaults
 from polyreme_operator.core.placement import Placer, place_best_fit
 from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.schedule import schedule
 from polyreme_operator.model import WATCHED_KINDS, Changes, ClusterModel
-from polyreme_operator.port import ClusterPort, GoneError, Manifest, ObjectRef, PortError
+from polyreme_operator.port import ClusterPort, GoneError, Manifest, NotFoundError, ObjectRef, PortError
+from polyreme_operator.settings import Settings
 from polyreme_operator.types.actions import Decision, ReadLease
 
 _log = logging.getLogger(__name__)
 
 SCHEDULE = "schedule"
 """Key of the one task that decides admission; every other key is a job's UID."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What an installation may change."""
-
-    namespace: str = "polyreme-system"
-    """Where the intents lie."""
-    defaults: PodDefaults = dataclasses.field(default_factory=PodDefaults)
-    relist_s: float = 300.0
-    """How often every kind is listed anew, to find what a watch lost."""
-    reconciles_max: int = 32
-    """Jobs reconciled at a time."""
-    writes_max: int = 32
-    """Objects of one pass written at a time."""
-    status_writes_per_s: float = 50.0
-    """Budget of status writes that begin no attempt; those that do never wait."""
-    status_writes_burst: int = 100
-    retry_initial_s: float = 0.05
-    retry_max_s: float = 30.0
-    idle_s: float = 60.0
-    """Longest time that the dispatcher sleeps."""
 
 
 async def run_operator(
@@ -131,6 +108,11 @@ class _Operator:
             except GoneError:
                 version = None
                 failures += 1
+            except NotFoundError:
+                # Not served: its CRD is not installed yet, or no longer. Then there is none of it; it may come.
+                version = None
+                failures += 1
+                self._note(self._synced(kind))
             except RetryableError as error:
                 failures += 1
                 _log.info("watch of %s broke: %s", kind, error)
@@ -146,11 +128,14 @@ class _Operator:
             if token is None:
                 break
         changes = self._model.replace(kind, items, version=int(page.resource_version), now_s=self._clock.now_s())
-        if kind in self._unsynced:
-            self._unsynced.discard(kind)
-            changes.capacity = True
-        self._note(changes)
+        self._note(changes | self._synced(kind))
         return page.resource_version
+
+    def _synced(self, kind: str) -> Changes:
+        """Note that a kind is known now: nothing is decided before all of them are."""
+        first = kind in self._unsynced
+        self._unsynced.discard(kind)
+        return Changes(capacity=first)
 
     def _note(self, changes: Changes) -> None:
         self._dirty |= changes.jobs

@@ -65,6 +65,7 @@ class FaultyPort:
         faults: Returns the chances that hold now.
         reached: Counts (fault, write point) that came about.
         crash: Ends this life of the operator.
+        broke: Notes a broken rule: what was written without a precondition.
     """
 
     def __init__(
@@ -76,8 +77,9 @@ class FaultyPort:
         faults: Callable[[], PortFaults],
         reached: Counter[tuple[str, str]],
         crash: Callable[[], None],
+        broke: Callable[[str, str], None],
     ) -> None:
-        self._cluster, self._loop, self._rng = cluster, loop, rng
+        self._cluster, self._loop, self._rng, self._broke = cluster, loop, rng, broke
         self._faults, self._reached, self._crash = faults, reached, crash
         self._travelling: set[asyncio.Task[None]] = set()
 
@@ -109,6 +111,8 @@ class FaultyPort:
         subresource: str | None = None,
     ) -> Manifest:
         """Patch, perhaps without hearing of it."""
+        if resource_version is None:
+            self._broke("every patch bears a resource version", str(ref))
         changed: Manifest = await self._call(
             "patch",
             ref.kind,
@@ -122,6 +126,8 @@ class FaultyPort:
         self, ref: ObjectRef, *, uid: str, resource_version: str | None = None, grace_period_s: int | None = None
     ) -> None:
         """Delete, perhaps without hearing of it."""
+        if not uid:
+            self._broke("every delete bears a UID", str(ref))
         await self._call(
             "delete",
             ref.kind,

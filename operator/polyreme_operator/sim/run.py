@@ -8,7 +8,8 @@ import random
 from collections import Counter
 
 from polyreme_api import labels
-from polyreme_operator.loop import Settings, run_operator
+from polyreme_operator.loop import run_operator
+from polyreme_operator.settings import Settings
 from polyreme_operator.sim.chaos import Chaos
 from polyreme_operator.sim.eventloop import SimStalledError, VirtualLoop
 from polyreme_operator.sim.faults import NO_FAULTS, FaultyPort, PortFaults
@@ -136,6 +137,7 @@ class _Simulation:
                 faults=lambda: self._faults,
                 reached=self._reached,
                 crash=self._crashed.set,
+                broke=lambda rule, what: self._facts.broke(rule, what, self._world),
             )
             task = self._loop.create_task(
                 run_operator(

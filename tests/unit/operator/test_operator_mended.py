@@ -1,4 +1,4 @@
-"""What the machine did to a job costs it nothing, once that is mended: a host that began anew, a store that was away."""
+"""What the machine did to a job costs it nothing once that is mended: a host that began anew, a store that was away."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def restarts(count: int, cause: str) -> list[RestartRecord]:
 
 def verdict(*, reason: str, count: int) -> Any:
     owner = admitted(job(), restart_records=restarts(count, "RankExited"))
-    ended = {"phase": PodPhase.FAILED, "reason": reason}
+    ended: dict[str, Any] = {"phase": PodPhase.FAILED, "reason": reason}
     seen = scene(
         owner, lease=lease(owner, phase="Training", step=0), pods=(pod(owner, 0, **ended), pod(owner, 1, **ended))
     )

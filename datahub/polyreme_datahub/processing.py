@@ -17,6 +17,7 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.plan.plan import shape_of
 from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore
 from polyreme_datahub.digests import action_key, action_prefix, canonical_json, digest_bytes, digest_value
+from polyreme_datahub.index.check import can_open
 from polyreme_datahub.index.format import plan_key
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.registry import datasets, progress, work
@@ -206,6 +207,10 @@ class Processing:
             chunk_message(INDEX, parameters.key(version), Chunk(version_id=version.id, first=0, count=version.records))
             for version in self._versions.values()
         ]
+        for version, message in zip(self._versions.values(), messages, strict=True):
+            manifests = progress.manifests_of(self._database, parameters.key(version))
+            if not all(can_open(self._store, manifest) for manifest in manifests):
+                work.reopen(self._database, message)
         self._run(messages, indexer)
 
     def _worker(self, operations: Mapping[str, Operation]) -> Worker:

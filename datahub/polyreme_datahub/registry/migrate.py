@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, inspect, text
 
 from polyreme_datahub.errors import DatahubError
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 HEAD = "0001"
 _LOCK = 0x706F6C79
@@ -37,14 +41,20 @@ def migrate(engine: Engine) -> None:
         _upgrade(connection)
 
 
-def _upgrade(connection: Connection) -> None:
-    from alembic import command
+def alembic_config(connection: Connection) -> Config:
+    """Return the configuration with which Alembic's commands run over a connection."""
     from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     config.attributes["connection"] = connection
-    command.upgrade(config, HEAD)
+    return config
+
+
+def _upgrade(connection: Connection) -> None:
+    from alembic import command
+
+    command.upgrade(alembic_config(connection), HEAD)
 
 
 def _revision(connection: Connection) -> str | None:

@@ -61,6 +61,14 @@ def find_index(database: Database, key: str) -> IndexRow:
     return _index(row)
 
 
+def manifests_of(database: Database, key: str) -> list[str]:
+    """Return the manifest of an index, or nothing where it is not finished."""
+    table = schema.indexes
+    return database.read(
+        lambda connection: list(connection.execute(select(table.c.manifest).where(table.c.key == key)).scalars())
+    )
+
+
 def indexes_of(database: Database, version_id: int) -> list[IndexRow]:
     """Return the finished indexes of a version, oldest first."""
     table = schema.indexes

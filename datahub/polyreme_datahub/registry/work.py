@@ -135,6 +135,14 @@ def add_messages(database: Database, messages: Sequence[Message]) -> None:
     database.write(lambda connection: insert_new(connection, schema.messages, [message_row(m) for m in messages]))
 
 
+def reopen(database: Database, message: Message) -> None:
+    """Make a message due again: what it made is damaged, and making it again gives the same bytes."""
+    table = schema.messages
+    database.write(
+        lambda connection: connection.execute(update(table).where(table.c.key == message.key).values(done=0))
+    )
+
+
 def due_messages(database: Database, pipeline: str, *, count_max: int) -> list[Message]:
     """Return messages of a pipeline whose results are not committed."""
     table = schema.messages

@@ -59,7 +59,11 @@ class Indexer:
         self._now_s = now_s
 
     def do(self, message: Message) -> tuple[StageCount, Sequence[Message]]:
-        """Write the index of a message's version, unless there is one."""
+        """Write the index of a message's version; written twice, it is the same bytes.
+
+        Raises:
+            EnvironmentFailedError: If store or registry stay away; the message is still due.
+        """
         chunk = Chunk.of(message)
         version = self._versions[chunk.version_id]
         work.begin_try(self._database, message.key, now_s=self._now_s())

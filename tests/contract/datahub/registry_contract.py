@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import random
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Float, inspect, text
 
 from polyreme_api.errors import NotFoundError
 from polyreme_datahub import hub
 from polyreme_datahub.lakehouse import Artifact
-from polyreme_datahub.registry import datasets, schema, work
+from polyreme_datahub.registry import datasets, progress, schema, work
 from polyreme_datahub.registry.engine import open_database
+from polyreme_datahub.registry.migrate import RegistryNewerError, alembic_config
 from polyreme_datahub.registry.work import ActionRow, DeadLetter, Outcome, SampleRow, StageCount
 from polyreme_datahub.topics.types import Message
-from tests.unit.datahub.jobs import digits, make_spec
+from tests.unit.datahub.jobs import Home, digits, make_spec, picture, record, write_jsonl
 
+SCHEMA = Path(__file__).with_name("schema.txt")
+ROOT = Path(__file__).parents[3]
+KILLS = 6
 MESSAGE = Message(key="p/decode/1/0", pipeline="p", topic="decode", body="{}")
 
 
@@ -37,6 +46,27 @@ class RegistryContract:
 
         assert database.read(compare) == []
         database.close()
+
+    def test_the_schema_is_the_one_on_record(self, url: str) -> None:
+        database = open_database(url)
+        assert database.read(dump_schema) == SCHEMA.read_text("utf-8")
+        database.close()
+
+    def test_a_downgrade_takes_everything_back_and_an_upgrade_brings_it_again(self, url: str) -> None:
+        database = open_database(url)
+        database.write(lambda connection: command.downgrade(alembic_config(connection), "base"))
+        assert database.read(dump_schema) == ""
+        database.close()
+        database = open_database(url)
+        assert database.read(dump_schema) == SCHEMA.read_text("utf-8")
+        database.close()
+
+    def test_a_registry_of_a_newer_release_is_refused(self, url: str) -> None:
+        database = open_database(url)
+        database.write(lambda connection: connection.execute(text("UPDATE alembic_version SET version_num = '9999'")))
+        database.close()
+        with pytest.raises(RegistryNewerError, match="newer release"):
+            open_database(url)
 
     def test_many_may_migrate_at_once(self, url: str) -> None:
         failures: list[Exception] = []
@@ -111,6 +141,51 @@ class RegistryContract:
         assert work.begin_try(database, "k", now_s=8.0) == 1
         database.close()
 
+    def test_the_late_twin_of_an_ingest_brings_no_doubled_id_back(self, url: str) -> None:
+        database = open_database(url)
+        version = datasets.add_version(database, name="a", source={}, digest="x", records=2, now_s=1.0)
+        work.add_messages(database, [MESSAGE])
+        rows = [SampleRow(ordinal=at, sample_id="same", record="r") for at in range(2)]
+        outcome = Outcome(version_id=version.id, count=StageCount(stage="ingest", misses=2), samples=rows)
+        work.commit(database, MESSAGE, outcome, now_s=1.0)
+        assert progress.bury_doubles(database, version.id, now_s=2.0) == 1
+        work.commit(database, MESSAGE, outcome, now_s=3.0)
+        assert [row.ordinal for row in work.samples_between(database, version.id, first=0, count=9)] == [0]
+        database.close()
+
+    def test_text_that_no_database_takes_is_escaped(self, url: str) -> None:
+        database = open_database(url)
+        version = datasets.add_version(database, name="a", source={}, digest="x", records=1, now_s=1.0)
+        work.add_messages(database, [MESSAGE])
+        error = "nul \0, half \ud800" + "y" * 5000
+        letter = DeadLetter(key="k", stage="ingest", ordinal=0, sample_id="x" * 5000, rule="r", error=error)
+        outcome = Outcome(version_id=version.id, count=StageCount(stage="ingest", dead=1), dead_letters=[letter])
+        assert work.commit(database, MESSAGE, outcome, now_s=1.0)
+        kept = work.letters_between(database, version.id, first=0, count=1)["k"]
+        assert kept.error.startswith("nul \\x00, half \\ud800")
+        assert (len(kept.sample_id), len(kept.error)) == (1024, 2000)
+        database.close()
+
+    @pytest.mark.slow
+    def test_killed_again_and_again_it_ends_with_the_same_index(self, url: str, tmp_path: Path) -> None:
+        folder = tmp_path / "set"
+        folder.mkdir()
+        (folder / "good.png").write_bytes(picture(90, 60))
+        (folder / "cut.jpg").write_bytes(picture(200, 150, kind="JPEG")[:900])
+        files = write_jsonl(folder, [record("a", ["good.png"]), record("b", ["cut.jpg"]), "{", record("c")])
+        homes = [Home(tmp_path / "whole"), Home(tmp_path / "doomed", url)]
+        for home in homes:
+            home.folder.mkdir()
+            home.register("two", digits(2, pages=700))
+            home.register("files", files)
+        expected = run_until(homes[0], 0)
+        assert expected.returncode == 0, expected.stderr
+        assert expected.stdout.startswith("700:")
+        generator = random.Random(29)
+        killed = [run_until(homes[1], generator.randint(1, 36)).returncode == -signal.SIGKILL for _ in range(KILLS)]
+        assert sum(killed) >= KILLS - 2
+        assert run_until(homes[1], 0).stdout == expected.stdout
+
     @pytest.mark.slow
     def test_two_runs_at_once_on_one_home_make_one_index(self, url: str, tmp_path: Path) -> None:
         objects = f"file://{tmp_path}/objects"
@@ -136,3 +211,26 @@ class RegistryContract:
         again = hub.process(spec, registry_url=url, objects_url=objects)
         assert {count.misses for count in again.stages} == {0}
         assert again.datasets[0].samples == 600
+
+
+def run_until(home: Home, effect: int) -> subprocess.CompletedProcess[str]:
+    call = [sys.executable, "-m", "tests.unit.datahub.crashing", str(home.folder), str(effect), home.registry]
+    return subprocess.run(call, capture_output=True, text=True, cwd=ROOT, check=False, timeout=120)
+
+
+def dump_schema(connection: Connection) -> str:
+    """Write tables, columns, keys and indexes as text, the same for every database."""
+    seen = inspect(connection)
+    lines = []
+    for table in sorted(set(seen.get_table_names()) - {"alembic_version"}):
+        lines.append(f"{table} key {seen.get_pk_constraint(table)['constrained_columns']}")
+        for column in seen.get_columns(table):
+            kind = "FLOAT" if isinstance(column["type"], Float) else str(column["type"])
+            lines.append(f"  {column['name']} {kind}{'' if column['nullable'] else ' not null'}")
+        uniques = seen.get_unique_constraints(table)
+        owned = {one["name"] for one in uniques}
+        indexes = [one for one in seen.get_indexes(table) if one["name"] not in owned]
+        lines += sorted(f"  unique {one['name']} {one['column_names']}" for one in uniques)
+        lines += sorted(f"  index {one['name']} {one['column_names']}" for one in indexes)
+        lines += [f"  {key['constrained_columns']} -> {key['referred_table']}" for key in seen.get_foreign_keys(table)]
+    return "".join(f"{line}\n" for line in lines)

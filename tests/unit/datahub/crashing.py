@@ -1,4 +1,4 @@
-"""Processes a home's data, and is killed before or after a certain effect: ``python crashing.py FOLDER EFFECT``."""
+"""Processes a home's data, and is killed before or after a certain effect: ``python crashing.py FOLDER EFFECT URL``."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ DATASETS = ("two", "files")
 
 
 class Doom:
-    """Counts effects, twice each (before and after), and kills this process at one of them."""
+    """Counts effects, and kills this process at one of them: before it, after it, or inside a transaction."""
 
     def __init__(self, effect: int) -> None:
         self._left = effect
         self._lock = threading.Lock()
 
     def around(self, call: Callable[[], Result]) -> Result:
-        self._count()
+        self.count()
         result = call()
-        self._count()
+        self.count()
         return result
 
-    def _count(self) -> None:
+    def count(self) -> None:
         with self._lock:
             self._left -= 1
             if self._left == 0:
@@ -62,11 +62,17 @@ class DoomedDatabase(Database):
 
     def write(self, work: Callable[[Connection], Result]) -> Result:
         write = super().write
-        return self.doom.around(lambda: write(work))
+
+        def inside(connection: Connection) -> Result:
+            result = work(connection)
+            self.doom.count()
+            return result
+
+        return self.doom.around(lambda: write(inside))
 
 
-def main(folder: Path, effect: int) -> None:
-    home = Home(folder)
+def main(folder: Path, effect: int, url: str) -> None:
+    home = Home(folder, url)
     doom = Doom(effect)
     database = open_database(home.registry)
     database.__class__ = DoomedDatabase
@@ -78,4 +84,4 @@ def main(folder: Path, effect: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

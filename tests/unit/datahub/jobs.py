@@ -24,10 +24,12 @@ class Home:
     """A registry and an object store in one folder."""
 
     folder: Path
+    url: str = ""
+    """Of the registry; empty: SQLite in the folder."""
 
     @property
     def registry(self) -> str:
-        return f"sqlite:///{self.folder}/registry.sqlite"
+        return self.url or f"sqlite:///{self.folder}/registry.sqlite"
 
     @property
     def objects(self) -> str:

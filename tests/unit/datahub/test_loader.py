@@ -235,6 +235,28 @@ def test_an_index_whose_structure_is_damaged_is_refused(tmp_path: Path, array: s
     spoil(home, hub.open_source(home.objects, job), array, 8)
     with pytest.raises(IndexDamagedError, match="process the data again"):
         hub.open_source(home.objects, job)
+    home.process(job)
+    assert hub.open_source(home.objects, job).packs(1, first=0, count=4).unmasked_tokens > 0
+
+
+@pytest.mark.parametrize("spoiled", ["manifest", "shard", "short shard"])
+def test_an_index_that_is_gone_is_made_again(tmp_path: Path, spoiled: str) -> None:
+    home = Home(tmp_path)
+    home.register("one", digits(1, pages=20))
+    job = make_spec(["one"])
+    manifest = home.process(job).datasets[0].manifest
+    source = hub.open_source(home.objects, job)
+    before = source.packs(1, first=0, count=4)
+    digest = manifest if spoiled == "manifest" else source._indexes[0].manifest.shards[0].digest
+    path = blob_path(local_root(home.objects), digest)
+    if spoiled == "short shard":
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        path.unlink()
+    with pytest.raises(IndexDamagedError):
+        hub.open_source(home.objects, job)
+    assert home.process(job).datasets[0].manifest == manifest
+    assert same(hub.open_source(home.objects, job).packs(1, first=0, count=4), before)
 
 
 def test_a_damaged_held_out_sample_is_left_out(tmp_path: Path) -> None:

@@ -103,3 +103,10 @@ def _upgrade_work() -> None:
         sa.Column("misses", sa.BigInteger, nullable=False),
         sa.Column("dead", sa.BigInteger, nullable=False),
     )
+
+
+def downgrade() -> None:
+    """Drop everything: before the first schema there is none. Tables that others refer to go last."""
+    work = ("statistics", "indexes", "tombstones", "tries", "messages")
+    for table in (*work, "dead_letters", "actions", "artifacts", "samples", "versions"):
+        op.drop_table(table)

@@ -148,7 +148,9 @@ class LocalObjectStore:
             except (OSError, exceptions.BaseError) as error:
                 if tried == TRIES_MAX or isinstance(error, exceptions.PermissionDeniedError):
                     reason = str(error).partition("\n")[0]
-                    raise StoreFailedError(f"object store failed at {key} after {tried} tries: {reason}") from error
+                    raise StoreFailedError(
+                        f"object store {self._root} failed at {key} after {tried} tries: {reason}"
+                    ) from error
                 self._sleep(RETRY_DELAY_S * 2 ** (tried - 1))
         raise AssertionError("the last try returns or raises")
 

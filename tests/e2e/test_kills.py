@@ -12,11 +12,14 @@ from tests.e2e.polyreme_home import CHECKPOINT_EVERY, RANKS, STEPS, PolyremeHome
 
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 
+IMPATIENT = {"backoff": {"initialSeconds": 1}}
+"""Kills before the first checkpoint are restarts without progress, and those wait."""
+
 
 def test_losses_after_killed_ranks_are_those_of_the_undisturbed_run(
     home: PolyremeHome, truth: dict[int, str], draw: random.Random
 ) -> None:
-    serving = home.start(home.write_job("ranks"))
+    serving = home.start(home.write_job("ranks", failurePolicy=IMPATIENT))
 
     serving.trained(attempt=1, steps=draw.randrange(1, CHECKPOINT_EVERY - 2))
     assert serving.committed(1) == [], "before the first checkpoint"
@@ -42,7 +45,7 @@ def test_losses_after_killed_ranks_are_those_of_the_undisturbed_run(
 def test_losses_after_killed_launchers_and_zygotes_are_those_of_the_undisturbed_run(
     home: PolyremeHome, truth: dict[int, str], draw: random.Random
 ) -> None:
-    serving = home.start(home.write_job("launchers"))
+    serving = home.start(home.write_job("launchers", failurePolicy=IMPATIENT))
     index = draw.choice((0, 1))
     strikes = [("zygote", index), ("launcher", 1), ("launcher", 0)]
     for attempt, (who, where) in enumerate(strikes, start=1):

@@ -100,9 +100,11 @@ def test_ctrl_c_checkpoints_and_stops_and_a_second_one_ends_at_once(home: Polyre
 
 
 def test_a_torn_checkpoint_is_named_and_never_loaded(home: PolyremeHome, truth: dict[int, str]) -> None:
-    job = home.write_job("torn")
+    every = 4
+    job = home.write_job("torn", checkpoint={"everySteps": every, "keep": 3})
     first = home.start(job)
     first.until(lambda: len(first.committed(1)) >= 2, "two checkpoints are committed")
+    first.trained(attempt=1, steps=2 * every + 1)
     stopped = home.call("runs", "stop", "torn")
     assert stopped.code == 0, stopped.said
     assert first.end().code == CANCELLED

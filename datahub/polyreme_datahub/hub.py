@@ -41,12 +41,12 @@ def register(registry_url: str, objects_url: str, name: str, source: str | Path 
         return add_dataset(database, name, source, now_s=_now_s())
 
 
-def list_datasets(registry_url: str) -> list[DatasetSummary]:
-    """List every dataset, the samples that polyreme brings along included."""
+def list_datasets(registry_url: str, *, after: str = "", count_max: int = 1000) -> list[DatasetSummary]:
+    """List datasets by name, the samples that polyreme brings along included: a page from ``after`` on."""
     from polyreme_datahub.show import summaries
 
     with _database(registry_url) as database:
-        return summaries(database)
+        return summaries(database, after=after, count_max=count_max)
 
 
 def show_dataset(registry_url: str, objects_url: str, reference: str) -> DatasetDetails:

@@ -49,6 +49,7 @@ from polyreme_datahub.topics.types import Message
 
 IMAGE_SHARE = 2
 """An image from files takes at most one part in so many of a pack's tokens."""
+LETTERS_MAX = 1000
 CORPUS_RECORDS_MAX = 200_000
 """Records of one version that the tokenizer is trained on."""
 
@@ -73,6 +74,7 @@ class DatasetReport:
     manifest: str
     stages: tuple[StageCount, ...]
     dead_letters: tuple[DeadLetter, ...]
+    """At most ``LETTERS_MAX``, by ordinal; ``stages`` has their counts."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,11 +264,11 @@ class Processing:
 
     def _report(self, version: DatasetVersion, parameters: IndexParameters) -> DatasetReport:
         index = progress.find_index(self._database, parameters.key(version))
-        letters = tuple(work.letters_between(self._database, version.id, first=0, count=version.records).values())
+        letters = work.count_dead(self._database, version.id)
         stages, alive = [], version.records
         for stage in STAGES:
             seen = self._counts.get((version.id, stage), StageCount(stage=stage))
-            dead = len({letter.ordinal for letter in letters if letter.stage == stage})
+            dead = letters.get(stage, 0)
             stages.append(
                 StageCount(stage=stage, misses=seen.misses, dead=dead, hits=max(0, alive - dead - seen.misses))
             )
@@ -278,7 +280,7 @@ class Processing:
             tokens=index.tokens,
             manifest=index.manifest,
             stages=tuple(stages),
-            dead_letters=letters,
+            dead_letters=tuple(work.first_letters(self._database, version.id, count_max=LETTERS_MAX)),
         )
 
     def _put_plan(
@@ -306,14 +308,14 @@ def resolve(database: Database, reference: str, *, now_s: float) -> DatasetVersi
     """
     name = reference.partition("@")[0]
     samples = sample_sources()
-    known = datasets.names(database)
-    if name in samples and name not in known:
+    known = datasets.exists(database, name)
+    if name in samples and not known:
         description, records = describe_source(samples[name])
         datasets.add_version(
             database, name=name, source=description, digest=digest_value(description), records=records, now_s=now_s
         )
-    elif name not in known:
-        raise datasets.not_found(reference, sorted({*known, *samples}))
+    elif not known:
+        raise datasets.not_found(reference, sorted({*datasets.names(database), *samples}))
     return datasets.find_version(database, reference)
 
 
@@ -326,11 +328,10 @@ def check_spec(database: Database, spec: TrainingJobSpec) -> None:
     samples = sample_sources()
     trained = [source.dataset for source in spec.data.sources]
     heldout = [part.dataset for part in spec.evaluation.sets] if spec.evaluation else []
-    known = sorted({*datasets.names(database), *samples})
     for reference in (*trained, *heldout):
         name, _, number = reference.partition("@")
-        if name not in known:
-            raise datasets.not_found(reference, known)
+        if name not in samples and not datasets.exists(database, name):
+            raise datasets.not_found(reference, sorted({*datasets.names(database), *samples}))
         if number and not (name in samples and number == "1"):
             datasets.find_version(database, reference)
 

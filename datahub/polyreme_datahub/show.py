@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import SourceInvalidError
-from polyreme_datahub.processing import resolve
+from polyreme_datahub.processing import LETTERS_MAX, resolve
 from polyreme_datahub.registry import datasets, progress, work
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
@@ -24,7 +26,8 @@ from polyreme_datahub.stages.types import STAGES
 NAME = re.compile(r"[a-z0-9]([-a-z0-9./]*[a-z0-9])?")
 NAME_CHARACTERS_MAX = 240
 OWN = "sample/"
-LETTERS_MAX = 1000
+NAMES_MAX = 1000
+TOMBSTONES_MAX = 1000
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +79,18 @@ def add_dataset(
     return datasets.add_version(database, name=name, source=description, digest=digest, records=records, now_s=now_s)
 
 
-def summaries(database: Database) -> list[DatasetSummary]:
-    """List every dataset by name."""
+def summaries(database: Database, *, after: str = "", count_max: int = NAMES_MAX) -> list[DatasetSummary]:
+    """List the datasets whose names come after ``after``, by name."""
     newest: dict[str, DatasetSummary] = {
         name: DatasetSummary(name=name, versions=0, records=source["pages"], kind=source["kind"])
         for name, source in sample_sources().items()
+        if name > after
     }
-    for version in datasets.all_versions(database):
+    for version in datasets.newest_versions(database, after=after, count_max=count_max):
         newest[version.name] = DatasetSummary(
             name=version.name, versions=version.number, records=version.records, kind=version.source["kind"]
         )
-    return [newest[name] for name in sorted(newest)]
+    return [newest[name] for name in sorted(newest)][:count_max]
 
 
 def details(database: Database, root: Path, reference: str, *, now_s: float) -> DatasetDetails:
@@ -94,29 +98,27 @@ def details(database: Database, root: Path, reference: str, *, now_s: float) -> 
     version = resolve(database, reference, now_s=now_s)
     indexes = progress.indexes_of(database, version.id)
     adopt_tombstones(database, root, [index.manifest for index in indexes])
-    letters = list(work.letters_between(database, version.id, first=0, count=version.records).values())
     counts = progress.statistics_of(database, version.id)
+    manifests = {index.manifest for index in indexes}
     return DatasetDetails(
         version=version,
-        versions=tuple(other.number for other in datasets.all_versions(database, version.name)),
+        versions=tuple(datasets.numbers_of(database, version.name)),
         samples=work.count_samples(database, version.id),
         stages=tuple(counts.get(stage, StageCount(stage=stage)) for stage in STAGES),
         indexes=tuple(indexes),
-        dead_letters=tuple(letters[:LETTERS_MAX]),
-        dead=len({letter.ordinal for letter in letters}),
-        tombstones=tuple(stone for index in indexes for stone in progress.tombstones_of(database, index.manifest)),
+        dead_letters=tuple(work.first_letters(database, version.id, count_max=LETTERS_MAX)),
+        dead=sum(work.count_dead(database, version.id).values()),
+        tombstones=tuple(progress.tombstones_of(database, manifests, count_max=TOMBSTONES_MAX)),
     )
 
 
 def adopt_tombstones(database: Database, root: Path, manifests: list[str]) -> None:
     """Take the notes that ranks left about damaged samples into the registry."""
-    stones = []
+    stones: list[Tombstone] = []
     for manifest in manifests:
-        for path in sorted((root / "tombstones" / manifest).glob("*.json")):
-            try:
-                note = json.loads(path.read_bytes())
-            except ValueError:
-                continue
-            stones.append(Tombstone(index_digest=manifest, **note))
+        paths = islice((root / "tombstones" / manifest).glob("[0-9]*.json"), TOMBSTONES_MAX)
+        for path in paths:
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                stones.append(Tombstone(index_digest=manifest, **json.loads(path.read_bytes())))
     if stones:
         progress.add_tombstones(database, stones)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from polyreme_datahub.registry import schema
 from polyreme_datahub.registry.engine import Database
 
 NAMES_SHOWN_MAX = 8
+VERSIONS_MAX = 1000
+NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,9 @@ def find_version(database: Database, reference: str) -> DatasetVersion:
     Raises:
         DatasetNotFoundError: Naming the nearest names there are.
     """
-    name, _, number = reference.partition("@")
+    name, at, number = reference.partition("@")
+    if at and not NUMBER.fullmatch(number):
+        raise DatasetNotFoundError(f"no dataset version {reference}: after '@' comes a number from 1 on")
 
     def work(connection: Connection) -> Row[Any] | None:
         table = schema.versions
@@ -85,25 +90,49 @@ def find_version(database: Database, reference: str) -> DatasetVersion:
 
     row = database.read(work)
     if row is None:
-        known = names(database)
-        if name in known:
-            numbers = ", ".join(str(version.number) for version in all_versions(database, name))
-            raise DatasetNotFoundError(f"no dataset version {reference}: {name} has the versions {numbers}")
-        raise not_found(reference, known)
+        numbers = numbers_of(database, name)
+        if numbers:
+            shown = ", ".join(map(str, numbers[-NAMES_SHOWN_MAX:]))
+            raise DatasetNotFoundError(f"no dataset version {reference}: {name} has the versions {shown}")
+        raise not_found(reference, names(database))
     return _version(row)
 
 
-def all_versions(database: Database, name: str | None = None) -> list[DatasetVersion]:
-    """Return every version (of one dataset), by name and number."""
+def newest_versions(database: Database, *, after: str, count_max: int) -> list[DatasetVersion]:
+    """Return the newest version of each dataset whose name comes after ``after``, by name."""
+    table = schema.versions
 
     def work(connection: Connection) -> list[DatasetVersion]:
-        table = schema.versions
-        query = select(table).order_by(table.c.name, table.c.number)
-        if name is not None:
-            query = query.where(table.c.name == name)
-        return [_version(row) for row in connection.execute(query)]
+        newest = (
+            select(table.c.name, func.max(table.c.number).label("number"))
+            .where(table.c.name > after)
+            .group_by(table.c.name)
+            .order_by(table.c.name)
+            .limit(count_max)
+            .subquery()
+        )
+        same = (table.c.name == newest.c.name) & (table.c.number == newest.c.number)
+        return [_version(row) for row in connection.execute(select(table).join(newest, same).order_by(table.c.name))]
 
     return database.read(work)
+
+
+def numbers_of(database: Database, name: str) -> list[int]:
+    """Return the numbers of a dataset's versions, ascending; of very many only the newest."""
+    table = schema.versions
+
+    def work(connection: Connection) -> list[int]:
+        query = select(table.c.number).where(table.c.name == name).order_by(table.c.number.desc()).limit(VERSIONS_MAX)
+        return sorted(connection.execute(query).scalars())
+
+    return database.read(work)
+
+
+def exists(database: Database, name: str) -> bool:
+    """Tell whether a dataset has that name."""
+    table = schema.versions
+    query = select(table.c.id).where(table.c.name == name).limit(1)
+    return database.read(lambda connection: connection.execute(query).first()) is not None
 
 
 def names(database: Database) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, select
@@ -10,8 +11,10 @@ from sqlalchemy import Connection, Row, delete, func, select
 from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.registry import schema
-from polyreme_datahub.registry.engine import Database, insert_new
+from polyreme_datahub.registry.engine import ROWS_MAX, Database, insert_new
 from polyreme_datahub.registry.work import IndexRow, StageCount
+
+INDEXES_MAX = 100
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +44,10 @@ def bury_doubles(database: Database, version_id: int, *, now_s: float) -> int:
         buried = [row for row in rows if row.sample_id in seen or seen.add(row.sample_id)]  # type: ignore[func-returns-value]
         letters = [_double(row, version_id, now_s) for row in buried]
         insert_new(connection, schema.dead_letters, letters)
-        for row in buried:
-            connection.execute(delete(samples).where(mine, samples.c.ordinal == row.ordinal))
+        ordinals = [row.ordinal for row in buried]
+        for start in range(0, len(ordinals), ROWS_MAX):
+            some = ordinals[start : start + ROWS_MAX]
+            connection.execute(delete(samples).where(mine, samples.c.ordinal.in_(some)))
         return len(buried)
 
     return database.write(work)
@@ -70,16 +75,15 @@ def manifests_of(database: Database, key: str) -> list[str]:
 
 
 def indexes_of(database: Database, version_id: int) -> list[IndexRow]:
-    """Return the finished indexes of a version, oldest first."""
+    """Return the finished indexes of a version, oldest first; of very many only the newest."""
     table = schema.indexes
-    return database.read(
-        lambda connection: [
-            _index(row)
-            for row in connection.execute(
-                select(table).where(table.c.version_id == version_id).order_by(table.c.created_s, table.c.key)
-            )
-        ]
+    newest = (
+        select(table)
+        .where(table.c.version_id == version_id)
+        .order_by(table.c.created_s.desc(), table.c.key.desc())
+        .limit(INDEXES_MAX)
     )
+    return database.read(lambda connection: [_index(row) for row in connection.execute(newest)][::-1])
 
 
 def statistics_of(database: Database, version_id: int) -> dict[str, StageCount]:
@@ -99,14 +103,17 @@ def add_tombstones(database: Database, tombstones: list[Tombstone]) -> None:
     database.write(lambda connection: insert_new(connection, schema.tombstones, rows))
 
 
-def tombstones_of(database: Database, index_digest: str) -> list[Tombstone]:
-    """Return the tombstones of an index."""
+def tombstones_of(database: Database, index_digests: Collection[str], *, count_max: int) -> list[Tombstone]:
+    """Return the first tombstones of some indexes."""
     table = schema.tombstones
     return database.read(
         lambda connection: [
             Tombstone(index_digest=row.index_digest, ordinal=row.ordinal, sample_id=row.sample_id, error=row.error)
             for row in connection.execute(
-                select(table).where(table.c.index_digest == index_digest).order_by(table.c.ordinal)
+                select(table)
+                .where(table.c.index_digest.in_(index_digests))
+                .order_by(table.c.index_digest, table.c.ordinal)
+                .limit(count_max)
             )
         ]
     )

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, case, func, select, update
+from sqlalchemy import Connection, Select, case, func, select, update
 
 from polyreme_datahub.lakehouse import Artifact
 from polyreme_datahub.registry import schema
@@ -188,17 +188,38 @@ def samples_between(database: Database, version_id: int, *, first: int, count: i
 
 
 def letters_between(database: Database, version_id: int, *, first: int, count: int) -> dict[str, DeadLetter]:
-    """Return the dead letters of some ordinals, by the key of the action that failed."""
+    """Return the dead letters of some ordinals, by key."""
     table = schema.dead_letters
+    query = select(table).where(
+        table.c.version_id == version_id, table.c.ordinal >= first, table.c.ordinal < first + count
+    )
+    return {letter.key: letter for letter in _letters(database, query)}
 
-    def work(connection: Connection) -> dict[str, DeadLetter]:
-        query = (
-            select(table)
-            .where(table.c.version_id == version_id, table.c.ordinal >= first, table.c.ordinal < first + count)
-            .order_by(table.c.ordinal, table.c.key)
-        )
-        return {
-            row.key: DeadLetter(
+
+def first_letters(database: Database, version_id: int, *, count_max: int) -> list[DeadLetter]:
+    """Return the first dead letters of a version, by ordinal."""
+    table = schema.dead_letters
+    return _letters(database, select(table).where(table.c.version_id == version_id).limit(count_max))
+
+
+def count_dead(database: Database, version_id: int) -> dict[str, int]:
+    """Count the records of a version that ended at each stage."""
+    table = schema.dead_letters
+    query = (
+        select(table.c.stage, func.count(table.c.ordinal.distinct()))
+        .where(table.c.version_id == version_id)
+        .group_by(table.c.stage)
+    )
+    return database.read(lambda connection: {stage: int(count) for stage, count in connection.execute(query)})
+
+
+def _letters(database: Database, query: Select[Any]) -> list[DeadLetter]:
+    table = schema.dead_letters
+    ordered = query.order_by(table.c.ordinal, table.c.key)
+
+    def work(connection: Connection) -> list[DeadLetter]:
+        return [
+            DeadLetter(
                 key=row.key,
                 stage=row.stage,
                 ordinal=row.ordinal,
@@ -206,8 +227,8 @@ def letters_between(database: Database, version_id: int, *, first: int, count: i
                 rule=row.rule,
                 error=row.error,
             )
-            for row in connection.execute(query)
-        }
+            for row in connection.execute(ordered)
+        ]
 
     return database.read(work)
 

@@ -24,8 +24,8 @@ from polyreme_operator.port import (
     TooManyRequestsError,
     WatchEvent,
 )
+from polyreme_operator.sim.invariants import LATENCY_S
 
-LATENCY_S = 0.004
 SLOW_S = 8.0
 LAG_S = 3.0
 LATE_S = 8.0
@@ -66,6 +66,7 @@ class FaultyPort:
         reached: Counts (fault, write point) that came about.
         crash: Ends this life of the operator.
         broke: Notes a broken rule: what was written without a precondition.
+        landing: Told, as a write lands, when it was sent.
     """
 
     def __init__(
@@ -78,8 +79,9 @@ class FaultyPort:
         reached: Counter[tuple[str, str]],
         crash: Callable[[], None],
         broke: Callable[[str, str], None],
+        landing: Callable[[float], None],
     ) -> None:
-        self._cluster, self._loop, self._rng, self._broke = cluster, loop, rng, broke
+        self._cluster, self._loop, self._rng, self._broke, self._landing = cluster, loop, rng, broke, landing
         self._faults, self._reached, self._crash = faults, reached, crash
         self._travelling: set[asyncio.Task[None]] = set()
 
@@ -158,7 +160,7 @@ class FaultyPort:
         return await answer
 
     async def _travel(self, verb: str, kind: str, act: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
-        point = f"{verb} {kind}"
+        point, sent_s = f"{verb} {kind}", self._loop.time()
         slow = self._draw("slow", point)
         await asyncio.sleep(self._rng.random() * (SLOW_S if slow else LATENCY_S))
         for fault, error in (
@@ -174,6 +176,7 @@ class FaultyPort:
             await asyncio.sleep(self._rng.random() * LATE_S)
         if verb in _WRITES and self._draw("crash_before", point):
             self._crash()
+        self._landing(sent_s)
         try:
             result = act()
         except Exception as error:  # noqa: BLE001 - whatever the store raises is the call's answer

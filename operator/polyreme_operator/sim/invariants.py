@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from polyreme_operator.sim.launcher import SimLauncher
     from polyreme_operator.sim.world import World
 
+LATENCY_S = 0.004
+"""Longest time that the answer to a read is on its way."""
 WAITING_REASONS = frozenset({"Misconfigured", "ExceedsQuota", "WaitingForCapacity", "Evicted"})
 
 
@@ -43,7 +45,8 @@ class Facts:
         self._pods: dict[str, Manifest] = {}
         self._joined: dict[tuple[str, int], dict[int, int]] = {}
         self._forked: set[tuple[str, int, int]] = set()
-        self._successes: set[tuple[str, int]] = set()
+        self._successes: dict[tuple[str, int], float] = {}
+        self._sent_s = 0.0
         self._failed_ranks: set[tuple[str, int]] = set()
 
     @property
@@ -72,16 +75,20 @@ class Facts:
             else:
                 self._pods[record.uid] = record.manifest
         elif record.kind == "Lease":
-            self._lease_changed(record.manifest)
+            self._lease_changed(record.manifest, world)
         if record.kind in {"TrainingJob", "Pod"} and not deleted:
             self._check_capacity(world)
 
-    def _lease_changed(self, manifest: Manifest) -> None:
+    def landing(self, sent_s: float) -> None:
+        """A write of the operator lands now that was sent then."""
+        self._sent_s = sent_s
+
+    def _lease_changed(self, manifest: Manifest, world: World) -> None:
         text = (manifest["metadata"].get("annotations") or {}).get(labels.ANNOTATION_PROGRESS, "")
         if '"outcome":"Succeeded"' in text:
             uid = manifest["metadata"]["labels"][labels.LABEL_JOB_UID]
             number = int(text.split('"attempt":', 1)[1].split(",", 1)[0])
-            self._successes.add((uid, number))
+            self._successes.setdefault((uid, number), world.time_s())
 
     def _job_changed(self, manifest: Manifest, deleted: bool, world: World) -> None:
         uid, name = manifest["metadata"]["uid"], manifest["metadata"]["name"]
@@ -113,9 +120,12 @@ class Facts:
         if number != (0 if old is None else old["number"]) + 1:
             self.broke("attempts count by one", f"{name} to {number}", world)
         records = status.get("restartRecords") or [{}]
-        # Whoever is taken for lost may succeed after all, unheard.
-        lost = records[-1].get("attempt") == number - 1 and records[-1].get("cause") in {"LeaderSilent", "NodeLost"}
-        if old is not None and (uid, old["number"]) in self._successes and not lost:
+        # A move is written as an intent first, which may take any time.
+        moved = records[-1].get("attempt") == number - 1 and records[-1].get("cause") == "NodeLost"
+        # No write spans Lease and job. A success that comes while the restart is under way comes too late: the next
+        # attempt begins behind the last step, and says it again.
+        known_s = float("inf") if old is None else self._successes.get((uid, old["number"]), float("inf"))
+        if old is not None and known_s < self._sent_s - LATENCY_S and not moved:
             self.broke(
                 "a success counts", f"{name} began attempt {number} after attempt {old['number']} succeeded", world
             )

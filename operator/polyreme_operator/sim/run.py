@@ -138,6 +138,7 @@ class _Simulation:
                 reached=self._reached,
                 crash=self._crashed.set,
                 broke=lambda rule, what: self._facts.broke(rule, what, self._world),
+                landing=self._facts.landing,
             )
             task = self._loop.create_task(
                 run_operator(

@@ -20,6 +20,7 @@ from polyreme_api.clock import Clock
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.times import rfc3339
 from polyreme_operator.adapters.process_kubelet import container, status
+from polyreme_operator.adapters.process_kubelet.heartbeat import beat
 from polyreme_operator.adapters.process_kubelet.process import (
     PodProcess,
     end_leftovers,
@@ -65,6 +66,7 @@ class ProcessKubelet:
         token_for: Returns the bearer token of a pod's API access.
         device_resource: Resource that counts devices.
         variables: Further variables of every pod.
+        heartbeat_s: How often the node shows that it lives; None where nobody asks, as in the embedded cluster.
 
     Raises:
         EnvironmentFailedError: If this is no Linux: without its process descriptors and parent-death signals nothing
@@ -84,6 +86,7 @@ class ProcessKubelet:
         token_for: Callable[[Manifest], str],
         device_resource: str = labels.RESOURCE_DEVICE,
         variables: Mapping[str, str] | None = None,
+        heartbeat_s: float | None = None,
     ) -> None:
         if sys.platform != "linux":
             raise EnvironmentFailedError(f"pods run as processes on Linux only: this is {sys.platform}")
@@ -96,6 +99,7 @@ class ProcessKubelet:
         self._api_url = api_url
         self._token_for = token_for
         self._device_resource = device_resource
+        self._heartbeat_s = heartbeat_s
         self._host = {name: os.environ[name] for name in HOST_VARIABLES if name in os.environ} | dict(variables or {})
         self._pods: dict[str, Manifest] = {}
         """Newest state of this node's pods, by UID."""
@@ -115,8 +119,12 @@ class ProcessKubelet:
         killed = await asyncio.to_thread(end_leftovers, self._directory)
         if killed:
             _log.warning("killed %d processes that an earlier host left: %s", len(killed), killed)
+        beating: asyncio.Task[None] | None = None
         try:
             await self._register()
+            if self._heartbeat_s is not None:
+                beats = beat(self._cluster, self._node, every_s=self._heartbeat_s, clock=self._clock)
+                beating = asyncio.get_running_loop().create_task(beats)
             while True:
                 try:
                     await self._follow()
@@ -126,6 +134,8 @@ class ProcessKubelet:
                     _log.warning("pods are not seen at the moment: %s", error)
                     await self._clock.sleep(RETRY_S)
         finally:
+            if beating is not None:
+                beating.cancel()
             await self._close()
 
     def pid(self, pod: str) -> int | None:

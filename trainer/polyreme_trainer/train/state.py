@@ -81,9 +81,8 @@ class Inputs:
 def to_inputs(batch: PackedBatch, *, device: torch.device | str) -> Inputs:
     """Copy a batch's arrays to tensors.
 
-    On CPU too: torch aligns what it allocates to 64 bytes, NumPy does not, and the matrix kernels round differently by
-    alignment. Without the copy the last bits of a loss hang on the state of the heap, so a resumed run would not repeat
-    them.
+    On CPU too: torch aligns what it allocates to 64 bytes, NumPy does not, and a kernel may round differently by
+    alignment. The last bits of a loss must not hang on the state of the heap: a resumed run repeats them (ADR 6).
     """
 
     def tensor(array: object) -> Tensor:

@@ -150,6 +150,13 @@ class RankParent:
         self._kill_all()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(_reap_all(kill=True), END_WAIT_S)
+        self._forget_process()
+
+    def _forget_process(self) -> None:
+        if self._process is not None:
+            # Its object must know that it is reaped already.
+            self._process.poll()
+            self._process = None
 
     def _say(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
         if self._socket is None:
@@ -245,7 +252,7 @@ class RankParent:
             return
         self._kill_all()
         await _reap_all(kill=True)
-        self._process = None
+        self._forget_process()
         for (attempt, rank), pid in list(self._live.items()):
             # A rank that was never forked did not crash: the machine failed it.
             if pid is None:

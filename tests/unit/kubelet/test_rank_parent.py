@@ -1,0 +1,67 @@
+"""The launcher's side of the zygote, by itself: many ranks at once, a zygote that can't warm."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from polyreme.launcher.ranks import ZYGOTE_DEATHS_MAX, RankParent
+from polyreme_api.errors import EnvironmentFailedError
+
+pytestmark = pytest.mark.slow
+
+RANKS = 64
+ENVIRONMENT = {"PATH": os.environ["PATH"], "POLYREME_RANK_TARGET": "gc:disable"}
+
+
+def test_sixty_four_ranks_are_forked_by_a_zygote_that_still_warms(tmp_path: Path) -> None:
+    async def story() -> None:
+        ended: dict[int, int | None] = {}
+        failures: list[EnvironmentFailedError] = []
+        parent = RankParent(
+            environment=ENVIRONMENT,
+            on_exit=lambda attempt, rank, code, number, said: ended.update({rank: code}),
+            on_forked=lambda: None,
+            on_fail=failures.append,
+        )
+        parent.start()
+        zygote = parent.zygote_pid
+        # More than a socket takes at once, before anyone reads.
+        for rank in range(RANKS):
+            large = {**ENVIRONMENT, "LARGE": "x" * 20_000}
+            parent.fork(attempt=1, rank=rank, environment=large, log=tmp_path / f"{rank}.log", descriptors={})
+        async with asyncio.timeout(60):
+            while len(ended) < RANKS:
+                await asyncio.sleep(0.01)
+        assert set(ended.values()) == {0}
+        assert parent.zygote_pid == zygote
+        await parent.close()
+        assert failures == []
+
+    asyncio.run(story())
+
+
+def test_a_zygote_that_can_not_warm_says_why_and_is_given_up(tmp_path: Path) -> None:
+    async def story() -> None:
+        said: list[str] = []
+        failures: list[EnvironmentFailedError] = []
+        parent = RankParent(
+            environment={**ENVIRONMENT, "POLYREME_RANK_TARGET": "no_such_module:main"},
+            on_exit=lambda attempt, rank, code, number, message: said.append(message),
+            on_forked=lambda: None,
+            on_fail=failures.append,
+        )
+        parent.start()
+        parent.fork(attempt=1, rank=0, environment=ENVIRONMENT, log=tmp_path / "0.log", descriptors={})
+        async with asyncio.timeout(60):
+            while not failures:
+                await asyncio.sleep(0.01)
+        assert said == [
+            "the ranks' parent process died: ModuleNotFoundError: No module named 'no_such_module'",
+        ]
+        assert f"died {ZYGOTE_DEATHS_MAX} times" in str(failures[0])
+        assert "no_such_module" in str(failures[0])
+        await parent.close()
+
+    asyncio.run(story())

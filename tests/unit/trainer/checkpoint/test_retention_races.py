@@ -35,7 +35,7 @@ class Actors:
         self._ended = [False for _ in bodies]
         self._mine = threading.local()
         self._threads = [threading.Thread(target=self._run, args=(n, body)) for n, body in enumerate(bodies)]
-        self.errors: list[BaseException] = []
+        self.errors: list[Exception] = []
 
     def pause(self) -> None:
         """Stand before an effect until it is this thread's turn."""
@@ -62,7 +62,7 @@ class Actors:
             body()
         except FencedError:
             pass
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 - told by the main thread, whatever it is
             self.errors.append(error)
         self._ended[number] = True
         self._rest[number].release()

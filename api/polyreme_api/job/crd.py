@@ -109,7 +109,6 @@ LIST_KEYS: Mapping[tuple[str, str], str] = {
     ("MixtureChange", "weights"): "source",
     ("Evaluation", "sets"): "name",
     ("TrainingJobStatus", "conditions"): "type",
-    ("AttemptStatus", "replacements"): "index",
     ("Accounting", "lost"): "cause",
 }
 """Lists that are maps, by the field that is their key: no two entries share it, and appliers merge them."""

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from polyreme_api.job.fields import Name, Part, Seconds
+from polyreme_api.job.status import COUNTED_RESTARTS_MAX, RESTART_RECORDS_MAX
 
 RestartScope = Literal["RestartProcess", "RestartPod", "RestartGang", "Fail", "Ignore"]
 
@@ -60,13 +61,13 @@ class Backoff(Part):
 class FailurePolicy(Part):
     """Rules and budgets of recovery."""
 
-    max_restarts: Annotated[int, Field(ge=0, le=10_000)] = 10
+    max_restarts: Annotated[int, Field(ge=0, le=COUNTED_RESTARTS_MAX)] = 10
     """Restarts within the window before the job fails."""
     window_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 86_400
     """Sliding window of ``maxRestarts``."""
     no_progress_max: Annotated[int, Field(ge=1, le=1000)] = 3
     """Restarts in a row without a newer durable checkpoint or a later step before the job fails."""
-    in_place_max: Annotated[int, Field(ge=0, le=1000)] = 2
+    in_place_max: Annotated[int, Field(ge=0, le=RESTART_RECORDS_MAX)] = 2
     """Restarts in place, in a row and caused by one worker, before that worker's pod is replaced."""
     backoff: Backoff = Field(default_factory=Backoff)
     """Wait between restarts."""

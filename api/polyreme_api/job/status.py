@@ -1,5 +1,6 @@
 """What the operator says of a TrainingJob: conditions, the attempt record, accounting. Small: no per-step data."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -8,13 +9,15 @@ from pydantic.alias_generators import to_camel
 from polyreme_api.progress import CheckpointRef
 
 RESTART_RECORDS_MAX = 50
+COUNTED_RESTARTS_MAX = 1000
+"""Most restarts that a window's budget can allow: so many times are kept."""
 CAUSES_MAX = 16
 
 Time = Annotated[str, Field(max_length=32)]
 """RFC 3339, or empty while it is not known."""
 NodeName = Annotated[str, Field(max_length=253)]
 Run = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]
-"""Position in the list of nodes, and how many indices in a row sit there."""
+"""A value (a position in the list of nodes, a replacement number), and how many indices in a row have it."""
 
 
 class StatusPart(BaseModel):
@@ -42,13 +45,27 @@ class Condition(StatusPart):
     """Generation of the spec that this was said of."""
 
 
-class ReplacementNumber(StatusPart):
-    """Which pod fills a worker's place, for places where it is not the first one."""
+def replacement_runs(numbers: Mapping[int, int]) -> list[list[int]]:
+    """Encode replacement numbers by worker index; an index that is not named has 0."""
+    runs: list[list[int]] = []
+    for index in range(max((index for index, number in numbers.items() if number), default=-1) + 1):
+        number = numbers.get(index, 0)
+        if runs and runs[-1][0] == number:
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+    return runs
 
-    index: Annotated[int, Field(ge=0)]
-    """Worker index."""
-    replacement: Annotated[int, Field(ge=1)]
-    """Pods that filled the place before."""
+
+def replacements_by_index(runs: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Decode to the replacement numbers that are not 0, by worker index."""
+    numbers: dict[int, int] = {}
+    index = 0
+    for number, count in runs:
+        if number:
+            numbers.update(dict.fromkeys(range(index, index + count), number))
+        index += count
+    return numbers
 
 
 class Placement(StatusPart):
@@ -96,8 +113,9 @@ class AttemptStatus(StatusPart):
     """What the launchers shall do."""
     checkpoint_requested: bool = False
     """Whether the ranks shall checkpoint before they stop."""
-    replacements: Annotated[list[ReplacementNumber], Field(max_length=15_000)] = Field(default_factory=list)
-    """Replacement numbers that are not 0."""
+    replacements: Annotated[list[Run], Field(max_length=15_000)] = Field(default_factory=list)
+    """Which pod fills each worker's place: pairs of replacement number (pods that filled it before) and count of
+    consecutive indices, from index 0; 0 behind the last pair."""
     placement: Placement = Field(default_factory=Placement)
     """Where the workers sit."""
     started_at: Time = ""
@@ -107,7 +125,16 @@ class AttemptStatus(StatusPart):
 
     def replacement(self, index: int) -> int:
         """Return the replacement number of a worker index."""
-        return next((entry.replacement for entry in self.replacements if entry.index == index), 0)
+        for number, count in self.replacements:
+            if index < count:
+                return number
+            index -= count
+        return 0
+
+    @property
+    def replacement_by_index(self) -> dict[int, int]:
+        """Replacement numbers that are not 0, by worker index."""
+        return replacements_by_index(self.replacements)
 
 
 class RestartRecord(StatusPart):
@@ -131,6 +158,21 @@ class RestartRecord(StatusPart):
     """Whether it counts towards ``maxRestarts``."""
     message: Annotated[str, Field(max_length=1024)] = ""
     """What happened, for people."""
+
+
+class EarlierRestarts(StatusPart):
+    """Restarts that are older than the records, as far as budgets need them."""
+
+    idle: Annotated[int, Field(ge=0)] = 0
+    """The last of them in a row that brought neither a later step nor a newer durable checkpoint."""
+    step: Annotated[int, Field(ge=0)] = 0
+    """Newest step of all of them."""
+    checkpoint_step: Annotated[int, Field(ge=0)] = 0
+    """Step of the newest durable checkpoint."""
+    hung: Annotated[int, Field(ge=0)] = 0
+    """Restarts for hangs since the last later step."""
+    counted_at: Annotated[list[int], Field(max_length=COUNTED_RESTARTS_MAX)] = Field(default_factory=list)
+    """When those happened that count towards `maxRestarts` [s since the epoch]."""
 
 
 class LostTime(StatusPart):
@@ -176,6 +218,8 @@ class TrainingJobStatus(StatusPart):
     """Restarts so far."""
     restart_records: Annotated[list[RestartRecord], Field(max_length=RESTART_RECORDS_MAX)] = Field(default_factory=list)
     """The newest restarts."""
+    earlier_restarts: EarlierRestarts = Field(default_factory=EarlierRestarts)
+    """Older restarts, summed up."""
     cancelled_admissions: int = 0
     """Admissions taken back before they were written; a late write of one then meets another resource version."""
     retry_at: Time | None = None

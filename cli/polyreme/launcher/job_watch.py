@@ -114,7 +114,7 @@ def attempt_view(manifest: dict[str, Any]) -> AttemptView:
         checkpoint_requested=attempt.checkpoint_requested,
         replicas=attempt.replicas,
         devices=attempt.devices,
-        replacements={entry.index: entry.replacement for entry in attempt.replacements},
+        replacements=attempt.replacement_by_index,
         job_json=job_json,
         plan_json=plan_json,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 
 from polyreme_api.job import TrainingJobSpec
-from polyreme_api.job.status import RestartRecord
+from polyreme_api.job.status import EarlierRestarts, RestartRecord
 from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_operator.core.reasons import Cause
 from polyreme_operator.types.snapshot import JobScene
@@ -45,16 +45,17 @@ def find_stall(scene: JobScene, spec: TrainingJobSpec, record: ProgressRecord | 
     words = [f"no step after step {record.step} for {hang.stall_seconds} s"]
     if agrees:
         words.append(agrees)
-    futile = futile_restarts(scene.job.status.restart_records, record.step)
+    status = scene.job.status
+    futile = futile_restarts(status.restart_records, record.step, status.earlier_restarts)
     if hang.action == "Restart" and futile >= FUTILE_MAX:
         words.append(f"not restarted: {futile} restarts for hangs brought no later step")
     fatal = hang.action == "Restart" and bool(agrees) and futile < FUTILE_MAX
     return Stall(step=record.step, message="; ".join(words), fatal=fatal)
 
 
-def futile_restarts(records: list[RestartRecord], step: int) -> int:
+def futile_restarts(records: list[RestartRecord], step: int, earlier: EarlierRestarts | None = None) -> int:
     """Count restarts for hangs since the last later step; ``step`` is the newest step of the current attempt."""
-    futile = best = 0
+    futile, best = (0, 0) if earlier is None else (earlier.hung, earlier.step)
     for record in records:
         if record.step > best:
             futile, best = 0, record.step

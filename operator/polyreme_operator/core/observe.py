@@ -50,7 +50,7 @@ def current_pods(scene: JobScene) -> dict[int, PodView]:
     attempt = scene.job.attempt
     if attempt is None:
         return {}
-    numbers = {entry.index: entry.replacement for entry in attempt.replacements}
+    numbers = attempt.replacement_by_index
     return {
         pod.index: pod
         for pod in scene.pods

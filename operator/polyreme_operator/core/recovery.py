@@ -12,8 +12,9 @@ from typing import TypeAlias
 
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.policy import FailureRule
-from polyreme_api.job.status import RESTART_RECORDS_MAX, RestartRecord
+from polyreme_api.job.status import COUNTED_RESTARTS_MAX, RESTART_RECORDS_MAX, EarlierRestarts, RestartRecord
 from polyreme_api.times import rfc3339
+from polyreme_operator.core.hang import futile_restarts
 from polyreme_operator.core.observe import CODE_BAD_CONFIG, Failure, current_record, find_failure
 from polyreme_operator.core.reasons import Cause, Reason, Scope
 from polyreme_operator.types.snapshot import JobScene
@@ -71,7 +72,7 @@ def judge(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Verdict:
     scope = _scope(scene, spec, failure, rule)
     record = _record(scene, failure, scope, counts=counts, now_s=now_s)
     status = scene.job.status
-    idle = restarts_without_progress([*status.restart_records, record])
+    idle = restarts_without_progress([*status.restart_records, record], status.earlier_restarts)
     given_up = _budget_spent(status, spec, failure, counts=counts, idle=idle, now_s=now_s)
     if given_up is not None and not excused:
         return given_up
@@ -85,10 +86,10 @@ def judge(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Verdict:
     )
 
 
-def restarts_without_progress(records: list[RestartRecord]) -> int:
+def restarts_without_progress(records: list[RestartRecord], earlier: EarlierRestarts | None = None) -> int:
     """Count the newest restarts in a row whose attempts reached no later step and no newer durable checkpoint."""
-    streak = 0
-    best_step = best_checkpoint = 0
+    earlier = earlier or EarlierRestarts()
+    streak, best_step, best_checkpoint = earlier.idle, earlier.step, earlier.checkpoint_step
     for record in records:
         progressed = record.step > best_step or record.checkpoint_step > best_checkpoint
         excused = record.cause == Cause.HOST_RESTARTED
@@ -99,9 +100,28 @@ def restarts_without_progress(records: list[RestartRecord]) -> int:
 
 
 def with_restart(status: TrainingJobStatus, record: RestartRecord) -> TrainingJobStatus:
-    """Put a restart on record."""
-    records = [*status.restart_records, record][-RESTART_RECORDS_MAX:]
-    return status.model_copy(update={"restart_records": records, "restarts": status.restarts + 1, "retry_at": None})
+    """Put a restart on record; what budgets need of those that are no longer kept is summed up."""
+    records, earlier = [*status.restart_records, record], status.earlier_restarts
+    while len(records) > RESTART_RECORDS_MAX:
+        earlier = _with_earlier(earlier, records.pop(0))
+    update = {
+        "restart_records": records,
+        "earlier_restarts": earlier,
+        "restarts": status.restarts + 1,
+        "retry_at": None,
+    }
+    return status.model_copy(update=update)
+
+
+def _with_earlier(earlier: EarlierRestarts, record: RestartRecord) -> EarlierRestarts:
+    counted = [*earlier.counted_at, round(parse_time_or(record.at, 0.0))] if record.counts else earlier.counted_at
+    return EarlierRestarts(
+        idle=restarts_without_progress([record], earlier),
+        step=max(earlier.step, record.step),
+        checkpoint_step=max(earlier.checkpoint_step, record.checkpoint_step),
+        hung=futile_restarts([record], record.step, earlier),
+        counted_at=counted[-COUNTED_RESTARTS_MAX:],
+    )
 
 
 def _matching_rule(scene: JobScene, spec: TrainingJobSpec, failure: Failure) -> FailureRule | None:
@@ -197,11 +217,9 @@ def _budget_spent(
 
 
 def _counted_restarts(status: TrainingJobStatus, *, window_s: int, now_s: float) -> int:
-    """Count the restarts in the window. Kept records are bounded: when all of them lie within, all restarts count."""
-    inside = [record for record in status.restart_records if now_s - (parse_time_or(record.at, 0.0)) < window_s]
-    if len(inside) == RESTART_RECORDS_MAX:
-        return status.restarts
-    return sum(record.counts for record in inside)
+    """Count the restarts in the window: no budget is larger than the times that are kept."""
+    kept = [parse_time_or(record.at, 0.0) for record in status.restart_records if record.counts]
+    return sum(now_s - at_s < window_s for at_s in (*status.earlier_restarts.counted_at, *kept))
 
 
 def _due_s(status: TrainingJobStatus, spec: TrainingJobSpec, failure: Failure, *, idle: int, now_s: float) -> float:

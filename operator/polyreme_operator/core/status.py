@@ -6,7 +6,7 @@ from typing import Literal
 
 from polyreme_api import labels
 from polyreme_api.job import TrainingJobStatus
-from polyreme_api.job.status import Condition
+from polyreme_api.job.status import Condition, EarlierRestarts
 from polyreme_api.times import rfc3339
 from polyreme_operator.core.reasons import ConditionType, Reason
 from polyreme_operator.types.views import JobView
@@ -76,7 +76,7 @@ def reopen(status: TrainingJobStatus) -> TrainingJobStatus:
     if failed is None or failed.status != "True" or failed.reason != Reason.ENVIRONMENT_FAILED:
         return status
     return _drop(status, ConditionType.FAILED).model_copy(
-        update={"completed_at": None, "retry_at": None, "restart_records": []}
+        update={"completed_at": None, "retry_at": None, "restart_records": [], "earlier_restarts": EarlierRestarts()}
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
-from polyreme_api.job.status import AttemptStatus, Placement, ReplacementNumber
+from polyreme_api.job.status import AttemptStatus, Placement, replacement_runs
 from polyreme_api.times import rfc3339
 from polyreme_operator.core.accounting import close_attempt
 from polyreme_operator.core.observe import current_pods, current_record
@@ -157,7 +157,7 @@ def begin_attempt(
     else:
         assert plan is not None, "only a restart goes on without a plan"
         plan_hash, devices = plan.hash, plan.devices
-    numbers = {} if before is None else {entry.index: entry.replacement for entry in before.replacements}
+    numbers = {} if before is None else before.replacement_by_index
     for index in replace:
         numbers[index] = numbers.get(index, 0) + 1
     attempt = AttemptStatus(
@@ -165,7 +165,7 @@ def begin_attempt(
         plan_hash=plan_hash,
         replicas=len(nodes),
         devices=devices,
-        replacements=[ReplacementNumber(index=index, replacement=number) for index, number in sorted(numbers.items())],
+        replacements=replacement_runs(numbers),
         placement=Placement.of(list(nodes)),
         started_at=rfc3339(now_s),
         scope=scope.value,

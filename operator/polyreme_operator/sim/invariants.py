@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from polyreme_api import labels
-from polyreme_api.job.status import Placement
+from polyreme_api.job.status import Placement, replacements_by_index
 from polyreme_api.launch.messages import Joined, Release
 from polyreme_operator.adapters.embedded.record import Change
 from polyreme_operator.port import Manifest, WatchEventType
@@ -134,10 +134,10 @@ class Facts:
             self.broke("a restart has a cause of its own", f"{name} ended attempt {blamed[1]}, whose ranks live", world)
         if records[-1].get("cause") == "Hung" and blamed[1] == number - 1:
             self._check_hang(blamed, world)
-        replacements = {entry["index"]: entry["replacement"] for entry in new["replacements"]}
-        for entry in [] if old is None else old["replacements"]:
-            if replacements.get(entry["index"], 0) < entry["replacement"]:
-                self.broke("replacement numbers rise", f"{name} worker {entry['index']}", world)
+        replacements = replacements_by_index(new["replacements"])
+        for index, replacement in replacements_by_index([] if old is None else old["replacements"]).items():
+            if replacements.get(index, 0) < replacement:
+                self.broke("replacement numbers rise", f"{name} worker {index}", world)
         nodes = Placement.model_validate(new["placement"]).node_by_index()
         self.attempts[uid, number] = AttemptFact(
             replicas=new["replicas"], devices=new["devices"], replacements=replacements, nodes=nodes

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from polyreme_api import labels
 from polyreme_api.environment import PodEnvironment
+from polyreme_api.job.status import replacements_by_index
 from polyreme_api.launch import follower as f
 from polyreme_api.launch import leader as l
 from polyreme_api.launch.messages import Joined, Message, Release
@@ -314,7 +315,7 @@ class SimLauncher:
             checkpoint_requested=attempt["checkpointRequested"],
             replicas=attempt["replicas"],
             devices=attempt["devices"],
-            replacements={entry["index"]: entry["replacement"] for entry in attempt["replacements"]},
+            replacements=replacements_by_index(attempt["replacements"]),
             job_json="{}",
             plan_json="{}",
         )

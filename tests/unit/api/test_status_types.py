@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from polyreme_api.job.status import AttemptStatus, Condition, Placement, ReplacementNumber, TrainingJobStatus
+from polyreme_api.job.status import (
+    COUNTED_RESTARTS_MAX,
+    RESTART_RECORDS_MAX,
+    AttemptStatus,
+    Condition,
+    EarlierRestarts,
+    Placement,
+    RestartRecord,
+    TrainingJobStatus,
+    replacement_runs,
+    replacements_by_index,
+)
 
 ATTEMPT = AttemptStatus(
     number=2,
     plan_hash="0123",
     replicas=4,
     devices=2,
-    replacements=[ReplacementNumber(index=3, replacement=2)],
+    replacements=replacement_runs({3: 2}),
     placement=Placement.of(["a", "a", "b", "a"]),
 )
 
@@ -27,6 +40,39 @@ def test_the_placement_of_a_gang_of_15000_stays_under_200_kib() -> None:
     assert len(nodes) == 15_000
     assert len(status.model_dump_json(by_alias=True)) < 200 * 1024
     assert Placement.of(nodes).node_by_index() == nodes
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        dict.fromkeys(range(15_000), 7),
+        {index: 1 + (index % 97 == 0) for index in range(15_000)},
+        {index: index % 2 for index in range(15_000)},
+    ],
+    ids=["the whole gang anew", "a worker in a hundred once more", "every other worker"],
+)
+def test_a_status_of_a_gang_of_15000_with_a_long_past_stays_under_200_kib(numbers: dict[int, int]) -> None:
+    nodes = [f"gpu-node-{pool:02d}-{node:04d}" for pool in range(15) for node in range(125) for _ in range(8)]
+    record = RestartRecord(
+        attempt=1, at="2026-11-21T08:00:00Z", cause="RankExited", scope="RestartPod", message="m" * 200
+    )
+    status = TrainingJobStatus(
+        attempt=ATTEMPT.model_copy(
+            update={"placement": Placement.of(nodes), "replacements": replacement_runs(numbers), "replicas": 15_000}
+        ),
+        restart_records=[record] * RESTART_RECORDS_MAX,
+        earlier_restarts=EarlierRestarts(counted_at=[1_700_000_000] * COUNTED_RESTARTS_MAX),
+    )
+    assert len(status.model_dump_json(by_alias=True)) < 200 * 1024
+
+
+@given(st.dictionaries(st.integers(0, 300), st.integers(0, 5), max_size=300))
+def test_replacement_numbers_go_round_through_their_code(numbers: dict[int, int]) -> None:
+    runs = replacement_runs(numbers)
+    assert replacements_by_index(runs) == {index: number for index, number in numbers.items() if number}
+    attempt = ATTEMPT.model_copy(update={"replacements": runs})
+    assert [attempt.replacement(index) for index in range(302)] == [numbers.get(index, 0) for index in range(302)]
+    assert all(one[0] != other[0] for one, other in zip(runs, runs[1:], strict=False))
 
 
 def test_places_that_were_never_refilled_have_replacement_0() -> None:

@@ -17,6 +17,7 @@ import yaml
 from polyreme.clock import SystemClock
 from polyreme_api import environment, labels
 from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_api.job.status import replacement_runs
 from polyreme_api.plan.plan import plan_for
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
@@ -113,7 +114,7 @@ class Stack:
             "devices": self.devices,
             "desired": "Run",
             "checkpointRequested": False,
-            "replacements": [{"index": i, "replacement": n} for i, n in (replacements or {}).items()],
+            "replacements": replacement_runs(replacements or {}),
             **fields,
         }
         await self.cluster.patch(ObjectRef.of(self.job), {"status": {"attempt": record}}, subresource="status")

@@ -5,9 +5,18 @@ from typing import Any
 
 import pytest
 
-from polyreme_api.job.status import RestartRecord
+from polyreme_api.job import TrainingJobStatus
+from polyreme_api.job.status import RESTART_RECORDS_MAX, RestartRecord
 from polyreme_api.times import rfc3339
-from polyreme_operator.core.recovery import GiveUp, Healthy, Restart, judge, restarts_without_progress
+from polyreme_operator.core.reasons import Reason
+from polyreme_operator.core.recovery import (
+    GiveUp,
+    Healthy,
+    Restart,
+    judge,
+    restarts_without_progress,
+    with_restart,
+)
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.views import JobView, PodPhase
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, scene
@@ -195,3 +204,39 @@ def test_progress_forgives_earlier_restarts() -> None:
     assert restarts_without_progress(idle) == 2
     assert restarts_without_progress([*idle, *restarted(1, step=5)]) == 0
     assert restarts_without_progress([*idle, *restarted(1, checkpoint_step=5)]) == 0
+
+
+def test_budgets_count_every_restart_of_their_window_however_many_records_are_kept() -> None:
+    most = 3 * RESTART_RECORDS_MAX
+    policy = {"maxRestarts": most, "noProgressMax": 1000, "windowSeconds": 1000}
+    status = admitted(job(failurePolicy=policy)).status
+    for number in range(most - 1):
+        (record,) = restarted(1, step=number + 1)
+        update = {"attempt": number + 1, "at": rfc3339(NOW_S - most + number), "counts": number != 5}
+        status = with_restart(status, record.model_copy(update=update))
+    assert len(status.restart_records) == RESTART_RECORDS_MAX
+
+    def judged(before: TrainingJobStatus) -> object:
+        owner = admitted(job(failurePolicy=policy), restart_records=before.restart_records)
+        status = owner.status.model_copy(update={"earlier_restarts": before.earlier_restarts})
+        owner = dataclasses.replace(owner, status=status)
+        found = scene(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=lease(owner, exits=[{"rank": 0, "signal": 9}]))
+        assert owner.spec is not None
+        return judge(found, owner.spec, NOW_S)
+
+    assert isinstance(judged(status), Restart)
+    (last,) = restarted(1, step=most)
+    status = with_restart(status, last.model_copy(update={"at": rfc3339(NOW_S)}))
+    assert isinstance(judged(status), Restart)
+    status = with_restart(status, last.model_copy(update={"at": rfc3339(NOW_S)}))
+    given_up = judged(status)
+    assert isinstance(given_up, GiveUp)
+    assert given_up.reason is Reason.MAX_RESTARTS_EXCEEDED
+
+
+def test_a_streak_without_progress_is_longer_than_the_records_that_are_kept() -> None:
+    status = admitted(job()).status
+    for step in (100, *[7, 8, 9] * RESTART_RECORDS_MAX):
+        (record,) = restarted(1, step=step)
+        status = with_restart(status, record)
+    assert restarts_without_progress(status.restart_records, status.earlier_restarts) == 3 * RESTART_RECORDS_MAX

@@ -1,8 +1,8 @@
 """Object stores by URL: a local directory behind ``polyreme_api.store.ObjectStore``, on obstore.
 
 A put is durable and atomic: the bytes go to a temporary name, are synced, then renamed (or hard-linked, for
-create-if-absent), and the folder is synced. obstore's runtime does not survive a fork, so the store opens itself once
-per process.
+create-if-absent), and the folder is synced, with those that were made for it. obstore's runtime does not survive a
+fork, so the store opens itself once per process.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 TRIES_MAX = 4
 RETRY_DELAY_S = 0.05
 TEMPORARY = ".tmp"
+TEMPORARY_AGE_S = 24 * 3600.0
+"""No put takes so long: what is older belongs to a writer that was killed."""
+SWEEP_MAX = 1000
 
 _Result = TypeVar("_Result")
 Sleep = Callable[[float], None]
@@ -117,14 +121,17 @@ class LocalObjectStore:
         with self._lock:
             if self._opened is None or self._opened[0] != os.getpid():
                 self._opened = (os.getpid(), LocalStore(self._root, mkdir=True))
+                self._sweep()
             return self._opened[1]
 
     def _write(self, key: str, data: bytes, *, overwrite: bool) -> None:
         import obstore
 
         store = self._store()
-        if not overwrite and (self._root / key).exists():
+        path = self._root / key
+        if not overwrite and path.exists():
             raise ObjectExistsError(f"object exists: {key}, and the first writer wins")
+        fresh = [folder for folder in path.parents if folder.is_relative_to(self._root) and not folder.exists()]
         temporary = f"{TEMPORARY}/{os.getpid()}-{secrets.token_hex(8)}"
         try:
             obstore.put(store, temporary, data)
@@ -133,7 +140,21 @@ class LocalObjectStore:
         except BaseException:
             (self._root / temporary).unlink(missing_ok=True)
             raise
-        _sync((self._root / key).parent)
+        for folder in (path.parent, *(made.parent for made in fresh)):
+            _sync(folder)
+
+    def _sweep(self) -> None:
+        """Remove what killed writers left under temporary names; the file system's own clock tells its age."""
+        left = sorted(islice((self._root / TEMPORARY).glob("*"), SWEEP_MAX))
+        if not left:
+            return
+        mark = self._root / TEMPORARY / f"{os.getpid()}-{secrets.token_hex(8)}"
+        with contextlib.suppress(OSError):
+            mark.touch()
+            now_s = mark.stat().st_mtime
+            for path in (*left, mark):
+                if path == mark or now_s - path.stat().st_mtime > TEMPORARY_AGE_S:
+                    path.unlink(missing_ok=True)
 
     def _try(self, key: str, call: Callable[[], _Result]) -> _Result:
         from obstore import exceptions

@@ -115,16 +115,16 @@ def commit(database: Database, message: Message, outcome: Outcome, *, now_s: flo
         connection.execute(schema.tries.delete().where(schema.tries.c.key == message.key))
         if ended.rowcount == 0:
             return False
-        insert_new(connection, schema.artifacts, [dataclasses.asdict(row) for row in outcome.artifacts])
-        insert_new(connection, schema.actions, [dataclasses.asdict(row) for row in outcome.actions])
+        insert_new(connection, schema.artifacts, [_columns(row) for row in outcome.artifacts])
+        insert_new(connection, schema.actions, [_columns(row) for row in outcome.actions])
         if outcome.samples:
-            rows = [{"version_id": outcome.version_id, **dataclasses.asdict(row)} for row in outcome.samples]
+            rows = [{"version_id": outcome.version_id, **_columns(row)} for row in outcome.samples]
             insert_new(connection, schema.samples, rows)
         if outcome.dead_letters:
             insert_new(connection, schema.dead_letters, _letter_rows(outcome, now_s))
         insert_new(connection, table, [message_row(child) for child in outcome.children])
         if outcome.index is not None:
-            insert_new(connection, schema.indexes, [{**dataclasses.asdict(outcome.index), "created_s": now_s}])
+            insert_new(connection, schema.indexes, [{**_columns(outcome.index), "created_s": now_s}])
         return True
 
     return database.write(work)
@@ -270,8 +270,8 @@ def put_action(database: Database, action: ActionRow, artifacts: Sequence[Artifa
     """Commit one action; return the output that counts, which is the first committer's."""
 
     def work(connection: Connection) -> str:
-        insert_new(connection, schema.artifacts, [dataclasses.asdict(row) for row in artifacts])
-        insert_new(connection, schema.actions, [dataclasses.asdict(action)])
+        insert_new(connection, schema.artifacts, [_columns(row) for row in artifacts])
+        insert_new(connection, schema.actions, [_columns(action)])
         table = schema.actions
         return str(connection.execute(select(table.c.output).where(table.c.key == action.key)).scalar_one())
 
@@ -345,13 +345,18 @@ def forget_try(database: Database, key: str) -> None:
 
 def message_row(message: Message) -> dict[str, Any]:
     """Return a message as a row that is still due."""
-    return {**dataclasses.asdict(message), "done": 0}
+    return {**_columns(message), "done": 0}
+
+
+def _columns(row: ActionRow | Artifact | DeadLetter | IndexRow | Message | SampleRow) -> dict[str, Any]:
+    """Return a flat value as a row (``dataclasses.asdict`` would copy deeply)."""
+    return {name: getattr(row, name) for name in row.__slots__}
 
 
 def _letter_rows(outcome: Outcome, now_s: float) -> list[dict[str, Any]]:
     return [
         {
-            **dataclasses.asdict(letter),
+            **_columns(letter),
             "version_id": outcome.version_id,
             "sample_id": storable(letter.sample_id)[:ID_CHARACTERS_MAX],
             "error": storable(letter.error)[:ERROR_CHARACTERS_MAX],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -16,6 +17,20 @@ from polyreme_datahub.objects import LocalObjectStore, open_store
 @pytest.fixture
 def store(tmp_path: Path) -> ObjectStore:
     return open_store(f"file://{tmp_path}/objects", sleep=lambda _: None)
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Paths whose bytes were synced, in order."""
+    paths: list[Path] = []
+    sync = os.fsync
+
+    def note(descriptor: int) -> None:
+        paths.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    return paths
 
 
 def test_what_was_put_is_read_whole_and_in_parts(store: ObjectStore) -> None:
@@ -55,6 +70,25 @@ def test_a_listing_is_sorted_and_shows_no_temporary_file(store: ObjectStore, tmp
     assert [info.size_bytes for info in store.list("q")] == [1]
     assert len(list(store.list(""))) == 5
     assert list((tmp_path / "objects" / ".tmp").iterdir()) == []
+
+
+def test_what_killed_writers_left_is_swept_when_it_is_old(store: ObjectStore, tmp_path: Path) -> None:
+    store.put("a", b"1")
+    folder = tmp_path / "objects" / ".tmp"
+    (folder / "1-old").write_bytes(b"torn")
+    os.utime(folder / "1-old", (1.0, 1.0))
+    (folder / "2-new").write_bytes(b"being written")
+    open_store(f"file://{tmp_path}/objects").put("b", b"1")
+    assert [path.name for path in folder.iterdir()] == ["2-new"]
+
+
+def test_every_folder_that_a_put_made_is_synced(store: ObjectStore, tmp_path: Path, synced: list[Path]) -> None:
+    store.put("a/b/one", b"1")
+    root = tmp_path / "objects"
+    assert {path for path in synced if path.is_dir()} == {root / "a/b", root / "a", root}
+    synced.clear()
+    store.put("a/b/two", b"2")
+    assert [path for path in synced if path.is_dir()] == [root / "a/b"]
 
 
 def test_absence_is_said_and_a_second_delete_is_no_error(store: ObjectStore) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +65,12 @@ def test_a_place_leads_to_the_same_tail_without_the_steps_before(plan: OrderPlan
     assert fresh.jump(place)
     filled: list[int] = []
     fill = fresh._fill
-    fresh._fill = lambda window: (filled.append(window.first_step), fill(window))[1]  # type: ignore[method-assign]
+
+    def noted(window: Any) -> tuple[int, list[list[Slot]]]:
+        filled.append(window.first_step)
+        return fill(window)
+
+    fresh._fill = noted  # type: ignore[method-assign]
     assert fresh.packs(step) == whole[step - 1]
     assert filled == [place["step"]]
     assert [fresh.packs(at) for at in range(STEPS, 0, -1)] == whole[::-1]
@@ -75,7 +81,7 @@ def test_a_place_leads_to_the_same_tail_without_the_steps_before(plan: OrderPlan
 def test_numbers_that_can_be_no_place_are_not_taken(plan: OrderPlan, step: int, data: st.DataObject) -> None:
     place = Order(plan, window_packs=WINDOW_PACKS).place(step)
     name = data.draw(st.sampled_from(sorted(place)))
-    wrong = data.draw(st.sampled_from([None, -1, 1.0, True, "1", [], 10**9 + 1 if name == "segment" else {}]))
+    wrong: object = data.draw(st.sampled_from([None, -1, 1.0, True, "1", [], 10**9 + 1 if name == "segment" else {}]))
     order = Order(plan, window_packs=WINDOW_PACKS)
     assert not order.jump({**place, name: wrong})
     assert not order.jump({})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,7 +74,7 @@ def test_replacement_numbers_go_round_through_their_code(numbers: dict[int, int]
     assert replacements_by_index(runs) == {index: number for index, number in numbers.items() if number}
     attempt = ATTEMPT.model_copy(update={"replacements": runs})
     assert [attempt.replacement(index) for index in range(302)] == [numbers.get(index, 0) for index in range(302)]
-    assert all(one[0] != other[0] for one, other in zip(runs, runs[1:], strict=False))
+    assert all(one[0] != other[0] for one, other in itertools.pairwise(runs))
 
 
 def test_places_that_were_never_refilled_have_replacement_0() -> None:

@@ -257,10 +257,8 @@ def _on_job(state: LeaderState, attempt: AttemptView) -> Step:
     if attempt.replacement(0) > state.replacement:
         return _finish(state, CODE_FENCED)
     known = state.attempt
-    if known is not None and attempt.number < known.number:
-        return state, ()
-    if known is None and state.record is not None and attempt.number <= state.record.attempt:
-        # This one was refused already.
+    refused = state.record.attempt if known is None and state.record is not None else 0
+    if attempt.number <= refused or (known is not None and attempt.number < known.number):
         return state, ()
     if known is not None and attempt.number == known.number:
         state = dataclasses.replace(state, attempt=attempt)

@@ -6,6 +6,8 @@ import functools
 import json
 import os
 import secrets
+import shutil
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -17,9 +19,9 @@ from kubernetes.client import ApiException
 
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
-from polyreme_operator.port import PAGE_OBJECTS, ClusterPort, ListPage, Manifest, ObjectRef, WatchEvent
+from polyreme_operator.port import CLUSTER_SCOPED, PAGE_OBJECTS, ClusterPort, ListPage, Manifest, ObjectRef, WatchEvent
 from tests.contract.adapters import Harness
-from tools.cluster.binaries import missing_programs
+from tools.cluster.binaries import cache_folder, missing_programs
 from tools.cluster.cluster import FOLDER, down, up
 from tools.cluster.servers import Servers
 
@@ -59,6 +61,22 @@ def cluster_for_tests() -> Iterator[str]:
 def api_client(kubeconfig: str) -> Any:
     """Return the library's client, with which tests prepare things: another one than that under test."""
     return config.new_client_from_config(config_file=kubeconfig)
+
+
+def kubectl(kubeconfig: str, *arguments: str) -> str:
+    """Run kubectl and return what it prints.
+
+    Raises:
+        AssertionError: If there is no kubectl, or it fails.
+    """
+    built = cache_folder(os.environ) / "kubectl"
+    program = str(built) if built.exists() else shutil.which("kubectl")
+    assert program is not None, "no kubectl: `make cluster-up` builds one, or have one on PATH"
+    done = subprocess.run(
+        [program, "--kubeconfig", kubeconfig, *arguments], capture_output=True, text=True, check=False, timeout=READY_S
+    )
+    assert done.returncode == 0, f"kubectl {' '.join(arguments)} failed: {done.stderr}"
+    return done.stdout
 
 
 def apply_crds(kubeconfig: str) -> None:
@@ -108,6 +126,29 @@ async def open_kubernetes(folder: Path) -> AsyncIterator[Harness]:
     with api_client(kubeconfig) as api, new_namespace(api) as namespace:
         async with KubernetesCluster(from_kubeconfig(kubeconfig)) as cluster:
             yield KubernetesHarness(OneNamespace(cluster, namespace))
+
+
+class InNamespace:
+    """A cluster of which only one namespace is listed and watched: the others are none of a test's business."""
+
+    def __init__(self, cluster: ClusterPort, namespace: str) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self.get, self.create = cluster.get, cluster.create
+        self.patch, self.delete = cluster.patch, cluster.delete
+
+    async def list(
+        self, kind: str, *, namespace: str | None = None, limit: int = PAGE_OBJECTS, continue_: str | None = None
+    ) -> ListPage:
+        namespace = namespace or self._of(kind)
+        return await self._cluster.list(kind, namespace=namespace, limit=limit, continue_=continue_)
+
+    def watch(self, kind: str, *, resource_version: str, namespace: str | None = None) -> AsyncIterator[WatchEvent]:
+        namespace = namespace or self._of(kind)
+        return self._cluster.watch(kind, resource_version=resource_version, namespace=namespace)
+
+    def _of(self, kind: str) -> str | None:
+        return None if kind in CLUSTER_SCOPED else self._namespace
 
 
 class KubernetesHarness:

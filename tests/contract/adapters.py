@@ -10,7 +10,11 @@ from typing import Any, Protocol
 
 from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
 from polyreme_operator.adapters.embedded.journal import open_store
+from polyreme_operator.adapters.embedded.server import ApiServer
 from polyreme_operator.adapters.embedded.store import Store
+from polyreme_operator.adapters.embedded.tokens import TokenTable
+from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_operator.adapters.kubernetes.connection import Connection
 from polyreme_operator.port import KINDS, ClusterPort
 
 
@@ -64,7 +68,26 @@ async def open_with_journal(folder: Path) -> AsyncIterator[Harness]:
         yield EmbeddedHarness(store, EmbeddedCluster(store, durable=durable))
 
 
-ADAPTERS: dict[str, Opener] = {"embedded": open_in_memory, "embedded-journal": open_with_journal}
+@contextlib.asynccontextmanager
+async def open_over_http(folder: Path) -> AsyncIterator[Harness]:
+    """The adapter of the Kubernetes API, against the embedded store's own service of the same paths."""
+    store = Store(new_uid=uids(), now_s=lambda: 1_000_000.0)
+    tokens = TokenTable()
+    server = ApiServer(EmbeddedCluster(store), tokens=tokens)
+    connection = Connection(url=await server.start(), tls=None, authorization=lambda: f"Bearer {tokens.admin}")
+    try:
+        async with KubernetesCluster(connection) as cluster:
+            yield EmbeddedHarness(store, cluster)
+    finally:
+        await server.close()
+
+
+ADAPTERS: dict[str, Opener] = {
+    "embedded": open_in_memory,
+    "embedded-journal": open_with_journal,
+    "embedded-http": open_over_http,
+}
+"""A real API server is held to the same by ``tests/cluster``."""
 
 
 def uids() -> Callable[[], str]:

@@ -1,0 +1,233 @@
+"""A real job under a real API server: applied by kubectl, run by the operator, trained by real ranks here."""
+
+import asyncio
+import contextlib
+import json
+import random
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from kubernetes import client
+
+from polyreme.clock import SystemClock
+from polyreme.home import Home
+from polyreme.records import read_records
+from polyreme_api import environment, labels
+from polyreme_api.job import TrainingJob, parse_job
+from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_datahub.hub import process
+from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_operator.adapters.process_kubelet.kubelet import ProcessKubelet
+from polyreme_operator.core.manifests import PodDefaults
+from polyreme_operator.loop import run_operator
+from polyreme_operator.port import ClusterPort, Manifest, ObjectRef
+from polyreme_operator.settings import Settings
+from tests.cluster.kube import InNamespace, api_client, kubectl, new_namespace
+
+STEPS = 6
+PATIENCE_S = 240.0
+HEARTBEAT_S = 10.0
+TOKEN_S = 3600
+
+
+class Machine:
+    """This machine as one node of the cluster, and the operator beside it.
+
+    Args:
+        root: Folder of home and pods.
+        kubeconfig: The cluster.
+        api: The library's client, for what no part of ours does: service accounts and roles.
+        namespace: Whose jobs are served.
+    """
+
+    def __init__(self, root: Path, kubeconfig: str, api: Any, namespace: str) -> None:
+        self.kubeconfig, self.namespace = kubeconfig, namespace
+        self.home = Home(path=root / "home")
+        self.node = namespace
+        self.resource = f"{labels.GROUP}/{namespace}"
+        self.tokens: dict[str, str] = {}
+        self._root, self._api = root, api
+        self._clock = SystemClock()
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[ClusterPort]:
+        """Run operator and kubelet; yield the port."""
+        self.home.prepare_data()
+        async with KubernetesCluster(from_kubeconfig(self.kubeconfig)) as cluster:
+            port = InNamespace(cluster, self.namespace)
+            work = asyncio.gather(self._kubelet(port).run(), self._operator(port))
+            try:
+                yield port
+            finally:
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+                node = await cluster.get(ObjectRef(kind="Node", name=self.node))
+                await cluster.delete(ObjectRef.of(node), uid=node["metadata"]["uid"])
+
+    def manifest(self, name: str) -> Manifest:
+        """A job of two workers that takes some seconds."""
+        spec = {
+            "model": {"preset": "kimi-vl-nano"},
+            "data": {"sequenceTokens": 160, "seed": 17, "sources": [{"name": "one", "dataset": "sample/digits-1"}]},
+            "training": {"steps": STEPS, "packsPerStep": 2, "seed": 1},
+            "parallelism": {"mode": "Explicit", "dp": 2, "ep": 1},
+            "workers": {"replicas": 2, "devices": 1, "deviceResource": self.resource},
+            "checkpoint": {"everySteps": 3, "keep": 2},
+        }
+        metadata = {"name": name, "namespace": self.namespace}
+        return {"apiVersion": labels.API_VERSION, "kind": labels.KIND_JOB, "metadata": metadata, "spec": spec}
+
+    async def process_data(self, job: Manifest) -> None:
+        """Do what `polyreme data` does for a job."""
+        await asyncio.to_thread(
+            process,
+            TrainingJobSpec.model_validate(job["spec"]),
+            registry_url=self.home.registry_url,
+            objects_url=self.home.objects_url,
+            job=job["metadata"]["uid"],
+        )
+
+    def _kubelet(self, port: ClusterPort) -> ProcessKubelet:
+        authority = self._api.configuration.ssl_ca_cert
+        return ProcessKubelet(
+            port,
+            node=self.node,
+            devices=4,
+            directory=self._root / "pods",
+            clock=self._clock,
+            run_token=secrets.token_hex(16),
+            api_url=self._api.configuration.host,
+            token_for=self._token,
+            device_resource=self.resource,
+            # In a cluster the authority lies in the pod; a process finds it by OpenSSL's own variable.
+            variables={} if authority is None else {"SSL_CERT_FILE": authority},
+            heartbeat_s=HEARTBEAT_S,
+        )
+
+    async def _operator(self, port: ClusterPort) -> None:
+        variables = (
+            (environment.REGISTRY_URL, self.home.registry_url),
+            (environment.OBJECTS_URL, self.home.objects_url),
+            ("OMP_NUM_THREADS", "1"),
+            ("GLOO_SOCKET_IFNAME", "lo"),
+        )
+        defaults = PodDefaults(checkpoint_root=self.home.checkpoint_root.as_uri(), environment=variables)
+        settings = Settings(namespace=self.namespace, defaults=defaults)
+        await run_operator(port, self._clock, settings=settings, rng=random.Random(7), entropy=secrets.token_bytes)
+
+    def _token(self, pod: Manifest) -> str:
+        """Token of a service account that may read the pod's job and patch its Lease."""
+        job, uid = (pod["metadata"]["labels"][name] for name in (labels.LABEL_JOB, labels.LABEL_JOB_UID))
+        if uid not in self.tokens:
+            self.tokens[uid] = self._account(job, labels.job_object_name(job, uid))
+        return self.tokens[uid]
+
+    def _account(self, job: str, name: str) -> str:
+        core: Any = client.CoreV1Api(self._api)
+        roles: Any = client.RbacAuthorizationV1Api(self._api)
+        metadata = {"name": name}
+        rules = [
+            {
+                "apiGroups": [labels.GROUP],
+                "resources": [labels.PLURAL_JOB],
+                "resourceNames": [job],
+                "verbs": ["get", "list", "watch"],
+            },
+            {
+                "apiGroups": ["coordination.k8s.io"],
+                "resources": ["leases"],
+                "resourceNames": [name],
+                "verbs": ["get", "patch"],
+            },
+        ]
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+        subject = {"kind": "ServiceAccount", "name": name, "namespace": self.namespace}
+        core.create_namespaced_service_account(self.namespace, {"metadata": metadata})
+        roles.create_namespaced_role(self.namespace, {"metadata": metadata, "rules": rules})
+        roles.create_namespaced_role_binding(
+            self.namespace, {"metadata": metadata, "roleRef": reference, "subjects": [subject]}
+        )
+        request = {"spec": {"expirationSeconds": TOKEN_S}}
+        answer = core.create_namespaced_service_account_token(name, self.namespace, request)
+        return str(answer.status.token)
+
+
+@pytest.mark.slow
+def test_a_job_that_kubectl_applies_trains_to_its_end_and_goes_when_it_is_deleted(
+    kubeconfig: str, tmp_path: Path
+) -> None:
+    async def story(machine: Machine) -> None:
+        async with machine.serving() as port:
+            path = tmp_path / "job.yaml"
+            path.write_text(yaml.safe_dump(machine.manifest("tiny")))
+            await kubectl_in(machine, "apply", "-f", str(path))
+            ref = ObjectRef(kind=labels.KIND_JOB, namespace=machine.namespace, name="tiny")
+            await machine.process_data(await port.get(ref))
+            job = await finished(port, ref, tmp_path)
+            assert job.status.is_true("Succeeded"), job.status
+            records = read_records(machine.home.checkpoint_root / machine.namespace / "tiny")
+            assert [record.step for record in records.history] == list(range(1, STEPS + 1))
+            shown = await kubectl_in(machine, "get", "trainingjobs")
+            assert "tiny" in shown
+            await no_more_than_its_own(machine)
+            await until_no_pod_runs(port)
+        # Neither operator nor kubelet is left: owner references do it, and no finalizer holds it.
+        await kubectl_in(machine, "delete", "trainingjob", "tiny")
+        await until_nothing_is_left(machine)
+
+    with api_client(kubeconfig) as api, new_namespace(api) as namespace:
+        asyncio.run(story(Machine(tmp_path, kubeconfig, api, namespace)))
+
+
+async def kubectl_in(machine: Machine, *arguments: str) -> str:
+    return await asyncio.to_thread(kubectl, machine.kubeconfig, "--namespace", machine.namespace, *arguments)
+
+
+async def finished(port: ClusterPort, ref: ObjectRef, root: Path) -> TrainingJob:
+    """Wait for the end of a job."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE_S):
+            while not (job := parse_job(await port.get(ref))).status.finished:
+                await asyncio.sleep(0.1)
+            return job
+    state = json.dumps((await port.get(ref)).get("status"), indent=1)
+    logs = "\n".join(f"== {path}\n{path.read_text()[-3000:]}" for path in sorted(root.rglob("*.log")))
+    raise AssertionError(f"not finished within {PATIENCE_S} s\n{state}\n{logs}")
+
+
+async def no_more_than_its_own(machine: Machine) -> None:
+    """The launcher's token reads its job, and neither pods, secrets nor another job."""
+    (token,) = machine.tokens.values()
+    connection = from_kubeconfig(machine.kubeconfig)
+    root = f"{connection.url}/apis/{labels.API_VERSION}/namespaces/{machine.namespace}/{labels.PLURAL_JOB}"
+    paths = {
+        f"{root}/tiny": 200,
+        f"{root}/another": 403,
+        root: 403,
+        f"{connection.url}/api/v1/namespaces/{machine.namespace}/pods": 403,
+        f"{connection.url}/api/v1/namespaces/{machine.namespace}/secrets": 403,
+    }
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
+        for path, expected in paths.items():
+            async with session.get(path, ssl=connection.tls or True) as response:
+                assert response.status == expected, path
+
+
+async def until_no_pod_runs(port: ClusterPort) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while any(pod["status"]["phase"] == "Running" for pod in (await port.list("Pod")).items):
+            await asyncio.sleep(0.1)
+
+
+async def until_nothing_is_left(machine: Machine) -> None:
+    """Wait for the garbage collector."""
+    async with KubernetesCluster(from_kubeconfig(machine.kubeconfig)) as cluster, asyncio.timeout(PATIENCE_S):
+        for kind in ("Pod", "Lease", "Secret", "Service"):
+            while (await cluster.list(kind, namespace=machine.namespace)).items:
+                await asyncio.sleep(0.1)

@@ -39,6 +39,7 @@ class Facts:
         self.violations: list[str] = []
         self.attempts: dict[tuple[str, int], AttemptFact] = {}
         self.changes = 0
+        self.succeeded = 0
         self._digest = hashlib.sha256()
         self._quota = quota
         self._jobs: dict[str, Manifest] = {}
@@ -105,6 +106,9 @@ class Facts:
         for kind in ("Succeeded", "Failed"):
             if _true(before, kind) and not _true(status, kind):
                 self.broke("a finished job stays finished", f"{name} is no longer {kind}", world)
+        if _true(status, "Succeeded") and not _true(before, "Succeeded"):
+            self.succeeded += 1
+            self._check_history(uid, name, world)
         if ended and _true(status, "Admitted"):
             self.broke("a finished job gives its devices back", name, world)
         if old is not None and (new is None or new["number"] < old["number"]):
@@ -155,6 +159,11 @@ class Facts:
             self.broke("a hang is only told unless asked otherwise", name, world)
         if gang is None or not any(rank.was_stopped for rank in gang.ranks.values()):
             self.broke("who is restarted for a hang has hung", name, world)
+
+    def _check_history(self, uid: str, name: str, world: World) -> None:
+        history = world.root(uid).history()
+        if history != list(range(1, world.steps[uid] + 1)):
+            self.broke("history holds each step once", f"{name}: {_ranges(history)}", world)
 
     def _check_capacity(self, world: World) -> None:
         """Admitted placements and pods that run, each place once, fit nodes and quota."""
@@ -248,9 +257,7 @@ class Facts:
         for uid, job in self._jobs.items():
             name, status = job["metadata"]["name"], job.get("status") or {}
             if _true(status, "Succeeded"):
-                history = world.root(uid).history()
-                if history != list(range(1, world.steps[uid] + 1)):
-                    self.broke("history holds each step once", f"{name}: {_ranges(history)}", world)
+                self._check_history(uid, name, world)
             if not (_true(status, "Succeeded") or _true(status, "Failed") or _true(status, "Suspended")):
                 queued = _condition(status, "Queued")
                 if queued is None or queued["status"] != "True" or queued["reason"] not in WAITING_REASONS:

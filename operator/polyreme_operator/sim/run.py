@@ -163,17 +163,13 @@ class _Simulation:
             await asyncio.sleep(self._rng.random() * RESTART_S)
 
     def _result(self) -> Result:
-        status = [record.manifest.get("status") or {} for record in self._world.store.records("TrainingJob")]
         return Result(
             seed=self._seed,
             violations=tuple(dict.fromkeys(self._facts.violations)),
             trace=self._facts.trace,
             changes=self._facts.changes,
             attempts=len(self._facts.attempts),
-            succeeded=sum(
-                any(entry["type"] == "Succeeded" and entry["status"] == "True" for entry in one.get("conditions") or ())
-                for one in status
-            ),
+            succeeded=self._facts.succeeded,
             reached=dict(self._reached),
         )
 
@@ -202,6 +198,7 @@ def _draw_faults(rng: random.Random) -> PortFaults:
 
 def _job(name: str, size: tuple[int, int], queue: str, steps: int, rng: random.Random) -> dict[str, object]:
     strict = rng.random() < 0.25
+    kept = {} if rng.random() < 0.75 else {"ttlSecondsAfterFinished": 20}
     policy = {
         "maxRestarts": 4 if strict else 200,
         "noProgressMax": 3 if strict else 100,
@@ -220,6 +217,7 @@ def _job(name: str, size: tuple[int, int], queue: str, steps: int, rng: random.R
             "queueName": queue,
             "priority": rng.choice((0, 0, 1)),
             "failurePolicy": policy,
+            **kept,
             "checkpoint": {"preemptionGraceSeconds": 10},
             "health": {
                 "heartbeatTimeoutSeconds": 10,

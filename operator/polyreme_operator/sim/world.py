@@ -30,7 +30,7 @@ NOT_READY_S = 4.0
 BOOT_S = 1.0
 STEP_S = 0.4
 COMMIT_S = 0.3
-LATE_PUTS = 0.05
+LATE_PUTS = 0.3
 """Share of a checkpoint's markers that land late while faults last, whatever became of the rank that sent them."""
 LATE_PUT_S = 8.0
 POLL_S = 0.5

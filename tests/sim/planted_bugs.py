@@ -1,0 +1,61 @@
+"""Bugs that the simulator must see: patches on a copy of the sources, and the seeds within which each is seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PLANTED = Path(__file__).parent / "planted"
+SOURCES = (("api", "polyreme_api"), ("operator", "polyreme_operator"))
+CAUGHT_WITHIN = {
+    "delete_without_uid": 10,
+    "hang_on_one_signal": 100,
+    "intents_not_settled": 100,
+    "model_goes_back_in_time": 100,
+    "released_before_all_joined": 10,
+    "released_before_the_lease_says_so": 100,
+    "replacement_does_not_wait": 40,
+    "restarts_not_counted": 100,
+    "resume_point_fixed_per_call": 100,
+    "stale_progress_counts": 20,
+    "status_written_without_version": 10,
+    "success_not_looked_for": 20,
+    "usage_freed_with_the_attempt": 20,
+}
+"""Seeds, from 0 on, within which the simulator must see each bug."""
+
+
+def patch_file(bug: str) -> Path:
+    """Return the file of a bug's patch."""
+    return PLANTED / f"{bug}.patch"
+
+
+def first_caught(bug: str, directory: Path, *, processes: int = 1) -> int | None:
+    """Plant a bug on a copy of the sources and return how many seeds it takes to see it; None if all its seeds miss it.
+
+    Args:
+        bug: Which.
+        directory: An empty directory for the copy.
+        processes: Processes to use.
+    """
+    for root, package in SOURCES:
+        shutil.copytree(ROOT / root / package, directory / root / package, ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["git", "apply", str(patch_file(bug))], cwd=directory, check=True)
+    seeds = ("--seeds", str(CAUGHT_WITHIN[bug]), "--processes", str(processes), "--until-violation")
+    path = os.pathsep.join(str(directory / root) for root, _ in SOURCES)
+    ran = subprocess.run(
+        [sys.executable, "-m", "polyreme_operator.sim", *seeds],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    figures: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])["figures"]
+    return int(figures["seeds"]) if figures["violations"] else None

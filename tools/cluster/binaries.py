@@ -7,7 +7,6 @@ was, and two builds at a time do the work once.
 import contextlib
 import fcntl
 import hashlib
-import os
 import re
 import shutil
 import subprocess
@@ -105,7 +104,7 @@ def programs(environment: Mapping[str, str]) -> dict[str, Path]:
     if missing_programs(environment):
         cache = cache_folder(environment)
         with _locked(cache):
-            _build([program for program in PROGRAMS if not places[program.name].exists()], cache)
+            _build([program for program in PROGRAMS if not places[program.name].exists()], cache, environment)
     return places
 
 
@@ -132,33 +131,32 @@ def _places(environment: Mapping[str, str]) -> dict[str, Path]:
     return {program.name: cache / program.name for program in PROGRAMS} | given
 
 
-def _build(missing: list[Program], cache: Path) -> None:
-    if not missing:
-        return
-    if shutil.which("go") is None:
+def _build(missing: list[Program], cache: Path, environment: Mapping[str, str]) -> None:
+    if missing and shutil.which("go", path=environment.get("PATH", "")) is None:
         go = re.search(r"^go (\S+)", (SOURCES / "kubernetes/go.mod").read_text(), re.MULTILINE)
         raise BuildError(
             f"no Go on PATH to build {', '.join(program.name for program in missing)}: install Go "
             f"{go[1] if go else ''} or newer, or name a cluster by KUBECONFIG, or a folder of programs by {ASSETS}"
         )
     total_s = sum(program.usual_s for program in missing)
-    _say(f"building {len(missing)} programs into {cache}, once: about {total_s} s on two free cores")
+    if missing:
+        _say(f"building {len(missing)} programs into {cache}, once: about {total_s} s on two free cores")
     for number, program in enumerate(missing, start=1):
         _say(f"[{number}/{len(missing)}] building {program.name}, usually {program.usual_s} s")
         started_s = time.monotonic()
-        _build_one(program, cache)
+        _build_one(program, cache, environment)
         _say(f"[{number}/{len(missing)}] built {program.name} in {time.monotonic() - started_s:.0f} s")
 
 
-def _build_one(program: Program, cache: Path) -> None:
+def _build_one(program: Program, cache: Path, environment: Mapping[str, str]) -> None:
     version = _pinned_version(program)
     minor = version.split(".")[1]
-    variables = [f"-X {flag.format(version=version, minor=minor)}" for flag in program.version_flags]
+    settings = [f"-X {flag.format(version=version, minor=minor)}" for flag in program.version_flags]
     temporary = cache / f".{program.name}.partial"
     command = ["go", "build", "-trimpath", "-buildvcs=false", "-mod=readonly"]
-    command += ["-ldflags", " ".join(["-s", "-w", *variables]), "-o", str(temporary), program.package]
-    environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
-    done = subprocess.run(command, cwd=SOURCES / program.module, env=environment, check=False)
+    command += ["-ldflags", " ".join(["-s", "-w", *settings]), "-o", str(temporary), program.package]
+    variables = {**environment, "CGO_ENABLED": "0", "GOWORK": "off"}
+    done = subprocess.run(command, cwd=SOURCES / program.module, env=variables, stdout=sys.stderr, check=False)
     if done.returncode != 0:
         raise BuildError(f"go build of {program.name} {version} exited with {done.returncode}; it said why above")
     temporary.replace(cache / program.name)

@@ -1,10 +1,10 @@
 """The processes of a test cluster: started apart from the terminal, known and stopped by pid and start time."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -67,16 +67,21 @@ class Servers:
     def start(self, name: str, command: Sequence[str | Path]) -> Server:
         """Start one server; its output goes to ``logs/<name>.log``."""
         self._logs.mkdir(parents=True, exist_ok=True)
+        arguments = [str(part) for part in command]
         with (self._logs / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [str(part) for part in command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                close_fds=True,
+            # Not by subprocess, which answers for its children: these outlive us.
+            pid = os.posix_spawn(
+                arguments[0],
+                arguments,
+                os.environ,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, log.fileno(), 1),
+                    (os.POSIX_SPAWN_DUP2, log.fileno(), 2),
+                ],
+                setsid=True,
             )
-        server = Server(name=name, pid=process.pid, started_at_s=started_at_s(process.pid) or 0.0)
+        server = Server(name=name, pid=pid, started_at_s=started_at_s(pid) or 0.0)
         self.all.append(server)
         self._record()
         return server
@@ -102,6 +107,8 @@ class Servers:
             if server.lives:
                 stopped.append(server.name)
                 _end(server)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(server.pid, os.WNOHANG)
         self.all, self._ready = [], False
         self._record()
         return stopped

@@ -1,0 +1,132 @@
+"""The tool behind `make cluster-up`, as far as it goes without Go and without a cluster."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polyreme.files import read_json, write_json
+from tools.cluster.binaries import PROGRAMS, BuildError, cache_folder, missing_programs, programs
+from tools.cluster.cluster import down, up
+from tools.cluster.servers import STATE_NAME, ServerError, Servers, free_ports
+
+SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Servers]:
+    servers = Servers(tmp_path)
+    yield servers
+    servers.stop()
+
+
+def test_without_go_it_says_what_to_install_or_to_name(tmp_path: Path) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "PATH": ""}
+    with pytest.raises(BuildError, match=r"install Go 1\.\d+.*KUBECONFIG.*KUBEBUILDER_ASSETS"):
+        programs(environment)
+
+
+def test_programs_are_taken_from_the_assets_and_then_from_the_cache(tmp_path: Path) -> None:
+    assets = tmp_path / "assets"
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": "", "KUBEBUILDER_ASSETS": str(assets)}
+    with pytest.raises(BuildError, match="no folder"):
+        programs(environment)
+    cache = cache_folder(environment)
+    for folder in (assets, cache):
+        folder.mkdir(parents=True)
+    (assets / "etcd").touch()
+    assert missing_programs(environment) == [program.name for program in PROGRAMS if program.name != "etcd"]
+    for program in PROGRAMS:
+        (cache / program.name).touch()
+    found = programs(environment)
+    assert found["etcd"] == assets / "etcd"
+    assert found["kubectl"] == cache / "kubectl"
+
+
+def test_a_build_that_was_killed_leaves_no_program(tmp_path: Path) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": str(tmp_path)}
+    go = tmp_path / "go"
+    go.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n/bin/echo torn > "$2"\nexit 1\n')
+    go.chmod(0o755)
+    with pytest.raises(BuildError, match="go build of etcd v3"):
+        programs(environment)
+    assert "etcd" in missing_programs(environment)
+
+
+def test_a_kubeconfig_that_names_a_cluster_is_taken_and_nothing_is_started(tmp_path: Path) -> None:
+    given = tmp_path / "config"
+    environment = {"KUBECONFIG": str(given), "PATH": ""}
+    with pytest.raises(BuildError, match="names no file"):
+        up(tmp_path / "cluster", environment)
+    given.touch()
+    assert up(tmp_path / "cluster", environment) == str(given)
+    assert not (tmp_path / "cluster").exists()
+
+
+def test_what_was_started_is_known_to_the_next_command_and_stopped(tmp_path: Path, servers: Servers) -> None:
+    server = servers.start("sleeper", SLEEP)
+    again = Servers(tmp_path)
+    assert again.all == [server]
+    down(tmp_path)
+    assert not server.lives
+    assert Servers(tmp_path).all == []
+
+
+def test_a_process_that_only_has_the_pid_of_a_server_is_left_alone(tmp_path: Path) -> None:
+    stranger = subprocess.Popen(SLEEP)
+    try:
+        entry = {"name": "etcd", "pid": stranger.pid, "started_at_s": 1.0}
+        write_json(tmp_path / STATE_NAME, {"ready": True, "servers": [entry]})
+        assert not Servers(tmp_path).are_up
+        down(tmp_path)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_start_that_was_killed_half_way_is_not_up(tmp_path: Path, servers: Servers) -> None:
+    servers.start("sleeper", SLEEP)
+    assert not Servers(tmp_path).are_up
+    servers.note_ready()
+    assert Servers(tmp_path).are_up
+
+
+def test_a_server_that_ends_is_told_with_the_end_of_its_log(servers: Servers) -> None:
+    server = servers.start("broken", (sys.executable, "-c", "print('address already in use')"))
+    with pytest.raises(ServerError, match=r"broken ended[\s\S]*address already in use"):
+        servers.wait(server, lambda: False, what="its health", timeout_s=30.0)
+
+
+def test_a_server_that_does_not_get_well_is_not_waited_for_for_ever(servers: Servers) -> None:
+    server = servers.start("slow", SLEEP)
+    with pytest.raises(ServerError, match="no health within 0 s"):
+        servers.wait(server, lambda: False, what="health", timeout_s=0.0)
+
+
+def test_a_server_that_ignores_the_request_to_end_is_killed(
+    tmp_path: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.cluster.servers.STOP_S", 0.1)
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    )
+    server = servers.start("deaf", (sys.executable, "-c", deaf))
+    log = tmp_path / "logs/deaf.log"
+    servers.wait(server, lambda: "deaf" in log.read_text(), what="deafness", timeout_s=30.0)
+    assert servers.stop() == ["deaf"]
+    assert not server.lives
+
+
+def test_ports_that_are_given_out_together_differ() -> None:
+    assert len(set(free_ports(20))) == 20
+
+
+def test_the_kubeconfig_and_the_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
+    from tools.cluster.servers import dump
+
+    path = dump(tmp_path / "kubeconfig", {"a": 1})
+    assert path.stat().st_mode & 0o077 == 0
+    assert read_json(path) == {"a": 1}

@@ -46,6 +46,7 @@ class Facts:
         self._pods: dict[str, Manifest] = {}
         self._joined: dict[tuple[str, int], dict[int, int]] = {}
         self._forked: set[tuple[str, int, int]] = set()
+        self._released: set[tuple[str, int]] = set()
         self._successes: dict[tuple[str, int], float] = {}
         self._sent_s = 0.0
         self._failed_ranks: set[tuple[str, int]] = set()
@@ -86,10 +87,15 @@ class Facts:
 
     def _lease_changed(self, manifest: Manifest, world: World) -> None:
         text = (manifest["metadata"].get("annotations") or {}).get(labels.ANNOTATION_PROGRESS, "")
+        if '"released":true' not in text:
+            return
+        key = (
+            manifest["metadata"]["labels"][labels.LABEL_JOB_UID],
+            int(text.split('"attempt":', 1)[1].split(",", 1)[0]),
+        )
+        self._released.add(key)
         if '"outcome":"Succeeded"' in text:
-            uid = manifest["metadata"]["labels"][labels.LABEL_JOB_UID]
-            number = int(text.split('"attempt":', 1)[1].split(",", 1)[0])
-            self._successes.setdefault((uid, number), world.time_s())
+            self._successes.setdefault(key, world.time_s())
 
     def _job_changed(self, manifest: Manifest, deleted: bool, world: World) -> None:
         uid, name = manifest["metadata"]["uid"], manifest["metadata"]["name"]
@@ -223,6 +229,8 @@ class Facts:
         missing = [index for index, number in wanted.items() if joined.get(index) != number]
         if missing:
             self.broke("no gang is half released", f"{leader.pod.job}: workers {missing} have not joined", world)
+        if (uid, release.attempt) not in self._released:
+            self.broke("a release stands on the Lease first", f"{leader.pod.job} attempt {release.attempt}", world)
         point = world.root(uid).points.get(release.attempt)
         if point is None or point.resume_from != release.resume_from:
             self.broke("the resume point is fixed once", f"{leader.pod.job} attempt {release.attempt}", world)

@@ -26,8 +26,8 @@ NETWORK_S = 0.01
 API_S = 0.02
 KILL_S = 0.05
 LEASE_RETRY_S = 0.5
-STORE_RETRY_S = 1.0
-STORE_FAILS = 0.2
+STORE_RETRIES_S = (0.5, 2.0, 6.0)
+STORE_FAILS = 0.4
 """Chance that the checkpoint root fails a leader while faults last, half of the time behind the write."""
 LEASE_FAILS = 0.1
 """Chance that a write of the Lease fails while faults last."""
@@ -289,7 +289,7 @@ class SimLauncher:
         root, now_s = self.world.root(self.pod.job_uid), self.world.clock.now_s()
         point = None if fails and self._rng.random() < 0.5 else fix_resume_point(root, attempt=attempt, now_s=now_s)
         if point is None or fails:
-            self.world.after(STORE_RETRY_S, lambda: self.deliver(lambda: self._fix(attempt)))
+            self.world.after(self._rng.choice(STORE_RETRIES_S), lambda: self.deliver(lambda: self._fix(attempt)))
             return
         event = l.ResumeFixed(
             attempt=attempt, resume_from=point.resume_from, step=point.step, master_address="host", master_port=1

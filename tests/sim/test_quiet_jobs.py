@@ -1,0 +1,84 @@
+"""What a running job costs the API server: nothing that nobody asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+
+from polyreme_api import labels
+from polyreme_operator.adapters.embedded.record import Change
+from polyreme_operator.loop import run_operator
+from polyreme_operator.port import KINDS
+from polyreme_operator.settings import Settings
+from polyreme_operator.sim.eventloop import VirtualLoop
+from polyreme_operator.sim.invariants import Facts
+from polyreme_operator.sim.world import World
+
+SETTLED_S = 30.0
+WATCHED_S = 60.0
+NEVER = 1_000_000
+
+
+def writes_of_a_running_job(*, checkpoint_every: int) -> Counter[str]:
+    """Count the writes of a minute in which a job trains, by kind of object."""
+    loop = VirtualLoop()
+    facts = Facts(quota={})
+    world = World(loop, random.Random(1), facts)
+    world.faulty = False
+    before = dict.fromkeys(KINDS, 0)
+    told: Counter[str] = Counter()
+
+    def count(change: Change, of: World) -> None:
+        told[change.record.kind] += 1
+        Facts.changed(facts, change, of)
+
+    facts.changed = count  # type: ignore[method-assign]
+    world.add_node("n0", 4)
+    job = {
+        "apiVersion": labels.API_VERSION,
+        "kind": "TrainingJob",
+        "metadata": {"name": "j0", "namespace": "default"},
+        "spec": {
+            "model": {"preset": "kimi-vl-nano"},
+            "data": {"sources": [{"name": "a", "dataset": "sample/digits"}], "sequenceTokens": 128},
+            "training": {"steps": NEVER, "packsPerStep": 2},
+            "workers": {"replicas": 2},
+        },
+    }
+    uid = world.store.create(job)["metadata"]["uid"]
+    world.steps[uid], world.checkpoint_every[uid] = NEVER, checkpoint_every
+
+    async def run() -> None:
+        entropy = random.Random(2).randbytes
+        operator = loop.create_task(
+            run_operator(
+                world.cluster, world.clock, settings=Settings(relist_s=10.0), rng=random.Random(3), entropy=entropy
+            )
+        )
+        await asyncio.sleep(SETTLED_S)
+        before.update(told)
+        await asyncio.sleep(WATCHED_S)
+        operator.cancel()
+        await asyncio.gather(operator, return_exceptions=True)
+
+    loop.run_until_complete(run())
+    loop.close()
+    assert facts.violations == []
+    return Counter({kind: told[kind] - before[kind] for kind in KINDS})
+
+
+@pytest.mark.slow
+def test_a_job_that_only_trains_is_not_written_at_all() -> None:
+    writes = writes_of_a_running_job(checkpoint_every=NEVER)
+    assert writes.pop("Lease") > 0, "its leader renews the Lease"
+    assert not +writes
+
+
+@pytest.mark.slow
+def test_a_durable_checkpoint_is_one_write() -> None:
+    every = 25
+    writes = writes_of_a_running_job(checkpoint_every=every)
+    assert 0 < writes["TrainingJob"] <= 1 + WATCHED_S / (0.2 * every)

@@ -34,15 +34,7 @@ def admit(job: JobView, nodes: Sequence[str], now_s: float) -> TrainingJobStatus
     )
     generation = job.generation
     status = with_condition(status, ConditionType.QUEUED, False, Reason.ADMITTED, now_s=now_s, generation=generation)
-    status = with_condition(
-        status,
-        ConditionType.ADMITTED,
-        True,
-        Reason.ADMITTED,
-        f"{_counted(len(nodes), 'worker')} on {_counted(len(set(nodes)), 'node')}",
-        now_s=now_s,
-        generation=generation,
-    )
+    status = _with_admission(job, status, nodes, now_s)
     status = drop_condition(status, ConditionType.SUSPENDED, ConditionType.RESIZE_REFUSED)
     return status.model_copy(
         update={
@@ -60,6 +52,7 @@ def restart(scene: JobScene, verdict: Restart, nodes: Sequence[str], now_s: floa
     status = close_attempt(job.status, current_record(scene), ended_by=verdict.failure.cause, now_s=now_s)
     status = with_restart(status, verdict.record)
     status = begin_attempt(job, status, nodes=nodes, replace=verdict.replace, scope=verdict.scope, now_s=now_s)
+    status = _with_admission(job, status, nodes, now_s)
     return with_condition(
         status,
         ConditionType.RESTARTING,
@@ -110,6 +103,7 @@ def resize(scene: JobScene, nodes: Sequence[str], now_s: float) -> TrainingJobSt
     status = close_attempt(job.status, current_record(scene), ended_by=Cause.RESIZE, now_s=now_s)
     dropped = range(len(nodes), job.attempt.replicas)
     status = begin_attempt(job, status, nodes=nodes, replace=dropped, scope=Scope.RESIZE, now_s=now_s)
+    status = _with_admission(job, status, nodes, now_s)
     return status.model_copy(update={"observed_generation": job.generation})
 
 
@@ -179,6 +173,14 @@ def begin_attempt(
     for kind in (ConditionType.PODS_READY, ConditionType.RUNNING):
         status = with_condition(status, kind, False, Reason.STARTING, now_s=now_s, generation=job.generation)
     return status
+
+
+def _with_admission(job: JobView, status: TrainingJobStatus, nodes: Sequence[str], now_s: float) -> TrainingJobStatus:
+    """Say what the job holds: with each attempt, since a restart may move workers and a resize changes them."""
+    message = f"{_counted(len(nodes), 'worker')} on {_counted(len(set(nodes)), 'node')}"
+    return with_condition(
+        status, ConditionType.ADMITTED, True, Reason.ADMITTED, message, now_s=now_s, generation=job.generation
+    )
 
 
 def _counted(number: int, noun: str) -> str:

@@ -15,18 +15,18 @@ PLANTED = Path(__file__).parent / "planted"
 SOURCES = (("api", "polyreme_api"), ("operator", "polyreme_operator"))
 CAUGHT_WITHIN = {
     "delete_without_uid": 10,
-    "hang_on_one_signal": 100,
-    "intents_not_settled": 100,
+    "hang_on_one_signal": 250,
+    "intents_not_settled": 50,
     "model_goes_back_in_time": 100,
     "released_before_all_joined": 10,
-    "released_before_the_lease_says_so": 100,
-    "replacement_does_not_wait": 40,
-    "restarts_not_counted": 100,
-    "resume_point_fixed_per_call": 100,
-    "stale_progress_counts": 20,
+    "released_before_the_lease_says_so": 10,
+    "replacement_does_not_wait": 150,
+    "restarts_not_counted": 150,
+    "resume_point_fixed_per_call": 60,
+    "stale_progress_counts": 30,
     "status_written_without_version": 10,
-    "success_not_looked_for": 20,
-    "usage_freed_with_the_attempt": 20,
+    "success_not_looked_for": 60,
+    "usage_freed_with_the_attempt": 60,
 }
 """Seeds, from 0 on, within which the simulator must see each bug."""
 

@@ -22,20 +22,26 @@ WATCHED_S = 60.0
 NEVER = 1_000_000
 
 
+class CountedFacts(Facts):
+    """Counts the changes of the store by kind."""
+
+    def __init__(self) -> None:
+        super().__init__(quota={})
+        self.told: Counter[str] = Counter()
+
+    def changed(self, change: Change, world: World) -> None:
+        """Take one change."""
+        self.told[change.record.kind] += 1
+        super().changed(change, world)
+
+
 def writes_of_a_running_job(*, checkpoint_every: int) -> Counter[str]:
     """Count the writes of a minute in which a job trains, by kind of object."""
     loop = VirtualLoop()
-    facts = Facts(quota={})
+    facts = CountedFacts()
     world = World(loop, random.Random(1), facts)
     world.faulty = False
-    before = dict.fromkeys(KINDS, 0)
-    told: Counter[str] = Counter()
-
-    def count(change: Change, of: World) -> None:
-        told[change.record.kind] += 1
-        Facts.changed(facts, change, of)
-
-    facts.changed = count  # type: ignore[method-assign]
+    before: Counter[str] = Counter()
     world.add_node("n0", 4)
     job = {
         "apiVersion": labels.API_VERSION,
@@ -59,7 +65,7 @@ def writes_of_a_running_job(*, checkpoint_every: int) -> Counter[str]:
             )
         )
         await asyncio.sleep(SETTLED_S)
-        before.update(told)
+        before.update(facts.told)
         await asyncio.sleep(WATCHED_S)
         operator.cancel()
         await asyncio.gather(operator, return_exceptions=True)
@@ -67,7 +73,7 @@ def writes_of_a_running_job(*, checkpoint_every: int) -> Counter[str]:
     loop.run_until_complete(run())
     loop.close()
     assert facts.violations == []
-    return Counter({kind: told[kind] - before[kind] for kind in KINDS})
+    return Counter({kind: facts.told[kind] - before[kind] for kind in KINDS})
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def _running(scene: JobScene, spec: TrainingJobSpec, now_s: float, defaults: Pod
         return Decision(actions=(ReadLease(ref=_lease_ref(scene)),))
     stall = find_stall(scene, spec, record)
     status = _observed(scene, attempt, record, stall, now_s)
-    told = (_event(scene, Reason.STALLED, stall.message, warning=True),) if _stalls_anew(scene, stall) else ()
+    told = () if stall is None or not _is_new(scene) else (_event(scene, Reason.STALLED, stall.message, warning=True),)
     actions = (*children, *pods, *_status_write(scene, status), *told)
     return Decision(actions=actions, wake_at_s=_next_deadline_s(scene, spec))
 
@@ -150,7 +150,7 @@ def _observed(
     reason = RUNNING_PHASES[record.phase] if record is not None and released else Reason.STARTING
     if stall is None:
         say(ConditionType.RUNNING, released and reason in _WORKING, reason)
-    elif _stalls_anew(scene, stall):
+    elif _is_new(scene):
         # Said once: what launchers see of their ranks changes with every look.
         say(ConditionType.RUNNING, False, Reason.STALLED, stall.message)
     if reason in _WORKING and status.is_true(ConditionType.RESTARTING):
@@ -174,9 +174,10 @@ def _observed(
     return status
 
 
-def _stalls_anew(scene: JobScene, stall: Stall | None) -> bool:
+def _is_new(scene: JobScene) -> bool:
+    """Whether a stall that is found now is not on record yet."""
     known = scene.job.status.condition(ConditionType.RUNNING)
-    return stall is not None and (known is None or known.reason != Reason.STALLED)
+    return known is None or known.reason != Reason.STALLED
 
 
 def _pod_actions(

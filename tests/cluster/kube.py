@@ -22,7 +22,7 @@ from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
 from polyreme_operator.port import CLUSTER_SCOPED, PAGE_OBJECTS, ClusterPort, ListPage, Manifest, ObjectRef, WatchEvent
 from tests.contract.adapters import Harness
 from tools.cluster.binaries import cache_folder, missing_programs
-from tools.cluster.cluster import FOLDER, down, up
+from tools.cluster.cluster import FOLDER, down, named_cluster, up
 from tools.cluster.servers import Servers
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ def cluster_for_tests() -> Iterator[str]:
         AssertionError: If there is none and none can be had: these tests never skip.
     """
     folder = ROOT / FOLDER
-    ours = not os.environ.get("KUBECONFIG") and not Servers(folder).are_up
+    ours = named_cluster(folder, os.environ) is None and not Servers(folder).are_up
     if ours and (missing := missing_programs(os.environ)):
         raise AssertionError(
             f"no cluster, and {', '.join(missing)} not built: `make cluster-up` builds them once, in about 6 minutes; "

@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
             case "down":
                 down(options.folder)
             case "build":
-                build(os.environ)
+                build(options.folder, os.environ)
             case _:
                 return status(options.folder, os.environ)
     except (BuildError, ServerError, OSError, subprocess.CalledProcessError) as error:

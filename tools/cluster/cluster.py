@@ -28,8 +28,7 @@ def up(folder: Path, environment: Mapping[str, str]) -> str:
         ServerError: If a server does not get ready.
     """
     folder = folder.resolve()
-    given = environment.get("KUBECONFIG")
-    if given and given != str(folder / KUBECONFIG_NAME):
+    if given := named_cluster(folder, environment):
         if not any(Path(part).is_file() for part in given.split(os.pathsep) if part):
             raise BuildError(f"KUBECONFIG names no file: {given}; unset it to have a cluster here")
         _say(f"KUBECONFIG names a cluster: {given}; nothing is started")
@@ -60,13 +59,19 @@ def up(folder: Path, environment: Mapping[str, str]) -> str:
     raise AssertionError("unreachable")
 
 
-def build(environment: Mapping[str, str]) -> None:
+def named_cluster(folder: Path, environment: Mapping[str, str]) -> str | None:
+    """Return the kubeconfig of a cluster that is not ours, if KUBECONFIG names one."""
+    given = environment.get("KUBECONFIG")
+    return given if given and given != str(folder.resolve() / KUBECONFIG_NAME) else None
+
+
+def build(folder: Path, environment: Mapping[str, str]) -> None:
     """Build what is missing, so that a later ``up`` takes seconds; nothing where KUBECONFIG names a cluster.
 
     Raises:
         BuildError: If a program can't be had.
     """
-    if not environment.get("KUBECONFIG"):
+    if not named_cluster(folder, environment):
         programs(environment)
 
 
@@ -86,7 +91,7 @@ def down(folder: Path) -> None:
 def status(folder: Path, environment: Mapping[str, str]) -> int:
     """Say what runs; 0 when a cluster is up."""
     folder = folder.resolve()
-    if given := environment.get("KUBECONFIG"):
+    if given := named_cluster(folder, environment):
         print(f"KUBECONFIG: {given}")
     servers = Servers(folder)
     for server in servers.all:

@@ -9,7 +9,7 @@ import pytest
 
 from polyreme.files import read_json, write_json
 from tools.cluster.binaries import PROGRAMS, BuildError, cache_folder, missing_programs, programs
-from tools.cluster.cluster import down, up
+from tools.cluster.cluster import down, named_cluster, up
 from tools.cluster.servers import STATE_NAME, ServerError, Servers, free_ports
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
@@ -63,6 +63,12 @@ def test_a_kubeconfig_that_names_a_cluster_is_taken_and_nothing_is_started(tmp_p
     given.touch()
     assert up(tmp_path / "cluster", environment) == str(given)
     assert not (tmp_path / "cluster").exists()
+
+
+def test_our_own_kubeconfig_names_no_other_cluster(tmp_path: Path) -> None:
+    assert named_cluster(tmp_path, {"KUBECONFIG": str(tmp_path / "kubeconfig")}) is None
+    assert named_cluster(tmp_path, {"KUBECONFIG": "/elsewhere"}) == "/elsewhere"
+    assert named_cluster(tmp_path, {}) is None
 
 
 def test_what_was_started_is_known_to_the_next_command_and_stopped(tmp_path: Path, servers: Servers) -> None:

@@ -103,7 +103,9 @@ class KubernetesCluster:
             "resourceVersion": resource_version,
             "timeoutSeconds": str(WATCH_S),
         }
-        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=WATCH_SILENCE_S)
+        timeout = aiohttp.ClientTimeout(
+            total=None, connect=self._request_s, sock_connect=CONNECT_S, sock_read=WATCH_SILENCE_S
+        )
         try:
             async with await self._send(
                 self._watches, "GET", collection_path(kind, namespace), query=query, what=what, timeout=timeout
@@ -180,7 +182,7 @@ class KubernetesCluster:
         query: dict[str, str] | None = None,
         body: Manifest | None = None,
     ) -> Manifest:
-        timeout = aiohttp.ClientTimeout(total=self._request_s, connect=min(CONNECT_S, self._request_s))
+        timeout = aiohttp.ClientTimeout(total=self._request_s, sock_connect=min(CONNECT_S, self._request_s))
         try:
             response = await self._send(
                 self._calls, method, path, query=query or {}, body=body, what=what, timeout=timeout

@@ -17,7 +17,6 @@ CAUGHT_WITHIN = {
     "delete_without_uid": 10,
     "hang_on_one_signal": 250,
     "intents_not_settled": 50,
-    "model_goes_back_in_time": 100,
     "released_before_all_joined": 10,
     "released_before_the_lease_says_so": 10,
     "replacement_does_not_wait": 150,

@@ -161,8 +161,11 @@ class FaultyPort:
 
     async def _travel(self, verb: str, kind: str, act: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
         point, sent_s = f"{verb} {kind}", self._loop.time()
+        # Slow on the way there, or on the way back: then what is told is old when it comes. Not so for a single read:
+        # the rule that a success counts reckons from what a read could know.
         slow = self._draw("slow", point)
-        await asyncio.sleep(self._rng.random() * (SLOW_S if slow else LATENCY_S))
+        late_answer = slow and verb != "get" and self._rng.random() < 0.5
+        await asyncio.sleep(self._rng.random() * (SLOW_S if slow and not late_answer else LATENCY_S))
         for fault, error in (
             ("too_many", TooManyRequestsError("429", delay_s=1.0 + self._rng.random())),
             ("error_before", ServerError("500")),
@@ -190,7 +193,7 @@ class FaultyPort:
                 if self._draw(fault, point):
                     _answer(answer, error=unknown)
                     return
-        await asyncio.sleep(self._rng.random() * LATENCY_S)
+        await asyncio.sleep(self._rng.random() * (SLOW_S if late_answer else LATENCY_S))
         _answer(answer, result=result)
 
     def _draw(self, fault: str, point: str) -> bool:

@@ -19,7 +19,7 @@ CAUGHT_WITHIN = {
     "intents_not_settled": 50,
     "released_before_all_joined": 10,
     "released_before_the_lease_says_so": 10,
-    "replacement_does_not_wait": 150,
+    "replacement_does_not_wait": 300,
     "restarts_not_counted": 150,
     "resume_point_fixed_per_call": 60,
     "stale_progress_counts": 30,

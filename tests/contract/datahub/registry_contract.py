@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -215,7 +216,9 @@ class RegistryContract:
 
 def run_until(home: Home, effect: int) -> subprocess.CompletedProcess[str]:
     call = [sys.executable, "-m", "tests.unit.datahub.crashing", str(home.folder), str(effect), home.registry]
-    return subprocess.run(call, capture_output=True, text=True, cwd=ROOT, check=False, timeout=120)
+    # PYTHONSAFEPATH takes the working folder off the path.
+    path = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(call, capture_output=True, text=True, cwd=ROOT, env=path, check=False, timeout=120)
 
 
 def dump_schema(connection: Connection) -> str:

@@ -100,9 +100,20 @@ def test_no_file_names_a_package_registry() -> None:
     assert guards.matches(prose_and_code(), guards.ADDRESS) == []
 
 
-@pytest.mark.parametrize("line", ["--index-url https://pypi" + ".org/simple", "https://user:secret" + "@host/x"])
-def test_an_address_of_a_registry_is_found(line: str) -> None:
+def test_no_file_holds_credentials_in_an_address() -> None:
+    # Tests make up credentials, to see that they are hidden.
+    shipped = {path: text for path, text in prose_and_code().items() if path.parts[0] != "tests"}
+    assert guards.matches(shipped, guards.CREDENTIALS) == []
+
+
+def test_an_address_of_a_registry_is_found() -> None:
+    line = "--index-url https://pypi" + ".org/simple"
     assert guards.matches({PurePosixPath("a.lock"): line}, guards.ADDRESS) != []
+
+
+def test_credentials_in_an_address_are_found() -> None:
+    line = "https://user:secret" + "@host/x"
+    assert guards.matches({PurePosixPath("a.yaml"): line}, guards.CREDENTIALS) != []
 
 
 def test_nothing_is_left_for_later() -> None:

@@ -194,7 +194,9 @@ def test_files_with_secrets_are_their_owners_only(tmp_path: Path) -> None:
 
 
 def test_a_killed_host_leaves_nothing_running(tmp_path: Path) -> None:
-    host = subprocess.Popen([sys.executable, "-m", "tests.unit.kubelet.stack", str(tmp_path)], cwd=ROOT)
+    # PYTHONSAFEPATH takes the working folder off the path.
+    path = {**os.environ, "PYTHONPATH": str(ROOT)}
+    host = subprocess.Popen([sys.executable, "-m", "tests.unit.kubelet.stack", str(tmp_path)], cwd=ROOT, env=path)
     try:
         told = tmp_path / "pids.json"
         wait_until(told.exists, host)

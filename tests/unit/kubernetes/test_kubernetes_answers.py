@@ -236,6 +236,20 @@ def test_what_is_sent_is_what_the_api_asks_for() -> None:
     ]
 
 
+def test_a_name_that_looks_like_a_path_stays_a_name() -> None:
+    seen: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(request.raw_path)
+        return web.json_response(lease())
+
+    async def story(cluster: KubernetesCluster) -> None:
+        await cluster.get(ObjectRef(kind="Lease", namespace="default", name="../../secrets/a?b=c#d"))
+
+    against(handler, story)
+    assert seen == ["/apis/coordination.k8s.io/v1/namespaces/default/leases/..%2F..%2Fsecrets%2Fa%3Fb=c%23d"]
+
+
 @pytest.mark.parametrize(
     "ref",
     [

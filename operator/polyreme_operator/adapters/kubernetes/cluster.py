@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
-from yarl import URL
 
 from polyreme_operator.adapters.kubernetes.answers import error_of, error_of_status
 from polyreme_operator.adapters.kubernetes.connection import Connection
@@ -218,7 +217,8 @@ class KubernetesCluster:
         try:
             response = await session.request(
                 method,
-                URL(f"{connection.url}{path}", encoded=True).with_query(query),
+                f"{connection.url}{path}",
+                params=query,
                 data=None if body is None else io.BytesIO(json.dumps(body).encode()),
                 headers=headers,
                 timeout=timeout,

@@ -21,7 +21,8 @@ MACHINE_PATH = re.compile(
     r"(?<![\w.*~:/{}-])/(?:[w]ork|[r]oot|[h]ome/[a-z][\w-]*|[U]sers/[A-Za-z][\w-]*|opt/wheels)(?:/|\b)"
 )
 ADDRESS = re.compile(
-    r"[p]ypi\.org|[p]ythonhosted\.org|[p]roxy\.golang\.org|[r]egistry\.npmjs|repo1?\.[m]aven|[c]rates\.io", re.IGNORECASE
+    r"[p]ypi\.org|[p]ythonhosted\.org|[p]roxy\.golang\.org|[r]egistry\.npmjs|repo1?\.[m]aven|[c]rates\.io",
+    re.IGNORECASE,
 )
 CREDENTIALS = re.compile(r"://[^\s/]*@")
 UNFINISHED = re.compile(r"\b(?:[T]ODO|[F]IXME|[X]XX|[H]ACK)\b")

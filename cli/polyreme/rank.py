@@ -7,6 +7,7 @@ costs nothing at a restart. Nothing here may start a thread or open a socket at 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ from polyreme_api.errors import ExitCode, InvalidConfigError, PolyremeError
 from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.plan.plan import Plan
 from polyreme_api.progress import ProgressRecord, RankPhase
-from polyreme_datahub.loader.open import open_held_out, open_packs, sleep_really
+from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
 from polyreme_trainer.parallel.world import RankSettings
 from polyreme_trainer.train.run import train_rank
 from polyreme_trainer.train.settings import (
@@ -110,6 +111,8 @@ def _train(environment: Mapping[str, str]) -> int:
     sink.report(_phase(rank, job, RankPhase.WAITING_FOR_DATA, clock.now_s()))
     source, evaluation = _open_data(environment, job.spec)
     settings = settings_of(environment, rank, job.spec, plan)
+    if settings.export_directory is not None:
+        settings = dataclasses.replace(settings, tokenizer=_open_tokenizer(environment, job.spec))
     return train_rank(settings, source=source, evaluation=evaluation, sink=sink, clock=clock)
 
 
@@ -169,6 +172,11 @@ def settings_of(
 def parse_job_file(path: str) -> TrainingJob:
     """Read the job that the launcher wrote for its ranks."""
     return parse_job(json.loads(Path(path).read_text(encoding="utf-8")))
+
+
+def _open_tokenizer(environment: Mapping[str, str], spec: TrainingJobSpec) -> bytes:
+    url, job = environment[names.OBJECTS_URL], environment[names.JOB_UID]
+    return open_tokenizer(url, spec, job=job, wait_s=0.0, sleep=sleep_really)
 
 
 def _open_data(environment: Mapping[str, str], spec: TrainingJobSpec) -> tuple[BatchSource, EvaluationSource | None]:

@@ -51,8 +51,11 @@ def test_an_exported_checkpoint_is_the_runs_own_export_and_loads(
     assert list(ours) == list(its_own)
     assert [name for name in ours if not torch.equal(ours[name], its_own[name])] == []
 
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    written = "Which digits, left to right?"
+    assert tokenizer.decode(tokenizer(written)["input_ids"]) == written
     model = AutoModelForCausalLM.from_pretrained(folder / "text")
     assert sum(value.numel() for value in model.parameters()) > 0
     again = home.call("checkpoint", "export", NAME, "--to", str(folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -76,6 +77,7 @@ def export(
     from polyreme.documents import read_job
     from polyreme_api.plan.plan import plan_for
     from polyreme_datahub.hub import open_source
+    from polyreme_datahub.loader.open import open_tokenizer, sleep_really
     from polyreme_trainer.parallel.world import RankSettings
     from polyreme_trainer.train.offline import export_checkpoint
     from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
@@ -99,7 +101,9 @@ def export(
     note(f"exporting {chosen} of {name}")
     with busy(f"exporting {chosen}"):
         tokens = open_source(home.objects_url, job.spec, job=uid, wait_s=0.0).token_ids
-        step = export_checkpoint(settings, tokens=tokens, directory=to.absolute())
+        tokenizer = open_tokenizer(home.objects_url, job.spec, job=uid, wait_s=0.0, sleep=sleep_really)
+        told = dataclasses.replace(settings, tokenizer=tokenizer)
+        step = export_checkpoint(told, tokens=tokens, directory=to.absolute())
     emit(
         "Export",
         {"checkpoint": chosen, "step": step, "folder": str(to.absolute())},

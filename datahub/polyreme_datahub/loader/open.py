@@ -65,6 +65,12 @@ def open_held_out(
     )
 
 
+def open_tokenizer(objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: float, sleep: Sleep) -> bytes:
+    """Return the ``tokenizer.json`` that a processed job's data was made with; arguments as ``open_packs``."""
+    root = local_root(objects_url)
+    return read_blob(root, _plan(root, spec, job, wait_s=wait_s, sleep=sleep)["tokenizer"])
+
+
 def segments_of(spec: TrainingJobSpec) -> tuple[Segment, ...]:
     """Return the weights of the sources by step, in the order of the sources."""
     names = [source.name for source in spec.data.sources]

@@ -31,6 +31,8 @@ SHARD_BYTES_MAX = 4 << 30
 TEXT_DIRECTORY = "text"
 INDEX_FILE = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 
 
 def export_model(
@@ -39,6 +41,7 @@ def export_model(
     directory: pathlib.Path,
     *,
     tokens: TokenIds,
+    tokenizer: bytes | None = None,
     shard_bytes_max: int = SHARD_BYTES_MAX,
 ) -> None:
     """Write the whole model and its text part; an older export at ``directory`` is replaced.
@@ -48,6 +51,7 @@ def export_model(
         shape: Sizes of the model.
         directory: Where the export shall be; its parent is made.
         tokens: Special tokens for the configuration.
+        tokenizer: ``tokenizer.json`` to put beside the weights, for ``AutoTokenizer``.
         shard_bytes_max: Largest weights file [bytes].
 
     Raises:
@@ -64,6 +68,9 @@ def export_model(
     text = text_config(shape.decoder, tokens=tokens, dtype=dtype)
     _write_part(partial / TEXT_DIRECTORY, to_checkpoint(text_part(state)), text, shard_bytes_max)
     _write_part(partial, to_checkpoint(state), model_config(shape, tokens=tokens, dtype=dtype), shard_bytes_max)
+    if tokenizer is not None:
+        for folder in (partial, partial / TEXT_DIRECTORY):
+            _write_tokenizer(folder, tokenizer, tokens)
     if directory.exists():
         directory.rename(replaced)
     partial.rename(directory)
@@ -122,6 +129,19 @@ def _write_part(
     _write_json(directory / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
     _write_json(directory / CONFIG_FILE, config)
     _sync(directory)
+
+
+def _write_tokenizer(directory: pathlib.Path, tokenizer: bytes, tokens: TokenIds) -> None:
+    words = {entry["id"]: entry["content"] for entry in json.loads(tokenizer)["added_tokens"]}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": words[tokens.pad],
+        "eos_token": words[tokens.end],
+        "clean_up_tokenization_spaces": False,
+    }
+    (directory / TOKENIZER_FILE).write_bytes(tokenizer)
+    _sync(directory / TOKENIZER_FILE)
+    _write_json(directory / TOKENIZER_CONFIG_FILE, config)
 
 
 def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:

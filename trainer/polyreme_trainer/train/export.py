@@ -31,4 +31,4 @@ def export(state: TrainState, settings: TrainSettings, meshes: Meshes, directory
         if meshes.rank == 0:
             whole[name] = joined.to("cpu")
     if meshes.rank == 0:
-        export_model(whole, settings.shape, directory, tokens=tokens)
+        export_model(whole, settings.shape, directory, tokens=tokens, tokenizer=settings.tokenizer)

@@ -81,3 +81,5 @@ class TrainSettings:
     evaluation: EvaluationSettings = EvaluationSettings()
     export_directory: Path | None = None
     """Folder for the trained model, written by rank 0 after the last step; None for no export."""
+    tokenizer: bytes | None = None
+    """``tokenizer.json`` to put beside the exported model."""

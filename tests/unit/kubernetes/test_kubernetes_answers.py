@@ -236,6 +236,20 @@ def test_what_is_sent_is_what_the_api_asks_for() -> None:
     ]
 
 
+def test_items_of_a_list_say_what_they_are_and_not_who_wrote_which_field() -> None:
+    bare = {"metadata": {"name": "a", "managedFields": [{"manager": "x"}]}}
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response({"metadata": {"resourceVersion": "7", "continue": ""}, "items": [bare]})
+
+    async def story(cluster: KubernetesCluster) -> None:
+        page = await cluster.list("Lease")
+        assert page.items == [{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "a"}}]
+        assert (page.resource_version, page.continue_) == ("7", None)
+
+    against(handler, story)
+
+
 def test_a_name_that_looks_like_a_path_stays_a_name() -> None:
     seen: list[str] = []
 

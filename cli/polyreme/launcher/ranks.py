@@ -195,7 +195,8 @@ class RankParent:
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                data = b""
+                # Said once, when the zygote dies with commands unread; what it said before its death still lies behind.
+                continue
             if not data:
                 self._disconnect()
                 self._burial = asyncio.get_running_loop().create_task(self._bury())

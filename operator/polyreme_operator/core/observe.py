@@ -16,6 +16,8 @@ from polyreme_operator.types.views import PodPhase, PodView
 SIGNAL_CODE_BASE = 128
 CODE_BAD_CONFIG = 2
 CODE_ENVIRONMENT = 7
+CODE_RUN_FAILED = 100
+"""Training failed by itself, as with a loss that is not finite: the same steps would fail again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,7 @@ class Reason(StrEnum):
     ENVIRONMENT_FAILED = "EnvironmentFailed"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     FAILURE_POLICY = "FailurePolicy"
+    RUN_FAILED = "RunFailed"
 
 
 class Cause(StrEnum):

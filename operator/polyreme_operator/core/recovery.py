@@ -15,7 +15,7 @@ from polyreme_api.job.policy import FailureRule
 from polyreme_api.job.status import COUNTED_RESTARTS_MAX, RESTART_RECORDS_MAX, EarlierRestarts, RestartRecord
 from polyreme_api.times import rfc3339
 from polyreme_operator.core.hang import futile_restarts
-from polyreme_operator.core.observe import CODE_BAD_CONFIG, Failure, current_record, find_failure
+from polyreme_operator.core.observe import CODE_BAD_CONFIG, CODE_RUN_FAILED, Failure, current_record, find_failure
 from polyreme_operator.core.reasons import Cause, Reason, Scope
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.timestamps import parse_time_or
@@ -65,8 +65,8 @@ def judge(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Verdict:
     rule = _matching_rule(scene, spec, failure)
     if rule is not None and rule.action == "Fail":
         return GiveUp(failure=failure, reason=Reason.FAILURE_POLICY, message=f"{_rule_name(rule)}: {failure.message}")
-    if rule is None and failure.code == CODE_BAD_CONFIG:
-        return GiveUp(failure=failure, reason=Reason.MISCONFIGURED, message=failure.message)
+    if rule is None and failure.code in _FINAL:
+        return GiveUp(failure=failure, reason=_FINAL[failure.code], message=failure.message)
     excused = failure.cause is Cause.HOST_RESTARTED
     counts = not excused and (rule is None or (rule.count_towards_max and rule.action != "Ignore"))
     scope = _scope(scene, spec, failure, rule)
@@ -157,6 +157,8 @@ def _scope(scene: JobScene, spec: TrainingJobSpec, failure: Failure, rule: Failu
     return lowest
 
 
+_FINAL = {CODE_BAD_CONFIG: Reason.MISCONFIGURED, CODE_RUN_FAILED: Reason.RUN_FAILED}
+"""Exit codes after which another attempt would end the same."""
 _RUNGS = (Scope.PROCESS, Scope.POD, Scope.GANG)
 
 

@@ -66,6 +66,15 @@ def test_exit_code_2_fails_the_job_as_misconfigured() -> None:
     assert said.reason == "Misconfigured"
 
 
+def test_exit_code_100_fails_the_job_at_once_with_the_ranks_own_words() -> None:
+    owner = admitted(job())
+    ended = lease(owner, phase="Training", step=10, exits=[{"rank": 1, "code": 100}], message="loss is nan at step 11")
+    said = verdict(running(owner, lease=ended))
+    assert isinstance(said, GiveUp)
+    assert said.reason == "RunFailed"
+    assert "loss is nan at step 11" in said.message
+
+
 def test_exit_code_7_waits_before_it_tries_again_and_names_the_environment_in_the_end() -> None:
     owner = admitted(job())
     ended = lease(owner, exits=[{"rank": 0, "code": 7}])

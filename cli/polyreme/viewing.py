@@ -32,6 +32,22 @@ _TOLD = {"Succeeded", "Failed", "Restarting", "Waiting"}
 """Words that a sentence alone does not say."""
 
 
+class EffectiveTime:
+    """Time of the steps that count, as far as progress records tell: each step at the pace that was told with it."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self.seconds = 0.0
+
+    def advance(self, step: int, pace_s: float) -> None:
+        """Add the steps since the last record; a step back means that an attempt resumed, and gives time back."""
+        if step >= self._step:
+            self.seconds += (step - self._step) * pace_s
+        else:
+            self.seconds *= step / self._step
+        self._step = step
+
+
 class Watcher:
     """Follows one job in the embedded store."""
 
@@ -48,6 +64,7 @@ class Watcher:
         self._stages: dict[str, StageView] = {}
         self._said: list[str] = []
         self._state_at_s = 0.0
+        self._effective = EffectiveTime()
         self._moved = (0, 0, 0.0)
         """Attempt and step that were seen last, and since when [s, steady]."""
         self._looking = asyncio.Lock()
@@ -122,7 +139,7 @@ class Watcher:
             steps=steps,
             loss=current.loss if current else None,
             tokens_per_second=current.tokens_per_second if current else None,
-            goodput=_goodput(self._timeline, step, pace_s, self._clock.now_s()),
+            goodput=self._goodput(step, pace_s),
             left_s=(steps - step) * pace_s if pace_s and step < steps else None,
             ready=ready,
             replicas=0 if job.status.finished else total,
@@ -130,6 +147,16 @@ class Watcher:
             stages=tuple(self._stages.values()),
             events=tuple(self._said),
         )
+
+    def _goodput(self, step: int, pace_s: float | None) -> float | None:
+        """Time of the steps that count over the time since the first attempt; the report has the exact figure."""
+        if pace_s:
+            self._effective.advance(step, pace_s)
+        began_s = min((moment.at_s for moment in self._timeline.moments if moment.kind == "attempt"), default=None)
+        now_s = self._clock.now_s()
+        if began_s is None or now_s <= began_s or not self._effective.seconds:
+            return None
+        return min(1.0, self._effective.seconds / (now_s - began_s))
 
     def _stillness(self, progress: ProgressRecord | None, pace_s: float | None) -> str:
         """Say for how long no step has come, when that is long for ranks that train."""
@@ -180,10 +207,3 @@ def _waits_for(sentence: str, progress: ProgressRecord | None, stages: Mapping[s
             f"waiting for data: {', '.join(f'{stage.name} {stage.done} of {stage.total}' for stage in stages.values())}"
         )
     return sentence
-
-
-def _goodput(timeline: Timeline, step: int, pace_s: float | None, now_s: float) -> float | None:
-    began_s = min((moment.at_s for moment in timeline.moments if moment.kind == "attempt"), default=None)
-    if began_s is None or not pace_s or now_s <= began_s:
-        return None
-    return min(1.0, step * pace_s / (now_s - began_s))

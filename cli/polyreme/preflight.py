@@ -14,6 +14,10 @@ from polyreme_api.marker import ForeignFormatError, check_model, parse_marker
 from polyreme_api.plan.plan import shape_of
 from polyreme_api.plan.shapes import ModelShape
 
+IDLE_FIELDS = ("priorityClassName", "preemptionPolicy", "minRuntimeSeconds")
+IDLE_WORKER_FIELDS = ("minReplicas", "maxReplicas")
+"""Fields of the API that wait for preemption and elasticity; ``spec.topology`` waits for placement by topology."""
+
 
 def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fresh: bool) -> None:
     """Refuse a job that can't run here.
@@ -113,8 +117,24 @@ def check_unused(root: Path) -> None:
         )
 
 
-def unhonoured(job: TrainingJob) -> list[str]:
-    """Name the fields of the pod template that processes can't honour."""
+def warnings(job: TrainingJob) -> list[str]:
+    """Name what the job asks for and will not get, a sentence for each reason: no setting is dropped in silence."""
     from polyreme_operator.adapters.process_kubelet.container import unhonoured_fields
 
-    return unhonoured_fields(job.spec.workers.template)
+    reasons = {
+        "processes can't honour these fields of the pod template, they are ignored": unhonoured_fields(
+            job.spec.workers.template
+        ),
+        "this version takes these fields and does nothing with them yet": idle_fields(job),
+    }
+    return [f"{words}: {', '.join(fields)}" for words, fields in reasons.items() if fields]
+
+
+def idle_fields(job: TrainingJob) -> list[str]:
+    """Name the fields that are set to more than their default and that nothing reads yet."""
+    given = job.spec.model_dump(by_alias=True, exclude_defaults=True)
+    return [
+        *(f"spec.topology.{name}" for name in given.get("topology", {})),
+        *(f"spec.workers.{name}" for name in IDLE_WORKER_FIELDS if name in given.get("workers", {})),
+        *(f"spec.{name}" for name in IDLE_FIELDS if name in given),
+    ]

@@ -74,8 +74,8 @@ def _serve(home: Home, run: RunDirectory, job: TrainingJob, settings: SessionSet
     home.prepare_data()
     known = claim(run, job, fresh=settings.fresh)
     preflight.check(home, run, job, resumes=known, fresh=settings.fresh)
-    if fields := preflight.unhonoured(job):
-        note(f"processes can't honour these fields of the pod template, they are ignored: {', '.join(fields)}")
+    for words in preflight.warnings(job):
+        note(words)
     if settings.fresh:
         _set_aside(run.path)
         _set_aside(run.checkpoints)

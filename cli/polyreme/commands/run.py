@@ -89,8 +89,8 @@ def validate(context: typer.Context, job: JobArgument, output: OutputOption = Fo
     preflight.check_folders(run, checked)
     if home.has_data:
         preflight.check_data(home, checked)
-    if fields := preflight.unhonoured(checked):
-        note(f"processes can't honour these fields of the pod template, they are ignored: {', '.join(fields)}")
+    for words in preflight.warnings(checked):
+        note(words)
     plan = plan_for(checked.spec)
     value = {
         "name": checked.metadata.name,

@@ -41,8 +41,6 @@ ERROR_FD = "POLYREME_ERROR_FD"
 REGISTRY_URL = "POLYREME_REGISTRY_URL"
 OBJECTS_URL = "POLYREME_OBJECTS_URL"
 EXPORT_URL = "POLYREME_EXPORT_URL"
-RANK_TARGET = "POLYREME_RANK_TARGET"
-"""``module:function`` that a forked rank calls; the default is ``polyreme.rank:main``."""
 
 RANK = "RANK"
 LOCAL_RANK = "LOCAL_RANK"

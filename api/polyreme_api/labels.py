@@ -25,8 +25,6 @@ RESOURCE_DEVICE = f"{GROUP}/device"
 INTENTS_NAME = "polyreme-intents"
 SECRET_KEY = "secret"
 """Key of the job's Secret that launchers prove; 32 random bytes, base64."""
-TOKEN_KEY = "token"
-"""Key of the job's Secret that holds the launcher's API token, in the embedded cluster only."""
 
 _UID_CHARACTERS = 5
 

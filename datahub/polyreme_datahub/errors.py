@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotFoundError, PolyremeError, RefusedError
+from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotFoundError, PolyremeError
 
 
 class DatahubError(PolyremeError):
@@ -25,10 +25,6 @@ class DatasetNotFoundError(DatahubError, NotFoundError):
 
 class SourceInvalidError(DatahubError, InvalidConfigError):
     """What a dataset shall be made from does not exist or has no known form."""
-
-
-class DatasetConflictError(DatahubError, RefusedError):
-    """The name belongs to another kind of dataset."""
 
 
 class SourceAwayError(DatahubError, EnvironmentFailedError):

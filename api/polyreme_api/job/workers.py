@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from polyreme_api.job.fields import DEVICES_MAX, REPLICAS_MAX, STEPS_MAX, Part, Seconds, Text, Url
+from polyreme_api.job.fields import DEVICES_MAX, REPLICAS_MAX, STEPS_MAX, Part, Seconds, Url
 from polyreme_api.labels import RESOURCE_DEVICE
 
 Degree = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -122,10 +122,3 @@ class Scheduling(Part):
     """Whether the job may displace jobs of lower priority."""
     min_runtime_seconds: Seconds = 0
     """How long the job runs, once started, before it may be displaced."""
-
-
-class ReportText(Part):
-    """Words for the report."""
-
-    title: Text = ""
-    """Title of the report; empty: the job's name."""

@@ -61,16 +61,6 @@ def schedule(cluster: Cluster, now_s: float, *, placer: Placer = place_best_fit)
     return round_.batch()
 
 
-def scene_of(cluster: Cluster, job: JobView) -> JobScene:
-    """Cut one job's scene out of a cluster."""
-    return JobScene(
-        job=job,
-        pods=tuple(pod for pod in cluster.pods if pod.job_uid == job.uid),
-        nodes={node.name: node for node in cluster.nodes},
-        lease=next((lease for lease in cluster.leases if lease.job_uid == job.uid), None),
-    )
-
-
 class _Round:
     """The capacity that is left, and what this round has decided so far."""
 

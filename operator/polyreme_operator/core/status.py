@@ -12,7 +12,6 @@ from polyreme_operator.core.reasons import ConditionType, Reason
 from polyreme_operator.types.views import JobView
 
 MESSAGE_CHARACTERS_MAX = 1024
-TERMINAL = (ConditionType.SUCCEEDED, ConditionType.FAILED)
 _ORDER = {kind.value: place for place, kind in enumerate(ConditionType)}
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from polyreme.clock import SystemClock
+from polyreme.launcher.zygote import TARGET_VARIABLE
 from polyreme_api import environment, labels
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.job.status import replacement_runs
@@ -79,7 +80,7 @@ class Stack:
             variables={
                 "PYTHONPATH": str(ROOT),
                 "SCRIPT": str(self.script),
-                environment.RANK_TARGET: "tests.unit.kubelet.scripted_rank:main",
+                TARGET_VARIABLE: "tests.unit.kubelet.scripted_rank:main",
             },
         )
         task = asyncio.create_task(self.kubelet.run())

@@ -43,7 +43,8 @@ def parse_job(document: object) -> TrainingJob:
 
 
 def _translate(error: ValidationError) -> InvalidConfigError:
-    first = error.errors(include_url=False)[0]
+    # A misspelt required field is both unknown and missing: the misspelling is what to mend.
+    first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
     path = [str(part) for part in first["loc"]]
     field = ".".join(path) or "the job"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""

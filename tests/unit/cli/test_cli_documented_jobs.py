@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import load_job
 
 ROOT = Path(__file__).parents[3]
@@ -32,3 +33,10 @@ def test_a_documented_job_is_accepted(page: str, text: str) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "manifests" / "samples").glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_sample_is_accepted(path: Path) -> None:
     assert load_job(yaml.safe_load(path.read_text())).metadata.name
+
+
+def test_a_misspelt_required_field_is_told_as_misspelt_not_as_missing() -> None:
+    manifest = yaml.safe_load((ROOT / "manifests" / "samples" / "quickstart.yaml").read_text())
+    manifest["spec"]["training"]["stepz"] = manifest["spec"]["training"].pop("steps")
+    with pytest.raises(InvalidConfigError, match="unknown field: spec.training.stepz, did you mean 'steps'"):
+        load_job(manifest)

@@ -43,7 +43,7 @@ def test_the_tower_equals_a_reference_and_a_wrong_rotation_does_not(
         ours = model.vision_tower(batch.patches_PC, batch.grids)
         theirs = references.vision(model)(pixels, grid_thw=grid_thw).pooler_output
         planted = references.vision(model, deinterleave=False)(pixels, grid_thw=grid_thw).pooler_output
-    assert (ours - theirs).abs().max() < TOLERANCE
+    assert _error(ours, theirs) < TOLERANCE
     assert (ours - planted).abs().max() > 1e-2
 
 
@@ -61,7 +61,7 @@ def test_the_decoder_equals_a_reference_document_by_document(
         ours = model.logits(model(tokens_T, batch.positions_T, batch.offsets, no_patches, []).hidden_TD)
         for start, end in zip(batch.offsets, batch.offsets[1:], strict=False):
             theirs = reference(input_ids=tokens_T[start:end].unsqueeze(0)).logits[0]
-            assert (ours[start:end] - theirs).abs().max() < TOLERANCE
+            assert _error(ours[start:end], theirs) < TOLERANCE
 
 
 @pytest.mark.slow
@@ -111,4 +111,9 @@ def test_the_whole_model_equals_a_reference_image_and_text(model: KimiVL, batch:
         with torch.no_grad():
             theirs = reference(input_ids=alone.tokens_T.unsqueeze(0), **arguments).logits[0]
         start, end = batch.offsets[index : index + 2]
-        assert (ours[start:end] - theirs).abs().max() < TOLERANCE
+        assert _error(ours[start:end], theirs) < TOLERANCE
+
+
+def _error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Largest difference against the largest value: in float32 the difference alone grows with the values."""
+    return float((ours - theirs).abs().max() / theirs.abs().max())

@@ -1,0 +1,145 @@
+"""The nodes of a cluster as integer arrays, and what is asked of them: placement reads these, never node objects.
+
+Shape suffixes: N nodes, R resources, L levels of the topology, C classes of nodes, W workers of a gang.
+A node's *row* is its position in ``names``; rows are in the order of their domains, top level first, then of names, so
+that nodes of one domain are neighbours in every array.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyreme_api.job.workers import Topology
+from polyreme_api.plan.layout import Layout
+from polyreme_api.plan.volume import GroupVolume
+from polyreme_operator.core.reasons import Reason
+
+IntArray: TypeAlias = NDArray[np.int64]
+RowArray: TypeAlias = NDArray[np.int32]
+BoolArray: TypeAlias = NDArray[np.bool_]
+FloatArray: TypeAlias = NDArray[np.float32]
+
+CPU = "cpu"
+"""Counted in thousandths of a core."""
+MEMORY = "memory"
+"""Counted in bytes; so is ephemeral storage."""
+PODS = "pods"
+HOST_LEVEL = "kubernetes.io/hostname"
+"""The lowest level of every topology: each node is a domain of its own there."""
+
+Requests: TypeAlias = tuple[tuple[str, int], ...]
+"""Pairs of resource and amount, by name: CPU in thousandths of a core, memory in bytes, devices in pieces."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Taint:
+    """A taint of a node."""
+
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeClass:
+    """What nodes have in common as far as selectors and taints can tell: labels, the host's name aside, and taints."""
+
+    labels: Mapping[str, str]
+    taints: tuple[Taint, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """Which nodes a pod template accepts, as JSON of ``core/v1``, canonical so that equal templates compare equal."""
+
+    node_selector: tuple[tuple[str, str], ...] = ()
+    required_affinity: str = ""
+    """``affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution`` as canonical JSON; empty: none."""
+    tolerations: str = "[]"
+    """``tolerations`` as canonical JSON."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Inventory:
+    """A snapshot of all nodes. ``used_NR`` and ``busy_N`` belong to the round of decisions that holds the snapshot."""
+
+    names: tuple[str, ...]
+    rows: Mapping[str, int]
+    """Row by node name."""
+    resources: tuple[str, ...]
+    """Columns of ``capacity_NR`` and ``used_NR``."""
+    capacity_NR: IntArray
+    """Allocatable."""
+    used_NR: IntArray
+    """Taken by places of workers and by pods that are none of ours."""
+    usable_N: BoolArray
+    """Ready, schedulable, in service, and bearing every label of the topology."""
+    risk_N: FloatArray
+    """How likely the node is to fail, from 0 to 1: of equal domains the calmer is taken."""
+    busy_N: RowArray
+    """Places of workers, of whatever job."""
+    owned_N: BoolArray
+    """Whether the node is tainted as the operator's own, so that the gang binder may bind there."""
+    class_N: RowArray
+    classes: tuple[NodeClass, ...]
+    levels: tuple[str, ...]
+    """Names of the levels, top to bottom; the last is ``HOST_LEVEL``."""
+    domain_LN: RowArray
+    """Domain of each node at each level, counted from 0; -1 where the label is missing."""
+    domain_names: tuple[tuple[str, ...], ...]
+    """Names of the domains of each level, by number."""
+    version: int = 0
+    """Rises when nodes, labels, taints or levels change, not with usage: what is worked out from them may be kept."""
+    memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    """What was worked out for this version; shared by the snapshots of one version."""
+
+    def column(self, resource: str) -> int | None:
+        """Return the column of a resource; None when no node has it."""
+        return self.resources.index(resource) if resource in self.resources else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GangRequest:
+    """What a gang needs."""
+
+    uid: str
+    workers: int
+    devices: int
+    """Devices, and so ranks, of each worker."""
+    requests: Requests
+    """Of each worker, devices and one ``pods`` included."""
+    constraints: Constraints = dataclasses.field(default_factory=Constraints)
+    topology: Topology = dataclasses.field(default_factory=Topology)
+    layout: Layout = dataclasses.field(default_factory=Layout)
+    volumes: tuple[GroupVolume, ...] = ()
+    """Traffic of the plan's groups, by which ranks are ordered."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A place for every worker."""
+
+    rows_W: RowArray
+    """Row of the node of each worker, by index."""
+    level: str
+    """Lowest level one domain of which holds the gang; empty when none does."""
+    domain: str
+    cost: int
+    """Bytes x distance of a step, over all groups."""
+    work_units: int = 0
+    """Spent on the search of the order of ranks."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Misfit:
+    """Why a gang does not fit, and what would let it run."""
+
+    reason: Reason
+    message: str
+    lacking: int = 0
+    """Workers that found no place in the domain that came nearest."""

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from polyreme_api.job.workers import Topology
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.volume import GroupVolume
-from polyreme_operator.core.reasons import Reason
 
 IntArray: TypeAlias = NDArray[np.int64]
 RowArray: TypeAlias = NDArray[np.int32]
@@ -62,6 +61,16 @@ class Constraints:
     """``affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution`` as canonical JSON; empty: none."""
     tolerations: str = "[]"
     """``tolerations`` as canonical JSON."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LevelView:
+    """A level of the topology, as its owner names it; the host's level is implied."""
+
+    name: str
+    node_label: str
+    distance: int | None = None
+    """What crossing it costs; None: by its height."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -139,7 +148,8 @@ class Placed:
 class Misfit:
     """Why a gang does not fit, and what would let it run."""
 
-    reason: Reason
+    reason: str
+    """One of ``core.reasons.Reason``."""
     message: str
     lacking: int = 0
     """Workers that found no place in the domain that came nearest."""

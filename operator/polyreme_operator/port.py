@@ -18,8 +18,23 @@ from polyreme_api.errors import PolyremeError, RefusedError, RetryableError
 Manifest: TypeAlias = dict[str, Any]
 """One object as JSON: ``apiVersion``, ``kind``, ``metadata``, ``spec``, ``status``. A caller owns what it is handed."""
 
-KINDS = ("TrainingJob", "TrainingQueue", "Pod", "Node", "Service", "Lease", "Secret", "ConfigMap", "Event")
-CLUSTER_SCOPED = frozenset({"Node", "TrainingQueue"})
+KINDS = (
+    "TrainingJob",
+    "TrainingQueue",
+    "ClusterTopology",
+    "NodeFaultPolicy",
+    "Pod",
+    "Node",
+    "Service",
+    "Lease",
+    "Secret",
+    "ConfigMap",
+    "Event",
+    "Role",
+    "RoleBinding",
+    "PriorityClass",
+)
+CLUSTER_SCOPED = frozenset({"Node", "TrainingQueue", "ClusterTopology", "NodeFaultPolicy", "PriorityClass"})
 STATUS_SUBRESOURCE = "status"
 PAGE_OBJECTS = 500
 """Objects that one page of a list holds at most, unless the caller asks for fewer."""
@@ -190,5 +205,16 @@ class ClusterPort(Protocol):
         Raises:
             NotFoundError: If there is none.
             ConflictError: If UID or version is another.
+        """
+        ...
+
+    async def bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
+        """Give the pod that has this UID to a node, for good. Whether there is such a node is not looked at.
+
+        Raises:
+            NotFoundError: If there is no such pod.
+            ConflictError: If its UID is another, it has a node already (also if it is this one), it is being deleted,
+                or it waits at a scheduling gate.
+            InvalidObjectError: If the object is no pod, or the node has no name.
         """
         ...

@@ -135,7 +135,7 @@ class InNamespace:
         self._cluster = cluster
         self._namespace = namespace
         self.get, self.create = cluster.get, cluster.create
-        self.patch, self.delete = cluster.patch, cluster.delete
+        self.patch, self.delete, self.bind = cluster.patch, cluster.delete, cluster.bind
 
     async def list(
         self, kind: str, *, namespace: str | None = None, limit: int = PAGE_OBJECTS, continue_: str | None = None
@@ -221,6 +221,9 @@ class OneNamespace:
         await self._cluster.delete(
             self._ref(ref), uid=uid, resource_version=resource_version, grace_period_s=grace_period_s
         )
+
+    async def bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
+        await self._cluster.bind(self._ref(ref), uid=uid, node=node)
 
     def _real(self, namespace: str | None) -> str:
         return self._namespace if namespace in {None, "default"} else f"{self._namespace}-{namespace}"

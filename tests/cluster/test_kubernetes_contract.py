@@ -3,6 +3,7 @@
 import pytest
 
 from tests.cluster.kube import open_kubernetes
+from tests.contract.test_port_binding import *  # noqa: F403 - the suite itself
 from tests.contract.test_port_objects import *  # noqa: F403 - the suite itself
 from tests.contract.test_port_watch import *  # noqa: F403 - the suite itself
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from polyreme_api import labels
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_operator.adapters.kubernetes.resources import RESOURCES, Resource
 from polyreme_operator.port import (
     InvalidObjectError,
     Manifest,
@@ -63,7 +65,10 @@ def test_many_calls_share_a_few_connections(kubeconfig: str) -> None:
         asyncio.run(story(namespace))
 
 
-def test_a_kind_that_is_not_installed_is_not_found(kubeconfig: str) -> None:
+def test_a_kind_that_is_not_installed_is_not_found(kubeconfig: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = Resource(kind="TrainingQueue", api_version=labels.API_VERSION, plural="notinstalled")
+    monkeypatch.setitem(RESOURCES, "TrainingQueue", elsewhere)
+
     async def story() -> None:
         async with KubernetesCluster(from_kubeconfig(kubeconfig)) as cluster:
             with pytest.raises(NotFoundError):

@@ -52,7 +52,7 @@ class PortFaults:
 
 
 NO_FAULTS = PortFaults()
-_WRITES = frozenset({"create", "patch", "delete"})
+_WRITES = frozenset({"create", "patch", "delete", "bind"})
 
 
 class FaultyPort:
@@ -137,6 +137,12 @@ class FaultyPort:
                 ref, uid=uid, resource_version=resource_version, grace_period_s=grace_period_s
             ),
         )
+
+    async def bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
+        """Bind a pod, perhaps without hearing of it."""
+        if not uid:
+            self._broke("every binding bears a UID", str(ref))
+        await self._call("bind", ref.kind, lambda: self._cluster.store.bind(ref, uid=uid, node=node))
 
     async def watch(
         self, kind: str, *, resource_version: str, namespace: str | None = None

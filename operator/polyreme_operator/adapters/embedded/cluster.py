@@ -87,6 +87,11 @@ class EmbeddedCluster:
         self.store.delete(ref, uid=uid, resource_version=resource_version, grace_period_s=grace_period_s)
         await self._written()
 
+    async def bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
+        """Give a pod to a node."""
+        self.store.bind(ref, uid=uid, node=node)
+        await self._written()
+
     async def _written(self) -> None:
         if self._collect_garbage:
             self.store.collect_garbage()

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from polyreme_operator.port import CLUSTER_SCOPED, KINDS, InvalidObjectError, Manifest, ObjectRef
+from polyreme_operator.port import CLUSTER_SCOPED, KINDS, ConflictError, InvalidObjectError, Manifest, ObjectRef
 
 Validator = Callable[[Manifest], None]
 """Raises ``InvalidObjectError`` for an object that its schema refuses."""
 
-HAS_STATUS = frozenset({"TrainingJob", "TrainingQueue", "Pod", "Node", "Service"})
+CUSTOM = frozenset({"TrainingJob", "TrainingQueue", "ClusterTopology", "NodeFaultPolicy"})
+HAS_STATUS = CUSTOM | {"Pod", "Node", "Service"}
 """Kinds with a status subresource: the object's own writes leave ``status`` alone."""
-CUSTOM = frozenset({"TrainingJob", "TrainingQueue"})
-HAS_SPEC_GENERATION = frozenset({"TrainingJob", "TrainingQueue", "Pod"})
+HAS_SPEC_GENERATION = CUSTOM | {"Pod"}
 OBJECT_BYTES_MAX = 1_500_000
 """Largest object, as etcd's default of 1.5 MiB a request."""
 ANNOTATION_BYTES_MAX = 262_144
@@ -140,6 +140,31 @@ def is_ended_pod(manifest: Manifest) -> bool:
     """Tell whether nothing of a pod can run: its phase is final, or no node has it."""
     phase = manifest.get("status", {}).get("phase")
     return phase in ENDED_PHASES or not manifest.get("spec", {}).get("nodeName")
+
+
+def bound(pod: Manifest, *, uid: str, node: str, now_s: float) -> Manifest:
+    """Return a pod with its node, as ``pods/binding`` writes it.
+
+    Raises:
+        ConflictError: If it is another pod, or one that may not be bound.
+        InvalidObjectError: If the node has no name.
+    """
+    ref, metadata, spec = ObjectRef.of(pod), pod["metadata"], pod.get("spec") or {}
+    if not node:
+        raise InvalidObjectError(f"bind refused: {ref} to a node without a name", field="target.name")
+    refusals = (
+        (uid != metadata["uid"], f"has UID {metadata['uid']}, precondition {uid}"),
+        (metadata.get("deletionTimestamp"), "is being deleted"),
+        (spec.get("nodeName"), f"is on node {spec.get('nodeName')} already"),
+        (spec.get("schedulingGates"), "waits at a scheduling gate"),
+    )
+    for refused, why in refusals:
+        if refused:
+            raise ConflictError(f"bind refused: {ref} {why}")
+    status = pod.get("status") or {}
+    others = [entry for entry in status.get("conditions") or () if entry["type"] != "PodScheduled"]
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(now_s)}
+    return {**pod, "spec": {**spec, "nodeName": node}, "status": {**status, "conditions": [*others, scheduled]}}
 
 
 def own_grace_s(manifest: Manifest) -> int:

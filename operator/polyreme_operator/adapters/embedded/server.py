@@ -42,8 +42,15 @@ _APIS = {
         "configmaps": "ConfigMap",
         "events": "Event",
     },
-    f"/apis/{GROUP}/{VERSION}": {PLURAL_JOB: "TrainingJob", "trainingqueues": "TrainingQueue"},
+    f"/apis/{GROUP}/{VERSION}": {
+        PLURAL_JOB: "TrainingJob",
+        "trainingqueues": "TrainingQueue",
+        "clustertopologies": "ClusterTopology",
+        "nodefaultpolicies": "NodeFaultPolicy",
+    },
     "/apis/coordination.k8s.io/v1": {"leases": "Lease"},
+    "/apis/rbac.authorization.k8s.io/v1": {"roles": "Role", "rolebindings": "RoleBinding"},
+    "/apis/scheduling.k8s.io/v1": {"priorityclasses": "PriorityClass"},
 }
 _REASONS: tuple[tuple[type[PortError], int, str], ...] = (
     (AlreadyExistsError, 409, "AlreadyExists"),
@@ -113,6 +120,8 @@ class ApiServer:
         app.router.add_patch(f"{path}/{{name}}", bound("patch", self._patch))
         app.router.add_patch(f"{path}/{{name}}/{{subresource}}", bound("patch", self._patch))
         app.router.add_delete(f"{path}/{{name}}", bound("delete", self._delete))
+        if kind == "Pod":
+            app.router.add_post(f"{path}/{{name}}/binding", bound("bind", self._bind))
 
     def _authenticated(self, request: web.Request) -> Rights:
         """Return what the caller may do; before anything of the body is read."""
@@ -185,6 +194,14 @@ class ApiServer:
             grace_period_s=options.get("gracePeriodSeconds"),
         )
         return web.json_response({"kind": "Status", "status": "Success"})
+
+    async def _bind(self, request: web.Request, ref: ObjectRef) -> web.StreamResponse:
+        binding = await _body(request)
+        uid, node = (binding.get("metadata") or {}).get("uid"), (binding.get("target") or {}).get("name")
+        if not isinstance(uid, str) or not isinstance(node, str):
+            raise InvalidObjectError(f"binding of {ref} names no UID or no node", field="metadata.uid, target.name")
+        await self._cluster.bind(ref, uid=uid, node=node)
+        return web.json_response({"kind": "Status", "status": "Success"}, status=201)
 
 
 @web.middleware

@@ -219,6 +219,17 @@ class Store:
         else:
             self._remove(record)
 
+    def bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
+        """Give a pod to a node, as the API server's ``pods/binding`` does."""
+        if ref.kind != "Pod":
+            raise InvalidObjectError(f"bind refused: {ref} is no pod", field="kind")
+        record = self._found(ref)
+        bound = rules.bound(record.manifest, uid=uid, node=node, now_s=self._now_s())
+        self._commit(
+            WatchEventType.MODIFIED,
+            Record.of({**bound, "metadata": {**bound["metadata"], "resourceVersion": str(self._version + 1)}}),
+        )
+
     def collect_garbage(self) -> int:
         """Delete what lost every owner, and what that owned in turn; return how many objects were touched."""
         count = 0

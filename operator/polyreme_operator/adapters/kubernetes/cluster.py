@@ -172,6 +172,22 @@ class KubernetesCluster:
             body["gracePeriodSeconds"] = grace_period_s
         await self._call("DELETE", object_path(ref), body=body, what=f"delete of {ref}")
 
+    async def bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
+        """Give the pod that has this UID to a node."""
+        if ref.kind != "Pod":
+            raise InvalidObjectError(f"bind refused: {ref} is no pod", field="kind")
+        if not node:
+            # The server's own answer is a 500, which would be tried again.
+            raise InvalidObjectError(f"bind refused: {ref} to a node without a name", field="target.name")
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": uid},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        query = {"fieldManager": FIELD_MANAGER}
+        await self._call("POST", object_path(ref, "binding"), query=query, body=body, what=f"bind of {ref} to {node}")
+
     async def _call(
         self,
         method: str,

@@ -35,6 +35,11 @@ RESOURCES = {
         Resource(kind="Lease", api_version="coordination.k8s.io/v1", plural="leases"),
         Resource(kind="TrainingJob", api_version=f"{GROUP}/{VERSION}", plural=PLURAL_JOB),
         Resource(kind="TrainingQueue", api_version=f"{GROUP}/{VERSION}", plural="trainingqueues"),
+        Resource(kind="ClusterTopology", api_version=f"{GROUP}/{VERSION}", plural="clustertopologies"),
+        Resource(kind="NodeFaultPolicy", api_version=f"{GROUP}/{VERSION}", plural="nodefaultpolicies"),
+        Resource(kind="Role", api_version="rbac.authorization.k8s.io/v1", plural="roles"),
+        Resource(kind="RoleBinding", api_version="rbac.authorization.k8s.io/v1", plural="rolebindings"),
+        Resource(kind="PriorityClass", api_version="scheduling.k8s.io/v1", plural="priorityclasses"),
     )
 }
 

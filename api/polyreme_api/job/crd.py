@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from polyreme_api.job.spec import TrainingJob, TrainingJobSpec
+from polyreme_api.job.spec import LAUNCHER_PARTS, TrainingJob, TrainingJobSpec
 from polyreme_api.job.status import TrainingJobStatus
 from polyreme_api.labels import GROUP, KIND_JOB, PLURAL_JOB, VERSION
 
@@ -40,6 +40,13 @@ class Rule:
 _DEGREES_GIVEN = " || ".join(f"has(self.{degree})" for degree in ("dp", "ep", "pp", "cp", "tp"))
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
+    "TrainingJobSpec": tuple(
+        Rule(
+            rule=f"has(self.{part}) || self.workers.runtime.mode == 'Environment'",
+            message=f"spec.{part} is required with workers.runtime.mode Launcher; set it or use mode: Environment",
+        )
+        for part in LAUNCHER_PARTS
+    ),
     "Workers": (
         Rule(
             rule="!has(self.minReplicas) || self.minReplicas <= self.replicas",
@@ -265,7 +272,8 @@ class _Translator:
             (value,) = (choice for choice in source["anyOf"] if choice.get("type") != "null")
             source = {**value, **{key: inner for key, inner in source.items() if key not in {"anyOf", "default"}}}
         schema = self.node(source)
-        if self.with_defaults and not required and not optional and schema["type"] == "object":
+        fillable = schema["type"] == "object" and "required" not in schema
+        if self.with_defaults and not required and not optional and fillable:
             schema["default"] = _default_of(schema)
         return schema
 

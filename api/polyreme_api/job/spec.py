@@ -3,7 +3,15 @@
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 from polyreme_api.job.data import Data, Evaluation
@@ -14,16 +22,22 @@ from polyreme_api.job.status import TrainingJobStatus
 from polyreme_api.job.workers import Checkpoint, Export, Parallelism, Scheduling, Topology, Workers
 from polyreme_api.labels import MANAGER
 
+LAUNCHER_PARTS = ("model", "data", "training")
+"""Parts of the spec that the launcher's ranks train by; a container that brings its own training needs none."""
+NO_MODEL = ModelPart.model_construct(preset="")
+NO_DATA = Data.model_construct(sources=[], sequence_tokens=0)
+NO_TRAINING = Training.model_construct(steps=0, packs_per_step=0)
+
 
 class TrainingJobSpec(Scheduling):
     """What the user wants. While the job exists only ``workers.replicas`` and ``suspend`` may change."""
 
-    model: ModelPart
-    """The model to train."""
-    data: Data
-    """What it is trained on."""
-    training: Training
-    """How long and how."""
+    model: ModelPart = Field(default_factory=lambda: NO_MODEL)
+    """The model to train; required unless ``workers.runtime.mode`` is ``Environment``."""
+    data: Data = Field(default_factory=lambda: NO_DATA)
+    """What it is trained on; required unless ``workers.runtime.mode`` is ``Environment``."""
+    training: Training = Field(default_factory=lambda: NO_TRAINING)
+    """How long and how; required unless ``workers.runtime.mode`` is ``Environment``."""
     parallelism: Parallelism = Field(default_factory=Parallelism)
     """The parallel layout."""
     workers: Workers = Field(default_factory=Workers)
@@ -50,11 +64,29 @@ class TrainingJobSpec(Scheduling):
     """Longest time from first admission to the end."""
 
     @model_validator(mode="after")
+    def _parts_of_the_launcher(self) -> "TrainingJobSpec":
+        missing = [name for name in LAUNCHER_PARTS if name not in self.model_fields_set]
+        if missing and self.workers.runtime.mode == "Launcher":
+            raise ValidationError.from_exception_data(
+                "TrainingJobSpec", [{"type": "missing", "loc": (name,), "input": {}} for name in missing]
+            )
+        return self
+
+    @model_validator(mode="after")
     def _references(self) -> "TrainingJobSpec":
-        check_sources(self.data)
+        if "data" in self.model_fields_set:
+            check_sources(self.data)
         if self.evaluation is not None:
             check_held_out(self.evaluation, self.data)
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out parts that were never given: what stands for them is no job's."""
+        dumped: dict[str, Any] = dump(self)
+        return {
+            name: part for name, part in dumped.items() if name not in LAUNCHER_PARTS or name in self.model_fields_set
+        }
 
 
 class ObjectMeta(BaseModel):

@@ -12,6 +12,7 @@ RESTART_RECORDS_MAX = 50
 COUNTED_RESTARTS_MAX = 1000
 """Most restarts that a window's budget can allow: so many times are kept."""
 CAUSES_MAX = 16
+PREEMPTION_RECORDS_MAX = 16
 
 Time = Annotated[str, Field(max_length=32)]
 """RFC 3339, or empty while it is not known."""
@@ -175,6 +176,30 @@ class EarlierRestarts(StatusPart):
     """When those happened that count towards `maxRestarts` [s since the epoch]."""
 
 
+class Preemption(StatusPart):
+    """What was asked of a job that makes way; it stays until the job is admitted anew."""
+
+    by: Annotated[str, Field(max_length=64)]
+    """UID of the job that it makes way for."""
+    by_name: Annotated[str, Field(max_length=317)] = ""
+    """Namespace and name of that job, as ``team/big``."""
+    requested_at: Time
+    """When it was asked to checkpoint and stop."""
+    deadline: Time
+    """When it is ended if it has not stopped by itself."""
+    reclaim: bool = False
+    """Whether it makes way because its queue had borrowed what another queue needs of its own quota."""
+
+
+class PreemptionRecord(StatusPart):
+    """One preemption of the past: no job makes way twice for the same one."""
+
+    by: Annotated[str, Field(max_length=64)]
+    """UID of the job that it made way for."""
+    at: Time
+    """When it was asked to."""
+
+
 class LostTime(StatusPart):
     """Time lost to one cause."""
 
@@ -230,8 +255,16 @@ class TrainingJobStatus(StatusPart):
     """Newest step, written only when other fields change."""
     layout: Annotated[str, Field(max_length=128)] = ""
     """The parallel layout, as ``dp4 ep2``."""
-    queue_position: int | None = None
-    """Place in the queue, from 1, while the job waits."""
+    priority: int | None = None
+    """Priority by which the job waits and is displaced: its PriorityClass's, else ``spec.priority``."""
+    preemption: Preemption | None = None
+    """What the job was asked to make way for; none once it is admitted anew."""
+    preemptions: Annotated[list[PreemptionRecord], Field(max_length=PREEMPTION_RECORDS_MAX)] = Field(
+        default_factory=list
+    )
+    """The newest preemptions, oldest first."""
+    preemption_count: int = 0
+    """Preemptions so far."""
     accounting: Accounting = Field(default_factory=Accounting)
     """Where the time went."""
     first_admitted_at: Time | None = None

@@ -11,6 +11,15 @@ Degree = Annotated[int, Field(ge=1, le=1_000_000)]
 LevelName = Annotated[str, Field(min_length=1, max_length=63)]
 
 
+class Runtime(Part):
+    """Who starts the ranks in a worker pod."""
+
+    mode: Literal["Launcher", "Environment"] = "Launcher"
+    """``Launcher``: the template's first container runs polyreme's launcher, which trains what the job says.
+    ``Environment``: any framework's container (torchrun, Megatron, DeepSpeed) that reads rank, world size and address
+    from its environment; ``model``, ``data`` and ``training`` may be left out, and nothing reads them."""
+
+
 class Workers(Part):
     """The gang: ``replicas`` pods with ``devices`` ranks each."""
 
@@ -24,8 +33,10 @@ class Workers(Part):
     """Devices, and so ranks, of each pod."""
     device_resource: Annotated[str, Field(min_length=1, max_length=253)] = RESOURCE_DEVICE
     """Resource that counts devices of a node, as ``nvidia.com/gpu``."""
+    runtime: Runtime = Field(default_factory=Runtime)
+    """Who starts the ranks in a worker pod."""
     template: dict[str, Any] = Field(default_factory=dict)
-    """Pod template (``core/v1`` PodTemplateSpec); the launcher's container is the first one."""
+    """Pod template (``core/v1`` PodTemplateSpec); the container of launcher or ranks is the first one."""
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> "Workers":

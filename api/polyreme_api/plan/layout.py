@@ -45,20 +45,25 @@ def misfits(layout: Layout, *, world: int, shape: ModelShape, packs_per_step: in
     """Say, in words, every rule that a layout breaks; empty when it fits."""
     decoder = shape.decoder
     rules = [
-        (
-            layout.world == world,
-            f"dp {layout.dp} x pp {layout.pp} x cp {layout.cp} x tp {layout.tp} is {layout.world} ranks, not {world}",
-        ),
-        (
-            (layout.dp * layout.cp * layout.tp) % layout.ep == 0,
-            f"ep {layout.ep} does not divide dp x cp x tp ({layout.dp * layout.cp * layout.tp})",
-        ),
         (decoder.experts % layout.ep == 0, f"ep {layout.ep} does not divide the model's {decoder.experts} experts"),
         (packs_per_step % layout.dp == 0, f"packsPerStep {packs_per_step} is not divisible by dp {layout.dp}"),
     ]
     rules += [
         (getattr(layout, axis) == 1, f"{axis} {getattr(layout, axis)}: this version trains with dp and ep only")
         for axis in ("pp", "cp", "tp")
+    ]
+    return [*mesh_misfits(layout, world=world), *(words for holds, words in rules if not holds)]
+
+
+def mesh_misfits(layout: Layout, *, world: int) -> list[str]:
+    """Say, in words, every rule of the two meshes that a layout breaks, whatever the model is."""
+    dense = layout.dp * layout.cp * layout.tp
+    rules = [
+        (
+            layout.world == world,
+            f"dp {layout.dp} x pp {layout.pp} x cp {layout.cp} x tp {layout.tp} is {layout.world} ranks, not {world}",
+        ),
+        (dense % layout.ep == 0, f"ep {layout.ep} does not divide dp x cp x tp ({dense})"),
     ]
     return [words for holds, words in rules if not holds]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_api.plan.layout import Layout, fitting_layouts, fitting_worlds, misfits
-from polyreme_api.plan.shapes import DecoderShape, ModelShape, VisionShape, check_shape, model_shape
-from polyreme_api.plan.volume import GroupVolume, group_volumes, state_bytes_per_rank, traffic_cost
+from polyreme_api.plan.layout import Layout, fitting_layouts, fitting_worlds, mesh_misfits, misfits
+from polyreme_api.plan.shapes import ANY_MODEL, DecoderShape, ModelShape, VisionShape, check_shape, model_shape
+from polyreme_api.plan.volume import GroupVolume, group_volumes, nominal_volumes, state_bytes_per_rank, traffic_cost
 
 HASH_CHARACTERS = 16
 DEVICE_MEMORY_BYTES = 80 * 2**30
@@ -112,9 +112,11 @@ def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
     Raises:
         InvalidConfigError: If no layout fits, naming the nearest worker counts that would.
     """
-    shape = shape_of(spec)
     count = spec.workers.replicas if replicas is None else replicas
     world = count * spec.workers.devices
+    if spec.workers.runtime.mode == "Environment":
+        return _plan_of_any_model(spec, count=count, scaled=replicas is not None)
+    shape = shape_of(spec)
     if spec.parallelism.mode == "Explicit":
         layout = _explicit(spec, shape, world=world, scaled=replicas is not None)
     else:
@@ -131,11 +133,32 @@ def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
     )
 
 
-def _explicit(spec: TrainingJobSpec, shape: ModelShape, *, world: int, scaled: bool) -> Layout:
+def _plan_of_any_model(spec: TrainingJobSpec, *, count: int, scaled: bool) -> Plan:
+    """Plan for a container that brings its own training: only the meshes must hold."""
+    world = count * spec.workers.devices
+    layout = Layout(dp=world) if spec.parallelism.mode == "Auto" else _asked(spec, world=world, scaled=scaled)
+    if broken := mesh_misfits(layout, world=world):
+        raise InvalidConfigError(f"layout does not fit: {'; '.join(broken)}", field="spec.parallelism")
+    return Plan(
+        shape=ANY_MODEL,
+        replicas=count,
+        devices=spec.workers.devices,
+        layout=layout,
+        packs_per_step=0,
+        pack_tokens=0,
+        volumes=nominal_volumes(layout),
+    )
+
+
+def _asked(spec: TrainingJobSpec, *, world: int, scaled: bool) -> Layout:
     asked = spec.parallelism
     pp, cp, tp = asked.pp or 1, asked.cp or 1, asked.tp or 1
     dp = max(1, world // (pp * cp * tp)) if scaled else asked.dp or 1
-    layout = Layout(dp=dp, ep=asked.ep or 1, pp=pp, cp=cp, tp=tp)
+    return Layout(dp=dp, ep=asked.ep or 1, pp=pp, cp=cp, tp=tp)
+
+
+def _explicit(spec: TrainingJobSpec, shape: ModelShape, *, world: int, scaled: bool) -> Layout:
+    layout = _asked(spec, world=world, scaled=scaled)
     broken = misfits(layout, world=world, shape=shape, packs_per_step=spec.training.packs_per_step)
     if broken:
         fitting = fitting_layouts(world=world, shape=shape, packs_per_step=spec.training.packs_per_step)

@@ -131,6 +131,29 @@ KIMI_VL_NANO = ModelShape(
     ),
 )
 
+ANY_MODEL = ModelShape(
+    name="any",
+    vision=VisionShape(layers=0, width=0, heads=0, ffn_width=0),
+    decoder=DecoderShape(
+        vocabulary=0,
+        width=0,
+        layers=0,
+        dense_layers=0,
+        dense_ffn_width=0,
+        expert_ffn_width=0,
+        experts=0,
+        experts_per_token=0,
+        shared_experts=0,
+        heads=0,
+        kv_rank=0,
+        nope_dim=0,
+        rope_dim=0,
+        value_dim=0,
+        rope_theta=0.0,
+    ),
+)
+"""Stands in the plan of a job that brings its own training: nothing is known of its model."""
+
 _MAY_BE_ZERO = frozenset({"dense_layers", "shared_experts"})
 
 PRESETS: Mapping[str, ModelShape] = {shape.name: shape for shape in (KIMI_VL_NANO, KIMI_VL_A3B)}

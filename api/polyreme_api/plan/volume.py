@@ -8,6 +8,7 @@ least. Ring collectives over ``n`` ranks move ``2 (n - 1) / n`` of the buffer fo
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.shapes import ModelShape, parameter_count
@@ -20,6 +21,9 @@ MESSAGE_COST_BYTES = 65_536
 """What a message costs besides its bytes, as bytes: at 10 us and 6.5 GB/s of latency and bandwidth."""
 ALL_TO_ALLS_PER_MOE_LAYER = 4
 """Dispatch and combine, forward and backward."""
+NOMINAL_BYTES: Mapping[str, int] = {"tp": 16 * 2**30, "ep": 8 * 2**30, "cp": 4 * 2**30, "dp": 2 * 2**30, "pp": 2**30}
+"""Bytes that a rank sends in a step, where the model is not known. Only their order means anything: tensor, expert and
+context groups exchange activations in every layer, data groups gradients once a step, stages one activation each."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +31,7 @@ class GroupVolume:
     """Traffic of one kind of parallel group in one step."""
 
     axis: str
-    """Axis of the mesh: ``dp``, ``edp`` or ``ep``."""
+    """Axis of the mesh: ``dp``, ``edp``, ``ep``, ``pp``, ``cp`` or ``tp``."""
     ranks: int
     """Ranks of one group."""
     bytes_per_rank: int
@@ -66,6 +70,16 @@ def group_volumes(layout: Layout, *, shape: ModelShape, tokens_per_rank: int) ->
         ),
     )
     return tuple(volume for volume in volumes if volume.ranks > 1)
+
+
+def nominal_volumes(layout: Layout) -> tuple[GroupVolume, ...]:
+    """Rank the traffic of groups whose model is not known, so that those who talk most can sit nearest."""
+    ranks = {axis: getattr(layout, axis) for axis in NOMINAL_BYTES}
+    return tuple(
+        GroupVolume(axis=axis, ranks=ranks[axis], bytes_per_rank=NOMINAL_BYTES[axis], messages=1)
+        for axis in NOMINAL_BYTES
+        if ranks[axis] > 1
+    )
 
 
 def traffic_cost(volumes: tuple[GroupVolume, ...]) -> int:

@@ -222,7 +222,7 @@ def _waiting(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Decision:
         status = with_condition(
             status, ConditionType.SUSPENDED, True, Reason.SUSPENDED, now_s=now_s, generation=generation
         )
-        status = drop_condition(status, ConditionType.QUEUED).model_copy(update={"queue_position": None})
+        status = drop_condition(status, ConditionType.QUEUED)
     elif job.plan is None:
         return _fail(scene, Reason.MISCONFIGURED, job.invalid, None, now_s)
     else:
@@ -240,7 +240,7 @@ def _waiting(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Decision:
                 pending.message,
                 now_s=now_s,
                 generation=generation,
-            ).model_copy(update={"queue_position": pending.position})
+            )
     status = status.model_copy(
         update={"replicas": len(scene.pods), "ready_replicas": 0, "observed_generation": generation}
     )

@@ -58,7 +58,6 @@ def finish(
         update={
             "attempt": attempt,
             "retry_at": None,
-            "queue_position": None,
             "ready_replicas": 0,
             "completed_at": rfc3339(now_s),
             "observed_generation": job.generation,

@@ -38,7 +38,6 @@ def admit(job: JobView, nodes: Sequence[str], now_s: float) -> TrainingJobStatus
     status = drop_condition(status, ConditionType.SUSPENDED, ConditionType.RESIZE_REFUSED)
     return status.model_copy(
         update={
-            "queue_position": None,
             "first_admitted_at": status.first_admitted_at or rfc3339(now_s),
             "selector": selector(job),
             "observed_generation": generation,

@@ -8,9 +8,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from polyreme.home import Home, RunDirectory
+from polyreme.home import Home
 from polyreme_api.errors import (
     EnvironmentFailedError,
     ExitCode,
@@ -29,35 +30,37 @@ class DataWork:
 
     Args:
         home: Registry and object store.
-        run: The run whose job is served.
+        job_file: The job as YAML; what was done is written beside it.
+        log_file: Where the child's words go.
         uid: UID of the job, by which its data versions are pinned.
         progress: Called with each progress line.
     """
 
     def __init__(
-        self, home: Home, run: RunDirectory, *, uid: str, progress: Callable[[Mapping[str, Any]], None]
+        self, home: Home, *, job_file: Path, log_file: Path, uid: str, progress: Callable[[Mapping[str, Any]], None]
     ) -> None:
         self._home = home
-        self._run = run
+        self._job_file = job_file
+        self._log_file = log_file
         self._uid = uid
         self._progress = progress
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self) -> None:
-        """Process everything, then wait until cancelled.
+        """Process everything.
 
         Raises:
             InvalidConfigError: If the data can't be what the job says.
             EnvironmentFailedError: If a store stays away.
             PolyremeError: If the child ends otherwise.
         """
-        with self._run.data_log.open("ab") as log:
+        with self._log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "polyreme.data_worker",
                 str(self._home.path),
-                str(self._run.job_file),
+                str(self._job_file),
                 self._uid,
                 str(os.getpid()),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -73,8 +76,7 @@ class DataWork:
             self._progress(last)
         code = await self._process.wait()
         if code != ExitCode.OK:
-            raise _error(code, str(last.get("error", f"see {self._run.data_log}")))
-        await asyncio.Event().wait()
+            raise _error(code, str(last.get("error", f"see {self._log_file}")))
 
     async def close(self) -> None:
         """End the child, if it still runs; what it committed stays."""

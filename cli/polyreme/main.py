@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from polyreme.commands import checkpoint, data, machine, run, runs
+from polyreme.commands import checkpoint, data, machine, node, run, runs
 from polyreme.output import note
 from polyreme_api.errors import ExitCode, PolyremeError
 
@@ -39,6 +39,7 @@ MACHINE_ERRORS = frozenset(
 app = typer.Typer(name="polyreme", help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True)
 app.command(name="run")(run.run)
 app.command(name="validate")(run.validate)
+app.command(name="node")(node.node)
 app.command(name="doctor")(machine.doctor)
 app.command(name="version")(machine.version)
 app.add_typer(runs.app, name="runs")

@@ -141,14 +141,17 @@ class _Session:
         if resumed:
             note(f"run {self._run.name} goes on where it stood")
         uid = (await cluster.job()).metadata.uid
-        data = DataWork(self._home, self._run, uid=uid, progress=watcher.data_progress)
+        run = self._run
+        data = DataWork(
+            self._home, job_file=run.job_file, log_file=run.data_log, uid=uid, progress=watcher.data_progress
+        )
         async with _background(
             cluster.serve(), *(self._fault(injection, cluster, watcher) for injection in self._settings.injections)
         ) as failed:
             tasks = {
                 asyncio.create_task(watcher.until_finished(), name="watch"),
                 asyncio.create_task(self._stop.wait(), name="stop"),
-                asyncio.create_task(data.run(), name="data"),
+                asyncio.create_task(_for_good(data.run()), name="data"),
                 failed,
             }
             try:
@@ -239,6 +242,12 @@ async def _background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[a
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task
+
+
+async def _for_good(work: Coroutine[Any, Any, None]) -> None:
+    """Do something, then wait until cancelled: its end is nobody's end."""
+    await work
+    await asyncio.Event().wait()
 
 
 def _set_aside(path: Path) -> None:

@@ -147,7 +147,7 @@ def test_a_stranger_without_the_secret_never_hears_the_leader(tmp_path: Path) ->
             await stack.submit()
             await stack.until_training(1)
             heard: list[str] = []
-            (port,) = {listener.getsockname()[1] for listener in stack.kubelet._leaders.values()}
+            (port,) = {listener.getsockname()[1] for listener in stack.kubelet._leaders._sockets.values()}
             link = FollowerLink(
                 address=f"127.0.0.1:{port}",
                 job_uid=stack.uid,

@@ -21,6 +21,7 @@ from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.times import rfc3339
 from polyreme_operator.adapters.process_kubelet import container, status
 from polyreme_operator.adapters.process_kubelet.heartbeat import beat
+from polyreme_operator.adapters.process_kubelet.leaders import LeaderSockets
 from polyreme_operator.adapters.process_kubelet.process import (
     PodProcess,
     end_leftovers,
@@ -43,7 +44,6 @@ from polyreme_operator.port import (
     WatchEventType,
 )
 
-BACKLOG = 512
 RETRY_S = 0.2
 CLOSE_GRACE_S = 5.0
 HOST_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
@@ -67,6 +67,8 @@ class ProcessKubelet:
         device_resource: Resource that counts devices.
         variables: Further variables of every pod.
         heartbeat_s: How often the node shows that it lives; None where nobody asks, as in the embedded cluster.
+        node_labels: Labels of the node, as its places in the topology.
+        leaders: Sockets of the jobs' leaders, shared with the other nodes of this host.
 
     Raises:
         EnvironmentFailedError: If this is no Linux: without its process descriptors and parent-death signals nothing
@@ -87,6 +89,8 @@ class ProcessKubelet:
         device_resource: str = labels.RESOURCE_DEVICE,
         variables: Mapping[str, str] | None = None,
         heartbeat_s: float | None = None,
+        node_labels: Mapping[str, str] | None = None,
+        leaders: LeaderSockets | None = None,
     ) -> None:
         if sys.platform != "linux":
             raise EnvironmentFailedError(f"pods run as processes on Linux only: this is {sys.platform}")
@@ -109,8 +113,8 @@ class ProcessKubelet:
         self._stopping: dict[str, asyncio.Task[int]] = {}
         self._gone: set[str] = set()
         """Pods whose object is gone while something is still being done for them."""
-        self._leaders: dict[str, socket.socket] = {}
-        """Listening socket of each job's leader: held here, so that its address outlives a leader."""
+        self._labels = dict(node_labels or {})
+        self._leaders = leaders or LeaderSockets()
         self._life, self._life_held = os.pipe()
 
     async def run(self) -> None:
@@ -151,14 +155,16 @@ class ProcessKubelet:
 
     async def _register(self) -> None:
         at = rfc3339(self._clock.now_s())
-        node = status.node(self._node, devices=self._devices, resource=self._device_resource, at=at)
+        node = status.node(
+            self._node, devices=self._devices, resource=self._device_resource, labels=self._labels, at=at
+        )
         while True:
             try:
+                ref = ObjectRef(kind="Node", name=self._node)
                 with contextlib.suppress(AlreadyExistsError):
                     await self._cluster.create(node)
-                await self._cluster.patch(
-                    ObjectRef(kind="Node", name=self._node), {"status": node["status"]}, subresource=STATUS_SUBRESOURCE
-                )
+                await self._cluster.patch(ref, {"metadata": {"labels": node["metadata"]["labels"]}})
+                await self._cluster.patch(ref, {"status": node["status"]}, subresource=STATUS_SUBRESOURCE)
                 return
             except PortError as error:
                 _log.warning("node %s is not registered yet: %s", self._node, error)
@@ -347,16 +353,10 @@ class ProcessKubelet:
                 await self._clock.sleep(RETRY_S)
 
     def _leader(self, pod: Manifest) -> socket.socket:
-        """Return the job's leader socket: bound once, by the system's choice, so that no port is ever chosen twice."""
-        _, uid = container.job_of(pod)
-        if uid not in self._leaders:
-            self._leaders[uid] = socket.create_server((container.LOOPBACK, 0), backlog=BACKLOG)
-        return self._leaders[uid]
+        return self._leaders.of(container.job_of(pod)[1], node=self._node)
 
     def _drop_leaders(self) -> None:
-        jobs = {container.job_of(pod)[1] for pod in self._pods.values()}
-        for uid in [uid for uid in self._leaders if uid not in jobs]:
-            self._leaders.pop(uid).close()
+        self._leaders.keep({container.job_of(pod)[1] for pod in self._pods.values()}, node=self._node)
 
     def _spawn(self, uid: str, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -390,7 +390,6 @@ class ProcessKubelet:
         for task in work:
             task.cancel()
         await asyncio.gather(*work, return_exceptions=True)
-        for listener in self._leaders.values():
-            listener.close()
+        self._leaders.keep((), node=self._node)
         os.close(self._life)
         os.close(self._life_held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from polyreme_operator.adapters.process_kubelet.container import LOOPBACK
@@ -49,14 +50,14 @@ def ended(pod: Manifest, *, code: int, at: str, reason: str = "", message: str =
     return {**status, "reason": reason} if reason else status
 
 
-def node(name: str, *, devices: int, resource: str, at: str) -> Manifest:
+def node(name: str, *, devices: int, resource: str, labels: Mapping[str, str], at: str) -> Manifest:
     """The node that a host registers."""
     capacity = {resource: str(devices), "pods": "110"}
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastTransitionTime": at, "message": ""}
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        "metadata": {"name": name, "labels": {**labels, "kubernetes.io/hostname": name}},
         "spec": {},
         "status": {"capacity": capacity, "allocatable": capacity, "conditions": [ready]},
     }

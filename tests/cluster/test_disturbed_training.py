@@ -1,0 +1,138 @@
+"""What is done to a job on a real API server does not show in its losses: they equal those of a job left in peace."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from polyreme.launcher.launcher import PROCESSES_FILE
+from polyreme.records import read_records
+from polyreme_api import labels
+from polyreme_api.history import steps_key
+from tests.cluster.kube import api_client, new_namespace
+from tests.cluster.laptop import laptop
+
+STEPS = 120
+PATIENCE_S = 300.0
+RESOURCE = labels.RESOURCE_DEVICE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_killed_rank_and_a_preemption_leave_every_loss_as_it_was(kubeconfig: str, tmp_path: Path) -> None:
+    with api_client(kubeconfig) as api, new_namespace(api) as namespace:
+        nodes = (f"{namespace}-a", f"{namespace}-b")
+        with laptop(
+            kubeconfig, tmp_path, nodes=nodes, devices=1, namespace=namespace, resource=RESOURCE
+        ) as environment:
+            kubectl = Kubectl(environment, tmp_path)
+            kubectl.apply(queue(namespace))
+            kubectl.apply(job("disturbed", namespace))
+            kubectl.until("disturbed", lambda status: trained(tmp_path, namespace, "disturbed", attempt=1) >= 12)
+            kill_rank(tmp_path, "disturbed", index=1)
+            kubectl.until("disturbed", lambda status: status["attempt"]["number"] == 2)
+            kubectl.until("disturbed", lambda status: trained(tmp_path, namespace, "disturbed", attempt=2) >= 12)
+            kubectl.apply(job("urgent", namespace, priority=5, steps=10))
+            asked = kubectl.until("disturbed", lambda status: status.get("preemption") is not None)
+            kubectl.until("urgent", succeeded)
+            ended = kubectl.until("disturbed", succeeded)
+            kubectl.apply(job("peaceful", namespace))
+            kubectl.until("peaceful", succeeded)
+    assert asked["preemption"]["byName"] == f"{namespace}/urgent"
+    assert ended["preemptionCount"] == 1
+    assert ended["attempt"]["number"] == 3
+    disturbed, peaceful = (losses(tmp_path, namespace, name) for name in ("disturbed", "peaceful"))
+    assert [step for step, _ in peaceful] == list(range(1, STEPS + 1))
+    assert disturbed == peaceful
+    lost = {entry["cause"]: entry["milliseconds"] for entry in ended["accounting"]["lost"]}
+    assert "RankKilled" in lost, lost
+
+
+class Kubectl:
+    """kubectl, as a person has it."""
+
+    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
+        self._environment, self._folder = environment, folder
+
+    def __call__(self, *arguments: str, given: str | None = None) -> str:
+        """Run it and return what it prints."""
+        done = subprocess.run(
+            ["kubectl", *arguments],
+            env=dict(self._environment),
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
+        return done.stdout
+
+    def apply(self, manifest: Mapping[str, Any]) -> None:
+        self("apply", "-f", "-", given=yaml.safe_dump(dict(manifest)))
+
+    def until(self, name: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait until something holds of a job's status."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        status: dict[str, Any] = {}
+        while time.monotonic() < deadline_s:
+            status = json.loads(self("get", "trainingjob", name, "-o", "json")).get("status") or {}
+            if status and holds(status):
+                return status
+            time.sleep(0.05)
+        raise AssertionError(f"{name} after {PATIENCE_S} s: {json.dumps(status, indent=1)}")
+
+
+def succeeded(status: dict[str, Any]) -> bool:
+    kinds = {entry["type"]: entry["status"] for entry in status.get("conditions") or ()}
+    assert kinds.get("Failed") != "True", status
+    return kinds.get("Succeeded") == "True"
+
+
+def queue(namespace: str) -> dict[str, Any]:
+    spec = {"quotas": [{"resource": RESOURCE, "nominal": 2}], "preemption": {"cooldownSeconds": 0}}
+    return {"apiVersion": labels.API_VERSION, "kind": "TrainingQueue", "metadata": {"name": namespace}, "spec": spec}
+
+
+def job(name: str, namespace: str, *, priority: int = 0, steps: int = STEPS) -> dict[str, Any]:
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": labels.KIND_JOB,
+        "metadata": {"name": name},
+        "spec": {
+            "queueName": namespace,
+            "priority": priority,
+            "model": {"preset": "kimi-vl-nano"},
+            "data": {"sequenceTokens": 160, "seed": 17, "sources": [{"name": "one", "dataset": "sample/digits-1"}]},
+            "training": {"steps": steps, "packsPerStep": 2, "seed": 1},
+            "parallelism": {"mode": "Explicit", "dp": 2, "ep": 2},
+            "workers": {"replicas": 2, "devices": 1},
+            "checkpoint": {"everySteps": 5, "keep": 2},
+        },
+    }
+
+
+def trained(folder: Path, namespace: str, name: str, *, attempt: int) -> int:
+    """Steps that an attempt has trained so far."""
+    root = folder / "home/checkpoints" / namespace / name
+    path = root / steps_key(attempt)
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def kill_rank(folder: Path, name: str, *, index: int) -> None:
+    """Kill the one rank of a worker."""
+    (path,) = (folder / "home/nodes").glob(f"*/{name}-*-{index}-0/{PROCESSES_FILE}")
+    os.kill(json.loads(path.read_text())["ranks"][str(index)], signal.SIGKILL)
+
+
+def losses(folder: Path, namespace: str, name: str) -> list[tuple[int, float]]:
+    """Steps of the committed history, each with its loss, to the last bit."""
+    records = read_records(folder / "home/checkpoints" / namespace / name)
+    return [(record.step, record.loss) for record in records.history]

@@ -18,7 +18,7 @@ from polyreme_api import labels
 from polyreme_api.clock import Clock
 from polyreme_api.errors import RetryableError
 from polyreme_operator.apply import Applier
-from polyreme_operator.core.placement import Placer, place_best_fit
+from polyreme_operator.core.best_fit import Placer, place_best_fit
 from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.schedule import schedule
 from polyreme_operator.model import WATCHED_KINDS, Changes, ClusterModel

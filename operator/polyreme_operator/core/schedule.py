@@ -17,9 +17,10 @@ from polyreme_api.labels import MANAGER
 from polyreme_api.progress import Outcome
 from polyreme_operator.core import transition
 from polyreme_operator.core.observe import current_record
-from polyreme_operator.core.placement import Placer, place_best_fit
+from polyreme_operator.core.best_fit import Placer, place_best_fit
 from polyreme_operator.core.reasons import Reason
 from polyreme_operator.core.recovery import Restart, judge
+from polyreme_operator.core.stopping import has_stopped
 from polyreme_operator.core.usage import Charge, Usage, usage_of
 from polyreme_operator.types.actions import WriteIntents, WriteStatus
 from polyreme_operator.types.intents import Intent, IntentState, intent_state
@@ -133,7 +134,7 @@ class _Round:
         if not stopping and (plan is None or plan.replicas == attempt.replicas):
             return
         scene = self._scene(job)
-        if stopping and not transition.has_stopped(scene, transition.stop_grace_s(spec), self._now_s):
+        if stopping and not has_stopped(scene, self._now_s):
             return
         if self._must_read(job):
             return

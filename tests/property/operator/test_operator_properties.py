@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.core.placement import place_best_fit
+from polyreme_operator.core.best_fit import place_best_fit
 from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.schedule import schedule
 from polyreme_operator.types.actions import CreatePod, Decision, DeletePod, WriteStatus

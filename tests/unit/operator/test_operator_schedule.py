@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from polyreme_operator.core.placement import place_best_fit
+from polyreme_operator.core.best_fit import place_best_fit
 from polyreme_operator.core.schedule import Batch, schedule
 from polyreme_operator.types.intents import Intents, parse_intents, render_intents
 from polyreme_operator.types.snapshot import Cluster

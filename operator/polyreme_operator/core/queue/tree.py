@@ -1,0 +1,182 @@
+"""The tree of queues: who is whose cohort, and which queues are in order.
+
+A queue that others name as their parent is a cohort. Quota flows along the edges of the tree: a queue lends what it
+does not use, at most its lending limit, and borrows at most its borrowing limit. What never leaves a queue (``kept``)
+and what its whole subtree may count on (``quota``) depend on the specs alone, so they are worked out here, once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from types import MappingProxyType
+
+from polyreme_operator.types.queues import QueueView, StopPolicy
+
+DEFAULT_QUEUE = "default"
+"""Jobs that name no queue wait here; while nobody has made it, it is unlimited."""
+DEPTH_MAX = 32
+"""Queues between a root and its farthest descendant, both included."""
+
+
+class QueueReason(StrEnum):
+    """Why a queue is not in order: reasons of its condition ``Ready``."""
+
+    CYCLE = "Cycle"
+    PARENT_MISSING = "ParentMissing"
+    DUPLICATE = "Duplicate"
+    TOO_DEEP = "TooDeep"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class QueueProblem:
+    """Why a queue admits nothing, and what to change."""
+
+    reason: QueueReason
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """What the specs say of one resource at one queue, cohorts included."""
+
+    nominal: int
+    """Its own."""
+    quota: int
+    """Its own and what its children lend: what its subtree may take without borrowing."""
+    kept: int
+    """The part of it that is never lent."""
+    borrowing_limit: int | None
+    """None: all that is lent. A root has nobody to borrow from."""
+
+
+class QueueTree:
+    """Queues by name, with their places in the tree; never changes."""
+
+    def __init__(
+        self,
+        views: Mapping[str, QueueView],
+        paths: Mapping[str, tuple[str, ...]],
+        problems: Mapping[str, QueueProblem],
+    ) -> None:
+        self.views = MappingProxyType(views)
+        self.problems = MappingProxyType(problems)
+        self._paths = paths
+        children: dict[str, list[str]] = defaultdict(list)
+        for name, path in sorted(paths.items()):
+            children[path[1] if len(path) > 1 else ""].append(name)
+        self._children = {name: tuple(below) for name, below in children.items()}
+        self._bounds: dict[str, dict[str, Bound]] = {}
+        for path in sorted(paths.values(), key=len, reverse=True):
+            self._bounds[path[0]] = self._bounds_of(views[path[0]])
+        self._named = {
+            name: frozenset(quota.resource for above in path for quota in views[above].quotas)
+            for name, path in paths.items()
+        }
+
+    @classmethod
+    def of(cls, queues: Sequence[QueueView]) -> QueueTree:
+        """Return the tree of these queues; those that are not in order have a problem instead of a path."""
+        views = {queue.name: queue for queue in queues}
+        counts = Counter(queue.name for queue in queues)
+        problems: dict[str, QueueProblem] = {}
+        paths: dict[str, tuple[str, ...]] = {}
+        for name in views:
+            problem = _doubled(views[name], counts[name]) or _walk(name, views, counts)
+            if isinstance(problem, QueueProblem):
+                problems[name] = problem
+            else:
+                paths[name] = problem
+        return cls(views, paths, problems)
+
+    def in_order(self, name: str) -> bool:
+        """Tell whether jobs of this queue may be admitted; ``default`` may, without anybody having made it."""
+        return name in self._paths or (name == DEFAULT_QUEUE and name not in self.problems)
+
+    def path(self, name: str) -> tuple[str, ...]:
+        """Return the queue, its parent, and so on up to the root; empty for a queue that has no place in the tree."""
+        return self._paths.get(name, ())
+
+    def root(self, name: str) -> str:
+        """Return the root of the queue's tree; the queue itself when it has no place in one."""
+        return self.path(name)[-1] if name in self._paths else name
+
+    def children(self, name: str) -> tuple[str, ...]:
+        """Return the queues in order whose parent this is, by name; of the empty name, the roots."""
+        return self._children.get(name, ())
+
+    def view(self, name: str) -> QueueView:
+        """Return a queue's spec; the defaults for one that does not exist."""
+        return self.views.get(name) or QueueView(name=name)
+
+    def stop_policy(self, name: str) -> StopPolicy:
+        """Return the strictest policy of a queue and the cohorts above it."""
+        stricter = (StopPolicy.HOLD_AND_DRAIN, StopPolicy.HOLD)
+        policies = {self.views[above].stop_policy for above in self.path(name)}
+        return next((policy for policy in stricter if policy in policies), StopPolicy.NONE)
+
+    def limited(self, name: str) -> frozenset[str]:
+        """Return the resources that the queue or any cohort above it names: all others are unlimited."""
+        return self._named.get(name, frozenset())
+
+    def bound(self, name: str, resource: str) -> Bound:
+        """Return what the specs say of a resource at a queue; nothing for a queue that has no place in the tree."""
+        return self._bounds.get(name, {}).get(resource, NOTHING)
+
+    def _bounds_of(self, view: QueueView) -> dict[str, Bound]:
+        """Sum up a queue; its children are done already."""
+        below = [self._bounds[child] for child in self.children(view.name)]
+        resources = {quota.resource for quota in view.quotas}.union(*below)
+        bounds = {}
+        for resource in resources:
+            own = view.quota(resource)
+            nominal = own.nominal if own else 0
+            lent = [bounds[resource] for bounds in below if resource in bounds]
+            quota = nominal + sum(bound.quota - bound.kept for bound in lent)
+            limit = own.lending_limit if own else None
+            bounds[resource] = Bound(
+                nominal=nominal,
+                quota=quota,
+                kept=0 if limit is None else max(0, quota - limit),
+                borrowing_limit=own.borrowing_limit if own else None,
+            )
+        return bounds
+
+
+NOTHING = Bound(nominal=0, quota=0, kept=0, borrowing_limit=None)
+"""Of a resource that a queue and those below it do not name: it lives on what others lend."""
+
+
+def _doubled(view: QueueView, count: int) -> QueueProblem | None:
+    """Refuse what is said twice: nobody could tell which of the two counts."""
+    if count > 1:
+        message = f"{count} queues are called {view.name}; rename all but one"
+        return QueueProblem(reason=QueueReason.DUPLICATE, message=message)
+    twice = [resource for resource, n in Counter(quota.resource for quota in view.quotas).items() if n > 1]
+    if twice:
+        message = f"spec.quotas of {view.name} names {min(twice)} more than once; keep one entry for each resource"
+        return QueueProblem(reason=QueueReason.DUPLICATE, message=message)
+    return None
+
+
+def _walk(name: str, views: Mapping[str, QueueView], counts: Mapping[str, int]) -> tuple[str, ...] | QueueProblem:
+    """Follow the parents to the root; a queue below one that is not in order is not in order either."""
+    path = [name]
+    while parent := views[path[-1]].parent:
+        last = path[-1]
+        if parent in path:
+            ring = " -> ".join([*path[path.index(parent) :], parent])
+            message = f"the parents of {name} lead in a circle: {ring}; change spec.parent of one of them"
+            return QueueProblem(reason=QueueReason.CYCLE, message=message)
+        if parent not in views:
+            message = f"spec.parent of {last} is {parent}, and there is no such queue; make it, or change spec.parent"
+            return QueueProblem(reason=QueueReason.PARENT_MISSING, message=message)
+        if above := _doubled(views[parent], counts[parent]):
+            return dataclasses.replace(above, message=f"{name} lies below {parent}: {above.message}")
+        if len(path) == DEPTH_MAX:
+            message = f"{name} lies deeper than {DEPTH_MAX} queues, the most there may be; change spec.parent"
+            return QueueProblem(reason=QueueReason.TOO_DEEP, message=message)
+        path.append(parent)
+    return tuple(path)

@@ -32,6 +32,8 @@ HOST_FD = "POLYREME_HOST_FD"
 ATTEMPT = "POLYREME_ATTEMPT"
 JOB_FILE = "POLYREME_JOB_FILE"
 PLAN_FILE = "POLYREME_PLAN_FILE"
+PLAN = "POLYREME_PLAN"
+"""The plan as JSON, for containers that bring their own training."""
 CHECKPOINT_URL = "POLYREME_CHECKPOINT_URL"
 RESUME_FROM = "POLYREME_RESUME_FROM"
 PROGRESS_FD = "POLYREME_PROGRESS_FD"
@@ -47,7 +49,12 @@ LOCAL_RANK = "LOCAL_RANK"
 WORLD_SIZE = "WORLD_SIZE"
 MASTER_ADDR = "MASTER_ADDR"
 MASTER_PORT = "MASTER_PORT"
+NODE_RANK = "NODE_RANK"
+NNODES = "NNODES"
+NPROC_PER_NODE = "NPROC_PER_NODE"
 
+RENDEZVOUS_PORT = 29_500
+"""Port of rank 0's rendezvous in containers that bring their own training."""
 LEADER_PORT = 29_400
 """Port of the leader's launcher in a cluster; on one machine the kubelet chooses one."""
 

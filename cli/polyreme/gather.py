@@ -25,8 +25,8 @@ from polyreme.report.data import (
     StageRow,
 )
 from polyreme.timeline import Moment
+from polyreme_api.fields import Condition
 from polyreme_api.job import TrainingJob
-from polyreme_api.job.status import Condition
 from polyreme_api.plan.plan import plan_for
 from polyreme_api.progress import StepRecord
 

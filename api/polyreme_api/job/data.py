@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from polyreme_api.job.fields import STEPS_MAX, DatasetReference, Name, Part, Seconds
+from polyreme_api.fields import STEPS_MAX, DatasetReference, Name, Part, Seconds
 
 Weight = Annotated[int, Field(ge=0, le=65_536)]
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from polyreme_api.job.fields import STEPS_MAX, DecimalText, Part
+from polyreme_api.fields import STEPS_MAX, DecimalText, Part
 
 Sizes = Annotated[dict[str, Annotated[int, Field(ge=0, le=10_000_000)]], Field(max_length=32)]
 

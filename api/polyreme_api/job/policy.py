@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from polyreme_api.job.fields import Name, Part, Seconds
+from polyreme_api.fields import Name, Part, Seconds
 from polyreme_api.job.status import COUNTED_RESTARTS_MAX, RESTART_RECORDS_MAX
 
 RestartScope = Literal["RestartProcess", "RestartPod", "RestartGang", "Fail", "Ignore"]

@@ -3,24 +3,16 @@
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
-from pydantic.alias_generators import to_camel
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
+from polyreme_api.fields import Part, Seconds
 from polyreme_api.job.data import Data, Evaluation
-from polyreme_api.job.fields import Part, Seconds
 from polyreme_api.job.model import ModelPart, Training
 from polyreme_api.job.policy import FailurePolicy, Health
 from polyreme_api.job.status import TrainingJobStatus
 from polyreme_api.job.workers import Checkpoint, Export, Parallelism, Scheduling, Topology, Workers
 from polyreme_api.labels import MANAGER
+from polyreme_api.metadata import ObjectMeta
 
 LAUNCHER_PARTS = ("model", "data", "training")
 """Parts of the spec that the launcher's ranks train by; a container that brings its own training needs none."""
@@ -87,22 +79,6 @@ class TrainingJobSpec(Scheduling):
         return {
             name: part for name, part in dumped.items() if name not in LAUNCHER_PARTS or name in self.model_fields_set
         }
-
-
-class ObjectMeta(BaseModel):
-    """The part of ``metav1.ObjectMeta`` that is read; the rest is kept."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", alias_generator=to_camel, populate_by_name=True)
-
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=40)]
-    namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)] = "default"
-    uid: str = ""
-    generation: int = 0
-    resource_version: str = ""
-    labels: dict[str, str] = Field(default_factory=dict)
-    annotations: dict[str, str] = Field(default_factory=dict)
-    creation_timestamp: str | None = None
-    deletion_timestamp: str | None = None
 
 
 class TrainingJob(Part):

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import Field
 
+from polyreme_api.fields import Condition, StatusPart, Time
 from polyreme_api.progress import CheckpointRef
 
 RESTART_RECORDS_MAX = 50
@@ -14,36 +14,9 @@ COUNTED_RESTARTS_MAX = 1000
 CAUSES_MAX = 16
 PREEMPTION_RECORDS_MAX = 16
 
-Time = Annotated[str, Field(max_length=32)]
-"""RFC 3339, or empty while it is not known."""
 NodeName = Annotated[str, Field(max_length=253)]
 Run = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]
 """A value (a position in the list of nodes, a replacement number), and how many indices in a row have it."""
-
-
-class StatusPart(BaseModel):
-    """Base of the parts of the status: camelCase names, unknown fields of newer versions ignored, values frozen."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
-    )
-
-
-class Condition(StatusPart):
-    """A condition by KEP-1623."""
-
-    type: Annotated[str, Field(max_length=316)]
-    """What is said."""
-    status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
-    reason: Annotated[str, Field(min_length=1, max_length=1024)]
-    """Why, one of a finite set (docs/reference/reasons.md)."""
-    message: Annotated[str, Field(max_length=32_768)] = ""
-    """Why, for people."""
-    last_transition_time: Time = ""
-    """When ``status`` last changed."""
-    observed_generation: int = 0
-    """Generation of the spec that this was said of."""
 
 
 def replacement_runs(numbers: Mapping[int, int]) -> list[list[int]]:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from polyreme_api.job.fields import DEVICES_MAX, REPLICAS_MAX, STEPS_MAX, Part, Seconds, Url
+from polyreme_api.fields import DEVICES_MAX, REPLICAS_MAX, STEPS_MAX, Name, Part, Seconds, Url
 from polyreme_api.labels import RESOURCE_DEVICE
 
 Degree = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -123,7 +123,7 @@ class Export(Part):
 class Scheduling(Part):
     """How the job waits and whom it may displace."""
 
-    queue_name: Annotated[str, Field(min_length=1, max_length=253)] = "default"
+    queue_name: Name = "default"
     """TrainingQueue that the job waits in."""
     priority_class_name: Annotated[str, Field(max_length=253)] = ""
     """PriorityClass of the job; empty: priority below."""

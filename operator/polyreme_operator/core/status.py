@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from polyreme_api import labels
+from polyreme_api.fields import Condition
 from polyreme_api.job import TrainingJobStatus
-from polyreme_api.job.status import Condition, EarlierRestarts
+from polyreme_api.job.status import EarlierRestarts
 from polyreme_api.times import rfc3339
 from polyreme_operator.core.reasons import ConditionType, Reason
 from polyreme_operator.types.views import JobView

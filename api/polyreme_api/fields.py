@@ -1,7 +1,7 @@
-"""Field types that the parts of a TrainingJob share: bounded text, decimals as text, the model base."""
+"""Field types that our kinds share: bounded text, decimals as text, conditions, the bases of spec and status."""
 
 from decimal import Decimal as _Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -23,6 +23,35 @@ class Part(BaseModel):
         use_attribute_docstrings=True,
         strict=True,
     )
+
+
+class StatusPart(BaseModel):
+    """Base of the parts of a status: camelCase names, unknown fields of newer versions ignored, values frozen."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
+    )
+
+
+Time = Annotated[str, Field(max_length=32)]
+"""RFC 3339, or empty while it is not known."""
+
+
+class Condition(StatusPart):
+    """A condition by KEP-1623."""
+
+    type: Annotated[str, Field(max_length=316)]
+    """What is said."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: Annotated[str, Field(min_length=1, max_length=1024)]
+    """Why, one of a finite set (docs/reference/reasons.md)."""
+    message: Annotated[str, Field(max_length=32_768)] = ""
+    """Why, for people."""
+    last_transition_time: Time = ""
+    """When ``status`` last changed."""
+    observed_generation: int = 0
+    """Generation of the spec that this was said of."""
 
 
 def _is_decimal(text: str) -> str:
@@ -47,6 +76,19 @@ DecimalText = Annotated[
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)]
 """A DNS label."""
+
+NameOrNone = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$", max_length=63)]
+"""A DNS label, or empty."""
+
+_QUALIFIED = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+ResourceName = Annotated[str, Field(pattern=_QUALIFIED, min_length=1, max_length=317)]
+"""A resource as nodes and containers name it, ``nvidia.com/gpu``."""
+
+LabelKey = Annotated[str, Field(pattern=_QUALIFIED, min_length=1, max_length=317)]
+"""Key of a node's label, ``topology.kubernetes.io/zone``."""
+
+Amount = Annotated[int, Field(ge=0, le=2**53 - 1)]
+"""A count, exact in every reader of JSON."""
 
 DatasetReference = Annotated[
     str, Field(pattern=r"^[a-z0-9]([-a-z0-9./]*[a-z0-9])?(@[0-9]+)?$", min_length=1, max_length=253)

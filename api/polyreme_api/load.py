@@ -1,0 +1,74 @@
+"""From YAML or a cluster's object to one of our kinds, with one clear message for whatever is wrong."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.alias_generators import to_camel
+
+from polyreme_api.errors import InvalidConfigError
+
+_SHOWN_MAX = 80
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
+def parse_object(document: object, kind: type[Kind]) -> Kind:
+    """Read an object of one kind.
+
+    Raises:
+        InvalidConfigError: Naming the field, the value seen and the rule.
+    """
+    if not isinstance(document, Mapping):
+        raise InvalidConfigError(
+            f"no {kind.__name__}: a {type(document).__name__}, rule a mapping with apiVersion, kind, metadata, spec"
+        )
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        raise _translate(error, kind) from error
+
+
+def _translate(error: ValidationError, kind: type[BaseModel]) -> InvalidConfigError:
+    # A misspelt required field is both unknown and missing: the misspelling is what to mend.
+    first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
+    path = [str(part) for part in first["loc"]]
+    field = ".".join(path) or "the object"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(kind, path[:-1])
+        near = difflib.get_close_matches(path[-1], known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known fields are {', '.join(sorted(known))}"
+        return InvalidConfigError(f"unknown field: {field}, {hint}{more}", field=field)
+    if first["type"] == "missing":
+        return InvalidConfigError(f"field missing: {field} is required{more}", field=field)
+    seen = repr(first["input"])
+    seen = seen if len(seen) <= _SHOWN_MAX else seen[: _SHOWN_MAX - 1] + "…"
+    rule = first["msg"].removeprefix("Value error, ")
+    if isinstance(first["input"], Mapping | BaseModel):
+        return InvalidConfigError(f"{field} is refused: {rule}{more}", field=field)
+    return InvalidConfigError(f"{field} is refused: {seen}, rule: {rule[:1].lower()}{rule[1:]}{more}", field=field)
+
+
+def _fields_at(kind: type[BaseModel], path: list[str]) -> list[str]:
+    model: Any = kind
+    for part in path:
+        if part.isdigit():
+            continue
+        found = next((info for name, info in model.model_fields.items() if to_camel(name) == part), None)
+        if found is None:
+            return []
+        inner = _model_in(found.annotation)
+        if inner is None:
+            return []
+        model = inner
+    return [to_camel(name) for name in model.model_fields]
+
+
+def _model_in(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in get_args(annotation):
+        if (found := _model_in(argument)) is not None:
+            return found
+    return None

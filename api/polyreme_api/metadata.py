@@ -1,0 +1,39 @@
+"""The part of ``metav1.ObjectMeta`` that is read; the rest is kept."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+JOB_NAME_CHARACTERS_MAX = 40
+"""Pods are named after their job, with some more behind it."""
+CLUSTER_NAME_CHARACTERS_MAX = 63
+"""A queue's name is also the value of a label."""
+DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+
+
+class AnyMeta(BaseModel):
+    """What every object has besides its name."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", alias_generator=to_camel, populate_by_name=True)
+
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+
+
+class ObjectMeta(AnyMeta):
+    """Metadata of an object in a namespace."""
+
+    name: Annotated[str, Field(pattern=DNS_LABEL, min_length=1, max_length=JOB_NAME_CHARACTERS_MAX)]
+    namespace: Annotated[str, Field(pattern=DNS_LABEL, max_length=63)] = "default"
+
+
+class ClusterMeta(AnyMeta):
+    """Metadata of an object of the whole cluster."""
+
+    name: Annotated[str, Field(pattern=DNS_LABEL, min_length=1, max_length=CLUSTER_NAME_CHARACTERS_MAX)]

@@ -1,0 +1,180 @@
+"""The TrainingQueue: where jobs wait, what they may take, whom they may displace. A queue with children is a cohort."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from polyreme_api.fields import Amount, Condition, NameOrNone, Part, ResourceName, Seconds, StatusPart, Time
+from polyreme_api.metadata import ClusterMeta
+
+QUOTAS_MAX = 32
+HEAD_MAX = 100
+"""Waiting jobs whose place the status tells; the command line works out the rest."""
+
+
+class QueueQuota(Part):
+    """What the queue and all queues below it may take of one resource."""
+
+    resource: ResourceName
+    """Resource as nodes name it, ``nvidia.com/gpu``; ``cpu`` in thousandths of a core, ``memory`` in bytes."""
+    nominal: Amount
+    """Its own: whoever has borrowed of it gives it back when it is needed here."""
+    borrowing_limit: Amount | None = None
+    """Most that it may take of its cohort beside its own; none: all that others lend."""
+    lending_limit: Amount | None = None
+    """Most of its own that the cohort may take while it lies idle here; none: all."""
+
+    @model_validator(mode="after")
+    def _lends_its_own(self) -> "QueueQuota":
+        if self.lending_limit is not None and self.lending_limit > self.nominal:
+            raise ValueError(
+                f"lendingLimit {self.lending_limit} lies above nominal {self.nominal} of {self.resource}; "
+                "lower lendingLimit or raise nominal"
+            )
+        return self
+
+
+class FairSharing(Part):
+    """How queues of one cohort take turns at what nobody owns."""
+
+    half_life_seconds: Seconds = 86_400
+    """Time in which half of what a queue has used is forgotten; 0: only what it uses now counts."""
+
+
+class QueuePreemption(Part):
+    """Whom a job of this queue may displace, and how often a job of it may be displaced."""
+
+    within_queue: Literal["Never", "LowerPriority"] = "LowerPriority"
+    """Whether it may displace jobs of its own queue that have a lower priority."""
+    reclaim: Literal["Never", "LowerPriority", "Any"] = "Any"
+    """Whether it may displace jobs of other queues that have borrowed this queue's quota."""
+    min_runtime_seconds: Seconds = 0
+    """How long every job of this queue runs, once started, before it may be displaced."""
+    max_per_job: Annotated[int, Field(ge=0, le=1000)] = 3
+    """Preemptions of one job within the window; then it is left alone."""
+    window_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 86_400
+    """Sliding window of ``maxPerJob``."""
+    cooldown_seconds: Seconds = 60
+    """Time after an admission or a preemption in which a job is not displaced."""
+
+
+class Backfill(Part):
+    """Whether smaller jobs may pass the first one that waits."""
+
+    mode: Literal["Off", "Conservative"] = "Conservative"
+    """``Conservative``: what waits behind may run where it does not delay the first; ``Off``: strictly one by one."""
+
+
+class TrainingQueueSpec(Part):
+    """What the queue's owner wants; every field may change at any time."""
+
+    parent: NameOrNone = ""
+    """TrainingQueue whose cohort this one belongs to, with which it lends and borrows; empty: it is a root."""
+    quotas: Annotated[list[QueueQuota], Field(max_length=QUOTAS_MAX)] = Field(default_factory=list)
+    """Quota by resource; what neither the queue nor any parent names is unlimited."""
+    weight: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """Share of this queue among the queues of one parent."""
+    stop_policy: Literal["None", "Hold", "HoldAndDrain"] = "None"
+    """``Hold`` admits nothing more; ``HoldAndDrain`` also asks what runs to checkpoint and stop."""
+    fair_sharing: FairSharing = Field(default_factory=FairSharing)
+    """How queues of one cohort take turns."""
+    aging_seconds: Seconds = 0
+    """Waiting time that is worth one point of priority, so that nobody waits for ever; 0: none."""
+    preemption: QueuePreemption = Field(default_factory=QueuePreemption)
+    """Whom jobs may displace."""
+    backfill: Backfill = Field(default_factory=Backfill)
+    """Who may pass the first job that waits."""
+
+    @model_validator(mode="after")
+    def _quotas_fit(self) -> "TrainingQueueSpec":
+        names = [quota.resource for quota in self.quotas]
+        if doubled := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"quotas: two entries for {doubled[0]!r}; resources are unique, drop one")
+        for quota in self.quotas:
+            limited = quota.borrowing_limit is not None or quota.lending_limit is not None
+            if not self.parent and limited:
+                raise ValueError(
+                    f"quotas: {quota.resource} has a borrowingLimit or a lendingLimit, but parent is empty: a root has "
+                    "no cohort to borrow from or lend to; set parent or drop the limit"
+                )
+        return self
+
+
+class ResourceUsage(StatusPart):
+    """What admitted jobs of the queue and of those below it hold of one resource."""
+
+    resource: Annotated[str, Field(max_length=317)]
+    """Resource."""
+    used: Annotated[int, Field(ge=0)] = 0
+    """Held now."""
+    borrowed: Annotated[int, Field(ge=0)] = 0
+    """Part of it that belongs to others of the cohort."""
+
+
+class DecayedUsage(StatusPart):
+    """What the queue has used of one resource, older use counting less."""
+
+    resource: Annotated[str, Field(max_length=317)]
+    """Resource."""
+    seconds: Annotated[str, Field(max_length=40)] = "0"
+    """Pieces times seconds, a decimal as text."""
+
+
+class QueuedJob(StatusPart):
+    """A job near the head of the queue."""
+
+    position: Annotated[int, Field(ge=1)]
+    """Place, from 1."""
+    namespace: Annotated[str, Field(max_length=63)]
+    """Namespace of the job."""
+    name: Annotated[str, Field(max_length=253)]
+    """Name of the job."""
+    priority: int = 0
+    """Priority by which it waits, aging included."""
+    reason: Annotated[str, Field(max_length=63)] = ""
+    """Why it waits (docs/reference/reasons.md)."""
+
+
+class TrainingQueueStatus(StatusPart):
+    """What the operator says of the queue."""
+
+    observed_generation: int = 0
+    """Generation of the spec that this status describes."""
+    conditions: Annotated[list[Condition], Field(max_length=16)] = Field(default_factory=list)
+    """Whether the queue is in order, and why not."""
+    pending: Annotated[int, Field(ge=0)] = 0
+    """Jobs that wait."""
+    admitted: Annotated[int, Field(ge=0)] = 0
+    """Jobs that hold devices."""
+    reserving: Annotated[int, Field(ge=0)] = 0
+    """Jobs for which others are making way."""
+    usage: Annotated[list[ResourceUsage], Field(max_length=QUOTAS_MAX)] = Field(default_factory=list)
+    """What is held now, by resource."""
+    decayed: Annotated[list[DecayedUsage], Field(max_length=QUOTAS_MAX)] = Field(default_factory=list)
+    """What was used, older use counting less, by resource."""
+    decayed_at: Time = ""
+    """When that was worked out."""
+    head: Annotated[list[QueuedJob], Field(max_length=HEAD_MAX)] = Field(default_factory=list)
+    """The first jobs that wait, in order."""
+
+
+class TrainingQueue(Part):
+    """A queue of TrainingJobs: quota, shares and rules of displacement, for the whole cluster."""
+
+    api_version: Literal["polyreme.dev/v1alpha1"]
+    kind: Literal["TrainingQueue"]
+    metadata: ClusterMeta
+    spec: TrainingQueueSpec = Field(default_factory=TrainingQueueSpec)
+    status: TrainingQueueStatus = Field(default_factory=TrainingQueueStatus)
+
+    @model_validator(mode="after")
+    def _is_no_parent_of_itself(self) -> "TrainingQueue":
+        if self.spec.parent == self.metadata.name:
+            raise ValueError(
+                f"spec.parent is {self.spec.parent!r}, the queue itself; name another queue or leave it empty"
+            )
+        return self
+
+    def to_object(self) -> dict[str, Any]:
+        """Return the Kubernetes-shaped dictionary, defaults written out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,0 +1,101 @@
+"""The ClusterTopology: which labels of nodes say how near two nodes are."""
+
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from polyreme_api.fields import Condition, LabelKey, Name, Part, StatusPart
+from polyreme_api.metadata import ClusterMeta
+
+LEVELS_MAX = 8
+UNLABELLED_MAX = 10
+"""Nodes without labels that the status names."""
+HOST_NAME = "host"
+HOST_LABEL = "kubernetes.io/hostname"
+DEFAULT_TOPOLOGY = "default"
+"""Name of the topology that the operator uses."""
+
+
+class TopologyLevel(Part):
+    """One level: nodes with the same value of the label, within one domain of the level above, are one domain."""
+
+    name: Name
+    """Name by which jobs ask for it, ``rack``."""
+    node_label: LabelKey
+    """Label of the nodes whose value names their domain."""
+    distance: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Cost of a byte between two nodes whose nearest common domain is of this level, relative to the other levels'; by
+    default it doubles from level to level upwards, and again where even the top level differs."""
+
+
+class ClusterTopologySpec(Part):
+    """The network from its widest domains to its narrowest; the host is always below the last level."""
+
+    levels: Annotated[list[TopologyLevel], Field(min_length=1, max_length=LEVELS_MAX)]
+    """Levels, top to bottom: zone, block, rack, NVLink domain."""
+
+    @model_validator(mode="after")
+    def _levels_fit(self) -> "ClusterTopologySpec":
+        for field, values in (
+            ("name", [level.name for level in self.levels]),
+            ("nodeLabel", [level.node_label for level in self.levels]),
+        ):
+            if doubled := sorted({value for value in values if values.count(value) > 1}):
+                raise ValueError(f"levels: two levels have the {field} {doubled[0]!r}; each is unique, change one")
+        for level in self.levels:
+            if level.name == HOST_NAME or level.node_label == HOST_LABEL:
+                raise ValueError(
+                    f"levels: level {level.name!r} with nodeLabel {level.node_label!r} is the host, which always lies "
+                    "below the last level; drop it"
+                )
+        given = [level for level in self.levels if level.distance is not None]
+        for upper, lower in pairwise(given):
+            if (upper.distance or 0) < (lower.distance or 0):
+                raise ValueError(
+                    f"levels: distance {upper.distance} of {upper.name!r} lies below distance {lower.distance} of "
+                    f"{lower.name!r} beneath it; distances fall from top to bottom, change one"
+                )
+        return self
+
+
+class LevelCount(StatusPart):
+    """Domains of one level."""
+
+    level: Annotated[str, Field(max_length=63)]
+    """Name of the level."""
+    count: Annotated[int, Field(ge=0)]
+    """Domains that nodes belong to."""
+
+
+class ClusterTopologyStatus(StatusPart):
+    """What the operator sees of the nodes' labels."""
+
+    observed_generation: int = 0
+    """Generation of the spec that this status describes."""
+    conditions: Annotated[list[Condition], Field(max_length=16)] = Field(default_factory=list)
+    """Whether the labels make a tree, and why not."""
+    domains: Annotated[list[LevelCount], Field(max_length=LEVELS_MAX + 1)] = Field(default_factory=list)
+    """Domains by level, top to bottom."""
+    nodes: Annotated[int, Field(ge=0)] = 0
+    """Nodes that bear every label."""
+    unlabelled: Annotated[int, Field(ge=0)] = 0
+    """Nodes that lack a label; no gang is placed there."""
+    unlabelled_nodes: Annotated[list[Annotated[str, Field(max_length=253)]], Field(max_length=UNLABELLED_MAX)] = Field(
+        default_factory=list
+    )
+    """The first of them."""
+
+
+class ClusterTopology(Part):
+    """How near nodes are to each other, read off their labels; the one that is named ``default`` is used."""
+
+    api_version: Literal["polyreme.dev/v1alpha1"]
+    kind: Literal["ClusterTopology"]
+    metadata: ClusterMeta
+    spec: ClusterTopologySpec
+    status: ClusterTopologyStatus = Field(default_factory=ClusterTopologyStatus)
+
+    def to_object(self) -> dict[str, Any]:
+        """Return the Kubernetes-shaped dictionary, defaults written out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -61,7 +61,7 @@ check: lint ## the developer's loop: lint, unit, property, contracts on the embe
 	@$(PYTEST) $(TWO_CORES) -m "$(ANYWHERE) and not $(ALONE)" $(wildcard tests/unit tests/property tests/contract)
 
 test: $(DEV) ## set up and pass everything that CI checks
-	@$(BIN)/python tools/stages.py lint test-concurrent test-serial test-whole
+	@$(BIN)/python tools/stages.py lint test-concurrent test-serial test-whole test-cluster
 
 test-concurrent: $(DEV) ## the tests that share nothing, on two cores
 	@$(PYTEST) $(TWO_CORES) -m "$(ANYWHERE) and not $(ALONE)" --junit-xml=build/reports/$@.xml $(CONCURRENT)

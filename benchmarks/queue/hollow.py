@@ -1,0 +1,165 @@
+"""The operator with hollow workers: jobs and queues on a real API server, their pods in this process.
+
+Prints one JSON line a second: jobs that have run so far. Usage: hollow.py KUBECONFIG NODES DEVICES
+"""
+
+import asyncio
+import itertools
+import json
+import random
+import secrets
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from polyreme.clock import SystemClock
+from polyreme_api import labels
+from polyreme_api.progress import Outcome, ProgressRecord, RankPhase
+from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
+from polyreme_operator.adapters.embedded.store import Store
+from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_operator.loop import run_operator
+from polyreme_operator.port import STATUS_SUBRESOURCE, ClusterPort, ListPage, Manifest, ObjectRef, WatchEvent
+from polyreme_operator.settings import Settings
+
+HOLLOW = frozenset({"Pod", "Node", "Service", "Secret", "Lease", "Role", "RoleBinding", "PriorityClass"})
+"""Kinds that live in this process; jobs, queues, intents and events go to the API server."""
+RUNTIME_LABEL = "benchmark/runtime-ms"
+
+
+class HalfHollow:
+    """A cluster whose pods are hollow: each pod of a job runs for the time that the job's label says, and succeeds."""
+
+    def __init__(self, real: ClusterPort) -> None:
+        self._real = real
+        self._store = Store(new_uid=lambda: str(uuid.uuid4()), now_s=time.time, history_changes=100_000)
+        self.hollow = EmbeddedCluster(self._store)
+        self.ran = 0
+        self._runtimes: dict[str, float] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _of(self, kind: str) -> ClusterPort:
+        return self.hollow if kind in HOLLOW else self._real
+
+    async def list(
+        self, kind: str, *, namespace: str | None = None, limit: int = 500, continue_: str | None = None
+    ) -> ListPage:
+        """List a page."""
+        page = await self._of(kind).list(kind, namespace=namespace, limit=limit, continue_=continue_)
+        self._note(page.items)
+        return page
+
+    async def watch(
+        self, kind: str, *, resource_version: str, namespace: str | None = None
+    ) -> AsyncIterator[WatchEvent]:
+        """Watch a kind."""
+        async for event in self._of(kind).watch(kind, resource_version=resource_version, namespace=namespace):
+            if kind == labels.KIND_JOB and event.type == "ADDED":
+                self._note([event.object])
+            yield event
+
+    async def get(self, ref: ObjectRef) -> Manifest:
+        """Read an object."""
+        return await self._of(ref.kind).get(ref)
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        """Create an object; a pod begins to run."""
+        created = await self._of(manifest["kind"]).create(manifest)
+        if manifest["kind"] == "Pod":
+            task = asyncio.ensure_future(self._run(created))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return created
+
+    async def patch(
+        self,
+        ref: ObjectRef,
+        merge_patch: Manifest,
+        *,
+        resource_version: str | None = None,
+        subresource: str | None = None,
+    ) -> Manifest:
+        """Merge into an object."""
+        return await self._of(ref.kind).patch(
+            ref, merge_patch, resource_version=resource_version, subresource=subresource
+        )
+
+    async def delete(
+        self, ref: ObjectRef, *, uid: str, resource_version: str | None = None, grace_period_s: int | None = None
+    ) -> None:
+        """Delete an object."""
+        await self._of(ref.kind).delete(ref, uid=uid, resource_version=resource_version, grace_period_s=grace_period_s)
+
+    async def bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
+        """Give a pod to a node."""
+        await self._of(ref.kind).bind(ref, uid=uid, node=node)
+
+    def _note(self, manifests: Any) -> None:
+        for manifest in manifests:
+            text = (manifest["metadata"].get("labels") or {}).get(RUNTIME_LABEL)
+            if text is not None:
+                self._runtimes[manifest["metadata"]["uid"]] = int(text) / 1000
+
+    async def _run(self, pod: Manifest) -> None:
+        """Be kubelet, launcher and rank of a job of one worker."""
+        metadata = pod["metadata"]
+        job, uid = (metadata["labels"][name] for name in (labels.LABEL_JOB, labels.LABEL_JOB_UID))
+        ref = ObjectRef.of(pod)
+        await self.hollow.patch(ref, {"status": {"phase": "Running"}}, subresource=STATUS_SUBRESOURCE)
+        await asyncio.sleep(self._runtimes[uid])
+        record = ProgressRecord(
+            attempt=1,
+            phase=RankPhase.DONE,
+            step=1,
+            steps=1,
+            joined=1,
+            released=True,
+            outcome=Outcome.SUCCEEDED,
+            updated_at_s=time.time(),
+        )
+        lease = ObjectRef(kind="Lease", namespace=ref.namespace, name=labels.job_object_name(job, uid))
+        annotations = {labels.ANNOTATION_PROGRESS: record.model_dump_json(by_alias=True)}
+        await self.hollow.patch(lease, {"metadata": {"annotations": annotations}})
+        await self.hollow.patch(ref, {"status": {"phase": "Succeeded"}}, subresource=STATUS_SUBRESOURCE)
+        self.ran += 1
+
+
+async def main(kubeconfig: str, nodes: int, devices: int) -> None:
+    """Run the operator until killed."""
+    async with KubernetesCluster(from_kubeconfig(kubeconfig)) as real:
+        port = HalfHollow(real)
+        for number in range(nodes):
+            await port.create(node(f"n{number}", devices))
+        operator = asyncio.ensure_future(
+            run_operator(
+                port,
+                SystemClock(),
+                settings=Settings(namespace="default"),
+                rng=random.Random(1),
+                entropy=secrets.token_bytes,
+            )
+        )
+        for _ in itertools.count():
+            print(json.dumps({"ran": port.ran, "cpu_s": round(time.process_time(), 1)}), flush=True)
+            await asyncio.wait({operator}, timeout=1.0)
+            if operator.done():
+                operator.result()
+
+
+def node(name: str, devices: int) -> Manifest:
+    """A node that is large enough for anything."""
+    capacity = {labels.RESOURCE_DEVICE: str(devices), "pods": "100000", "cpu": "100000", "memory": "1000Ti"}
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        "status": {"capacity": capacity, "allocatable": capacity, "conditions": [ready]},
+    }
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

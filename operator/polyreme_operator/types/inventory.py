@@ -36,6 +36,16 @@ Requests: TypeAlias = tuple[tuple[str, int], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LevelView:
+    """A level of the ClusterTopology."""
+
+    name: str
+    node_label: str
+    distance: int | None = None
+    """What crossing it costs, against 1 for crossing from host to host; None: four times the level below."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Taint:
     """A taint of a node."""
 
@@ -61,16 +71,6 @@ class Constraints:
     """``affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution`` as canonical JSON; empty: none."""
     tolerations: str = "[]"
     """``tolerations`` as canonical JSON."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LevelView:
-    """A level of the topology, as its owner names it; the host's level is implied."""
-
-    name: str
-    node_label: str
-    distance: int | None = None
-    """What crossing it costs; None: by its height."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -99,9 +99,14 @@ class Inventory:
     levels: tuple[str, ...]
     """Names of the levels, top to bottom; the last is ``HOST_LEVEL``."""
     domain_LN: RowArray
-    """Domain of each node at each level, counted from 0; -1 where the label is missing."""
+    """Domain of each node at each level, counted from 0 in the order of rows. A node that lacks a label has -1 at every
+    level but the last, and its row comes after all others."""
     domain_names: tuple[tuple[str, ...], ...]
     """Names of the domains of each level, by number."""
+    level_labels: tuple[str, ...] = ()
+    """Node labels of the levels, which name a level as well as its name does."""
+    distance_L: IntArray | None = None
+    """Distance of two nodes that part at a level, never rising downwards; None: 1 for hosts, times four a level."""
     version: int = 0
     """Rises when nodes, labels, taints or levels change, not with usage: what is worked out from them may be kept."""
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict)

@@ -1,0 +1,142 @@
+"""Why a gang does not fit, and what would let it run: in numbers, and with the domain that came nearest.
+
+Shape suffixes: N nodes, D domains of one level.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polyreme_operator.core.eligible import accepted_N, room_N, selected_N, tolerated_N
+from polyreme_operator.core.placement.domains import Rooms
+from polyreme_operator.core.placement.tree import tree_of
+from polyreme_operator.core.placement.wish import Wish, level_name
+from polyreme_operator.core.reasons import Reason
+from polyreme_operator.types.inventory import CPU, MEMORY, PODS, BoolArray, GangRequest, Inventory, Misfit
+
+NODE_RESOURCES = frozenset({CPU, MEMORY, PODS, "ephemeral-storage"})
+"""What every node has; the rest counts devices."""
+
+
+def misfit_of(inventory: Inventory, wish: Wish, request: GangRequest, rooms: Rooms, barred_N: BoolArray) -> Misfit:
+    """Explain a refusal.
+
+    Args:
+        inventory: The nodes.
+        wish: What is asked of the topology.
+        request: What is asked of the nodes.
+        rooms: The room there is.
+        barred_N: Nodes that are free but held for others.
+    """
+    never = _never_fits(inventory, request)
+    if never is not None:
+        return never
+    lacking_nodes = _lacking_nodes(inventory, request, rooms, barred_N)
+    if lacking_nodes is not None:
+        return lacking_nodes
+    if int(rooms.slots_N.sum()) < request.workers:
+        return _lacking_capacity(inventory, request, rooms, barred_N)
+    return _lacking_nearness(inventory, wish, request, rooms)
+
+
+def _never_fits(inventory: Inventory, request: GangRequest) -> Misfit | None:
+    """A worker that is larger than any node would wait for ever."""
+    for resource, amount in request.requests:
+        column = inventory.column(resource)
+        largest = 0 if column is None else int(inventory.capacity_NR[:, column].max(initial=0))
+        if 0 < largest < amount:
+            message = (
+                f"a worker needs {_amount(resource, amount)}; the largest node has {_amount(resource, largest)}; "
+                "ask for less in each worker"
+            )
+            return Misfit(reason=Reason.MISCONFIGURED, message=message, lacking=request.workers)
+    return None
+
+
+def _lacking_nodes(inventory: Inventory, request: GangRequest, rooms: Rooms, barred_N: BoolArray) -> Misfit | None:
+    """Devices would do, but the template's other demands leave too few nodes: name what shuts the others out."""
+    if not inventory.names:
+        return Misfit(reason=Reason.WAITING_FOR_NODES, message="the cluster has no nodes", lacking=request.workers)
+    devices = tuple(pair for pair in request.requests if pair[0] not in NODE_RESOURCES)
+    by_devices_N = room_N(inventory, devices or request.requests)
+    by_devices_N[~inventory.usable_N | barred_N] = 0
+    have = int(rooms.slots_N.sum())
+    if have >= request.workers or int(by_devices_N.sum()) < request.workers:
+        return None
+    free_N = by_devices_N > 0
+    selected = selected_N(inventory, request.constraints)
+    tolerated = tolerated_N(inventory, request.constraints.tolerations)
+    taken = [
+        (int(np.count_nonzero(free_N & ~selected)), "do not bear the labels that the pod template selects"),
+        (int(np.count_nonzero(free_N & selected & ~tolerated)), "have taints that the pod template does not tolerate"),
+    ]
+    left_N = free_N & selected & tolerated
+    for resource, amount in request.requests:
+        if resource in NODE_RESOURCES:
+            short = int(np.count_nonzero(left_N & (room_N(inventory, ((resource, amount),)) < by_devices_N)))
+            taken.append((short, f"have too little {resource} left for all workers that their devices would hold"))
+    words = "; ".join(f"{count} {what}" for count, what in taken if count)
+    free = _count(int(np.count_nonzero(free_N)), "node")
+    message = f"needs {_count(request.workers, 'worker')}; room for {have}; of {free} with free devices {words}"
+    return Misfit(reason=Reason.WAITING_FOR_NODES, message=message, lacking=request.workers - have)
+
+
+def _lacking_capacity(inventory: Inventory, request: GangRequest, rooms: Rooms, barred_N: BoolArray) -> Misfit:
+    have, holding = int(rooms.slots_N.sum()), int(np.count_nonzero(rooms.slots_N))
+    per_worker = max(1, request.devices)
+    what = "device" if request.devices else "worker"
+    message = (
+        f"needs {_count(request.workers * per_worker, what)}; room for {have * per_worker} on {_count(holding, 'node')}"
+    )
+    accepted = accepted_N(inventory, request.constraints)
+    out = int(np.count_nonzero(accepted & ~inventory.usable_N))
+    held = int(np.count_nonzero(accepted & inventory.usable_N & barred_N & (room_N(inventory, request.requests) > 0)))
+    if out:
+        message += f"; {_are(out, 'node')} out of service"
+    if held:
+        message += f"; {_are(held, 'free node')} held for others"
+    return Misfit(reason=Reason.WAITING_FOR_CAPACITY, message=message, lacking=request.workers - have)
+
+
+def _lacking_nearness(inventory: Inventory, wish: Wish, request: GangRequest, rooms: Rooms) -> Misfit:
+    """Enough is free, but not together."""
+    tree = tree_of(inventory)
+    most = int(rooms.slots_N.max(initial=0))
+    what = "node" if most <= 1 else "worker"
+    slices = ""
+    if wish.slice_workers > 1:
+        slices = f" in slices of {wish.slice_workers}, each in one {level_name(tree, wish.slice_depth)}"
+    if wish.required is None:
+        have = rooms.cluster
+        message = f"needs {_count(request.workers, what)}{slices}; {have} free so"
+        return Misfit(reason=Reason.WAITING_FOR_TOPOLOGY, message=message, lacking=request.workers - have)
+    level = tree.levels[wish.required]
+    room_D = rooms.by_depth[wish.required]
+    nearest = int(np.argmax(room_D))
+    have = int(room_D[nearest])
+    accepted = accepted_N(inventory, request.constraints)
+    rows = slice(int(level.start_D[nearest]), int(level.end_D[nearest]))
+    out = int(np.count_nonzero(accepted[rows] & ~inventory.usable_N[rows]))
+    message = (
+        f"needs {_count(request.workers, what)} in one {level_name(tree, wish.required)}{slices}; "
+        f"{have} free in {level.names[nearest]}"
+    )
+    if out:
+        message += f"; {out} of its nodes quarantined, cordoned or not ready"
+    return Misfit(reason=Reason.WAITING_FOR_TOPOLOGY, message=message, lacking=request.workers - have)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _are(number: int, what: str) -> str:
+    return f"{_count(number, what)} {'is' if number == 1 else 'are'}"
+
+
+def _amount(resource: str, amount: int) -> str:
+    if resource == CPU:
+        return f"{amount / 1000:g} cpu"
+    if resource in {MEMORY, "ephemeral-storage"}:
+        return f"{amount / 2**30:.1f} GiB of {resource}"
+    return f"{amount} {resource}"

@@ -1,0 +1,81 @@
+"""From a snapshot of the nodes to a node for every worker of a gang, all or none.
+
+Shape suffixes: N nodes, W workers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polyreme_operator.core.eligible import slots_N
+from polyreme_operator.core.placement.domains import CLUSTER, Domain, rooms_of, smallest_domain, spread
+from polyreme_operator.core.placement.misfit import misfit_of
+from polyreme_operator.core.placement.order import WORK_UNITS, ordered
+from polyreme_operator.core.placement.tree import Tree, tree_of
+from polyreme_operator.core.placement.wish import Wish, wish_of
+from polyreme_operator.types.inventory import BoolArray, GangRequest, Inventory, Misfit, Placed, RowArray
+
+
+def place(
+    inventory: Inventory,
+    request: GangRequest,
+    *,
+    blocked_N: BoolArray | None = None,
+    work_units: int = WORK_UNITS,
+) -> Placed | Misfit:
+    """Find a place for every worker, or say why there is none. Changes nothing.
+
+    Args:
+        inventory: The nodes, and what is taken of them.
+        request: What the gang needs.
+        blocked_N: Nodes that this gang may not use: other jobs' exclusive domains, reservations.
+        work_units: What the search of the order of ranks may spend, in distances looked up.
+    """
+    tree = tree_of(inventory)
+    wish = wish_of(inventory, tree, request)
+    if isinstance(wish, Misfit):
+        return wish
+    barred_N = _barred_N(inventory, tree, wish, blocked_N)
+    rooms = rooms_of(tree, wish, slots_N(inventory, request, blocked_N=barred_N), inventory.risk_N)
+    domain = smallest_domain(tree, wish, rooms, request.workers)
+    if domain is None:
+        return misfit_of(inventory, wish, request, rooms, barred_N)
+    need_N = spread(tree, wish, rooms, domain, request.workers)
+    slots_W = np.repeat(np.arange(len(need_N), dtype=np.int32), need_N)
+    order = ordered(tree, wish, request, slots_W, work_units=work_units)
+    level, name = _named(tree, domain)
+    return Placed(rows_W=order.rows_W, level=level, domain=name, cost=order.cost, work_units=order.work_units)
+
+
+def charge(inventory: Inventory, request: GangRequest, rows_W: RowArray, *, sign: int = 1) -> None:
+    """Count the workers of a gang in what is taken of the nodes.
+
+    Args:
+        inventory: Changed in place.
+        request: What one worker needs.
+        rows_W: Their nodes; -1 where the node is gone.
+        sign: -1 to give it back.
+    """
+    rows_W = rows_W[rows_W >= 0]
+    np.add.at(inventory.busy_N, rows_W, sign)
+    for resource, amount in request.requests:
+        column = inventory.column(resource)
+        if column is not None:
+            np.add.at(inventory.used_NR[:, column], rows_W, sign * amount)
+
+
+def _barred_N(inventory: Inventory, tree: Tree, wish: Wish, blocked_N: BoolArray | None) -> BoolArray:
+    """Nodes held by others: blocked ones, and for an exclusive gang all nodes of the domains in which others work."""
+    barred_N = np.zeros(len(inventory.names), dtype=np.bool_) if blocked_N is None else blocked_N.copy()
+    if wish.exclusive is not None:
+        level = tree.levels[wish.exclusive]
+        shared_D = level.sums(inventory.busy_N > 0) > 0
+        barred_N[: len(inventory.names)] |= shared_D[np.clip(tree.domain_LN[wish.exclusive], 0, None)]
+    return barred_N
+
+
+def _named(tree: Tree, domain: Domain) -> tuple[str, str]:
+    if domain.depth == CLUSTER:
+        return "", ""
+    level = tree.levels[domain.depth]
+    return level.name, level.names[domain.number]

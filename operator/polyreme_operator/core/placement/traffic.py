@@ -1,0 +1,242 @@
+"""Which workers of a gang send how much to which: the groups of a plan, brought down from ranks to workers.
+
+Shape suffixes: W workers, M members of groups, C columns (one receiver for each worker), K neighbours of a worker,
+L levels.
+
+Ranks are ``index x devices + device``. Two meshes stand over them, dense ``(pp, dp, cp, tp)`` and sparse ``(pp, edp,
+ep)``, the last axis fastest, so that the groups of every axis are arithmetic: rank ``k`` of a group lies ``k x stride``
+after its first. What a group's ranks send in a step, ``bytes_per_rank`` each:
+
+- ``dp``, ``edp``, ``cp``, ``tp``: a ring in the order of ranks; each sends all of it to the next, the last to the
+  first.
+- ``pp``: a chain; each sends all of it to the next stage, the last nothing.
+- ``ep``: an all-to-all; each sends an equal part to each of the others.
+
+The *cost* of an order is the sum over all that is sent of bytes x distance between the nodes of sender and receiver. It
+is worked out in Python's integers from counts in int64 of pairs that part at each level: bytes of a step times 100,000
+ranks times distances do not fit into 64 bits. The local search compares differences in float64 and is judged by the
+exact cost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyreme_api.plan.layout import Layout
+from polyreme_operator.core.placement.tree import Tree
+from polyreme_operator.types.inventory import GangRequest, IntArray, RowArray
+
+DENSE_MAX = 64
+"""Workers up to which neighbours are a full matrix, whatever the groups look like."""
+PEERS_MAX = 32
+"""Workers of an all-to-all up to which the local search sees every pair of it; larger ones only the exact cost sees."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """Senders with one receiver each: rings and chains of one axis."""
+
+    sent_bytes: int
+    to_CW: RowArray
+    """Receiver of each worker in each column; the worker itself where nothing leaves it."""
+    from_CW: RowArray
+    times_C: tuple[int, ...]
+    """Ranks of a worker that a column stands for."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """All-to-alls of one axis."""
+
+    sent_bytes: int
+    """By one rank, to all others of its group together."""
+    others: int
+    """Ranks of a group less one."""
+    group_M: IntArray
+    """Group of each member."""
+    worker_M: IntArray
+    times: int
+    """Pairs of ranks that a pair of members stands for."""
+    peers: tuple[int, int] | None
+    """Workers of a group and the stride between them; None where groups cut through workers."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What a step sends between workers."""
+
+    workers: int
+    devices: int
+    layout: Layout
+    sent_by_axis: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Bytes of one rank."""
+    links: tuple[Links, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Graph:
+    """Whom each worker sends to or hears from, for the local search."""
+
+    neighbour_KW: RowArray
+    weight_KW: NDArray[np.float64]
+    """Bytes a step, both ways."""
+
+
+def traffic_of(request: GangRequest) -> Traffic:
+    """Bring a plan's volumes down to workers; a layout that is not of the gang's size says nothing about its ranks."""
+    layout, devices = request.layout, max(1, request.devices)
+    nothing = Traffic(workers=request.workers, devices=devices, layout=layout)
+    fits = layout.world == request.workers * devices and layout.edp * layout.ep * layout.pp == layout.world
+    if not fits or request.workers < 2:
+        return nothing
+    links: list[Links] = []
+    exchanges: list[Exchange] = []
+    for volume in request.volumes:
+        if volume.axis not in _STRIDES or volume.bytes_per_rank <= 0:
+            continue
+        ranks, stride = getattr(layout, volume.axis), _stride(layout, volume.axis)
+        if ranks == 1 or devices % (ranks * stride) == 0:
+            continue  # a group of one, or one that never leaves its worker
+        if volume.axis == "ep":
+            exchanges.append(_exchange(volume.bytes_per_rank, ranks, stride, layout.world, devices))
+        else:
+            chain = volume.axis == "pp"
+            links.append(_links(volume.bytes_per_rank, ranks, stride, layout.world, devices, chain=chain))
+    return dataclasses.replace(
+        nothing,
+        sent_by_axis={volume.axis: volume.bytes_per_rank for volume in request.volumes},
+        links=tuple(links),
+        exchanges=tuple(exchanges),
+    )
+
+
+_STRIDES = {"tp": (), "cp": ("tp",), "dp": ("cp", "tp"), "pp": ("dp", "cp", "tp"), "ep": (), "edp": ("ep",)}
+"""Axes that vary faster, whose degrees multiply to the stride."""
+
+
+def _stride(layout: Layout, axis: str) -> int:
+    stride = 1
+    for faster in _STRIDES[axis]:
+        stride *= getattr(layout, faster)
+    return stride
+
+
+def _links(sent_bytes: int, ranks: int, stride: int, world: int, devices: int, *, chain: bool) -> Links:
+    copies = 1
+    if stride % devices == 0:  # all ranks of a worker have theirs on the same other worker
+        stride, world, copies, devices = stride // devices, world // devices, devices, 1
+    rank = np.arange(world, dtype=np.int64)
+    place = rank // stride % ranks
+    wrap = (ranks - 1) * stride
+    after = np.where(place < ranks - 1, rank + stride, rank if chain else rank - wrap)
+    before = np.where(place > 0, rank - stride, rank if chain else rank + wrap)
+    to, back = ((other // devices).reshape(-1, devices).T.astype(np.int32) for other in (after, before))
+    keep, times = [0], [copies]
+    for column in range(1, devices):
+        if np.array_equal(to[column], to[column - 1]) and np.array_equal(back[column], back[column - 1]):
+            times[-1] += copies
+        else:
+            keep.append(column)
+            times.append(copies)
+    return Links(sent_bytes=sent_bytes, to_CW=to[keep], from_CW=back[keep], times_C=tuple(times))
+
+
+def _exchange(sent_bytes: int, ranks: int, stride: int, world: int, devices: int) -> Exchange:
+    peers: tuple[int, int] | None = None
+    if stride % devices == 0:
+        peers, times = (ranks, stride // devices), devices
+    elif devices % stride == 0 and (ranks * stride) % devices == 0:
+        peers, times = (ranks * stride // devices, 1), devices * devices // stride
+    else:
+        times = 1
+    members = np.arange(world if peers is None else world // devices, dtype=np.int64)
+    size, step = (ranks, stride) if peers is None else peers
+    return Exchange(
+        sent_bytes=sent_bytes,
+        others=ranks - 1,
+        group_M=members // (size * step) * step + members % step,
+        worker_M=members // devices if peers is None else members,
+        times=times,
+        peers=peers,
+    )
+
+
+def cost_of(tree: Tree, traffic: Traffic, rows_W: RowArray) -> int:
+    """Return the sum of bytes x distance of an order, exactly."""
+    total = 0
+    domain_LW = tree.domain_LN[:, rows_W]
+    rises = [int(rise) for rise in tree.rise_L]
+    for link in traffic.links:
+        for to_W, times in zip(link.to_CW, link.times_C, strict=True):
+            parted = (np.count_nonzero(domain_W != domain_W[to_W]) for domain_W in domain_LW)
+            total += link.sent_bytes * times * sum(rise * int(count) for rise, count in zip(rises, parted, strict=True))
+    for exchange in traffic.exchanges:
+        pairs = _parted_pairs(exchange, domain_LW, rows_W)
+        crossed = sum(rise * count for rise, count in zip(rises, pairs, strict=True))
+        total += exchange.sent_bytes * exchange.times * crossed // exchange.others
+    return total
+
+
+def _parted_pairs(exchange: Exchange, domain_LW: RowArray, rows_W: RowArray) -> list[int]:
+    """Count ordered pairs of members that lie in different domains, by level."""
+    row_M = rows_W[exchange.worker_M].astype(np.int64)
+    by_group = np.argsort(exchange.group_M * (int(row_M.max()) + 1) + row_M, kind="stable")
+    group_M, worker_M = exchange.group_M[by_group], exchange.worker_M[by_group]
+    new_group_M = np.diff(group_M, prepend=-1) != 0
+    # Rows of one domain are neighbours, so within a group sorted by row each domain is one run, at every level.
+    pairs = []
+    for domain_W in domain_LW:
+        starts = np.flatnonzero(new_group_M | (np.diff(domain_W[worker_M], prepend=-1) != 0))
+        run = np.diff(np.append(starts, len(group_M)))
+        pairs.append(_pairs(np.flatnonzero(new_group_M), len(group_M)) - int(np.dot(run, run)))
+    return pairs
+
+
+def _pairs(starts: NDArray[np.intp], members: int) -> int:
+    size = np.diff(np.append(starts, members))
+    return int(np.dot(size, size))
+
+
+def graph_of(traffic: Traffic) -> Graph:
+    """List each worker's neighbours: a full matrix for small gangs, columns for large ones."""
+    if traffic.workers <= DENSE_MAX:
+        return _full(traffic)
+    neighbours: list[RowArray] = []
+    weights: list[float] = []
+    for link in traffic.links:
+        for to_W, from_W, times in zip(link.to_CW, link.from_CW, link.times_C, strict=True):
+            neighbours += [to_W, from_W]
+            weights += [float(link.sent_bytes * times)] * 2
+    worker_W = np.arange(traffic.workers, dtype=np.int64)
+    for exchange in traffic.exchanges:
+        if exchange.peers is None or exchange.peers[0] > PEERS_MAX:
+            continue
+        size, step = exchange.peers
+        place_W = worker_W // step % size
+        for on in range(1, size):
+            neighbours.append((worker_W + ((place_W + on) % size - place_W) * step).astype(np.int32))
+            weights.append(2.0 * exchange.sent_bytes * exchange.times / exchange.others)
+    shape = (len(weights), traffic.workers)
+    neighbour_KW = np.array(neighbours, dtype=np.int32).reshape(shape)
+    return Graph(neighbour_KW, np.broadcast_to(np.array(weights, dtype=np.float64)[:, None], shape))
+
+
+def _full(traffic: Traffic) -> Graph:
+    workers = traffic.workers
+    sent_WW = np.zeros((workers, workers))
+    everyone = np.arange(workers)
+    for link in traffic.links:
+        for to_W, times in zip(link.to_CW, link.times_C, strict=True):
+            np.add.at(sent_WW, (everyone, to_W), float(link.sent_bytes * times))
+    for exchange in traffic.exchanges:
+        members_GW = np.zeros((int(exchange.group_M.max()) + 1, workers))
+        np.add.at(members_GW, (exchange.group_M, exchange.worker_M), 1.0)
+        sent_WW += members_GW.T @ members_GW * (exchange.sent_bytes * exchange.times / exchange.others)
+    both_WW = sent_WW + sent_WW.T
+    neighbour_KW = ((everyone[None, :] + np.arange(1, workers)[:, None]) % workers).astype(np.int32)
+    return Graph(neighbour_KW, both_WW[everyone[None, :], neighbour_KW])

@@ -1,4 +1,4 @@
-"""Write what is generated from the API's types: the CRD and the page of its fields (``--check`` only compares)."""
+"""Write what is generated from the API's types: the CRDs and the pages of their fields (``--check`` only compares)."""
 
 import re
 import sys
@@ -6,14 +6,14 @@ from pathlib import Path
 
 import yaml
 
-from polyreme_api.job.crd import training_job_crd
-from tools.job_reference import reference_page
+from polyreme_api.crd.definitions import DEFINITIONS, Definition, crd
+from tools.reference_pages import reference_page
 
 ROOT = Path(__file__).parent.parent
-CRD_PATH = Path("manifests/crds/polyreme.dev_trainingjobs.yaml")
-REFERENCE_PATH = Path("docs/reference/trainingjob.md")
+CRDS = Path("manifests/crds")
+PAGES = Path("docs/reference")
 NUMBER = re.compile(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?")
-HEADER = "# Generated from api/polyreme_api/job by tools/generate_crds.py; do not edit.\n"
+HEADER = "# Generated from api/polyreme_api by tools/generate_crds.py; do not edit.\n"
 
 
 def main(arguments: list[str]) -> int:
@@ -32,13 +32,27 @@ def main(arguments: list[str]) -> int:
 
 def outputs() -> dict[Path, str]:
     """Return the text of every generated file, by its path in the repository."""
-    crd = training_job_crd()
-    return {CRD_PATH: crd_yaml(crd), REFERENCE_PATH: reference_page(crd)}
+    texts: dict[Path, str] = {}
+    for definition in DEFINITIONS:
+        manifest = crd(definition)
+        texts[crd_path(definition)] = crd_yaml(manifest)
+        texts[page_path(definition)] = reference_page(manifest)
+    return texts
 
 
-def crd_yaml(crd: dict[str, object]) -> str:
+def crd_path(definition: Definition) -> Path:
+    """Return where the CRD of a kind lies."""
+    return CRDS / f"polyreme.dev_{definition.plural}.yaml"
+
+
+def page_path(definition: Definition) -> Path:
+    """Return where the page of a kind's fields lies."""
+    return PAGES / f"{definition.kind.lower()}.md"
+
+
+def crd_yaml(manifest: dict[str, object]) -> str:
     """Write the CRD as YAML, keys in the order in which they were made."""
-    return HEADER + yaml.dump(crd, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+    return HEADER + yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
 
 
 class _Dumper(yaml.SafeDumper):

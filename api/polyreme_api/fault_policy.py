@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from polyreme_api.fields import Condition, LabelKey, Name, Part, StatusPart
+from polyreme_api.fields import Condition, Name, Part, StatusPart
 from polyreme_api.metadata import ClusterMeta
 
 RULES_MAX = 64
@@ -57,7 +57,7 @@ class NodeFaultPolicySpec(Part):
 
     mode: Literal["Observe", "Enforce"] = "Observe"
     """``Observe`` says what it would do; ``Enforce`` does it."""
-    node_selector: Annotated[dict[LabelKey, Annotated[str, Field(max_length=63)]], Field(max_length=32)] = Field(
+    node_selector: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=32)] = Field(
         default_factory=dict
     )
     """Labels of the nodes that the policy is for; empty: all."""

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from polyreme_api.job.crd import training_job_crd
+from polyreme_api.crd.definitions import DEFINITIONS, JOB, Definition, crd
 from tools import generate_crds
-from tools.generate_crds import CRD_PATH, ROOT, outputs
+from tools.generate_crds import ROOT, crd_path, outputs, page_path
 
 
 @pytest.mark.parametrize("path", sorted(outputs()), ids=str)
@@ -18,13 +18,19 @@ def test_a_generated_file_is_fresh(path: Path) -> None:
     assert (ROOT / path).read_text(encoding="utf-8") == outputs()[path], "stale; run make docs"
 
 
-def test_the_file_holds_the_crd() -> None:
-    assert yaml.safe_load((ROOT / CRD_PATH).read_text(encoding="utf-8")) == training_job_crd()
+def test_there_is_a_file_and_a_page_for_each_kind_and_for_nothing_else() -> None:
+    assert {path.name for path in (ROOT / "manifests/crds").iterdir()} == {crd_path(one).name for one in DEFINITIONS}
+    assert set(outputs()) == {path(one) for one in DEFINITIONS for path in (crd_path, page_path)}
+
+
+@pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.kind)
+def test_the_file_holds_the_crd(definition: Definition) -> None:
+    assert yaml.safe_load((ROOT / crd_path(definition)).read_text(encoding="utf-8")) == crd(definition)
 
 
 def test_numbers_that_are_text_are_quoted_for_readers_of_yaml_1_2() -> None:
     """``1e-8`` is text in YAML 1.1, which PyYAML writes, and a number in 1.2, which the API server reads."""
-    text = (ROOT / CRD_PATH).read_text(encoding="utf-8")
+    text = (ROOT / crd_path(JOB)).read_text(encoding="utf-8")
     assert 'default: "1e-8"' in text
     assert 'default: "1e-3"' in text
 
@@ -35,12 +41,13 @@ def test_a_stale_file_fails_the_check(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert generate_crds.main(["--check"]) == 1
     assert generate_crds.main([]) == 0
     assert generate_crds.main(["--check"]) == 0
-    (tmp_path / CRD_PATH).write_text("old")
+    (tmp_path / crd_path(JOB)).write_text("old")
     assert generate_crds.main(["--check"]) == 1
 
 
-def test_the_page_names_every_field_of_the_spec() -> None:
-    page = outputs()[generate_crds.REFERENCE_PATH]
+@pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.kind)
+def test_the_page_names_every_field_of_the_spec(definition: Definition) -> None:
+    page = outputs()[page_path(definition)]
 
     def names(schema: dict[str, Any]) -> set[str]:
         found = set(schema.get("properties", {}))
@@ -48,5 +55,5 @@ def test_the_page_names_every_field_of_the_spec() -> None:
             found |= names(inner) | names(inner.get("items", {}))
         return found
 
-    schema = training_job_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    schema = crd(definition)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     assert all(f"| `{name}` |" in page for name in names(schema["properties"]["spec"]))

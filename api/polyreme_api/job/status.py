@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, computed_field
 
 from polyreme_api.fields import Condition, StatusPart, Time
 from polyreme_api.progress import CheckpointRef
@@ -13,6 +13,8 @@ COUNTED_RESTARTS_MAX = 1000
 """Most restarts that a window's budget can allow: so many times are kept."""
 CAUSES_MAX = 16
 PREEMPTION_RECORDS_MAX = 16
+TELLING_CONDITIONS = ("Failed", "Succeeded", "Suspended", "Queued", "Preempted")
+"""Conditions that, when True, say more than what the ranks do; the first of them is told."""
 
 NodeName = Annotated[str, Field(max_length=253)]
 Run = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]
@@ -244,6 +246,21 @@ class TrainingJobStatus(StatusPart):
     """When the job was first admitted."""
     completed_at: Time | None = None
     """When the job succeeded or failed."""
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def ready(self) -> Annotated[str, Field(max_length=16)]:
+        """Pods that have joined the attempt, of those it has, as ``12/12``; for people."""
+        wanted = "" if self.attempt is None else f"/{self.attempt.replicas}"
+        return f"{self.ready_replicas}{wanted}"
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def reason(self) -> Annotated[str, Field(max_length=1024)]:
+        """Reason of the condition that says most of the job as it is now; for people."""
+        telling = next((kind for kind in TELLING_CONDITIONS if self.is_true(kind)), "Running")
+        found = self.condition(telling)
+        return "" if found is None else found.reason
 
     def condition(self, kind: str) -> Condition | None:
         """Return the condition of a type."""

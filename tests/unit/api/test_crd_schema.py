@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
+from polyreme_api import fault_policy as fault_types
+from polyreme_api import fields as field_types
+from polyreme_api import queue as queue_types
+from polyreme_api import topology as topology_types
+from polyreme_api.crd.definitions import DEFINITIONS, JOB, MUTABLE, Definition, crd, object_schema
+from polyreme_api.crd.rules import LIST_KEYS, OBJECT_RULES, RULES
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
 from polyreme_api.job import data as data_types
 from polyreme_api.job import model as model_types
 from polyreme_api.job import policy as policy_types
 from polyreme_api.job import status as status_types
 from polyreme_api.job import workers as workers_types
-from polyreme_api.job.crd import LIST_KEYS, MUTABLE, RULES, training_job_crd, training_job_schema
-from polyreme_operator.core.reasons import ConditionType
 from tests.unit.api.jobs import job_with
 
 Schema = dict[str, Any]
@@ -26,7 +29,6 @@ ALLOWED = {
     "x-kubernetes-validations", "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
     "x-kubernetes-preserve-unknown-fields",
 }  # fmt: skip
-SCHEMA = training_job_schema()
 
 
 def nodes(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
@@ -39,50 +41,58 @@ def nodes(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
         yield from nodes(schema["additionalProperties"], f"{path}{{}}")
 
 
-NODES = dict(nodes(SCHEMA))
+OF_KIND = {definition.kind: dict(nodes(object_schema(definition))) for definition in DEFINITIONS}
+NODES = OF_KIND["TrainingJob"]
+EVERY = [(f"{kind} {path}", path, node) for kind, found in OF_KIND.items() for path, node in found.items()]
 
 
 def test_every_node_is_structural() -> None:
-    for path, node in NODES.items():
-        assert node["type"] in {"object", "array", "string", "integer", "boolean"}, path
-        assert set(node) <= ALLOWED, path
-        assert not {"properties", "additionalProperties"} <= set(node), path
-        assert ("items" in node) == (node["type"] == "array"), path
-        assert set(node.get("required", ())) <= set(node.get("properties", ())), path
+    for place, _, node in EVERY:
+        assert node["type"] in {"object", "array", "string", "integer", "boolean"}, place
+        assert set(node) <= ALLOWED, place
+        assert not {"properties", "additionalProperties"} <= set(node), place
+        assert ("items" in node) == (node["type"] == "array"), place
+        assert set(node.get("required", ())) <= set(node.get("properties", ())), place
 
 
 def test_every_string_list_and_map_is_bounded() -> None:
-    for path, node in NODES.items():
+    for place, path, node in EVERY:
         if path in {"apiVersion", "kind", "metadata"}:
             continue
         match node:
             case {"type": "string"}:
-                assert "maxLength" in node or "enum" in node, path
+                assert "maxLength" in node or "enum" in node, place
             case {"type": "array"}:
-                assert "maxItems" in node, path
+                assert "maxItems" in node, place
             case {"additionalProperties": _}:
-                assert "maxProperties" in node, path
+                assert "maxProperties" in node, place
+
+
+def test_every_number_of_a_spec_is_bounded() -> None:
+    for place, path, node in EVERY:
+        if path.startswith("spec") and node["type"] == "integer":
+            assert {"minimum", "maximum"} <= set(node), place
 
 
 def test_only_the_pod_template_is_free_form() -> None:
-    free = [path for path, node in NODES.items() if "x-kubernetes-preserve-unknown-fields" in node]
-    assert free == ["spec.workers.template"]
+    free = [place for place, _, node in EVERY if "x-kubernetes-preserve-unknown-fields" in node]
+    assert free == ["TrainingJob spec.workers.template"]
 
 
 def test_no_field_is_a_float() -> None:
-    assert not [path for path, node in NODES.items() if node["type"] == "number"]
+    assert not [place for place, _, node in EVERY if node["type"] == "number"]
 
 
 def test_every_field_is_described_in_plain_words() -> None:
-    for path, node in NODES.items():
+    for place, path, node in EVERY:
         if path == "" or path.endswith(("[]", "{}")) or path == "metadata":
             continue
-        assert node.get("description"), path
-        assert "``" not in node["description"], path
+        assert node.get("description"), place
+        assert "``" not in node["description"], place
 
 
 def test_names_are_camel_case() -> None:
-    for node in NODES.values():
+    for _, _, node in EVERY:
         assert all(name.isalnum() and name[0].islower() for name in node.get("properties", ()))
 
 
@@ -123,7 +133,8 @@ def test_the_api_server_fills_the_same_defaults_as_we_do(changes: dict[str, Any]
 
 
 def test_the_status_has_no_defaults() -> None:
-    assert not [path for path, node in nodes(NODES["status"]) if "default" in node]
+    for found in OF_KIND.values():
+        assert not [path for path, node in nodes(found["status"]) if "default" in node]
 
 
 def rules_at(path: str) -> list[str]:
@@ -135,6 +146,13 @@ def frozen(path: str) -> bool:
     return any("self == oldSelf" in rules_at(".".join(parts[:count])) for count in range(1, len(parts) + 1))
 
 
+def test_what_an_administrator_owns_may_change() -> None:
+    for definition in DEFINITIONS:
+        rules = [rule["rule"] for place, _, node in EVERY for rule in node.get("x-kubernetes-validations", ())
+                 if place.startswith(definition.kind)]  # fmt: skip
+        assert any("oldSelf" in rule for rule in rules) == (definition.mutable is not None)
+
+
 def test_only_replicas_and_suspend_may_change() -> None:
     leaves = [path for path, node in NODES.items() if path.startswith("spec.") and "properties" not in node]
     changeable = {path for path in leaves if "[]" not in path and "{}" not in path and not frozen(path)}
@@ -143,23 +161,43 @@ def test_only_replicas_and_suspend_may_change() -> None:
 
 def test_a_field_without_default_neither_comes_nor_goes() -> None:
     """A transition rule of a field runs only where it is both before and after; its owner must watch the rest."""
-    for owner in ("spec", "spec.workers"):
-        node = NODES[owner]
-        for name, inner in node["properties"].items():
-            if "default" in inner or name in node.get("required", ()) or not frozen(f"{owner}.{name}"):
+    for owner, node in NODES.items():
+        if not owner.startswith("spec") or "[]" in owner or "{}" in owner:
+            continue
+        for name, inner in node.get("properties", {}).items():
+            if "default" in inner or name in node.get("required", ()):
                 continue
-            assert f"has(self.{name}) == has(oldSelf.{name})" in rules_at(owner), name
+            assert f"has(self.{name}) == has(oldSelf.{name})" in rules_at(owner), f"{owner}.{name}"
 
 
 def test_every_rule_names_its_fix() -> None:
-    messages = [rule["message"] for node in NODES.values() for rule in node.get("x-kubernetes-validations", ())]
-    assert len(messages) > 40
-    assert all("; " in message and not message.endswith(".") for message in messages)
+    rules = [rule for _, _, node in EVERY for rule in node.get("x-kubernetes-validations", ())]
+    assert len(rules) > 100
+    for rule in rules:
+        assert "; " in rule["message"], rule
+        assert not rule["message"].endswith("."), rule
+        assert not any(leftover in rule["message"] for leftover in ("{", "}", "  ", " ;")), rule
+
+
+def test_every_rule_across_fields_says_the_value_that_it_saw() -> None:
+    for rules in (*RULES.values(), *OBJECT_RULES.values()):
+        for rule in rules:
+            assert ".format([" in rule.to_object()["messageExpression"], rule
 
 
 TYPES = {
     found.__name__: found
-    for module in (data_types, model_types, policy_types, status_types, workers_types)
+    for module in (
+        data_types,
+        fault_types,
+        field_types,
+        model_types,
+        policy_types,
+        queue_types,
+        status_types,
+        topology_types,
+        workers_types,
+    )
     for found in vars(module).values()
     if isinstance(found, type) and issubclass(found, BaseModel)
 } | {"TrainingJobSpec": TrainingJobSpec, "TrainingJobStatus": TrainingJobStatus}
@@ -170,51 +208,59 @@ def test_rules_and_keys_are_of_types_that_exist() -> None:
     for (owner, field), key in LIST_KEYS.items():
         schema = TYPES[owner].model_json_schema(by_alias=True)
         assert field in schema["properties"], owner
-        entries = [node for path, node in NODES.items() if path.endswith(f"{field}[]")]
+        entries = [
+            inner["items"]
+            for _, _, node in EVERY
+            for name, inner in node.get("properties", {}).items()
+            if name == field and inner.get("x-kubernetes-list-map-keys") == [key]
+        ]
         assert entries
         assert all(key in entry["required"] for entry in entries), (owner, field)
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_every_type_with_a_validator_of_several_fields_has_rules(name: str) -> None:
-    found = [
-        path for path, node in NODES.items() if RULES[name][0].to_object() in node.get("x-kubernetes-validations", ())
-    ]
-    assert found, name
+    wanted = RULES[name][0].to_object()
+    assert [place for place, _, node in EVERY if wanted in node.get("x-kubernetes-validations", ())], name
 
 
 def test_types_with_validators_are_covered_by_rules() -> None:
     validated = {name for name, found in TYPES.items() if found.__pydantic_decorators__.model_validators}
-    assert validated - {"TrainingJobSpec"} <= set(RULES)
+    assert validated <= set(RULES) | set(OBJECT_RULES)
 
 
 def test_conditions_are_a_map_by_type() -> None:
-    conditions = NODES["status.conditions"]
-    assert conditions["x-kubernetes-list-type"] == "map"
-    assert conditions["x-kubernetes-list-map-keys"] == ["type"]
+    for found in OF_KIND.values():
+        conditions = found["status.conditions"]
+        assert conditions["x-kubernetes-list-type"] == "map"
+        assert conditions["x-kubernetes-list-map-keys"] == ["type"]
 
 
-def test_names_subresources_and_columns() -> None:
-    crd = training_job_crd()
-    version = crd["spec"]["versions"][0]
-    assert crd["metadata"]["name"] == "trainingjobs.polyreme.dev"
-    assert crd["spec"]["names"]["shortNames"] == ["tj"]
-    assert crd["spec"]["names"]["categories"] == ["all", "training"]
-    assert version["subresources"]["scale"]["specReplicasPath"] == ".spec.workers.replicas"
+@pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.kind)
+def test_names_subresources_and_columns(definition: Definition) -> None:
+    manifest = crd(definition)
+    version, names = manifest["spec"]["versions"][0], manifest["spec"]["names"]
+    assert manifest["metadata"]["name"] == f"{definition.plural}.polyreme.dev"
+    assert "training" in names["categories"]
+    assert ("all" in names["categories"]) == (manifest["spec"]["scope"] == "Namespaced") == (definition is JOB)
     assert version["subresources"]["status"] == {}
     for column in version["additionalPrinterColumns"]:
-        path = column["jsonPath"]
+        path = column["jsonPath"].replace("[0]", "[]")
         assert "[-1" not in path
-        assert "[0" not in path
         head = path.partition("[?")[0].removeprefix(".")
-        assert head in NODES or head.startswith("metadata."), path
+        assert head in OF_KIND[definition.kind] or head.startswith("metadata."), path
 
 
-def test_columns_read_conditions_that_the_operator_writes() -> None:
-    columns = training_job_crd()["spec"]["versions"][0]["additionalPrinterColumns"]
-    kinds = {found[1] for column in columns if (found := re.search(r'@\.type=="(\w+)"', column["jsonPath"]))}
-    assert kinds == {"Queued", "Running", "Succeeded", "Failed"}
-    assert kinds <= {kind.value for kind in ConditionType}
+def test_the_short_names_are_the_documented_ones() -> None:
+    assert {definition.kind: definition.short_name for definition in DEFINITIONS} == {
+        "TrainingJob": "tj", "TrainingQueue": "tq", "ClusterTopology": "ct", "NodeFaultPolicy": "nfp",
+    }  # fmt: skip
+
+
+def test_only_jobs_are_scaled() -> None:
+    scaled = {definition.kind: definition.scale for definition in DEFINITIONS if definition.scale}
+    assert set(scaled) == {"TrainingJob"}
+    assert all(path.removeprefix(".") in NODES for path in scaled["TrainingJob"].values())
 
 
 def test_the_default_of_an_object_with_rules_obeys_them_as_it_stands() -> None:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polyreme_api.fields import Condition
 from polyreme_api.job.status import (
     COUNTED_RESTARTS_MAX,
     RESTART_RECORDS_MAX,
     AttemptStatus,
-    Condition,
     EarlierRestarts,
     Placement,
     RestartRecord,

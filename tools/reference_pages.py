@@ -1,26 +1,75 @@
-"""The page of a TrainingJob's fields, written from its CRD: what a user looks up."""
+"""The pages of our kinds' fields, written from their CRDs: what a user looks up."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 Schema = Mapping[str, Any]
 
-PREFACE = """\
-# TrainingJob
+HEAD = """\
+# {kind}
 
-`apiVersion: polyreme.dev/v1alpha1`, `kind: TrainingJob`. The same YAML goes to `kubectl apply` and to `polyreme run`.
-This page is generated from the types in `api/polyreme_api/job`; `kubectl explain trainingjob.spec` says the same.
-
+`apiVersion: polyreme.dev/v1alpha1`, `kind: {kind}`. {scope}
+This page is generated from the types in `api/polyreme_api`; `kubectl explain {singular}.spec` says the same.
+"""
+SCOPES = {
+    "Namespaced": "Belongs to a namespace. The same YAML goes to `kubectl apply` and to `polyreme run`.",
+    "Cluster": "Belongs to the cluster, not to a namespace. `polyreme validate` checks the YAML without one.",
+}
+PREFACES = {
+    "TrainingJob": """\
 Numbers with a fraction are written as text (`"2e-3"`): Kubernetes APIs carry no floats. While a job exists only
 `spec.workers.replicas` and `spec.suspend` may change.
-"""
+""",
+    "TrainingQueue": """\
+A queue that others name as their `parent` is a cohort: quota that lies idle in one of them is lent to the others, and
+given back when its owner needs it. A job waits in the queue that `spec.queueName` names. While nobody has made a queue
+`default`, jobs of that queue are unlimited; a job of any other queue that does not exist waits with reason
+`QueueMissing`. Every field may change at any time, and a deleted queue keeps its jobs waiting.
+
+```yaml
+apiVersion: polyreme.dev/v1alpha1
+kind: TrainingQueue
+metadata: {name: research}
+spec:
+  parent: company
+  quotas:
+    - {resource: nvidia.com/gpu, nominal: 512, borrowingLimit: 256}
+```
+""",
+    "ClusterTopology": """\
+Names the labels of nodes from the widest domain of the network to the narrowest; the host is always below the last. The
+topology that is named `default` is used; without it every node is equally far from every other. Jobs ask for a level by
+its name: `spec.topology.required: rack`.
+
+```yaml
+apiVersion: polyreme.dev/v1alpha1
+kind: ClusterTopology
+metadata: {name: default}
+spec:
+  levels:
+    - {name: zone, nodeLabel: topology.kubernetes.io/zone}
+    - {name: block, nodeLabel: example.com/block}
+    - {name: rack, nodeLabel: example.com/rack}
+```
+
+Labels nest when all nodes with the same value of a level lie in one domain of the level above. Where they do not, or
+where no node bears them, the condition `Ready` says which node and which label; running jobs are left alone.
+""",
+    "NodeFaultPolicy": """\
+Rules by which signs of a faulty node lead to an answer. This version defines the kind and checks what is applied; the
+controller that carries policies out is not part of it yet.
+""",
+}
 
 
 def reference_page(crd: Mapping[str, Any]) -> str:
     """Return the page in Markdown."""
-    version = crd["spec"]["versions"][0]
+    version, names = crd["spec"]["versions"][0], crd["spec"]["names"]
     schema = version["schema"]["openAPIV3Schema"]
-    parts = [PREFACE, _columns(version["additionalPrinterColumns"])]
+    head = HEAD.format(kind=names["kind"], singular=names["singular"], scope=SCOPES[crd["spec"]["scope"]])
+    parts = [head, PREFACES[names["kind"]], _columns(names["shortNames"][0], version["additionalPrinterColumns"])]
+    if rules := _rules(schema):
+        parts.append("\n".join(["## Whole object", "", "Refused:", "", *rules, ""]))
     for top in ("spec", "status"):
         parts += [_section(path, part) for path, part in _objects(top, schema["properties"][top])]
     return "\n".join(parts)
@@ -40,23 +89,25 @@ def _section(path: str, schema: Schema) -> str:
         f"| `{name}` | {_type(inner)} | {_default(name, inner, required)} | {_cell(inner.get('description', ''))} |"
         for name, inner in schema["properties"].items()
     ]
-    rules = [
-        f"- {rule['message'][:1].upper()}{rule['message'][1:]}."
-        for rule in schema.get("x-kubernetes-validations", ())
-        if "oldSelf" not in rule["rule"]
-    ]
+    rules = _rules(schema)
     table = ["| field | type | default | meaning |", "|---|---|---|---|", *rows]
     words = [f"## {path}", "", schema.get("description", ""), "", *table, ""]
     return "\n".join(words + (["Refused:", "", *rules, ""] if rules else []))
 
 
-def _columns(columns: list[dict[str, Any]]) -> str:
+def _rules(schema: Schema) -> list[str]:
+    return [
+        f"- {rule['message']}." for rule in schema.get("x-kubernetes-validations", ()) if "oldSelf" not in rule["rule"]
+    ]
+
+
+def _columns(short_name: str, columns: list[dict[str, Any]]) -> str:
     rows = [
         f"| {column['name']}{' (wide)' if column.get('priority') else ''} | `{_cell(column['jsonPath'])}` "
         f"| {column.get('description', '')} |"
         for column in columns
     ]
-    return "\n".join(["## kubectl get tj", "", "| column | from | meaning |", "|---|---|---|", *rows, ""])
+    return "\n".join([f"## kubectl get {short_name}", "", "| column | from | meaning |", "|---|---|---|", *rows, ""])
 
 
 def _type(schema: Schema) -> str:

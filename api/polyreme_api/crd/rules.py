@@ -1,0 +1,245 @@
+"""What the types' validators say across fields, in the Common Expression Language, and lists that are maps.
+
+The words of a rule name the field, the value and the fix. Values stand in braces, as CEL: the API server puts them in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from polyreme_api.job.spec import LAUNCHER_PARTS
+from polyreme_api.metadata import CLUSTER_NAME_CHARACTERS_MAX, DNS_LABEL, JOB_NAME_CHARACTERS_MAX
+from polyreme_api.topology import HOST_LABEL, HOST_NAME
+
+_VALUE = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A rule across fields, with a sentence that names the fix."""
+
+    rule: str
+    words: str
+    plain: str = ""
+    """The sentence without values; empty: the words as they are, less what stands in braces."""
+
+    @property
+    def message(self) -> str:
+        """The sentence without values: for the reference, and where the server can't put them in."""
+        return self.plain or re.sub(rf" ?{_VALUE.pattern}", "", self.words)
+
+    def to_object(self) -> dict[str, str]:
+        """Return it as an entry of ``x-kubernetes-validations``."""
+        spoken = {"messageExpression": _cel_text(self.words)} if _VALUE.search(self.words) else {}
+        return {"rule": self.rule, "message": self.message, **spoken}
+
+
+def _cel_text(words: str) -> str:
+    """Write a sentence with values as a CEL expression.
+
+    Formatted in one call: the server can't bound the cost of joining texts whose length it does not know.
+    """
+    text = _VALUE.sub("%s", words.replace("%", "%%"))
+    return f"'{text}'.format([{', '.join(_VALUE.findall(words))}])"
+
+
+def _first_given(names: tuple[str, ...], otherwise: str) -> str:
+    """Write the name and value of the first field that is set."""
+    for name in reversed(names):
+        otherwise = f"has(self.{name}) ? '{name} %s'.format([self.{name}]) : ({otherwise})"
+    return otherwise
+
+
+_DEGREES = ("dp", "ep", "pp", "cp", "tp")
+_DEGREES_GIVEN = " || ".join(f"has(self.{degree})" for degree in _DEGREES)
+_CONDITIONS_GIVEN = "has(self.onPodConditions) && size(self.onPodConditions) > 0"
+_XIDS_GIVEN = "(has(self.onXids) && size(self.onXids) > 0)"
+_NODE_CONDITIONS_GIVEN = "(has(self.onNodeConditions) && size(self.onNodeConditions) > 0)"
+_LIMITED = "has(q.borrowingLimit) || has(q.lendingLimit)"
+
+RULES: Mapping[str, tuple[Rule, ...]] = {
+    "TrainingJobSpec": tuple(
+        Rule(
+            rule=f"has(self.{part}) || self.workers.runtime.mode == 'Environment'",
+            words=f"{part} is required with workers.runtime.mode {{self.workers.runtime.mode}}; "
+            "set it, or use mode: Environment for a container that brings its own training",
+            plain=f"{part} is required unless workers.runtime.mode is Environment; "
+            "set it, or use mode: Environment for a container that brings its own training",
+        )
+        for part in LAUNCHER_PARTS
+    ),
+    "Workers": (
+        Rule(
+            rule="!has(self.minReplicas) || self.minReplicas <= self.replicas",
+            words="replicas {self.replicas} lies below minReplicas {self.minReplicas}; "
+            "raise replicas or lower minReplicas",
+        ),
+        Rule(
+            rule="!has(self.maxReplicas) || self.replicas <= self.maxReplicas",
+            words="replicas {self.replicas} lies above maxReplicas {self.maxReplicas}; "
+            "lower replicas or raise maxReplicas",
+        ),
+    ),
+    "Topology": (
+        Rule(
+            rule="!has(self.required) || !has(self.preferred)",
+            words="required {self.required} and preferred {self.preferred} exclude each other; drop one",
+        ),
+        Rule(
+            rule="has(self.sliceSize) == has(self.sliceLevel)",
+            words=f"{{{_first_given(('sliceSize', 'sliceLevel'), repr(''))}}} stands alone: "
+            "sliceSize and sliceLevel go together; set both or none",
+            plain="sliceSize and sliceLevel go together; set both or none",
+        ),
+    ),
+    "Parallelism": (
+        Rule(
+            rule=f"self.mode != 'Auto' || !({_DEGREES_GIVEN})",
+            words=f"mode {{self.mode}} chooses the degrees itself, seen {{{_first_given(_DEGREES, repr(''))}}}; "
+            "use mode: Explicit or drop dp, ep, pp, cp, tp",
+            plain="mode Auto chooses the degrees itself; use mode: Explicit or drop dp, ep, pp, cp, tp",
+        ),
+        Rule(
+            rule="self.mode != 'Explicit' || has(self.dp)",
+            words="mode {self.mode} needs dp; set dp, the other degrees default to 1",
+            plain="mode Explicit needs dp; set dp, the other degrees default to 1",
+        ),
+    ),
+    "FailureRule": (
+        Rule(
+            rule=f"has(self.onExitCodes) != ({_CONDITIONS_GIVEN})",
+            words="a rule with action {self.action} has {has(self.onExitCodes) ? 'both' : 'neither'} onExitCodes "
+            "and onPodConditions; set exactly one",
+            plain="a rule has either onExitCodes or onPodConditions; set exactly one",
+        ),
+    ),
+    "Data": (
+        Rule(
+            rule="self.sources.all(a, self.sources.exists_one(b, b.name == a.name))",
+            words="two sources have the same name, seen {self.sources.map(s, s.name)}; names are unique, rename one",
+            plain="two sources have the same name; names are unique, rename one",
+        ),
+        Rule(
+            rule="self.sources.exists(s, s.weight > 0)"
+            " || (has(self.schedule) && size(self.schedule) > 0 && self.schedule[0].fromStep == 1)",
+            words="weight is 0 of every source of {self.sources.map(s, s.name)}; give one source a weight above 0",
+            plain="every weight of sources is 0; give one source a weight above 0",
+        ),
+        Rule(
+            rule="!has(self.schedule) || self.schedule.map(c, c.fromStep).isSorted()",
+            words="fromStep of schedule must rise, seen {self.schedule.map(c, c.fromStep)}; order the changes",
+            plain="fromStep of schedule must rise; order the changes",
+        ),
+    ),
+    "MixtureChange": (
+        Rule(
+            rule="self.weights.exists(w, w.weight > 0)",
+            words="every weight from step {self.fromStep} on is 0; raise one",
+            plain="every weight of a change is 0; raise one",
+        ),
+    ),
+    "QueueQuota": (
+        Rule(
+            rule="!has(self.lendingLimit) || self.lendingLimit <= self.nominal",
+            words="lendingLimit {self.lendingLimit} lies above nominal {self.nominal} of {self.resource}; "
+            "lower lendingLimit or raise nominal",
+            plain="lendingLimit lies above nominal; lower lendingLimit or raise nominal",
+        ),
+    ),
+    "TrainingQueueSpec": (
+        Rule(
+            rule=f"self.parent != '' || !has(self.quotas) || !self.quotas.exists(q, {_LIMITED})",
+            words=f"quota of {{self.quotas.filter(q, {_LIMITED})[0].resource}} has a borrowingLimit or a lendingLimit, "
+            "but parent is empty: a root has no cohort to borrow from or lend to; set parent or drop the limit",
+            plain="a quota has a borrowingLimit or a lendingLimit, but parent is empty: a root has no cohort to borrow "
+            "from or lend to; set parent or drop the limit",
+        ),
+    ),
+    "TopologyLevel": (
+        Rule(
+            rule=f"self.name != '{HOST_NAME}' && self.nodeLabel != '{HOST_LABEL}'",
+            words="level {self.name} with nodeLabel {self.nodeLabel} is the host, "
+            "which always lies below the last level; drop it",
+            plain="the host always lies below the last level; drop the level of the host",
+        ),
+    ),
+    "ClusterTopologySpec": (
+        Rule(
+            rule="self.levels.all(a, self.levels.exists_one(b, b.name == a.name))",
+            words="two levels have the same name, seen {self.levels.map(l, l.name)}; names are unique, rename one",
+            plain="two levels have the same name; names are unique, rename one",
+        ),
+        Rule(
+            rule="self.levels.all(a, self.levels.exists_one(b, b.nodeLabel == a.nodeLabel))",
+            words="two levels have the same nodeLabel, seen {self.levels.map(l, l.nodeLabel)}; "
+            "labels are unique, change one",
+            plain="two levels have the same nodeLabel; labels are unique, change one",
+        ),
+        Rule(
+            rule="self.levels.filter(l, has(l.distance)).map(l, -l.distance).isSorted()",
+            words="distance rises towards the hosts, seen "
+            "{self.levels.filter(l, has(l.distance)).map(l, l.distance)}; "
+            "distances fall from top to bottom, change one",
+            plain="distances fall from top to bottom; change the one that rises",
+        ),
+    ),
+    "FaultRule": (
+        Rule(
+            rule=f"{_XIDS_GIVEN} != {_NODE_CONDITIONS_GIVEN}",
+            words=f"rule {{self.name}} has {{{_XIDS_GIVEN} ? 'both' : 'neither'}} onXids and onNodeConditions; "
+            "set exactly one",
+            plain="a rule has either onXids or onNodeConditions; set exactly one",
+        ),
+    ),
+    "NodeFaultPolicySpec": (
+        Rule(
+            rule="!has(self.rules) || self.rules.all(a, self.rules.exists_one(b, b.name == a.name))",
+            words="two rules have the same name, seen {self.rules.map(r, r.name)}; names are unique, rename one",
+            plain="two rules have the same name; names are unique, rename one",
+        ),
+    ),
+}
+"""Rules by the pydantic type whose validators say the same."""
+
+
+def _name_rule(characters_max: int, why: str) -> Rule:
+    return Rule(
+        rule=f"self.metadata.name.size() <= {characters_max} && self.metadata.name.matches('{DNS_LABEL}')",
+        words=f"metadata.name {{self.metadata.name}} must be a DNS label of at most {characters_max} characters, "
+        f"{why}; choose another name",
+    )
+
+
+_CLUSTER_NAME = _name_rule(CLUSTER_NAME_CHARACTERS_MAX, "labels hold it")
+
+OBJECT_RULES: Mapping[str, tuple[Rule, ...]] = {
+    "TrainingJob": (_name_rule(JOB_NAME_CHARACTERS_MAX, "pods are named after it"),),
+    "TrainingQueue": (
+        _CLUSTER_NAME,
+        Rule(
+            rule="self.spec.parent != self.metadata.name",
+            words="spec.parent {self.spec.parent} is the queue itself; name another queue or leave it empty",
+        ),
+    ),
+    "ClusterTopology": (_CLUSTER_NAME,),
+    "NodeFaultPolicy": (_CLUSTER_NAME,),
+}
+"""Rules of whole objects, by kind: only they see the name."""
+
+LIST_KEYS: Mapping[tuple[str, str], str] = {
+    ("Data", "schedule"): "fromStep",
+    ("MixtureChange", "weights"): "source",
+    ("Evaluation", "sets"): "name",
+    ("TrainingQueueSpec", "quotas"): "resource",
+    ("TrainingJobStatus", "conditions"): "type",
+    ("TrainingQueueStatus", "conditions"): "type",
+    ("ClusterTopologyStatus", "conditions"): "type",
+    ("NodeFaultPolicyStatus", "conditions"): "type",
+    ("TrainingQueueStatus", "usage"): "resource",
+    ("TrainingQueueStatus", "decayed"): "resource",
+    ("ClusterTopologyStatus", "domains"): "level",
+    ("Accounting", "lost"): "cause",
+}
+"""Lists that are maps, by the field that is their key: no two entries share it, and appliers merge them."""

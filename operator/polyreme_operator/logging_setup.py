@@ -1,0 +1,127 @@
+"""Logs: one JSON object a line, or text for people; with the job and attempt they are about, never with a secret."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import StrEnum
+from typing import Any, TextIO
+
+from polyreme_api.times import rfc3339
+
+MESSAGE_CHARACTERS_MAX = 8_192
+TRACE_CHARACTERS_MAX = 32_768
+HIDDEN = "***"
+_SECRET_NAME = re.compile(r"(?:token|secret|password|passwd|authorization|api[-_]?key|credentials?)$", re.IGNORECASE)
+_SECRET_VALUE = re.compile(
+    r"(?i)(\bbearer\s+)[\w.~+/=-]+"
+    r"|(\b[\w.-]*(?:token|secret|password|passwd|api[-_]?key)[\"']?\s*[:=]\s*[\"']?)[^\s\"',;&}]{4,}"
+    r"|(://[^\s/:@]+:)[^\s/@]+(?=@)"
+)
+"""Bearer tokens, ``password=...`` in whatever notation, passwords in URLs; each behind what is kept of it."""
+_JWT = re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*")
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_NOISY = ("aiohttp.access", "asyncio", "urllib3", "kubernetes.client.rest")
+
+_fields: ContextVar[Mapping[str, object] | None] = ContextVar("polyreme_log_fields", default=None)
+
+
+class LogFormat(StrEnum):
+    """Form of the log: the operator's ``--log-format``."""
+
+    JSON = "json"
+    TEXT = "text"
+
+
+@contextmanager
+def log_fields(**fields: object) -> Iterator[None]:
+    """Put fields, as job and attempt, on every line that is logged inside."""
+    token = _fields.set({**(_fields.get() or {}), **fields})
+    try:
+        yield
+    finally:
+        _fields.reset(token)
+
+
+def set_up(format_: LogFormat, *, level: int = logging.INFO, stream: TextIO | None = None) -> logging.Handler:
+    """Send every log to one stream in one form; earlier handlers of the root logger go.
+
+    Returns:
+        The handler, which is the root logger's only one.
+    """
+    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler.setFormatter(JsonFormatter() if format_ is LogFormat.JSON else TextFormatter())
+    root = logging.getLogger()
+    for earlier in list(root.handlers):
+        root.removeHandler(earlier)
+    root.addHandler(handler)
+    root.setLevel(level)
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+    return handler
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: ts, level, logger, message, then what the line is about."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write one line."""
+        line: dict[str, Any] = {
+            "ts": rfc3339(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _cut(hide(record.getMessage()), MESSAGE_CHARACTERS_MAX),
+        }
+        for name, value in fields_of(record).items():
+            line.setdefault(name, value)
+        if record.exc_info:
+            line["exception"] = _cut(hide(self.formatException(record.exc_info)), TRACE_CHARACTERS_MAX)
+        return json.dumps(line, ensure_ascii=False, default=_plain)
+
+
+class TextFormatter(logging.Formatter):
+    """A line for people: time, level, logger, message, then ``name=value``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write one line, and the lines of an exception."""
+        about = "".join(f" {name}={_plain(value)}" for name, value in fields_of(record).items())
+        message = _cut(hide(record.getMessage()), MESSAGE_CHARACTERS_MAX).replace("\n", "\\n")
+        line = f"{rfc3339(record.created)} {record.levelname:<7} {record.name}: {message}{about}"
+        if record.exc_info:
+            line += "\n" + _cut(hide(self.formatException(record.exc_info)), TRACE_CHARACTERS_MAX)
+        return line
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, object]:
+    """Return what a line is about: the fields around it, then its own ``extra``; secrets hidden."""
+    own = {name: value for name, value in vars(record).items() if name not in _STANDARD and not name.startswith("_")}
+    return {name: _shown(name, value) for name, value in {**(_fields.get() or {}), **own}.items()}
+
+
+def hide(text: str) -> str:
+    """Replace what looks like a secret."""
+    text = _JWT.sub(HIDDEN, text)
+    return _SECRET_VALUE.sub(lambda found: next(group for group in found.groups() if group is not None) + HIDDEN, text)
+
+
+def _shown(name: str, value: object) -> object:
+    if _SECRET_NAME.search(name):
+        return HIDDEN
+    if isinstance(value, Mapping):
+        return {str(key): _shown(str(key), inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shown(name, inner) for inner in value]
+    return hide(value) if isinstance(value, str) else value
+
+
+def _plain(value: object) -> str:
+    return hide(str(value))
+
+
+def _cut(text: str, characters_max: int) -> str:
+    return text if len(text) <= characters_max else text[: characters_max - 1] + "…"

@@ -1,0 +1,91 @@
+"""What a log line says, and what it never says."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from polyreme_operator.logging_setup import HIDDEN, LogFormat, hide, log_fields, set_up
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    """A stream that takes the whole log, and the root logger as it was before behind the test."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    yield io.StringIO()
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_line_is_an_object_that_says_what_it_is_about(stream: io.StringIO) -> None:
+    set_up(LogFormat.JSON, stream=stream)
+    with log_fields(job="default/x", attempt=2):
+        logging.getLogger("polyreme_operator.loop").info("pass of %s", "u1", extra={"step": 7})
+    logging.getLogger("polyreme_operator.loop").warning("outside\nof a pass")
+    first, second = lines(stream)
+    assert first["message"] == "pass of u1"
+    assert (first["level"], first["logger"]) == ("info", "polyreme_operator.loop")
+    assert (first["job"], first["attempt"], first["step"]) == ("default/x", 2, 7)
+    assert first["ts"].endswith("Z")
+    assert second["message"] == "outside\nof a pass"
+    assert "job" not in second
+
+
+def test_an_exception_is_part_of_its_line(stream: io.StringIO) -> None:
+    set_up(LogFormat.JSON, stream=stream)
+    try:
+        raise ValueError("seen 3, rule 4")
+    except ValueError:
+        logging.getLogger("x").exception("it broke")
+    (line,) = lines(stream)
+    assert "ValueError: seen 3, rule 4" in line["exception"]
+
+
+def test_text_is_one_line_whatever_the_message_holds(stream: io.StringIO) -> None:
+    set_up(LogFormat.TEXT, stream=stream)
+    with log_fields(job="default/x"):
+        logging.getLogger("x").info("one\ntwo")
+    (line,) = stream.getvalue().splitlines()
+    assert line.endswith("INFO    x: one\\ntwo job=default/x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Authorization: Bearer abcdef0123456789",
+        "password=hunter22 and more",
+        '{"token": "abcdef0123456789"}',
+        "postgresql://me:hunter22@db/registry",
+        "got eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJrdWJl.c2lnbmF0dXJl",
+        "POLYREME_RUN_TOKEN=abcdef0123456789",
+    ],
+)
+def test_a_secret_is_hidden(text: str) -> None:
+    hidden = hide(text)
+    assert HIDDEN in hidden
+    assert not any(secret in hidden for secret in ("abcdef0123456789", "hunter22", "eyJpc3Mi"))
+
+
+@pytest.mark.parametrize(
+    "text", ["4,096 tokens per second", "create of Secret default/x refused", "token of nobody", "http://host:80/path"]
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert hide(text) == text
+
+
+def test_fields_named_like_secrets_are_hidden_and_others_stay(stream: io.StringIO) -> None:
+    set_up(LogFormat.JSON, stream=stream)
+    extra = {"run_token": "abc", "headers": {"Authorization": "abc", "accept": "text"}, "tokens_per_second": 9}
+    logging.getLogger("x").info("call", extra=extra)
+    (line,) = lines(stream)
+    assert line["run_token"] == HIDDEN
+    assert line["headers"] == {"Authorization": HIDDEN, "accept": "text"}
+    assert line["tokens_per_second"] == 9

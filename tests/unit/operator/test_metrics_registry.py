@@ -1,0 +1,198 @@
+"""What the metrics make of accepted statuses, rounds and calls."""
+
+import asyncio
+import dataclasses
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from polyreme_api.job.status import Accounting, LostTime, Preemption, RestartRecord
+from polyreme_api.times import rfc3339
+from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
+from polyreme_operator.adapters.embedded.store import Store
+from polyreme_operator.core.reasons import Cause, ConditionType, Reason, Scope
+from polyreme_operator.core.status import with_condition, withdraw
+from polyreme_operator.core.transition import admit
+from polyreme_operator.counted import CountedCluster, code_of
+from polyreme_operator.metrics import GOODPUT_JOBS_MAX, OTHER_QUEUES, QUEUES_MAX, Metrics
+from polyreme_operator.port import ConflictError, NotFoundError, ObjectRef, PortTimeoutError
+from polyreme_operator.types.observer import NullObserver, Observer, RoundSeen
+from polyreme_operator.types.views import JobView
+from tests.contract.manifests import config
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job
+
+
+def read(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def test_the_metrics_and_the_null_observer_are_observers() -> None:
+    seen: list[Observer] = [Metrics(), NullObserver()]
+    for observer in seen:
+        observer.gone("nobody")
+        observer.decided(RoundSeen(cycle_s=0.1))
+        observer.wrote(job(), job().status, now_s=NOW_S)
+
+
+def test_an_admission_is_timed_from_when_the_job_entered_the_queue() -> None:
+    metrics, waiting = Metrics(), job(queueName="team-a")
+    queued = with_condition(
+        waiting.status, ConditionType.QUEUED, True, Reason.EXCEEDS_QUOTA, now_s=NOW_S - 40, generation=1
+    )
+    waiting = dataclasses.replace(waiting, status=queued)
+    metrics.wrote(waiting, admit(waiting, ("n0", "n0"), NOW_S), now_s=NOW_S)
+    assert read(metrics, "polyreme_admission_wait_seconds_sum", queue="team-a") == pytest.approx(40)
+    at_once = job("at-once", queueName="team-a", created=rfc3339(NOW_S - 2))
+    metrics.wrote(at_once, admit(at_once, ("n0", "n0"), NOW_S), now_s=NOW_S)
+    assert read(metrics, "polyreme_admission_wait_seconds_sum", queue="team-a") == pytest.approx(42)
+    assert read(metrics, "polyreme_admission_wait_seconds_count", queue="team-a") == 2
+
+
+def ready(view: JobView, *kinds: ConditionType, now_s: float) -> JobView:
+    status = view.status
+    for kind in kinds:
+        status = with_condition(status, kind, True, Reason.JOINED, now_s=now_s, generation=1)
+    return dataclasses.replace(view, status=status)
+
+
+def test_a_start_is_timed_from_its_attempt_until_every_worker_has_joined() -> None:
+    metrics, view = Metrics(), admitted(job(), at_s=NOW_S - 30)
+    after = ready(view, ConditionType.PODS_READY, now_s=NOW_S)
+    metrics.wrote(view, after.status, now_s=NOW_S)
+    assert read(metrics, "polyreme_admitted_until_ready_seconds_sum", queue="default") == pytest.approx(30)
+    metrics.wrote(after, after.status, now_s=NOW_S + 5)
+    assert read(metrics, "polyreme_admitted_until_ready_seconds_count", queue="default") == 1
+
+
+def test_a_restart_is_counted_once_and_its_recovery_timed_in_phases() -> None:
+    metrics, view = Metrics(), admitted(job(), at_s=NOW_S - 100)
+    assert view.attempt is not None
+    record = RestartRecord(attempt=1, at=rfc3339(NOW_S), cause=Cause.POD_LOST, scope=Scope.POD)
+    attempt = view.attempt.model_copy(update={"number": 2, "scope": Scope.POD.value, "started_at": rfc3339(NOW_S + 1)})
+    after = view.status.model_copy(update={"restart_records": [record], "attempt": attempt})
+    metrics.wrote(view, after, now_s=NOW_S + 1)
+    view = dataclasses.replace(view, status=after)
+    joined = ready(view, ConditionType.PODS_READY, now_s=NOW_S + 4)
+    metrics.wrote(view, joined.status, now_s=NOW_S + 4)
+    runs = ready(joined, ConditionType.RUNNING, now_s=NOW_S + 10)
+    metrics.wrote(joined, runs.status, now_s=NOW_S + 10)
+    assert read(metrics, "polyreme_restarts_total", scope="RestartPod", cause="PodLost") == 1
+    sums = {
+        phase: read(metrics, "polyreme_recovery_seconds_sum", phase=phase) for phase in ("workers", "ranks", "whole")
+    }
+    assert sums == pytest.approx({"workers": 3, "ranks": 6, "whole": 10})
+    assert read(metrics, "polyreme_admitted_until_ready_seconds_count", queue="default") is None
+
+
+def test_an_eviction_is_counted_by_its_reason_and_an_end_is_none() -> None:
+    metrics, view = Metrics(), admitted(job())
+    metrics.wrote(view, withdraw(view, view.status, Reason.PREEMPTED, now_s=NOW_S), now_s=NOW_S)
+    assert read(metrics, "polyreme_evictions_total", reason="Preempted") == 1
+    ended = withdraw(view, view.status, Reason.FINISHED, now_s=NOW_S)
+    ended = with_condition(ended, ConditionType.SUCCEEDED, True, Reason.COMPLETED, now_s=NOW_S, generation=1)
+    metrics.wrote(view, ended, now_s=NOW_S)
+    assert read(metrics, "polyreme_evictions_total", reason="Finished") is None
+
+
+def test_a_job_that_is_asked_to_make_way_is_counted_once() -> None:
+    metrics, view = Metrics(), admitted(job())
+    asked = Preemption(by="u", requested_at=rfc3339(NOW_S), deadline=rfc3339(NOW_S + 60), reclaim=True)
+    after = view.status.model_copy(update={"preemption": asked})
+    metrics.wrote(view, after, now_s=NOW_S)
+    metrics.wrote(dataclasses.replace(view, status=after), after, now_s=NOW_S)
+    assert read(metrics, "polyreme_preemptions_total", reason="Reclaimed") == 1
+
+
+def test_lost_time_is_charged_with_the_devices_that_lost_it() -> None:
+    metrics, view = Metrics(), admitted(job())
+    first = Accounting(effective_milliseconds=9_000, lost=[LostTime(cause="Hung", milliseconds=1_000)])
+    after = view.status.model_copy(update={"accounting": first})
+    metrics.wrote(view, after, now_s=NOW_S)
+    assert read(metrics, "polyreme_lost_gpu_seconds_total", cause="Hung") == pytest.approx(2.0)
+    assert read(metrics, "polyreme_job_goodput_ratio", namespace="default", job="j") == pytest.approx(0.9)
+    second = Accounting(effective_milliseconds=9_000, lost=[LostTime(cause="Hung", milliseconds=1_500)])
+    view = dataclasses.replace(view, status=after)
+    metrics.wrote(view, after.model_copy(update={"accounting": second}), now_s=NOW_S)
+    assert read(metrics, "polyreme_lost_gpu_seconds_total", cause="Hung") == pytest.approx(3.0)
+    metrics.gone(view.uid)
+    assert read(metrics, "polyreme_job_goodput_ratio", namespace="default", job="j") is None
+
+
+def test_series_stay_bounded() -> None:
+    metrics = Metrics()
+    lost = Accounting(effective_milliseconds=1, lost=[LostTime(cause="Hung", milliseconds=1)])
+    for number in range(GOODPUT_JOBS_MAX + 3):
+        view = admitted(job(f"j{number}"))
+        metrics.wrote(view, view.status.model_copy(update={"accounting": lost}), now_s=NOW_S)
+    assert read(metrics, "polyreme_job_goodput_ratio", namespace="default", job="j2") is None
+    assert read(metrics, "polyreme_job_goodput_ratio", namespace="default", job="j3") == 0.5
+    many = {(f"q{number:05d}", "BehindOthers"): 1 for number in range(QUEUES_MAX + 7)}
+    metrics.decided(RoundSeen(cycle_s=0.1, waiting=many))
+    assert read(metrics, "polyreme_pending_jobs", queue=OTHER_QUEUES, reason="BehindOthers") == 7
+
+
+def test_a_round_replaces_what_the_last_one_said() -> None:
+    metrics = Metrics()
+    waiting = {("a", "ExceedsQuota"): 2}
+    metrics.decided(RoundSeen(cycle_s=0.002, placement_s=(0.1, 0.2), waiting=waiting, objects={"Pod": 9}))
+    metrics.decided(RoundSeen(cycle_s=0.002, used={("a", "gpu"): 8}, quota={("a", "gpu"): 16}))
+    assert read(metrics, "polyreme_pending_jobs", queue="a", reason="ExceedsQuota") is None
+    assert read(metrics, "polyreme_queue_used", queue="a", resource="gpu") == 8
+    assert read(metrics, "polyreme_queue_quota", queue="a", resource="gpu") == 16
+    assert read(metrics, "polyreme_scheduling_cycle_seconds_count") == 2
+    assert read(metrics, "polyreme_placement_seconds_count") == 2
+    assert read(metrics, "polyreme_model_objects", kind="Pod") == 9
+
+
+def test_who_does_not_lead_says_nothing_of_the_queue() -> None:
+    metrics = Metrics()
+    metrics.leads(True)
+    metrics.decided(RoundSeen(cycle_s=0.002, waiting={("a", "ExceedsQuota"): 2}))
+    assert read(metrics, "polyreme_leader") == 1
+    metrics.leads(False)
+    assert read(metrics, "polyreme_leader") == 0
+    assert read(metrics, "polyreme_pending_jobs", queue="a", reason="ExceedsQuota") is None
+
+
+def test_two_operators_in_one_process_share_nothing() -> None:
+    one, two = Metrics(), Metrics()
+    one.leads(True)
+    assert read(two, "polyreme_leader") == 0
+
+
+def test_the_text_can_be_read_back() -> None:
+    metrics = Metrics()
+    metrics.requested("get", "Pod", "404")
+    families = {family.name: family for family in text_string_to_metric_families(metrics.render().decode())}
+    (sample,) = [entry for entry in families["polyreme_api_requests"].samples if entry.name.endswith("_total")]
+    assert sample.labels == {"verb": "get", "kind": "Pod", "code": "404"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ConflictError("x"), "409"), (NotFoundError("x"), "404"), (PortTimeoutError("x"), "timeout")],
+)
+def test_calls_are_counted_by_how_they_ended(error: ConflictError, code: str) -> None:
+    assert code_of(error) == code
+
+
+def test_a_counted_cluster_passes_everything_through() -> None:
+    async def story() -> None:
+        metrics = Metrics()
+        store = Store(new_uid=lambda: "uid", now_s=lambda: NOW_S)
+        cluster = CountedCluster(EmbeddedCluster(store), metrics)
+        made = await cluster.create(config("one"))
+        ref = ObjectRef.of(made)
+        await cluster.patch(ref, {"data": {"a": "b"}})
+        assert (await cluster.get(ref))["data"] == {"a": "b"}
+        assert len((await cluster.list("ConfigMap")).items) == 1
+        await cluster.delete(ref, uid=made["metadata"]["uid"])
+        with pytest.raises(NotFoundError):
+            await cluster.get(ref)
+        counted = {
+            (verb, code): read(metrics, "polyreme_api_requests_total", verb=verb, kind="ConfigMap", code=code)
+            for verb, code in [("create", "200"), ("patch", "200"), ("get", "200"), ("get", "404"), ("delete", "200")]
+        }
+        assert counted == dict.fromkeys(counted, 1.0)
+
+    asyncio.run(story())

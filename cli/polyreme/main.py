@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from polyreme import ending
 from polyreme.commands import checkpoint, data, machine, node, run, runs
-from polyreme.output import note
-from polyreme_api.errors import ExitCode, PolyremeError
 
 HELP = """Train mixture-of-experts vision-language models: one TrainingJob, here or on a cluster.
 
@@ -30,11 +27,6 @@ Examples:
 Exit codes: 0 success, 1 internal error, 2 usage or refused spec, 3 not found, 4 refused by the state, 5 timed out,
 6 stopped on request, 7 environment (disk, store, port), 100 the run failed.
 """
-
-MACHINE_ERRORS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EMFILE}
-)
-"""Errors of the operating system that say something of the machine, and nothing of this program."""
 
 app = typer.Typer(name="polyreme", help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True)
 app.command(name="run")(run.run)
@@ -67,30 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    try:
-        result = app(args=arguments, standalone_mode=False)
-    except typer.Exit as error:
-        return error.exit_code
-    except typer.Abort:
-        note("stopped")
-        return ExitCode.CANCELLED
-    except typer.TyperException as error:
-        note(f"polyreme: {error}; see polyreme --help")
-        return ExitCode.USAGE
-    except PolyremeError as error:
-        note(f"polyreme: {error}")
-        return error.exit_code
-    except KeyboardInterrupt:
-        note("stopped")
-        return ExitCode.CANCELLED
-    except Exception as error:  # noqa: BLE001 - the outermost edge: whatever nobody expected is our own error, told whole
-        if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
-            note(f"polyreme: the machine refused: {error.strerror}: {error.filename}; mend that and try again")
-            return ExitCode.ENVIRONMENT
-        note(traceback.format_exc())
-        note("polyreme: internal error (exit code 1); this is a bug of polyreme, please report the lines above")
-        return ExitCode.INTERNAL
-    return int(result) if isinstance(result, int) else ExitCode.OK
+    return ending.invoke(app, arguments, name="polyreme")
 
 
 if __name__ == "__main__":

@@ -116,9 +116,13 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     assert [offence.rpartition(" ")[2] for offence in links.broken_links(page)] == ["b.md", "#another"]
 
 
-def test_the_command_is_declared_once() -> None:
+def test_each_command_is_declared_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"polyreme": "polyreme.main:main"}
+    assert project["scripts"] == {
+        "polyreme": "polyreme.main:main",
+        "kubectl-polyreme": "polyreme.plugin.main:main",
+        "kubectl_complete-polyreme": "polyreme.plugin.completion:main",
+    }
 
 
 def test_no_file_makes_a_diff_stumble() -> None:

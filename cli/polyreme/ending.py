@@ -1,0 +1,57 @@
+"""How a command line ends: one message on standard error and a documented exit code, whatever went wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from polyreme.output import note
+from polyreme_api.errors import ExitCode, PolyremeError
+
+MACHINE_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EMFILE}
+)
+"""Errors of the operating system that say something of the machine, and nothing of this program."""
+
+
+def invoke(app: typer.Typer, arguments: Sequence[str] | None, *, name: str) -> int:
+    """Run a command line and return its exit code.
+
+    Args:
+        app: The commands.
+        arguments: What was typed; None is the process's own.
+        name: What a person types.
+    """
+    try:
+        result = app(args=arguments, standalone_mode=False)
+    except typer.Exit as error:
+        return error.exit_code
+    except typer.Abort:
+        note("stopped")
+        return ExitCode.CANCELLED
+    except typer.TyperException as error:
+        note(f"{name}: {error}; see {name} --help")
+        return ExitCode.USAGE
+    except PolyremeError as error:
+        note(f"{name}: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        note("stopped")
+        return ExitCode.CANCELLED
+    except Exception as error:  # noqa: BLE001 - the outermost edge: whatever nobody expected is our own error, told whole
+        if isinstance(error, BrokenPipeError):
+            # Whoever read has enough, as head does; Python must not write to it again at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return ExitCode.OK
+        if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
+            note(f"{name}: the machine refused: {error.strerror}: {error.filename}; mend that and try again")
+            return ExitCode.ENVIRONMENT
+        note(traceback.format_exc())
+        note(f"{name}: internal error (exit code 1); this is a bug of polyreme, please report the lines above")
+        return ExitCode.INTERNAL
+    return int(result) if isinstance(result, int) else ExitCode.OK

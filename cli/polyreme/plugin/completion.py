@@ -1,0 +1,96 @@
+"""What kubectl completes: it runs ``kubectl_complete-polyreme`` with the words so far, and reads one answer a line.
+
+The last line is a directive of cobra's, ``:4``: no files (https://pkg.go.dev/github.com/spf13/cobra).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from polyreme_api.errors import PolyremeError
+
+NO_FILES = ":4"
+_TAKES_JOB = frozenset({"get", "describe", "why", "logs", "suspend", "resume", "scale", "cancel"})
+_VALUES = {"-o": ("table", "wide", "json", "yaml", "name"), "--output": ("table", "wide", "json", "yaml", "name")}
+
+
+def main() -> None:
+    """Answer kubectl."""
+    from polyreme.plugin.main import app
+
+    sys.stdout.write("\n".join([*answers(sys.argv[1:], app), NO_FILES]) + "\n")
+
+
+def answers(words: Sequence[str], app: typer.Typer) -> list[str]:
+    """Return what may follow; the last word is the one that is being typed."""
+    *before, typed = words or [""]
+    commands = {command.name or "": command for command in app.registered_commands}
+    if not before:
+        found = list(commands)
+    elif before[-1] in _VALUES:
+        found = list(_VALUES[before[-1]])
+    elif before[-1] in {"-n", "--namespace"}:
+        found = sorted({namespace for namespace, _ in _jobs(before)})
+    elif typed.startswith("-"):
+        found = _options(app, before[0])
+    elif before[0] in _TAKES_JOB:
+        chosen = _chosen_namespace(before)
+        found = [name for namespace, name in _jobs(before) if chosen in {None, namespace}]
+    elif before[0] == "queue":
+        found = _queues(before)
+    else:
+        found = []
+    return [word for word in found if word.startswith(typed)]
+
+
+def _options(app: typer.Typer, command: str) -> list[str]:
+    group = typer.main.get_group(app)
+    found = group.commands.get(command)
+    return [] if found is None else sorted(opt for param in found.params for opt in param.opts if opt.startswith("--"))
+
+
+def _value(words: Sequence[str], *names: str) -> str | None:
+    for at, word in enumerate(words):
+        if word in names and at + 1 < len(words):
+            return words[at + 1]
+        for name in names:
+            if word.startswith(f"{name}="):
+                return word.partition("=")[2]
+    return None
+
+
+def _chosen_namespace(words: Sequence[str]) -> str | None:
+    from polyreme.plugin.options import target
+
+    if "-A" in words or "--all-namespaces" in words:
+        return None
+    try:
+        return target(None, _value(words, "--context"), _value(words, "-n", "--namespace")).in_namespace
+    except PolyremeError:
+        return None
+
+
+def _jobs(words: Sequence[str]) -> list[tuple[str, str]]:
+    return [(item["metadata"].get("namespace", ""), item["metadata"]["name"]) for item in _listed(words, "TrainingJob")]
+
+
+def _queues(words: Sequence[str]) -> list[str]:
+    return [item["metadata"]["name"] for item in _listed(words, "TrainingQueue")]
+
+
+def _listed(words: Sequence[str], kind: str) -> list[dict[str, dict[str, str]]]:
+    """List a kind; whoever presses Tab gets no errors."""
+    from pathlib import Path
+
+    from polyreme.plugin.options import target
+    from polyreme.plugin.snapshot import list_all
+
+    path = _value(words, "--kubeconfig")
+    where = target(None if path is None else Path(path), _value(words, "--context"), None)
+    try:
+        return where.run(lambda cluster: list_all(cluster, kind))
+    except PolyremeError:
+        return []

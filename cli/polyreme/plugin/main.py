@@ -1,0 +1,53 @@
+"""``kubectl-polyreme``, which kubectl finds on PATH and runs as ``kubectl polyreme``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from polyreme.ending import invoke as run_app
+from polyreme.plugin.commands import changing, looking
+
+HELP = """What jobs on this cluster do, and why: one command for users of polyreme.
+
+Examples:
+
+  kubectl polyreme get                   jobs, how they stand and why
+
+  kubectl polyreme why big               what a job waits for, and what would let it run
+
+  kubectl polyreme queue                 quota, what is used and borrowed, who waits
+
+  kubectl polyreme topology              devices by domain, and who sits where
+
+  kubectl polyreme top                   step, pace, goodput of what runs
+
+Exit codes: 0 success, 1 internal error, 2 usage, 3 not found, 4 refused by the state or the API server, 5 timed out,
+6 stopped on request, 7 the cluster does not answer.
+"""
+NAME = "kubectl polyreme"
+
+app = typer.Typer(name=NAME, help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+app.command(name="get")(looking.get)
+app.command(name="describe")(looking.describe)
+app.command(name="why")(looking.why)
+app.command(name="queue")(looking.queue)
+app.command(name="topology")(looking.topology)
+app.command(name="top")(looking.top)
+app.command(name="logs")(looking.logs)
+app.command(name="suspend")(changing.suspend)
+app.command(name="resume")(changing.resume)
+app.command(name="scale")(changing.scale)
+app.command(name="cancel")(changing.cancel)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with a code of ``ExitCode``."""
+    sys.exit(invoke(arguments))
+
+
+def invoke(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    return run_app(app, arguments, name=NAME)

@@ -1,0 +1,156 @@
+"""The cohort tree: what each queue may take, takes, borrows, and who waits there."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from polyreme.plugin.printing import bar, columns
+from polyreme.plugin.rows import reason_of
+from polyreme.plugin.snapshot import Snapshot
+from polyreme.plugin.waiting import Standing, holds, standing
+from polyreme_operator.core.queue.tree import DEFAULT_QUEUE
+from polyreme_operator.types.queues import QueueView, StopPolicy
+
+BAR_CELLS = 20
+HEAD_MAX = 10
+"""Waiting jobs that are listed for one queue."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """One resource of one queue."""
+
+    resource: str
+    quota: int
+    """What its subtree may take without borrowing."""
+    used: int
+    """What its subtree takes."""
+    borrowed: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRow:
+    """One queue, in the order of the tree."""
+
+    name: str
+    depth: int
+    pieces: tuple[Pieces, ...] = ()
+    waiting: int = 0
+    admitted: int = 0
+    weight: int = 1
+    stopped: str = ""
+    problem: str = ""
+    head: tuple[tuple[int, str, int, str], ...] = ()
+    """Who waits first: place, job, priority, reason."""
+
+    def to_object(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            "name": self.name,
+            "depth": self.depth,
+            "resources": [dataclasses.asdict(piece) for piece in self.pieces],
+            "pending": self.waiting,
+            "admitted": self.admitted,
+            "weight": self.weight,
+            "stopPolicy": self.stopped or StopPolicy.NONE.value,
+            "problem": self.problem or None,
+            "head": [
+                {"position": place, "job": name, "priority": priority, "reason": reason}
+                for place, name, priority, reason in self.head
+            ],
+        }
+
+
+def queue_rows(seen: Snapshot, *, only: str | None = None) -> list[QueueRow]:
+    """Work out the rows of the tree; ``only`` keeps one queue and what is below it, with those who wait there."""
+    stands = standing(seen)
+    order = [(name, depth) for root in stands.tree.children("") for name, depth in _walk(stands, root, 0)]
+    names = {name for name, _ in order}
+    named = {job.spec.queue_name for job in seen.jobs if job.spec is not None and not job.status.finished}
+    loose = sorted((set(stands.tree.views) | named | {DEFAULT_QUEUE}) - names)
+    order += [(name, 0) for name in loose]
+    if only is not None:
+        kept = set(_below(stands, only))
+        order = [(name, depth) for name, depth in order if name in kept]
+    return [_row(seen, stands, name, depth, head=only is not None) for name, depth in order]
+
+
+def render(rows: list[QueueRow]) -> RenderableType:
+    """Draw the tree."""
+    table = columns(("QUEUE", "RESOURCE", "USED", "QUOTA", "", "BORROWED", "PENDING", "RUNNING", "NOTE"), ())
+    shallowest = min((row.depth for row in rows), default=0)
+    for row in rows:
+        _add(table, row, indent="  " * (row.depth - shallowest))
+    parts: list[RenderableType] = [table]
+    for row in rows:
+        if row.head:
+            parts += [Text(), Text(f"waiting in {row.name}", style="bold")]
+            parts.append(columns(("PLACE", "JOB", "PRIORITY", "REASON"), row.head))
+            if row.waiting > len(row.head):
+                parts.append(Text(f"and {row.waiting - len(row.head)} more"))
+    return Group(*parts)
+
+
+def _add(table: Table, row: QueueRow, *, indent: str) -> None:
+    note = "; ".join(part for part in (row.problem, f"stopPolicy {row.stopped}" if row.stopped else "") if part)
+    first = [Text(f"{indent}{row.name}"), Text(str(row.waiting)), Text(str(row.admitted)), Text(note or "-")]
+    if not row.pieces:
+        table.add_row(first[0], "-", "-", "unlimited" if not row.problem else "-", "", "-", *first[1:])
+        return
+    for at, piece in enumerate(row.pieces):
+        name, *rest = first if at == 0 else [Text()] * 4
+        cells = (piece.resource, str(piece.used), str(piece.quota), bar(piece.used, piece.quota, width=BAR_CELLS))
+        table.add_row(name, *cells, str(piece.borrowed or "-"), *rest)
+
+
+def _row(seen: Snapshot, stands: Standing, name: str, depth: int, *, head: bool) -> QueueRow:
+    tree, ledger = stands.tree, stands.ledger
+    missing = name not in tree.views and name != DEFAULT_QUEUE
+    problem = tree.problems.get(name)
+    pieces = [
+        Pieces(
+            resource=resource,
+            quota=tree.bound(name, resource).quota,
+            used=sum(ledger.used(below, resource) for below in _below(stands, name)),
+            borrowed=ledger.borrowed(name, resource),
+        )
+        for resource in sorted(_named(stands, name))
+    ]
+    waiting = stands.by_queue.get(name, ())
+    policy = tree.stop_policy(name)
+    return QueueRow(
+        name=name,
+        depth=depth,
+        pieces=tuple(pieces),
+        waiting=len(waiting),
+        admitted=sum(holds(job) and job.spec is not None and job.spec.queue_name == name for job in seen.jobs),
+        weight=tree.view(name).weight,
+        stopped="" if policy is StopPolicy.NONE else policy.value,
+        problem="there is no such queue" if missing else problem.message if problem is not None else "",
+        head=tuple(
+            (place, f"{job.namespace}/{job.name}", job.priority, reason_of(job))
+            for place, job in enumerate((stands.jobs[uid] for uid in waiting[:HEAD_MAX]), start=1)
+        )
+        if head
+        else (),
+    )
+
+
+def _named(stands: Standing, name: str) -> set[str]:
+    """Resources for which a queue or one below it has a quota."""
+    views: list[QueueView] = [stands.tree.view(below) for below in _below(stands, name)]
+    return {quota.resource for view in views for quota in view.quotas} | set(stands.tree.limited(name))
+
+
+def _walk(stands: Standing, name: str, depth: int) -> list[tuple[str, int]]:
+    return [(name, depth), *(row for child in stands.tree.children(name) for row in _walk(stands, child, depth + 1))]
+
+
+def _below(stands: Standing, name: str) -> list[str]:
+    """Return a queue and all below it."""
+    return [found for found, _ in _walk(stands, name, 0)]

@@ -1,0 +1,157 @@
+"""Jobs in columns: ``get`` says how they stand, ``top`` how they get on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.table import Table
+
+from polyreme.plugin.printing import columns
+from polyreme.plugin.snapshot import Snapshot
+from polyreme.words import duration, rate, share
+from polyreme_api.fields import Condition
+from polyreme_api.progress import ProgressRecord
+from polyreme_operator.types.views import JobView
+
+_RANKED = ("Succeeded", "Failed", "Suspended", "Restarting", "Running", "PodsReady", "Admitted", "Queued")
+_WORDS = {"PodsReady": "Starting", "Admitted": "Starting"}
+GET = ("NAME", "STATE", "QUEUE", "READY", "ATTEMPT", "STEP", "AGE", "REASON")
+GET_WIDE = ("PRIORITY", "RESTARTS", "LAYOUT", "CHECKPOINT", "NODES", "MESSAGE")
+TOP = ("NAME", "STATE", "STEP", "STEP TIME", "TOKENS", "LOSS", "GOODPUT", "DEVICES", "LEFT")
+
+
+def get_table(jobs: Iterable[JobView], *, now_s: float, wide: bool, namespaced: bool) -> Table:
+    """Return the table of ``get``."""
+    headings = (("NAMESPACE",) if namespaced else ()) + GET + (GET_WIDE if wide else ())
+    return columns(headings, (_get_row(job, now_s, wide=wide, namespaced=namespaced) for job in jobs))
+
+
+def top_rows(seen: Snapshot, jobs: Iterable[JobView]) -> list[dict[str, Any]]:
+    """Return how admitted jobs get on, the fastest users of devices first."""
+    rows = [_top_row(job, progress_of(seen, job)) for job in jobs if job.admitted and not job.status.finished]
+    return sorted(rows, key=lambda row: (-row["devices"], row["namespace"], row["name"]))
+
+
+def top_table(rows: Iterable[dict[str, Any]], *, namespaced: bool) -> Table:
+    """Return the table of ``top``."""
+    headings = (("NAMESPACE",) if namespaced else ()) + TOP
+    return columns(headings, ([*([row["namespace"]] if namespaced else []), *_top_cells(row)] for row in rows))
+
+
+def state_of(job: JobView) -> tuple[str, Condition | None]:
+    """Say how a job stands, in one word, with the condition that says it."""
+    status = job.status
+    if not status.finished and job.invalid:
+        return "Misconfigured", status.condition("Queued")
+    if status.preemption is not None and job.admitted:
+        return "Preempting", status.condition("Preempted")
+    for kind in _RANKED:
+        condition = status.condition(kind)
+        if condition is not None and condition.status == "True":
+            return _WORDS.get(kind, kind), condition
+    return "New", status.condition("Queued")
+
+
+def reason_of(job: JobView) -> str:
+    """Say why a job stands as it does: one of a finite set."""
+    _, condition = state_of(job)
+    return "Misconfigured" if job.invalid and not job.status.finished else condition.reason if condition else "-"
+
+
+def message_of(job: JobView) -> str:
+    """Say why a job stands as it does, for people."""
+    _, condition = state_of(job)
+    return job.invalid or (condition.message if condition else "")
+
+
+def progress_of(seen: Snapshot, job: JobView) -> ProgressRecord | None:
+    """Return the newest record of a job's present attempt."""
+    lease = seen.leases.get(job.uid)
+    record = None if lease is None else lease.record
+    return record if record is not None and job.attempt is not None and record.attempt == job.attempt.number else None
+
+
+def goodput(job: JobView) -> float | None:
+    """Time of the steps that count over all time of attempts, as far as it is accounted."""
+    accounting = job.status.accounting
+    whole = accounting.effective_milliseconds + sum(entry.milliseconds for entry in accounting.lost)
+    return accounting.effective_milliseconds / whole if whole else None
+
+
+def ready_of(job: JobView) -> str:
+    """Say how many workers have joined, of how many."""
+    wanted = job.spec.workers.replicas if job.spec is not None else 0
+    present = job.attempt.replicas if job.admitted and job.attempt is not None else wanted
+    return f"{job.status.ready_replicas}/{present}"
+
+
+def age(seconds: float) -> str:
+    """Write an age as kubectl does: ``45s``, ``12m``, ``5h``, ``3d``."""
+    whole = max(0, int(seconds))
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if whole >= 2 * size:
+            return f"{whole // size}{unit}"
+    return f"{whole}s"
+
+
+def _get_row(job: JobView, now_s: float, *, wide: bool, namespaced: bool) -> list[Any]:
+    spec, status, attempt = job.spec, job.status, job.attempt
+    row: list[Any] = [job.namespace] if namespaced else []
+    steps = spec.training.steps if spec is not None and spec.training is not None else None
+    row += [
+        job.name,
+        state_of(job)[0],
+        spec.queue_name if spec is not None else None,
+        ready_of(job),
+        attempt.number if attempt is not None else None,
+        f"{status.step}/{steps}" if steps else status.step,
+        age(now_s - job.created_s),
+        reason_of(job),
+    ]
+    if wide:
+        checkpoint = status.last_checkpoint
+        row += [
+            job.priority,
+            status.restarts,
+            status.layout or None,
+            checkpoint.step if checkpoint is not None else None,
+            len(set(attempt.placement.node_by_index())) if attempt is not None and job.admitted else None,
+            message_of(job) or None,
+        ]
+    return row
+
+
+def _top_row(job: JobView, record: ProgressRecord | None) -> dict[str, Any]:
+    attempt, training = job.attempt, job.spec.training if job.spec is not None else None
+    steps = training.steps if training is not None else None
+    step = max(job.status.step, record.step if record is not None else 0)
+    pace_s = record.step_seconds if record is not None else None
+    return {
+        "namespace": job.namespace,
+        "name": job.name,
+        "state": state_of(job)[0],
+        "step": step,
+        "steps": steps,
+        "stepSeconds": pace_s,
+        "tokensPerSecond": record.tokens_per_second if record is not None else None,
+        "loss": record.loss if record is not None else None,
+        "goodputRatio": goodput(job),
+        "devices": attempt.replicas * attempt.devices if attempt is not None else 0,
+        "leftSeconds": (steps - step) * pace_s if steps and pace_s and step < steps else None,
+        "updatedAtSeconds": record.updated_at_s if record is not None else None,
+    }
+
+
+def _top_cells(row: dict[str, Any]) -> list[Any]:
+    return [
+        row["name"],
+        row["state"],
+        f"{row['step']}/{row['steps']}" if row["steps"] else row["step"],
+        duration(row["stepSeconds"]),
+        rate(row["tokensPerSecond"]),
+        row["loss"],
+        share(row["goodputRatio"]),
+        row["devices"],
+        duration(row["leftSeconds"]),
+    ]

@@ -1,0 +1,139 @@
+"""The cluster as the plugin's commands see it: everything read once, then only computed on."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+
+from pydantic import ValidationError
+
+from polyreme_api.errors import NotFoundError, RefusedError
+from polyreme_api.labels import KIND_JOB
+from polyreme_operator.port import ClusterPort, Manifest
+from polyreme_operator.port import NotFoundError as PortNotFoundError
+from polyreme_operator.types.parse import (
+    TOPOLOGY_NAME,
+    parse_foreign_pod,
+    parse_job_view,
+    parse_lease,
+    parse_node,
+    parse_pod,
+    parse_priority_class,
+    parse_queue,
+    parse_topology,
+)
+from polyreme_operator.types.queues import QueueView
+from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, NodeView, PodView, TopologyView
+
+PAGES_MAX = 400
+"""Pages of one kind: with 500 objects each, more than any cluster holds."""
+NOT_INSTALLED = "this cluster serves no TrainingJob: apply polyreme's manifests/crds, or choose another --context"
+JOBS = frozenset({KIND_JOB, "PriorityClass"})
+QUEUES = frozenset({KIND_JOB, "PriorityClass", "TrainingQueue", "Node"})
+PROGRESS = frozenset({KIND_JOB, "PriorityClass", "Lease"})
+ALL = QUEUES | {"Pod", "ClusterTopology", "Lease"}
+_OPTIONAL = frozenset({"TrainingQueue", "ClusterTopology", "PriorityClass"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What a command looks at. Kinds that it did not ask for are empty."""
+
+    jobs: tuple[JobView, ...] = ()
+    """Of all namespaces."""
+    queues: tuple[QueueView, ...] = ()
+    nodes: tuple[NodeView, ...] = ()
+    pods: tuple[PodView, ...] = ()
+    foreign: tuple[ForeignPod, ...] = ()
+    leases: Mapping[str, LeaseView] = dataclasses.field(default_factory=dict)
+    """By UID of the job."""
+    topology: TopologyView | None = None
+    manifests: Mapping[str, Manifest] = dataclasses.field(default_factory=dict)
+    """Jobs as they came, by UID."""
+    now_s: float = 0.0
+
+    def job(self, namespace: str, name: str) -> JobView:
+        """Return one job.
+
+        Raises:
+            NotFoundError: Naming those that exist.
+        """
+        found = next((job for job in self.jobs if (job.namespace, job.name) == (namespace, name)), None)
+        if found is not None:
+            return found
+        raise no_job(namespace, name, [job.name for job in self.jobs if job.namespace == namespace])
+
+
+def no_job(namespace: str, name: str, known: Iterable[str]) -> NotFoundError:
+    """Say that there is no such job, and which was probably meant."""
+    from polyreme.output import nearest
+
+    return NotFoundError(f"no job {name!r} in namespace {namespace!r}: {nearest(name, sorted(known))}", field="JOB")
+
+
+async def look(cluster: ClusterPort, kinds: Collection[str], *, now_s: float) -> Snapshot:
+    """Read the kinds that a command needs, side by side.
+
+    Raises:
+        NotFoundError: If the cluster has no TrainingJobs at all.
+    """
+    wanted = sorted(kinds)
+    lists = await asyncio.gather(*(list_all(cluster, kind) for kind in wanted))
+    return snapshot_of(dict(zip(wanted, lists, strict=True)), now_s=now_s)
+
+
+def snapshot_of(found: Mapping[str, list[Manifest]], *, now_s: float) -> Snapshot:
+    """Parse what was read. An object that can't be read is left out, as the operator does."""
+    priorities = {item["metadata"]["name"]: parse_priority_class(item) for item in found.get("PriorityClass", ())}
+    jobs = [parse_job_view(item, priorities=priorities) for item in found.get(KIND_JOB, ())]
+    parsed = [parse_pod(item) for item in found.get("Pod", ())]
+    foreign = [parse_foreign_pod(item) for item, pod in zip(found.get("Pod", ()), parsed, strict=True) if pod is None]
+    leases = [parse_lease(item, seen_s=now_s) for item in found.get("Lease", ())]
+    topologies = [parse_topology(item) for item in found.get("ClusterTopology", ())]
+    return Snapshot(
+        jobs=tuple(sorted(jobs, key=lambda job: (job.namespace, job.name))),
+        queues=tuple(_readable_queues(found.get("TrainingQueue", ()))),
+        nodes=tuple(sorted(map(parse_node, found.get("Node", ())), key=lambda node: node.name)),
+        pods=tuple(pod for pod in parsed if pod is not None),
+        foreign=tuple(pod for pod in foreign if pod is not None),
+        leases={lease.job_uid: lease for lease in leases if lease is not None},
+        topology=next((view for view in topologies if view is not None and view.name == TOPOLOGY_NAME), None),
+        manifests={item["metadata"]["uid"]: item for item in found.get(KIND_JOB, ())},
+        now_s=now_s,
+    )
+
+
+async def list_all(cluster: ClusterPort, kind: str, *, namespace: str | None = None) -> list[Manifest]:
+    """Read every page of a kind; a kind that is not installed has none, except for the jobs.
+
+    Raises:
+        NotFoundError: If the cluster has no TrainingJobs.
+        RefusedError: If there are more pages than anyone can have.
+    """
+    items: list[Manifest] = []
+    token: str | None = None
+    for _ in range(PAGES_MAX):
+        try:
+            page = await cluster.list(kind, namespace=namespace, continue_=token)
+        except PortNotFoundError as error:
+            if kind == KIND_JOB:
+                raise NotFoundError(NOT_INSTALLED) from error
+            if kind in _OPTIONAL:
+                return []
+            raise
+        items += page.items
+        token = page.continue_
+        if token is None:
+            return items
+    raise RefusedError(f"list of {kind} has more than {PAGES_MAX} pages; name a namespace")
+
+
+def _readable_queues(items: Iterable[Manifest]) -> list[QueueView]:
+    queues = []
+    for item in items:
+        try:
+            queues.append(parse_queue(item))
+        except (ValidationError, KeyError, TypeError, ValueError):
+            continue
+    return sorted(queues, key=lambda queue: queue.name)

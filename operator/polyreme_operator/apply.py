@@ -25,10 +25,10 @@ from polyreme_operator.port import (
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.actions import (
     Action,
-    CreateLease,
+    Bind,
+    CreateChild,
     CreatePod,
     CreateSecret,
-    CreateService,
     DeleteJob,
     DeletePod,
     EmitEvent,
@@ -115,7 +115,9 @@ class Applier:
                 await self._write_status(action)
             case CreatePod(manifest=manifest):
                 await self._create(manifest)
-            case CreateService(manifest=manifest) | CreateLease(manifest=manifest):
+            case Bind(ref=ref, uid=uid, node=node):
+                await self._bind(ref, uid=uid, node=node)
+            case CreateChild(manifest=manifest):
                 await self._create_child(manifest)
             case CreateSecret(manifest=manifest, keys=keys):
                 data = {key: base64.b64encode(self._entropy(SECRET_BYTES)).decode() for key in keys}
@@ -156,13 +158,27 @@ class Applier:
         await self._create(manifest)
         self._model.note_child(manifest["metadata"]["labels"][labels.LABEL_JOB_UID], manifest["kind"])
 
+    async def _bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
+        try:
+            await self._port.bind(ref, uid=uid, node=node)
+        except NotFoundError:
+            await self.refresh(ref)
+        except ConflictError:
+            # Another object, or another version: the next pass decides by what is there now.
+            await self.refresh(ref)
+            raise
+
     async def _delete(
         self, ref: ObjectRef, *, uid: str, resource_version: str | None = None, grace_s: int | None = None
     ) -> None:
         try:
             await self._port.delete(ref, uid=uid, resource_version=resource_version, grace_period_s=grace_s)
-        except (NotFoundError, ConflictError):
+        except NotFoundError:
             await self.refresh(ref)
+        except ConflictError:
+            # Another object, or another version: the next pass decides by what is there now.
+            await self.refresh(ref)
+            raise
 
     async def _tell(self, action: EmitEvent) -> None:
         name = f"{labels.job_object_name(action.ref.name, action.uid)}.{action.key}"

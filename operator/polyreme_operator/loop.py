@@ -19,6 +19,7 @@ from polyreme_api.clock import Clock
 from polyreme_api.errors import RetryableError
 from polyreme_operator.apply import Applier
 from polyreme_operator.core.best_fit import Placer, place_best_fit
+from polyreme_operator.core.events import events_of
 from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.schedule import schedule
 from polyreme_operator.model import WATCHED_KINDS, Changes, ClusterModel
@@ -248,7 +249,7 @@ class _Operator:
             await self._applier.write_intents(batch.intents, self._intents_ref)
         for write in batch.writes:
             async with self._locks[write.uid]:
-                await self._applier.apply((write,))
+                await self._applier.apply((write, *events_of(write)))
 
     @property
     def _intents_ref(self) -> ObjectRef:

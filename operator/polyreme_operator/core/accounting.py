@@ -15,7 +15,7 @@ from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import Accounting, LastCheckpoint, LostTime
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.times import rfc3339
-from polyreme_operator.core.reasons import Cause
+from polyreme_operator.core.reasons import Cause, ConditionType, Scope
 from polyreme_operator.types.timestamps import parse_time_or
 
 MILLISECONDS = 1000
@@ -84,9 +84,13 @@ def _split_steps(record: ProgressRecord | None, wall_s: float, *, all_kept: bool
 
 def _began_by(status: TrainingJobStatus) -> Cause:
     attempt = status.attempt
-    if attempt is None or not status.restart_records or status.restart_records[-1].attempt != attempt.number - 1:
-        return Cause.STARTING
-    return Cause(status.restart_records[-1].cause)
+    if attempt is not None and status.restart_records and status.restart_records[-1].attempt == attempt.number - 1:
+        return Cause(status.restart_records[-1].cause)
+    if attempt is not None and attempt.scope == Scope.RESIZE:
+        return Cause.RESIZE
+    if attempt is not None and attempt.scope == Scope.RESUME and status.condition(ConditionType.PREEMPTED) is not None:
+        return Cause.PREEMPTED
+    return Cause.STARTING
 
 
 def _milliseconds(seconds: float) -> int:

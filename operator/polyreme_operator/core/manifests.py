@@ -1,4 +1,4 @@
-"""The objects that a job owns: pods, headless Service, Lease, Secret. All die with the job, by owner reference."""
+"""The objects that a job owns: pods, Service, Lease, Secret, its launcher's rights. All die with it, being owned."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any
 from polyreme_api import environment, labels
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
+from polyreme_operator.core import binding, environment_runtime, pod_security
+from polyreme_operator.core.binding import BindingMode
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.views import JobView
 
 TOKEN_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+RBAC_VERSION = "rbac.authorization.k8s.io/v1"
 SECRET_FOLDER = "/var/run/secrets/polyreme.dev"
 GRACE_EXTRA_S = 10
 """Time that a pod has beyond its checkpoint's grace to end."""
@@ -29,6 +32,9 @@ class PodDefaults:
     """Checkpoints of jobs that name no location lie under ``<root>/<namespace>/<name>``."""
     environment: tuple[tuple[str, str], ...] = ()
     """Further variables, as the registry's and the object store's URLs."""
+    binding: BindingMode = "NodeName"
+    launcher_rbac: bool = False
+    """Whether each job gets a Role for its launcher; a cluster that gives tokens of its own to pods needs none."""
 
 
 def owner(job: JobView) -> dict[str, Any]:
@@ -73,10 +79,64 @@ def secret(job: JobView) -> Manifest:
     return {**_owned(job, "v1", "Secret"), "type": "Opaque", "immutable": True}
 
 
+def role(job: JobView) -> Manifest:
+    """Rights of the job's leader: to follow its own job and to renew its own Lease, and nothing else."""
+    name = labels.job_object_name(job.name, job.uid)
+    return {
+        **_owned(job, RBAC_VERSION, "Role"),
+        "rules": [
+            {
+                "apiGroups": [labels.GROUP],
+                "resources": [labels.PLURAL_JOB],
+                "resourceNames": [job.name],
+                "verbs": ["get", "list", "watch"],
+            },
+            {
+                "apiGroups": ["coordination.k8s.io"],
+                "resources": ["leases"],
+                "resourceNames": [name],
+                "verbs": ["get", "patch", "update"],
+            },
+        ],
+    }
+
+
+def role_binding(job: JobView, spec: TrainingJobSpec) -> Manifest:
+    """Give the job's Role to the service account of its pods."""
+    body = spec.workers.template.get("spec") or {}
+    account = body.get("serviceAccountName") or "default"
+    return {
+        **_owned(job, RBAC_VERSION, "RoleBinding"),
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "Role",
+            "name": labels.job_object_name(job.name, job.uid),
+        },
+        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": job.namespace}],
+    }
+
+
 def pod(
-    job: JobView, spec: TrainingJobSpec, attempt: AttemptStatus, *, index: int, node: str, defaults: PodDefaults
+    job: JobView,
+    spec: TrainingJobSpec,
+    attempt: AttemptStatus,
+    *,
+    index: int,
+    node: str,
+    defaults: PodDefaults,
+    mode: BindingMode | None = None,
 ) -> Manifest:
-    """Worker pod for one place. It bears no attempt: a restart in place touches no pod."""
+    """Worker pod for one place. With a launcher it bears no attempt: a restart in place touches no pod.
+
+    Args:
+        job: The job.
+        spec: Its spec.
+        attempt: The attempt that it is created in.
+        index: Its place.
+        node: Its node.
+        defaults: What the installation says.
+        mode: How it is bound; None: as the installation says.
+    """
     replacement = attempt.replacement(index)
     template = copy.deepcopy(spec.workers.template)
     metadata: dict[str, Any] = template.get("metadata") or {}
@@ -91,9 +151,19 @@ def pod(
     }
     name = labels.pod_name(job.name, job.uid, index=index, replacement=replacement)
     containers = body.get("containers") or [{}]
-    variables = _variables(job, spec, attempt, index=index, replacement=replacement, name=name, defaults=defaults)
-    containers[0] = _launcher(containers[0], spec, variables, defaults)
+    own = environment_runtime.is_used(spec)
+    if own:
+        where = checkpoint_url(job, spec, defaults)
+        contract = environment_runtime.variables(job, attempt, index=index, pod=name, checkpoint_url=where)
+        containers[0] = _worker(containers[0], spec, {**dict(defaults.environment), **contract})
+    else:
+        variables = _variables(job, spec, attempt, index=index, replacement=replacement, name=name, defaults=defaults)
+        containers[0] = _launcher(containers[0], spec, variables, defaults)
     grace_s = spec.checkpoint.preemption_grace_seconds + GRACE_EXTRA_S
+    secret_volume = {"name": "polyreme", "secret": {"secretName": labels.job_object_name(job.name, job.uid)}}
+    volumes = [*(body.get("volumes") or []), *([] if own else [secret_volume])]
+    # Only the leader speaks to the API server.
+    token = {} if index == 0 else {"automountServiceAccountToken": False}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -106,15 +176,12 @@ def pod(
         },
         "spec": {
             "terminationGracePeriodSeconds": grace_s,
-            **body,
-            "containers": containers,
+            **token,
+            **pod_security.restricted({**body, "containers": containers}),
+            **binding.fields(body, mode=mode or defaults.binding, node=node),
             "restartPolicy": "Never",
-            "nodeName": node,
             "subdomain": labels.job_object_name(job.name, job.uid),
-            "volumes": [
-                *(body.get("volumes") or []),
-                {"name": "polyreme", "secret": {"secretName": labels.job_object_name(job.name, job.uid)}},
-            ],
+            "volumes": volumes,
         },
     }
 
@@ -127,20 +194,27 @@ def checkpoint_url(job: JobView, spec: TrainingJobSpec, defaults: PodDefaults) -
 def _launcher(
     given: dict[str, Any], spec: TrainingJobSpec, variables: dict[str, str], defaults: PodDefaults
 ) -> dict[str, Any]:
+    mount = {"name": "polyreme", "mountPath": SECRET_FOLDER, "readOnly": True}
+    return {
+        "image": defaults.image,
+        "command": list(defaults.command),
+        **_worker({"name": "launcher", **given}, spec, variables),
+        "volumeMounts": [*(given.get("volumeMounts") or []), mount],
+    }
+
+
+def _worker(given: dict[str, Any], spec: TrainingJobSpec, variables: dict[str, str]) -> dict[str, Any]:
+    """Give the first container its variables and its devices."""
     limits = {
         **((given.get("resources") or {}).get("limits") or {}),
         spec.workers.device_resource: str(spec.workers.devices),
     }
     own = [{"name": name, "value": value} for name, value in variables.items()]
-    mount = {"name": "polyreme", "mountPath": SECRET_FOLDER, "readOnly": True}
     return {
-        "name": "launcher",
-        "image": defaults.image,
-        "command": list(defaults.command),
+        "name": "worker",
         **given,
         "env": [*(entry for entry in given.get("env") or [] if entry.get("name") not in variables), *own],
         "resources": {**(given.get("resources") or {}), "limits": limits},
-        "volumeMounts": [*(given.get("volumeMounts") or []), mount],
     }
 
 

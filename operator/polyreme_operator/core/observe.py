@@ -14,6 +14,8 @@ from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import PodPhase, PodView
 
 SIGNAL_CODE_BASE = 128
+UNSCHEDULABLE_S = 10.0
+"""How long a scheduler may find no room for a pod before it is placed elsewhere."""
 CODE_BAD_CONFIG = 2
 CODE_ENVIRONMENT = 7
 CODE_RUN_FAILED = 100
@@ -30,10 +32,12 @@ class Failure:
     """Worker index at fault, where one is."""
     code: int | None = None
     """Exit code of the rank at fault; 128 + n for signal n."""
+    pod_code: int | None = None
+    """Exit code of the first container of the pod at fault, where that failed."""
     replace: frozenset[int] = frozenset()
     """Indices whose pods are of no use any more."""
     move: frozenset[int] = frozenset()
-    """Indices, among those, whose nodes are lost."""
+    """Indices, among those, that need another node than the one they have."""
 
 
 def current_record(scene: JobScene) -> ProgressRecord | None:
@@ -66,7 +70,7 @@ def find_failure(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Failur
     if attempt is None:
         return None
     record = current_record(scene)
-    gone = _lost_places(scene, spec, attempt, record, now_s)
+    gone = lost_places(scene, spec, now_s)
     if gone is not None:
         return gone
     if record is not None and attempt.desired == "Run":
@@ -97,46 +101,103 @@ def silence_deadline_s(scene: JobScene, spec: TrainingJobSpec) -> float | None:
     return start_s if beat_s is None else min(start_s, beat_s)
 
 
-def _lost_places(
-    scene: JobScene, spec: TrainingJobSpec, attempt: AttemptStatus, record: ProgressRecord | None, now_s: float
+def lost_places(
+    scene: JobScene, spec: TrainingJobSpec, now_s: float, *, done: frozenset[int] = frozenset()
 ) -> Failure | None:
-    """Find places whose pod or node is gone. An index whose pod was never created is no loss, but work to do."""
-    pods = current_pods(scene)
-    nodes = attempt.placement.node_by_index()
-    grace_s = spec.health.node_lost_seconds
-    all_created = scene.job.status.replicas >= attempt.replicas or (record is not None and record.released)
-    replace: dict[int, str] = {}
-    move: set[int] = set()
-    for index, node in enumerate(nodes):
-        view = scene.nodes.get(node)
-        pod = pods.get(index)
-        if view is None or view.lost(now_s, node_lost_s=grace_s):
-            move.add(index)
-            replace[index] = f"node {node} is lost"
-        elif pod is None:
-            if all_created:
-                replace[index] = "its pod is gone"
-        elif pod.deleting:
-            replace[index] = f"pod {pod.name} is being deleted"
-        elif pod.ended:
-            said = f" ({pod.reason})" if pod.reason else ""
-            code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
-            why = f": {pod.message}" if pod.message else ""
-            replace[index] = f"pod {pod.name} ended as {pod.phase}{said}{code}{why}"
-    if not replace:
+    """Find places whose pod or node is gone. An index whose pod was never created is no loss, but work to do.
+
+    Args:
+        scene: The job and what it has.
+        spec: Its spec.
+        now_s: The time.
+        done: Indices that have nothing left to lose.
+    """
+    attempt = scene.job.attempt
+    if attempt is None:
         return None
-    first = min(move) if move else min(replace)
-    failed = not move and (pods.get(first) is not None and pods[first].phase is PodPhase.FAILED)
-    cause = Cause.NODE_LOST if move else Cause.POD_FAILED if failed else Cause.POD_LOST
-    if not move and all(index in pods and pods[index].reason == Cause.HOST_RESTARTED for index in replace):
+    pods = current_pods(scene)
+    record = current_record(scene)
+    all_created = scene.job.status.replicas >= attempt.replicas or (record is not None and record.released)
+    lost: dict[int, _Lost] = {}
+    for index, node in enumerate(attempt.placement.node_by_index()):
+        if index in done:
+            continue
+        missing = all_created and index not in pods
+        found = _lost_place(scene, spec, node, pods.get(index), missing=missing, now_s=now_s)
+        if found is not None:
+            lost[index] = found
+    return None if not lost else _one_failure(lost)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Lost:
+    """What became of one place."""
+
+    cause: Cause
+    why: str
+    move: bool = False
+    code: int | None = None
+
+
+def _lost_place(
+    scene: JobScene, spec: TrainingJobSpec, node: str, pod: PodView | None, *, missing: bool, now_s: float
+) -> _Lost | None:
+    view = scene.nodes.get(node)
+    if view is None or view.lost(now_s, node_lost_s=spec.health.node_lost_seconds):
+        return _Lost(Cause.NODE_LOST, f"node {node} is lost", move=True)
+    # What goes from a node that is cordoned can't come back to it.
+    leaves = view.unschedulable
+    if pod is None:
+        return _Lost(Cause.POD_LOST, "its pod is gone", move=leaves) if missing else None
+    evicted = ("DisruptionTarget", "True") in pod.conditions
+    if pod.deleting:
+        cause = Cause.EVICTED if evicted else Cause.POD_LOST
+        return _Lost(cause, f"pod {pod.name} is {'evicted' if evicted else 'being deleted'}", move=leaves)
+    if pod.ended:
+        return _ended_place(pod, evicted=evicted, move=leaves)
+    since_s = pod.unschedulable_since_s
+    if since_s is not None and not pod.node and now_s - since_s >= UNSCHEDULABLE_S:
+        why = f": {pod.unschedulable}" if pod.unschedulable else ""
+        return _Lost(Cause.UNSCHEDULABLE, f"pod {pod.name} could not be bound to node {node}{why}", move=True)
+    return None
+
+
+def _ended_place(pod: PodView, *, evicted: bool, move: bool) -> _Lost:
+    said = f" ({pod.reason})" if pod.reason else ""
+    code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
+    why = f": {pod.message}" if pod.message else ""
+    failed = pod.phase is PodPhase.FAILED
+    cause = Cause.POD_FAILED if failed else Cause.POD_LOST
+    if pod.reason == Cause.HOST_RESTARTED:
         cause = Cause.HOST_RESTARTED
-    more = f" (and {len(replace) - 1} more)" if len(replace) > 1 else ""
+    elif evicted:
+        cause = Cause.EVICTED
+    words = f"pod {pod.name} ended as {pod.phase}{said}{code}{why}"
+    return _Lost(cause, words, move=move, code=pod.exit_code if failed else None)
+
+
+_DEEPEST_FIRST = (
+    Cause.NODE_LOST,
+    Cause.POD_FAILED,
+    Cause.POD_LOST,
+    Cause.EVICTED,
+    Cause.UNSCHEDULABLE,
+    Cause.HOST_RESTARTED,
+)
+"""Of the causes of one failure the first is told. What no budget pays for comes last: nothing else may be behind it."""
+
+
+def _one_failure(lost: dict[int, _Lost]) -> Failure:
+    """Tell several lost places as one failure, by the deepest cause."""
+    first = min(lost, key=lambda index: (_DEEPEST_FIRST.index(lost[index].cause), index))
+    more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
     return Failure(
-        cause=cause,
-        message=f"worker {first}: {replace[first]}{more}",
+        cause=lost[first].cause,
+        message=f"worker {first}: {lost[first].why}{more}",
         index=first,
-        replace=frozenset(replace),
-        move=frozenset(move),
+        pod_code=lost[first].code,
+        replace=frozenset(lost),
+        move=frozenset(index for index, place in lost.items() if place.move),
     )
 
 

@@ -94,6 +94,8 @@ class Cause(StrEnum):
     RESIZE = "Resize"
     PREEMPTED = "Preempted"
     UNSCHEDULABLE = "Unschedulable"
+    EVICTED = "Evicted"
+    """Somebody else took a pod away by the Eviction API, a taint or a preemption of kube-scheduler."""
     SUSPEND = "Suspend"
 
 

@@ -14,26 +14,31 @@ from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import Outcome, ProgressRecord, RankPhase
 from polyreme_api.times import rfc3339
-from polyreme_operator.core import manifests, transition
+from polyreme_operator.core import binding, environment_runtime, manifests, stopping, transition
 from polyreme_operator.core.accounting import close_attempt, with_checkpoint
+from polyreme_operator.core.events import events_of
 from polyreme_operator.core.hang import Stall, find_stall
 from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.core.observe import Failure, current_pods, current_record, silence_deadline_s
+from polyreme_operator.core.observe import (
+    UNSCHEDULABLE_S,
+    Failure,
+    current_pods,
+    current_record,
+    silence_deadline_s,
+)
 from polyreme_operator.core.reasons import Cause, ConditionType, Reason
 from polyreme_operator.core.recovery import GiveUp, Restart, judge
-from polyreme_operator.core.status import drop_condition, finish, with_condition, withdraw
-from polyreme_operator.core.transition import STOP_GRACE_S
+from polyreme_operator.core.status import drop_condition, finish, with_condition
+from polyreme_operator.core.stopping import STOP_GRACE_S, StopFor
 from polyreme_operator.port import ObjectRef
 from polyreme_operator.types.actions import (
     Action,
-    CreateLease,
+    CreateChild,
     CreatePod,
     CreateSecret,
-    CreateService,
     Decision,
     DeleteJob,
     DeletePod,
-    EmitEvent,
     ReadLease,
     WriteStatus,
 )
@@ -64,14 +69,14 @@ def reconcile(scene: JobScene, now_s: float, *, defaults: PodDefaults) -> Decisi
         return _finished(scene, now_s)
     if spec is None:
         return _unreadable(scene, now_s)
+    if defaults.binding == "GangBinder" and not scene.pods and (refused := binding.refusal(spec)):
+        return _fail(scene, Reason.MISCONFIGURED, refused, None, now_s)
     deadline_s = _deadline_s(status, spec)
     if deadline_s is not None and now_s >= deadline_s and not _succeeded(scene):
         message = f"ran longer than activeDeadlineSeconds, {spec.active_deadline_seconds} s"
         return _fail(scene, Reason.DEADLINE_EXCEEDED, message, None, now_s)
     if not job.admitted:
         decision = _waiting(scene, spec, now_s)
-    elif transition.stops_for_resize(job) and not spec.suspend:
-        decision = _resizing(scene, spec, now_s)
     elif status.attempt is not None and (spec.suspend or status.attempt.desired == "Stop"):
         decision = _stopping(scene, spec, now_s)
     else:
@@ -84,8 +89,8 @@ def _running(scene: JobScene, spec: TrainingJobSpec, now_s: float, defaults: Pod
     attempt, record = job.attempt, current_record(scene)
     if attempt is None:
         return Decision()
-    if record is not None and record.outcome is Outcome.SUCCEEDED:
-        return _succeed(scene, record, now_s)
+    if _succeeded(scene):
+        return _succeed(scene, now_s)
     verdict = judge(scene, spec, now_s)
     if isinstance(verdict, GiveUp | Restart) and not scene.lease_read and _hangs_on_lease(verdict.failure):
         return Decision(actions=(ReadLease(ref=_lease_ref(scene)),))
@@ -93,7 +98,7 @@ def _running(scene: JobScene, spec: TrainingJobSpec, now_s: float, defaults: Pod
         return _fail(scene, verdict.reason, verdict.message, verdict.failure, now_s)
     if isinstance(verdict, Restart):
         return _restart(scene, attempt, verdict, now_s)
-    children = _children(scene, spec)
+    children = _children(scene, spec, defaults)
     if scene.lease is None:
         # Pods come behind it: whether an attempt was ever released must be readable before a pod is created anew.
         return Decision(actions=children)
@@ -102,8 +107,7 @@ def _running(scene: JobScene, spec: TrainingJobSpec, now_s: float, defaults: Pod
         return Decision(actions=(ReadLease(ref=_lease_ref(scene)),))
     stall = find_stall(scene, spec, record)
     status = _observed(scene, attempt, record, stall, now_s)
-    told = () if stall is None or not _is_new(scene) else (_event(scene, Reason.STALLED, stall.message, warning=True),)
-    actions = (*children, *pods, *_status_write(scene, status), *told)
+    actions = (*children, *pods, *_status_write(scene, status))
     return Decision(actions=actions, wake_at_s=_next_deadline_s(scene, spec))
 
 
@@ -124,8 +128,7 @@ def _restart(scene: JobScene, attempt: AttemptStatus, verdict: Restart, now_s: f
         return Decision(reschedule=True)
     nodes = attempt.placement.node_by_index()
     after = transition.restart(scene, verdict, nodes, now_s)
-    event = _event(scene, verdict.scope.value, verdict.failure.message, warning=True)
-    return Decision(actions=(*_status_write(scene, after), event))
+    return Decision(actions=_status_write(scene, after))
 
 
 def _observed(
@@ -137,6 +140,11 @@ def _observed(
     running = sum(pod.phase is PodPhase.RUNNING for pod in pods.values())
     joined = 0 if record is None else min(record.joined, attempt.replicas)
     released = record is not None and record.released
+    phase = RankPhase.TRAINING if record is None else record.phase
+    if job.spec is not None and environment_runtime.is_used(job.spec):
+        # Nobody joins or releases there: pods that run, or have ended well before the others, are the gang.
+        running = joined = environment_runtime.started(scene)
+        released = running == attempt.replicas
     ready = running == attempt.replicas and (released or joined == attempt.replicas)
 
     def say(kind: ConditionType, holds: bool, reason: Reason, message: str = "") -> None:
@@ -147,7 +155,7 @@ def _observed(
         say(ConditionType.PODS_READY, True, Reason.JOINED)
     else:
         say(ConditionType.PODS_READY, False, Reason.WAITING_FOR_PODS, f"{running} of {attempt.replicas} pods run")
-    reason = RUNNING_PHASES[record.phase] if record is not None and released else Reason.STARTING
+    reason = RUNNING_PHASES[phase] if released else Reason.STARTING
     if stall is None:
         say(ConditionType.RUNNING, released and reason in _WORKING, reason)
     elif _is_new(scene):
@@ -191,12 +199,15 @@ def _pod_actions(
     if any(not pod.ended for pod in past):
         return removed
     nodes = attempt.placement.node_by_index()
+    mode = binding.mode_of(defaults.binding, scene, attempt)
     created = tuple(
-        CreatePod(manifest=manifests.pod(scene.job, spec, attempt, index=index, node=node, defaults=defaults))
+        CreatePod(
+            manifest=manifests.pod(scene.job, spec, attempt, index=index, node=node, defaults=defaults, mode=mode)
+        )
         for index, node in enumerate(nodes)
         if index not in pods
     )
-    return (*removed, *created)
+    return (*removed, *created, *binding.binds(scene, attempt))
 
 
 def _removals(
@@ -248,57 +259,22 @@ def _waiting(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Decision:
 
 
 def _stopping(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Decision:
-    """Checkpoint, stop, delete the pods, and only then give the admission back."""
-    job, status, record = scene.job, scene.job.status, current_record(scene)
-    if record is not None and record.outcome is Outcome.SUCCEEDED:
-        return _succeed(scene, record, now_s)
-    generation = job.generation
-    if status.condition(ConditionType.SUSPENDED) is None:
-        status = transition.stopped(status, checkpoint=True)
-        status = with_condition(
-            status, ConditionType.SUSPENDED, False, Reason.SUSPENDING, now_s=now_s, generation=generation
-        )
-        status = with_condition(
-            status, ConditionType.RUNNING, False, Reason.SUSPENDING, now_s=now_s, generation=generation
-        )
-        return Decision(actions=_status_write(scene, status))
-    asked = status.condition(ConditionType.SUSPENDED)
-    asked_s = parse_time_or(asked.last_transition_time if asked is not None else None, now_s)
-    until_s = asked_s + transition.stop_grace_s(spec)
-    pods = current_pods(scene)
-    quiet = all(pod.ended or pod.deleting for pod in pods.values())
-    if not (quiet or (record is not None and record.outcome is not None) or now_s >= until_s):
-        return Decision(wake_at_s=until_s)
+    """Checkpoint, stop, and only then give the devices back, or begin the attempt of another size."""
+    job = scene.job
+    if _succeeded(scene):
+        return _succeed(scene, now_s)
+    stop = stopping.standing(job)
+    if stop is None or (stop.why is StopFor.RESIZE and spec.suspend):
+        return Decision(actions=_status_write(scene, transition.stop_for_suspend(job, now_s)))
+    ended = environment_runtime.endings(scene, spec)
+    if not stopping.has_stopped(scene, now_s):
+        return Decision(actions=ended, wake_at_s=stopping.stop_deadline_s(job, stop, now_s))
+    if stop.why is StopFor.RESIZE:
+        # Another placement is the cluster's to give: ``schedule`` begins the attempt.
+        return Decision(reschedule=True)
     if not scene.lease_read and scene.lease is not None:
         return Decision(actions=(ReadLease(ref=_lease_ref(scene)),))
-    status = close_attempt(status, record, ended_by=_stop_cause(record, status), now_s=now_s)
-    status = withdraw(job, status, Reason.SUSPENDED, now_s=now_s)
-    status = with_condition(
-        status, ConditionType.SUSPENDED, spec.suspend, Reason.SUSPENDED, now_s=now_s, generation=generation
-    )
-    status = drop_condition(status, ConditionType.RESTARTING, ConditionType.RESIZE_REFUSED)
-    return Decision(actions=(*_status_write(scene, status), _event(scene, "Suspended", "stopped on request")))
-
-
-def _resizing(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Decision:
-    """Wait for the end of an attempt that makes way for another size; ``schedule`` begins the next."""
-    record = current_record(scene)
-    if record is not None and record.outcome is Outcome.SUCCEEDED:
-        return _succeed(scene, record, now_s)
-    grace_s = transition.stop_grace_s(spec)
-    if transition.has_stopped(scene, grace_s, now_s):
-        return Decision(reschedule=True)
-    asked = scene.job.status.condition(ConditionType.RESTARTING)
-    asked_s = parse_time_or(None if asked is None else asked.last_transition_time, now_s)
-    return Decision(wake_at_s=asked_s + grace_s)
-
-
-def _stop_cause(record: ProgressRecord | None, status: TrainingJobStatus) -> Cause | None:
-    """A stop that checkpointed its newest step loses nothing."""
-    durable = record.checkpoint if record is not None else None
-    if record is not None and durable is not None and durable.step >= record.step and status.attempt is not None:
-        return None
-    return Cause.SUSPEND
+    return Decision(actions=_status_write(scene, transition.give_back(scene, stop, now_s)))
 
 
 def _finished(scene: JobScene, now_s: float) -> Decision:
@@ -330,11 +306,12 @@ def _unreadable(scene: JobScene, now_s: float) -> Decision:
     return _fail(scene, Reason.MISCONFIGURED, scene.job.invalid, None, now_s)
 
 
-def _succeed(scene: JobScene, record: ProgressRecord, now_s: float) -> Decision:
+def _succeed(scene: JobScene, now_s: float) -> Decision:
+    record = current_record(scene)
     status = close_attempt(scene.job.status, record, ended_by=None, now_s=now_s)
-    message = f"trained {record.step} steps"
+    message = "every pod ended well" if record is None else f"trained {record.step} steps"
     status = finish(scene.job, status, succeeded=True, reason=Reason.COMPLETED, message=message, now_s=now_s)
-    return Decision(actions=(*_status_write(scene, status), _event(scene, Reason.COMPLETED, message)))
+    return Decision(actions=_status_write(scene, status))
 
 
 def _fail(scene: JobScene, reason: Reason, message: str, failure: Failure | None, now_s: float) -> Decision:
@@ -344,18 +321,22 @@ def _fail(scene: JobScene, reason: Reason, message: str, failure: Failure | None
         cause = Cause.STOPPED if failure is None else failure.cause
         status = close_attempt(status, record, ended_by=cause, now_s=now_s)
     status = finish(scene.job, status, succeeded=False, reason=reason, message=message, now_s=now_s)
-    return Decision(actions=(*_status_write(scene, status), _event(scene, reason, message, warning=True)))
+    return Decision(actions=_status_write(scene, status))
 
 
-def _children(scene: JobScene, spec: TrainingJobSpec) -> tuple[Action, ...]:
+def _children(scene: JobScene, spec: TrainingJobSpec, defaults: PodDefaults) -> tuple[Action, ...]:
     job = scene.job
     actions: list[Action] = []
     if "Service" not in scene.children:
-        actions.append(CreateService(manifest=manifests.service(job)))
+        actions.append(CreateChild(manifest=manifests.service(job)))
     if "Secret" not in scene.children:
         actions.append(CreateSecret(manifest=manifests.secret(job), keys=(labels.SECRET_KEY,)))
+    if defaults.launcher_rbac and "Role" not in scene.children:
+        actions.append(CreateChild(manifest=manifests.role(job)))
+    if defaults.launcher_rbac and "RoleBinding" not in scene.children:
+        actions.append(CreateChild(manifest=manifests.role_binding(job, spec)))
     if scene.lease is None:
-        actions.append(CreateLease(manifest=manifests.lease(job, spec)))
+        actions.append(CreateChild(manifest=manifests.lease(job, spec)))
     return tuple(actions)
 
 
@@ -365,18 +346,26 @@ def _hangs_on_lease(failure: Failure) -> bool:
 
 
 def _succeeded(scene: JobScene) -> bool:
+    attempt, spec = scene.job.attempt, scene.job.spec
+    if attempt is not None and spec is not None and environment_runtime.is_used(spec):
+        return environment_runtime.has_succeeded(scene, attempt)
     record = current_record(scene)
     return record is not None and record.outcome is Outcome.SUCCEEDED
 
 
 def _next_deadline_s(scene: JobScene, spec: TrainingJobSpec) -> float | None:
-    """When time alone makes a failure: the leader's silence, or a node that is away for too long."""
+    """When time alone makes a failure: silence, a node that is away or a pod that finds no room for too long."""
     attempt = scene.job.attempt
     placed = [] if attempt is None else attempt.placement.nodes
     nodes = [scene.nodes[name] for name in placed if name in scene.nodes]
-    away_s = [node.not_ready_since_s for node in nodes if node.not_ready_since_s is not None]
-    times_s = [since_s + spec.health.node_lost_seconds for since_s in away_s]
-    silent_s = silence_deadline_s(scene, spec)
+    times_s = [
+        node.not_ready_since_s + spec.health.node_lost_seconds for node in nodes if node.not_ready_since_s is not None
+    ]
+    times_s += [
+        pod.unschedulable_since_s + UNSCHEDULABLE_S for pod in scene.pods if pod.unschedulable_since_s is not None
+    ]
+    environment = environment_runtime.is_used(spec)
+    silent_s = (environment_runtime.start_deadline_s if environment else silence_deadline_s)(scene, spec)
     return min([*times_s, *([] if silent_s is None else [silent_s])], default=None)
 
 
@@ -398,18 +387,10 @@ def _wake(decision: Decision, at_s: float | None) -> Decision:
     return dataclasses.replace(decision, wake_at_s=at_s)
 
 
-def _status_write(scene: JobScene, after: TrainingJobStatus) -> tuple[WriteStatus, ...]:
+def _status_write(scene: JobScene, after: TrainingJobStatus) -> tuple[Action, ...]:
+    """Write a status, and tell what it changes; nothing where it changes nothing."""
     job = scene.job
     if after == job.status:
         return ()
-    return (
-        WriteStatus(ref=job.ref, uid=job.uid, resource_version=job.resource_version, before=job.status, after=after),
-    )
-
-
-def _event(scene: JobScene, reason: str, message: str, *, warning: bool = False) -> EmitEvent:
-    job = scene.job
-    number = 0 if job.attempt is None else job.attempt.number
-    return EmitEvent(
-        ref=job.ref, uid=job.uid, reason=str(reason), message=message, warning=warning, key=f"{number}-{reason}".lower()
-    )
+    write = WriteStatus(ref=job.ref, uid=job.uid, resource_version=job.resource_version, before=job.status, after=after)
+    return (write, *events_of(write))

@@ -8,12 +8,14 @@ milliseconds, a crash loop costs little). The records in the status are the only
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TypeAlias
 
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.policy import FailureRule
 from polyreme_api.job.status import COUNTED_RESTARTS_MAX, RESTART_RECORDS_MAX, EarlierRestarts, RestartRecord
 from polyreme_api.times import rfc3339
+from polyreme_operator.core import environment_runtime
 from polyreme_operator.core.hang import futile_restarts
 from polyreme_operator.core.observe import CODE_BAD_CONFIG, CODE_RUN_FAILED, Failure, current_record, find_failure
 from polyreme_operator.core.reasons import Cause, Reason, Scope
@@ -56,18 +58,24 @@ class GiveUp:
 
 Verdict: TypeAlias = Healthy | Restart | GiveUp
 
+EXCUSED = frozenset({Cause.HOST_RESTARTED, Cause.UNSCHEDULABLE, Cause.EVICTED})
+"""Causes that lie outside the job: no budget pays for them, they only wait longer each time."""
+
 
 def judge(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Verdict:
     """Decide what follows from the state of the current attempt."""
-    failure = find_failure(scene, spec, now_s)
+    if environment_runtime.is_used(spec):
+        failure = environment_runtime.find_failure(scene, spec, now_s)
+    else:
+        failure = find_failure(scene, spec, now_s)
     if failure is None:
         return Healthy()
     rule = _matching_rule(scene, spec, failure)
     if rule is not None and rule.action == "Fail":
         return GiveUp(failure=failure, reason=Reason.FAILURE_POLICY, message=f"{_rule_name(rule)}: {failure.message}")
-    if rule is None and failure.code in _FINAL:
+    if rule is None and failure.code in _FINAL and not environment_runtime.is_used(spec):
         return GiveUp(failure=failure, reason=_FINAL[failure.code], message=failure.message)
-    excused = failure.cause is Cause.HOST_RESTARTED
+    excused = failure.cause in EXCUSED
     counts = not excused and (rule is None or (rule.count_towards_max and rule.action != "Ignore"))
     scope = _scope(scene, spec, failure, rule)
     record = _record(scene, failure, scope, counts=counts, now_s=now_s)
@@ -92,7 +100,7 @@ def restarts_without_progress(records: list[RestartRecord], earlier: EarlierRest
     streak, best_step, best_checkpoint = earlier.idle, earlier.step, earlier.checkpoint_step
     for record in records:
         progressed = record.step > best_step or record.checkpoint_step > best_checkpoint
-        excused = record.cause == Cause.HOST_RESTARTED
+        excused = record.cause in EXCUSED
         streak = 0 if progressed else streak if excused else streak + 1
         best_step = max(best_step, record.step)
         best_checkpoint = max(best_checkpoint, record.checkpoint_step)
@@ -122,6 +130,11 @@ def _with_earlier(earlier: EarlierRestarts, record: RestartRecord) -> EarlierRes
         hung=futile_restarts([record], record.step, earlier),
         counted_at=counted[-COUNTED_RESTARTS_MAX:],
     )
+
+
+def _in_a_row(status: TrainingJobStatus, cause: Cause) -> int:
+    """Count the newest restarts in a row of one cause."""
+    return sum(1 for _ in itertools.takewhile(lambda record: record.cause == cause, reversed(status.restart_records)))
 
 
 def _matching_rule(scene: JobScene, spec: TrainingJobSpec, failure: Failure) -> FailureRule | None:
@@ -158,7 +171,7 @@ def _scope(scene: JobScene, spec: TrainingJobSpec, failure: Failure, rule: Failu
 
 
 _FINAL = {CODE_BAD_CONFIG: Reason.MISCONFIGURED, CODE_RUN_FAILED: Reason.RUN_FAILED}
-"""Exit codes after which another attempt would end the same."""
+"""Exit codes of our ranks after which another attempt would end the same."""
 _RUNGS = (Scope.PROCESS, Scope.POD, Scope.GANG)
 
 
@@ -230,7 +243,10 @@ def _due_s(status: TrainingJobStatus, spec: TrainingJobSpec, failure: Failure, *
     if known_s is not None:
         return known_s
     backoff = spec.failure_policy.backoff
-    waits = idle - (0 if failure.cause is Cause.ENVIRONMENT_FAILED else 1)
+    if failure.cause in EXCUSED:
+        waits = _in_a_row(status, failure.cause)
+    else:
+        waits = idle - (0 if failure.cause is Cause.ENVIRONMENT_FAILED else 1)
     if waits <= 0 or failure.cause is Cause.HOST_RESTARTED:
         return now_s
     return now_s + min(float(backoff.max_seconds), backoff.initial_seconds * 2.0 ** min(waits - 1, 30))

@@ -13,6 +13,13 @@ from polyreme_operator.core.reasons import ConditionType, Reason
 from polyreme_operator.types.views import JobView
 
 MESSAGE_CHARACTERS_MAX = 1024
+_ENDED_WITH_THE_JOB = (
+    ConditionType.QUEUED,
+    ConditionType.ADMITTED,
+    ConditionType.PREEMPTED,
+    ConditionType.PODS_READY,
+    ConditionType.RUNNING,
+)
 _ORDER = {kind.value: place for place, kind in enumerate(ConditionType)}
 
 
@@ -50,7 +57,7 @@ def finish(
 ) -> TrainingJobStatus:
     """End the job for good: the one terminal condition, nothing desired any more, no devices beyond its last pods'."""
     kind = ConditionType.SUCCEEDED if succeeded else ConditionType.FAILED
-    for ended in (ConditionType.QUEUED, ConditionType.ADMITTED, ConditionType.PODS_READY, ConditionType.RUNNING):
+    for ended in _ENDED_WITH_THE_JOB:
         status = _lower(status, ended, Reason.FINISHED, now_s=now_s, generation=job.generation)
     status = _drop(status, ConditionType.RESTARTING, ConditionType.RESIZE_REFUSED, ConditionType.SUSPENDED)
     status = with_condition(status, kind, True, reason, message, now_s=now_s, generation=job.generation)
@@ -59,6 +66,7 @@ def finish(
         update={
             "attempt": attempt,
             "retry_at": None,
+            "preemption": None,
             "ready_replicas": 0,
             "completed_at": rfc3339(now_s),
             "observed_generation": job.generation,

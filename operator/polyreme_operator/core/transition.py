@@ -8,36 +8,54 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
-from polyreme_api.job.status import AttemptStatus, Placement, replacement_runs
+from polyreme_api.job import TrainingJobStatus
+from polyreme_api.job.status import (
+    PREEMPTION_RECORDS_MAX,
+    AttemptStatus,
+    Placement,
+    Preemption,
+    PreemptionRecord,
+    replacement_runs,
+)
+from polyreme_api.plan.plan import Plan
 from polyreme_api.times import rfc3339
+from polyreme_operator.core import stopping
 from polyreme_operator.core.accounting import close_attempt
-from polyreme_operator.core.observe import current_pods, current_record
+from polyreme_operator.core.observe import current_record
 from polyreme_operator.core.reasons import Cause, ConditionType, Reason, Scope
 from polyreme_operator.core.recovery import Restart, with_restart
 from polyreme_operator.core.status import drop_condition, selector, with_condition, withdraw
+from polyreme_operator.core.stopping import Stop, StopFor
 from polyreme_operator.types.snapshot import JobScene
-from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
 
-STOP_GRACE_S = 30.0
-"""How long beyond its checkpoint's grace a stop may take, and how long launchers of a finished job may take to end."""
 
+def admit(job: JobView, nodes: Sequence[str], now_s: float, *, plan: Plan | None = None) -> TrainingJobStatus:
+    """Admit a waiting job: a new attempt, every place with a fresh pod, and its condition, in one status.
 
-def admit(job: JobView, nodes: Sequence[str], now_s: float) -> TrainingJobStatus:
-    """Admit a waiting job: a new attempt, every place with a fresh pod, and its condition, in one status."""
-    assert job.plan is not None, "a job without a plan waits for nothing"
+    Args:
+        job: The job.
+        nodes: Node of each worker; an elastic job may get fewer than it wishes.
+        now_s: The time.
+        plan: Plan for that many workers, where they are not ``spec.workers.replicas``.
+    """
+    plan = plan or job.plan
+    assert plan is not None, "a job without a plan waits for nothing"
     before = job.attempt
+    scope = Scope.START if before is None else Scope.RESUME
     reused = range(0 if before is None else before.replicas)
-    status = begin_attempt(
-        job, job.status, nodes=nodes, replace=reused, scope=Scope.START if before is None else Scope.RESUME, now_s=now_s
-    )
+    status = begin_attempt(job, job.status, nodes=nodes, replace=reused, scope=scope, now_s=now_s, plan=plan)
     generation = job.generation
     status = with_condition(status, ConditionType.QUEUED, False, Reason.ADMITTED, now_s=now_s, generation=generation)
+    if status.condition(ConditionType.PREEMPTED) is not None:
+        status = with_condition(
+            status, ConditionType.PREEMPTED, False, Reason.ADMITTED, now_s=now_s, generation=generation
+        )
     status = _with_admission(job, status, nodes, now_s)
     status = drop_condition(status, ConditionType.SUSPENDED, ConditionType.RESIZE_REFUSED)
     return status.model_copy(
         update={
+            "preemption": None,
             "first_admitted_at": status.first_admitted_at or rfc3339(now_s),
             "selector": selector(job),
             "observed_generation": generation,
@@ -45,12 +63,16 @@ def admit(job: JobView, nodes: Sequence[str], now_s: float) -> TrainingJobStatus
     )
 
 
-def restart(scene: JobScene, verdict: Restart, nodes: Sequence[str], now_s: float) -> TrainingJobStatus:
+def restart(
+    scene: JobScene, verdict: Restart, nodes: Sequence[str], now_s: float, *, plan: Plan | None = None
+) -> TrainingJobStatus:
     """Begin a new attempt after a failure, on ``nodes``; the failed one is closed and charged."""
     job = scene.job
     status = close_attempt(job.status, current_record(scene), ended_by=verdict.failure.cause, now_s=now_s)
     status = with_restart(status, verdict.record)
-    status = begin_attempt(job, status, nodes=nodes, replace=verdict.replace, scope=verdict.scope, now_s=now_s)
+    status = begin_attempt(
+        job, status, nodes=nodes, replace=verdict.replace, scope=verdict.scope, now_s=now_s, plan=plan
+    )
     status = _with_admission(job, status, nodes, now_s)
     return with_condition(
         status,
@@ -65,8 +87,10 @@ def restart(scene: JobScene, verdict: Restart, nodes: Sequence[str], now_s: floa
 
 def stop_for_resize(job: JobView, now_s: float) -> TrainingJobStatus:
     """Ask a running attempt to checkpoint and stop, since another size fits: its last word must be heard first."""
+    # A condition that is True already would keep its old time, from which the grace counts.
+    status = drop_condition(job.status, ConditionType.RESTARTING)
     return with_condition(
-        stopped(job.status, checkpoint=True),
+        stopped(status, checkpoint=True),
         ConditionType.RESTARTING,
         True,
         Cause.RESIZE,
@@ -75,33 +99,122 @@ def stop_for_resize(job: JobView, now_s: float) -> TrainingJobStatus:
     )
 
 
+def stop_for_suspend(job: JobView, now_s: float) -> TrainingJobStatus:
+    """Ask a running attempt to checkpoint and stop, as its user wants."""
+    generation = job.generation
+    status = with_condition(
+        stopped(job.status, checkpoint=True),
+        ConditionType.SUSPENDED,
+        False,
+        Reason.SUSPENDING,
+        now_s=now_s,
+        generation=generation,
+    )
+    return with_condition(status, ConditionType.RUNNING, False, Reason.SUSPENDING, now_s=now_s, generation=generation)
+
+
+def stop_for_preemption(job: JobView, by: JobView, *, reclaim: bool, now_s: float) -> TrainingJobStatus:
+    """Ask a running attempt to checkpoint and make way for another job, unless it stops for good already."""
+    verb = "reclaim its quota" if reclaim else "run"
+    name = f"{by.namespace}/{by.name}"
+    return _stop_for_others(
+        job, by=by.uid, by_name=name, reclaim=reclaim, message=f"asked to make way for {name} to {verb}", now_s=now_s
+    )
+
+
+def stop_for_drain(job: JobView, *, queue: str, now_s: float) -> TrainingJobStatus:
+    """Ask a running attempt to checkpoint and stop, since its queue drains. No preemption: nobody pays for it."""
+    message = f"asked to stop: queue {queue} holds and drains"
+    return _stop_for_others(job, by="", by_name=queue, reclaim=False, message=message, now_s=now_s)
+
+
+def _stop_for_others(
+    job: JobView, *, by: str, by_name: str, reclaim: bool, message: str, now_s: float
+) -> TrainingJobStatus:
+    assert job.spec is not None, "a job that can't be read is left alone"
+    stop = stopping.standing(job)
+    if stop is not None and stop.why is not StopFor.RESIZE:
+        return job.status
+    grace_s = float(job.spec.checkpoint.preemption_grace_seconds)
+    asked = Preemption(
+        by=by, by_name=by_name, requested_at=rfc3339(now_s), deadline=rfc3339(now_s + grace_s), reclaim=reclaim
+    )
+    status = stopped(job.status, checkpoint=True).model_copy(update={"preemption": asked, "retry_at": None})
+    generation = job.generation
+    status = with_condition(
+        status, ConditionType.PREEMPTED, True, Reason.PREEMPTING, message, now_s=now_s, generation=generation
+    )
+    return with_condition(status, ConditionType.RUNNING, False, Reason.PREEMPTING, now_s=now_s, generation=generation)
+
+
+def give_back(scene: JobScene, stop: Stop, now_s: float) -> TrainingJobStatus:
+    """Close an attempt that has stopped for good, and take its admission back.
+
+    Only what lies behind its newest durable checkpoint is lost time.
+    """
+    job = scene.job
+    assert job.spec is not None, "a job that can't be read is left alone"
+    generation = job.generation
+    reason, message = stopping.given_back_for(job, stop)
+    cause = Cause.SUSPEND if stop.why is StopFor.SUSPEND else Cause.PREEMPTED
+    status = close_attempt(job.status, current_record(scene), ended_by=cause, now_s=now_s)
+    status = withdraw(job, status, reason, message, now_s=now_s)
+    status = drop_condition(status, ConditionType.RESTARTING, ConditionType.RESIZE_REFUSED)
+    if stop.why is StopFor.SUSPEND:
+        status = drop_condition(status, ConditionType.PREEMPTED)
+    else:
+        status = with_condition(
+            status, ConditionType.PREEMPTED, True, reason, message, now_s=now_s, generation=generation
+        )
+        if stop.why is StopFor.PREEMPTION:
+            status = _with_preemption(status)
+    if stop.why is StopFor.SUSPEND or job.spec.suspend:
+        suspended = job.spec.suspend
+        return with_condition(
+            status, ConditionType.SUSPENDED, suspended, Reason.SUSPENDED, now_s=now_s, generation=generation
+        )
+    status = drop_condition(status, ConditionType.SUSPENDED)
+    return with_condition(status, ConditionType.QUEUED, True, reason, message, now_s=now_s, generation=generation)
+
+
+def _with_preemption(status: TrainingJobStatus) -> TrainingJobStatus:
+    """Put the preemption on record: the budgets of the queue count by it, and nobody preempts this job twice."""
+    asked = status.preemption
+    if asked is None:
+        return status
+    records = [*status.preemptions, PreemptionRecord(by=asked.by, at=asked.requested_at)]
+    return status.model_copy(
+        update={
+            "preemptions": records[-PREEMPTION_RECORDS_MAX:],
+            "preemption_count": status.preemption_count + 1,
+        }
+    )
+
+
 def stops_for_resize(job: JobView) -> bool:
-    """Tell whether the attempt was asked to stop for a resize, and not for good."""
-    restarting = job.status.condition(ConditionType.RESTARTING)
-    asked = restarting is not None and restarting.status == "True" and restarting.reason == Cause.RESIZE
-    return asked and job.attempt is not None and job.attempt.desired == "Stop"
+    """Tell whether the attempt was asked to stop for a resize, and for nothing that takes its devices."""
+    stop = stopping.standing(job)
+    return stop is not None and stop.why is StopFor.RESIZE
 
 
-def stop_grace_s(spec: TrainingJobSpec) -> float:
-    """How long an attempt may take to checkpoint and stop."""
-    return spec.checkpoint.preemption_grace_seconds + STOP_GRACE_S
+def resize(scene: JobScene, nodes: Sequence[str], now_s: float, *, plan: Plan | None = None) -> TrainingJobStatus:
+    """Begin a new attempt with the plan of another worker count; workers that stay keep pod and node.
 
-
-def has_stopped(scene: JobScene, grace_s: float, now_s: float) -> bool:
-    """Tell whether an attempt that was asked to stop has, or has had its time."""
-    record, asked = current_record(scene), scene.job.status.condition(ConditionType.RESTARTING)
-    asked_s = parse_time_or(None if asked is None else asked.last_transition_time, now_s)
-    quiet = all(pod.ended or pod.deleting for pod in current_pods(scene).values())
-    return quiet or (record is not None and record.outcome is not None) or now_s >= asked_s + grace_s
-
-
-def resize(scene: JobScene, nodes: Sequence[str], now_s: float) -> TrainingJobStatus:
-    """Begin a new attempt with the plan of the new worker count; workers that stay keep pod and node."""
+    Args:
+        scene: The job and what it has.
+        nodes: Node of each worker.
+        now_s: The time.
+        plan: Plan for that many workers, where they are not ``spec.workers.replicas``.
+    """
     job = scene.job
     assert job.attempt is not None, "only an admitted job is resized"
+    assert job.spec is not None, "a job that can't be read is left alone"
+    before = job.attempt
     status = close_attempt(job.status, current_record(scene), ended_by=Cause.RESIZE, now_s=now_s)
-    dropped = range(len(nodes), job.attempt.replicas)
-    status = begin_attempt(job, status, nodes=nodes, replace=dropped, scope=Scope.RESIZE, now_s=now_s)
+    fixed = job.spec.workers.runtime.mode == "Environment"  # its pods know their world size from their environment
+    moved = [index for index, node in enumerate(before.placement.node_by_index()) if nodes[index : index + 1] != [node]]
+    replace = range(max(before.replicas, len(nodes))) if fixed else moved
+    status = begin_attempt(job, status, nodes=nodes, replace=replace, scope=Scope.RESIZE, now_s=now_s, plan=plan)
     status = _with_admission(job, status, nodes, now_s)
     return status.model_copy(update={"observed_generation": job.generation})
 
@@ -140,10 +253,14 @@ def begin_attempt(
     replace: Collection[int],
     scope: Scope,
     now_s: float,
+    plan: Plan | None = None,
 ) -> TrainingJobStatus:
-    """Put the next attempt on the status. ``replace`` names the indices whose replacement number rises."""
+    """Put the next attempt on the status. ``replace`` names the indices whose replacement number rises.
+
+    ``plan`` None is the job's own; an attempt that keeps its worker count keeps its plan where that has another.
+    """
     before = status.attempt
-    plan = job.plan
+    plan = plan or job.plan
     unchanged = before is not None and before.replicas == len(nodes) and (plan is None or plan.replicas != len(nodes))
     if unchanged and before is not None:
         plan_hash, devices = before.plan_hash, before.devices
@@ -177,9 +294,14 @@ def begin_attempt(
 def _with_admission(job: JobView, status: TrainingJobStatus, nodes: Sequence[str], now_s: float) -> TrainingJobStatus:
     """Say what the job holds: with each attempt, since a restart may move workers and a resize changes them."""
     message = f"{_counted(len(nodes), 'worker')} on {_counted(len(set(nodes)), 'node')}"
-    return with_condition(
-        status, ConditionType.ADMITTED, True, Reason.ADMITTED, message, now_s=now_s, generation=job.generation
-    )
+    before = job.attempt if job.admitted else None
+    reason = Reason.ADMITTED
+    if before is not None and before.replicas != len(nodes):
+        reason = Reason.GROWN if len(nodes) > before.replicas else Reason.SHRUNK
+        message = f"{message}, {reason.lower()} from {before.replicas}"
+    if job.spec is not None and job.spec.workers.replicas != len(nodes):
+        message = f"{message}; {_counted(job.spec.workers.replicas, 'worker')} asked for"
+    return with_condition(status, ConditionType.ADMITTED, True, reason, message, now_s=now_s, generation=job.generation)
 
 
 def _counted(number: int, noun: str) -> str:

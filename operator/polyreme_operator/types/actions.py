@@ -18,15 +18,17 @@ class CreatePod:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CreateService:
-    """Create the headless Service by which workers find their leader."""
+class Bind:
+    """Give a pod that waits for the operator its node, if it still is this pod."""
 
-    manifest: Manifest
+    ref: ObjectRef
+    uid: str
+    node: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CreateLease:
-    """Create the Lease on which the leader reports."""
+class CreateChild:
+    """Create an object that a job has one of: Service, Lease, its launcher's Role and RoleBinding."""
 
     manifest: Manifest
 
@@ -100,8 +102,8 @@ class EmitEvent:
 
 Action: TypeAlias = (
     CreatePod
-    | CreateService
-    | CreateLease
+    | Bind
+    | CreateChild
     | CreateSecret
     | DeletePod
     | DeleteJob

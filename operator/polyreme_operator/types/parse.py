@@ -18,6 +18,7 @@ from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView, LeaseView, NodeView, PodPhase, PodView, QueueView
 
 _ORDINARY_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage", "pods"})
+OWNED_TAINT = "polyreme.dev/owned"
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 

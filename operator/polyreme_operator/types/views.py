@@ -36,6 +36,9 @@ class PodView:
     index: int
     replacement: int
     node: str
+    unschedulable_since_s: float | None = None
+    unschedulable: str = ""
+    scheduler: str = ""
     resource: str
     devices: int
     phase: PodPhase = PodPhase.PENDING
@@ -65,6 +68,7 @@ class NodeView:
     name: str
     devices: tuple[tuple[str, int], ...]
     """Pairs of resource name and allocatable count."""
+    owned: bool = False
     ready: bool = True
     not_ready_since_s: float | None = None
     unschedulable: bool = False

@@ -1,0 +1,96 @@
+"""How worker pods come to their nodes: three ways, all to the node that placement chose.
+
+``NodeName`` skips every scheduler, for a cluster that nobody else uses (``polyreme run``). ``NodeAffinity`` lets
+kube-scheduler bind, held to one node: safe where others schedule too, since one scheduler counts all pods.
+``GangBinder`` has the operator bind by itself, only onto nodes that bear the taint of its own, where nobody else's pods
+come; it does none of a scheduler's other work, so pods that need volumes bound, devices claimed or other pods looked at
+are refused. A job that has a worker elsewhere is bound by affinity, all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+from polyreme_api.job import TrainingJobSpec
+from polyreme_api.job.status import AttemptStatus
+from polyreme_operator.core.observe import current_pods
+from polyreme_operator.types.actions import Bind
+from polyreme_operator.types.parse import OWNED_TAINT
+from polyreme_operator.types.snapshot import JobScene
+
+BindingMode: TypeAlias = Literal["NodeName", "NodeAffinity", "GangBinder"]
+
+SCHEDULER = "polyreme"
+"""``schedulerName`` of pods that the operator binds."""
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def tolerations(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a pod template's tolerations and that of the operator's own nodes."""
+    given = list(body.get("tolerations") or [])
+    own = {"key": OWNED_TAINT, "operator": "Exists"}
+    return given if own in given else [*given, own]
+
+
+def refusal(spec: TrainingJobSpec) -> str:
+    """Say why the gang binder can't bind a job's pods; empty when it can."""
+    body = spec.workers.template.get("spec") or {}
+    for volume in body.get("volumes") or []:
+        for kind in ("persistentVolumeClaim", "ephemeral"):
+            if kind in volume:
+                return _sentence(f"volume {volume.get('name', '?')!r} is a {kind}", f"volumes[].{kind}")
+    if body.get("resourceClaims"):
+        return _sentence(f"{len(body['resourceClaims'])} resource claims", "resourceClaims")
+    affinity = body.get("affinity") or {}
+    for kind in ("podAffinity", "podAntiAffinity"):
+        if affinity.get(kind):
+            return _sentence(kind, f"affinity.{kind}")
+    if body.get("schedulingGates"):
+        return _sentence(f"{len(body['schedulingGates'])} scheduling gates", "schedulingGates")
+    return ""
+
+
+def mode_of(asked: BindingMode, scene: JobScene, attempt: AttemptStatus) -> BindingMode:
+    """Return how an attempt's pods are bound: by the gang binder only where every node is the operator's own."""
+    if asked != "GangBinder":
+        return asked
+    nodes = (scene.nodes.get(name) for name in attempt.placement.nodes)
+    return "GangBinder" if all(node is not None and node.owned for node in nodes) else "NodeAffinity"
+
+
+def fields(body: Mapping[str, Any], *, mode: BindingMode, node: str) -> dict[str, Any]:
+    """Return the fields of a pod's spec that bring it to its node."""
+    if mode == "NodeName":
+        return {"nodeName": node, "tolerations": tolerations(body)}
+    held = {"affinity": _held_to(body.get("affinity") or {}, node), "tolerations": tolerations(body)}
+    return {**held, "schedulerName": SCHEDULER} if mode == "GangBinder" else held
+
+
+def binds(scene: JobScene, attempt: AttemptStatus) -> tuple[Bind, ...]:
+    """Bind the pods that wait for the operator, each to its place; none onto a node that is not the operator's own."""
+    nodes = attempt.placement.node_by_index()
+    found = []
+    for index, pod in sorted(current_pods(scene).items()):
+        node = scene.nodes.get(nodes[index])
+        waits = pod.scheduler == SCHEDULER and not pod.node and not pod.deleting and not pod.ended
+        if waits and node is not None and node.owned:
+            found.append(Bind(ref=pod.ref, uid=pod.uid, node=node.name))
+    return tuple(found)
+
+
+def _held_to(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
+    """Add one node to a template's affinity: its own terms hold beside it."""
+    own = affinity.get("nodeAffinity") or {}
+    terms = (own.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
+    here = {"key": "metadata.name", "operator": "In", "values": [node]}
+    # Of several terms one must hold, of what is in one term all: so the node goes into each.
+    held = [{**term, "matchFields": [*(term.get("matchFields") or []), here]} for term in terms]
+    return {**affinity, "nodeAffinity": {**own, _REQUIRED: {"nodeSelectorTerms": held}}}
+
+
+def _sentence(what: str, field: str) -> str:
+    return (
+        f"the gang binder binds no pods with {what}: it binds no volumes, claims no devices, looks at no other pods; "
+        f"drop spec.workers.template.spec.{field} or install the operator with binding NodeAffinity"
+    )

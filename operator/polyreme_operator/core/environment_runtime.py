@@ -1,0 +1,135 @@
+"""Containers that bring their own training (``workers.runtime.mode: Environment``): gangs by environment alone.
+
+No launcher runs there, so what a launcher says is read from the pods: an attempt succeeded when every pod did, and the
+first pod that failed ended it, by its container's exit code. No ranks can be restarted in place, and a pod knows its
+attempt and world size only from its environment: every new attempt replaces every pod, the old ones gone first. A pod
+is asked to checkpoint by being deleted: SIGTERM, with the grace period of a checkpoint. Such a container may report
+progress on the job's Lease as a launcher would; nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from polyreme_api import environment, labels
+from polyreme_api.job import TrainingJobSpec
+from polyreme_api.job.status import AttemptStatus
+from polyreme_operator.core import elastic
+from polyreme_operator.core.observe import Failure, current_pods, lost_places
+from polyreme_operator.core.reasons import Cause
+from polyreme_operator.types.actions import DeletePod
+from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.timestamps import parse_time_or
+from polyreme_operator.types.views import JobView, PodPhase
+
+PET = "PET_"
+"""Prefix of the variables from which torchrun takes its options (``PET_NNODES`` is ``--nnodes``)."""
+
+
+def is_used(spec: TrainingJobSpec) -> bool:
+    """Tell whether a job's containers bring their own training."""
+    return spec.workers.runtime.mode == "Environment"
+
+
+def variables(job: JobView, attempt: AttemptStatus, *, index: int, pod: str, checkpoint_url: str) -> dict[str, str]:
+    """Return the contract: rendezvous and ranks in torchrun's words, attempt, place and plan in ours."""
+    master = f"{labels.job_object_name(job.name, job.uid)}.{job.namespace}.svc"
+    port = str(environment.RENDEZVOUS_PORT)
+    rendezvous = {
+        environment.MASTER_ADDR: master,
+        environment.MASTER_PORT: port,
+        environment.WORLD_SIZE: str(attempt.replicas * attempt.devices),
+        environment.RANK: str(index * attempt.devices),
+        environment.NODE_RANK: str(index),
+        environment.NNODES: str(attempt.replicas),
+        environment.NPROC_PER_NODE: str(attempt.devices),
+    }
+    torchrun = {
+        f"{PET}{environment.NNODES}": str(attempt.replicas),
+        f"{PET}{environment.NODE_RANK}": str(index),
+        f"{PET}{environment.NPROC_PER_NODE}": str(attempt.devices),
+        f"{PET}{environment.MASTER_ADDR}": master,
+        f"{PET}{environment.MASTER_PORT}": port,
+    }
+    place = {
+        environment.POD: pod,
+        environment.JOB: job.name,
+        environment.NAMESPACE: job.namespace,
+        environment.JOB_UID: job.uid,
+        environment.INDEX: str(index),
+        environment.REPLICAS: str(attempt.replicas),
+        environment.DEVICES: str(attempt.devices),
+        environment.ATTEMPT: str(attempt.number),
+        environment.CHECKPOINT_URL: checkpoint_url,
+    }
+    plan = elastic.plan_at(job, attempt.replicas)
+    if plan is not None and plan.hash == attempt.plan_hash:
+        place[environment.PLAN] = plan.to_json()
+    return {**rendezvous, **torchrun, **place}
+
+
+def has_succeeded(scene: JobScene, attempt: AttemptStatus) -> bool:
+    """Tell whether every pod of the attempt ended well by itself: one that was deleted may end so, and has not."""
+    pods = current_pods(scene)
+    return len(pods) == attempt.replicas and all(
+        pod.phase is PodPhase.SUCCEEDED and not pod.deleting for pod in pods.values()
+    )
+
+
+def started(scene: JobScene) -> int:
+    """Count the pods that run, or have ended well by themselves."""
+    return sum(
+        pod.phase is PodPhase.RUNNING or (pod.phase is PodPhase.SUCCEEDED and not pod.deleting)
+        for pod in current_pods(scene).values()
+    )
+
+
+def find_failure(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Failure | None:
+    """Find what ended the attempt. Whatever it was, every pod is replaced: none can join another attempt."""
+    attempt = scene.job.attempt
+    if attempt is None:
+        return None
+    failure = _without_ended_well(scene, spec, now_s)
+    if failure is None:
+        failure = _late_start(scene, spec, attempt, now_s)
+    if failure is None:
+        return None
+    return dataclasses.replace(failure, code=failure.pod_code, replace=frozenset(range(attempt.replicas)))
+
+
+def _without_ended_well(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Failure | None:
+    """Find lost places; a pod that ended well by itself waits for the others, whatever becomes of its node."""
+    done = {
+        index: pod for index, pod in current_pods(scene).items() if pod.phase is PodPhase.SUCCEEDED and not pod.deleting
+    }
+    return lost_places(scene, spec, now_s, done=frozenset(done))
+
+
+def _late_start(scene: JobScene, spec: TrainingJobSpec, attempt: AttemptStatus, now_s: float) -> Failure | None:
+    late_s = start_deadline_s(scene, spec)
+    if late_s is None or now_s < late_s:
+        return None
+    timeout_s = spec.health.start_timeout_seconds
+    words = f"{started(scene)} of {attempt.replicas} pods started in {timeout_s} s"
+    return Failure(cause=Cause.START_TIMED_OUT, message=words)
+
+
+def start_deadline_s(scene: JobScene, spec: TrainingJobSpec) -> float | None:
+    """Return when a late start becomes a failure; None once every pod has started."""
+    attempt, pods = scene.job.attempt, current_pods(scene)
+    if attempt is None:
+        return None
+    waits = len(pods) < attempt.replicas or any(pod.phase is PodPhase.PENDING for pod in pods.values())
+    return parse_time_or(attempt.started_at, 0.0) + spec.health.start_timeout_seconds if waits else None
+
+
+def endings(scene: JobScene, spec: TrainingJobSpec) -> tuple[DeletePod, ...]:
+    """Ask the pods of an attempt that shall stop to checkpoint and end."""
+    if not is_used(spec):
+        return ()
+    live = sorted(current_pods(scene).items())
+    return tuple(
+        DeletePod(ref=pod.ref, uid=pod.uid, why="asked to checkpoint and stop")
+        for _, pod in live
+        if not pod.ended and not pod.deleting
+    )

@@ -1,0 +1,80 @@
+"""What is told of a status write: events with stable reasons, read from what the write changes.
+
+So every decision tells, whoever made it, and telling needs no memory: the same write tells the same. The status is the
+record; an event may be lost with the process that wrote the status.
+"""
+
+from __future__ import annotations
+
+from polyreme_api.job import TrainingJobStatus
+from polyreme_operator.core.reasons import Cause, ConditionType, Reason, Scope
+from polyreme_operator.types.actions import EmitEvent, WriteStatus
+
+RESTARTED = "Restarted"
+RESIZE_REFUSED = "ResizeRefused"
+
+_ON_CHANGE: tuple[tuple[ConditionType, frozenset[str], bool], ...] = (
+    (
+        ConditionType.PREEMPTED,
+        frozenset({Reason.PREEMPTING, Reason.PREEMPTED, Reason.RECLAIMED, Reason.QUEUE_STOPPED}),
+        True,
+    ),
+    (ConditionType.QUEUED, frozenset({Reason.EVICTED}), True),
+    (ConditionType.SUSPENDED, frozenset({Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED}), False),
+    (ConditionType.RUNNING, frozenset({Reason.STALLED}), True),
+    (ConditionType.RESIZE_REFUSED, frozenset({Reason.NO_FIT}), True),
+    (ConditionType.SUCCEEDED, frozenset({Reason.COMPLETED}), False),
+)
+"""Conditions that are told when their reason becomes one of these, and whether as a warning."""
+
+
+def events_of(write: WriteStatus) -> tuple[EmitEvent, ...]:
+    """Return what a write tells people, once it is written."""
+    before, after = write.before, write.after
+    told = [*_attempt_begun(before, after)]
+    for kind, reasons, warning in _ON_CHANGE:
+        found = after.condition(kind)
+        if found is None or found.reason not in reasons or found.reason == _reason(before, kind):
+            continue
+        if kind is ConditionType.SUSPENDED and found.reason == Reason.SUSPENDED and found.status != "True":
+            continue
+        told.append((RESIZE_REFUSED if kind is ConditionType.RESIZE_REFUSED else found.reason, found.message, warning))
+    failed = after.condition(ConditionType.FAILED)
+    if failed is not None and failed.status == "True" and not before.is_true(ConditionType.FAILED):
+        told.append((failed.reason, failed.message, True))
+    number = 0 if after.attempt is None else after.attempt.number
+    return tuple(
+        EmitEvent(
+            ref=write.ref,
+            uid=write.uid,
+            reason=str(reason),
+            message=message,
+            warning=warning,
+            key=f"{number}-{reason}".lower(),
+        )
+        for reason, message, warning in told
+    )
+
+
+def _attempt_begun(before: TrainingJobStatus, after: TrainingJobStatus) -> list[tuple[str, str, bool]]:
+    old = 0 if before.attempt is None else before.attempt.number
+    if after.attempt is None or after.attempt.number <= old:
+        return []
+    admitted = after.condition(ConditionType.ADMITTED)
+    words = "" if admitted is None else admitted.message
+    scope = after.attempt.scope
+    if scope in {Scope.START, Scope.RESUME}:
+        return [(Reason.ADMITTED, words, False)]
+    if scope == Scope.RESIZE:
+        reason = Reason.RESIZED if admitted is None or admitted.reason == Reason.ADMITTED else admitted.reason
+        return [(reason, words, False)]
+    restarting = after.condition(ConditionType.RESTARTING)
+    why = "" if restarting is None else restarting.message
+    cause = "" if restarting is None else restarting.reason
+    reason = cause if cause in {Cause.UNSCHEDULABLE, Cause.EVICTED} else RESTARTED
+    return [(reason, f"{scope}: {why}", True)]
+
+
+def _reason(status: TrainingJobStatus, kind: ConditionType) -> str:
+    found = status.condition(kind)
+    return "" if found is None else found.reason

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 from polyreme_operator.types.inventory import Requests, RowArray
 
@@ -71,6 +73,8 @@ class QueueView:
     """Decayed use by resource [pieces x s], as the status says."""
     used_at_s: float = 0.0
     """When that was worked out."""
+    status: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+    """As it was last written."""
 
     def quota(self, resource: str) -> Quota | None:
         """Return the queue's own quota of a resource."""
@@ -90,13 +94,15 @@ class Waiting:
     requests: Requests
     """Of each worker."""
     kind: int
-    """Number of its equivalence class: jobs of one queue, one size, one template, one topology. When one of a class does
-    not fit, none behind it does."""
+    """Number of its equivalence class: jobs of one queue, one size, one template, one topology. When one of a class
+    does not fit, none behind it does."""
     may_preempt: bool = True
     preemptible: bool = True
     """Whether it may be displaced once it runs, so that it may fill a hole without delaying the head."""
     ends_within_s: float | None = None
     """Its activeDeadlineSeconds, from admission."""
+    min_runtime_s: float = 0.0
+    """How long it is left alone once it runs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

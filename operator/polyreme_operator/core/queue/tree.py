@@ -83,8 +83,8 @@ class QueueTree:
         counts = Counter(queue.name for queue in queues)
         problems: dict[str, QueueProblem] = {}
         paths: dict[str, tuple[str, ...]] = {}
-        for name in views:
-            problem = _doubled(views[name], counts[name]) or _walk(name, views, counts)
+        for name, view in views.items():
+            problem = _doubled(view, counts[name]) or _walk(name, views, counts)
             if isinstance(problem, QueueProblem):
                 problems[name] = problem
             else:

@@ -1,0 +1,164 @@
+"""The choice of victims against all choices there are, on clusters small enough to try them."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from polyreme_api.job.workers import Topology
+from polyreme_operator.core.placement.place import charge, place
+from polyreme_operator.core.preemption import Victims, choose_victims
+from polyreme_operator.core.queue.ledger import QuotaLedger
+from polyreme_operator.core.queue.tree import QueueTree
+from polyreme_operator.types.inventory import GangRequest, Inventory, Placed
+from polyreme_operator.types.queues import QueueView, Reclaim, Running, Waiting
+from tests.unit.operator.queue_scenes import GPU, inventory, queue, running, used_by, waiting
+
+NOW_S = 1000.0
+COST_FACTOR = 1.0
+"""Against the cheapest choice: so few candidates are all tried."""
+TOPOLOGIES = (
+    Topology(),
+    Topology(required="rack"),
+    Topology(preferred="rack"),
+    Topology(slice_size=2, slice_level="rack"),
+    Topology(exclusive="rack"),
+    Topology(required="rack", exclusive="rack"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    nodes: Inventory
+    queues: tuple[QueueView, ...]
+    jobs: tuple[Running, ...]
+    preemptor: Waiting
+    request: GangRequest
+
+
+@st.composite
+def cases(draw: Any) -> Case:
+    """Two to four racks, three queues of one cohort, up to seven jobs, one of which may stop already."""
+    racks = draw(st.lists(st.integers(1, 3), min_size=2, max_size=4))
+    devices, nodes = draw(st.sampled_from((1, 2, 4))), sum(racks)
+    free = [devices] * nodes
+    jobs: list[Running] = []
+    for at in range(draw(st.integers(0, 7))):
+        each = draw(st.integers(1, devices))
+        spots = [row for row in range(nodes) for _ in range(free[row] // each)]
+        if not spots:
+            break
+        rows = draw(st.lists(st.sampled_from(range(len(spots))), min_size=1, max_size=4, unique=True))
+        taken = [spots[spot] for spot in rows]
+        for row in taken:
+            free[row] -= each
+        jobs.append(
+            running(
+                f"j{at}",
+                draw(st.sampled_from("abc")),
+                taken,
+                devices=each,
+                priority=draw(st.integers(-1, 1)),
+                started_s=draw(st.sampled_from((0.0, 500.0, 900.0, 1000.0))),
+                stopping=draw(st.integers(0, 5)) == 0,
+            )
+        )
+    foreign = {row: free[row] for row in range(nodes) if draw(st.integers(0, 9)) == 0}
+    policy = st.sampled_from(tuple(Reclaim))
+    queues = tuple(
+        queue(name, draw(st.integers(0, 6)), "top", within_queue=draw(policy), reclaim=draw(policy)) for name in "abc"
+    )
+    topology = draw(st.sampled_from(TOPOLOGIES))
+    workers = draw(st.integers(1, 4)) * (topology.slice_size or 1)
+    preemptor = waiting("p", "a", workers=workers, devices=draw(st.integers(1, devices)))
+    request = GangRequest(uid="p", workers=workers, devices=1, requests=preemptor.requests, topology=topology)
+    return Case(
+        inventory(racks, devices=devices, jobs=jobs, foreign=foreign),
+        (*queues, queue("top", draw(st.sampled_from((0, 8))))),
+        tuple(jobs),
+        preemptor,
+        request,
+    )
+
+
+def starts_without(case: Case, gone: set[str]) -> bool:
+    """Whether the gang could start on the spot if these jobs had never been."""
+    left = [job for job in case.jobs if job.uid not in gone]
+    ledger = QuotaLedger(QueueTree.of(case.queues), used_by(left))
+    job = case.preemptor
+    if not ledger.fits(job.queue, job.requests, job.workers):
+        return False
+    nodes = dataclasses.replace(case.nodes, used_NR=case.nodes.used_NR.copy(), busy_N=case.nodes.busy_N.copy())
+    for other in case.jobs:
+        if other.uid in gone:
+            worker = dataclasses.replace(case.request, requests=other.requests)
+            charge(nodes, worker, other.rows_W, sign=-1)
+    return isinstance(place(nodes, case.request), Placed)
+
+
+def permitted(case: Case, victims: tuple[Running, ...]) -> bool:
+    """Whether there is an order in which each of them may be asked."""
+    views = {view.name: view for view in case.queues}
+    nominal = {name: quota.nominal for name, view in views.items() if (quota := view.quota(GPU))}
+    policies = {True: views["a"].within_queue, False: views["a"].reclaim}
+    need = case.preemptor.workers * case.preemptor.requests[0][1]
+    for order in itertools.permutations(victims):
+        held = dict.fromkeys(views, 0)
+        for job in case.jobs:
+            held[job.queue] += 0 if job.stopping else job.devices
+        for job in order:
+            policy = policies[job.queue == "a"]
+            if job.stopping or policy is Reclaim.NEVER or (policy is Reclaim.LOWER_PRIORITY and job.priority >= 0):
+                return False
+            if job.queue != "a" and (held["a"] + need > nominal["a"] or held[job.queue] <= nominal[job.queue]):
+                break
+            held[job.queue] -= job.devices
+        else:
+            return True
+    return False
+
+
+def cost(jobs: tuple[Running, ...]) -> float:
+    return sum(job.devices * (NOW_S - job.started_s) for job in jobs)
+
+
+def cheapest(case: Case) -> float | None:
+    stopping = {job.uid for job in case.jobs if job.stopping}
+    costs = [
+        cost(victims)
+        for count in range(len(case.jobs) + 1)
+        for victims in itertools.combinations(case.jobs, count)
+        if starts_without(case, stopping | {job.uid for job in victims}) and permitted(case, victims)
+    ]
+    return min(costs, default=None)
+
+
+def choose(case: Case) -> Victims | None:
+    tree = QueueTree.of(case.queues)
+    ledger = QuotaLedger(tree, used_by(case.jobs))
+    return choose_victims(case.nodes, case.request, case.preemptor, case.jobs, tree=tree, ledger=ledger, now_s=NOW_S)
+
+
+@given(case=cases())
+@settings(max_examples=400, deadline=None)
+def test_the_choice_is_as_good_as_any(case: Case) -> None:
+    before = case.nodes.used_NR.copy(), case.nodes.busy_N.copy()
+    found, least = choose(case), cheapest(case)
+    event("none" if found is None else "waits" if not found.uids else "reclaims" if found.reclaim else "displaces")
+    assert np.array_equal(before[0], case.nodes.used_NR)
+    assert np.array_equal(before[1], case.nodes.busy_N)
+    assert (found is None) == (least is None)
+    if found is None or least is None:
+        return
+    victims = tuple(job for job in case.jobs if job.uid in found.uids)
+    stopping = {job.uid for job in case.jobs if job.stopping}
+    assert len(victims) == len(found.uids)
+    assert starts_without(case, stopping | set(found.uids))
+    assert permitted(case, victims)
+    assert found.cost_device_s == cost(victims)
+    assert found.reclaim == {job.uid for job in victims if job.queue != "a"}
+    if case.request.topology.preferred is None:
+        assert found.cost_device_s <= COST_FACTOR * least

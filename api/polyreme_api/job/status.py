@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, computed_field
 
 from polyreme_api.fields import Condition, StatusPart, Time
+from polyreme_api.job.placement import Placement
 from polyreme_api.progress import CheckpointRef
 
 RESTART_RECORDS_MAX = 50
@@ -16,9 +17,8 @@ PREEMPTION_RECORDS_MAX = 16
 TELLING_CONDITIONS = ("Failed", "Succeeded", "Suspended", "Queued", "Preempted")
 """Conditions that, when True, say more than what the ranks do; the first of them is told."""
 
-NodeName = Annotated[str, Field(max_length=253)]
 Run = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]
-"""A value (a position in the list of nodes, a replacement number), and how many indices in a row have it."""
+"""A replacement number, and how many indices in a row have it."""
 
 
 def replacement_runs(numbers: Mapping[int, int]) -> list[list[int]]:
@@ -42,36 +42,6 @@ def replacements_by_index(runs: Sequence[Sequence[int]]) -> dict[int, int]:
             numbers.update(dict.fromkeys(range(index, index + count), number))
         index += count
     return numbers
-
-
-class Placement(StatusPart):
-    """Where the workers of an attempt sit: node names, and for each worker index a position in them.
-
-    ``runs`` is a run-length code: pairs of (position in ``nodes``, workers in a row), so that a gang of 15,000 stays
-    far under 200 KiB.
-    """
-
-    nodes: Annotated[list[NodeName], Field(max_length=15_000)] = Field(default_factory=list)
-    """Names of the nodes."""
-    runs: Annotated[list[Run], Field(max_length=15_000)] = Field(default_factory=list)
-    """Pairs of node position and count of consecutive indices."""
-
-    @classmethod
-    def of(cls, node_by_index: list[str]) -> "Placement":
-        """Encode the node of each worker index."""
-        nodes = list(dict.fromkeys(node_by_index))
-        position = {name: at for at, name in enumerate(nodes)}
-        runs: list[list[int]] = []
-        for name in node_by_index:
-            if runs and runs[-1][0] == position[name]:
-                runs[-1][1] += 1
-            else:
-                runs.append([position[name], 1])
-        return cls(nodes=nodes, runs=runs)
-
-    def node_by_index(self) -> list[str]:
-        """Decode to the node of each worker index."""
-        return [self.nodes[position] for position, count in self.runs for _ in range(count)]
 
 
 class AttemptStatus(StatusPart):

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyreme_api.environment import PodEnvironment, RankEnvironment
-from polyreme_api.job.status import Placement
 from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankExit, RankPhase, StepRecord
 from polyreme_api.times import parse_rfc3339, rfc3339
 
@@ -78,15 +77,6 @@ def test_a_progress_record_goes_round(record: ProgressRecord) -> None:
     assert "\n" not in line
     assert ProgressRecord.model_validate_json(line) == record
     assert len(line) < 32 * 1024
-
-
-@given(st.lists(st.sampled_from("abcde"), max_size=200))
-def test_a_placement_goes_round(nodes: list[str]) -> None:
-    placement = Placement.of(nodes)
-    assert placement.node_by_index() == nodes
-    assert Placement.model_validate_json(placement.model_dump_json()) == placement
-    assert len(set(placement.nodes)) == len(placement.nodes)
-    assert all(first[0] != second[0] for first, second in zip(placement.runs, placement.runs[1:], strict=False))
 
 
 @given(st.floats(min_value=0, max_value=4e9))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from polyreme_api.fields import Condition
+from polyreme_api.job.placement import Placement
 from polyreme_api.job.status import (
     COUNTED_RESTARTS_MAX,
     RESTART_RECORDS_MAX,
     AttemptStatus,
     EarlierRestarts,
-    Placement,
     RestartRecord,
     TrainingJobStatus,
     replacement_runs,
@@ -29,19 +30,6 @@ ATTEMPT = AttemptStatus(
     replacements=replacement_runs({3: 2}),
     placement=Placement.of(["a", "a", "b", "a"]),
 )
-
-
-def test_a_placement_is_a_run_length_code() -> None:
-    assert ATTEMPT.placement == Placement(nodes=["a", "b"], runs=[[0, 2], [1, 1], [0, 1]])
-    assert ATTEMPT.placement.node_by_index() == ["a", "a", "b", "a"]
-
-
-def test_the_placement_of_a_gang_of_15000_stays_under_200_kib() -> None:
-    nodes = [f"gpu-node-{pool:02d}-{node:04d}" for pool in range(15) for node in range(125) for _ in range(8)]
-    status = TrainingJobStatus(attempt=ATTEMPT.model_copy(update={"placement": Placement.of(nodes)}))
-    assert len(nodes) == 15_000
-    assert len(status.model_dump_json(by_alias=True)) < 200 * 1024
-    assert Placement.of(nodes).node_by_index() == nodes
 
 
 @pytest.mark.parametrize(
@@ -108,3 +96,30 @@ def test_only_a_terminal_condition_that_holds_finishes_a_job(conditions: list[Co
 def test_a_condition_has_a_reason() -> None:
     with pytest.raises(ValueError, match="at least 1 character"):
         Condition(type="Ready", status="True", reason="")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "reason"),
+    [
+        ({}, ""),
+        ({"Queued": ("True", "WaitingForTopology")}, "WaitingForTopology"),
+        ({"Queued": ("False", "Admitted"), "Running": ("False", "Starting")}, "Starting"),
+        ({"Running": ("True", "Training")}, "Training"),
+        ({"Preempted": ("True", "Preempting"), "Running": ("True", "Training")}, "Preempting"),
+        ({"Preempted": ("True", "Preempted"), "Queued": ("True", "WaitingForCapacity")}, "WaitingForCapacity"),
+        ({"Suspended": ("True", "Suspended"), "Running": ("False", "Suspended")}, "Suspended"),
+        ({"Succeeded": ("True", "Completed"), "Running": ("False", "Finished")}, "Completed"),
+        ({"Failed": ("True", "NoProgress"), "Queued": ("False", "Finished")}, "NoProgress"),
+    ],
+)
+def test_one_reason_says_most(conditions: dict[str, tuple[Literal["True", "False"], str]], reason: str) -> None:
+    said = [Condition(type=kind, status=truth, reason=why) for kind, (truth, why) in conditions.items()]
+    status = TrainingJobStatus(conditions=said)
+    assert status.reason == reason
+    assert status.model_dump(by_alias=True)["reason"] == reason
+
+
+def test_ready_pods_are_told_of_those_the_attempt_has() -> None:
+    assert TrainingJobStatus().ready == "0"
+    assert TrainingJobStatus(attempt=ATTEMPT, ready_replicas=3).model_dump(by_alias=True)["ready"] == "3/4"
+    assert TrainingJobStatus.model_validate({"ready": "9/9", "reason": "Old"}).ready == "0"

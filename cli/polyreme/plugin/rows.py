@@ -42,7 +42,7 @@ def top_table(rows: Iterable[dict[str, Any]], *, namespaced: bool) -> Table:
 def state_of(job: JobView) -> tuple[str, Condition | None]:
     """Say how a job stands, in one word, with the condition that says it."""
     status = job.status
-    if not status.finished and job.invalid:
+    if _never_runs(job):
         return "Misconfigured", status.condition("Queued")
     if status.preemption is not None and job.admitted:
         return "Preempting", status.condition("Preempted")
@@ -56,13 +56,18 @@ def state_of(job: JobView) -> tuple[str, Condition | None]:
 def reason_of(job: JobView) -> str:
     """Say why a job stands as it does: one of a finite set."""
     _, condition = state_of(job)
-    return "Misconfigured" if job.invalid and not job.status.finished else condition.reason if condition else "-"
+    return "Misconfigured" if _never_runs(job) else condition.reason if condition else "-"
 
 
 def message_of(job: JobView) -> str:
     """Say why a job stands as it does, for people."""
     _, condition = state_of(job)
-    return job.invalid or (condition.message if condition else "")
+    return job.invalid if _never_runs(job) else condition.message if condition else ""
+
+
+def _never_runs(job: JobView) -> bool:
+    """Tell whether a job waits with a spec that nobody can run; one that runs goes on with what it was admitted for."""
+    return bool(job.invalid) and not job.status.finished and not job.admitted
 
 
 def progress_of(seen: Snapshot, job: JobView) -> ProgressRecord | None:

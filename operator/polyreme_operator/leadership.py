@@ -1,0 +1,294 @@
+"""One replica at a time: a Lease that is renewed while its holder works, and taken when its holder falls silent.
+
+As client-go's leader election does, nobody trusts another's clock: a contender counts from when it saw the Lease change
+last, a holder from before it sent the renewal that was confirmed last. A holder stops at two thirds of the lease, so
+two replicas lead at once only if one's clock runs half as fast again as the other's. What a replica that was stopped
+in the middle of a write still does is harmless: every write has its precondition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+
+from polyreme_api.clock import Clock
+from polyreme_api.times import rfc3339
+from polyreme_operator.port import (
+    AlreadyExistsError,
+    ClusterPort,
+    ConflictError,
+    Manifest,
+    NotFoundError,
+    ObjectRef,
+    PortError,
+)
+
+LEASE_NAME = "polyreme-operator"
+LEASE_S = 15.0
+"""Silence after which a Lease may be taken."""
+RENEW_S = 2.0
+DEADLINE_RATIO = 2 / 3
+"""Share of the lease after which a holder that could not renew it stops."""
+TRIES_A_DEADLINE = 2
+"""Renewals that fit into the deadline when the API server answers none of them."""
+JITTER_RATIO = 0.2
+ROUNDS_MAX = 2
+"""Reads and writes of one try: a write that finds another version reads once and writes again."""
+
+_log = logging.getLogger(__name__)
+
+
+class Move(StrEnum):
+    """What to do with the Lease as it was seen."""
+
+    CREATE = "create"
+    TAKE = "take"
+    RENEW = "renew"
+    WAIT = "wait"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The Lease at one version."""
+
+    version: str
+    holder: str
+    duration_s: float
+    transitions: int
+    acquired: str
+    renewed: str
+    since_s: float
+    """When we first saw it say this, by our own steady clock."""
+
+
+def observe(manifest: Manifest, known: Seen | None, *, at_s: float) -> Seen:
+    """Read a Lease; what says the same as before was seen before."""
+    spec = manifest.get("spec") or {}
+    seen = Seen(
+        version=str(manifest["metadata"]["resourceVersion"]),
+        holder=spec.get("holderIdentity") or "",
+        duration_s=float(spec.get("leaseDurationSeconds") or LEASE_S),
+        transitions=int(spec.get("leaseTransitions") or 0),
+        acquired=spec.get("acquireTime") or "",
+        renewed=spec.get("renewTime") or "",
+        since_s=at_s,
+    )
+    if known is None or dataclasses.replace(known, version=seen.version, since_s=at_s) != seen:
+        return seen
+    return dataclasses.replace(seen, since_s=known.since_s)
+
+
+def decide(seen: Seen | None, *, identity: str, now_s: float) -> Move:
+    """Decide what a replica does with the Lease.
+
+    Args:
+        seen: The Lease, None if there is none.
+        identity: Who asks.
+        now_s: The asker's steady clock.
+    """
+    if seen is None:
+        return Move.CREATE
+    if seen.holder == identity:
+        return Move.RENEW
+    if not seen.holder or now_s >= seen.since_s + seen.duration_s:
+        return Move.TAKE
+    return Move.WAIT
+
+
+def lease_spec(move: Move, seen: Seen | None, *, identity: str, lease_s: float, now: str) -> Manifest:
+    """Return the specification that a move writes."""
+    keeps = move is Move.RENEW and seen is not None
+    return {
+        "holderIdentity": identity,
+        "leaseDurationSeconds": round(lease_s),
+        "acquireTime": seen.acquired if keeps and seen is not None and seen.acquired else now,
+        "renewTime": now,
+        "leaseTransitions": 0 if seen is None else seen.transitions + (not keeps),
+    }
+
+
+async def lead(
+    port: ClusterPort,
+    clock: Clock,
+    *,
+    identity: str,
+    namespace: str,
+    rng: random.Random,
+    run: Callable[[], Awaitable[None]],
+    lease_s: float = LEASE_S,
+    renew_s: float = RENEW_S,
+) -> None:
+    """Run while leading, again each time the Lease is had; return when ``run`` does.
+
+    Args:
+        port: The cluster.
+        clock: Time of waits; only its steady time decides.
+        identity: Name of this replica; no other process has it.
+        namespace: Where the Lease lies.
+        rng: Jitter of waits.
+        run: The work; cancelled when the Lease is lost, or this is.
+        lease_s: Silence after which others may take the Lease.
+        renew_s: Time between renewals.
+    """
+    candidate = _Candidate(port, clock, rng, identity=identity, namespace=namespace, lease_s=lease_s, renew_s=renew_s)
+    while True:
+        await candidate.acquire()
+        _log.info("leading as %s", identity)
+        work = asyncio.ensure_future(run())
+        try:
+            await candidate.keep(work)
+        finally:
+            work.cancel()
+            await asyncio.wait({work})
+            await candidate.release()
+        if not work.cancelled():
+            return work.result()
+        _log.warning("no longer leading as %s", identity)
+
+
+class _Candidate:
+    def __init__(
+        self,
+        port: ClusterPort,
+        clock: Clock,
+        rng: random.Random,
+        *,
+        identity: str,
+        namespace: str,
+        lease_s: float,
+        renew_s: float,
+    ) -> None:
+        self._port, self._clock, self._rng = port, clock, rng
+        self._identity, self._lease_s, self._renew_s = identity, lease_s, renew_s
+        self._deadline_s = lease_s * DEADLINE_RATIO
+        self._ref = ObjectRef(kind="Lease", namespace=namespace, name=LEASE_NAME)
+        self._seen: Seen | None = None
+        self._sure = False
+        """Whether ``_seen`` is what our last write made: then the next one needs no read."""
+        self._until_s = float("-inf")
+        self._said = ""
+
+    async def acquire(self) -> None:
+        """Wait until this replica leads."""
+        while not self._leads():
+            await self._try()
+            if not self._leads():
+                await self._clock.sleep(self._patience_s())
+
+    async def keep(self, work: asyncio.Future[None]) -> None:
+        """Renew until the work ends or the Lease is lost."""
+        helpers = [asyncio.ensure_future(self._renew()), asyncio.ensure_future(self._expire())]
+        try:
+            await asyncio.wait({work, *helpers}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.wait(helpers)
+        for helper in helpers:
+            if not helper.cancelled():
+                helper.result()
+
+    async def release(self) -> None:
+        """Give the Lease back, if it is ours: the next replica need not wait for its end."""
+        self._until_s = float("-inf")
+        try:
+            async with asyncio.timeout(self._deadline_s / TRIES_A_DEADLINE):
+                for _ in range(ROUNDS_MAX):
+                    if await self._let_go():
+                        break
+        except (PortError, TimeoutError) as error:
+            _log.info("the Lease is left to run out: %s", str(error) or "no answer in time")
+        self._sure = False
+
+    async def _let_go(self) -> bool:
+        if not self._sure:
+            await self._read()
+        seen, self._sure = self._seen, False
+        if seen is None or seen.holder != self._identity:
+            return True
+        spec = {"holderIdentity": "", "renewTime": rfc3339(self._clock.now_s()), "leaseDurationSeconds": 1}
+        try:
+            await self._port.patch(self._ref, {"spec": spec}, resource_version=seen.version)
+        except ConflictError:
+            # A renewal of our own was under way when it was given up.
+            return False
+        return True
+
+    def _leads(self) -> bool:
+        return self._clock.steady_s() < self._until_s
+
+    def _patience_s(self) -> float:
+        """Time until the next try: soon enough to see renewals, and no later than the Lease's end."""
+        poll_s = self._renew_s * (1 + JITTER_RATIO * self._rng.random())
+        if self._seen is None or not self._seen.holder:
+            return poll_s
+        left_s = self._seen.since_s + self._seen.duration_s - self._clock.steady_s()
+        return min(poll_s, left_s) if left_s > 0 else poll_s
+
+    async def _renew(self) -> None:
+        """Renew until another is seen to hold the Lease."""
+        while True:
+            await self._clock.sleep(self._renew_s)
+            await self._try()
+            if self._seen is not None and self._seen.holder != self._identity:
+                return
+
+    async def _expire(self) -> None:
+        while self._leads():
+            await self._clock.sleep(max(0.0, self._until_s - self._clock.steady_s()))
+
+    async def _try(self) -> None:
+        """Read and write once; what fails is tried again later."""
+        try:
+            async with asyncio.timeout(self._deadline_s / TRIES_A_DEADLINE):
+                await self._once()
+            self._said = ""
+        except (PortError, TimeoutError) as error:
+            self._sure = False
+            said = str(error) or "no answer in time"
+            if said != self._said:
+                _log.warning("%s can't be read or written, it is tried again: %s", self._ref, said)
+            self._said = said
+
+    async def _once(self) -> None:
+        for _ in range(ROUNDS_MAX):
+            if not self._sure:
+                await self._read()
+            move = decide(self._seen, identity=self._identity, now_s=self._clock.steady_s())
+            if move is Move.WAIT:
+                return
+            try:
+                await self._write(move)
+            except (ConflictError, AlreadyExistsError):
+                # Another was faster, or an earlier write of our own landed behind its timeout.
+                continue
+            return
+
+    async def _read(self) -> None:
+        try:
+            manifest = await self._port.get(self._ref)
+        except NotFoundError:
+            # Somebody deleted it: who held it does not know yet, and is given the time that it had.
+            if decide(self._seen, identity=self._identity, now_s=self._clock.steady_s()) is not Move.WAIT:
+                self._seen = None
+        else:
+            self._seen = observe(manifest, self._seen, at_s=self._clock.steady_s())
+
+    async def _write(self, move: Move) -> None:
+        sent_s, self._sure = self._clock.steady_s(), False
+        now = rfc3339(self._clock.now_s())
+        spec = lease_spec(move, self._seen, identity=self._identity, lease_s=self._lease_s, now=now)
+        if self._seen is None:
+            metadata = {"name": self._ref.name, "namespace": self._ref.namespace}
+            result = await self._port.create(
+                {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+            )
+        else:
+            result = await self._port.patch(self._ref, {"spec": spec}, resource_version=self._seen.version)
+        self._seen = observe(result, None, at_s=self._clock.steady_s())
+        self._sure = True
+        self._until_s = sent_s + self._deadline_s

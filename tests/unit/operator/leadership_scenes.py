@@ -38,6 +38,10 @@ class Weather:
     def __init__(self, *, down: bool = False, fault: float = 0.0, slow: float = 0.0, answer_s: float = 0.0) -> None:
         self.down, self.fault, self.slow, self.answer_s = down, fault, slow, answer_s
 
+    def breaks(self, draw: float) -> bool:
+        """Tell whether a call breaks now."""
+        return self.down or draw < self.fault
+
 
 class WeatherPort(EmbeddedCluster):
     """The store, behind a network: calls travel on their own, so what a caller gave up may still land."""
@@ -77,12 +81,12 @@ class WeatherPort(EmbeddedCluster):
     async def _answer(self, act: Callable[[], Manifest]) -> Manifest:
         weather, rng = self._weather, self._rng
         await asyncio.sleep(rng.random() * (25.0 if rng.random() < weather.slow else 0.1))
-        if weather.down or rng.random() < weather.fault / 2:
+        if weather.breaks(2 * rng.random()):
             raise ServerError("the API server is down")
         result = act()
         await asyncio.sleep(weather.answer_s)
         await asyncio.sleep(rng.random() * (25.0 if rng.random() < weather.slow else 0.1))
-        if weather.down or rng.random() < weather.fault:
+        if weather.breaks(rng.random()):
             raise PortTimeoutError("no answer")
         return result
 

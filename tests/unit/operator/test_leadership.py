@@ -1,12 +1,30 @@
 """The Lease: taken when free or silent, renewed in time, left before another may have it, given back at the end."""
 
 import asyncio
+import random
 
 import pytest
 
-from polyreme_operator.leadership import LEASE_S, Move, Seen, decide, lease_spec, observe
+from polyreme_operator.leadership import (
+    DEADLINE_RATIO,
+    LEASE_S,
+    RENEW_S,
+    Move,
+    Seen,
+    _Candidate,
+    decide,
+    lease_spec,
+    observe,
+)
 from polyreme_operator.port import Manifest
-from tests.unit.operator.leadership_scenes import LEASE, Contest, Weather, in_virtual_time
+from tests.unit.operator.leadership_scenes import (
+    LEASE,
+    Contest,
+    SkewedClock,
+    Weather,
+    WeatherPort,
+    in_virtual_time,
+)
 
 SEEN = Seen(version="7", holder="a", duration_s=15.0, transitions=2, acquired="t0", renewed="t1", since_s=100.0)
 
@@ -198,5 +216,19 @@ def test_what_the_work_raises_ends_it_and_gives_the_lease_back() -> None:
         with pytest.raises(RuntimeError, match="a bug"):
             await task
         assert contest.spec["holderIdentity"] == ""
+
+    in_virtual_time(story)
+
+
+def test_a_term_counts_from_before_the_renewal_was_sent() -> None:
+    async def story(contest: Contest) -> None:
+        port = WeatherPort(contest.store, Weather(answer_s=2.5), random.Random(1))
+        clock = SkewedClock(contest.loop)
+        candidate = _Candidate(
+            port, clock, random.Random(1), identity="a", namespace="x", lease_s=LEASE_S, renew_s=RENEW_S
+        )
+        await candidate.acquire()
+        assert clock.steady_s() > 2.5
+        assert candidate._until_s <= 0.3 + LEASE_S * DEADLINE_RATIO
 
     in_virtual_time(story)

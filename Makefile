@@ -89,6 +89,7 @@ format: $(DEV) ## rewrite the sources in the house's format
 docs: $(DEV) ## regenerate the generated pages, check every link
 	@PYTHONPATH=. $(BIN)/python -m tools.generate_crds
 	@$(BIN)/python tools/exit_codes.py docs/reference/exit-codes.md
+	@$(BIN)/python tools/metrics_page.py docs/reference/metrics.md
 	@$(BIN)/python tools/links.py
 
 lock: $(DEV) ## renew the locks from pyproject.toml (UPGRADE=1 for newer versions)

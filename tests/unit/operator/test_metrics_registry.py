@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,6 +21,7 @@ from polyreme_operator.types.observer import NullObserver, Observer, RoundSeen
 from polyreme_operator.types.views import JobView
 from tests.contract.manifests import config
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job
+from tools import metrics_page
 
 
 def read(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -196,3 +198,14 @@ def test_a_counted_cluster_passes_everything_through() -> None:
         assert counted == dict.fromkeys(counted, 1.0)
 
     asyncio.run(story())
+
+
+def test_the_page_of_metrics_is_what_is_served() -> None:
+    page = Path(__file__).parents[3] / "docs/reference/metrics.md"
+    assert page.read_text() == metrics_page.render(), "run make docs"
+
+
+def test_every_metric_is_served_under_the_name_that_the_page_says() -> None:
+    metrics = Metrics()
+    served = {line.split()[2] for line in metrics.render().decode().splitlines() if line.startswith("# TYPE")}
+    assert {metric.name for metric in metrics.described} == {name for name in served if not name.endswith("_created")}

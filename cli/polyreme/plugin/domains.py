@@ -142,7 +142,8 @@ def _line(domain: Domain, resource: str) -> Text:
         line.append(f"no {resource or 'devices'}", style="not bold")
     if domain.level != HOST:
         unusable = f", {domain.unusable} unusable" if domain.unusable else ""
-        line.append(f"; {domain.nodes} nodes{unusable}", style="not bold")
+        nodes = "1 node" if domain.nodes == 1 else f"{domain.nodes} nodes"
+        line.append(f"; {nodes}{unusable}", style="not bold")
     elif domain.why:
         line.append(f"; {domain.why}", style="red not bold")
     named = sorted(domain.jobs.items(), key=lambda entry: (-entry[1], entry[0]))

@@ -14,11 +14,13 @@ from polyreme.plugin.rows import reason_of
 from polyreme.plugin.snapshot import Snapshot
 from polyreme.plugin.waiting import Standing, holds, standing
 from polyreme_operator.core.queue.tree import DEFAULT_QUEUE
+from polyreme_operator.core.reasons import Reason
 from polyreme_operator.types.queues import QueueView, StopPolicy
 
 BAR_CELLS = 20
 HEAD_MAX = 10
 """Waiting jobs that are listed for one queue."""
+_MISSING = "jobs wait here, and there is no such queue; make it, or let them name another"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,9 @@ class QueueRow:
     weight: int = 1
     stopped: str = ""
     problem: str = ""
+    """Why the queue is not in order: one of a finite set."""
+    message: str = ""
+    """The same for people."""
     head: tuple[tuple[int, str, int, str], ...] = ()
     """Who waits first: place, job, priority, reason."""
 
@@ -59,6 +64,7 @@ class QueueRow:
             "weight": self.weight,
             "stopPolicy": self.stopped or StopPolicy.NONE.value,
             "problem": self.problem or None,
+            "message": self.message or None,
             "head": [
                 {"position": place, "job": name, "priority": priority, "reason": reason}
                 for place, name, priority, reason in self.head
@@ -87,6 +93,7 @@ def render(rows: list[QueueRow]) -> RenderableType:
     for row in rows:
         _add(table, row, indent="  " * (row.depth - shallowest))
     parts: list[RenderableType] = [table]
+    parts += [Text(f"{row.name}: {row.message}", style="yellow") for row in rows if row.message]
     for row in rows:
         if row.head:
             parts += [Text(), Text(f"waiting in {row.name}", style="bold")]
@@ -131,7 +138,8 @@ def _row(seen: Snapshot, stands: Standing, name: str, depth: int, *, head: bool)
         admitted=sum(holds(job) and job.spec is not None and job.spec.queue_name == name for job in seen.jobs),
         weight=tree.view(name).weight,
         stopped="" if policy is StopPolicy.NONE else policy.value,
-        problem="there is no such queue" if missing else problem.message if problem is not None else "",
+        problem=Reason.QUEUE_MISSING.value if missing else problem.reason.value if problem is not None else "",
+        message=_MISSING if missing else problem.message if problem is not None else "",
         head=tuple(
             (place, f"{job.namespace}/{job.name}", job.priority, reason_of(job))
             for place, job in enumerate((stands.jobs[uid] for uid in waiting[:HEAD_MAX]), start=1)

@@ -1,0 +1,254 @@
+"""What the plugin draws, to the letter."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+from rich.console import RenderableType
+
+from polyreme.plugin import domains, queue_tree, why
+from polyreme.plugin.describing import render as describe
+from polyreme.plugin.printing import bar, show
+from polyreme.plugin.rows import age, get_table, top_rows, top_table
+from polyreme_api import labels
+from polyreme_api.errors import InvalidConfigError, NotFoundError
+from polyreme_api.times import rfc3339
+from tests.unit.plugin.plugin_scenes import NOW_S, job, node, queue, runs, snapshot, topology, waits
+
+QUEUES = [queue("org", gpus=8), queue("a", parent="org", gpus=16), queue("b", parent="org", gpus=8)]
+
+
+def text(*parts: RenderableType) -> str:
+    stream = io.StringIO()
+    show(*parts, stream=stream)
+    return stream.getvalue()
+
+
+def same(drawn: str, expected: str) -> None:
+    assert drawn == expected.lstrip("\n"), f"\n{drawn}"
+
+
+def test_get_says_how_jobs_stand() -> None:
+    seen = snapshot(
+        job("big", queueName="a", status=waits("ExceedsQuota", "needs 8 devices; 4 left")),
+        job("small", status=runs("n0", "n1")),
+        job("wrong", parallelism={"mode": "Explicit", "dp": 3}, status=waits("Misconfigured")),
+        job("new", age_s=5),
+    )
+    same(
+        text(get_table(seen.jobs, now_s=NOW_S, wide=False, namespaced=True)),
+        """
+NAMESPACE   NAME    STATE           QUEUE     READY   ATTEMPT   STEP   AGE   REASON
+team        big     Queued          a         0/2     -         0/50   10m   ExceedsQuota
+team        new     New             default   0/2     -         0/50   5s    -
+team        small   Running         default   2/2     1         7/50   10m   Training
+team        wrong   Misconfigured   default   0/2     -         0/50   10m   Misconfigured
+""",
+    )
+    wide = text(get_table(seen.jobs, now_s=NOW_S, wide=True, namespaced=False)).splitlines()
+    assert wide[1].endswith("needs 8 devices; 4 left")
+
+
+def lease(name: str, **record: Any) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": f"lease-{name}",
+            "resourceVersion": "1",
+            "labels": {labels.LABEL_JOB_UID: f"uid-{name}"},
+            "annotations": {labels.ANNOTATION_PROGRESS: json.dumps(record)},
+        }
+    }
+
+
+def test_top_takes_pace_from_the_newest_record_of_this_attempt_only() -> None:
+    accounting = {"effectiveMilliseconds": 9_000, "lost": [{"cause": "Hung", "milliseconds": 1_000}]}
+    seen = snapshot(
+        job("big", status=runs("n0", "n1", accounting=accounting)),
+        job("old", replicas=1, status=runs("n2")),
+        job("idle", status=waits("ExceedsQuota")),
+        Lease=[
+            lease("big", attempt=1, step=10, stepSeconds=0.5, tokensPerSecond=1234.0, loss=2.25),
+            lease("old", attempt=2, step=40, stepSeconds=0.1),
+        ],
+    )
+    same(
+        text(top_table(top_rows(seen, seen.jobs), namespaced=False)),
+        """
+NAME   STATE     STEP    STEP TIME   TOKENS        LOSS   GOODPUT   DEVICES   LEFT
+big    Running   10/50   0.5 s       1,234 tok/s   2.25   90 %      8         20 s
+old    Running   7/50    -           -             -      -         4         -
+""",
+    )
+
+
+def test_queue_draws_the_tree_with_what_is_borrowed() -> None:
+    seen = snapshot(
+        job("runs", queueName="b", replicas=3, status=runs("n0", "n1", "n2")),
+        job("waits", queueName="a", status=waits("BehindOthers")),
+        job("first", queueName="a", priority=9, status=waits("ExceedsQuota")),
+        job("lost", queueName="gone", status=waits("QueueMissing")),
+        TrainingQueue=[*QUEUES, queue("held", stopPolicy="Hold"), queue("torn", parent="nowhere")],
+    )
+    same(
+        text(queue_tree.render(queue_tree.queue_rows(seen))),
+        """
+QUEUE     RESOURCE         USED   QUOTA                                BORROWED   PENDING   RUNNING   NOTE
+held      -                -      unlimited                            -          0         0         stopPolicy Hold
+org       nvidia.com/gpu   12     32          [########............]   -          0         0         -
+  a       nvidia.com/gpu   0      16          [....................]   -          2         0         -
+  b       nvidia.com/gpu   12     8           [#############+++++++]   4          0         1         -
+default   -                -      unlimited                            -          0         0         -
+gone      -                -      -                                    -          1         0         QueueMissing
+torn      -                -      -                                    -          0         0         ParentMissing
+gone: jobs wait here, and there is no such queue; make it, or let them name another
+torn: spec.parent of torn is nowhere, and there is no such queue; make it, or change spec.parent
+""",
+    )
+    one = text(queue_tree.render(queue_tree.queue_rows(seen, only="a")))
+    assert one.splitlines()[-2:] == [
+        "1       team/first   9          ExceedsQuota",
+        "2       team/waits   0          BehindOthers",
+    ]
+
+
+def test_why_names_reason_remedy_place_and_those_before() -> None:
+    asked = {
+        "by": "uid-big",
+        "byName": "team/big",
+        "requestedAt": rfc3339(NOW_S - 10),
+        "deadline": rfc3339(NOW_S + 50),
+    }
+    seen = snapshot(
+        job("big", queueName="a", age_s=100, status=waits("WaitingForPreemption", "asked 1 job to make way")),
+        job("older", queueName="a", age_s=900, status=waits("ExceedsQuota", "needs 8")),
+        job("victim", queueName="b", priority=-5, status=runs("n0", "n1", preemption=asked)),
+        TrainingQueue=QUEUES,
+    )
+    same(
+        text(why.render(why.why(seen, seen.job("team", "big")))),
+        """
+team/big is Queued (WaitingForPreemption): asked 1 job to make way
+then   it runs when those who make way have saved their checkpoint and stopped
+place  2 of 2 in queue a
+
+BEFORE IT    QUEUE   PRIORITY   REASON
+team/older   a       0          ExceedsQuota
+
+MAKES WAY     WITHIN
+team/victim   50 s
+""",
+    )
+    same(
+        text(why.render(why.why(seen, seen.job("team", "victim")))),
+        """
+team/victim is Preempting
+makes way for  team/big, within 50 s
+""",
+    )
+    with pytest.raises(NotFoundError, match="did you mean 'older'"):
+        seen.job("team", "oldr")
+
+
+def test_the_order_is_the_operators_shares_between_queues_included() -> None:
+    seen = snapshot(
+        job("busy", queueName="a", replicas=4, status=runs("n0", "n1", "n2", "n3")),
+        job("from-a", queueName="a", age_s=900, status=waits("ExceedsQuota")),
+        job("from-b", queueName="b", age_s=100, status=waits("ExceedsQuota")),
+        job("urgent", queueName="a", age_s=1, priority=1, status=waits("ExceedsQuota")),
+        TrainingQueue=QUEUES,
+    )
+    answer = why.why(seen, seen.job("team", "from-a"))
+    assert [name for name, *_ in answer.before] == ["team/urgent", "team/from-b"]
+    assert (answer.position, answer.waiting, answer.ahead) == (2, 2, 2)
+
+
+NODES = [
+    node("n0", block="b0", rack="r0"),
+    node("n1", block="b0", rack="r0", unschedulable=True),
+    node("n2", block="b0", rack="r1"),
+    node("n3", block="b1", rack="r2"),
+    node("bare"),
+]
+
+
+def test_topology_draws_the_tree_with_who_sits_where() -> None:
+    seen = snapshot(
+        job("big", status=runs("n0", "n2")),
+        job("tall", replicas=1, status=runs("n0", devices=2), devices=2),
+        Node=NODES,
+        ClusterTopology=[topology()],
+    )
+    same(
+        text(domains.render(domains.picture(seen, level="rack"))),
+        """
+cluster  [####............] 10/40 used, 14 free; 5 nodes, 2 unusable; team/big x2, team/tall x1
+├── block b0  [#######.........] 10/24 used, 6 free; 3 nodes, 1 unusable; team/big x2, team/tall x1
+│   ├── rack r0  [######..........] 6/16 used, 2 free; 2 nodes, 1 unusable; team/big x1, team/tall x1
+│   └── rack r1  [########........] 4/8 used, 4 free; 1 node; team/big x1
+└── block b1  [................] 0/8 used, 8 free; 1 node
+    └── rack r2  [................] 0/8 used, 8 free; 1 node
+NodesWithoutLabels: 1 of 5 nodes lack block, rack and take no gangs: bare; label them
+""",
+    )
+    same(
+        text(domains.render(domains.picture(seen, domain="r0"))),
+        """
+rack r0  [######..........] 6/16 used, 2 free; 2 nodes, 1 unusable; team/big x1, team/tall x1
+├── host n0  [############....] 6/8 used, 2 free; team/big x1, team/tall x1
+└── host n1  [................] 0/8 used, 0 free; cordoned
+NodesWithoutLabels: 1 of 5 nodes lack block, rack and take no gangs: bare; label them
+""",
+    )
+    with pytest.raises(InvalidConfigError, match="the levels are block, rack, host"):
+        domains.picture(seen, level="zone")
+    with pytest.raises(NotFoundError, match="no domain 'block-b9'"):
+        domains.picture(seen, domain="block-b9")
+
+
+def test_many_nodes_are_summed_up_unless_asked_for() -> None:
+    many = [node(f"n{at:03d}", block=f"b{at // 20}", rack=f"r{at // 5}") for at in range(60)]
+    seen = snapshot(Node=many, ClusterTopology=[topology()])
+    assert len(text(domains.render(domains.picture(seen))).splitlines()) == 1 + 3 + 12
+    assert len(text(domains.render(domains.picture(seen, level="host"))).splitlines()) == 1 + 3 + 12 + 60
+    assert len(text(domains.render(domains.picture(seen, domain="b1"))).splitlines()) == 1 + 4 + 20
+
+
+def test_describe_says_all_of_one_job() -> None:
+    record = {
+        "attempt": 1,
+        "at": rfc3339(NOW_S - 300),
+        "cause": "PodLost",
+        "scope": "RestartPod",
+        "step": 5,
+        "message": "gone",
+    }
+    seen = snapshot(job("big", status=runs("n0", "n1", restartRecords=[record], restarts=1)))
+    event = {"lastTimestamp": rfc3339(NOW_S - 30), "type": "Normal", "reason": "Admitted", "message": "2 workers"}
+    drawn = text(describe(seen, seen.jobs[0], [{"metadata": {}, **event}]))
+    for line in (
+        "State     Running (Training)",
+        "Workers   2/2 ready",
+        "Devices   4 nvidia.com/gpu each",
+        "n0     1         -",
+        "1         PodLost   RestartPod   5      0            5m    gone",
+        "30s   Normal   Admitted   2 workers",
+    ):
+        assert line in drawn.splitlines(), drawn
+
+
+@pytest.mark.parametrize(
+    ("used", "whole", "drawn"),
+    [(0, 8, "[....]"), (1, 800, "[#...]"), (799, 800, "[###.]"), (8, 8, "[####]"), (16, 8, "[##++]"), (0, 0, "[....]")],
+)
+def test_a_bar_is_empty_only_for_nothing_and_full_only_for_all(used: int, whole: int, drawn: str) -> None:
+    assert bar(used, whole, width=4).plain == drawn
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0, "0s"), (119, "119s"), (120, "2m"), (7_300, "2h"), (172_800, "2d"), (-5, "0s")]
+)
+def test_ages_read_as_kubectls(seconds: float, words: str) -> None:
+    assert age(seconds) == words

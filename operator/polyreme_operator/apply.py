@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ from polyreme_operator.types.actions import (
     WriteStatus,
 )
 from polyreme_operator.types.intents import INTENTS_KEY, render_intents
+from polyreme_operator.types.observer import NullObserver, Observer
 
 SECRET_BYTES = 32
 
@@ -53,9 +55,11 @@ class Applier:
         *,
         entropy: Callable[[int], bytes],
         note: Callable[[Changes], None],
+        observer: Observer | None = None,
     ) -> None:
         self._port, self._clock, self._model, self._settings = port, clock, model, settings
         self._entropy, self._note = entropy, note
+        self._observer: Observer = observer or NullObserver()
         self._writes = asyncio.Semaphore(settings.writes_max)
         self._budget = settings.status_writes_burst * 1.0
         self._budget_at_s = clock.steady_s()
@@ -144,6 +148,10 @@ class Applier:
         except PortError:
             await self.refresh(action.ref)
             raise
+        job = self._model.job(action.uid)
+        if job is not None:
+            before = dataclasses.replace(job, status=action.before)
+            self._observer.wrote(before, action.after, now_s=self._clock.now_s())
         self._take(result)
 
     async def _create(self, manifest: Manifest) -> None:

@@ -50,18 +50,23 @@ class Workers(Part):
 
 
 class Topology(Part):
-    """How near the pods must lie, in the words of Kueue's topology-aware scheduling."""
+    """How near the pods must lie, in the words of Kueue's topology-aware scheduling.
+
+    A level is named as in the ClusterTopology ``default`` (as zone, block, rack); the level ``host`` is always there,
+    below them. A domain is all nodes that share their labels down to that level: one rack, one block. Without any of
+    these fields the pods still lie as near as they can.
+    """
 
     required: LevelName | None = None
-    """Level (as ``rack``) one domain of which must hold the whole gang."""
+    """Level (as ``rack``) one domain of which must hold the whole gang; the job waits until one has room."""
     preferred: LevelName | None = None
-    """Level one domain of which should hold the whole gang."""
+    """Level one domain of which should hold the whole gang; where none can, the next wider level is taken."""
     slice_size: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] | None = None
-    """Pods that must lie together in one domain of ``sliceLevel``."""
+    """Pods, neighbours by index, that must lie together in one domain of ``sliceLevel``, as 8 in one NVLink domain."""
     slice_level: LevelName | None = None
-    """Level of a slice."""
+    """Level one domain of which must hold each slice; goes with ``sliceSize``."""
     exclusive: LevelName | None = None
-    """Level whose domains the job shares with nobody."""
+    """Level whose domains the job shares with no other job, as ``rack``."""
 
     @model_validator(mode="after")
     def _rules(self) -> "Topology":

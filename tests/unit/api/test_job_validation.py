@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from polyreme_api.errors import ExitCode, InvalidConfigError
 from polyreme_api.job import load_job, parse_job
+from polyreme_api.plan.layout import Layout
+from polyreme_api.plan.plan import Plan, plan_for
 from tests.unit.api.jobs import DROP, SMALLEST, job_with
 
-SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 ONE = {"name": "one", "dataset": "sample/one"}
 RULE = {"operator": "In", "values": [2]}
 DISRUPTED = [{"type": "DisruptionTarget"}]
@@ -23,6 +22,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spec.data.sources.0.datset": "x"}, "unknown field: spec.data.sources.0.datset, did you mean 'dataset'?"),
     ({"spec.evaluation": {"zzz": 1, "sets": [ONE]}}, "known fields are answerTokensMax, samplesMax, sets"),
     ({"spec.model": DROP}, "field missing: spec.model is required"),
+    ({"spec.data": DROP}, "field missing: spec.data is required"),
+    ({"spec.model": DROP, "spec.training": DROP}, "field missing: spec.model is required (and 1 more)"),
+    ({"spec.model": DROP, "spec.modle": {}}, "unknown field: spec.modle, did you mean 'model'?"),
+    ({"spec.workers.runtime": {"mode": "Torchrun"}}, "spec.workers.runtime.mode is refused: 'Torchrun'"),
+    ({"spec.queueName": "A.b"}, "spec.queueName is refused: 'A.b'"),
     ({"spec.training.steps": DROP}, "field missing: spec.training.steps is required"),
     ({"apiVersion": "polyreme.dev/v2"}, "apiVersion is refused: 'polyreme.dev/v2'"),
     ({"kind": "Job"}, "kind is refused: 'Job'"),
@@ -197,11 +201,6 @@ def test_a_job_at_the_edge_of_the_rules_loads_and_goes_round(changes: dict[str, 
     assert parse_job(job.to_object()) == job
 
 
-@pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.yaml")), ids=lambda path: path.name)
-def test_every_sample_loads(path: Path) -> None:
-    assert load_job(yaml.safe_load(path.read_text(encoding="utf-8"))).metadata.name
-
-
 def test_a_job_is_frozen() -> None:
     job = load_job(SMALLEST)
     with pytest.raises(ValueError, match="frozen"):
@@ -212,3 +211,64 @@ def test_a_pod_template_is_kept_as_it_is() -> None:
     template = {"spec": {"containers": [{"name": "launcher", "env": [{"name": "A", "value": None}]}]}}
     job = load_job(job_with({"spec.workers.template": template}))
     assert job.to_object()["spec"]["workers"]["template"] == template
+
+
+ANY_CONTAINER: dict[str, Any] = {
+    "spec.model": DROP,
+    "spec.data": DROP,
+    "spec.training": DROP,
+    "spec.workers": {"replicas": 6, "devices": 8, "runtime": {"mode": "Environment"}},
+}
+
+
+def test_a_container_that_brings_its_own_training_needs_no_model() -> None:
+    job = load_job(job_with(ANY_CONTAINER))
+    assert not {"model", "data", "training"} & set(job.to_object()["spec"])
+    assert parse_job(job.to_object()) == job
+    changed = job.model_copy(update={"spec": job.spec.model_copy(update={"suspend": True})})
+    assert not {"model", "data", "training"} & set(changed.to_object()["spec"])
+
+
+def test_what_is_given_all_the_same_is_kept() -> None:
+    job = load_job(job_with({"spec.workers.runtime": {"mode": "Environment"}, "spec.training": DROP}))
+    assert job.to_object()["spec"]["model"]["preset"] == "kimi-vl-nano"
+    assert "training" not in job.to_object()["spec"]
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "layout"),
+    [
+        ({}, Layout(dp=48)),
+        ({"mode": "Explicit", "dp": 3, "pp": 2, "tp": 8}, Layout(dp=3, pp=2, tp=8)),
+        ({"mode": "Explicit", "dp": 6, "ep": 3, "cp": 8}, Layout(dp=6, ep=3, cp=8)),
+    ],
+)
+def test_only_the_meshes_of_an_unknown_model_must_hold(parallelism: dict[str, Any], layout: Layout) -> None:
+    plan = plan_for(load_job(job_with({**ANY_CONTAINER, "spec.parallelism": parallelism})).spec)
+    assert plan.layout == layout
+    assert {volume.axis: volume.ranks for volume in plan.volumes} == {
+        axis: getattr(layout, axis) for axis in ("dp", "ep", "pp", "cp", "tp") if getattr(layout, axis) > 1
+    }
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "words"),
+    [
+        ({"mode": "Explicit", "dp": 3}, "dp 3 x pp 1 x cp 1 x tp 1 is 3 ranks, not 48; change spec.parallelism"),
+        ({"mode": "Explicit", "dp": 6, "tp": 8, "ep": 5}, "ep 5 does not divide dp x cp x tp (48)"),
+    ],
+)
+def test_meshes_that_do_not_hold_are_refused(parallelism: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidConfigError) as refused:
+        load_job(job_with({**ANY_CONTAINER, "spec.parallelism": parallelism}))
+    assert words in str(refused.value)
+
+
+def test_another_worker_count_scales_only_the_data_groups_of_an_unknown_model() -> None:
+    spec = load_job(
+        job_with({**ANY_CONTAINER, "spec.parallelism": {"mode": "Explicit", "dp": 3, "pp": 2, "tp": 8}})
+    ).spec
+    assert plan_for(spec, replicas=4).layout == Layout(dp=2, pp=2, tp=8)
+    with pytest.raises(InvalidConfigError, match="is 48 ranks, not 56"):
+        plan_for(spec, replicas=7)

@@ -68,8 +68,10 @@ def _refuse_number(value: Any) -> Any:
 
 DecimalText = Annotated[
     str,
+    Field(
+        pattern=r"^[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?$", max_length=32
+    ),  # first, or its pattern leaves the schema
     BeforeValidator(_refuse_number),
-    Field(pattern=r"^[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?$", max_length=32),
     AfterValidator(_is_decimal),
 ]
 """A number of zero or more, as text: ``"2e-3"``. Kubernetes APIs carry no floating-point numbers."""

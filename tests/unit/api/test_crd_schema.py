@@ -83,6 +83,14 @@ def test_no_field_is_a_float() -> None:
     assert not [place for place, _, node in EVERY if node["type"] == "number"]
 
 
+def test_a_decimal_keeps_its_pattern() -> None:
+    decimals = [
+        node for path, node in NODES.items() if path.startswith("spec.training.optimizer.") and "maxLength" in node
+    ]
+    assert len(decimals) == 6
+    assert all("pattern" in node for node in decimals)
+
+
 def test_every_field_is_described_in_plain_words() -> None:
     for place, path, node in EVERY:
         if path == "" or path.endswith(("[]", "{}")) or path == "metadata":

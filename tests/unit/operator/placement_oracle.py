@@ -96,11 +96,11 @@ def cost(inventory: Inventory, request: GangRequest, rows: list[int]) -> int:
             if len(nodes) < 2:
                 continue
             if volume.axis == "ep":
-                pairs = itertools.permutations(nodes, 2)
+                pairs = list(itertools.permutations(nodes, 2))
                 share = Fraction(volume.bytes_per_rank, len(nodes) - 1)
             else:
                 ring = [*nodes, *([] if volume.axis == "pp" else nodes[:1])]
-                pairs, share = itertools.pairwise(ring), Fraction(volume.bytes_per_rank)
+                pairs, share = list(itertools.pairwise(ring)), Fraction(volume.bytes_per_rank)
             sent += sum((share * distance(inventory, *pair) for pair in pairs), Fraction(0))
         total += int(sent)
     return total

@@ -1,6 +1,6 @@
 """Which rank on which of the places that the gang has: those who send each other most sit nearest.
 
-Shape suffixes: W workers, I items (blocks of workers), K neighbours.
+Shape suffixes: W workers, S places of the gang, P permutations, K neighbours, I items (blocks of workers).
 
 By-rank order (consecutive indices along the rows of the tree) is the first candidate, and no answer is ever worse. The
 others *pack*: mesh axes are nested by what they send, heaviest innermost; blocks of the innermost axis are cut whole
@@ -18,14 +18,14 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from polyreme_operator.core.placement.search import distance, improve
+from polyreme_operator.core.placement.search import Metric, improve, metric_of
 from polyreme_operator.core.placement.traffic import Graph, Traffic, cost_of, graph_of, traffic_of
 from polyreme_operator.core.placement.tree import Tree
 from polyreme_operator.core.placement.wish import Wish
 from polyreme_operator.types.inventory import GangRequest, RowArray
 
-WORK_UNITS = 1_000_000
-"""Distances that one search may look up."""
+WORK_UNITS_PER_WORKER = 60
+"""Distances that a search may look up, for each worker of the gang."""
 EXHAUSTIVE_MAX = 6
 """Workers up to which every order is tried: 720 of them."""
 
@@ -39,68 +39,81 @@ class Order:
     work_units: int
 
 
-def ordered(tree: Tree, wish: Wish, request: GangRequest, slots_W: RowArray, *, work_units: int = WORK_UNITS) -> Order:
+def ordered(tree: Tree, wish: Wish, request: GangRequest, slots_S: RowArray, *, work_units: int | None = None) -> Order:
     """Give every worker one of the gang's places.
 
     Args:
         tree: Of domains.
         wish: Workers of a slice stay together in one domain of the slices' level.
         request: Layout and volumes of the gang.
-        slots_W: Rows of its places, rising: a node with two workers is there twice.
-        work_units: Distances that may be looked up.
+        slots_S: Rows of its places, rising: a node with two workers is there twice.
+        work_units: Distances that may be looked up; None: so many for each worker.
     """
     traffic = traffic_of(request)
-    best = Order(rows_W=slots_W, cost=cost_of(tree, traffic, slots_W), work_units=0)
-    if best.cost == 0:
-        return best
-    by_rank, spent = best.cost, 0
+    by_rank = Order(rows_W=slots_S, cost=cost_of(tree, traffic, slots_S), work_units=0)
+    metric = metric_of(tree, slots_S) if by_rank.cost else None
+    if metric is None:
+        return by_rank
     graph = graph_of(traffic)
-    evaluation = max(1, graph.neighbour_KW.size)
-    if len(slots_W) <= EXHAUSTIVE_MAX:
-        return _best_of_all(tree, wish, traffic, graph, best)
-    for rows_W in _packed(tree, wish, traffic, slots_W):
-        if spent + evaluation > work_units:
+    if len(slots_S) <= EXHAUSTIVE_MAX:
+        place_W, spent = _best_of_all(wish, metric, graph, tree.domain_LN[wish.slice_depth, slots_S])
+    else:
+        left = WORK_UNITS_PER_WORKER * request.workers if work_units is None else work_units
+        place_W, spent = _searched(tree, wish, traffic, graph, _Places(slots_S, metric, left))
+    cost = cost_of(tree, traffic, slots_S[place_W])
+    if cost >= by_rank.cost:
+        return dataclasses.replace(by_rank, work_units=spent)
+    return Order(rows_W=slots_S[place_W], cost=cost, work_units=spent)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Places:
+    """What a gang has, and what may be spent on using it well."""
+
+    slots_S: RowArray
+    metric: Metric
+    work_units: int
+
+
+def _searched(tree: Tree, wish: Wish, traffic: Traffic, graph: Graph, places: _Places) -> tuple[NDArray[np.intp], int]:
+    """Take the cheapest candidate and improve it."""
+    slots_S, spent = places.slots_S, 0
+    best_W = np.arange(len(slots_S), dtype=np.intp)
+    lowest = cost_of(tree, traffic, slots_S)
+    for place_W in _packed(tree, wish, traffic, slots_S):
+        if spent + traffic.lookups > places.work_units:
             break
-        spent += evaluation
-        cost = cost_of(tree, traffic, rows_W)
-        if cost < best.cost:
-            best = Order(rows_W=rows_W, cost=cost, work_units=spent)
-    slice_depth = wish.slice_depth if wish.slice_workers > 1 else None
-    searched = improve(tree, graph, best.rows_W, work_units=work_units - spent, slice_depth=slice_depth)
-    spent += searched.work_units
-    cost = cost_of(tree, traffic, searched.rows_W)
-    rows_W = searched.rows_W if cost < best.cost else best.rows_W
-    best = Order(rows_W=rows_W, cost=min(cost, best.cost), work_units=spent)
-    assert best.cost <= by_rank
-    return best
+        spent += traffic.lookups
+        cost = cost_of(tree, traffic, slots_S[place_W])
+        if cost < lowest:
+            best_W, lowest = place_W, cost
+    domain_S = tree.domain_LN[wish.slice_depth, slots_S] if wish.slice_workers > 1 else None
+    place_W, more = improve(places.metric, graph, best_W, work_units=places.work_units - spent, domain_S=domain_S)
+    # Where the graph leaves traffic out, a gain by the graph may be a loss.
+    better = cost_of(tree, traffic, slots_S[place_W]) < lowest
+    return place_W if better else best_W, spent + more
 
 
-def _best_of_all(tree: Tree, wish: Wish, traffic: Traffic, graph: Graph, by_rank: Order) -> Order:
+def _best_of_all(wish: Wish, metric: Metric, graph: Graph, domain_S: RowArray) -> tuple[NDArray[np.intp], int]:
     """Try every order of a few workers; the first of equals is taken, and by-rank order is the first of all."""
-    workers = len(by_rank.rows_W)
-    rows_PW = by_rank.rows_W[np.array(list(itertools.permutations(range(workers))))]
+    place_PW = np.array(list(itertools.permutations(range(len(domain_S)))), dtype=np.intp)
     if wish.slice_workers > 1:
-        together_PS = tree.domain_LN[wish.slice_depth, rows_PW].reshape(len(rows_PW), -1, wish.slice_workers)
-        rows_PW = rows_PW[(together_PS == together_PS[:, :, :1]).all(axis=(1, 2))]
-    cost_P = sum(
-        (weight_W * distance(tree, rows_PW, rows_PW[:, neighbour_W])).sum(axis=1)
-        for neighbour_W, weight_W in zip(graph.neighbour_KW, graph.weight_KW, strict=True)
-    )
-    rows_W = rows_PW[int(np.argmin(cost_P))]
-    cost = cost_of(tree, traffic, rows_W)
-    spent = len(rows_PW) * graph.neighbour_KW.size
-    rows_W = rows_W if cost < by_rank.cost else by_rank.rows_W
-    return Order(rows_W=rows_W, cost=min(cost, by_rank.cost), work_units=spent)
+        together_PS = domain_S[place_PW].reshape(len(place_PW), -1, wish.slice_workers)
+        place_PW = place_PW[(together_PS == together_PS[:, :, :1]).all(axis=(1, 2))]
+    code_PW = metric.code_S[place_PW]
+    cost_P = np.zeros(len(place_PW))
+    for neighbour_W, weight_W in zip(graph.neighbour_KW, graph.weight_KW, strict=True):
+        cost_P += (weight_W * metric.between(code_PW, code_PW[:, neighbour_W])).sum(axis=1)
+    return place_PW[int(np.argmin(cost_P))], code_PW.size * len(graph.neighbour_KW)
 
 
-def _packed(tree: Tree, wish: Wish, traffic: Traffic, slots_W: RowArray) -> Iterator[RowArray]:
+def _packed(tree: Tree, wish: Wish, traffic: Traffic, slots_S: RowArray) -> Iterator[NDArray[np.intp]]:
     """Yield candidates, each a nesting of mesh axes packed into domains."""
     for sizes, nesting in _nestings(traffic, wish.slice_workers):
         index_W = _nested_indices(sizes, nesting)
-        sequence_W = _pack_all(tree, slots_W, [sizes[axis] for axis in nesting])
-        rows_W = np.empty_like(slots_W)
-        rows_W[index_W] = slots_W[sequence_W]
-        yield rows_W
+        place_W = np.empty(len(slots_S), dtype=np.intp)
+        place_W[index_W] = _pack_all(tree, slots_S, [sizes[axis] for axis in nesting])
+        yield place_W
 
 
 def _nestings(traffic: Traffic, slice_workers: int) -> Iterator[tuple[list[int], tuple[int, ...]]]:
@@ -145,11 +158,11 @@ def _nested_indices(sizes: list[int], nesting: tuple[int, ...]) -> NDArray[np.in
     return index.transpose([axes - 1 - axis for axis in reversed(nesting)]).reshape(-1)
 
 
-def _pack_all(tree: Tree, slots_W: RowArray, sizes: list[int]) -> NDArray[np.intp]:
+def _pack_all(tree: Tree, slots_S: RowArray, sizes: list[int]) -> NDArray[np.intp]:
     """Return places in the order of a nesting: blocks of the first size, blocks of those of the second, and so on."""
-    sequence = np.arange(len(slots_W), dtype=np.intp).reshape(-1, 1)
+    sequence = np.arange(len(slots_S), dtype=np.intp).reshape(-1, 1)
     for size in sizes:
-        sequence = sequence[_pack(tree, slots_W[sequence[:, 0]], size)].reshape(-1, size * sequence.shape[1])
+        sequence = sequence[_pack(tree, slots_S[sequence[:, 0]], size)].reshape(-1, size * sequence.shape[1])
     return sequence.reshape(-1)
 
 

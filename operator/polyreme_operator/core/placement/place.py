@@ -1,6 +1,6 @@
 """From a snapshot of the nodes to a node for every worker of a gang, all or none.
 
-Shape suffixes: N nodes, W workers.
+Shape suffixes: N nodes, W workers, S places of the gang.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 from polyreme_operator.core.eligible import slots_N
 from polyreme_operator.core.placement.domains import CLUSTER, Domain, rooms_of, smallest_domain, spread
 from polyreme_operator.core.placement.misfit import misfit_of
-from polyreme_operator.core.placement.order import WORK_UNITS, ordered
+from polyreme_operator.core.placement.order import ordered
 from polyreme_operator.core.placement.tree import Tree, tree_of
 from polyreme_operator.core.placement.wish import Wish, wish_of
 from polyreme_operator.types.inventory import BoolArray, GangRequest, Inventory, Misfit, Placed, RowArray
@@ -21,7 +21,7 @@ def place(
     request: GangRequest,
     *,
     blocked_N: BoolArray | None = None,
-    work_units: int = WORK_UNITS,
+    work_units: int | None = None,
 ) -> Placed | Misfit:
     """Find a place for every worker, or say why there is none. Changes nothing.
 
@@ -29,7 +29,7 @@ def place(
         inventory: The nodes, and what is taken of them.
         request: What the gang needs.
         blocked_N: Nodes that this gang may not use: other jobs' exclusive domains, reservations.
-        work_units: What the search of the order of ranks may spend, in distances looked up.
+        work_units: Distances that the search of the order of ranks may look up; None: so many for each worker.
     """
     tree = tree_of(inventory)
     wish = wish_of(inventory, tree, request)
@@ -41,8 +41,8 @@ def place(
     if domain is None:
         return misfit_of(inventory, wish, request, rooms, barred_N)
     need_N = spread(tree, wish, rooms, domain, request.workers)
-    slots_W = np.repeat(np.arange(len(need_N), dtype=np.int32), need_N)
-    order = ordered(tree, wish, request, slots_W, work_units=work_units)
+    slots_S = np.repeat(np.arange(len(need_N), dtype=np.int32), need_N)
+    order = ordered(tree, wish, request, slots_S, work_units=work_units)
     level, name = _named(tree, domain)
     return Placed(rows_W=order.rows_W, level=level, domain=name, cost=order.cost, work_units=order.work_units)
 

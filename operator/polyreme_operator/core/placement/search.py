@@ -1,127 +1,237 @@
 """A local search over orders of ranks: swaps of workers that bring those who talk nearer, many at once.
 
-Shape suffixes: W workers, K neighbours, L levels, B workers that want to move, T partners tried for each, Q pairs.
+Shape suffixes: W workers, S places of the gang, K neighbours, L levels, B workers that want to move, T partners tried
+for each, Q pairs.
 
-A round looks at the workers whose traffic costs most, and tries to swap each with workers that sit around its farthest
+A round takes the workers whose traffic costs most and tries to swap each with workers that sit around its farthest
 heavy neighbour. All pairs are weighed at once; the swaps that gain are made, best first, as long as no two of a round
-touch each other's neighbours, so that gains add up. Nothing is drawn by chance: equal input, equal order.
+touch each other's neighbours, so that gains add up. Who gained nothing looks farther from the neighbour next time,
+``WINDOWS`` times; then it is left alone until something around it moves. Nothing is drawn by chance: equal input,
+equal order.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyreme_operator.core.placement.traffic import Graph
 from polyreme_operator.core.placement.tree import Tree
-from polyreme_operator.types.inventory import RowArray
+from polyreme_operator.types.inventory import IntArray, RowArray
 
 PARTNERS = 8
-"""Partners that a worker tries in a round."""
-WINDOWS = 4
-"""Rounds without gain, each farther from the neighbour, after which the search ends."""
+"""Partners that a worker tries in a round, half of them on each side of the neighbour."""
+WINDOWS = 3
+"""Rounds in which a worker tries partners, each time farther from its neighbour."""
 ROUND_SHARE = 8
-"""A round weighs at most this part of the work units, so that early gains steer later rounds."""
+"""This part of the gang moves in a round at most, so that early gains steer later rounds."""
 GAIN_MIN = 1e-9
-"""Least gain of a swap, of what its workers' traffic costs: float64 rounding is no gain."""
+"""Least gain of a swap, as a part of what its worker's traffic costs: rounding is no gain."""
+CODE_BITS_MAX = 62
+TABLE_BITS_MAX = 16
+"""A table of distances has at most 2^16 entries, 512 KiB: it stays in the cache."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Searched:
-    """An order, and what it cost to find."""
+class Metric:
+    """Distances between the places of one gang.
 
-    rows_W: RowArray
-    work_units: int
+    A place's code holds the number of its domain within the domain above, level by level, the top level in the highest
+    bits: two places part at a level or above it when the exclusive or of their codes reaches that level's bits.
+    """
+
+    code_S: IntArray
+    steps: tuple[tuple[int, float], ...]
+    """Lowest bit of each level, and what parting there adds to the distance."""
+    table: NDArray[np.float64] | None = None
+    """Distance by the exclusive or of two codes, if codes are short."""
+
+    def between(self, here: IntArray, there: IntArray) -> NDArray[np.float64]:
+        """Return the distances of pairs of codes."""
+        apart = here ^ there
+        return self._summed(apart) if self.table is None else self.table[apart]
+
+    def tabled(self) -> Metric:
+        """Return the same distances, looked up."""
+        codes = 1 << int(self.code_S.max()).bit_length()
+        return dataclasses.replace(self, table=self._summed(np.arange(codes, dtype=np.int64)))
+
+    def _summed(self, apart: IntArray) -> NDArray[np.float64]:
+        total = np.zeros(apart.shape)
+        for bit, rise in self.steps:
+            total += rise * (apart >= bit)
+        return total
 
 
-def distance(tree: Tree, here: RowArray, there: RowArray) -> NDArray[np.int64]:
-    """Return the distances of pairs of nodes, given by row."""
-    total = np.zeros(np.broadcast_shapes(here.shape, there.shape), dtype=np.int64)
-    for rise, domain_N in zip(tree.rise_L, tree.domain_LN, strict=True):
-        if rise:
-            total += rise * (domain_N[here] != domain_N[there])
-    return total
-
-
-def improve(tree: Tree, graph: Graph, rows_W: RowArray, *, work_units: int, slice_depth: int | None = None) -> Searched:
-    """Swap workers until nothing gains or the work units are spent.
+def metric_of(tree: Tree, slots_S: RowArray) -> Metric | None:
+    """Number the places of a gang; None for a tree too bushy for 62 bits, whose ranks are not searched.
 
     Args:
         tree: Of domains.
+        slots_S: Rows of the places, rising.
+    """
+    above_S = np.zeros(len(slots_S), dtype=np.int64)
+    fields: list[tuple[IntArray, int, float]] = []
+    for rise, domain_N in zip(tree.rise_L, tree.domain_LN, strict=True):
+        own_S = np.cumsum(np.diff(domain_N[slots_S], prepend=domain_N[slots_S[:1]]) != 0)
+        first_S = np.flatnonzero(np.diff(above_S, prepend=-1))
+        local_S = own_S - own_S[first_S][above_S]
+        bits = int(local_S.max()).bit_length()
+        if bits:
+            fields.append((local_S, bits, float(rise)))
+        elif fields:  # wherever two places part here, they part at the level above
+            fields[-1] = (*fields[-1][:2], fields[-1][2] + float(rise))
+        above_S = own_S
+    if sum(bits for _, bits, _ in fields) > CODE_BITS_MAX:
+        return None
+    code_S = np.zeros(len(slots_S), dtype=np.int64)
+    steps: list[tuple[int, float]] = []
+    shift = 0
+    for local_S, bits, rise in reversed(fields):
+        code_S |= local_S << shift
+        steps.append((1 << shift, rise))
+        shift += bits
+    metric = Metric(code_S, tuple(steps))
+    return metric.tabled() if shift <= TABLE_BITS_MAX else metric
+
+
+@dataclasses.dataclass(slots=True)
+class _State:
+    """Who sits where, and what everybody's traffic costs."""
+
+    metric: Metric
+    graph: Graph
+    place_W: NDArray[np.intp]
+    worker_S: NDArray[np.intp]
+    code_W: IntArray
+    cost_KW: NDArray[np.float64]
+    tried_W: RowArray
+    """Windows in which a worker gained nothing since anything near it moved."""
+    domain_W: RowArray | None
+    """Domain that a worker must not leave; None: it may go anywhere."""
+
+    def refresh(self, worker_B: Any) -> None:
+        """Work out anew what the traffic of some workers costs."""
+        near_KB = self.graph.neighbour_KW[:, worker_B]
+        distance_KB = self.metric.between(self.code_W[worker_B], self.code_W[near_KB])
+        self.cost_KW[:, worker_B] = self.graph.weights(worker_B) * distance_KB
+        self.tried_W[worker_B] = 0
+
+
+def improve(
+    metric: Metric, graph: Graph, place_W: NDArray[np.intp], *, work_units: int, domain_S: RowArray | None = None
+) -> tuple[NDArray[np.intp], int]:
+    """Swap workers until nothing gains or the work units are spent.
+
+    Args:
+        metric: Distances between places.
         graph: Who talks to whom.
-        rows_W: The order to begin with; not changed.
+        place_W: The order to begin with; not changed.
         work_units: Distances that may be looked up.
-        slice_depth: Swap only within domains of this level, so that slices stay together.
+        domain_S: Domains whose workers may only be swapped with each other, by place, so that slices stay together.
+
+    Returns:
+        The order, and the work units that it cost.
     """
     neighbours, workers = graph.neighbour_KW.shape
-    spent, idle = 0, 0
-    rows_W = rows_W.copy()
-    round_units = max(1, work_units // ROUND_SHARE)
-    while neighbours and idle < WINDOWS:
-        wanting = min(workers, (round_units - neighbours * workers) // (2 * neighbours * PARTNERS))
-        wanting = max(wanting, 1)
-        needed = neighbours * workers + 2 * neighbours * PARTNERS * wanting
-        if spent + needed > work_units:
+    spent = neighbours * workers
+    if not neighbours or spent > work_units:
+        return place_W, 0
+    worker_S = np.empty_like(place_W)
+    worker_S[place_W] = np.arange(workers)
+    state = _State(
+        metric=metric,
+        graph=graph,
+        place_W=place_W.copy(),
+        worker_S=worker_S,
+        code_W=metric.code_S[place_W],
+        cost_KW=np.zeros((neighbours, workers)),
+        tried_W=np.zeros(workers, dtype=np.int32),
+        domain_W=None if domain_S is None else domain_S[place_W],
+    )
+    state.refresh(np.arange(workers))
+    while True:
+        wanting = min(max(1, workers // ROUND_SHARE), _affordable(graph, work_units - spent))
+        cost_W = state.cost_KW.sum(axis=0)
+        mover_B = np.flatnonzero((state.tried_W < WINDOWS) & (cost_W > 0))
+        mover_B = mover_B[np.lexsort((-cost_W[mover_B], state.tried_W[mover_B]))][:wanting]
+        if not len(mover_B):
             break
-        spent += needed
-        swaps = _swaps(tree, graph, rows_W, wanting=wanting, window=idle, slice_depth=slice_depth)
-        idle = 0 if len(swaps) else idle + 1
-        first, second = swaps.T
-        rows_W[first], rows_W[second] = rows_W[second], rows_W[first]
-    return Searched(rows_W, spent)
+        pairs = _swaps(state, cost_W, mover_B)
+        state.tried_W[mover_B] += 1
+        spent += 2 * neighbours * PARTNERS * len(mover_B)
+        if len(pairs):
+            spent += neighbours * _swap(state, pairs)
+    return state.place_W, spent
 
 
-def _swaps(
-    tree: Tree, graph: Graph, rows_W: RowArray, *, wanting: int, window: int, slice_depth: int | None
-) -> NDArray[np.intp]:
+def _affordable(graph: Graph, work_units: int) -> int:
+    """Return how many workers may try to move, if all of them do and all that they touch is worked out anew."""
+    neighbours, workers = graph.neighbour_KW.shape
+    trying = 2 * neighbours * PARTNERS
+    touching = 2 * neighbours * (neighbours + 1)
+    most: int = max(0, work_units // (trying + touching), (work_units - neighbours * workers) // trying)
+    return most
+
+
+def _swap(state: _State, pairs: NDArray[np.intp]) -> int:
+    """Make swaps; return how many workers' costs were worked out anew."""
+    first, second = pairs.T
+    for array in (state.place_W, state.code_W):
+        array[first], array[second] = array[second], array[first]
+    moved = pairs.reshape(-1)
+    state.worker_S[state.place_W[moved]] = moved
+    touched_W = np.zeros(len(state.place_W), dtype=np.bool_)
+    touched_W[moved] = True
+    touched_W[state.graph.neighbour_KW[:, moved]] = True
+    touched = np.flatnonzero(touched_W)
+    state.refresh(touched)
+    return len(touched)
+
+
+def _swaps(state: _State, cost_W: NDArray[np.float64], mover_B: NDArray[np.intp]) -> NDArray[np.intp]:
     """Return pairs of workers whose swaps gain and do not touch each other."""
-    cost_KW = graph.weight_KW * distance(tree, rows_W[None, :], rows_W[graph.neighbour_KW])
-    cost_W = cost_KW.sum(axis=0)
-    mover_B = np.argsort(-cost_W, kind="stable")[:wanting]
-    mover_B = mover_B[cost_W[mover_B] > 0]
-    farthest_B = graph.neighbour_KW[np.argmax(cost_KW[:, mover_B], axis=0), mover_B]
-    by_row_W = np.argsort(rows_W, kind="stable")
-    position_W = np.empty_like(by_row_W)
-    position_W[by_row_W] = np.arange(len(by_row_W))
+    graph, workers = state.graph, len(cost_W)
+    farthest_B = graph.neighbour_KW[np.argmax(state.cost_KW[:, mover_B], axis=0), mover_B]
     half = PARTNERS // 2
-    step = np.arange(1, half + 1) + window * half
-    around_T = np.concatenate([step, -step])
-    at_BT = np.clip(position_W[farthest_B][:, None] + around_T, 0, len(rows_W) - 1)
-    partner_BT = by_row_W[at_BT]
-    pairs = np.stack([np.repeat(mover_B, PARTNERS), partner_BT.reshape(-1)], axis=1)
-    gain_BT = _gains(tree, graph, rows_W, cost_W, pairs).reshape(partner_BT.shape)
-    if slice_depth is not None:
-        domain_W = tree.domain_LN[slice_depth, rows_W]
-        gain_BT[domain_W[mover_B][:, None] != domain_W[partner_BT]] = 0.0
-    choice_B = np.argmax(gain_BT, axis=1)[:, None]
-    gain_B = np.take_along_axis(gain_BT, choice_B, axis=1)[:, 0]
-    partner_B = np.take_along_axis(partner_BT, choice_B, axis=1)[:, 0]
+    step_T = np.concatenate([np.arange(1, half + 1), np.arange(-half, 0)])
+    window_B = state.tried_W[mover_B] * half
+    at_BT = state.place_W[farthest_B][:, None] + step_T + np.sign(step_T) * window_B[:, None]
+    partner_BT = state.worker_S[np.clip(at_BT, 0, workers - 1)]
+    gain_BT = _gains(state, cost_W, mover_B, partner_BT)
+    if state.domain_W is not None:
+        gain_BT[state.domain_W[mover_B][:, None] != state.domain_W[partner_BT]] = 0.0
+    best_B = np.argmax(gain_BT, axis=1)
+    every_B = np.arange(len(mover_B))
+    gain_B, partner_B = gain_BT[every_B, best_B], partner_BT[every_B, best_B]
     order = np.argsort(-gain_B, kind="stable")
     order = order[gain_B[order] > GAIN_MIN * cost_W[mover_B[order]]]
-    pairs = np.stack([mover_B[order], partner_B[order]], axis=1)
-    return pairs[_apart(graph, pairs, len(rows_W))]
+    chosen = np.stack([mover_B[order], partner_B[order]], axis=1)
+    return chosen[_apart(graph, chosen, workers)]
 
 
 def _gains(
-    tree: Tree,
-    graph: Graph,
-    rows_W: RowArray,
-    cost_W: NDArray[np.float64],
-    pairs: NDArray[np.intp],
+    state: _State, cost_W: NDArray[np.float64], mover_B: NDArray[np.intp], partner_BT: NDArray[np.intp]
 ) -> NDArray[np.float64]:
-    """Return what swapping each pair would save."""
-    first_Q, second_Q = pairs.T
-    saved_Q: NDArray[np.float64] = cost_W[first_Q] + cost_W[second_Q]
-    for mover_Q, other_Q in ((first_Q, second_Q), (second_Q, first_Q)):
-        neighbour_KQ = graph.neighbour_KW[:, mover_Q]
-        there_KQ = rows_W[neighbour_KQ]
-        # The other one sits where this one sat, and this one is where the other was.
-        there_KQ = np.where(neighbour_KQ == other_Q, rows_W[mover_Q], there_KQ)
-        there_KQ = np.where(neighbour_KQ == mover_Q, rows_W[other_Q], there_KQ)
-        saved_Q -= (graph.weight_KW[:, mover_Q] * distance(tree, rows_W[other_Q][None, :], there_KQ)).sum(axis=0)
-    return saved_Q
+    """Return what swapping each mover with each of its partners would save."""
+    graph, metric, code_W = state.graph, state.metric, state.code_W
+    mover_BT, mover_code_BT, partner_code_BT = mover_B[:, None], code_W[mover_B][:, None], code_W[partner_BT]
+    saved_BT: NDArray[np.float64] = cost_W[mover_BT] + cost_W[partner_BT]
+    near_KBT = graph.neighbour_KW[:, mover_B][:, :, None]
+    # Each sits where the other one sat, also when they are neighbours.
+    there_KBT = np.where(near_KBT == partner_BT, mover_code_BT, code_W[near_KBT])
+    if graph.loops:
+        there_KBT = np.where(near_KBT == mover_BT, partner_code_BT, there_KBT)
+    saved_BT -= graph.weighed(mover_BT, metric.between(partner_code_BT, there_KBT))
+    near_KBT = graph.neighbour_KW[:, partner_BT]
+    there_KBT = np.where(near_KBT == mover_BT, partner_code_BT, code_W[near_KBT])
+    if graph.loops:
+        there_KBT = np.where(near_KBT == partner_BT, mover_code_BT, there_KBT)
+    saved_BT -= graph.weighed(partner_BT, metric.between(mover_code_BT, there_KBT))
+    return saved_BT
 
 
 def _apart(graph: Graph, pairs: NDArray[np.intp], workers: int) -> NDArray[np.bool_]:

@@ -21,7 +21,8 @@ exact cost.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ from polyreme_operator.types.inventory import GangRequest, IntArray, RowArray
 DENSE_MAX = 64
 """Workers up to which neighbours are a full matrix, whatever the groups look like."""
 PEERS_MAX = 32
-"""Workers of an all-to-all up to which the local search sees every pair of it; larger ones only the exact cost sees."""
+"""Neighbours by an all-to-all up to which the local search sees them; larger ones only the exact cost sees."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,19 +51,46 @@ class Links:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """All-to-alls of one axis."""
+    """All-to-alls of one axis, between members: whole workers, or single ranks where groups cut through workers."""
 
     sent_bytes: int
     """By one rank, to all others of its group together."""
     others: int
     """Ranks of a group less one."""
-    group_M: IntArray
-    """Group of each member."""
-    worker_M: IntArray
+    members: int
+    size: int
+    """Members of a group."""
+    stride: int
+    """Between the members of a group."""
+    each: int
+    """Members of one worker."""
     times: int
     """Pairs of ranks that a pair of members stands for."""
-    peers: tuple[int, int] | None
-    """Workers of a group and the stride between them; None where groups cut through workers."""
+
+    @property
+    def group_M(self) -> IntArray:
+        """Group of each member."""
+        member_M = np.arange(self.members, dtype=np.int64)
+        group_M: IntArray = member_M // (self.size * self.stride) * self.stride + member_M % self.stride
+        return group_M
+
+    @property
+    def worker_M(self) -> IntArray:
+        """Worker of each member."""
+        return np.arange(self.members, dtype=np.int64) // self.each
+
+    @property
+    def columns(self) -> int:
+        """Neighbours that the all-to-all gives a worker."""
+        return self.each * (self.size - 1)
+
+    def peers(self) -> Iterator[RowArray]:
+        """Yield another worker of the group for each worker, until all have been."""
+        member_M = np.arange(self.members, dtype=np.int64)
+        place_M = member_M // self.stride % self.size
+        for on in range(1, self.size):
+            other_M = member_M + ((place_M + on) % self.size - place_M) * self.stride
+            yield from (other_M // self.each).reshape(-1, self.each).T.astype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +105,12 @@ class Traffic:
     links: tuple[Links, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
 
+    @property
+    def lookups(self) -> int:
+        """Distances that the cost of one order takes."""
+        linked = sum(link.to_CW.size for link in self.links)
+        return linked + sum(exchange.members for exchange in self.exchanges)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Graph:
@@ -84,7 +118,22 @@ class Graph:
 
     neighbour_KW: RowArray
     weight_KW: NDArray[np.float64]
-    """Bytes a step, both ways."""
+    """Bytes a step, both ways; one column when it is the same for all workers."""
+    loops: bool
+    """Whether some neighbours are the worker itself."""
+
+    def weights(self, worker_B: Any) -> NDArray[np.float64]:
+        """Return the weights of some workers' neighbours."""
+        uniform = self.weight_KW.shape[1] == 1
+        return self.weight_KW if uniform else self.weight_KW[:, worker_B]
+
+    def weighed(self, worker_BT: NDArray[np.intp], distance_KBT: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Sum distances over the neighbours of some workers, each by its weight."""
+        if self.weight_KW.shape[1] == 1:
+            sum_BT: NDArray[np.float64] = np.einsum("k,kbt->bt", self.weight_KW[:, 0], distance_KBT)
+        else:
+            sum_BT = (self.weight_KW[:, worker_BT] * distance_KBT).sum(axis=0)
+        return sum_BT
 
 
 def traffic_of(request: GangRequest) -> Traffic:
@@ -147,23 +196,16 @@ def _links(sent_bytes: int, ranks: int, stride: int, world: int, devices: int, *
 
 
 def _exchange(sent_bytes: int, ranks: int, stride: int, world: int, devices: int) -> Exchange:
-    peers: tuple[int, int] | None = None
-    if stride % devices == 0:
-        peers, times = (ranks, stride // devices), devices
-    elif devices % stride == 0 and (ranks * stride) % devices == 0:
-        peers, times = (ranks * stride // devices, 1), devices * devices // stride
-    else:
-        times = 1
-    members = np.arange(world if peers is None else world // devices, dtype=np.int64)
-    size, step = (ranks, stride) if peers is None else peers
-    return Exchange(
-        sent_bytes=sent_bytes,
-        others=ranks - 1,
-        group_M=members // (size * step) * step + members % step,
-        worker_M=members // devices if peers is None else members,
-        times=times,
-        peers=peers,
+    exchange = Exchange(
+        sent_bytes=sent_bytes, others=ranks - 1, members=world, size=ranks, stride=stride, each=devices, times=1
     )
+    whole = {"members": world // devices, "each": 1}
+    if stride % devices == 0:
+        return dataclasses.replace(exchange, **whole, stride=stride // devices, times=devices)
+    if devices % stride == 0 and (ranks * stride) % devices == 0:
+        size, times = ranks * stride // devices, devices * devices // stride
+        return dataclasses.replace(exchange, **whole, size=size, stride=1, times=times)
+    return exchange
 
 
 def cost_of(tree: Tree, traffic: Traffic, rows_W: RowArray) -> int:
@@ -184,9 +226,10 @@ def cost_of(tree: Tree, traffic: Traffic, rows_W: RowArray) -> int:
 
 def _parted_pairs(exchange: Exchange, domain_LW: RowArray, rows_W: RowArray) -> list[int]:
     """Count ordered pairs of members that lie in different domains, by level."""
-    row_M = rows_W[exchange.worker_M].astype(np.int64)
-    by_group = np.argsort(exchange.group_M * (int(row_M.max()) + 1) + row_M, kind="stable")
-    group_M, worker_M = exchange.group_M[by_group], exchange.worker_M[by_group]
+    group_M, worker_M = exchange.group_M, exchange.worker_M
+    row_M = rows_W[worker_M].astype(np.int64)
+    by_group = np.argsort(group_M * (int(row_M.max()) + 1) + row_M, kind="stable")
+    group_M, worker_M = group_M[by_group], worker_M[by_group]
     new_group_M = np.diff(group_M, prepend=-1) != 0
     # Rows of one domain are neighbours, so within a group sorted by row each domain is one run, at every level.
     pairs = []
@@ -212,18 +255,14 @@ def graph_of(traffic: Traffic) -> Graph:
         for to_W, from_W, times in zip(link.to_CW, link.from_CW, link.times_C, strict=True):
             neighbours += [to_W, from_W]
             weights += [float(link.sent_bytes * times)] * 2
-    worker_W = np.arange(traffic.workers, dtype=np.int64)
     for exchange in traffic.exchanges:
-        if exchange.peers is None or exchange.peers[0] > PEERS_MAX:
-            continue
-        size, step = exchange.peers
-        place_W = worker_W // step % size
-        for on in range(1, size):
-            neighbours.append((worker_W + ((place_W + on) % size - place_W) * step).astype(np.int32))
-            weights.append(2.0 * exchange.sent_bytes * exchange.times / exchange.others)
+        if exchange.columns <= PEERS_MAX:
+            neighbours += exchange.peers()
+            weights += [2.0 * exchange.sent_bytes * exchange.times / exchange.others] * exchange.columns
     shape = (len(weights), traffic.workers)
     neighbour_KW = np.array(neighbours, dtype=np.int32).reshape(shape)
-    return Graph(neighbour_KW, np.broadcast_to(np.array(weights, dtype=np.float64)[:, None], shape))
+    loops = bool((neighbour_KW == np.arange(traffic.workers, dtype=np.int32)).any())
+    return Graph(neighbour_KW, np.array(weights, dtype=np.float64)[:, None], loops)
 
 
 def _full(traffic: Traffic) -> Graph:
@@ -234,9 +273,10 @@ def _full(traffic: Traffic) -> Graph:
         for to_W, times in zip(link.to_CW, link.times_C, strict=True):
             np.add.at(sent_WW, (everyone, to_W), float(link.sent_bytes * times))
     for exchange in traffic.exchanges:
-        members_GW = np.zeros((int(exchange.group_M.max()) + 1, workers))
-        np.add.at(members_GW, (exchange.group_M, exchange.worker_M), 1.0)
+        group_M = exchange.group_M
+        members_GW = np.zeros((int(group_M.max()) + 1, workers))
+        np.add.at(members_GW, (group_M, exchange.worker_M), 1.0)
         sent_WW += members_GW.T @ members_GW * (exchange.sent_bytes * exchange.times / exchange.others)
     both_WW = sent_WW + sent_WW.T
     neighbour_KW = ((everyone[None, :] + np.arange(1, workers)[:, None]) % workers).astype(np.int32)
-    return Graph(neighbour_KW, both_WW[everyone[None, :], neighbour_KW])
+    return Graph(neighbour_KW, both_WW[everyone[None, :], neighbour_KW], loops=False)

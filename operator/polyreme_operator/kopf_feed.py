@@ -1,0 +1,180 @@
+"""Our own kinds as kopf sees them, under ``ClusterPort.watch``; everything else goes to the port behind.
+
+kopf tells of each event by ``on.event`` alone: no finalizer, no annotation, no patch. What kopf cannot tell is made up
+for by lists: an object that was deleted while kopf had no connection is in no event, so a second telling of what was
+there before (kopf listed anew) ends a watch with ``GoneError``, and so does time, early after the start and then every
+minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import kopf
+
+from polyreme_api.clock import Clock
+from polyreme_api.labels import GROUP, VERSION
+from polyreme_operator.adapters.kubernetes.resources import resource_of, tidy
+from polyreme_operator.port import ClusterPort, GoneError, Manifest, PortError, WatchEvent, WatchEventType
+
+_log = logging.getLogger(__name__)
+
+EVENTS_MAX = 1_000
+"""Events of a kind that wait for a watch; behind them it must list."""
+LIST_FIRST_S = 5.0
+"""kopf's first list may be later than ours: what was deleted between them is in neither."""
+SERVED_S = 2.0
+"""Time between tries to list a kind whose definition may not be installed yet."""
+LIST_S = 60.0
+"""How often a watch of our kinds ends, so that a list finds what no event told."""
+
+
+class Feed:
+    """The newest events of one kind, in the order in which they came.
+
+    Args:
+        kind: Which.
+        events_max: How many are kept.
+    """
+
+    def __init__(self, kind: str, *, events_max: int = EVENTS_MAX) -> None:
+        self._kind = kind
+        self._events: collections.deque[WatchEvent] = collections.deque(maxlen=events_max)
+        self._count = 0
+        """Events that ever came; ``_count - len(_events)`` of them are no longer kept."""
+        self._dropped = 0
+        """Newest version among those."""
+        self._lists = 0
+        """Lists of kopf that we know of."""
+        self._listed: dict[str, int] = {}
+        """By UID: how many of them told of this object, or had it behind them when it came."""
+        self._came = asyncio.Event()
+
+    def tell(self, told: str | None, manifest: Manifest) -> None:
+        """Take one event as kopf tells it; type None is an object of a list."""
+        uid = str(manifest["metadata"]["uid"])
+        if told == WatchEventType.DELETED:
+            self._listed.pop(uid, None)
+            type_ = WatchEventType.DELETED
+        else:
+            type_ = WatchEventType.MODIFIED if told is None else WatchEventType(told)
+            self._note_list(uid, listed=told is None)
+        if len(self._events) == self._events.maxlen:
+            self._dropped = max(self._dropped, int(self._events[0].resource_version))
+        self._events.append(WatchEvent(type=type_, object=manifest))
+        self._count += 1
+        self._came.set()
+
+    async def follow(self, version: int, *, until: asyncio.Future[None]) -> AsyncIterator[WatchEvent]:
+        """Yield what came and what comes, as far as it is newer than ``version``.
+
+        Raises:
+            GoneError: If events were dropped, kopf listed anew, or ``until`` is done: list, and follow from there.
+        """
+        if version < self._dropped:
+            raise self._gone(f"events up to {self._dropped} were dropped, {version} was asked for")
+        at, lists = self._count - len(self._events), self._lists
+        while True:
+            while at < self._count:
+                kept = self._count - len(self._events)
+                if at < kept:
+                    raise self._gone(f"{kept - at} events were dropped unread")
+                event = self._events[at - kept]
+                at += 1
+                if int(event.resource_version) > version:
+                    yield event
+            if lists != self._lists:
+                raise self._gone("kopf listed anew, what was deleted meanwhile is in no event")
+            if until.done():
+                raise self._gone("it is time for a list")
+            self._came.clear()
+            waiting: asyncio.Future[Any] = asyncio.ensure_future(self._came.wait())
+            try:
+                await asyncio.wait({waiting, until}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
+
+    def _note_list(self, uid: str, *, listed: bool) -> None:
+        if not listed:
+            self._listed.setdefault(uid, self._lists)
+            return
+        count = self._listed.get(uid)
+        if count is not None and count >= self._lists:
+            # Told of again: the connection was lost in between. The others of this list follow.
+            self._lists += 1
+        self._listed[uid] = self._lists
+
+    def _gone(self, why: str) -> GoneError:
+        return GoneError(f"events of {self._kind} are gone: {why}")
+
+
+class KopfFeed:
+    """A cluster whose own kinds are watched by kopf.
+
+    Args:
+        port: The cluster behind it.
+        kinds: Kinds of our group that are watched.
+        clock: Time of the periodic lists.
+    """
+
+    def __init__(self, port: ClusterPort, kinds: Sequence[str], clock: Clock) -> None:
+        self._port, self._clock = port, clock
+        self._feeds = {kind: Feed(kind) for kind in kinds}
+        self._list_s = dict.fromkeys(kinds, LIST_FIRST_S)
+        self.list, self.get, self.create = port.list, port.get, port.create
+        self.patch, self.delete, self.bind = port.patch, port.delete, port.bind
+
+    def register(self, registry: kopf.OperatorRegistry) -> None:
+        """Let kopf tell of each kind."""
+        for kind, feed in self._feeds.items():
+            self._register_one(registry, kind, feed)
+
+    def watch(self, kind: str, *, resource_version: str, namespace: str | None = None) -> AsyncIterator[WatchEvent]:
+        """Yield what happens after ``resource_version``."""
+        feed = self._feeds.get(kind)
+        if feed is None:
+            return self._port.watch(kind, resource_version=resource_version, namespace=namespace)
+        return self._follow(feed, kind, int(resource_version), namespace)
+
+    async def _follow(self, feed: Feed, kind: str, version: int, namespace: str | None) -> AsyncIterator[WatchEvent]:
+        until = asyncio.ensure_future(self._clock.sleep(self._list_s[kind]))
+        try:
+            async for event in feed.follow(version, until=until):
+                if namespace is None or event.object["metadata"].get("namespace") == namespace:
+                    yield event
+        finally:
+            if until.done():
+                self._list_s[kind] = min(LIST_S, 2 * self._list_s[kind])
+            until.cancel()
+
+    def _register_one(self, registry: kopf.OperatorRegistry, kind: str, feed: Feed) -> None:
+        @kopf.on.event(GROUP, VERSION, resource_of(kind).plural, registry=registry, id=f"feed-{kind}")
+        async def tell(event: Mapping[str, Any], **_: Any) -> None:
+            manifest = dict(event["object"])
+            manifest["metadata"] = dict(manifest["metadata"])
+            feed.tell(event["type"], tidy(manifest, kind))
+
+
+async def wait_until_served(port: ClusterPort, kinds: Sequence[str], clock: Clock) -> None:
+    """Wait for the definitions of kinds: kopf looks for them once, when it starts."""
+    for kind in kinds:
+        said = ""
+        while True:
+            try:
+                await port.list(kind, limit=1)
+            except PortError as error:
+                if str(error) != said:
+                    _log.warning("%s can't be listed, it is tried again every %g s: %s", kind, SERVED_S, error)
+                said = str(error)
+                await clock.sleep(SERVED_S)
+            else:
+                break
+
+
+def own_kinds(kinds: Sequence[str]) -> list[str]:
+    """Return those kinds that are of our own group."""
+    return [kind for kind in kinds if resource_of(kind).api_version == f"{GROUP}/{VERSION}"]

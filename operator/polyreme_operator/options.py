@@ -1,0 +1,140 @@
+"""The operator's command line; every option can be given by a variable of the environment, too."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+from polyreme_operator.core.binding import BindingMode
+from polyreme_operator.core.manifests import PodDefaults
+from polyreme_operator.logging_setup import LogFormat
+from polyreme_operator.settings import Settings
+
+VARIABLE_PREFIX = "POLYREME_OPERATOR_"
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What an installation says."""
+
+    settings: Settings
+    host: str
+    """Address of the metrics and probes; empty is every one."""
+    port: int
+    log_format: LogFormat
+    log_level: int
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches the metrics."""
+        return self.host in LOOPBACK
+
+
+def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
+    """Read the command line; argparse ends the process with 2 where it is wrong."""
+    given = _parser(environment).parse_args(arguments)
+    host, port = given.metrics_address
+    defaults = PodDefaults(
+        image=given.image,
+        api_url=given.api_url,
+        checkpoint_root=given.checkpoint_root,
+        environment=tuple(given.environment),
+        binding=given.binding,
+        launcher_rbac=given.launcher_rbac,
+    )
+    return Options(
+        settings=Settings(namespace=given.namespace, defaults=defaults),
+        host=host,
+        port=port,
+        log_format=LogFormat(given.log_format),
+        log_level=logging.getLevelNamesMapping()[given.log_level.upper()],
+    )
+
+
+def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    defaults = PodDefaults()
+    parser = argparse.ArgumentParser(
+        prog="polyreme-operator",
+        description="Runs TrainingJobs on the cluster that KUBECONFIG names, or on the one that it is a pod of.",
+        epilog=f"Each option has a variable: {VARIABLE_PREFIX}NAMESPACE for --namespace, and so on.",
+        allow_abbrev=False,
+    )
+
+    def said(name: str, default: str) -> str:
+        return environment.get(VARIABLE_PREFIX + name, default)
+
+    parser.add_argument("--namespace", default=said("NAMESPACE", _own_namespace()), help="where Lease and intents lie")
+    modes = [mode for mode in get_args(BindingMode) if mode != "NodeName"]
+    parser.add_argument(
+        "--binding",
+        choices=modes,
+        default=said("BINDING", "NodeAffinity"),
+        help="who binds pods: kube-scheduler (NodeAffinity), or the operator itself, on nodes with the taint "
+        "polyreme.dev/owned (GangBinder)",
+    )
+    parser.add_argument("--image", default=said("IMAGE", defaults.image), help="image of workers that name none")
+    parser.add_argument("--api-url", default=said("API_URL", defaults.api_url), help="API server as pods reach it")
+    parser.add_argument(
+        "--checkpoint-root",
+        default=said("CHECKPOINT_ROOT", defaults.checkpoint_root),
+        help="URL under which checkpoints of jobs that name no location lie",
+    )
+    parser.add_argument(
+        "--environment",
+        metavar="NAME=VALUE",
+        type=_variable,
+        action="append",
+        default=[_variable(pair) for pair in said("ENVIRONMENT", "").split()],
+        help="variable of every worker, as the registry's URL; may be repeated",
+    )
+    parser.add_argument(
+        "--launcher-rbac",
+        action=argparse.BooleanOptionalAction,
+        default=said("LAUNCHER_RBAC", "true") == "true",
+        help="give each job a Role for its launcher",
+    )
+    parser.add_argument(
+        "--metrics-address",
+        metavar="HOST:PORT",
+        type=_address,
+        default=said("METRICS_ADDRESS", "127.0.0.1:0"),
+        help="where /metrics, /healthz and /readyz are served; port 0 takes a free one, and beyond loopback who reads "
+        "metrics must show a token",
+    )
+    parser.add_argument("--log-format", choices=[*LogFormat], default=said("LOG_FORMAT", LogFormat.JSON))
+    parser.add_argument("--log-level", choices=_LEVELS, default=said("LOG_LEVEL", "info"))
+    return parser
+
+
+def _own_namespace() -> str:
+    try:
+        return NAMESPACE_FILE.read_text().strip()
+    except OSError:
+        return Settings().namespace
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"no variable: {text!r}, rule NAME=VALUE")
+    return name, value
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise argparse.ArgumentTypeError(f"no address: {text!r}, rule HOST:PORT, where HOST may be empty")
+    return host.strip("[]"), int(port)
+
+
+def in_cluster() -> bool:
+    """Tell whether this is a pod whose cluster is meant."""
+    return "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ

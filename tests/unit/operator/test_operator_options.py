@@ -1,0 +1,48 @@
+"""The operator's command line, and the variables that say the same."""
+
+import pytest
+
+from polyreme_operator.logging_setup import LogFormat
+from polyreme_operator.options import parse
+
+
+def test_what_nobody_says_is_safe() -> None:
+    options = parse([], {})
+    assert (options.host, options.is_local) == ("127.0.0.1", True)
+    assert options.settings.defaults.binding == "NodeAffinity"
+    assert options.settings.defaults.launcher_rbac
+    assert options.log_format is LogFormat.JSON
+
+
+def test_flags_go_before_variables() -> None:
+    environment = {
+        "POLYREME_OPERATOR_NAMESPACE": "there",
+        "POLYREME_OPERATOR_BINDING": "GangBinder",
+        "POLYREME_OPERATOR_METRICS_ADDRESS": ":8080",
+        "POLYREME_OPERATOR_ENVIRONMENT": "A=1 B=x=y",
+        "POLYREME_OPERATOR_LAUNCHER_RBAC": "false",
+    }
+    options = parse(["--namespace", "here", "--environment", "C=3"], environment)
+    assert options.settings.namespace == "here"
+    assert options.settings.defaults.binding == "GangBinder"
+    assert options.settings.defaults.environment == (("A", "1"), ("B", "x=y"), ("C", "3"))
+    assert not options.settings.defaults.launcher_rbac
+    assert (options.host, options.port, options.is_local) == ("", 8080, False)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--binding", "NodeName"],
+        ["--metrics-address", "8080"],
+        ["--metrics-address", ":99999"],
+        ["--environment", "no-value"],
+        ["--log-format", "xml"],
+        ["--name", "x"],
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_name(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(arguments, {})
+    assert caught.value.code == 2
+    assert arguments[0] in capsys.readouterr().err

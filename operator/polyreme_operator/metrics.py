@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import Accounting, RestartRecord
 from polyreme_operator.core.reasons import ConditionType, Reason, Scope
-from polyreme_operator.types.observer import ClusterSeen
+from polyreme_operator.types.observer import RoundSeen
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
 
@@ -48,7 +48,6 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.described: list[Described] = []
-        self._seen: Callable[[], ClusterSeen] | None = None
         self._jobs: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self.pending_jobs = self._gauge("pending_jobs", "Jobs that wait, by queue and reason.", "queue", "reason")
         self.admission_wait_seconds = self._histogram(
@@ -98,13 +97,6 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return the exposition text, version 0.0.4."""
-        if self._seen is not None:
-            seen = self._seen()
-            _show(self.pending_jobs, _bounded(seen.waiting))
-            _show(self.queue_used, _bounded(seen.used))
-            _show(self.queue_quota, _bounded(seen.quota))
-            for kind, count in seen.objects.items():
-                self.model_objects.labels(kind).set(count)
         return generate_latest(self.registry)
 
     # ----------------------------------------------------------------------------------------- what has been written
@@ -179,20 +171,21 @@ class Metrics:
 
     # ------------------------------------------------------------------------------------------- what has been decided
 
-    def decided(self, seen: Callable[[], ClusterSeen], *, cycle_s: float) -> None:
-        """Take a round of the scheduler; it is counted when somebody reads."""
-        self.scheduling_cycle_seconds.observe(cycle_s)
-        self._seen = seen
-
-    def placed(self, took_s: float) -> None:
-        """Take the time of one search for the places of a gang."""
-        self.placement_seconds.observe(took_s)
+    def decided(self, seen: RoundSeen) -> None:
+        """Take a round of the scheduler."""
+        self.scheduling_cycle_seconds.observe(seen.cycle_s)
+        for took_s in seen.placement_s:
+            self.placement_seconds.observe(took_s)
+        _show(self.pending_jobs, _bounded(seen.waiting))
+        _show(self.queue_used, _bounded(seen.used))
+        _show(self.queue_quota, _bounded(seen.quota))
+        for kind, count in seen.objects.items():
+            self.model_objects.labels(kind).set(count)
 
     def leads(self, leading: bool) -> None:
         """Take whether this replica leads; one that does not knows nothing of jobs that wait."""
         self.leader.set(int(leading))
         if not leading:
-            self._seen = None
             for gauge in (self.pending_jobs, self.queue_used, self.queue_quota, self.job_goodput_ratio):
                 gauge.clear()
             self._jobs.clear()

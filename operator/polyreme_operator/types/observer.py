@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from polyreme_api.job import TrainingJobStatus
@@ -11,9 +11,13 @@ from polyreme_operator.types.views import JobView
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSeen:
-    """What a round of the scheduler saw and left, in numbers."""
+class RoundSeen:
+    """One round of the scheduler, in numbers."""
 
+    cycle_s: float
+    """Time that the decision took, the writes left out."""
+    placement_s: tuple[float, ...] = ()
+    """Time that each search for places took."""
     waiting: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
     """Waiting jobs by queue and reason."""
     used: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
@@ -31,12 +35,8 @@ class Observer(Protocol):
         """Take a status that the cluster has accepted; ``job`` is as it was before."""
         ...
 
-    def decided(self, seen: Callable[[], ClusterSeen], *, cycle_s: float) -> None:
-        """Take a round of the scheduler: how long it decided; ``seen`` counts, for whoever looks."""
-        ...
-
-    def placed(self, took_s: float) -> None:
-        """Take the time of one search for the places of a gang."""
+    def decided(self, seen: RoundSeen) -> None:
+        """Take a round of the scheduler."""
         ...
 
     def gone(self, uid: str) -> None:
@@ -50,10 +50,7 @@ class NullObserver:
     def wrote(self, job: JobView, after: TrainingJobStatus, *, now_s: float) -> None:
         """Do nothing."""
 
-    def decided(self, seen: Callable[[], ClusterSeen], *, cycle_s: float) -> None:
-        """Do nothing."""
-
-    def placed(self, took_s: float) -> None:
+    def decided(self, seen: RoundSeen) -> None:
         """Do nothing."""
 
     def gone(self, uid: str) -> None:

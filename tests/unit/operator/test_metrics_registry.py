@@ -17,7 +17,7 @@ from polyreme_operator.core.transition import admit
 from polyreme_operator.counted import CountedCluster, code_of
 from polyreme_operator.metrics import GOODPUT_JOBS_MAX, OTHER_QUEUES, QUEUES_MAX, Metrics
 from polyreme_operator.port import ConflictError, NotFoundError, ObjectRef, PortTimeoutError
-from polyreme_operator.types.observer import ClusterSeen, NullObserver, Observer
+from polyreme_operator.types.observer import NullObserver, Observer, RoundSeen
 from polyreme_operator.types.views import JobView
 from tests.contract.manifests import config
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job
@@ -32,7 +32,7 @@ def test_the_metrics_and_the_null_observer_are_observers() -> None:
     seen: list[Observer] = [Metrics(), NullObserver()]
     for observer in seen:
         observer.gone("nobody")
-        observer.decided(ClusterSeen, cycle_s=0.1)
+        observer.decided(RoundSeen(cycle_s=0.1))
         observer.wrote(job(), job().status, now_s=NOW_S)
 
 
@@ -129,36 +129,29 @@ def test_series_stay_bounded() -> None:
     assert read(metrics, "polyreme_job_goodput_ratio", namespace="default", job="j2") is None
     assert read(metrics, "polyreme_job_goodput_ratio", namespace="default", job="j3") == 0.5
     many = {(f"q{number:05d}", "BehindOthers"): 1 for number in range(QUEUES_MAX + 7)}
-    metrics.decided(lambda: ClusterSeen(waiting=many), cycle_s=0.1)
-    metrics.render()
+    metrics.decided(RoundSeen(cycle_s=0.1, waiting=many))
     assert read(metrics, "polyreme_pending_jobs", queue=OTHER_QUEUES, reason="BehindOthers") == 7
 
 
 def test_a_round_replaces_what_the_last_one_said() -> None:
     metrics = Metrics()
     waiting = {("a", "ExceedsQuota"): 2}
-    metrics.decided(lambda: ClusterSeen(waiting=waiting, objects={"Pod": 9}), cycle_s=0.002)
-    metrics.placed(0.1)
-    metrics.render()
-    assert read(metrics, "polyreme_pending_jobs", queue="a", reason="ExceedsQuota") == 2
-    metrics.decided(lambda: ClusterSeen(used={("a", "gpu"): 8}, quota={("a", "gpu"): 16}), cycle_s=0.002)
-    metrics.render()
+    metrics.decided(RoundSeen(cycle_s=0.002, placement_s=(0.1, 0.2), waiting=waiting, objects={"Pod": 9}))
+    metrics.decided(RoundSeen(cycle_s=0.002, used={("a", "gpu"): 8}, quota={("a", "gpu"): 16}))
     assert read(metrics, "polyreme_pending_jobs", queue="a", reason="ExceedsQuota") is None
     assert read(metrics, "polyreme_queue_used", queue="a", resource="gpu") == 8
     assert read(metrics, "polyreme_queue_quota", queue="a", resource="gpu") == 16
     assert read(metrics, "polyreme_scheduling_cycle_seconds_count") == 2
-    assert read(metrics, "polyreme_placement_seconds_count") == 1
+    assert read(metrics, "polyreme_placement_seconds_count") == 2
     assert read(metrics, "polyreme_model_objects", kind="Pod") == 9
 
 
 def test_who_does_not_lead_says_nothing_of_the_queue() -> None:
     metrics = Metrics()
     metrics.leads(True)
-    metrics.decided(lambda: ClusterSeen(waiting={("a", "ExceedsQuota"): 2}), cycle_s=0.002)
-    metrics.render()
+    metrics.decided(RoundSeen(cycle_s=0.002, waiting={("a", "ExceedsQuota"): 2}))
     assert read(metrics, "polyreme_leader") == 1
     metrics.leads(False)
-    metrics.render()
     assert read(metrics, "polyreme_leader") == 0
     assert read(metrics, "polyreme_pending_jobs", queue="a", reason="ExceedsQuota") is None
 

@@ -147,7 +147,7 @@ def _default(name: str, schema: Schema, required: tuple[str, ...]) -> str:
     if name in required:
         return "**required**"
     default = schema.get("default")
-    if default is None or default == {}:
+    if default is None or isinstance(default, dict):
         return ""
     return f"`{str(default).lower() if isinstance(default, bool) else default}`" if default != "" else '`""`'
 

@@ -66,7 +66,9 @@ class _Translator:
         """Translate any node."""
         if "$ref" in source:
             inlined = self.object(source["$ref"].removeprefix("#/$defs/"))
-            return {**inlined, **self._own(source)}
+            # A type often says more of itself than the field that holds it: the longer text teaches more.
+            told = max(inlined["description"], self._own(source).get("description", ""), key=len)
+            return {**inlined, **self._own(source), "description": told}
         if source.get("additionalProperties") is True:
             return {**self._own(source), "x-kubernetes-preserve-unknown-fields": True}
         schema = self._own(source)

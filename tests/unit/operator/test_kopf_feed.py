@@ -97,8 +97,9 @@ def test_a_second_list_of_kopf_ends_a_watch_once_and_behind_what_it_told() -> No
         await asyncio.sleep(0)
         assert not waiting.done()
         feed.tell(None, job("e", 7))
+        assert (await waiting).object["metadata"]["name"] == "e"
         with pytest.raises(GoneError, match="listed anew"):
-            await waiting
+            await anext(again)
 
     run(story)
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyreme_operator.core.placement.search import Metric, improve, metric_of
-from polyreme_operator.core.placement.traffic import Graph, Traffic, cost_of, graph_of, traffic_of
+from polyreme_operator.core.placement.traffic import Traffic, cost_of, graph_of, traffic_of
 from polyreme_operator.core.placement.tree import Tree
 from polyreme_operator.core.placement.wish import Wish
 from polyreme_operator.types.inventory import GangRequest, RowArray
@@ -54,57 +54,49 @@ def ordered(tree: Tree, wish: Wish, request: GangRequest, slots_S: RowArray, *, 
     metric = metric_of(tree, slots_S) if by_rank.cost else None
     if metric is None:
         return by_rank
-    graph = graph_of(traffic)
     if len(slots_S) <= EXHAUSTIVE_MAX:
-        place_W, spent = _best_of_all(wish, metric, graph, tree.domain_LN[wish.slice_depth, slots_S])
+        found = _best_of_all(tree, wish, traffic, metric, slots_S)
     else:
         left = WORK_UNITS_PER_WORKER * request.workers if work_units is None else work_units
-        place_W, spent = _searched(tree, wish, traffic, graph, _Places(slots_S, metric, left))
-    cost = cost_of(tree, traffic, slots_S[place_W])
-    if cost >= by_rank.cost:
-        return dataclasses.replace(by_rank, work_units=spent)
-    return Order(rows_W=slots_S[place_W], cost=cost, work_units=spent)
+        found = _searched(tree, wish, traffic, metric, by_rank, work_units=left)
+    if found.cost >= by_rank.cost:
+        return dataclasses.replace(by_rank, work_units=found.work_units)
+    return found
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Places:
-    """What a gang has, and what may be spent on using it well."""
-
-    slots_S: RowArray
-    metric: Metric
-    work_units: int
-
-
-def _searched(tree: Tree, wish: Wish, traffic: Traffic, graph: Graph, places: _Places) -> tuple[NDArray[np.intp], int]:
+def _searched(tree: Tree, wish: Wish, traffic: Traffic, metric: Metric, by_rank: Order, *, work_units: int) -> Order:
     """Take the cheapest candidate and improve it."""
-    slots_S, spent = places.slots_S, 0
+    slots_S, lowest, spent = by_rank.rows_W, by_rank.cost, 0
     best_W = np.arange(len(slots_S), dtype=np.intp)
-    lowest = cost_of(tree, traffic, slots_S)
     for place_W in _packed(tree, wish, traffic, slots_S):
-        if spent + traffic.lookups > places.work_units:
+        if spent + traffic.lookups > work_units:
             break
         spent += traffic.lookups
         cost = cost_of(tree, traffic, slots_S[place_W])
         if cost < lowest:
             best_W, lowest = place_W, cost
     domain_S = tree.domain_LN[wish.slice_depth, slots_S] if wish.slice_workers > 1 else None
-    place_W, more = improve(places.metric, graph, best_W, work_units=places.work_units - spent, domain_S=domain_S)
-    # Where the graph leaves traffic out, a gain by the graph may be a loss.
-    better = cost_of(tree, traffic, slots_S[place_W]) < lowest
-    return place_W if better else best_W, spent + more
+    place_W, more = improve(metric, graph_of(traffic), best_W, work_units=work_units - spent, domain_S=domain_S)
+    cost = cost_of(tree, traffic, slots_S[place_W])
+    if cost >= lowest:  # where the graph leaves traffic out, a gain by the graph may be a loss
+        place_W, cost = best_W, lowest
+    return Order(rows_W=slots_S[place_W], cost=cost, work_units=spent + more)
 
 
-def _best_of_all(wish: Wish, metric: Metric, graph: Graph, domain_S: RowArray) -> tuple[NDArray[np.intp], int]:
+def _best_of_all(tree: Tree, wish: Wish, traffic: Traffic, metric: Metric, slots_S: RowArray) -> Order:
     """Try every order of a few workers; the first of equals is taken, and by-rank order is the first of all."""
-    place_PW = np.array(list(itertools.permutations(range(len(domain_S)))), dtype=np.intp)
+    graph = graph_of(traffic)
+    place_PW = np.array(list(itertools.permutations(range(len(slots_S)))), dtype=np.intp)
     if wish.slice_workers > 1:
-        together_PS = domain_S[place_PW].reshape(len(place_PW), -1, wish.slice_workers)
+        together_PS = tree.domain_LN[wish.slice_depth, slots_S][place_PW].reshape(len(place_PW), -1, wish.slice_workers)
         place_PW = place_PW[(together_PS == together_PS[:, :, :1]).all(axis=(1, 2))]
     code_PW = metric.code_S[place_PW]
     cost_P = np.zeros(len(place_PW))
     for neighbour_W, weight_W in zip(graph.neighbour_KW, graph.weight_KW, strict=True):
         cost_P += (weight_W * metric.between(code_PW, code_PW[:, neighbour_W])).sum(axis=1)
-    return place_PW[int(np.argmin(cost_P))], code_PW.size * len(graph.neighbour_KW)
+    rows_W = slots_S[place_PW[int(np.argmin(cost_P))]]
+    spent = code_PW.size * len(graph.neighbour_KW)
+    return Order(rows_W=rows_W, cost=cost_of(tree, traffic, rows_W), work_units=spent)
 
 
 def _packed(tree: Tree, wish: Wish, traffic: Traffic, slots_S: RowArray) -> Iterator[NDArray[np.intp]]:

@@ -108,6 +108,7 @@ class _State:
     worker_S: NDArray[np.intp]
     code_W: IntArray
     cost_KW: NDArray[np.float64]
+    cost_W: NDArray[np.float64]
     tried_W: RowArray
     """Windows in which a worker gained nothing since anything near it moved."""
     domain_W: RowArray | None
@@ -117,7 +118,9 @@ class _State:
         """Work out anew what the traffic of some workers costs."""
         near_KB = self.graph.neighbour_KW[:, worker_B]
         distance_KB = self.metric.between(self.code_W[worker_B], self.code_W[near_KB])
-        self.cost_KW[:, worker_B] = self.graph.weights(worker_B) * distance_KB
+        cost_KB = self.graph.weights(worker_B) * distance_KB
+        self.cost_KW[:, worker_B] = cost_KB
+        self.cost_W[worker_B] = cost_KB.sum(axis=0)
         self.tried_W[worker_B] = 0
 
 
@@ -149,18 +152,18 @@ def improve(
         worker_S=worker_S,
         code_W=metric.code_S[place_W],
         cost_KW=np.zeros((neighbours, workers)),
+        cost_W=np.zeros(workers),
         tried_W=np.zeros(workers, dtype=np.int32),
         domain_W=None if domain_S is None else domain_S[place_W],
     )
     state.refresh(np.arange(workers))
     while True:
         wanting = min(max(1, workers // ROUND_SHARE), _affordable(graph, work_units - spent))
-        cost_W = state.cost_KW.sum(axis=0)
-        mover_B = np.flatnonzero((state.tried_W < WINDOWS) & (cost_W > 0))
-        mover_B = mover_B[np.lexsort((-cost_W[mover_B], state.tried_W[mover_B]))][:wanting]
+        mover_B = np.flatnonzero((state.tried_W < WINDOWS) & (state.cost_W > 0))
+        mover_B = mover_B[np.lexsort((-state.cost_W[mover_B], state.tried_W[mover_B]))][:wanting]
         if not len(mover_B):
             break
-        pairs = _swaps(state, cost_W, mover_B)
+        pairs = _swaps(state, mover_B)
         state.tried_W[mover_B] += 1
         spent += 2 * neighbours * PARTNERS * len(mover_B)
         if len(pairs):
@@ -192,16 +195,16 @@ def _swap(state: _State, pairs: NDArray[np.intp]) -> int:
     return len(touched)
 
 
-def _swaps(state: _State, cost_W: NDArray[np.float64], mover_B: NDArray[np.intp]) -> NDArray[np.intp]:
+def _swaps(state: _State, mover_B: NDArray[np.intp]) -> NDArray[np.intp]:
     """Return pairs of workers whose swaps gain and do not touch each other."""
-    graph, workers = state.graph, len(cost_W)
+    graph, cost_W, workers = state.graph, state.cost_W, len(state.cost_W)
     farthest_B = graph.neighbour_KW[np.argmax(state.cost_KW[:, mover_B], axis=0), mover_B]
     half = PARTNERS // 2
     step_T = np.concatenate([np.arange(1, half + 1), np.arange(-half, 0)])
     window_B = state.tried_W[mover_B] * half
     at_BT = state.place_W[farthest_B][:, None] + step_T + np.sign(step_T) * window_B[:, None]
     partner_BT = state.worker_S[np.clip(at_BT, 0, workers - 1)]
-    gain_BT = _gains(state, cost_W, mover_B, partner_BT)
+    gain_BT = _gains(state, mover_B, partner_BT)
     if state.domain_W is not None:
         gain_BT[state.domain_W[mover_B][:, None] != state.domain_W[partner_BT]] = 0.0
     best_B = np.argmax(gain_BT, axis=1)
@@ -213,13 +216,11 @@ def _swaps(state: _State, cost_W: NDArray[np.float64], mover_B: NDArray[np.intp]
     return chosen[_apart(graph, chosen, workers)]
 
 
-def _gains(
-    state: _State, cost_W: NDArray[np.float64], mover_B: NDArray[np.intp], partner_BT: NDArray[np.intp]
-) -> NDArray[np.float64]:
+def _gains(state: _State, mover_B: NDArray[np.intp], partner_BT: NDArray[np.intp]) -> NDArray[np.float64]:
     """Return what swapping each mover with each of its partners would save."""
     graph, metric, code_W = state.graph, state.metric, state.code_W
     mover_BT, mover_code_BT, partner_code_BT = mover_B[:, None], code_W[mover_B][:, None], code_W[partner_BT]
-    saved_BT: NDArray[np.float64] = cost_W[mover_BT] + cost_W[partner_BT]
+    saved_BT: NDArray[np.float64] = state.cost_W[mover_BT] + state.cost_W[partner_BT]
     near_KBT = graph.neighbour_KW[:, mover_B][:, :, None]
     # Each sits where the other one sat, also when they are neighbours.
     there_KBT = np.where(near_KBT == partner_BT, mover_code_BT, code_W[near_KBT])

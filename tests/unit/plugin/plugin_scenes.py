@@ -90,3 +90,24 @@ def topology() -> Manifest:
 
 def snapshot(*jobs: Manifest, **found: list[Manifest]) -> Snapshot:
     return snapshot_of({labels.KIND_JOB: list(jobs), **found}, now_s=NOW_S)
+
+
+def pod(owner: str, index: int, where: str, *, gpus: int = 4, phase: str = "Running", ours: bool = True) -> Manifest:
+    tags = {
+        labels.LABEL_JOB: owner,
+        labels.LABEL_JOB_UID: f"uid-{owner}",
+        labels.LABEL_INDEX: str(index),
+        labels.LABEL_REPLACEMENT: "0",
+    }
+    name = f"{owner}-{index}"
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": f"pod-{name}",
+            "resourceVersion": "1",
+            "labels": tags if ours else {},
+        },
+        "spec": {"nodeName": where, "containers": [{"name": "main", "resources": {"limits": {GPU: str(gpus)}}}]},
+        "status": {"phase": phase},
+    }

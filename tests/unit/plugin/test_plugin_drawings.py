@@ -208,6 +208,22 @@ NodesWithoutLabels: 1 of 5 nodes lack block, rack and take no gangs: bare; label
         domains.picture(seen, domain="block-b9")
 
 
+def test_a_place_counts_once_and_pods_that_linger_or_are_others_count_too() -> None:
+    seen = snapshot(
+        job("big", status=runs("n0", "n0", devices=2), devices=2),
+        job("past", status=waits("WaitingForCapacity")),
+        Node=[node("n0")],
+        Pod=[
+            pod("big", 0, "n0", gpus=2),
+            pod("past", 0, "n0", gpus=1),
+            pod("past", 1, "n0", gpus=1, phase="Succeeded"),
+            pod("other", 0, "n0", gpus=2, ours=False),
+        ],
+    )
+    drawn = text(domains.render(domains.picture(seen, domain="n0")))
+    assert drawn == "host n0  [##############..] 7/8 used, 1 free; team/big x2, team/past x1\n"
+
+
 def test_many_nodes_are_summed_up_unless_asked_for() -> None:
     many = [node(f"n{at:03d}", block=f"b{at // 20}", rack=f"r{at // 5}") for at in range(60)]
     seen = snapshot(Node=many, ClusterTopology=[topology()])

@@ -26,7 +26,7 @@ class CountedFacts(Facts):
     """Counts the changes of the store by kind."""
 
     def __init__(self) -> None:
-        super().__init__(quota={})
+        super().__init__()
         self.told: Counter[str] = Counter()
 
     def changed(self, change: Change, world: World) -> None:

@@ -1,16 +1,21 @@
-"""What goes wrong outside the API: processes, nodes, the operator itself, and users who change their minds."""
+"""What goes wrong outside the API: processes, nodes, the operator's replicas, and users who change their minds."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from polyreme_operator.port import KINDS, ObjectRef, PortError
+from polyreme_operator.sim.changes import Changes
 from polyreme_operator.sim.launcher import SimLauncher
+from polyreme_operator.sim.replicas import Replica
 from polyreme_operator.sim.world import World
 
-EVENTS_MAX = 16
+EVENTS_MAX = 18
+CHANGES_SHARE = 0.3
+"""Share of what happens that changes the cluster instead of breaking something."""
+STOPPED_S = (3.0, 12.0, 30.0)
 SIZES = (1, 2, 3, 4)
 
 
@@ -19,18 +24,25 @@ class Chaos:
 
     Args:
         world: The cluster.
+        changes: What people change meanwhile.
+        replicas: Of the operator.
         rng: Every draw.
         reached: Counts what came about.
-        enabled: Whether anything goes wrong at all.
     """
 
-    def __init__(self, world: World, rng: random.Random, reached: Counter[tuple[str, str]], *, enabled: bool) -> None:
-        self._world, self._rng, self._reached, self._enabled = world, rng, reached, enabled
+    def __init__(
+        self,
+        world: World,
+        changes: Changes,
+        replicas: Sequence[Replica],
+        rng: random.Random,
+        reached: Counter[tuple[str, str]],
+    ) -> None:
+        self._world, self._changes, self._replicas = world, changes, replicas
+        self._rng, self._reached = rng, reached
 
-    def begin(self, lasts_s: float, crash: Callable[[], None]) -> None:
+    def begin(self, lasts_s: float) -> None:
         """Plan the trouble."""
-        if not self._enabled:
-            return
         acts: tuple[tuple[str, Callable[[], bool]], ...] = (
             ("rank killed", self._kill_rank),
             ("rank exits", self._exit_rank),
@@ -41,29 +53,36 @@ class Chaos:
             ("launcher stopped", self._freeze),
             ("rank stopped", self._stop_rank),
             ("rank hangs", lambda: self._stop_rank(for_good=True)),
-            ("operator crash", lambda: self._crash(crash)),
+            ("replica crashes", self._crash),
+            ("both replicas crash", self._crash_all),
+            ("replica stopped by hand", self._stop_replica),
+            ("replica replaced", self._replace),
             ("suspend", self._suspend),
             ("scale", self._scale),
             ("job deleted", self._delete_job),
             ("history compacted", self._compact),
         )
-        weights = (6, 3, 4, 4, 2, 2, 3, 2, 2, 4, 2, 2, 1, 2)
+        weights = (6, 3, 4, 4, 2, 2, 3, 2, 2, 3, 1, 2, 1, 2, 2, 1, 2)
         for _ in range(self._rng.randrange(EVENTS_MAX)):
-            name, act = self._rng.choices(acts, weights)[0]
+            changes = self._rng.random() < CHANGES_SHARE
+            name, act = self._changes.draw() if changes else self._rng.choices(acts, weights)[0]
             at_s = 2.0 + self._rng.random() * (lasts_s - 2.0)
             self._world.after(at_s, lambda name=name, act=act: self._do(name, act))  # type: ignore[misc]
 
     def end(self) -> None:
         """Peace: what is stopped goes on, what is away comes back, what is suspended is resumed."""
         world = self._world
-        world.faulty = False
+        world.faulty, world.calm_since_s = False, world.time_s()
+        for replica in self._replicas:
+            replica.thaw()
         for launcher in list(world.launchers.values()):
             if launcher.frozen:
                 launcher.thaw()
             for rank in launcher.ranks.values():
                 rank.stopped = False
         for name in world.nodes:
-            world.node_back(name)
+            world.kubelets.back(name)
+        self._changes.mend()
         for record in list(world.store.records("TrainingJob")):
             if record.manifest["spec"].get("suspend"):
                 world.store.patch(ObjectRef.of(record.manifest), {"spec": {"suspend": False}})
@@ -105,8 +124,8 @@ class Chaos:
 
     def _node(self, *, dead: bool) -> bool:
         name = self._rng.choice(sorted(self._world.nodes))
-        self._world.node_away(name, dead=dead)
-        self._world.after(self._rng.choice((3.0, 15.0, 60.0)), lambda: self._world.node_back(name))
+        self._world.kubelets.away(name, dead=dead)
+        self._world.after(self._rng.choice((3.0, 15.0, 60.0)), lambda: self._world.kubelets.back(name))
         return True
 
     def _freeze(self) -> bool:
@@ -137,9 +156,21 @@ class Chaos:
             return False
         return True
 
-    @staticmethod
-    def _crash(crash: Callable[[], None]) -> bool:
-        crash()
+    def _crash(self) -> bool:
+        self._rng.choice(self._replicas).crash()
+        return True
+
+    def _crash_all(self) -> bool:
+        for replica in self._replicas:
+            replica.crash()
+        return True
+
+    def _stop_replica(self) -> bool:
+        self._rng.choice(self._replicas).stop(self._rng.choice(STOPPED_S))
+        return True
+
+    def _replace(self) -> bool:
+        self._rng.choice(self._replicas).leave()
         return True
 
     def _suspend(self) -> bool:

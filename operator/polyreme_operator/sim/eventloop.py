@@ -3,13 +3,82 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import heapq
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVarTuple
 
 from polyreme_api.errors import PolyremeError
 
+_Ts = TypeVarTuple("_Ts")
+
 EPOCH_S = 1_700_000_000.0
 """Wall time at which simulations begin."""
+
+
+class Process:
+    """A process of the simulated world, as SIGSTOP sees it: while it is stopped, none of its code runs.
+
+    What runs belongs to a process by its context: tasks and callbacks take it from whoever made them.
+    """
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._parked: list[asyncio.Handle] = []
+
+    def context(self) -> contextvars.Context:
+        """Return a context in which tasks of this process are made."""
+        context = contextvars.Context()
+        context.run(_PROCESS.set, self)
+        return context
+
+    def holds(self, handle: asyncio.Handle) -> bool:
+        """Keep what would run until the process goes on, if it is stopped."""
+        if self.stopped:
+            self._parked.append(handle)
+        return self.stopped
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        self.stopped = True
+
+    def go_on(self, loop: VirtualLoop) -> None:
+        """SIGCONT: what should have run meanwhile runs now, late, in the order in which it came."""
+        self.stopped = False
+        parked, self._parked = self._parked, []
+        loop.run_next(parked)
+
+
+_PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
+
+
+class _Handle(asyncio.Handle):
+    """A callback, and the process whose it is."""
+
+    __slots__ = ("process",)
+
+    process: Process | None
+
+    def _run(self) -> None:
+        if self.process is None or not self.process.holds(self):
+            super()._run()
+
+
+class _TimerHandle(asyncio.TimerHandle):
+    """A timer, and the process whose it is."""
+
+    __slots__ = ("process",)
+
+    process: Process | None
+
+    def enter(self, scheduled: list[asyncio.TimerHandle]) -> None:
+        """Join the loop's timers."""
+        heapq.heappush(scheduled, self)
+        self._scheduled = True
+
+    def _run(self) -> None:
+        if self.process is None or not self.process.holds(self):
+            super()._run()
 
 
 class SimStalledError(PolyremeError):
@@ -47,6 +116,44 @@ class VirtualLoop(asyncio.BaseEventLoop):
         scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
         if delay_s > 0 and scheduled:
             self._now_s = max(self._now_s, min(self._now_s + delay_s, heapq.nsmallest(1, scheduled)[0].when()))
+
+    def call_soon(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        """Run a callback next, in its process."""
+        context = contextvars.copy_context() if context is None else context
+        handle = _Handle(callback, args, self, context)
+        handle.process = context.get(_PROCESS)
+        self.run_next((handle,))
+        return handle
+
+    def run_next(self, handles: Iterable[asyncio.Handle]) -> None:
+        """Put callbacks behind those that are ready."""
+        self._ready.extend(handles)  # type: ignore[attr-defined]
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Run a callback at a time, in its process."""
+        context = contextvars.copy_context() if context is None else context
+        timer = _TimerHandle(when, callback, args, self, context)
+        timer.process = context.get(_PROCESS)
+        timer.enter(self._scheduled)  # type: ignore[attr-defined]
+        return timer
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Run a callback after a delay, in its process."""
+        return self.call_at(self._now_s + delay, callback, *args, context=context)
 
     def _process_events(self, event_list: list[Any]) -> None:
         """No files, no events."""

@@ -8,18 +8,28 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from polyreme_api import labels
-from polyreme_api.job.status import Placement, replacements_by_index
+from polyreme_api.job.placement import Placement
+from polyreme_api.job.status import replacements_by_index
 from polyreme_api.launch.messages import Joined, Release
 from polyreme_operator.adapters.embedded.record import Change
+from polyreme_operator.leadership import LEASE_NAME
 from polyreme_operator.port import Manifest, WatchEventType
+from polyreme_operator.sim.capacity import CapacityFacts
+from polyreme_operator.sim.leaders import LeaderFacts
+from polyreme_operator.sim.preemptions import PreemptionFacts
+from polyreme_operator.sim.waiting import WaitingFacts
 
 if TYPE_CHECKING:
     from polyreme_operator.sim.launcher import SimLauncher
     from polyreme_operator.sim.world import World
 
+TOLD_MAX = 3
+"""Violations of one rule that are told."""
 LATENCY_S = 0.004
 """Longest time that the answer to a read is on its way."""
-WAITING_REASONS = frozenset({"Misconfigured", "ExceedsQuota", "WaitingForCapacity", "Evicted"})
+WAITING_REASONS = frozenset(
+    {"Misconfigured", "ExceedsQuota", "WaitingForCapacity", "WaitingForTopology", "WaitingForNodes", "Evicted"}
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +45,20 @@ class AttemptFact:
 class Facts:
     """The log of one simulation, and the rules that it broke."""
 
-    def __init__(self, *, quota: dict[str, int]) -> None:
+    def __init__(self) -> None:
         self.violations: list[str] = []
+        self._broken: Counter[str] = Counter()
         self.attempts: dict[tuple[str, int], AttemptFact] = {}
         self.changes = 0
         self.succeeded = 0
         self._digest = hashlib.sha256()
-        self._quota = quota
-        self._jobs: dict[str, Manifest] = {}
-        self._pods: dict[str, Manifest] = {}
+        self.jobs: dict[str, Manifest] = {}
+        self.pods: dict[str, Manifest] = {}
+        """Worker pods, by UID; those of others are the capacity's."""
+        self.capacity = CapacityFacts(self)
+        self.leaders = LeaderFacts(self)
+        self.waiting = WaitingFacts(self)
+        self.preemptions = PreemptionFacts(self)
         self._joined: dict[tuple[str, int], dict[int, int]] = {}
         self._forked: set[tuple[str, int, int]] = set()
         self._released: set[tuple[str, int]] = set()
@@ -57,8 +72,10 @@ class Facts:
         return self._digest.hexdigest()[:16]
 
     def broke(self, rule: str, what: str, world: World) -> None:
-        """Note a broken rule."""
-        self.violations.append(f"t={world.time_s():.3f} {rule}: {what}")
+        """Note a broken rule, a few times each."""
+        self._broken[rule] += 1
+        if self._broken[rule] <= TOLD_MAX:
+            self.violations.append(f"t={world.time_s():.3f} {rule}: {what}")
 
     # -------------------------------------------------------------------------------------------------- the store's log
 
@@ -69,17 +86,26 @@ class Facts:
         self._digest.update(f"{world.time_s():.6f} {change.type} {record.kind} {record.name} ".encode())
         self._digest.update(record.blob)
         deleted = change.type is WatchEventType.DELETED
-        if record.kind == "TrainingJob":
-            self._job_changed(record.manifest, deleted, world)
-        elif record.kind == "Pod":
-            if deleted:
-                self._pods.pop(record.uid, None)
-            else:
-                self._pods[record.uid] = record.manifest
-        elif record.kind == "Lease":
-            self._lease_changed(record.manifest, world)
-        if record.kind in {"TrainingJob", "Pod"} and not deleted:
-            self._check_capacity(world)
+        match record.kind:
+            case "TrainingJob":
+                self._job_changed(record.manifest, deleted, world)
+            case "Pod" if labels.LABEL_JOB_UID in (record.manifest["metadata"].get("labels") or {}):
+                if deleted:
+                    self.pods.pop(record.uid, None)
+                else:
+                    self.pods[record.uid] = record.manifest
+            case "Lease" if record.name == LEASE_NAME:
+                self.leaders.renewed(record.manifest, world)
+            case "Lease":
+                self._lease_changed(record.manifest, world)
+            case _:
+                pass
+        self.capacity.changed(change, world)
+        self.waiting.changed(change, world)
+
+    def true(self, uid: str, kind: str) -> bool:
+        """Tell whether a condition of a job holds."""
+        return _true(self.jobs[uid].get("status") or {}, kind)
 
     def landing(self, sent_s: float) -> None:
         """A write of the operator lands now that was sent then."""
@@ -94,17 +120,20 @@ class Facts:
             int(text.split('"attempt":', 1)[1].split(",", 1)[0]),
         )
         self._released.add(key)
+        if '"outcome":' in text:
+            self.preemptions.heard(*key)
         if '"outcome":"Succeeded"' in text:
             self._successes.setdefault(key, world.time_s())
 
     def _job_changed(self, manifest: Manifest, deleted: bool, world: World) -> None:
         uid, name = manifest["metadata"]["uid"], manifest["metadata"]["name"]
         if deleted:
-            self._jobs.pop(uid, None)
+            self.jobs.pop(uid, None)
             return
-        before = (self._jobs.get(uid) or {}).get("status") or {}
-        status = manifest.get("status") or {}
-        self._jobs[uid] = manifest
+        known = self.jobs.get(uid) or {}
+        before, status = known.get("status") or {}, manifest.get("status") or {}
+        self.jobs[uid] = manifest
+        self.preemptions.changed(uid, known, manifest, world)
         old, new = before.get("attempt"), status.get("attempt")
         ended = [kind for kind in ("Succeeded", "Failed") if _true(status, kind)]
         if len(ended) > 1:
@@ -152,14 +181,15 @@ class Facts:
         self.attempts[uid, number] = AttemptFact(
             replicas=new["replicas"], devices=new["devices"], replacements=replacements, nodes=nodes
         )
-        spec = self._jobs[uid]["spec"]
+        self.capacity.begun(uid, world)
+        spec = self.jobs[uid]["spec"]
         most = (spec.get("failurePolicy") or {}).get("maxRestarts", 10)
         counted = sum(record.get("counts", True) for record in status.get("restartRecords") or ())
         if counted > most:
             self.broke("restarts stay in budget", f"{name} restarted {counted} times, rule {most}", world)
 
     def _check_hang(self, blamed: tuple[str, int], world: World) -> None:
-        job, gang = self._jobs[blamed[0]], world.gangs.get(blamed)
+        job, gang = self.jobs[blamed[0]], world.gangs.get(blamed)
         name = f"{job['metadata']['name']} attempt {blamed[1]}"
         if job["spec"]["health"]["hang"]["action"] != "Restart":
             self.broke("a hang is only told unless asked otherwise", name, world)
@@ -170,44 +200,6 @@ class Facts:
         history = world.root(uid).history()
         if history != list(range(1, world.steps[uid] + 1)):
             self.broke("history holds each step once", f"{name}: {_ranges(history)}", world)
-
-    def _check_capacity(self, world: World) -> None:
-        """Admitted placements and pods that run, each place once, fit nodes and quota."""
-        places: dict[tuple[str, int, str], tuple[int, str]] = {}
-        for uid, job in self._jobs.items():
-            status = job.get("status") or {}
-            if _true(status, "Admitted"):
-                attempt = status["attempt"]
-                fact = self.attempts[uid, attempt["number"]]
-                queue = job["spec"].get("queueName", "default")
-                for index, node in enumerate(fact.nodes):
-                    places[uid, index, node] = (fact.devices, queue)
-        for pod in self._pods.values():
-            if (pod.get("status") or {}).get("phase") != "Running":
-                continue
-            tags = pod["metadata"]["labels"]
-            key = (tags[labels.LABEL_JOB_UID], int(tags[labels.LABEL_INDEX]), pod["spec"]["nodeName"])
-            devices = int(pod["spec"]["containers"][0]["resources"]["limits"][labels.RESOURCE_DEVICE])
-            places.setdefault(key, (devices, tags[labels.LABEL_QUEUE]))
-        on_node: Counter[str] = Counter()
-        in_queue: Counter[str] = Counter()
-        for (_, _, node), (devices, queue) in places.items():
-            on_node[node] += devices
-            in_queue[queue] += devices
-        for node, taken in on_node.items():
-            if taken > world.nodes[node].devices:
-                self.broke("nodes hold what they can", f"{node} has {taken} of {world.nodes[node].devices}", world)
-        for queue, taken in in_queue.items():
-            if queue in self._quota and taken > self._quota[queue]:
-                self.broke("queues keep their quota", f"{queue} has {taken} of {self._quota[queue]}", world)
-
-    def _fits(self, job: Manifest, world: World) -> bool:
-        """Whether a job fits the empty cluster and its quota."""
-        workers = job["spec"]["workers"]
-        devices, queue = workers.get("devices", 1), job["spec"].get("queueName", "default")
-        slots = sum(node.devices // devices for node in world.nodes.values())
-        wanted = workers["replicas"]
-        return bool(slots >= wanted and wanted * devices <= self._quota.get(queue, wanted * devices))
 
     # --------------------------------------------------------------------------------------------------- what gangs do
 
@@ -262,7 +254,7 @@ class Facts:
 
     def check_end(self, world: World) -> None:
         """Faults are over and time has passed: everything is finished, or waits and says why; nothing is left over."""
-        for uid, job in self._jobs.items():
+        for uid, job in self.jobs.items():
             name, status = job["metadata"]["name"], job.get("status") or {}
             if _true(status, "Succeeded"):
                 self._check_history(uid, name, world)
@@ -270,12 +262,12 @@ class Facts:
                 queued = _condition(status, "Queued")
                 if queued is None or queued["status"] != "True" or queued["reason"] not in WAITING_REASONS:
                     self.broke("every job finishes or says why", f"{name}: {_words(status)}", world)
-                elif self._fits(job, world):
+                elif self.capacity.fits_alone(job, world):
                     self.broke("what fits is admitted", f"{name}: {_words(status)}", world)
-        for pod in self._pods.values():
+        for pod in self.pods.values():
             uid = pod["metadata"]["labels"][labels.LABEL_JOB_UID]
             phase = (pod.get("status") or {}).get("phase")
-            owner = self._jobs.get(uid)
+            owner = self.jobs.get(uid)
             if owner is None or phase not in {"Succeeded", "Failed"}:
                 self.broke("no orphan at the end", f"pod {pod['metadata']['name']} is {phase}", world)
         for launcher in world.launchers.values():

@@ -44,6 +44,8 @@ class SimLauncher:
         self.frozen = False
         self.zombie = False
         """Its pod was deleted by force while its node was away."""
+        self.ref = ObjectRef(kind="Pod", namespace=environment.namespace, name=environment.pod)
+        """Of its pod."""
         self.follower = f.FollowerState(
             index=environment.index, replacement=environment.replacement, devices=environment.devices
         )
@@ -109,7 +111,7 @@ class SimLauncher:
         for peer in [*self.peers.values(), *([self.leader] if self.leader is not None else [])]:
             if peer is not self:
                 self.world.after(self._rng.random() * NETWORK_S, lambda peer=peer: peer.lost(self))  # type: ignore[misc]
-        self.world.launcher_ended(self, code)
+        self.world.kubelets.launcher_ended(self, code)
 
     # ----------------------------------------------------------------------------------------------------- network
 

@@ -5,26 +5,29 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from collections import Counter
 
-from polyreme_api import labels
-from polyreme_operator.loop import run_operator
+from polyreme_operator.core.manifests import PodDefaults
 from polyreme_operator.settings import Settings
+from polyreme_operator.sim.capacity import SETTLED_S
+from polyreme_operator.sim.changes import Changes
 from polyreme_operator.sim.chaos import Chaos
 from polyreme_operator.sim.eventloop import SimStalledError, VirtualLoop
-from polyreme_operator.sim.faults import NO_FAULTS, FaultyPort, PortFaults
+from polyreme_operator.sim.faults import NO_FAULTS, PortFaults
 from polyreme_operator.sim.invariants import Facts
+from polyreme_operator.sim.replicas import Replica
+from polyreme_operator.sim.scenario import RACK, draw_job, draw_scenario
+from polyreme_operator.sim.waiting import LOOK_S
 from polyreme_operator.sim.world import World
 
 FAULTS_S = 90.0
 """Virtual time for which faults last."""
 PEACE_S = 1500.0
 """Longest time until every job is finished behind them."""
-SETTLE_S = 200.0
-RESTART_S = 3.0
-REPLICAS = (1, 2, 2, 3, 4)
-PACKS = 12
-"""Divisible by every worker count that the simulation uses."""
+SETTLE_S = 120.0
+"""Time that is left to clear up behind the last job."""
+LATE_S = 10.0
+LONGEST_CHANGE_S = 62.0
+REPLICA_NAMES = ("a", "b")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,61 +59,92 @@ class _Simulation:
     def __init__(self, loop: VirtualLoop, seed: int, *, faults: bool) -> None:
         self._loop, self._seed = loop, seed
         self._rng = random.Random(seed)
-        quota = {"small": 4} if self._rng.random() < 0.5 else {}
-        self._facts = Facts(quota=quota)
+        self._facts = Facts()
         self._world = World(loop, random.Random(self._rng.random()), self._facts)
-        self._reached: Counter[tuple[str, str]] = Counter()
+        self._reached = self._world.reached
+        self._enabled = faults
         self._faults = _draw_faults(self._rng) if faults else NO_FAULTS
-        self._chaos = Chaos(self._world, random.Random(self._rng.random()), self._reached, enabled=faults)
-        self._crashed = asyncio.Event()
-        self._over = False
-        for name, devices in quota.items():
-            self._world.store.create(
-                {
-                    "apiVersion": labels.API_VERSION,
-                    "kind": "TrainingQueue",
-                    "metadata": {"name": name},
-                    "spec": {"quota": {labels.RESOURCE_DEVICE: devices}},
-                }
+        self._scenario = draw_scenario(self._rng)
+        self._replicas = [
+            Replica(
+                self._world,
+                name,
+                random.Random(self._rng.random()),
+                settings=Settings(
+                    relist_s=60.0,
+                    defaults=PodDefaults(
+                        binding=self._scenario.binding,
+                        launcher_rbac=self._scenario.launcher_rbac,
+                    ),
+                ),
+                faults=lambda: self._faults,
             )
+            for name in REPLICA_NAMES
+        ]
+        self._changes = Changes(self._world, self._scenario, random.Random(self._rng.random()), self._reached)
+        self._chaos = Chaos(
+            self._world, self._changes, self._replicas, random.Random(self._rng.random()), self._reached
+        )
 
     async def run(self) -> Result:
-        world, rng = self._world, self._rng
-        for number in range(rng.choice((2, 3, 3))):
-            world.add_node(f"n{number}", rng.choice((2, 4)))
-        largest = sum(node.devices for node in world.nodes.values())
-        for number in range(rng.choice((1, 2, 3))):
-            world.soon(20.0, lambda number=number: self._submit(f"j{number}", largest))  # type: ignore[misc]
-        operator = self._loop.create_task(self._keep_operator())
-        self._chaos.begin(FAULTS_S, self._crashed.set)
-        await asyncio.sleep(FAULTS_S)
-        self._faults = NO_FAULTS
-        self._chaos.end()
-        until_s = self._loop.time() + PEACE_S
+        world, scenario = self._world, self._scenario
+        for name, devices, rack in scenario.nodes:
+            world.add_node(name, devices, tags={RACK: rack}, owned=scenario.owned)
+        self._changes.mend()
+        for number in range(scenario.jobs):
+            world.soon(20.0, lambda number=number: self._submit(f"j{number}"))  # type: ignore[misc]
+        replicas = [self._loop.create_task(replica.keep()) for replica in self._replicas]
         try:
-            while self._loop.time() < until_s and not self._finished():  # noqa: ASYNC110 - virtual time costs nothing
-                await asyncio.sleep(5.0)
-            await asyncio.sleep(SETTLE_S)
+            if self._enabled:
+                await self._disturb()
+            for number in range(scenario.late_jobs):
+                world.soon(LATE_S, lambda number=number: self._submit(f"late{number}"))  # type: ignore[misc]
+            await asyncio.sleep(LATE_S)
+            if self._enabled and not self._finished():
+                await self._change_in_calm()
+            await self._wait_for_the_end()
         except SimStalledError as error:
             self._facts.violations.append(str(error))
-        self._over = True
-        operator.cancel()
-        await asyncio.gather(operator, return_exceptions=True)
+        for replica in replicas:
+            replica.cancel()
+        await asyncio.gather(*replicas, return_exceptions=True)
         self._facts.check_end(world)
         return self._result()
 
-    def _submit(self, name: str, largest: int) -> None:
-        rng = self._rng
-        replicas, devices = rng.choice(REPLICAS), rng.choice((1, 1, 2))
-        queue = "small" if rng.random() < 0.5 else "default"
-        most = min(largest, 4)
-        while replicas * devices > most:
-            replicas, devices = max(1, replicas - 1), 1
-        world = self._world
-        steps = rng.randrange(10, 150)
-        uid = world.store.create(_job(name, (replicas, devices), queue, steps, rng))["metadata"]["uid"]
-        world.steps[uid] = steps
-        world.checkpoint_every[uid] = rng.choice((3, 4, 6))
+    async def _disturb(self) -> None:
+        """A time of faults."""
+        self._chaos.begin(FAULTS_S)
+        await asyncio.sleep(FAULTS_S)
+        self._faults = NO_FAULTS
+        self._chaos.end()
+
+    async def _change_in_calm(self) -> None:
+        """Faults are over, and people go on changing the cluster: what waiting jobs say must follow."""
+        await self._watch(SETTLED_S)
+        for _ in range(self._rng.choice((0, 1, 2, 4))):
+            name, act = self._changes.draw()
+            if act():
+                self._reached[name, ""] += 1
+            await self._watch(self._rng.choice((2.0, 8.0, 15.0)))
+        await self._watch(LONGEST_CHANGE_S)
+        self._changes.mend()
+
+    async def _watch(self, for_s: float) -> None:
+        """Let time pass, and listen to what waiting jobs say."""
+        until_s = self._loop.time() + for_s
+        while self._loop.time() < until_s and not self._finished():
+            await asyncio.sleep(LOOK_S)
+            self._facts.waiting.look(self._world)
+
+    async def _wait_for_the_end(self) -> None:
+        await self._watch(PEACE_S)
+        await asyncio.sleep(SETTLE_S)
+
+    def _submit(self, name: str) -> None:
+        job = draw_job(name, self._scenario, self._rng)
+        uid = self._world.store.create(job)["metadata"]["uid"]
+        self._world.steps[uid] = job["spec"]["training"]["steps"]
+        self._world.checkpoint_every[uid] = self._rng.choice((3, 4, 6))
 
     def _finished(self) -> bool:
         conditions = [
@@ -122,45 +156,6 @@ class _Simulation:
             for record in self._world.store.records("TrainingJob")
         ]
         return all(kinds & {"Succeeded", "Failed"} for kinds in conditions)
-
-    async def _keep_operator(self) -> None:
-        """Run the operator; when it crashes, a new one begins with nothing but the store."""
-        life = 0
-        while not self._over:
-            life += 1
-            rng = random.Random(self._rng.random())
-            self._crashed.clear()
-            port = FaultyPort(
-                self._world.cluster,
-                self._loop,
-                random.Random(rng.random()),
-                faults=lambda: self._faults,
-                reached=self._reached,
-                crash=self._crashed.set,
-                broke=lambda rule, what: self._facts.broke(rule, what, self._world),
-                landing=self._facts.landing,
-            )
-            task = self._loop.create_task(
-                run_operator(
-                    port,
-                    self._world.clock,
-                    settings=Settings(relist_s=60.0),
-                    rng=random.Random(rng.random()),
-                    entropy=rng.randbytes,
-                )
-            )
-            crash = self._loop.create_task(self._crashed.wait())
-            try:
-                await asyncio.wait({task, crash}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                crash.cancel()
-                task.cancel()
-                outcome = (await asyncio.gather(task, return_exceptions=True))[0]
-            if isinstance(outcome, Exception):
-                self._facts.violations.append(
-                    f"t={self._loop.time():.3f} the operator does not fail: {_deepest(outcome)!r}"
-                )
-            await asyncio.sleep(self._rng.random() * RESTART_S)
 
     def _result(self) -> Result:
         return Result(
@@ -181,6 +176,7 @@ def _draw_faults(rng: random.Random) -> PortFaults:
         return most * rng.random() if rng.random() < 0.6 else 0.0
 
     return PortFaults(
+        conflict=chance(0.1),
         too_many=chance(0.1),
         error_before=chance(0.1),
         error_after=chance(0.1),
@@ -190,46 +186,8 @@ def _draw_faults(rng: random.Random) -> PortFaults:
         slow=chance(0.1),
         crash_before=chance(0.05),
         crash_after=chance(0.05),
+        stopped=chance(0.05),
         watch_drop=chance(0.1),
         watch_gone=chance(0.2),
         watch_lag=chance(0.3),
     )
-
-
-def _job(name: str, size: tuple[int, int], queue: str, steps: int, rng: random.Random) -> dict[str, object]:
-    strict = rng.random() < 0.25
-    kept = {} if rng.random() < 0.75 else {"ttlSecondsAfterFinished": 20}
-    policy = {
-        "maxRestarts": 4 if strict else 200,
-        "noProgressMax": 3 if strict else 100,
-        "inPlaceMax": rng.choice((0, 1, 2)),
-        "backoff": {"initialSeconds": 1, "maxSeconds": 8},
-    }
-    return {
-        "apiVersion": labels.API_VERSION,
-        "kind": "TrainingJob",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {
-            "model": {"preset": "kimi-vl-nano"},
-            "data": {"sources": [{"name": "a", "dataset": "sample/digits"}], "sequenceTokens": 128},
-            "training": {"steps": steps, "packsPerStep": PACKS},
-            "workers": {"replicas": size[0], "devices": size[1]},
-            "queueName": queue,
-            "priority": rng.choice((0, 0, 1)),
-            "failurePolicy": policy,
-            **kept,
-            "checkpoint": {"preemptionGraceSeconds": 10},
-            "health": {
-                "heartbeatTimeoutSeconds": 10,
-                "nodeLostSeconds": 8,
-                "startTimeoutSeconds": 40,
-                "hang": {"action": rng.choice(("Notify", "Restart", "Restart")), "stallSeconds": rng.choice((5, 8))},
-            },
-        },
-    }
-
-
-def _deepest(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

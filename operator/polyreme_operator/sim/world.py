@@ -1,32 +1,27 @@
-"""The simulated cluster around the real operator: store, nodes, kubelets, garbage collector, gangs of ranks."""
+"""The simulated cluster around the real operator: store, kubelets, scheduler, garbage collector, gangs of ranks."""
 
 from __future__ import annotations
 
-import dataclasses
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from polyreme_api import labels
-from polyreme_api.environment import PodEnvironment
 from polyreme_api.history import parse_checkpoint_name
 from polyreme_api.launch.messages import Release
 from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankPhase, StepRecord
-from polyreme_api.times import rfc3339
 from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
 from polyreme_operator.adapters.embedded.record import Change
 from polyreme_operator.adapters.embedded.store import Store
-from polyreme_operator.port import Manifest, NotFoundError, ObjectRef, PortError, WatchEventType
+from polyreme_operator.port import Manifest, NotFoundError, ObjectRef, WatchEventType
 from polyreme_operator.sim.eventloop import SimClock, VirtualLoop
 from polyreme_operator.sim.invariants import Facts
+from polyreme_operator.sim.kubelets import KUBELET_S, OWNED, Kubelets, SimNode
 from polyreme_operator.sim.launcher import SimLauncher
+from polyreme_operator.sim.scheduler import KubeScheduler
 from polyreme_operator.sim.training import Gang, Root
 
-KUBELET_S = 0.3
-"""Longest time that a kubelet takes to act."""
 GARBAGE_S = 1.0
-NOT_READY_S = 4.0
-"""Time until a silent node is marked NotReady."""
 BOOT_S = 1.0
 STEP_S = 0.4
 COMMIT_S = 0.3
@@ -34,15 +29,6 @@ LATE_PUTS = 0.3
 """Share of a checkpoint's markers that land late while faults last, whatever became of the rank that sent them."""
 LATE_PUT_S = 8.0
 POLL_S = 0.5
-
-
-@dataclasses.dataclass(slots=True)
-class SimNode:
-    """A machine."""
-
-    name: str
-    devices: int
-    up: bool = True
 
 
 class World:
@@ -59,12 +45,16 @@ class World:
         self.clock = SimClock(loop)
         self.store = Store(new_uid=self._uid, now_s=self.clock.now_s, on_change=self._changed, history_changes=2000)
         self.cluster = EmbeddedCluster(self.store, collect_garbage=False)
-        self.nodes: dict[str, SimNode] = {}
+        self.reached: Counter[tuple[str, str]] = Counter()
+        self.kubelets = Kubelets(self)
+        self.scheduler = KubeScheduler(self)
         self.launchers: dict[str, SimLauncher] = {}
         self.roots: dict[str, Root] = {}
         self.gangs: dict[tuple[str, int], Gang] = {}
         self.stopping: set[tuple[str, int]] = set()
         self.faulty = True
+        self.calm_since_s = 0.0
+        """When the faults ended."""
         self.tick_lease = 0
         self.checkpoint_every: dict[str, int] = {}
         self.steps: dict[str, int] = {}
@@ -97,23 +87,26 @@ class World:
         """Return a job's checkpoint root."""
         return self.roots.setdefault(uid, Root())
 
-    def add_node(self, name: str, devices: int) -> None:
-        """Add a machine."""
-        self.nodes[name] = SimNode(name=name, devices=devices)
-        self.store.create(
-            {
-                "apiVersion": "v1",
-                "kind": "Node",
-                "metadata": {"name": name},
-                "status": {
-                    "allocatable": {labels.RESOURCE_DEVICE: str(devices)},
-                    "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": self._now()}],
-                },
-            }
-        )
+    @property
+    def nodes(self) -> dict[str, SimNode]:
+        """Machines by name, those that are gone too."""
+        return self.kubelets.nodes
 
-    def _now(self) -> str:
-        return rfc3339(self.clock.now_s())
+    def add_node(self, name: str, devices: int, *, tags: dict[str, str] | None = None, owned: bool = False) -> None:
+        """Add a machine."""
+        self.kubelets.add(SimNode(name=name, devices=devices, labels=tags or {}), owned=owned)
+
+    def node_object(self, name: str) -> Manifest:
+        """Return a machine's Node object."""
+        return self.store.get(ObjectRef(kind="Node", name=name))
+
+    def usable(self, name: str) -> bool:
+        """Tell whether new pods may go to a machine, as far as its Node object says."""
+        node = self.node_object(name)
+        ready = any(entry["type"] == "Ready" and entry["status"] == "True" for entry in node["status"]["conditions"])
+        taints = (node.get("spec") or {}).get("taints") or ()
+        foreign = any(taint["effect"] != "PreferNoSchedule" and taint["key"] != OWNED["key"] for taint in taints)
+        return ready and not foreign and not (node.get("spec") or {}).get("unschedulable")
 
     # ------------------------------------------------------------------------------------------- what changes set off
 
@@ -122,7 +115,10 @@ class World:
         manifest, kind = change.record.manifest, change.record.kind
         if kind == "Pod":
             ref, uid = ObjectRef.of(manifest), manifest["metadata"]["uid"]
-            self.soon(KUBELET_S, lambda: self.sync_pod(ref, uid))
+            self.soon(KUBELET_S, lambda: self.kubelets.sync(ref, uid))
+            self.scheduler.look_soon()
+        elif kind == "Node":
+            self.scheduler.look_soon()
         elif kind == "TrainingJob":
             uid = manifest["metadata"]["uid"]
             for launcher in self.launchers.values():
@@ -131,112 +127,6 @@ class World:
         if change.type is not WatchEventType.MODIFIED:
             # Also behind what is created: a late write may create a child of a job that is gone (test_port_objects.py).
             self.soon(GARBAGE_S, self.store.collect_garbage)
-
-    # ------------------------------------------------------------------------------------------------------- kubelets
-
-    def sync_pod(self, ref: ObjectRef, uid: str) -> None:
-        """What a pod's kubelet does about it."""
-        launcher = self.launchers.get(uid)
-        try:
-            pod = self.store.get(ref)
-        except NotFoundError:
-            pod = None
-        if pod is not None and pod["metadata"]["uid"] != uid:
-            pod = None
-        node = self.nodes[pod["spec"]["nodeName"] if pod is not None else launcher.node if launcher else "n0"]
-        if pod is None:
-            if launcher is not None and launcher.alive:
-                launcher.zombie = launcher.zombie or not node.up
-                if node.up:
-                    launcher.kill()
-            return
-        if not node.up:
-            return
-        deleting = pod["metadata"].get("deletionTimestamp") is not None
-        ended = (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
-        if deleting:
-            if launcher is not None and launcher.alive:
-                launcher.terminate(float(pod["metadata"]["deletionGracePeriodSeconds"]))
-            else:
-                self.store.delete(ref, uid=uid, grace_period_s=0)
-        elif launcher is None and not ended:
-            self._start_pod(pod, ref, uid, node)
-        elif launcher is not None and not launcher.alive and not ended:
-            self._report_end(ref, uid, 137)
-
-    def _start_pod(self, pod: Manifest, ref: ObjectRef, uid: str, node: SimNode) -> None:
-        container = pod["spec"]["containers"][0]
-        environment = PodEnvironment.parse({entry["name"]: entry["value"] for entry in container["env"]})
-        running = [other for other in self.launchers.values() if other.alive and other.node == node.name]
-        if sum(other.pod.devices for other in running) + environment.devices > node.devices:
-            status = {"phase": "Failed", "reason": "OutOfDevices"}
-            self.store.patch(ref, {"status": status}, subresource="status")
-            return
-        launcher = SimLauncher(self, environment, pod_uid=uid, node=node.name, rng=random.Random(self.rng.random()))
-        self.launchers[uid] = launcher
-        self.store.patch(ref, {"status": {"phase": "Running"}}, subresource="status")
-        launcher.start()
-
-    def launcher_ended(self, launcher: SimLauncher, code: int) -> None:
-        """A launcher's process is gone; its kubelet says so, if it can."""
-        ref = ObjectRef(kind="Pod", namespace=launcher.pod.namespace, name=launcher.pod.pod)
-        self.soon(KUBELET_S, lambda: self._report_end(ref, launcher.pod_uid, code))
-
-    def _report_end(self, ref: ObjectRef, uid: str, code: int) -> None:
-        launcher = self.launchers[uid]
-        if not self.nodes[launcher.node].up:
-            return
-        try:
-            pod = self.store.get(ref)
-            if pod["metadata"]["uid"] != uid:
-                return
-            if pod["metadata"].get("deletionTimestamp") is not None:
-                self.store.delete(ref, uid=uid, grace_period_s=0)
-                return
-            ended = [{"name": "launcher", "state": {"terminated": {"exitCode": code}}}]
-            status = {"phase": "Succeeded" if code == 0 else "Failed", "containerStatuses": ended}
-            self.store.patch(ref, {"status": status}, subresource="status")
-        except PortError:
-            return
-
-    def node_away(self, name: str, *, dead: bool) -> None:
-        """A node is cut off; a dead one runs nothing any more."""
-        node = self.nodes[name]
-        if not node.up:
-            return
-        node.up = False
-        for launcher in list(self.launchers.values()):
-            if launcher.node == name and launcher.alive and dead:
-                launcher.kill()
-
-        def not_ready() -> None:
-            if not node.up:
-                self._say_ready(name, "Unknown")
-
-        self.after(NOT_READY_S, not_ready)
-
-    def node_back(self, name: str) -> None:
-        """It is back, with whatever it still runs."""
-        node = self.nodes[name]
-        if node.up:
-            return
-        node.up = True
-        self._say_ready(name, "True")
-        for record in list(self.store.records("Pod")):
-            if record.manifest["spec"].get("nodeName") == name:
-                self.sync_pod(ObjectRef.of(record.manifest), record.uid)
-        for launcher in list(self.launchers.values()):
-            if launcher.node == name and launcher.alive:
-                ref = ObjectRef(kind="Pod", namespace=launcher.pod.namespace, name=launcher.pod.pod)
-                self.sync_pod(ref, launcher.pod_uid)
-                if launcher.leading is not None:
-                    launcher.read_job()
-
-    def _say_ready(self, name: str, status: str) -> None:
-        condition = {"type": "Ready", "status": status, "lastTransitionTime": self._now()}
-        self.store.patch(
-            ObjectRef(kind="Node", name=name), {"status": {"conditions": [condition]}}, subresource="status"
-        )
 
     # -------------------------------------------------------------------------------------------------------- network
 
@@ -259,9 +149,8 @@ class World:
 
     def pod_exists(self, launcher: SimLauncher) -> bool:
         """Tell whether a launcher's pod is still in the store."""
-        ref = ObjectRef(kind="Pod", namespace=launcher.pod.namespace, name=launcher.pod.pod)
         try:
-            return bool(self.store.get(ref)["metadata"]["uid"] == launcher.pod_uid)
+            return bool(self.store.get(launcher.ref)["metadata"]["uid"] == launcher.pod_uid)
         except NotFoundError:
             return False
 

@@ -1,0 +1,209 @@
+"""What nodes, queues and domains may hold, checked whenever an attempt begins and whenever a pod runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from polyreme_api import labels
+from polyreme_operator.adapters.embedded.record import Change
+from polyreme_operator.port import Manifest, WatchEventType
+from polyreme_operator.sim.domains import Domains
+from polyreme_operator.sim.kubelets import devices_of
+from polyreme_operator.sim.quotas import Queues
+
+if TYPE_CHECKING:
+    from polyreme_operator.sim.invariants import Facts
+    from polyreme_operator.sim.world import World
+
+BLIND_S = 60.0
+"""How old what the operator knew may be when its write lands, while faults last and shortly after."""
+SETTLED_S = 45.0
+"""Time behind the last fault from which on the operator knows what is."""
+KNOWN_S = 3.0
+"""How old what it knows may be then."""
+ENDED = frozenset({"Succeeded", "Failed"})
+
+
+class CapacityFacts:
+    """Who holds what.
+
+    Args:
+        facts: The log; a broken rule is noted there.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self.queues = Queues({})
+        self._past: list[tuple[float, Queues, Domains]] = []
+        """What stood until when."""
+        self.domains = Domains({}, [])
+        self.foreign: dict[str, tuple[str, int, float]] = {}
+        """Node, devices and time of binding of pods that are none of ours, by UID."""
+        self.changed_s = 0.0
+        """When last something changed that decides who waits, and why."""
+
+    def changed(self, change: Change, world: World) -> None:
+        """Take a change of the store."""
+        deleted, record = change.type is WatchEventType.DELETED, change.record
+        match record.kind:
+            case "Pod" if labels.LABEL_JOB_UID in (record.manifest["metadata"].get("labels") or {}):
+                if not deleted:
+                    self._pod_changed(record.manifest, world)
+            case "Pod":
+                self._foreign_changed(record.uid, record.manifest, deleted, world)
+            case "TrainingQueue":
+                specs = {name: spec for name, spec in self.queues.specs.items() if name != record.name}
+                if not deleted:
+                    specs[record.name] = record.manifest["spec"]
+                if specs != self.queues.specs:
+                    self._keep(world)
+                    self.queues = Queues(specs)
+            case "Node" | "ClusterTopology":
+                domains = self.domains.after(record.kind, record.manifest, deleted=deleted)
+                if domains != self.domains:
+                    self._keep(world)
+                    self.domains = domains
+            case _:
+                pass
+
+    def begun(self, uid: str, world: World) -> None:
+        """An attempt of a job stands on record now."""
+        on_node, in_queue = self._held()
+        self._check_nodes(on_node, world)
+        self._check_queues(in_queue, world)
+        self._check_domains(uid, world)
+        self._check_foreign(uid, on_node, world)
+
+    def held_by_queue(self) -> Counter[str]:
+        """Return the devices that each queue's jobs hold."""
+        return self._held()[1]
+
+    def held_by_node(self) -> Counter[str]:
+        """Return the devices of each node that our jobs hold."""
+        return self._held()[0]
+
+    def fits_alone(self, job: Manifest, world: World) -> bool:
+        """Tell whether a job fits the cluster as it is and its quota, if nobody else of ours were there."""
+        spec = job["spec"]
+        workers, queue = spec["workers"], spec.get("queueName", "default")
+        devices, wanted = workers.get("devices", 1), workers.get("minReplicas") or workers["replicas"]
+        if not self.queues.in_order(queue) or self.queues.held(queue):
+            return False
+        if not self.queues.admits({}, queue, labels.RESOURCE_DEVICE, wanted * devices):
+            return False
+        taken = Counter[str]()
+        for node, count, _ in self.foreign.values():
+            taken[node] += count
+        slots = {
+            node.name: (node.devices - taken[node.name]) // devices
+            for node in world.nodes.values()
+            if node.present and node.up and world.usable(node.name) and self.domains.labelled(node.name)
+        }
+        return self.domains.holds(spec.get("topology") or {}, slots, wanted)
+
+    # -------------------------------------------------------------------------------------------------------- changes
+
+    def _keep(self, world: World) -> None:
+        """Remember what stood until now."""
+        now_s = world.time_s()
+        self._past = [entry for entry in self._past if now_s - entry[0] < BLIND_S]
+        self._past.append((now_s, self.queues, self.domains))
+        self.changed_s = now_s
+
+    def _pod_changed(self, pod: Manifest, world: World) -> None:
+        if pod["spec"].get("nodeName") and (pod.get("status") or {}).get("phase") == "Running":
+            self._check_nodes(self._held()[0], world)
+
+    def _foreign_changed(self, uid: str, pod: Manifest, deleted: bool, world: World) -> None:
+        node = pod["spec"].get("nodeName")
+        if deleted or not node or (pod.get("status") or {}).get("phase") in ENDED:
+            if self.foreign.pop(uid, None) is not None:
+                self.changed_s = world.time_s()
+        elif uid not in self.foreign:
+            self.foreign[uid] = (node, devices_of(pod), world.time_s())
+            self.changed_s = world.time_s()
+
+    # --------------------------------------------------------------------------------------------------------- checks
+
+    def _held(self) -> tuple[Counter[str], Counter[str]]:
+        """Return the devices that admitted placements and pods that run hold, each place once, by node and by queue."""
+        places: dict[tuple[str, int, str], tuple[int, str]] = {}
+        for uid, job in self._facts.jobs.items():
+            if not self._facts.true(uid, "Admitted"):
+                continue
+            fact = self._facts.attempts[uid, job["status"]["attempt"]["number"]]
+            queue = job["spec"].get("queueName", "default")
+            for index, node in enumerate(fact.nodes):
+                places[uid, index, node] = (fact.devices, queue)
+        for pod in self._facts.pods.values():
+            if (pod.get("status") or {}).get("phase") != "Running":
+                continue
+            tags = pod["metadata"]["labels"]
+            key = (tags[labels.LABEL_JOB_UID], int(tags[labels.LABEL_INDEX]), pod["spec"]["nodeName"])
+            places.setdefault(key, (devices_of(pod), tags[labels.LABEL_QUEUE]))
+        on_node: Counter[str] = Counter()
+        in_queue: Counter[str] = Counter()
+        for (_, _, node), (devices, queue) in places.items():
+            on_node[node] += devices
+            in_queue[queue] += devices
+        return on_node, in_queue
+
+    def _check_nodes(self, on_node: Counter[str], world: World) -> None:
+        for name, taken in on_node.items():
+            node = world.nodes[name]
+            if node.present and taken > node.devices:
+                self._facts.broke("nodes hold what they can", f"{name} has {taken} of {node.devices}", world)
+
+    def _check_queues(self, in_queue: Counter[str], world: World) -> None:
+        """Check against the quotas that the decision may have seen: one of them must allow it."""
+        problem: str | None = None
+        for queues, _ in self._possible(world):
+            problem = queues.excess(in_queue, labels.RESOURCE_DEVICE)
+            if problem is None:
+                return
+        self._facts.broke("queues keep their quota", problem or "", world)
+
+    def _check_domains(self, uid: str, world: World) -> None:
+        job = self._facts.jobs[uid]
+        topology = job["spec"].get("topology") or {}
+        nodes = self.nodes_of(uid)
+        name, possible = job["metadata"]["name"], [domains for _, domains in self._possible(world)]
+        if not any(domains.keeps(topology, nodes) for domains in possible):
+            self._facts.broke("what topology requires is kept", f"{name} on {nodes}: {topology}", world)
+        for other in self._facts.jobs:
+            if other == uid or not self._facts.true(other, "Admitted"):
+                continue
+            wish = self._facts.jobs[other]["spec"].get("topology") or {}
+            theirs = self.nodes_of(other)
+            if not any(domains.apart(topology, nodes, wish, theirs) for domains in possible):
+                what = f"{name} on {nodes} beside {self._facts.jobs[other]['metadata']['name']} on {theirs}"
+                self._facts.broke("exclusive domains are not shared", what, world)
+
+    def _check_foreign(self, uid: str, on_node: Counter[str], world: World) -> None:
+        """Once the faults are over, no gang is put where others' pods have been for a while."""
+        now_s = world.time_s()
+        if self.blind(world):
+            return
+        taken = on_node.copy()
+        for node, devices, since_s in self.foreign.values():
+            taken[node] += devices if now_s - since_s > KNOWN_S else 0
+        for node in set(self.nodes_of(uid)):
+            if world.nodes[node].present and taken[node] > world.nodes[node].devices:
+                what = f"{node} has {taken[node]} of {world.nodes[node].devices}"
+                self._facts.broke("others' pods count", what, world)
+
+    def nodes_of(self, uid: str) -> list[str]:
+        """Return the node of each worker of a job's newest attempt."""
+        attempt = (self._facts.jobs[uid].get("status") or {}).get("attempt") or {}
+        return self._facts.attempts[uid, attempt["number"]].nodes if attempt else []
+
+    def blind(self, world: World) -> bool:
+        """Tell whether faults last, or ended so lately that what the operator knows may be old."""
+        return world.faulty or world.time_s() - world.calm_since_s < SETTLED_S
+
+    def _possible(self, world: World) -> list[tuple[Queues, Domains]]:
+        """Return what the operator may take for true."""
+        since_s = world.time_s() - (BLIND_S if self.blind(world) else KNOWN_S)
+        past = [(queues, domains) for until_s, queues, domains in self._past if until_s >= since_s]
+        return [(self.queues, self.domains), *past]

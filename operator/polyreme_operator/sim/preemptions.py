@@ -1,0 +1,103 @@
+"""Who makes way for whom: asked first, given time, never twice for the same job, and never without end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from polyreme_api.times import parse_rfc3339
+from polyreme_operator.port import Manifest
+
+if TYPE_CHECKING:
+    from polyreme_operator.sim.invariants import Facts
+    from polyreme_operator.sim.world import World
+
+PREEMPTIONS_MAX = 12
+"""More than this within one simulation is no progress any more."""
+ROUNDING_S = 1.0
+"""Times in the status are whole seconds."""
+MADE_WAY = frozenset({"Preempted", "Reclaimed"})
+
+
+class PreemptionFacts:
+    """What victims were told, and when.
+
+    Args:
+        facts: The log; a broken rule is noted there.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._asked: dict[tuple[str, int], float] = {}
+        """When the gang of an attempt was asked to checkpoint and stop, by job and attempt."""
+        self._pairs: Counter[tuple[str, str]] = Counter()
+        self._heard: set[tuple[str, int]] = set()
+        """Attempts that reported an outcome."""
+
+    def heard(self, uid: str, attempt: int) -> None:
+        """A gang reported how its attempt ended."""
+        self._heard.add((uid, attempt))
+
+    def changed(self, uid: str, before: Manifest, job: Manifest, world: World) -> None:
+        """Take a change of a job's status."""
+        old, new = before.get("status") or {}, job.get("status") or {}
+        attempt = new.get("attempt") or {}
+        key = (uid, attempt.get("number", 0))
+        name = job["metadata"]["name"]
+        stops = attempt.get("desired") == "Stop" and attempt.get("checkpointRequested")
+        if stops and _admitted(new):
+            self._asked.setdefault(key, world.time_s())
+        asked, known = new.get("preemption"), old.get("preemption")
+        if asked and asked.get("by") and (known is None or known.get("requestedAt") != asked["requestedAt"]):
+            self._ask(uid, asked, world)
+            if not stops:
+                self._facts.broke("who makes way is asked to checkpoint", name, world)
+        gone = (attempt.get("number"), _reason(new)) if _admitted(old) and not _admitted(new) else None
+        if gone is not None and gone[1] in MADE_WAY:
+            world.reached["preempted", ""] += 1
+            self._taken_off(uid, job, known or asked or {}, world)
+
+    def _ask(self, uid: str, asked: dict[str, Any], world: World) -> None:
+        world.reached["asked to make way", ""] += 1
+        self._pairs[uid, asked["by"]] += 1
+        name = self._facts.jobs[uid]["metadata"]["name"]
+        if self._pairs[uid, asked["by"]] > 1:
+            self._facts.broke("nobody makes way twice for one job", f"{name} for {asked.get('byName')}", world)
+        if sum(count for (victim, _), count in self._pairs.items() if victim == uid) > PREEMPTIONS_MAX:
+            self._facts.broke("preemptions have an end", name, world)
+        victim, by = self._facts.jobs[uid], self._facts.jobs.get(asked["by"])
+        if by is not None and not asked.get("reclaim") and _priority(by) <= _priority(victim):
+            what = f"{name} ({_priority(victim)}) for {asked.get('byName')} ({_priority(by)})"
+            self._facts.broke("who makes way has the lower priority", what, world)
+
+    def _taken_off(self, uid: str, job: Manifest, asked: dict[str, Any], world: World) -> None:
+        """A job lost its admission because it made way: its gang was asked, and answered or had its time."""
+        key = (uid, job["status"]["attempt"]["number"])
+        name, now_s = job["metadata"]["name"], world.clock.now_s()
+        if key not in self._asked:
+            self._facts.broke("who makes way is asked to checkpoint first", name, world)
+            return
+        deadline_s = parse_rfc3339(asked["deadline"]) if asked.get("deadline") else float("inf")
+        pods = [pod for pod in self._facts.pods.values() if pod["metadata"]["labels"]["polyreme.dev/job-uid"] == uid]
+        lives = any(
+            (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"}
+            and not pod["metadata"].get("deletionTimestamp")
+            for pod in pods
+        )
+        if lives and key not in self._heard and now_s < deadline_s - ROUNDING_S:
+            what = f"{name} {deadline_s - now_s:.1f} s before its deadline"
+            self._facts.broke("who makes way has its time", what, world)
+
+
+def _admitted(status: dict[str, Any]) -> bool:
+    return any(entry["type"] == "Admitted" and entry["status"] == "True" for entry in status.get("conditions") or ())
+
+
+def _reason(status: dict[str, Any]) -> str:
+    found = (entry["reason"] for entry in status.get("conditions") or () if entry["type"] == "Admitted")
+    return str(next(found, ""))
+
+
+def _priority(job: Manifest) -> int:
+    resolved = (job.get("status") or {}).get("priority")
+    return int(job["spec"].get("priority", 0) if resolved is None else resolved)

@@ -1,0 +1,179 @@
+"""What a seed is about: nodes and how they lie, queues, jobs; all of it drawn before anything goes wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+from polyreme_api import labels
+from polyreme_operator.core.binding import BindingMode
+
+REPLICAS = (1, 2, 2, 3, 4)
+PACKS = 12
+"""Divisible by every worker count that the simulation uses."""
+RACK = "example.com/rack"
+NAMESPACES = ("default", "default", "team")
+WORKERS_MAX = 4
+LARGEST_DEVICES = 4
+URGENT = "urgent"
+"""A PriorityClass."""
+BORROWER, LENDER, COHORT = "small", "large", "org"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One cluster and those who use it."""
+
+    nodes: tuple[tuple[str, int, str], ...]
+    """Name, devices and rack of each node."""
+    binding: BindingMode
+    launcher_rbac: bool
+    racks: bool
+    """Whether a ClusterTopology says what a rack is."""
+    queues: dict[str, dict[str, Any]]
+    """Specifications by name."""
+    jobs: int
+    """So many are submitted while faults last."""
+    late_jobs: int
+    """And so many in the calm behind them."""
+
+    @property
+    def owned(self) -> bool:
+        """Whether the nodes are the operator's own, so that it binds pods there itself."""
+        return self.binding == "GangBinder"
+
+    @property
+    def largest(self) -> int:
+        """All devices."""
+        return sum(devices for _, devices, _ in self.nodes)
+
+
+def draw_scenario(rng: random.Random) -> Scenario:
+    """Draw one."""
+    racks = rng.random() < 0.5
+    nodes = tuple((f"n{number}", rng.choice((2, 4)), f"r{number % 2}") for number in range(rng.choice((2, 3, 3))))
+    return Scenario(
+        nodes=nodes,
+        binding=rng.choice(("NodeName", "NodeAffinity", "GangBinder")),
+        launcher_rbac=rng.random() < 0.3,
+        racks=racks,
+        queues=draw_queues(rng),
+        jobs=rng.choice((1, 2, 3, 3)),
+        late_jobs=rng.choice((0, 0, 1, 2)),
+    )
+
+
+def draw_queues(rng: random.Random) -> dict[str, dict[str, Any]]:
+    """Draw no queue, one, or a cohort of two that lend to each other."""
+    shape = rng.random()
+    if shape < 0.35:
+        return {}
+    if shape < 0.55:
+        return {BORROWER: queue_spec(nominal=4)}
+    return {
+        COHORT: queue_spec(nominal=rng.choice((0, 0, 2))),
+        BORROWER: queue_spec(nominal=rng.choice((1, 2, 4)), parent=COHORT, borrowing=rng.choice((None, 1, 2)), rng=rng),
+        LENDER: queue_spec(nominal=rng.choice((2, 4)), parent=COHORT, lending=rng.choice((None, None, 1, 2)), rng=rng),
+    }
+
+
+def queue_spec(
+    *,
+    nominal: int,
+    parent: str = "",
+    borrowing: int | None = None,
+    lending: int | None = None,
+    rng: random.Random | None = None,
+) -> dict[str, Any]:
+    """Return a queue's specification; times are those of a world in which a step takes half a second."""
+    quota: dict[str, Any] = {"resource": labels.RESOURCE_DEVICE, "nominal": nominal}
+    if borrowing is not None:
+        quota["borrowingLimit"] = borrowing
+    if lending is not None:
+        quota["lendingLimit"] = lending
+    spec: dict[str, Any] = {"quotas": [quota], "preemption": {"cooldownSeconds": 5}}
+    if parent:
+        spec["parent"] = parent
+    if rng is not None and rng.random() < 0.3:
+        spec["preemption"]["reclaim"] = rng.choice(("Never", "LowerPriority"))
+    return spec
+
+
+def draw_job(name: str, scenario: Scenario, rng: random.Random) -> dict[str, Any]:
+    """Draw a job that fits the whole cluster."""
+    replicas, devices = rng.choice(REPLICAS), rng.choice((1, 1, 2))
+    most = min(scenario.largest, LARGEST_DEVICES)
+    while replicas * devices > most:
+        replicas, devices = max(1, replicas - 1), 1
+    workers: dict[str, Any] = {"replicas": replicas, "devices": devices}
+    if rng.random() < 0.3:
+        workers |= {"minReplicas": rng.randint(1, replicas), "maxReplicas": rng.randint(replicas, WORKERS_MAX)}
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": labels.KIND_JOB,
+        "metadata": {"name": name, "namespace": rng.choice(NAMESPACES)},
+        "spec": {
+            "model": {"preset": "kimi-vl-nano"},
+            "data": {"sources": [{"name": "a", "dataset": "sample/digits"}], "sequenceTokens": 128},
+            "training": {"steps": rng.randrange(10, 150), "packsPerStep": PACKS},
+            "workers": workers,
+            "topology": _topology(scenario, replicas * devices, rng),
+            "queueName": _queue(scenario, rng),
+            "priority": rng.choice((0, 0, 1, 2)),
+            **({"priorityClassName": URGENT} if rng.random() < 0.1 else {}),
+            "failurePolicy": _failure_policy(rng),
+            **({} if rng.random() < 0.75 else {"ttlSecondsAfterFinished": 20}),
+            "checkpoint": {"preemptionGraceSeconds": 10},
+            "health": {
+                "heartbeatTimeoutSeconds": 10,
+                "nodeLostSeconds": 8,
+                "startTimeoutSeconds": 40,
+                "hang": {"action": rng.choice(("Notify", "Restart", "Restart")), "stallSeconds": rng.choice((5, 8))},
+            },
+        },
+    }
+
+
+def _queue(scenario: Scenario, rng: random.Random) -> str:
+    names = sorted(scenario.queues)
+    return rng.choice(names) if names and rng.random() < 0.7 else "default"
+
+
+def _topology(scenario: Scenario, devices: int, rng: random.Random) -> dict[str, Any]:
+    if not scenario.racks or rng.random() < 0.5:
+        return {}
+    rooms = {rack: sum(d for _, d, r in scenario.nodes if r == rack) for _, _, rack in scenario.nodes}
+    if rng.random() < 0.3:
+        return {"exclusive": rng.choice(("rack", "host"))}
+    return {"required": "rack"} if max(rooms.values()) >= devices else {"preferred": "rack"}
+
+
+def _failure_policy(rng: random.Random) -> dict[str, Any]:
+    strict = rng.random() < 0.25
+    return {
+        "maxRestarts": 4 if strict else 200,
+        "noProgressMax": 3 if strict else 100,
+        "inPlaceMax": rng.choice((0, 1, 2)),
+        "backoff": {"initialSeconds": 1, "maxSeconds": 8},
+    }
+
+
+def class_manifest(value: int) -> dict[str, Any]:
+    """Return the PriorityClass."""
+    return {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": URGENT},
+        "value": value,
+    }
+
+
+def topology_manifest(levels: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return the ClusterTopology that counts."""
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": "ClusterTopology",
+        "metadata": {"name": "default"},
+        "spec": {"levels": [{"name": name, "nodeLabel": label} for name, label in levels]},
+    }

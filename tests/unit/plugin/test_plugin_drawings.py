@@ -14,7 +14,7 @@ from polyreme.plugin.rows import age, get_table, top_rows, top_table
 from polyreme_api import labels
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.times import rfc3339
-from tests.unit.plugin.plugin_scenes import NOW_S, job, node, queue, runs, snapshot, topology, waits
+from tests.unit.plugin.plugin_scenes import NOW_S, job, node, pod, queue, runs, snapshot, topology, waits
 
 QUEUES = [queue("org", gpus=8), queue("a", parent="org", gpus=16), queue("b", parent="org", gpus=8)]
 

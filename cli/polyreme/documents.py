@@ -1,8 +1,9 @@
-"""Jobs as YAML files."""
+"""Jobs, queues and topologies as YAML files."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import yaml
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJob, load_job
+from polyreme_api.kinds import KINDS, AnyObject, load_object
+from polyreme_api.labels import KIND_JOB
 
 DOCUMENT_BYTES_MAX = 2 * 1024 * 1024
 
@@ -20,14 +23,27 @@ def read_job(path: Path) -> TrainingJob:
     Raises:
         InvalidConfigError: If the file is missing, is no YAML, holds another count of documents, or the job is refused.
     """
-    return load_job(read_document(path))
+    return load_job(the_document(read_documents(path), path))
 
 
-def read_document(path: Path) -> Any:
-    """Read the one document of a YAML file.
+def the_document(documents: Sequence[Any], path: Path) -> Any:
+    """Return the one document of a file.
 
     Raises:
-        InvalidConfigError: If the file is missing, too large, no YAML, or holds another count of documents.
+        InvalidConfigError: If the file holds another count of documents.
+    """
+    if len(documents) != 1:
+        raise InvalidConfigError(
+            f"{path} holds {len(documents)} documents, rule exactly one TrainingJob", field="the file"
+        )
+    return documents[0]
+
+
+def read_documents(path: Path) -> list[Any]:
+    """Read the documents of a YAML file (``-``: standard input).
+
+    Raises:
+        InvalidConfigError: If the file is missing, too large, or no YAML.
     """
     try:
         text = sys.stdin.read(DOCUMENT_BYTES_MAX + 1) if str(path) == "-" else path.read_text(encoding="utf-8")
@@ -38,14 +54,31 @@ def read_document(path: Path) -> Any:
     if len(text) > DOCUMENT_BYTES_MAX:
         raise InvalidConfigError(f"job is too large: {path}, most {DOCUMENT_BYTES_MAX} bytes", field="the file")
     try:
-        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+        return [document for document in yaml.safe_load_all(text) if document is not None]
     except yaml.YAMLError as error:
         raise InvalidConfigError(f"no YAML: {path}: {' '.join(str(error).split())}", field="the file") from error
-    if len(documents) != 1:
-        raise InvalidConfigError(
-            f"{path} holds {len(documents)} documents, rule exactly one TrainingJob", field="the file"
-        )
-    return documents[0]
+
+
+def load_cluster_objects(documents: Sequence[Any]) -> list[AnyObject] | None:
+    """Load what administrators apply; None where not every document is of such a kind.
+
+    Raises:
+        InvalidConfigError: If one is refused; of several it is named.
+    """
+    kinds = [document.get("kind") if isinstance(document, Mapping) else None for document in documents]
+    if not kinds or not all(isinstance(kind, str) and kind in KINDS and kind != KIND_JOB for kind in kinds):
+        return None
+    loaded = []
+    for number, document in enumerate(documents, start=1):
+        try:
+            loaded.append(load_object(document))
+        except InvalidConfigError as error:
+            if len(documents) == 1:
+                raise
+            raise InvalidConfigError(
+                f"document {number}, a {kinds[number - 1]}: {error.message}", field=error.field
+            ) from error
+    return loaded
 
 
 def write_job(path: Path, job: TrainingJob) -> None:

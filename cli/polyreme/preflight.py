@@ -34,6 +34,12 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
             checkpoints of another model or of a format that this version does not read.
         RefusedError: If the checkpoint root is another run's.
     """
+    if job.spec.workers.runtime.mode == "Environment":
+        raise InvalidConfigError(
+            "this machine can't run the job: it has no container runtime, workers.runtime.mode is Environment; apply "
+            "the job to a cluster, or use mode: Launcher",
+            field="spec.workers.runtime.mode",
+        )
     check_data(home, job)
     check_folders(run, job)
     root = checkpoint_root(run, job)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from polyreme.home import Home
 from polyreme.output import Format, emit, note
 from polyreme_api.errors import ExitCode
+
+if TYPE_CHECKING:
+    from polyreme_api.job import TrainingJob
 
 JobArgument = Annotated[Path, typer.Argument(help="YAML file with one TrainingJob; - reads standard input.")]
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Form of the data on standard output.")]
@@ -70,21 +73,66 @@ def run(
     return outcome.exit_code
 
 
-def validate(context: typer.Context, job: JobArgument, output: OutputOption = Format.TABLE) -> int:
-    """Check a job and show the plan that it would get; starts nothing.
+def validate(
+    context: typer.Context,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="YAML file with one TrainingJob, or with queues, topologies and fault policies; - reads "
+            "standard input."
+        ),
+    ],
+    output: OutputOption = Format.TABLE,
+) -> int:
+    """Check a job and show the plan that it would get, or check what administrators apply; starts nothing.
 
     Where this machine has datasets, the job's are looked up too.
 
-    Example: polyreme validate manifests/samples/quickstart.yaml
+    Examples:
+
+      polyreme validate manifests/samples/quickstart.yaml
+
+      polyreme validate manifests/samples/queues.yaml
     """
+    from polyreme.documents import load_cluster_objects, read_documents, the_document
+    from polyreme_api.job import load_job
+
+    documents = read_documents(file)
+    objects = load_cluster_objects(documents)
+    if objects is not None:
+        rows = [{"kind": checked.kind, "name": checked.metadata.name} for checked in objects]
+        emit("Objects", rows, output=output, columns=[("kind", "kind"), ("name", "name")])
+        return ExitCode.OK
+    checked = load_job(the_document(documents, file))
+    if checked.spec.workers.runtime.mode == "Environment":
+        return _show_gang(checked, output)
+    return _show_plan(context.obj, checked, output)
+
+
+def _show_gang(checked: TrainingJob, output: Format) -> int:
+    """Show what is known of a job that brings its own training."""
+    from polyreme_api.plan.plan import plan_for
+
+    plan = plan_for(checked.spec)
+    value = {
+        "name": checked.metadata.name,
+        "workers": plan.replicas,
+        "ranks": plan.layout.world,
+        "layout": str(plan.layout),
+        "planHash": plan.hash,
+    }
+    columns = [("job", "name"), ("workers", "workers"), ("ranks", "ranks"), ("layout", "layout"), ("plan", "planHash")]
+    emit("Plan", value, output=output, columns=columns)
+    return ExitCode.OK
+
+
+def _show_plan(home: Home, checked: TrainingJob, output: Format) -> int:
+    """Look up what the job names on this machine, and show its plan."""
     from polyreme import preflight
-    from polyreme.documents import read_job
     from polyreme_api.plan.plan import plan_for
     from polyreme_api.plan.shapes import parameter_count
     from polyreme_api.plan.volume import state_bytes_per_rank
 
-    home: Home = context.obj
-    checked = read_job(job)
     run = home.run(checked.metadata.namespace, checked.metadata.name)
     preflight.check_folders(run, checked)
     if home.has_data:

@@ -1,0 +1,29 @@
+"""The page of reasons names every word that a status may hold."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from pathlib import Path
+
+import pytest
+
+from polyreme_operator.core.queue.tree import QueueReason
+from polyreme_operator.core.reasons import Cause, ConditionType, Reason
+from polyreme_operator.core.topology import ProblemReason
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "reasons.md"
+
+
+@pytest.mark.parametrize("words", [ConditionType, Reason, Cause, QueueReason, ProblemReason])
+def test_every_word_is_on_the_page(words: type[StrEnum]) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert [word.value for word in words if f"`{word.value}`" not in page] == []
+
+
+def test_the_reasons_to_wait_stand_in_the_order_in_which_they_are_told() -> None:
+    order = re.search(r"first that holds is told: (.*?)\.\n", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert order is not None
+    told = re.findall(r"`(\w+)`", order[1])
+    ranked = [reason.value for reason in Reason]
+    assert told == ranked[: ranked.index("Starting") + 1]

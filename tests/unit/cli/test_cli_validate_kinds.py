@@ -1,0 +1,76 @@
+"""``validate`` checks what administrators apply, and jobs that bring their own training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from polyreme.main import invoke
+from polyreme_api.errors import ExitCode
+
+SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
+QUEUE = "{apiVersion: polyreme.dev/v1alpha1, kind: TrainingQueue, metadata: {name: NAME}, spec: {SPEC}}\n"
+
+
+def validate(home: Path, path: Path, *options: str) -> int:
+    return invoke(["--home", str(home), "validate", str(path), *options])
+
+
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_sample_is_valid(path: Path, tmp_path: Path) -> None:
+    assert validate(tmp_path / "home", path) == ExitCode.OK
+    assert not (tmp_path / "home").exists()
+
+
+def test_queues_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert validate(tmp_path, SAMPLES / "queues.yaml", "-o", "json") == ExitCode.OK
+    items = json.loads(capsys.readouterr().out)["items"]
+    assert [item["name"] for item in items] == ["company", "research", "product", "default"]
+    assert {item["kind"] for item in items} == {"TrainingQueue"}
+
+
+def test_a_job_that_brings_its_own_training_has_a_layout_and_no_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert validate(tmp_path, SAMPLES / "own-container.yaml", "-o", "json") == ExitCode.OK
+    item = json.loads(capsys.readouterr().out)["item"]
+    assert item["layout"] == "dp4 pp2 tp8"
+    assert item["ranks"] == 64
+    assert "model" not in item
+
+
+def test_a_machine_without_containers_does_not_run_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["--home", str(tmp_path), "run", str(SAMPLES / "own-container.yaml")]) == ExitCode.USAGE
+    said = capsys.readouterr().err
+    assert "workers.runtime.mode is Environment; apply the job to a cluster" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("specs", "words"),
+    [
+        (["weight: 0"], "spec.weight is refused: 0"),
+        (["weight: 1", "wait: 1"], "document 2, a TrainingQueue: unknown field: spec.wait, did you mean 'weight'?"),
+        (["parent: q0"], "spec.parent is 'q0', the queue itself"),
+    ],
+)
+def test_a_wrong_queue_is_refused_with_one_line(
+    specs: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [QUEUE.replace("NAME", f"q{at}").replace("SPEC", spec) for at, spec in enumerate(specs)]
+    path = tmp_path / "queues.yaml"
+    path.write_text("---\n".join(texts))
+    assert validate(tmp_path / "home", path) == ExitCode.USAGE
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+
+
+def test_a_job_among_queues_is_refused_as_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "both.yaml"
+    job = (SAMPLES / "quickstart.yaml").read_text()
+    path.write_text(QUEUE.replace("NAME", "q").replace("SPEC", "weight: 1") + "---\n" + job)
+    assert validate(tmp_path / "home", path) == ExitCode.USAGE
+    assert "holds 2 documents, rule exactly one TrainingJob" in capsys.readouterr().err

@@ -120,6 +120,7 @@ def test_each_command_is_declared_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {
         "polyreme": "polyreme.main:main",
+        "polyreme-operator": "polyreme_operator.main:main",
         "kubectl-polyreme": "polyreme.plugin.main:main",
         "kubectl_complete-polyreme": "polyreme.plugin.completion:main",
     }

@@ -143,7 +143,7 @@ class ClusterModel:
         pods = tuple(self._pods[ref] for ref in sorted(self._pods_by_job.get(uid, ())))
         names = {pod.node for pod in pods}
         if job.attempt is not None:
-            names.update(job.attempt.placement.nodes)
+            names.update(job.attempt.placement.node_by_index())
         lease = self._lease_by_job.get(uid)
         return JobScene(
             job=job,
@@ -227,7 +227,7 @@ class ClusterModel:
         placed = {
             job.uid
             for job in self._jobs.values()
-            if job.admitted and job.attempt is not None and node in job.attempt.placement.nodes
+            if job.admitted and job.attempt is not None and node in job.attempt.placement.node_by_index()
         }
         return placed | {pod.job_uid for pod in self._pods.values() if pod.node == node}
 

@@ -55,7 +55,7 @@ def mode_of(asked: BindingMode, scene: JobScene, attempt: AttemptStatus) -> Bind
     """Return how an attempt's pods are bound: by the gang binder only where every node is the operator's own."""
     if asked != "GangBinder":
         return asked
-    nodes = (scene.nodes.get(name) for name in attempt.placement.nodes)
+    nodes = (scene.nodes.get(name) for name in dict.fromkeys(attempt.placement.node_by_index()))
     return "GangBinder" if all(node is not None and node.owned for node in nodes) else "NodeAffinity"
 
 

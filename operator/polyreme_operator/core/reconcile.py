@@ -356,7 +356,7 @@ def _succeeded(scene: JobScene) -> bool:
 def _next_deadline_s(scene: JobScene, spec: TrainingJobSpec) -> float | None:
     """When time alone makes a failure: silence, a node that is away or a pod that finds no room for too long."""
     attempt = scene.job.attempt
-    placed = [] if attempt is None else attempt.placement.nodes
+    placed = () if attempt is None else dict.fromkeys(attempt.placement.node_by_index())
     nodes = [scene.nodes[name] for name in placed if name in scene.nodes]
     times_s = [
         node.not_ready_since_s + spec.health.node_lost_seconds for node in nodes if node.not_ready_since_s is not None

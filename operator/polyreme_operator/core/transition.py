@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from polyreme_api.job import TrainingJobStatus
+from polyreme_api.job.placement import Placement
 from polyreme_api.job.status import (
     PREEMPTION_RECORDS_MAX,
     AttemptStatus,
-    Placement,
     Preemption,
     PreemptionRecord,
     replacement_runs,

@@ -1,0 +1,190 @@
+"""How worker pods come to their nodes, what they may do there, and what their leader may ask of the API server."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from polyreme_operator.core.binding import BindingMode
+from polyreme_operator.core.manifests import PodDefaults
+from polyreme_operator.core.reconcile import reconcile
+from polyreme_operator.types.actions import Bind, CreateChild, CreatePod, Decision, WriteStatus
+from polyreme_operator.types.parse import OWNED_TAINT
+from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.views import JobView
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, scene
+
+OWNED = {"n0": node(owned=True), "n1": node("n1", owned=True)}
+MIXED = {"n0": node(owned=True), "n1": node("n1")}
+
+
+def templated(template: dict[str, Any] | None = None) -> JobView:
+    return job(workers={"replicas": 2, "devices": 1, "template": {"spec": template or {}}})
+
+
+def decide(seen: JobScene, binding: BindingMode = "GangBinder", **defaults: Any) -> Decision:
+    return reconcile(seen, NOW_S, defaults=PodDefaults(binding=binding, **defaults))
+
+
+def created(binding: BindingMode, template: dict[str, Any] | None = None, **fields: Any) -> list[dict[str, Any]]:
+    owner = admitted(templated(template), ("n0", "n1"), replicas=0)
+    decision = decide(scene(owner, lease=lease(owner, attempt=9), **fields), binding)
+    return [action.manifest["spec"] for action in decision.actions if isinstance(action, CreatePod)]
+
+
+def named_node(spec: dict[str, Any]) -> Any:
+    required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    return [term["matchFields"] for term in required["nodeSelectorTerms"]]
+
+
+def field(name: str) -> dict[str, Any]:
+    return {"key": "metadata.name", "operator": "In", "values": [name]}
+
+
+def test_without_a_scheduler_a_pod_names_its_node() -> None:
+    specs = created("NodeName")
+    assert [spec["nodeName"] for spec in specs] == ["n0", "n1"]
+    assert not any("affinity" in spec or "schedulerName" in spec for spec in specs)
+
+
+def test_by_affinity_a_pod_is_held_to_its_node_and_left_to_kube_scheduler() -> None:
+    specs = created("NodeAffinity", nodes=OWNED)
+    assert [named_node(spec) for spec in specs] == [[[field("n0")]], [[field("n1")]]]
+    assert not any("nodeName" in spec or "schedulerName" in spec for spec in specs)
+
+
+def test_every_term_of_a_templates_affinity_holds_beside_the_node() -> None:
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in "ab"]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    spec = created("NodeAffinity", {"affinity": {"nodeAffinity": required, "podAffinity": {}}})[0]
+    held = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert held == [{**term, "matchFields": [field("n0")]} for term in terms]
+
+
+def test_the_gang_binder_binds_on_its_own_nodes_and_nowhere_else() -> None:
+    assert {spec["schedulerName"] for spec in created("GangBinder", nodes=OWNED)} == {"polyreme"}
+    mixed = created("GangBinder", nodes=MIXED)
+    assert not any("schedulerName" in spec or "nodeName" in spec for spec in mixed)
+    assert [named_node(spec) for spec in mixed] == [[[field("n0")]], [[field("n1")]]]
+
+
+def test_pods_that_wait_are_bound_by_uid_each_to_its_place() -> None:
+    owner = admitted(templated(), ("n1", "n0"))
+    waits = pod(owner, 0, where="", scheduler="polyreme", phase="Pending")
+    bound = pod(owner, 1, where="n0", scheduler="polyreme")
+    decision = decide(scene(owner, pods=(waits, bound), nodes=OWNED, lease=lease(owner, released=False)))
+    assert [action for action in decision.actions if isinstance(action, Bind)] == [
+        Bind(ref=waits.ref, uid=waits.uid, node="n1")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "nodes"),
+    [
+        ({"scheduler": "default-scheduler"}, OWNED),
+        ({"scheduler": "polyreme", "deleting": True}, OWNED),
+        ({"scheduler": "polyreme", "replacement": 3}, OWNED),
+        ({"scheduler": "polyreme"}, MIXED),
+    ],
+)
+def test_no_other_pod_is_bound(fields: dict[str, Any], nodes: Any) -> None:
+    owner = admitted(templated(), ("n1", "n0"))
+    others = pod(owner, 0, where="", phase="Pending", **fields)
+    seen = scene(owner, pods=(others, pod(owner, 1)), nodes=nodes, lease=lease(owner, released=False))
+    assert not any(isinstance(action, Bind) for action in decide(seen).actions)
+
+
+@pytest.mark.parametrize(
+    ("template", "named"),
+    [
+        (
+            {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]},
+            "volumes[].persistentVolumeClaim",
+        ),
+        ({"volumes": [{"name": "data", "ephemeral": {}}]}, "volumes[].ephemeral"),
+        ({"resourceClaims": [{"name": "gpu"}]}, "resourceClaims"),
+        ({"affinity": {"podAffinity": {"a": []}}}, "affinity.podAffinity"),
+        ({"affinity": {"podAntiAffinity": {"a": []}}}, "affinity.podAntiAffinity"),
+        ({"schedulingGates": [{"name": "g"}]}, "schedulingGates"),
+    ],
+)
+def test_the_gang_binder_refuses_what_it_can_not_bind_and_names_the_field(template: dict[str, Any], named: str) -> None:
+    owner = templated(template)
+    (write,) = (action for action in decide(scene(owner)).actions if isinstance(action, WriteStatus))
+    failed = write.after.condition("Failed")
+    assert failed is not None
+    assert failed.reason == "Misconfigured"
+    assert f"drop spec.workers.template.spec.{named} or" in failed.message
+    other = decide(scene(owner), "NodeAffinity")
+    assert not any(isinstance(action, WriteStatus) and action.after.finished for action in other.actions)
+
+
+def test_a_job_whose_pods_run_is_not_ended_by_a_change_of_the_installation() -> None:
+    owner = admitted(templated({"resourceClaims": [{"name": "gpu"}]}))
+    seen = scene(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=lease(owner, phase="Training"))
+    assert not any(isinstance(action, WriteStatus) and action.after.finished for action in decide(seen).actions)
+
+
+def test_the_operators_own_taint_is_tolerated_beside_the_templates() -> None:
+    given = {"key": "gpu", "operator": "Exists"}
+    own = {"key": OWNED_TAINT, "operator": "Exists"}
+    for binding in ("NodeName", "NodeAffinity", "GangBinder"):
+        assert created(binding, {"tolerations": [given]}, nodes=OWNED)[0]["tolerations"] == [given, own]
+
+
+def test_a_pod_is_restricted_where_its_template_says_nothing() -> None:
+    spec = created("NodeName", {"containers": [{"name": "a"}, {"name": "b"}], "initContainers": [{"name": "c"}]})[0]
+    assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    contexts = [container["securityContext"] for container in (*spec["containers"], *spec["initContainers"])]
+    assert contexts == [{"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}] * 3
+
+
+@pytest.mark.parametrize(
+    ("template", "pod_context", "container_context"),
+    [
+        ({"securityContext": {"fsGroup": 1}}, {"fsGroup": 1}, {"allowPrivilegeEscalation": False}),
+        ({"containers": [{"securityContext": {"runAsUser": 0}}]}, None, {"runAsUser": 0}),
+        ({"containers": [{"securityContext": {}}]}, {"runAsNonRoot": True}, {}),
+    ],
+)
+def test_what_a_template_says_of_its_security_stands(
+    template: dict[str, Any], pod_context: dict[str, Any] | None, container_context: dict[str, Any]
+) -> None:
+    spec = created("NodeName", template)[0]
+    own = spec["containers"][0]["securityContext"]
+    assert {name: own[name] for name in container_context} == container_context
+    assert ("capabilities" in own) == ("allowPrivilegeEscalation" in container_context)
+    if pod_context is None:
+        assert "securityContext" not in spec
+    else:
+        assert pod_context.items() <= spec["securityContext"].items()
+
+
+def test_only_the_leaders_pod_gets_a_token_unless_the_template_says_otherwise() -> None:
+    leader, other = created("NodeName")
+    assert "automountServiceAccountToken" not in leader
+    assert other["automountServiceAccountToken"] is False
+    assert created("NodeName", {"automountServiceAccountToken": True})[1]["automountServiceAccountToken"] is True
+
+
+def test_a_launcher_may_follow_its_own_job_and_renew_its_own_lease_and_nothing_else() -> None:
+    owner = admitted(templated({"serviceAccountName": "trainer"}), replicas=0)
+    decision = decide(scene(owner), "NodeAffinity", launcher_rbac=True)
+    made = {action.manifest["kind"]: action.manifest for action in decision.actions if isinstance(action, CreateChild)}
+    name = "j-uidj"
+    rules = {rule["resources"][0]: rule for rule in made["Role"]["rules"]}
+    assert rules.keys() == {"trainingjobs", "leases"}
+    assert (rules["trainingjobs"]["resourceNames"], rules["leases"]["resourceNames"]) == (["j"], [name])
+    assert rules["trainingjobs"]["verbs"] == ["get", "list", "watch"]
+    assert rules["leases"]["verbs"] == ["get", "patch", "update"]
+    binding = made["RoleBinding"]
+    assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "trainer", "namespace": "default"}]
+    for kind in ("Role", "RoleBinding"):
+        assert made[kind]["metadata"]["ownerReferences"][0]["uid"] == owner.uid
+    known = frozenset({"Service", "Secret", "Role", "RoleBinding"})
+    again = decide(dataclasses.replace(scene(owner), children=known), "NodeAffinity", launcher_rbac=True)
+    kinds = [action.manifest["kind"] for action in again.actions if isinstance(action, CreateChild)]
+    assert kinds == ["Lease"]
+    without = decide(scene(owner), "NodeAffinity")
+    assert "Role" not in {action.manifest["kind"] for action in without.actions if isinstance(action, CreateChild)}

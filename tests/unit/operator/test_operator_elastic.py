@@ -1,0 +1,140 @@
+"""Jobs that run at another worker count than they wish."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from polyreme_api.job.status import Accounting, LostTime
+from polyreme_api.progress import ProgressRecord
+from polyreme_operator.core import elastic, transition
+from polyreme_operator.core.reasons import Scope
+from polyreme_operator.types.views import JobView
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, pod, scene
+
+
+def elastic_job(replicas: int = 4, low: int | None = None, high: int | None = None, **spec: Any) -> JobView:
+    bounds = {"minReplicas": low, "maxReplicas": high}
+    workers = {"replicas": replicas, "devices": spec.pop("devices", 1)}
+    return job(workers={**workers, **{name: value for name, value in bounds.items() if value is not None}}, **spec)
+
+
+def record(**fields: Any) -> ProgressRecord:
+    given = {"attempt": 1, "released": True, "phase": "Training", "step": 10, "steps": 1000, "stepSeconds": 2.0}
+    return ProgressRecord.model_validate({**given, **fields})
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        ({}, (4,)),
+        ({"low": 1}, (4, 3, 2, 1)),
+        ({"low": 3}, (4, 3)),
+        ({"low": 1, "replicas": 6}, (6, 4, 3, 2, 1)),  # 12 packs a step: no dp of 5
+        ({"low": 5, "replicas": 5}, ()),
+        ({"low": 1, "replicas": 5}, (4, 3, 2, 1)),
+    ],
+)
+def test_the_counts_that_a_job_accepts_are_its_wish_and_smaller_ones_that_fit(
+    bounds: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    assert tuple(elastic.sizes(elastic_job(**bounds))) == expected
+
+
+def test_a_running_job_may_grow_to_its_wish_and_beyond_it_to_its_bound() -> None:
+    assert tuple(elastic.larger_sizes(elastic_job(4, high=12), 4)) == (12, 6)
+    assert tuple(elastic.larger_sizes(elastic_job(4), 2)) == (4, 3)
+    assert tuple(elastic.larger_sizes(elastic_job(4), 4)) == ()
+
+
+def test_an_explicit_layout_scales_its_dp_only() -> None:
+    owner = elastic_job(4, low=1, parallelism={"mode": "Explicit", "dp": 4, "ep": 2})
+    assert tuple(elastic.sizes(owner)) == (4, 2)
+    plan = elastic.plan_at(owner, 2)
+    assert plan is not None
+    assert (plan.layout.dp, plan.layout.ep, plan.replicas) == (2, 2, 2)
+    assert elastic.plan_at(owner, 3) is None
+
+
+def test_few_counts_are_offered_whatever_the_bounds() -> None:
+    owner = elastic_job(10_000, low=1, training={"steps": 50, "packsPerStep": 720_720})
+    found = elastic.sizes(owner)
+    assert len(found) == elastic.SIZES_MAX
+    assert list(found) == sorted(found, reverse=True)
+
+
+def test_a_plan_of_another_job_is_never_taken() -> None:
+    first, second = elastic_job(4, low=1), elastic_job(4, low=1, training={"steps": 50, "packsPerStep": 16})
+    assert first.uid == second.uid
+    assert elastic.plan_at(first, 3) is not None
+    assert elastic.plan_at(second, 3) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "later_s", "grows"),
+    [
+        ({}, 400, True),
+        ({}, 200, False),  # begun a moment ago
+        ({"step": 990}, 400, False),  # nearly done
+        ({"stepSeconds": None}, 400, False),  # its pace is not known
+        ({"phase": "Evaluating"}, 400, False),
+        ({"released": False}, 400, False),
+        ({"outcome": "Failed"}, 400, False),
+    ],
+)
+def test_a_job_grows_only_when_the_rest_gains_more_than_a_restart_costs(
+    fields: dict[str, Any], later_s: float, grows: bool
+) -> None:
+    owner = admitted(elastic_job(2, high=4), at_s=NOW_S)
+    assert elastic.worth_growing(record(**fields), owner, current=2, larger=4, now_s=NOW_S + later_s) == grows
+
+
+def test_what_restarts_have_cost_this_job_counts_as_their_price() -> None:
+    owner = admitted(elastic_job(2, high=4), at_s=NOW_S)
+    assert owner.attempt is not None
+    slow = Accounting(lost=[LostTime(cause="Starting", milliseconds=1_000_000)])
+    attempt = owner.attempt.model_copy(update={"number": 2})
+    owner = dataclasses.replace(owner, status=owner.status.model_copy(update={"accounting": slow, "attempt": attempt}))
+    assert elastic.resize_cost_s(owner.status) == 1000.0
+    assert not elastic.worth_growing(record(), owner, current=2, larger=4, now_s=NOW_S + 400)
+
+
+def test_a_job_is_admitted_smaller_than_it_wishes_and_says_so() -> None:
+    owner = elastic_job(4, low=1)
+    status = transition.admit(owner, ("n0", "n1"), NOW_S, plan=elastic.plan_at(owner, 2))
+    assert status.attempt is not None
+    plan = elastic.plan_at(owner, 2)
+    assert plan is not None
+    assert (status.attempt.replicas, status.attempt.plan_hash, status.layout) == (2, plan.hash, str(plan.layout))
+    said = status.condition("Admitted")
+    assert said is not None
+    assert said.message == "2 workers on 2 nodes; 4 workers asked for"
+
+
+def test_a_resize_begins_with_the_plan_of_its_count_and_replaces_only_what_leaves_or_moves() -> None:
+    owner = admitted(elastic_job(4, low=1), ("n0", "n0", "n1", "n1"))
+    seen = scene(owner, pods=tuple(pod(owner, index) for index in range(4)), lease=lease(owner, outcome="Stopped"))
+    plan = elastic.plan_at(owner, 2)
+    assert plan is not None
+    status = transition.resize(seen, ["n0", "n1"], NOW_S, plan=plan)
+    attempt, said = status.attempt, status.condition("Admitted")
+    assert attempt is not None
+    assert said is not None
+    assert (attempt.number, attempt.replicas, attempt.plan_hash) == (2, 2, plan.hash)
+    assert [attempt.replacement(index) for index in range(4)] == [0, 1, 1, 1]
+    assert (said.reason, said.message) == ("Shrunk", "2 workers on 2 nodes, shrunk from 4; 4 workers asked for")
+    smaller = dataclasses.replace(owner, status=status)
+    grown = transition.resize(scene(smaller), ["n0", "n1", "n1", "n1"], NOW_S).condition("Admitted")
+    assert grown is not None
+    assert (grown.reason, grown.message) == ("Grown", "4 workers on 2 nodes, grown from 2")
+
+
+def test_a_restart_of_a_smaller_attempt_keeps_its_size_and_plan() -> None:
+    owner = elastic_job(4, low=1)
+    status = transition.admit(owner, ("n0", "n1"), NOW_S, plan=elastic.plan_at(owner, 2))
+    owner = dataclasses.replace(owner, status=status.model_copy(update={"replicas": 2}))
+    attempt = owner.attempt
+    assert attempt is not None
+    again = transition.begin_attempt(owner, status, nodes=["n0", "n1"], replace=(), scope=Scope.PROCESS, now_s=NOW_S)
+    assert again.attempt is not None
+    assert (again.attempt.replicas, again.attempt.plan_hash) == (2, attempt.plan_hash)

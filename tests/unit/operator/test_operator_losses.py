@@ -1,0 +1,122 @@
+"""Pods that others take away, and pods that no scheduler finds room for: the gang recovers, no budget pays."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from polyreme_api.job.status import RestartRecord
+from polyreme_api.times import rfc3339
+from polyreme_operator.core.manifests import PodDefaults
+from polyreme_operator.core.observe import UNSCHEDULABLE_S
+from polyreme_operator.core.reconcile import reconcile
+from polyreme_operator.core.recovery import Restart, judge
+from polyreme_operator.types.actions import CreatePod, Decision, DeletePod, WriteStatus
+from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.views import JobView, PodPhase
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, scene
+
+EVICTED = (("DisruptionTarget", "True"),)
+
+
+def verdict_of(seen: JobScene, now_s: float = NOW_S) -> Restart:
+    assert seen.job.spec is not None
+    verdict = judge(seen, seen.job.spec, now_s)
+    assert isinstance(verdict, Restart)
+    return verdict
+
+
+def decide(seen: JobScene) -> Decision:
+    return reconcile(seen, NOW_S, defaults=PodDefaults())
+
+
+def refused(owner: JobView, *, for_s: float) -> JobScene:
+    pending = pod(
+        owner,
+        1,
+        where="",
+        phase=PodPhase.PENDING,
+        unschedulable_since_s=NOW_S - for_s,
+        unschedulable="0/2 nodes are available: insufficient memory",
+    )
+    return scene(owner, pods=(pod(owner, 0), pending), lease=lease(owner, released=False))
+
+
+def test_a_worker_that_no_scheduler_finds_room_for_moves_at_no_cost() -> None:
+    owner = admitted(job(failurePolicy={"maxRestarts": 0}), ("n0", "n1"))
+    verdict = verdict_of(refused(owner, for_s=UNSCHEDULABLE_S))
+    assert (verdict.failure.cause, verdict.counts, verdict.scope) == ("Unschedulable", False, "RestartPod")
+    assert verdict.move == verdict.replace == {1}
+    assert "n1" in verdict.failure.message
+    assert "insufficient memory" in verdict.failure.message
+    assert decide(refused(owner, for_s=UNSCHEDULABLE_S)).reschedule
+
+
+def test_a_scheduler_is_given_some_seconds_and_then_looked_at_again() -> None:
+    owner = admitted(job(), ("n0", "n1"))
+    decision = decide(refused(owner, for_s=4))
+    assert not decision.reschedule
+    assert decision.wake_at_s == NOW_S + UNSCHEDULABLE_S - 4
+    bound = dataclasses.replace(refused(owner, for_s=99).pods[1], node="n1")
+    seen = dataclasses.replace(refused(owner, for_s=99), pods=(pod(owner, 0), bound))
+    assert not decide(seen).reschedule
+
+
+def test_each_move_that_finds_no_room_waits_longer_and_none_ends_the_job() -> None:
+    owner = admitted(job(failurePolicy={"noProgressMax": 1, "maxRestarts": 0}), ("n0", "n1"))
+    records = [
+        RestartRecord(attempt=n, at=rfc3339(NOW_S), cause="Unschedulable", scope="RestartPod", counts=False)
+        for n in range(1, 6)
+    ]
+    waits = []
+    for count in range(6):
+        status = owner.status.model_copy(update={"restart_records": records[:count]})
+        seen = refused(dataclasses.replace(owner, status=status), for_s=UNSCHEDULABLE_S)
+        waits.append(verdict_of(seen).due_s - NOW_S)
+    assert waits == [0, 5, 10, 20, 40, 80]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"deleting": True, "conditions": EVICTED}, {"phase": PodPhase.FAILED, "conditions": EVICTED}]
+)
+def test_an_eviction_by_others_is_no_fault_of_the_job(fields: dict[str, Any]) -> None:
+    owner = admitted(job(failurePolicy={"maxRestarts": 0}))
+    verdict = verdict_of(scene(owner, pods=(pod(owner, 0), pod(owner, 1, **fields)), lease=lease(owner, step=3)))
+    assert (verdict.failure.cause, verdict.counts) == ("Evicted", False)
+    assert (verdict.replace, verdict.move) == (frozenset({1}), frozenset())
+
+
+def test_a_failure_beside_an_eviction_is_told_and_counted() -> None:
+    owner = admitted(job())
+    pods = (pod(owner, 0, deleting=True, conditions=EVICTED), pod(owner, 1, phase=PodPhase.FAILED, exit_code=3))
+    verdict = verdict_of(scene(owner, pods=pods, lease=lease(owner, step=3)))
+    assert (verdict.failure.cause, verdict.failure.index, verdict.counts) == ("PodFailed", 1, True)
+    assert verdict.replace == {0, 1}
+
+
+def test_what_leaves_a_cordoned_node_goes_elsewhere_and_what_runs_there_stays() -> None:
+    owner = admitted(job(), ("n0", "n1"))
+    nodes = {"n0": node(unschedulable=True), "n1": node("n1", unschedulable=True)}
+    pods = (pod(owner, 0), pod(owner, 1, where="n1", deleting=True, conditions=EVICTED))
+    verdict = verdict_of(scene(owner, pods=pods, nodes=nodes, lease=lease(owner, step=3)))
+    assert verdict.move == verdict.replace == {1}
+
+
+def test_a_pod_that_somebody_deleted_is_replaced_only_when_it_is_gone() -> None:
+    owner = admitted(job())
+    going = (pod(owner, 0), pod(owner, 1, deleting=True))
+    (write,) = (
+        action
+        for action in decide(scene(owner, pods=going, lease=lease(owner, step=3))).actions
+        if isinstance(action, WriteStatus)
+    )
+    after = dataclasses.replace(owner, status=write.after)
+    assert after.attempt is not None
+    assert (after.attempt.number, after.attempt.replacement(1)) == (2, 1)
+    stuck = decide(scene(after, pods=going, lease=lease(after, attempt=2, released=False)))
+    assert not any(isinstance(action, CreatePod | DeletePod) for action in stuck.actions)
+    lost = {"n0": node(ready=False, not_ready_since_s=NOW_S - 999)}
+    forced = decide(scene(after, pods=going, nodes=lost, lease=lease(after, attempt=2, released=False)))
+    assert not any(isinstance(action, CreatePod) for action in forced.actions)
+    gone = decide(scene(after, pods=going[:1], lease=lease(after, attempt=2, released=False)))
+    assert [type(action) for action in gone.actions if isinstance(action, CreatePod)] == [CreatePod]

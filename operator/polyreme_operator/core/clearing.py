@@ -152,14 +152,14 @@ def _shared_N(ground: Ground, busy_N: NDArray[np.int32]) -> BoolArray:
 
 
 def _bounds(ground: Ground, depth: int) -> Weights:
-    """Return the bound of each domain of a level; 0 for an exclusive gang, whose victims need not give it room."""
+    """Return the bound of each domain of a level."""
     inventory, request = ground.inventory, ground.request
     domain_N = np.zeros(len(inventory.names), dtype=np.int64)
     if depth != CLUSTER:
         domain_N = ground.tree.domain_LN[depth].astype(np.int64)
     count = int(domain_N.max(initial=-1)) + 1
     asked = [(inventory.resources.index(name), amount) for name, amount in request.requests if amount > 0]
-    if ground.wish.exclusive is not None or not asked or not count:
+    if not asked or not count:
         return np.zeros(max(1, count))
     inside_N = ground.open_N & (domain_N >= 0)
     free_NR = np.maximum(0, inventory.capacity_NR - inventory.used_NR)[inside_N]

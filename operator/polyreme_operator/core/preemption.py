@@ -139,6 +139,11 @@ class _Search:
         self._left = work_units
         self._short = not books.fits()
         """Whether victims are needed for the quota, too."""
+        own = books.preemptor.queue
+        self._others = {job.queue for job in candidates if job.queue != own}
+        self._own = {at for at, job in enumerate(candidates) if job.queue == own}
+        self._bound_to_own = bool(self._own) and not all(map(books.may_take, self._others))
+        """Whether own jobs may have to go, wherever they are, before those of others may be asked."""
         self._by_cost = np.argsort(
             ground.weight_V / [max(1, job.devices) for job in candidates], kind="stable"
         ).tolist()
@@ -190,16 +195,34 @@ class _Search:
         weight_V = self._ground.weight_V[region.candidates]
         with np.errstate(divide="ignore"):
             price_V = np.where(gain_V > 0, weight_V / gain_V, np.inf)
-        for keys in ((weight_V, price_V), (weight_V, -gain_V)):
-            found = self._greedy(region, region.candidates[np.lexsort(keys)])
-            if found is not None:
-                return found
+        ways_in: list[list[int]] = [[]]
+        if self._bound_to_own:
+            ways_in.append(self._way_in(region))
+        for first in ways_in:
+            for keys in ((weight_V, price_V), (weight_V, -gain_V)):
+                found = self._greedy(region, first, region.candidates[np.lexsort(keys)])
+                if found is not None:
+                    return found
         return None
 
-    def _greedy(self, region: Region, order: IntArray) -> list[int] | None:
+    def _way_in(self, region: Region) -> list[int]:
+        """Return the cheapest own jobs without which the preemptor is entitled to take others' place in a region."""
+        others = {self._candidates[at].queue for at in region.candidates.tolist()} & self._others
+        books, way_in = self._books.copy(), list[int]()
+        self._left -= JOB_UNITS * len(self._own)
+        for at in self._by_cost:
+            if any(map(books.may_take, others)):
+                break
+            if at in self._own:
+                books.release(self._candidates[at])
+                way_in.append(at)
+        return way_in
+
+    def _greedy(self, region: Region, first: list[int], order: IntArray) -> list[int] | None:
         books, allowed = self._books.copy(), list[int]()
-        self._left -= JOB_UNITS * len(order)
-        for at in order.tolist():
+        self._left -= JOB_UNITS * (len(first) + len(order))
+        taken = set(first)
+        for at in (*first, *(at for at in order.tolist() if at not in taken)):
             if books.may_take(self._candidates[at].queue):
                 books.release(self._candidates[at])
                 allowed.append(at)
@@ -273,7 +296,7 @@ class _Search:
     def _try_all(self, region: Region, cost: float) -> list[int] | None:
         """Try all combinations if there are few; None if none is cheaper than ``cost``."""
         relevant = set(region.candidates.tolist())
-        if self._short:
+        if self._short or self._bound_to_own:
             relevant = set(range(len(self._candidates)))
         if len(relevant) > EXACT_CANDIDATES:
             return None

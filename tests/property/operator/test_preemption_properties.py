@@ -40,48 +40,51 @@ class Case:
 
 
 @st.composite
-def cases(draw: Any) -> Case:
-    """Two to four racks, three queues of one cohort, up to seven jobs, one of which may stop already."""
+def cases(draw: Any, *, packed: bool) -> Case:
+    """Two to four racks, three queues of one cohort, up to seven jobs, some of which may stop already.
+
+    When packed, jobs fill whatever they can, nearly all of them borrow, and ``a`` owns what it asks for: then it is
+    about who exactly may be asked, and who is the cheapest.
+    """
     racks = draw(st.lists(st.integers(1, 3), min_size=2, max_size=4))
-    devices, nodes = draw(st.sampled_from((1, 2, 4))), sum(racks)
-    free = [devices] * nodes
+    devices = draw(st.sampled_from((1, 2, 4)))
+    free = [devices] * sum(racks)
     jobs: list[Running] = []
-    for at in range(draw(st.integers(0, 7))):
+    for at in range(7 if packed else draw(st.integers(0, 7))):
         each = draw(st.integers(1, devices))
-        spots = [row for row in range(nodes) for _ in range(free[row] // each)]
+        spots = [row for row in range(sum(racks)) for _ in range(free[row] // each)]
         if not spots:
             break
-        rows = draw(st.lists(st.sampled_from(range(len(spots))), min_size=1, max_size=4, unique=True))
-        taken = [spots[spot] for spot in rows]
+        size = min(draw(st.integers(1, 3)), len(spots))
+        first = 0 if packed else draw(st.integers(0, len(spots) - size))
+        taken = spots[first : first + size]
         for row in taken:
             free[row] -= each
         jobs.append(
             running(
                 f"j{at}",
-                draw(st.sampled_from("abc")),
+                draw(st.sampled_from("abbcc" if packed else "abc")),
                 taken,
                 devices=each,
                 priority=draw(st.integers(-1, 1)),
-                started_s=draw(st.sampled_from((0.0, 500.0, 900.0, 1000.0))),
-                stopping=draw(st.integers(0, 5)) == 0,
+                started_s=draw(st.sampled_from((0.0, 500.0, 800.0, 900.0, 1000.0))),
+                stopping=draw(st.integers(0, 9 if packed else 4)) == 0,
             )
         )
-    foreign = {row: free[row] for row in range(nodes) if draw(st.integers(0, 9)) == 0}
-    policy = st.sampled_from(tuple(Reclaim))
-    queues = tuple(
-        queue(name, draw(st.integers(0, 6)), "top", within_queue=draw(policy), reclaim=draw(policy)) for name in "abc"
-    )
+    foreign = {row: left for row, left in enumerate(free) if draw(st.integers(0, 3 if packed else 9)) == 0}
     topology = draw(st.sampled_from(TOPOLOGIES))
-    workers = draw(st.integers(1, 4)) * (topology.slice_size or 1)
+    workers = draw(st.integers(1, 3)) * (topology.slice_size or 1)
     preemptor = waiting("p", "a", workers=workers, devices=draw(st.integers(1, devices)))
     request = GangRequest(uid="p", workers=workers, devices=1, requests=preemptor.requests, topology=topology)
-    return Case(
-        inventory(racks, devices=devices, jobs=jobs, foreign=foreign),
-        (*queues, queue("top", draw(st.sampled_from((0, 8))))),
-        tuple(jobs),
-        preemptor,
-        request,
-    )
+    needs = workers * preemptor.requests[0][1]
+    policy = st.just(Reclaim.ANY) if packed else st.sampled_from(tuple(Reclaim))
+    nominal = {name: draw(st.integers(0, 6)) for name in "abc"}
+    if packed:
+        nominal |= {"a": needs + draw(st.integers(0, 3)), "b": draw(st.integers(0, 4)), "c": draw(st.integers(0, 4))}
+    queues = tuple(queue(name, nominal[name], "top", within_queue=draw(policy), reclaim=draw(policy)) for name in "abc")
+    top = queue("top", draw(st.sampled_from((0, 8))))
+    nodes = inventory(racks, devices=devices, jobs=jobs, foreign=foreign)
+    return Case(nodes, (*queues, top), tuple(jobs), preemptor, request)
 
 
 def starts_without(case: Case, gone: set[str]) -> bool:
@@ -142,8 +145,8 @@ def choose(case: Case) -> Victims | None:
     return choose_victims(case.nodes, case.request, case.preemptor, case.jobs, tree=tree, ledger=ledger, now_s=NOW_S)
 
 
-@given(case=cases())
-@settings(max_examples=400, deadline=None)
+@given(case=st.booleans().flatmap(lambda packed: cases(packed=packed)))
+@settings(max_examples=500, deadline=None)
 def test_the_choice_is_as_good_as_any(case: Case) -> None:
     before = case.nodes.used_NR.copy(), case.nodes.busy_N.copy()
     found, least = choose(case), cheapest(case)

@@ -11,8 +11,8 @@ from polyreme_operator.core.preemption import Victims, choose_victims
 from polyreme_operator.core.queue.ledger import QuotaLedger
 from polyreme_operator.core.queue.tree import QueueTree
 from polyreme_operator.types.inventory import GangRequest
-from polyreme_operator.types.queues import QueueView, Reclaim, Running, Waiting
-from tests.unit.operator.queue_scenes import inventory, queue, running, used_by, waiting
+from polyreme_operator.types.queues import QueueView, Quota, Reclaim, Running, Waiting
+from tests.unit.operator.queue_scenes import GPU, inventory, queue, running, used_by, waiting
 
 NOW_S = 10_000.0
 RACK = Topology(required="rack")
@@ -229,3 +229,50 @@ def test_many_victims_are_counted() -> None:
 
 def test_a_level_that_does_not_exist_clears_nothing() -> None:
     assert choose([2], [old("x", [0, 1])], topology=Topology(required="aisle")) is None
+
+
+def test_every_queue_on_the_victims_way_must_borrow() -> None:
+    way = (queue("b", 1, "right"), queue("c", 3, "right"), queue("right", parent="top"))
+    jobs = [old("x", [0, 1], where="b"), old("y", [2], where="b")]
+    # b borrows, but only of c, and their side as a whole does not: what a lacks is not there.
+    assert choose([2, 1], jobs, queues=(queue("a", 2, "top"), *way, queue("top"))) is None
+    lean = (queue("b", 1, "right"), queue("c", 1, "right"), queue("right", parent="top"))
+    found = choose([2, 1], jobs, queues=(queue("a", 2, "top"), *lean, queue("top")))
+    assert found is not None
+    assert found.reclaim == {"x"}
+
+
+def test_own_jobs_make_room_below_the_quota_first() -> None:
+    queues = (queue("a", 3, "top"), queue("b", 1, "top"), queue("top"))
+    jobs = [old("own", [0, 1], lost_s=10), old("lent", [2, 3], where="b", lost_s=10)]
+    found = choose([3, 1], jobs, queues=queues, preemptor=waiting("p", workers=3, priority=5))
+    assert found is not None
+    assert set(found.uids) == {"lent", "own"}
+    assert found.reclaim == {"lent"}
+
+
+def test_who_borrows_of_one_resource_reclaims_no_other() -> None:
+    both = tuple(Quota(resource=name, nominal=2) for name in (GPU, "cpu"))
+    queues = (
+        dataclasses.replace(queue("a", parent="top"), quotas=both),
+        dataclasses.replace(queue("b", parent="top"), quotas=(Quota(resource=GPU, nominal=0), both[1])),
+        queue("top"),
+    )
+    job = dataclasses.replace(waiting("p", workers=2, priority=5), requests=((GPU, 1), ("cpu", 1)))
+    jobs = [old("x", [0, 1], where="b")]
+    nodes = inventory([2], jobs=jobs)
+    nodes = dataclasses.replace(
+        nodes,
+        resources=(GPU, "cpu"),
+        capacity_NR=np.array([[1, 9], [1, 9]]),
+        used_NR=np.array([[1, 0], [1, 0]]),
+    )
+    tree = QueueTree.of(queues)
+
+    def asked(cpu_used: int) -> Victims | None:
+        ledger = QuotaLedger(tree, {("b", GPU): 2, ("a", "cpu"): cpu_used})
+        request = GangRequest(uid="p", workers=2, devices=1, requests=job.requests)
+        return choose_victims(nodes, request, job, jobs, tree=tree, ledger=ledger, now_s=NOW_S)
+
+    assert asked(0) is not None
+    assert asked(1) is None

@@ -50,7 +50,7 @@ class Books:
     """The quotas as they would be with the preemptor admitted and some victims gone."""
 
     _tree: QueueTree
-    _preemptor: Waiting
+    preemptor: Waiting
     _ledger: QuotaLedger
     _resources: tuple[str, ...]
     """Limited resources that the preemptor asks for."""
@@ -83,7 +83,7 @@ class Books:
 
     def fits(self) -> bool:
         """Tell whether the preemptor is within the quotas."""
-        job = self._preemptor
+        job = self.preemptor
         self._ledger.release(job.queue, job.requests, job.workers)
         fits = self._ledger.fits(job.queue, job.requests, job.workers)
         self._ledger.charge(job.queue, job.requests, job.workers)
@@ -91,11 +91,11 @@ class Books:
 
     def may_take(self, queue: str) -> bool:
         """Tell whether a job of this queue may be asked now, as far as quotas are concerned."""
-        if queue == self._preemptor.queue:
+        if queue == self.preemptor.queue:
             return True
         ways = self._ways.get(queue)
         if ways is None:
-            ways = self._ways[queue] = _Ways(self._tree, self._preemptor.queue, queue)
+            ways = self._ways[queue] = _Ways(self._tree, self.preemptor.queue, queue)
         entitled = bool(self._resources) and all(ways.ours_over(self._ledger, name) <= 0 for name in self._resources)
         return entitled and any(ways.theirs_over(self._ledger, name) > 0 for name in self._resources)
 
@@ -105,7 +105,7 @@ class Books:
         Own jobs go first, they make room below the own quota; then smaller before larger, so that a queue is brought
         below its quota by its last job at most.
         """
-        own = self._preemptor.queue
+        own = self.preemptor.queue
         trial = self.copy()
         for job in sorted(victims, key=lambda job: (job.queue != own, job.devices, job.uid)):
             if not trial.may_take(job.queue):

@@ -19,7 +19,16 @@ import kopf
 from polyreme_api.clock import Clock
 from polyreme_api.labels import GROUP, VERSION
 from polyreme_operator.adapters.kubernetes.resources import resource_of, tidy
-from polyreme_operator.port import ClusterPort, GoneError, Manifest, PortError, WatchEvent, WatchEventType
+from polyreme_operator.port import (
+    PAGE_OBJECTS,
+    ClusterPort,
+    GoneError,
+    ListPage,
+    Manifest,
+    PortError,
+    WatchEvent,
+    WatchEventType,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -119,13 +128,16 @@ class KopfFeed:
         port: The cluster behind it.
         kinds: Kinds of our group that are watched.
         clock: Time of the periodic lists.
+        only: By kind, the one namespace of which it is listed and watched.
     """
 
-    def __init__(self, port: ClusterPort, kinds: Sequence[str], clock: Clock) -> None:
-        self._port, self._clock = port, clock
+    def __init__(
+        self, port: ClusterPort, kinds: Sequence[str], clock: Clock, *, only: Mapping[str, str] | None = None
+    ) -> None:
+        self._port, self._clock, self._only = port, clock, dict(only or {})
         self._feeds = {kind: Feed(kind) for kind in kinds}
         self._list_s = dict.fromkeys(kinds, LIST_FIRST_S)
-        self.list, self.get, self.create = port.list, port.get, port.create
+        self.get, self.create = port.get, port.create
         self.patch, self.delete, self.bind = port.patch, port.delete, port.bind
 
     def register(self, registry: kopf.OperatorRegistry) -> None:
@@ -133,8 +145,16 @@ class KopfFeed:
         for kind, feed in self._feeds.items():
             self._register_one(registry, kind, feed)
 
+    async def list(
+        self, kind: str, *, namespace: str | None = None, limit: int = PAGE_OBJECTS, continue_: str | None = None
+    ) -> ListPage:
+        """List one page of a kind."""
+        namespace = namespace or self._only.get(kind)
+        return await self._port.list(kind, namespace=namespace, limit=limit, continue_=continue_)
+
     def watch(self, kind: str, *, resource_version: str, namespace: str | None = None) -> AsyncIterator[WatchEvent]:
         """Yield what happens after ``resource_version``."""
+        namespace = namespace or self._only.get(kind)
         feed = self._feeds.get(kind)
         if feed is None:
             return self._port.watch(kind, resource_version=resource_version, namespace=namespace)

@@ -14,6 +14,7 @@ from typing import Any
 
 import kopf
 
+from polyreme_api import labels
 from polyreme_api.errors import PolyremeError
 from polyreme_operator import leadership, metrics_server
 from polyreme_operator.adapters.clock import SystemClock
@@ -26,12 +27,12 @@ from polyreme_operator.loop import run_operator
 from polyreme_operator.metrics import Metrics
 from polyreme_operator.model import WATCHED_KINDS
 from polyreme_operator.options import Options, in_cluster, parse
+from polyreme_operator.port import PAGE_OBJECTS
 
 WORKERS_MAX = 64
 """Objects whose events kopf handles at a time: without a bound 15,000 first sights held as many connections."""
 WORKER_IDLE_S = 0.05
 """How long a worker of kopf's keeps its place for nothing; its default of 5 s makes of the bound a crawl."""
-PAGE_OBJECTS = 500
 EXIT_S = 25.0
 """Longest way out; a pod's own grace is 30 s."""
 
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def serve(options: Options, connection: Connection) -> None:
     """Contend for the Lease, and run the operator while it is had."""
     metrics, clock = Metrics(), SystemClock()
-    async with KubernetesCluster(connection) as cluster:
+    async with KubernetesCluster(connection, selectors={"Lease": labels.LABEL_JOB_UID}) as cluster:
         shell = _Shell(options, connection, CountedCluster(cluster, metrics), metrics, clock)
         probes = asyncio.ensure_future(shell.answer_probes())
         try:
@@ -77,7 +78,7 @@ class _Shell:
         self._options, self._connection, self._port = options, connection, port
         self._metrics, self._clock = metrics, clock
         self._kinds = own_kinds(WATCHED_KINDS)
-        self._feed = KopfFeed(port, self._kinds, clock)
+        self._feed = KopfFeed(port, self._kinds, clock, only={"ConfigMap": options.settings.namespace})
         self._stop = asyncio.Event()
         self._work: asyncio.Future[None] | None = None
 

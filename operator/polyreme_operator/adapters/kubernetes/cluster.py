@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -53,12 +53,20 @@ class KubernetesCluster:
         connection: Which API server, and who we are.
         connections_max: Connections for calls.
         request_s: Time that a call has.
+        selectors: Label selectors by kind: lists and watches show what they select, and nothing else. A cluster of
+            15,000 nodes renews 1,500 Leases a second that are none of ours.
     """
 
     def __init__(
-        self, connection: Connection, *, connections_max: int = CONNECTIONS_MAX, request_s: float = REQUEST_S
+        self,
+        connection: Connection,
+        *,
+        connections_max: int = CONNECTIONS_MAX,
+        request_s: float = REQUEST_S,
+        selectors: Mapping[str, str] | None = None,
     ) -> None:
         self._connection = connection
+        self._selectors = {kind: {"labelSelector": selector} for kind, selector in (selectors or {}).items()}
         self._connections_max = connections_max
         self._request_s = request_s
         self._calls: aiohttp.ClientSession | None = None
@@ -82,7 +90,9 @@ class KubernetesCluster:
         self, kind: str, *, namespace: str | None = None, limit: int = PAGE_OBJECTS, continue_: str | None = None
     ) -> ListPage:
         """List one page of a kind."""
-        query = {"limit": str(max(1, limit))} | ({} if continue_ is None else {"continue": continue_})
+        query = {"limit": str(max(1, limit)), **self._selectors.get(kind, {})}
+        if continue_ is not None:
+            query["continue"] = continue_
         answer = await self._call("GET", collection_path(kind, namespace), query=query, what=f"list of {kind}")
         metadata = answer["metadata"]
         return ListPage(
@@ -101,6 +111,7 @@ class KubernetesCluster:
             "allowWatchBookmarks": "true",
             "resourceVersion": resource_version,
             "timeoutSeconds": str(WATCH_S),
+            **self._selectors.get(kind, {}),
         }
         timeout = aiohttp.ClientTimeout(
             total=None, connect=self._request_s, sock_connect=CONNECT_S, sock_read=WATCH_SILENCE_S

@@ -57,6 +57,14 @@ def test_numbers_with_and_without_zeros_before_them_are_told_apart() -> None:
     assert Placement.of(names).node_by_index() == names
 
 
+def test_signs_that_formats_read_are_text_like_any_other() -> None:
+    names = [f"100%-{{{at}}}%s-%d" for at in range(8)]
+    placement = Placement.of(names)
+    assert len(placement.nodes) == 1
+    assert placement.nodes[0].numbers
+    assert placement.node_by_index() == names
+
+
 def test_nobody_is_nowhere() -> None:
     assert Placement.of([]) == Placement()
     assert Placement().node_by_index() == []

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from polyreme_api import labels
 from polyreme_api.clock import Clock
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.times import rfc3339
-from polyreme_operator.model import Changes, ClusterModel
+from polyreme_operator.model import WATCHED_KINDS, Changes, ClusterModel
 from polyreme_operator.port import (
     STATUS_SUBRESOURCE,
     AlreadyExistsError,
@@ -35,10 +35,11 @@ from polyreme_operator.types.actions import (
     EmitEvent,
     ReadLease,
     WriteIntents,
+    WriteStanding,
     WriteStatus,
 )
 from polyreme_operator.types.intents import INTENTS_KEY, render_intents
-from polyreme_operator.types.observer import NullObserver, Observer
+from polyreme_operator.types.observer import Observer
 
 SECRET_BYTES = 32
 
@@ -55,12 +56,12 @@ class Applier:
         *,
         entropy: Callable[[int], bytes],
         note: Callable[[Changes], None],
-        observer: Observer | None = None,
+        observer: Observer,
     ) -> None:
         self._port, self._clock, self._model, self._settings = port, clock, model, settings
-        self._entropy, self._note = entropy, note
-        self._observer: Observer = observer or NullObserver()
+        self._entropy, self._note, self._observer = entropy, note, observer
         self._writes = asyncio.Semaphore(settings.writes_max)
+        self._rounds = asyncio.Semaphore(settings.writes_max)
         self._budget = settings.status_writes_burst * 1.0
         self._budget_at_s = clock.steady_s()
 
@@ -100,7 +101,36 @@ class Applier:
         except PortError:
             await self.refresh(ref)
             raise
-        self._take(result)
+        # Our own word: it asks for nothing.
+        self._model.put(result, now_s=self._clock.now_s())
+
+    async def write_standing(self, write: WriteStanding) -> None:
+        """Say how a queue or the topology stands; what it meets is looked at in a later round."""
+        await self._spend()
+        patch = {"status": dict(write.status)}
+        try:
+            self._take(
+                await self._port.patch(
+                    write.ref, patch, resource_version=write.resource_version, subresource=STATUS_SUBRESOURCE
+                )
+            )
+        except (ConflictError, NotFoundError):
+            await self.refresh(write.ref)
+
+    async def side_by_side(self, writes: Sequence[Coroutine[Any, Any, None]]) -> None:
+        """Wait for many writes, of which only so many are under way at a time.
+
+        Raises:
+            PortError: The first that a write met; the others were tried too.
+        """
+        results = await asyncio.gather(*(self._gated(write) for write in writes), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _gated(self, write: Coroutine[Any, Any, None]) -> None:
+        async with self._rounds:
+            await write
 
     async def refresh(self, ref: ObjectRef) -> None:
         """Read one object into the model."""
@@ -158,7 +188,9 @@ class Applier:
         try:
             self._take(await self._port.create(manifest))
         except PortError as error:
-            await self.refresh(ObjectRef.of(manifest))
+            # What is not watched, as a Secret, is nothing that the operator may read.
+            if manifest["kind"] in WATCHED_KINDS:
+                await self.refresh(ObjectRef.of(manifest))
             if not isinstance(error, AlreadyExistsError):
                 raise
 

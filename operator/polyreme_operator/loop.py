@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 import logging
 import random
 from collections import defaultdict
@@ -18,19 +19,23 @@ from polyreme_api import labels
 from polyreme_api.clock import Clock
 from polyreme_api.errors import RetryableError
 from polyreme_operator.apply import Applier
-from polyreme_operator.core.best_fit import Placer, place_best_fit
 from polyreme_operator.core.events import events_of
 from polyreme_operator.core.reconcile import reconcile
-from polyreme_operator.core.schedule import schedule
+from polyreme_operator.core.schedule import Batch, Stopwatch, schedule
 from polyreme_operator.model import WATCHED_KINDS, Changes, ClusterModel
-from polyreme_operator.port import ClusterPort, GoneError, Manifest, NotFoundError, ObjectRef, PortError
+from polyreme_operator.port import ClusterPort, GoneError, NotFoundError, ObjectRef, PortError
 from polyreme_operator.settings import Settings
-from polyreme_operator.types.actions import Decision, ReadLease
+from polyreme_operator.types.actions import Decision, ReadLease, WriteStatus
+from polyreme_operator.types.observer import NullObserver, Observer
 
 _log = logging.getLogger(__name__)
 
 SCHEDULE = "schedule"
-"""Key of the one task that decides admission; every other key is a job's UID."""
+"""Key of the one task that decides admission."""
+TELL = "tell"
+"""Key of the one task that tells how queues and topology stand; every other key is a job's UID."""
+_SHORT_S = 0.001
+"""Looking at a job may take so long as often as it likes."""
 
 
 async def run_operator(
@@ -40,7 +45,7 @@ async def run_operator(
     settings: Settings | None = None,
     rng: random.Random,
     entropy: Callable[[int], bytes],
-    placer: Placer = place_best_fit,
+    observer: Observer | None = None,
 ) -> None:
     """Run until cancelled.
 
@@ -50,9 +55,11 @@ async def run_operator(
         settings: What the installation says.
         rng: Jitter of retries.
         entropy: Secret bytes; ``secrets.token_bytes``.
-        placer: Which node for which worker.
+        observer: Who is told what was done.
     """
-    operator = _Operator(port, clock, settings or Settings(), rng=rng, entropy=entropy, placer=placer)
+    operator = _Operator(
+        port, clock, settings or Settings(), rng=rng, entropy=entropy, observer=observer or NullObserver()
+    )
     await operator.run()
 
 
@@ -65,13 +72,16 @@ class _Operator:
         *,
         rng: random.Random,
         entropy: Callable[[int], bytes],
-        placer: Placer,
+        observer: Observer,
     ) -> None:
-        self._port, self._clock, self._settings, self._rng, self._placer = port, clock, settings, rng, placer
+        self._port, self._clock, self._settings, self._rng = port, clock, settings, rng
+        self._observer = observer
         self._model = ClusterModel()
-        self._applier = Applier(port, clock, self._model, settings, entropy=entropy, note=self._note)
+        self._applier = Applier(port, clock, self._model, settings, entropy=entropy, note=self._note, observer=observer)
+        self._rests_until: dict[str, float] = {}
         self._wake = asyncio.Event()
-        self._dirty: set[str] = set()
+        self._dirty: dict[str, None] = {}
+        """Keys to look at, in the order in which they became so."""
         self._busy: set[str] = set()
         self._timers: list[tuple[float, str]] = []
         self._due: dict[str, float] = {}
@@ -99,7 +109,8 @@ class _Operator:
                     relist_at_s = self._clock.steady_s() + self._settings.relist_s * (0.75 + self._rng.random() / 2)
                     failures = 0
                 async with asyncio.timeout(max(0.0, relist_at_s - self._clock.steady_s())):
-                    async for event in self._port.watch(kind, resource_version=version):
+                    events = self._port.watch(kind, resource_version=version, namespace=self._namespace(kind))
+                    async for event in events:
                         version = event.resource_version
                         failures = 0
                         self._note(self._model.apply(event, now_s=self._clock.now_s()))
@@ -120,29 +131,36 @@ class _Operator:
             await self._clock.sleep(self._backoff_s(failures))
 
     async def _list(self, kind: str) -> str:
-        items: list[Manifest] = []
+        listed: set[ObjectRef] = set()
         token: str | None = None
         while True:
-            page = await self._port.list(kind, continue_=token)
-            items += page.items
+            page = await self._port.list(kind, namespace=self._namespace(kind), continue_=token)
+            now_s = self._clock.now_s()
+            for manifest in page.items:
+                listed.add(ObjectRef.of(manifest))
+                self._note(self._model.put(manifest, now_s=now_s))
             token = page.continue_
             if token is None:
                 break
-        changes = self._model.replace(kind, items, version=int(page.resource_version), now_s=self._clock.now_s())
+        changes = self._model.forget_unlisted(kind, listed, version=int(page.resource_version))
         self._note(changes | self._synced(kind))
         return page.resource_version
+
+    def _namespace(self, kind: str) -> str | None:
+        """Of ConfigMaps there are many, and one of ours, which has its place."""
+        return self._settings.namespace if kind == "ConfigMap" else None
 
     def _synced(self, kind: str) -> Changes:
         """Note that a kind is known now: nothing is decided before all of them are."""
         first = kind in self._unsynced
         self._unsynced.discard(kind)
-        return Changes(capacity=first)
+        return Changes(asks=first)
 
     def _note(self, changes: Changes) -> None:
-        self._dirty |= changes.jobs
-        if changes.capacity:
-            self._dirty.add(SCHEDULE)
-        if changes.jobs or changes.capacity:
+        self._dirty.update(dict.fromkeys(sorted(changes.jobs)))
+        if changes.capacity or changes.asks:
+            self._dirty[SCHEDULE] = None
+        if changes.jobs or changes.capacity or changes.asks:
             self._wake.set()
 
     # ------------------------------------------------------------------------------------------------------ dispatch
@@ -166,17 +184,30 @@ class _Operator:
             at_s, key = heapq.heappop(self._timers)
             if self._due.get(key) == at_s:
                 del self._due[key]
-                self._dirty.add(key)
+                self._dirty[key] = None
+                if key == SCHEDULE:
+                    # Time has made it due: what time alone changes is looked at anew.
+                    self._model.told.forget_misfits()
 
     def _start(self, tasks: asyncio.TaskGroup) -> None:
-        """Start a pass for each dirty key that has none; admission first."""
-        ready = sorted(self._dirty - self._busy, key=lambda key: (key != SCHEDULE, key))
-        for key in ready:
-            if len(self._busy) > self._settings.reconciles_max:
-                return
-            self._dirty.discard(key)
+        """Start a pass for each dirty key that has none; admission first, of jobs the one that has waited longest."""
+        now_s = self._clock.now_s()
+        for key in (SCHEDULE, TELL, *self._ready_jobs()):
+            if key not in self._dirty or key in self._busy:
+                continue
+            del self._dirty[key]
+            rests_until_s = self._rests_until.pop(key, now_s)
+            if rests_until_s > now_s:
+                self._rests_until[key] = rests_until_s
+                self._wake_at(key, rests_until_s)
+                continue
             self._busy.add(key)
             tasks.create_task(self._pass(key), name=f"pass-{key}")
+
+    def _ready_jobs(self) -> list[str]:
+        room = max(0, self._settings.reconciles_max - len(self._busy - {SCHEDULE, TELL}))
+        jobs = (key for key in self._dirty if key not in self._busy and key not in {SCHEDULE, TELL})
+        return list(itertools.islice(jobs, room))
 
     def _idle_s(self) -> float:
         if not self._timers:
@@ -192,7 +223,7 @@ class _Operator:
     async def _pass(self, key: str) -> None:
         """Run one pass; what failed is tried again, later each time."""
         try:
-            await (self._schedule() if key == SCHEDULE else self._reconcile(key))
+            await self._work(key)
             self._failures.pop(key, None)
         except PortError as error:
             self._failures[key] += 1
@@ -211,45 +242,90 @@ class _Operator:
 
     # -------------------------------------------------------------------------------------------------------- decide
 
+    async def _work(self, key: str) -> None:
+        match key:
+            case "schedule":
+                await self._schedule()
+            case "tell":
+                await self._tell()
+            case _:
+                await self._reconcile(key)
+
     async def _reconcile(self, uid: str) -> None:
         async with self._locks[uid]:
+            began_s = self._clock.steady_s()
             decision = self._decide(uid, lease_read=False)
             reads = [action for action in decision.actions if isinstance(action, ReadLease)]
             if reads:
                 await self._applier.refresh(reads[0].ref)
+                began_s = self._clock.steady_s()
                 decision = self._decide(uid, lease_read=True)
-            if decision.reschedule:
-                self._note(Changes(capacity=True))
+            took_s = self._clock.steady_s() - began_s
+            if took_s > _SHORT_S:
+                self._rests_until[uid] = self._clock.now_s() + took_s * (1.0 / self._settings.reconcile_share - 1.0)
+            self._note(self._model.ask(uid, asks=decision.reschedule))
             if decision.wake_at_s is not None:
                 self._wake_at(uid, decision.wake_at_s)
             await self._applier.apply(decision.actions)
         if self._model.job(uid) is None:
             self._locks.pop(uid, None)
+            self._rests_until.pop(uid, None)
+            self._observer.gone(uid)
 
     def _decide(self, uid: str, *, lease_read: bool) -> Decision:
-        scene = self._model.scene(uid, lease_read=lease_read)
+        now_s = self._clock.now_s()
+        scene = self._model.scene(uid, lease_read=lease_read, now_s=now_s)
         if scene is None:
             return Decision()
-        return reconcile(scene, self._clock.now_s(), defaults=self._settings.defaults)
+        return reconcile(scene, now_s, defaults=self._settings.defaults)
 
     async def _schedule(self) -> None:
-        batch = schedule(self._model.cluster(), self._clock.now_s(), placer=self._placer)
+        batch = self._round(frozenset())
         if batch.reads:
-            for uid in sorted(batch.reads):
-                ref = self._model.lease_ref(uid)
-                if ref is not None:
-                    await self._applier.refresh(ref)
-            cluster = self._model.cluster(leases_read=batch.reads)
-            batch = schedule(cluster, self._clock.now_s(), placer=self._placer)
-        if batch.reads:
-            # Another job's Lease became of interest meanwhile.
-            self._note(Changes(capacity=True))
-        self._note(self._model.decided(batch.pending, batch.refused))
+            refs = [self._model.lease_ref(uid) for uid in sorted(batch.reads)]
+            await asyncio.gather(*(self._applier.refresh(ref) for ref in refs if ref is not None))
+            read, batch = batch.reads, self._round(batch.reads)
+            # Those of which the Lease became of interest meanwhile.
+            self._note(Changes(asks=bool(batch.reads - read)))
+        now_s = self._clock.now_s()
+        self._rests_until[SCHEDULE] = now_s + self._settings.round_every_s
+        if batch.wake_at_s is not None:
+            self._wake_at(SCHEDULE, batch.wake_at_s)
+        self._note(self._model.decided(batch, now_s=now_s) | Changes(asks=batch.again))
+        self._dirty[TELL] = None
         if batch.intents is not None:
             await self._applier.write_intents(batch.intents, self._intents_ref)
-        for write in batch.writes:
-            async with self._locks[write.uid]:
-                await self._applier.apply((write, *events_of(write)))
+        await self._applier.side_by_side([self._write(write) for write in batch.writes])
+
+    def _round(self, leases_read: frozenset[str]) -> Batch:
+        began_s = self._clock.steady_s()
+        cluster = self._model.cluster(leases_read=leases_read)
+        spent_s: list[float] = []
+        batch = schedule(
+            cluster,
+            self._clock.now_s(),
+            limits=self._settings.limits,
+            stopwatch=Stopwatch(self._clock.steady_s, spent_s),
+        )
+        cycle_s = self._clock.steady_s() - began_s
+        self._observer.decided(self._model.seen(cycle_s=cycle_s, placement_s=tuple(spent_s)))
+        return batch
+
+    async def _write(self, write: WriteStatus) -> None:
+        async with self._locks[write.uid]:
+            await self._applier.apply((write, *events_of(write)))
+
+    async def _tell(self) -> None:
+        """Tell jobs what was held back, and the world how queues and topology stand."""
+        now_s = self._clock.now_s()
+        self._rests_until[TELL] = now_s + self._settings.told_every_s
+        self._note(self._model.retell(now_s=now_s))
+        due_s = self._model.told.retell_at_s
+        if due_s is not None:
+            self._wake_at(TELL, due_s)
+        await self._applier.side_by_side(
+            [self._applier.write_standing(write) for write in self._model.standings(now_s=now_s)]
+        )
 
     @property
     def _intents_ref(self) -> ObjectRef:

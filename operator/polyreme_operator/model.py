@@ -1,7 +1,8 @@
 """The cluster as it was last seen: kept up to date by watch events, by lists, and by the answers to our own writes.
 
 Nothing here goes back in time: of two states of one object the one with the larger resource version stays, whichever
-way it came. (Resource versions of one kind are ordered integers: KEP-5504.)
+way it came. (Resource versions of one kind are ordered integers: KEP-5504.) What decisions ask of the whole cluster is
+counted along with each event, so that a decision costs what it looks at and not what there is.
 """
 
 from __future__ import annotations
@@ -9,24 +10,51 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from sys import intern
 
 from pydantic import ValidationError
 
+from polyreme_api import labels
+from polyreme_operator.core.jobs import JobIndex
+from polyreme_operator.core.nodes import NodeTable
+from polyreme_operator.core.queue.tree import QueueTree
+from polyreme_operator.core.schedule import Batch, Cluster
+from polyreme_operator.core.standing import queue_standings, topology_standing
+from polyreme_operator.core.usage import UsageLedger, pod_charge
 from polyreme_operator.port import Manifest, ObjectRef, WatchEvent, WatchEventType
+from polyreme_operator.told import Told
+from polyreme_operator.types.actions import WriteStanding
 from polyreme_operator.types.intents import Intents
+from polyreme_operator.types.observer import RoundSeen
 from polyreme_operator.types.parse import (
+    parse_foreign_pod,
     parse_intents_object,
     parse_job_view,
     parse_lease,
     parse_node,
     parse_pod,
+    parse_priority_class,
     parse_queue,
+    parse_topology,
+    priority_of,
 )
-from polyreme_operator.types.snapshot import Cluster, JobScene, Pending
-from polyreme_operator.types.views import JobView, LeaseView, NodeView, PodView, QueueView
+from polyreme_operator.types.queues import QueueView
+from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, NodeView, PodView, TopologyView
 
-WATCHED_KINDS = ("TrainingJob", "TrainingQueue", "Pod", "Node", "Lease", "ConfigMap")
+WATCHED_KINDS = (
+    "TrainingJob",
+    "TrainingQueue",
+    "ClusterTopology",
+    "PriorityClass",
+    "Pod",
+    "Node",
+    "Lease",
+    "ConfigMap",
+)
+_OURS_BY_LABEL = frozenset({"Lease"})
+"""Kinds of which others have many, and ours bear our label."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,53 +66,67 @@ class Changes:
     jobs: set[str] = dataclasses.field(default_factory=set)
     """UIDs of jobs to look at."""
     capacity: bool = False
-    """Whether admission and placement may decide otherwise now."""
+    """Whether what did not fit before may fit now."""
+    asks: bool = False
+    """Whether somebody asks for what the scheduler decides."""
 
     def __or__(self, other: Changes) -> Changes:
         """Join two."""
-        return Changes(jobs=self.jobs | other.jobs, capacity=self.capacity or other.capacity)
+        return Changes(
+            jobs=self.jobs | other.jobs,
+            capacity=self.capacity or other.capacity,
+            asks=self.asks or other.asks,
+        )
 
 
 class ClusterModel:
     """Views by object, with the indices that decisions need."""
 
     def __init__(self) -> None:
+        self.nodes = NodeTable()
+        self.ledger = UsageLedger(self.nodes)
+        self.jobs = JobIndex(self.ledger)
+        self.queues: dict[str, QueueView] = {}
+        self.topology: TopologyView | None = None
+        self.told = Told(self.jobs)
         self._versions: dict[ObjectRef, int] = {}
         self._present: dict[str, set[ObjectRef]] = defaultdict(set)
-        self._jobs: dict[ObjectRef, JobView] = {}
-        self._job_refs: dict[str, ObjectRef] = {}
-        self._pods: dict[ObjectRef, PodView] = {}
-        self._pods_by_job: dict[str, set[ObjectRef]] = defaultdict(set)
-        self._nodes: dict[str, NodeView] = {}
-        self._leases: dict[ObjectRef, LeaseView] = {}
-        self._lease_by_job: dict[str, ObjectRef] = {}
-        self._queues: dict[str, QueueView] = {}
+        self._job_refs: dict[ObjectRef, str] = {}
+        self._pods: dict[str, dict[ObjectRef, PodView]] = {}
+        self._pod_jobs: dict[ObjectRef, str] = {}
+        self._foreign: dict[ObjectRef, ForeignPod] = {}
+        self._leases: dict[str, LeaseView] = {}
+        self._lease_refs: dict[ObjectRef, str] = {}
+        self._priorities: dict[str, int] = {}
+        self._tree = QueueTree.of(())
         self._intents = Intents()
-        self._children: dict[str, set[str]] = defaultdict(set)
-        self._pending: Mapping[str, Pending] = {}
-        self._refused: Mapping[str, str] = {}
+        self._children: dict[str, set[str]] = {}
+        self._asking: set[str] = set()
 
     def apply(self, event: WatchEvent, *, now_s: float) -> Changes:
         """Take one watch event."""
         if event.type is WatchEventType.BOOKMARK:
             return Changes()
-        ref = ObjectRef.of(event.object)
         if event.type is WatchEventType.DELETED:
-            return self.remove(ref, version=int(event.resource_version))
+            return self.remove(_ref_of(event.object), version=int(event.resource_version))
         return self.put(event.object, now_s=now_s)
 
     def put(self, manifest: Manifest, *, now_s: float) -> Changes:
         """Take the state of one object, unless a newer one is known."""
-        ref, version = ObjectRef.of(manifest), int(manifest["metadata"]["resourceVersion"])
-        if version <= self._versions.get(ref, -1):
+        ref, version = _ref_of(manifest), int(manifest["metadata"]["resourceVersion"])
+        known = self._versions.get(ref)
+        if known is None and _is_others(ref.kind, manifest):
+            return Changes()
+        if known is not None and version <= known:
             return Changes()
         self._versions[ref] = version
         self._present[ref.kind].add(ref)
         try:
-            return self._parse(ref, manifest, now_s)
+            changes = self._parse(ref, manifest, now_s)
         except (ValidationError, KeyError, TypeError, ValueError) as error:
             _log.warning("object can't be read and is left out: %s, %s", ref, error)
-            return self._forget(ref)
+            changes = self._forget(ref)
+        return self._noted(changes)
 
     def remove(self, ref: ObjectRef, *, version: int | None) -> Changes:
         """Take the deletion of one object at ``version``; None: it was looked for and is not there."""
@@ -93,188 +135,305 @@ class ClusterModel:
             if version < known:
                 return Changes()
             self._versions[ref] = version
-        return self._forget(ref)
+        return self._noted(self._forget(ref))
 
-    def replace(self, kind: str, manifests: Iterable[Manifest], *, version: int, now_s: float) -> Changes:
-        """Take a whole list of a kind: what it lacks and is not newer than it is gone. This finds what a watch lost."""
+    def forget_unlisted(self, kind: str, listed: AbstractSet[ObjectRef], *, version: int) -> Changes:
+        """Take that a whole list was put: what it lacks and is not newer is gone. This finds what a watch lost."""
         changes = Changes()
-        listed: set[ObjectRef] = set()
-        for manifest in manifests:
-            listed.add(ObjectRef.of(manifest))
-            changes |= self.put(manifest, now_s=now_s)
         for ref in sorted(self._present[kind] - listed):
             if self._versions[ref] <= version:
-                changes |= self._forget(ref)
-        self._versions = {
-            ref: seen
-            for ref, seen in self._versions.items()
-            if ref.kind != kind or ref in self._present[kind] or seen > version
-        }
+                changes |= self._noted(self._forget(ref))
+        present = self._present[kind]
+        for ref in [ref for ref in self._versions if ref.kind == kind and ref not in present]:
+            if self._versions[ref] <= version:
+                del self._versions[ref]
         return changes
 
-    def decided(self, pending: Mapping[str, Pending], refused: Mapping[str, str]) -> Changes:
+    def decided(self, batch: Batch, *, now_s: float) -> Changes:
         """Take the scheduler's last words; jobs for which they differ must be told."""
-        told = {
-            uid
-            for uid in {*self._pending, *pending, *self._refused, *refused}
-            if self._pending.get(uid) != pending.get(uid) or self._refused.get(uid) != refused.get(uid)
-        }
-        self._pending, self._refused = dict(pending), dict(refused)
-        return Changes(jobs=told)
+        return Changes(jobs=self.told.take(batch, tree=self._tree, now_s=now_s))
+
+    def ask(self, uid: str, *, asks: bool) -> Changes:
+        """Note whether a job needs another place, which is not one job's to take."""
+        if not asks:
+            self._asking.discard(uid)
+            return Changes()
+        self._asking.add(uid)
+        return Changes(asks=True)
 
     def note_child(self, uid: str, kind: str) -> None:
-        """Remember that a job has its Service or Secret."""
-        self._children[uid].add(kind)
+        """Remember that a job has an object of this kind."""
+        self._children.setdefault(uid, set()).add(kind)
 
     def job(self, uid: str) -> JobView | None:
         """Return a job by UID."""
-        ref = self._job_refs.get(uid)
-        return None if ref is None else self._jobs[ref]
+        return self.jobs.views.get(uid)
 
     def lease_ref(self, uid: str) -> ObjectRef | None:
         """Return the reference of a job's Lease."""
-        return self._lease_by_job.get(uid)
+        lease = self._leases.get(uid)
+        return None if lease is None else ObjectRef(kind="Lease", namespace=lease.namespace, name=lease.name)
 
-    def scene(self, uid: str, *, lease_read: bool = False) -> JobScene | None:
+    def scene(self, uid: str, *, now_s: float, lease_read: bool = False) -> JobScene | None:
         """Return what one job's reconcile sees; None for a job that is gone."""
         job = self.job(uid)
         if job is None:
             return None
-        pods = tuple(self._pods[ref] for ref in sorted(self._pods_by_job.get(uid, ())))
-        names = {pod.node for pod in pods}
+        pods = self._pods.get(uid, {})
+        names = {pod.place for pod in pods.values()}
         if job.attempt is not None:
             names.update(job.attempt.placement.node_by_index())
-        lease = self._lease_by_job.get(uid)
+        known = self.nodes.views
         return JobScene(
             job=job,
-            pods=pods,
-            nodes={name: self._nodes[name] for name in sorted(names) if name in self._nodes},
-            lease=None if lease is None else self._leases[lease],
-            pending=self._pending.get(uid),
-            refused=self._refused.get(uid, ""),
+            pods=tuple(pods[ref] for ref in sorted(pods)),
+            nodes={name: known[name] for name in names if name in known},
+            lease=self._leases.get(uid),
+            pending=self.told.pending(job, tree=self._tree, now_s=now_s),
+            refused=self.told.refused.get(uid, ""),
             children=frozenset(self._children.get(uid, ())),
             lease_read=lease_read,
         )
 
     def cluster(self, *, leases_read: frozenset[str] = frozenset()) -> Cluster:
         """Return what admission and placement see."""
+        jobs = self.jobs
         return Cluster(
-            jobs=tuple(self._jobs.values()),
-            pods=tuple(self._pods.values()),
-            nodes=tuple(self._nodes.values()),
-            leases=tuple(self._leases.values()),
-            queues=tuple(self._queues.values()),
+            inventory=self.nodes.snapshot(),
+            jobs=jobs.views,
+            waiting=jobs.waiting,
+            running=jobs.running,
+            resizing=jobs.resizing,
+            exclusive=jobs.exclusive,
+            making_way=jobs.making_way,
+            asking=self._asking,
+            pods=self._pods,
+            leases=self._leases,
+            nodes=self.nodes.views,
+            tree=self._tree,
+            used=self.ledger.used,
+            refused=self.told.known_misfits,
             intents=self._intents,
             leases_read=leases_read,
         )
 
+    def retell(self, *, now_s: float) -> Changes:
+        """Tell what was held back, as far as it is due."""
+        return Changes(jobs=self.told.retell(tree=self._tree, now_s=now_s))
+
+    def standings(self, *, now_s: float) -> list[WriteStanding]:
+        """Return what is to be written of queues and topology, as far as that differs from what they say."""
+        found = queue_standings(self.queues, self._tree, self.jobs, self.ledger.used, self.told, now_s=now_s)
+        if self.topology is not None:
+            found += topology_standing(self.topology, self.nodes.arrangement(), now_s=now_s)
+        return found
+
+    def seen(self, *, cycle_s: float, placement_s: tuple[float, ...]) -> RoundSeen:
+        """Return a round in numbers, for those who watch."""
+        return RoundSeen(
+            cycle_s=cycle_s,
+            placement_s=placement_s,
+            waiting=self.told.counts(),
+            used=dict(self.ledger.used),
+            quota={
+                (queue.name, quota.resource): quota.nominal for queue in self.queues.values() for quota in queue.quotas
+            },
+            objects={kind: len(refs) for kind, refs in self._present.items()},
+        )
+
+    @property
+    def tree(self) -> QueueTree:
+        """The queues and their cohorts."""
+        return self._tree
+
+    def _noted(self, changes: Changes) -> Changes:
+        if changes.capacity:
+            self.told.forget_misfits()
+        return changes
+
     def _parse(self, ref: ObjectRef, manifest: Manifest, now_s: float) -> Changes:
         match ref.kind:
             case "TrainingJob":
-                return self._put_job(ref, parse_job_view(manifest, self._jobs.get(ref)))
+                known = self.jobs.views.get(self._job_refs.get(ref, ""))
+                return self._put_job(ref, parse_job_view(manifest, known, priorities=self._priorities))
             case "Pod":
-                pod = parse_pod(manifest)
-                return self._forget(ref) if pod is None else self._put_pod(ref, pod)
+                return self._put_pod(ref, manifest)
             case "Node":
                 return self._put_node(parse_node(manifest))
             case "Lease":
-                lease = parse_lease(manifest, seen_s=now_s, known=self._leases.get(ref))
+                known_lease = self._leases.get(self._lease_refs.get(ref, ""))
+                lease = parse_lease(manifest, seen_s=now_s, known=known_lease)
                 return self._forget(ref) if lease is None else self._put_lease(ref, lease)
-            case "TrainingQueue":
-                self._queues[ref.name] = parse_queue(manifest)
-                return Changes(capacity=True)
             case "ConfigMap":
                 intents = parse_intents_object(manifest)
                 if intents is not None:
                     self._intents = intents
-                return Changes(capacity=intents is not None)
+                return Changes(asks=intents is not None)
+            case _:
+                return self._put_setting(ref, manifest)
+
+    def _put_setting(self, ref: ObjectRef, manifest: Manifest) -> Changes:
+        """Take an object by which people say how jobs are to be queued and placed."""
+        match ref.kind:
+            case "TrainingQueue":
+                before, self.queues[ref.name] = self.queues.get(ref.name), parse_queue(manifest)
+                return self._queues_changed(before, self.queues[ref.name])
+            case "ClusterTopology":
+                topology = parse_topology(manifest)
+                return Changes() if topology is None else self._put_topology(topology)
+            case "PriorityClass":
+                return self._put_priority(ref.name, parse_priority_class(manifest))
             case _:
                 return Changes()
 
     def _put_job(self, ref: ObjectRef, job: JobView) -> Changes:
-        before = self._jobs.get(ref)
         changes = Changes(jobs={job.uid})
-        if before is not None and before.uid != job.uid:
+        if self._job_refs.get(ref, job.uid) != job.uid:
             changes |= self._forget(ref)
-            before = None
-        self._present[ref.kind].add(ref)
-        self._jobs[ref] = job
-        self._job_refs[job.uid] = ref
-        changes.capacity = changes.capacity or before is None or _weight(before) != _weight(job)
+            self._present[ref.kind].add(ref)
+        self._job_refs[ref] = job.uid
+        change = self.jobs.put(job)
+        changes.capacity |= change.freed
+        changes.asks |= change.asks
         return changes
 
-    def _put_pod(self, ref: ObjectRef, pod: PodView) -> Changes:
-        before = self._pods.get(ref)
-        if before is not None and before.job_uid != pod.job_uid:
-            self._pods_by_job[before.job_uid].discard(ref)
-        self._pods[ref] = pod
-        self._pods_by_job[pod.job_uid].add(ref)
-        return Changes(jobs={pod.job_uid}, capacity=before is None or before.ended != pod.ended)
+    def _put_pod(self, ref: ObjectRef, manifest: Manifest) -> Changes:
+        pod = parse_pod(manifest)
+        if pod is None:
+            return self._drop_pod(ref) | self._put_foreign(ref, parse_foreign_pod(manifest))
+        before = self._pods.get(pod.job_uid, {}).get(ref)
+        changes = Changes(jobs={pod.job_uid})
+        if ref in self._foreign or (before is None and ref in self._pod_jobs):
+            changes |= self._drop_pod(ref) | self._put_foreign(ref, None)
+        self._pods.setdefault(pod.job_uid, {})[ref] = pod
+        self._pod_jobs[ref] = pod.job_uid
+        old, new = None if before is None else pod_charge(before), pod_charge(pod)
+        if before is not None and (old, before.uid) == (new, pod.uid):
+            return changes
+        if new is not None:
+            changes.capacity |= self.ledger.charge(new[0], pod.uid, new[1])
+        if old is not None and before is not None and (new is None or (old[0], before.uid) != (new[0], pod.uid)):
+            changes.capacity |= self.ledger.release(old[0], before.uid)
+        return changes
+
+    def _put_foreign(self, ref: ObjectRef, pod: ForeignPod | None) -> Changes:
+        before = self._foreign.pop(ref, None)
+        if pod is not None:
+            self._foreign[ref] = pod
+        if before == pod:
+            return Changes()
+        if before is not None:
+            self.nodes.add(before.node, before.requests, -1, busy=False)
+        if pod is not None:
+            self.nodes.add(pod.node, pod.requests, 1, busy=False)
+        return Changes(capacity=before is not None)
+
+    def _drop_pod(self, ref: ObjectRef) -> Changes:
+        uid = self._pod_jobs.pop(ref, None)
+        if uid is None:
+            return Changes()
+        pod = self._pods[uid].pop(ref)
+        if not self._pods[uid]:
+            del self._pods[uid]
+        taken = pod_charge(pod)
+        # Also one that took nothing: its job may have waited for it to be gone.
+        freed = taken is not None and self.ledger.release(taken[0], pod.uid)
+        return Changes(jobs={uid}, capacity=freed or uid not in self._pods)
 
     def _put_node(self, node: NodeView) -> Changes:
-        before = self._nodes.get(node.name)
-        self._nodes[node.name] = node
+        before = self.nodes.put(node)
         if before == node:
             return Changes()
-        return Changes(jobs=self._jobs_on(node.name), capacity=True)
+        told = before is None or _health(before) != _health(node)
+        return Changes(jobs=set(self.ledger.jobs_on(node.name)) if told else set(), capacity=True)
 
     def _put_lease(self, ref: ObjectRef, lease: LeaseView) -> Changes:
-        self._leases[ref] = lease
-        self._lease_by_job[lease.job_uid] = ref
+        self._leases[lease.job_uid] = lease
+        self._lease_refs[ref] = lease.job_uid
         return Changes(jobs={lease.job_uid})
 
-    def _jobs_on(self, node: str) -> set[str]:
-        placed = {
-            job.uid
-            for job in self._jobs.values()
-            if job.admitted and job.attempt is not None and node in job.attempt.placement.node_by_index()
-        }
-        return placed | {pod.job_uid for pod in self._pods.values() if pod.node == node}
+    def _queues_changed(self, before: QueueView | None, after: QueueView | None) -> Changes:
+        if before is not None and after is not None and _settled(before) == _settled(after):
+            return Changes()
+        self._tree = QueueTree.of(sorted(self.queues.values(), key=lambda queue: queue.name))
+        return Changes(capacity=True)
+
+    def _put_topology(self, topology: TopologyView | None) -> Changes:
+        before, self.topology = self.topology, topology
+        levels = () if topology is None else topology.levels
+        self.nodes.set_levels(levels)
+        return Changes(capacity=(() if before is None else before.levels) != levels)
+
+    def _put_priority(self, name: str, value: int | None) -> Changes:
+        if value is None:
+            self._priorities.pop(name, None)
+        else:
+            self._priorities[name] = value
+        changes = Changes()
+        for job in list(self.jobs.views.values()):
+            priority = priority_of(job.spec, self._priorities)
+            if priority != job.priority:
+                change = self.jobs.put(dataclasses.replace(job, priority=priority))
+                changes |= Changes(jobs={job.uid}, capacity=change.freed, asks=change.asks)
+        return changes
 
     def _forget(self, ref: ObjectRef) -> Changes:
         self._present[ref.kind].discard(ref)
         match ref.kind:
             case "TrainingJob":
-                job = self._jobs.pop(ref, None)
-                if job is None:
-                    return Changes()
-                self._job_refs.pop(job.uid, None)
-                self._children.pop(job.uid, None)
-                return Changes(jobs={job.uid}, capacity=True)
+                return self._forget_job(ref)
             case "Pod":
-                pod = self._pods.pop(ref, None)
-                if pod is None:
-                    return Changes()
-                self._pods_by_job[pod.job_uid].discard(ref)
-                if not self._pods_by_job[pod.job_uid]:
-                    del self._pods_by_job[pod.job_uid]
-                return Changes(jobs={pod.job_uid}, capacity=True)
+                return self._drop_pod(ref) | self._put_foreign(ref, None)
             case "Node":
-                jobs = self._jobs_on(ref.name)
-                known = self._nodes.pop(ref.name, None) is not None
-                return Changes(jobs=jobs, capacity=known)
+                jobs = set(self.ledger.jobs_on(ref.name))
+                return Changes(jobs=jobs, capacity=self.nodes.remove(ref.name) is not None)
             case "Lease":
-                lease = self._leases.pop(ref, None)
-                if lease is None:
+                uid = self._lease_refs.pop(ref, None)
+                if uid is None or self.lease_ref(uid) != ref:
                     return Changes()
-                if self._lease_by_job.get(lease.job_uid) == ref:
-                    del self._lease_by_job[lease.job_uid]
-                return Changes(jobs={lease.job_uid})
+                del self._leases[uid]
+                return Changes(jobs={uid})
             case "TrainingQueue":
-                return Changes(capacity=self._queues.pop(ref.name, None) is not None)
+                before = self.queues.pop(ref.name, None)
+                return Changes() if before is None else self._queues_changed(before, None)
+            case "ClusterTopology":
+                known = self.topology is not None and self.topology.name == ref.name
+                return self._put_topology(None) if known else Changes()
+            case "PriorityClass":
+                return self._put_priority(ref.name, None)
             case _:
                 return Changes()
 
+    def _forget_job(self, ref: ObjectRef) -> Changes:
+        uid = self._job_refs.pop(ref, None)
+        if uid is None:
+            return Changes()
+        self._children.pop(uid, None)
+        self._asking.discard(uid)
+        self.told.forget(uid)
+        return Changes(jobs={uid}, capacity=self.jobs.remove(uid).freed)
 
-def _weight(job: JobView) -> tuple[object, ...]:
-    """What of a job admission and placement look at."""
-    attempt = job.attempt
-    return (
-        job.generation,
-        job.deleting,
-        job.admitted,
-        job.status.finished,
-        job.status.cancelled_admissions,
-        attempt.number if attempt is not None else 0,
-        attempt.desired if attempt is not None else "",
+
+def _ref_of(manifest: Manifest) -> ObjectRef:
+    metadata = manifest["metadata"]
+    namespace = metadata.get("namespace")
+    return ObjectRef(
+        kind=intern(manifest["kind"]), namespace=intern(namespace) if namespace else "", name=metadata["name"]
     )
+
+
+def _is_others(kind: str, manifest: Manifest) -> bool:
+    """Whether an object that we never knew is none of ours: nothing is kept of it, not even its version."""
+    if kind == "ConfigMap":
+        return bool(manifest["metadata"]["name"] != labels.INTENTS_NAME)
+    return kind in _OURS_BY_LABEL and labels.LABEL_JOB_UID not in (manifest["metadata"].get("labels") or {})
+
+
+def _health(node: NodeView) -> tuple[object, ...]:
+    """What jobs that run on a node are told of it."""
+    return node.ready, node.not_ready_since_s, node.unschedulable, node.out_of_service, node.taints
+
+
+def _settled(queue: QueueView) -> QueueView:
+    """Return a queue without what its status says, which is our own word."""
+    return dataclasses.replace(queue, resource_version="", used_seconds=(), used_at_s=0.0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from polyreme_api.job import TrainingJobStatus
 from polyreme_operator.port import Manifest, ObjectRef
@@ -70,6 +71,16 @@ class WriteStatus:
     resource_version: str
     before: TrainingJobStatus
     after: TrainingJobStatus
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WriteStanding:
+    """Replace fields of the status of a queue or topology, if it is as it was seen."""
+
+    ref: ObjectRef
+    resource_version: str
+    status: Mapping[str, Any]
+    """Fields that differ, whole; None removes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

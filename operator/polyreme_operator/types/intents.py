@@ -3,8 +3,8 @@
 Compare-and-swap of one job does not protect capacity that two jobs share. So a batch is first written here. Whoever
 decides next, the same process or its successor, settles every entry before it admits anything: an entry is
 *confirmed* when its job bears the attempt, *cancelled* when the job's ``cancelledAdmissions`` has risen since
-(whatever is still in flight then meets another resource version), *void* when the job is gone. An *open* entry counts
-as capacity in use.
+(whatever is still in flight then meets another resource version), *void* when the job is gone. While an entry is *open*
+nothing is admitted, so an entry need not say what it takes: it stays small, however large its gang is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 from collections.abc import Mapping
 from enum import StrEnum
 
-from polyreme_api.job.status import Placement
 from polyreme_operator.types.views import JobView
 
 INTENTS_KEY = "intents.json"
@@ -30,11 +29,6 @@ class Intent:
     attempt: int
     cancelled_admissions: int
     """The job's count when the intent was made."""
-    queue: str
-    resource: str
-    devices: int
-    """Devices of each worker."""
-    placement: Placement
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +69,6 @@ def render_intents(entries: tuple[Intent, ...]) -> str:
             "uid": entry.uid,
             "attempt": entry.attempt,
             "cancelledAdmissions": entry.cancelled_admissions,
-            "queue": entry.queue,
-            "resource": entry.resource,
-            "devices": entry.devices,
-            "placement": entry.placement.model_dump(mode="json", by_alias=True),
         }
         for entry in entries
     ]
@@ -94,10 +84,6 @@ def parse_intents(text: str) -> tuple[Intent, ...]:
             uid=row["uid"],
             attempt=row["attempt"],
             cancelled_admissions=row["cancelledAdmissions"],
-            queue=row["queue"],
-            resource=row["resource"],
-            devices=row["devices"],
-            placement=Placement.model_validate(row["placement"]),
         )
         for row in json.loads(text)
     )

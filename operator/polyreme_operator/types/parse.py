@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
 from collections.abc import Mapping
+from sys import intern
 from typing import Any
 
 from pydantic import ValidationError
@@ -10,44 +14,66 @@ from pydantic import ValidationError
 from polyreme_api import labels
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
+from polyreme_api.job.spec import ObjectMeta
 from polyreme_api.plan.plan import Plan, plan_for
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.intents import INTENTS_KEY, Intents, parse_intents
+from polyreme_operator.types.inventory import HOST_LEVEL, PODS, Constraints, LevelView, Requests, Taint
+from polyreme_operator.types.queues import QueueView, Quota, Reclaim, StopPolicy
+from polyreme_operator.types.resources import allocatable, canonical, constraints_of, pod_requests
 from polyreme_operator.types.timestamps import parse_time_or
-from polyreme_operator.types.views import JobView, LeaseView, NodeView, PodPhase, PodView, QueueView
+from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, NodeView, PodPhase, PodView, TopologyView
 
-_ORDINARY_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage", "pods"})
-OWNED_TAINT = "polyreme.dev/owned"
+RISK = f"{labels.GROUP}/risk"
+"""Annotation or label of a node: how likely it is to fail, from 0 to 1."""
+OWNED_TAINT = f"{labels.GROUP}/owned"
+"""Taint of nodes on which nobody but the operator binds pods."""
+TOPOLOGY_NAME = "default"
+"""The one ClusterTopology that is read."""
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+_SPECS_KEPT = 1024
 
 
-def parse_job_view(manifest: Manifest, known: JobView | None = None) -> JobView:
+def parse_job_view(
+    manifest: Manifest, known: JobView | None = None, *, priorities: Mapping[str, int] | None = None
+) -> JobView:
     """Read a TrainingJob. A spec that can't be read or planned is a view too: someone must tell the user.
 
     Args:
         manifest: The object.
         known: An earlier view of it; its plan is taken over while the spec's generation is the same.
+        priorities: Values of the PriorityClasses, by name.
     """
     metadata = manifest["metadata"]
     generation = metadata.get("generation", 0)
     if known is not None and known.uid == metadata["uid"] and known.generation == generation:
-        spec, plan, invalid = known.spec, known.plan, known.invalid
+        read = _SpecView(known.spec, known.plan, known.invalid, known.requests, known.constraints)
     else:
-        spec, plan, invalid = _plan(manifest)
+        read = _read_spec(manifest)
     return JobView(
-        namespace=metadata.get("namespace", ""),
+        namespace=intern(metadata.get("namespace", "")),
         name=metadata["name"],
-        uid=metadata["uid"],
+        uid=intern(metadata["uid"]),
         resource_version=metadata["resourceVersion"],
         generation=generation,
         created_s=parse_time_or(metadata.get("creationTimestamp"), 0.0),
         deleting=metadata.get("deletionTimestamp") is not None,
-        spec=spec,
-        plan=plan,
-        invalid=invalid,
+        spec=read.spec,
+        plan=read.plan,
+        invalid=read.invalid,
         status=TrainingJobStatus.model_validate(manifest.get("status") or {}),
+        requests=read.requests,
+        constraints=read.constraints,
+        priority=priority_of(read.spec, priorities or {}),
     )
+
+
+def priority_of(spec: TrainingJobSpec | None, priorities: Mapping[str, int]) -> int:
+    """Return a job's priority: its class's, if there is such a class, else its own."""
+    if spec is None:
+        return 0
+    return priorities.get(spec.priority_class_name, spec.priority)
 
 
 def parse_pod(manifest: Manifest) -> PodView | None:
@@ -57,53 +83,71 @@ def parse_pod(manifest: Manifest) -> PodView | None:
     if labels.LABEL_JOB_UID not in tags:
         return None
     spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
-    resource, devices = _devices(spec)
     try:
         index, replacement = int(tags[labels.LABEL_INDEX]), int(tags[labels.LABEL_REPLACEMENT])
     except (KeyError, ValueError):
         return None
     ended = _terminated(status)
+    conditions = status.get("conditions") or ()
+    refused = next((entry for entry in conditions if _refuses(entry)), None)
     return PodView(
-        namespace=metadata.get("namespace", ""),
+        namespace=intern(metadata.get("namespace", "")),
         name=metadata["name"],
         uid=metadata["uid"],
         resource_version=metadata["resourceVersion"],
-        job_name=tags.get(labels.LABEL_JOB, ""),
-        job_uid=tags[labels.LABEL_JOB_UID],
-        queue=tags.get(labels.LABEL_QUEUE, ""),
+        job_name=intern(tags.get(labels.LABEL_JOB, "")),
+        job_uid=intern(tags[labels.LABEL_JOB_UID]),
+        queue=intern(tags.get(labels.LABEL_QUEUE, "")),
         index=index,
         replacement=replacement,
-        node=spec.get("nodeName", ""),
-        resource=resource,
-        devices=devices,
+        node=intern(spec.get("nodeName") or ""),
+        wanted=intern(_wanted_node(spec)),
+        scheduler=intern(spec.get("schedulerName") or ""),
+        requests=pod_requests(spec),
         phase=PodPhase(status.get("phase", "Pending")),
         deleting=metadata.get("deletionTimestamp") is not None,
         exit_code=None if ended is None else int(ended.get("exitCode", 0)),
-        reason=status.get("reason", ""),
+        reason=intern(status.get("reason") or ""),
         message="" if ended is None else str(ended.get("message") or ""),
-        conditions=tuple((entry["type"], entry["status"]) for entry in status.get("conditions") or ()),
+        conditions=_kept(tuple((entry["type"], entry["status"]) for entry in conditions)),
+        unschedulable_since_s=None if refused is None else parse_time_or(refused.get("lastTransitionTime"), 0.0),
+        unschedulable="" if refused is None else str(refused.get("message") or ""),
     )
+
+
+def parse_foreign_pod(manifest: Manifest) -> ForeignPod | None:
+    """Read a pod that is none of ours, as far as it takes room of a node; None if it takes none."""
+    spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
+    if not spec.get("nodeName") or status.get("phase") in {PodPhase.SUCCEEDED, PodPhase.FAILED}:
+        return None
+    return _foreign(intern(spec["nodeName"]), pod_requests(spec))
 
 
 def parse_node(manifest: Manifest) -> NodeView:
     """Read a node."""
-    status = manifest.get("status") or {}
-    spec = manifest.get("spec") or {}
+    metadata, status, spec = manifest["metadata"], manifest.get("status") or {}, manifest.get("spec") or {}
     ready = next((entry for entry in status.get("conditions") or () if entry["type"] == "Ready"), None)
     is_ready = ready is not None and ready["status"] == "True"
-    allocatable = status.get("allocatable") or status.get("capacity") or {}
     since = parse_time_or(ready.get("lastTransitionTime"), 0.0) if ready is not None else 0.0
+    tags: Mapping[str, str] = metadata.get("labels") or {}
+    taints = spec.get("taints") or ()
     return NodeView(
-        name=manifest["metadata"]["name"],
-        devices=tuple(
-            (name, int(count))
-            for name, count in sorted(allocatable.items())
-            if name not in _ORDINARY_RESOURCES and str(count).isdigit()
-        ),
+        name=intern(metadata["name"]),
+        allocatable=allocatable(status.get("allocatable") or status.get("capacity")),
         ready=is_ready,
         not_ready_since_s=None if is_ready else since,
         unschedulable=bool(spec.get("unschedulable")),
-        out_of_service=any(taint["key"] == _OUT_OF_SERVICE for taint in spec.get("taints") or ()),
+        out_of_service=any(taint["key"] == _OUT_OF_SERVICE for taint in taints),
+        labels=_kept(tuple(sorted((k, v) for k, v in tags.items() if k != HOST_LEVEL))),
+        host=intern(tags.get(HOST_LEVEL, metadata["name"])),
+        taints=_kept(
+            tuple(
+                Taint(key=taint["key"], value=taint.get("value") or "", effect=taint.get("effect", "NoSchedule"))
+                for taint in taints
+            )
+        ),
+        risk=_risk((metadata.get("annotations") or {}).get(RISK) or tags.get(RISK)),
+        owned=any(taint["key"] == OWNED_TAINT for taint in taints),
     )
 
 
@@ -147,10 +191,64 @@ def _place(record: ProgressRecord | None) -> tuple[object, ...] | None:
 
 def parse_queue(manifest: Manifest) -> QueueView:
     """Read a TrainingQueue."""
-    quota = (manifest.get("spec") or {}).get("quota") or {}
+    metadata, spec, status = manifest["metadata"], manifest.get("spec") or {}, manifest.get("status") or {}
+    preemption: Mapping[str, Any] = spec.get("preemption") or {}
+    unsaid = QueueView(name="")
     return QueueView(
-        name=manifest["metadata"]["name"], quota=tuple((name, int(count)) for name, count in sorted(quota.items()))
+        name=metadata["name"],
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        generation=metadata.get("generation", 0),
+        parent=spec.get("parent") or "",
+        quotas=tuple(
+            Quota(
+                resource=quota["resource"],
+                nominal=int(quota["nominal"]),
+                borrowing_limit=_count(quota.get("borrowingLimit")),
+                lending_limit=_count(quota.get("lendingLimit")),
+            )
+            for quota in spec.get("quotas") or ()
+        ),
+        weight=int(spec.get("weight", 1)),
+        stop_policy=StopPolicy(spec.get("stopPolicy", StopPolicy.NONE)),
+        half_life_s=float((spec.get("fairSharing") or {}).get("halfLifeSeconds", unsaid.half_life_s)),
+        aging_s=float(spec.get("agingSeconds", unsaid.aging_s)),
+        within_queue=Reclaim(preemption.get("withinQueue", unsaid.within_queue)),
+        reclaim=Reclaim(preemption.get("reclaim", unsaid.reclaim)),
+        min_runtime_s=float(preemption.get("minRuntimeSeconds", unsaid.min_runtime_s)),
+        preemptions_max=int(preemption.get("maxPerJob", unsaid.preemptions_max)),
+        preemption_window_s=float(preemption.get("windowSeconds", unsaid.preemption_window_s)),
+        cooldown_s=float(preemption.get("cooldownSeconds", unsaid.cooldown_s)),
+        backfill=(spec.get("backfill") or {}).get("mode", "Conservative") != "Off",
+        used_seconds=tuple(
+            sorted((entry["resource"], float(entry["seconds"])) for entry in status.get("decayed") or ())
+        ),
+        used_at_s=parse_time_or(status.get("decayedAt"), 0.0),
+        status=status,
     )
+
+
+def parse_topology(manifest: Manifest) -> TopologyView | None:
+    """Read the ClusterTopology; None for one that has another name than the one that counts."""
+    metadata = manifest["metadata"]
+    if metadata["name"] != TOPOLOGY_NAME:
+        return None
+    return TopologyView(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        generation=metadata.get("generation", 0),
+        levels=tuple(
+            LevelView(name=level["name"], node_label=level["nodeLabel"], distance=_count(level.get("distance")))
+            for level in (manifest.get("spec") or {}).get("levels") or ()
+        ),
+        status=manifest.get("status") or {},
+    )
+
+
+def parse_priority_class(manifest: Manifest) -> int:
+    """Read the value of a PriorityClass."""
+    return int(manifest.get("value", 0))
 
 
 def parse_intents_object(manifest: Manifest) -> Intents | None:
@@ -161,24 +259,112 @@ def parse_intents_object(manifest: Manifest) -> Intents | None:
     return Intents(resource_version=manifest["metadata"]["resourceVersion"], entries=parse_intents(text))
 
 
-def _plan(manifest: Manifest) -> tuple[TrainingJobSpec | None, Plan | None, str]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _SpecView:
+    """What a spec comes to; jobs of equal specs share it."""
+
+    spec: TrainingJobSpec | None
+    plan: Plan | None = None
+    invalid: str = ""
+    requests: Requests = ()
+    constraints: Constraints = dataclasses.field(default_factory=Constraints)
+
+
+def _read_spec(manifest: Manifest) -> _SpecView:
     try:
+        ObjectMeta.model_validate(manifest["metadata"])
+        return _spec_of(json.dumps(manifest.get("spec"), sort_keys=True))
+    except (ValidationError, InvalidConfigError):
+        # Read whole, so that the message names the field as the user wrote it.
         document = {key: manifest[key] for key in ("apiVersion", "kind", "metadata", "spec") if key in manifest}
-        spec = parse_job(document).spec
-    except InvalidConfigError as error:
-        return None, None, str(error)
+        try:
+            return _planned(parse_job(document).spec)
+        except InvalidConfigError as error:
+            return _SpecView(None, invalid=str(error))
+
+
+@functools.lru_cache(maxsize=_SPECS_KEPT)
+def _spec_of(text: str) -> _SpecView:
+    document = {
+        "apiVersion": labels.API_VERSION,
+        "kind": labels.KIND_JOB,
+        "metadata": {"name": "any"},
+        "spec": json.loads(text),
+    }
+    return _planned(parse_job(document).spec)
+
+
+def _planned(spec: TrainingJobSpec) -> _SpecView:
+    body: Mapping[str, Any] = spec.workers.template.get("spec") or {}
+    tolerant = {**body, "tolerations": tolerations_of(body)}
+    asked = _SpecView(spec, requests=_worker_requests(spec, body), constraints=constraints_of(tolerant))
     try:
-        return spec, plan_for(spec), ""
+        return dataclasses.replace(asked, plan=plan_for(spec))
     except InvalidConfigError as error:
-        return spec, None, str(error)
+        return dataclasses.replace(asked, invalid=str(error))
 
 
-def _devices(spec: Mapping[str, Any]) -> tuple[str, int]:
-    for container in spec.get("containers") or ():
-        for name, count in sorted(((container.get("resources") or {}).get("limits") or {}).items()):
-            if name not in _ORDINARY_RESOURCES and str(count).isdigit():
-                return name, int(count)
-    return "", 0
+def tolerations_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a pod template's tolerations and that of the operator's own nodes, which every worker pod has."""
+    given = list(body.get("tolerations") or [])
+    own = {"key": OWNED_TAINT, "operator": "Exists"}
+    return given if own in given else [*given, own]
+
+
+def _worker_requests(spec: TrainingJobSpec, body: Mapping[str, Any]) -> Requests:
+    """Return what a worker pod will take: the template's first container gets the devices."""
+    containers = [dict(container) for container in body.get("containers") or [{}]]
+    resources = dict(containers[0].get("resources") or {})
+    devices = {spec.workers.device_resource: str(spec.workers.devices)}
+    resources["limits"] = {**(resources.get("limits") or {}), **devices}
+    resources["requests"] = {**(resources.get("requests") or {}), **devices}
+    containers[0]["resources"] = resources
+    return canonical({**dict(pod_requests({**body, "containers": containers})), PODS: 1})
+
+
+def _wanted_node(spec: Mapping[str, Any]) -> str:
+    """Return the one node that a pod's affinity names, as the operator's own pods do."""
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    terms = required.get("nodeSelectorTerms") or ()
+    wanted = {_named_node(term) for term in terms}
+    return wanted.pop() if len(wanted) == 1 else ""
+
+
+def _named_node(term: Mapping[str, Any]) -> str:
+    for field in term.get("matchFields") or ():
+        values = field.get("values") or ()
+        if field.get("key") == "metadata.name" and field.get("operator") == "In" and len(values) == 1:
+            return str(values[0])
+    return ""
+
+
+def _refuses(condition: Mapping[str, Any]) -> bool:
+    named = condition["type"], condition["status"], condition.get("reason")
+    return named == ("PodScheduled", "False", "Unschedulable")
+
+
+def _risk(text: str | None) -> float:
+    """Read a risk; what is none is no risk: other writers' fields must not stop us."""
+    try:
+        return min(1.0, max(0.0, float(text or 0.0)))
+    except ValueError:
+        return 0.0
+
+
+def _count(value: object) -> int | None:
+    return None if value is None else int(str(value))
+
+
+@functools.lru_cache(maxsize=4096)
+def _kept(value: Any) -> Any:
+    """Return an equal value that is shared by all who have it."""
+    return value
+
+
+@functools.lru_cache(maxsize=4096)
+def _foreign(node: str, requests: Requests) -> ForeignPod:
+    return ForeignPod(node=node, requests=requests)
 
 
 def _terminated(status: Mapping[str, Any]) -> Mapping[str, Any] | None:

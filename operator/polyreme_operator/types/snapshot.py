@@ -1,36 +1,19 @@
-"""What one decision sees: a whole cluster for ``schedule``, one job for ``reconcile``."""
+"""What one decision about one job sees. What admission sees is ``core.schedule.Cluster``."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 
-from polyreme_operator.types.intents import Intents
-from polyreme_operator.types.views import JobView, LeaseView, NodeView, PodView, QueueView
+from polyreme_operator.types.views import JobView, LeaseView, NodeView, PodView
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """Everything that admission and placement depend on."""
-
-    jobs: tuple[JobView, ...] = ()
-    pods: tuple[PodView, ...] = ()
-    nodes: tuple[NodeView, ...] = ()
-    leases: tuple[LeaseView, ...] = ()
-    queues: tuple[QueueView, ...] = ()
-    intents: Intents = dataclasses.field(default_factory=Intents)
-    leases_read: frozenset[str] = frozenset()
-    """UIDs of jobs whose Lease was read after everything else here was seen."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Pending:
     """Why a job waits."""
 
     reason: str
     message: str
-    position: int
-    """Place in the queue, from 1."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +30,6 @@ class JobScene:
     refused: str = ""
     """Why ``schedule`` keeps the job's size though its spec says another; empty when it does not."""
     children: frozenset[str] = frozenset()
-    """Kinds among Service and Secret that are known to exist for this job."""
+    """Kinds of the objects beside its pods that are known to exist for this job."""
     lease_read: bool = False
     """Whether the Lease was read after all else here was seen: watches of two kinds keep no order between them."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.plan.plan import Plan
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.port import ObjectRef
+from polyreme_operator.types.inventory import Constraints, LevelView, Requests, Taint
 
 
 class PodPhase(StrEnum):
@@ -36,11 +39,13 @@ class PodView:
     index: int
     replacement: int
     node: str
-    unschedulable_since_s: float | None = None
-    unschedulable: str = ""
+    """Node that it is bound to; empty while it is not."""
+    wanted: str = ""
+    """The one node that its affinity lets it be bound to."""
     scheduler: str = ""
-    resource: str
-    devices: int
+    """Who binds it, by ``schedulerName``."""
+    requests: Requests = ()
+    """What it takes of its node, devices included."""
     phase: PodPhase = PodPhase.PENDING
     deleting: bool = False
     exit_code: int | None = None
@@ -49,6 +54,15 @@ class PodView:
     """What its container said last, where it says so."""
     conditions: tuple[tuple[str, str], ...] = ()
     """Pairs of condition type and status."""
+    unschedulable_since_s: float | None = None
+    """Since when its scheduler has found no room for it."""
+    unschedulable: str = ""
+    """Why, in its scheduler's words."""
+
+    @property
+    def place(self) -> str:
+        """Node that it takes room of, bound or not; empty for none."""
+        return self.node or self.wanted
 
     @property
     def ref(self) -> ObjectRef:
@@ -62,22 +76,36 @@ class PodView:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignPod:
+    """A pod that is none of ours and takes room of a node."""
+
+    node: str
+    requests: Requests
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """A node and its devices."""
+    """A node: what it gives, and to whom."""
 
     name: str
-    devices: tuple[tuple[str, int], ...]
-    """Pairs of resource name and allocatable count."""
-    owned: bool = False
+    allocatable: Requests = ()
     ready: bool = True
     not_ready_since_s: float | None = None
     unschedulable: bool = False
     out_of_service: bool = False
     """Bears the taint by which an administrator says that nothing runs there any more."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Labels by name, without the host's, so that like nodes share them."""
+    host: str = ""
+    """Value of the label ``kubernetes.io/hostname``."""
+    taints: tuple[Taint, ...] = ()
+    risk: float = 0.0
+    owned: bool = False
+    """Bears the taint of nodes where the operator binds pods itself."""
 
     def capacity(self, resource: str) -> int:
-        """Return the allocatable count of a resource."""
-        return next((count for name, count in self.devices if name == resource), 0)
+        """Return the allocatable amount of a resource."""
+        return next((amount for name, amount in self.allocatable if name == resource), 0)
 
     @property
     def usable(self) -> bool:
@@ -110,16 +138,17 @@ class LeaseView:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class QueueView:
-    """A TrainingQueue: how many devices its jobs may hold together."""
+class TopologyView:
+    """The ClusterTopology."""
 
     name: str
-    quota: tuple[tuple[str, int], ...] = ()
-    """Pairs of resource name and count; a resource that is not named is unlimited."""
-
-    def limit(self, resource: str) -> int | None:
-        """Return the quota of a resource; None is unlimited."""
-        return next((count for name, count in self.quota if name == resource), None)
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    levels: tuple[LevelView, ...] = ()
+    """Top to bottom, without the host's."""
+    status: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+    """As it was last written."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +168,12 @@ class JobView:
     """Plan for ``spec.workers.replicas``; None when no layout fits."""
     invalid: str
     status: TrainingJobStatus
+    requests: Requests = ()
+    """Of each worker."""
+    constraints: Constraints = dataclasses.field(default_factory=Constraints)
+    """Which nodes its workers accept."""
+    priority: int = 0
+    """Its class's, or its own."""
 
     @property
     def ref(self) -> ObjectRef:

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.core.best_fit import place_best_fit
 from polyreme_operator.core.reconcile import reconcile
-from polyreme_operator.core.schedule import schedule
+from polyreme_operator.core.schedule import cluster_of, schedule
 from polyreme_operator.types.actions import CreatePod, Decision, DeletePod, WriteStatus
 from polyreme_operator.types.parse import parse_pod
-from polyreme_operator.types.snapshot import Cluster, JobScene
-from polyreme_operator.types.views import PodPhase, QueueView
-from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, job, lease, node, pod, scene
+from polyreme_operator.types.queues import QueueView, Quota
+from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.views import PodPhase
+from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, job, lease, node, pod, scene, why
 
 NODES = st.lists(st.tuples(st.integers(0, 8), st.booleans()), min_size=1, max_size=5)
 JOBS = st.lists(
@@ -23,29 +23,31 @@ JOBS = st.lists(
 )
 
 
-def build(nodes: list[tuple[int, bool]], jobs: list[tuple[int, int, int, bool]], limit: int) -> Cluster:
+def build(nodes: list[tuple[int, bool]], jobs: list[tuple[int, int, int, bool]], limit: int) -> dict[str, Any]:
     """Jobs that say so already run, as far as they fit, as a scheduler before us would have let them."""
     views = tuple(node(f"n{at}", devices, unschedulable=closed) for at, (devices, closed) in enumerate(nodes))
     free = {view.name: view.capacity(DEVICE) for view in views}
     made, pods, left = [], [], limit
     for at, (replicas, devices, priority, runs) in enumerate(jobs):
         owner = job(f"j{at}", replicas=replicas, devices=devices, priority=priority)
-        placed = place_best_fit(free, workers=replicas, devices=devices) if owner.plan is not None else None
-        if runs and placed is not None and replicas * devices <= left:
+        slots = [name for name, count in free.items() for _ in range(count // devices)][:replicas]
+        if runs and owner.plan is not None and len(slots) == replicas and replicas * devices <= left:
             left -= replicas * devices
-            for index, name in enumerate(placed):
+            for index, name in enumerate(slots):
                 free[name] -= devices
-                pods.append(dataclasses.replace(pod(owner, index, where=name), devices=devices))
-            owner = admitted(owner, tuple(placed))
+                pods.append(pod(owner, index, where=name, devices=devices))
+            owner = admitted(owner, tuple(slots))
         made.append(owner)
-    queue = QueueView(name="default", quota=((DEVICE, limit),))
-    return Cluster(jobs=tuple(made), nodes=views, pods=tuple(pods), queues=(queue,))
+    queue = QueueView(name="default", quotas=(Quota(resource=DEVICE, nominal=limit),))
+    return {"jobs": tuple(made), "nodes": views, "pods": tuple(pods), "queues": (queue,)}
 
 
-def taken(cluster: Cluster, batch: Any) -> tuple[Counter[str], int]:
+def taken(seen: dict[str, Any], batch: Any) -> tuple[Counter[str], int]:
     after = {write.uid: write.after for write in batch.writes}
-    places: dict[tuple[str, int, str], int] = {(p.job_uid, p.index, p.node): p.devices for p in cluster.pods}
-    for owner in cluster.jobs:
+    places: dict[tuple[str, int, str], int] = {
+        (p.job_uid, p.index, p.node): dict(p.requests)[DEVICE] for p in seen["pods"]
+    }
+    for owner in seen["jobs"]:
         status = after.get(owner.uid, owner.status)
         if status.is_true("Admitted") and status.attempt is not None:
             for index, name in enumerate(status.attempt.placement.node_by_index()):
@@ -59,8 +61,8 @@ def taken(cluster: Cluster, batch: Any) -> tuple[Counter[str], int]:
 @given(nodes=NODES, jobs=JOBS, limit=st.integers(0, 24))
 @settings(max_examples=150, deadline=None)
 def test_a_batch_never_takes_more_than_there_is(nodes: Any, jobs: Any, limit: int) -> None:
-    cluster = build(nodes, jobs, limit)
-    on_node, whole = taken(cluster, schedule(cluster, NOW_S))
+    seen = build(nodes, jobs, limit)
+    on_node, whole = taken(seen, schedule(cluster_of(**seen), NOW_S))
     assert all(count <= nodes[int(name[1:])][0] for name, count in on_node.items())
     assert whole <= limit
 
@@ -68,22 +70,26 @@ def test_a_batch_never_takes_more_than_there_is(nodes: Any, jobs: Any, limit: in
 @given(nodes=NODES, jobs=JOBS, limit=st.integers(0, 24), shuffle=st.randoms(use_true_random=False))
 @settings(max_examples=100, deadline=None)
 def test_a_batch_depends_on_what_is_and_not_on_its_order(nodes: Any, jobs: Any, limit: int, shuffle: Any) -> None:
-    cluster = build(nodes, jobs, limit)
-    mixed: dict[str, Any] = {}
+    seen = build(nodes, jobs, limit)
+    mixed = dict(seen)
     for name in ("jobs", "nodes", "pods"):
-        items = list(getattr(cluster, name))
+        items = list(seen[name])
         shuffle.shuffle(items)
         mixed[name] = tuple(items)
-    assert schedule(dataclasses.replace(cluster, **mixed), NOW_S) == schedule(cluster, NOW_S)
+    one, other = cluster_of(**mixed), cluster_of(**seen)
+    first, second = schedule(one, NOW_S), schedule(other, NOW_S)
+    assert (first.writes, first.intents, first.refused) == (second.writes, second.intents, second.refused)
+    assert why(one, first) == why(other, second)
 
 
 @given(nodes=NODES, jobs=JOBS, limit=st.integers(0, 24))
 @settings(max_examples=50, deadline=None)
 def test_every_job_that_waits_is_told_why_and_the_others_are_not(nodes: Any, jobs: Any, limit: int) -> None:
-    cluster = build(nodes, jobs, limit)
+    cluster = cluster_of(**build(nodes, jobs, limit))
     batch = schedule(cluster, NOW_S)
-    waiting = {owner.uid for owner in cluster.jobs if not owner.admitted and owner.plan is not None}
-    assert set(batch.pending) == waiting - {write.uid for write in batch.writes}
+    waiting = {owner.uid for owner in cluster.jobs.values() if not owner.admitted and owner.plan is not None}
+    begun = {entry.uid for entry in batch.intents.entries} if batch.intents is not None else set()
+    assert set(why(cluster, batch)) == waiting - begun
 
 
 PODS = st.lists(

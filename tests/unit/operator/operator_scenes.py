@@ -6,9 +6,11 @@ from typing import Any
 from polyreme_api import labels
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.progress import ProgressRecord
+from polyreme_operator.core.schedule import Batch, Cluster
 from polyreme_operator.core.transition import admit
 from polyreme_operator.types.parse import parse_job_view
-from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.resources import allocatable, canonical
+from polyreme_operator.types.snapshot import JobScene, Pending
 from polyreme_operator.types.views import JobView, LeaseView, NodeView, PodPhase, PodView
 
 NOW_S = 1_700_000_000.0
@@ -48,7 +50,8 @@ def job(
 
 
 def node(name: str = "n0", devices: int = 4, **fields: Any) -> NodeView:
-    return NodeView(name=name, devices=((DEVICE, devices),), **fields)
+    given = {DEVICE: str(devices), **fields.pop("more", {})}
+    return NodeView(name=name, allocatable=allocatable(given), host=name, **fields)
 
 
 def pod(owner: JobView, index: int, *, replacement: int = 0, where: str = "n0", **fields: Any) -> PodView:
@@ -64,8 +67,7 @@ def pod(owner: JobView, index: int, *, replacement: int = 0, where: str = "n0", 
         index=index,
         replacement=replacement,
         node=where,
-        resource=DEVICE,
-        devices=1,
+        requests=canonical({DEVICE: fields.pop("devices", 1), "pods": 1}),
         **fields,
     )
 
@@ -95,3 +97,14 @@ def admitted(
     """The job as it is once its first attempt's pods are all created."""
     after = admit(owner, nodes, at_s).model_copy(update={"replicas": len(nodes), **status})
     return dataclasses.replace(owner, status=after)
+
+
+def why(cluster: Cluster, batch: Batch) -> dict[str, Pending]:
+    """Why each job waits, by UID, as a round has said it."""
+    admitted_now = {write.uid for write in batch.writes if write.after.is_true("Admitted")}
+    said = {}
+    for waiting in cluster.waiting:
+        pending = batch.pending.get(waiting.uid) or batch.kinds.get(waiting.kind)
+        if pending is not None and waiting.uid not in admitted_now:
+            said[waiting.uid] = pending
+    return said

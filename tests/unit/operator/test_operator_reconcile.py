@@ -178,7 +178,7 @@ def test_a_job_that_no_layout_fits_fails_as_misconfigured_and_says_what_would_fi
 
 
 def test_a_waiting_job_says_why() -> None:
-    pending = Pending(reason="WaitingForCapacity", message="needs 4 devices; 2 free on 1 node", position=3)
+    pending = Pending(reason="WaitingForCapacity", message="needs 4 devices; 2 free on 1 node")
     status = written(decide(scene(job(), pending=pending)))
     assert status.condition("Queued").message == "needs 4 devices; 2 free on 1 node"
 

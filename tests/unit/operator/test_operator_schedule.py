@@ -5,33 +5,15 @@ from typing import Any
 
 import pytest
 
-from polyreme_operator.core.best_fit import place_best_fit
-from polyreme_operator.core.schedule import Batch, schedule
+from polyreme_operator.core.schedule import Batch, cluster_of, schedule
 from polyreme_operator.types.intents import Intents, parse_intents, render_intents
-from polyreme_operator.types.snapshot import Cluster
-from polyreme_operator.types.views import PodPhase, QueueView
-from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, job, lease, node, pod
+from polyreme_operator.types.queues import QueueView, Quota
+from polyreme_operator.types.views import JobView, PodPhase
+from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, job, lease, node, pod, why
 
 
 def decide(**fields: Any) -> Batch:
-    return schedule(Cluster(**fields), NOW_S)
-
-
-@pytest.mark.parametrize(
-    ("free", "workers", "devices", "placed"),
-    [
-        ({"a": 4}, 2, 2, ["a", "a"]),
-        ({"a": 4, "b": 2}, 2, 1, ["b", "b"]),
-        ({"a": 2, "b": 2}, 3, 1, ["a", "a", "b"]),
-        ({"a": 3, "b": 3}, 3, 2, None),
-        ({"b": 2, "a": 2}, 1, 2, ["a"]),
-        ({}, 1, 1, None),
-    ],
-)
-def test_best_fit_fills_few_nodes_tightly(
-    free: dict[str, int], workers: int, devices: int, placed: list[str] | None
-) -> None:
-    assert place_best_fit(free, workers=workers, devices=devices) == placed
+    return schedule(cluster_of(**fields), NOW_S)
 
 
 def test_an_admission_is_an_intent_before_it_is_a_status() -> None:
@@ -41,7 +23,7 @@ def test_an_admission_is_an_intent_before_it_is_a_status() -> None:
     (write,) = batch.writes
     assert (entry.uid, entry.attempt) == ("uid-j", 1)
     assert write.after.attempt is not None
-    assert entry.placement == write.after.attempt.placement
+    assert write.after.attempt.placement.node_by_index() == ["n0", "n0"]
     assert parse_intents(render_intents(batch.intents.entries)) == batch.intents.entries
 
 
@@ -67,15 +49,20 @@ def test_larger_priority_goes_first_then_age() -> None:
     )
     batch = decide(jobs=jobs, nodes=(node(devices=2),))
     assert [write.uid for write in batch.writes] == ["uid-urgent"]
-    assert {uid: pending.position for uid, pending in batch.pending.items()} == {"uid-old": 1, "uid-young": 2}
+    assert set(why(cluster_of(jobs=jobs, nodes=(node(devices=2),)), batch)) == {"uid-old", "uid-young"}
 
 
 @pytest.mark.parametrize(
     ("spec", "quota", "reason", "message"),
     [
-        ({"replicas": 4}, (), "WaitingForCapacity", "needs 4 devices; 3 free on 2 nodes"),
-        ({"replicas": 3}, ((DEVICE, 2),), "ExceedsQuota", "needs 3 devices; queue default has 2 of 2 left"),
-        ({"replicas": 1, "devices": 4}, (), "Misconfigured", "a worker needs 4 devices; the largest node has 2"),
+        ({"replicas": 4}, (), "WaitingForCapacity", "needs 4 devices; room for 3 on 2 nodes"),
+        (
+            {"replicas": 3},
+            (Quota(resource=DEVICE, nominal=2),),
+            "ExceedsQuota",
+            "needs 3 of polyreme.dev/device; queue default has 2 left: it holds 0, its quota is 2",
+        ),
+        ({"replicas": 1, "devices": 4}, (), "Misconfigured", "a worker needs 4 polyreme.dev/device; the largest node"),
     ],
 )
 def test_a_job_that_waits_is_told_why(spec: dict[str, Any], quota: Any, reason: str, message: str) -> None:
@@ -84,8 +71,8 @@ def test_a_job_that_waits_is_told_why(spec: dict[str, Any], quota: Any, reason: 
         node("n1", 1),
         node("n2", 9, unschedulable=True) if "replicas" not in spec else node("n2", 0),
     )
-    batch = decide(jobs=(job(**spec),), nodes=nodes, queues=(QueueView(name="default", quota=quota),))
-    (pending,) = batch.pending.values()
+    cluster = cluster_of(jobs=(job(**spec),), nodes=nodes, queues=(QueueView(name="default", quotas=quota),))
+    (pending,) = why(cluster, schedule(cluster, NOW_S)).values()
     assert pending.reason == reason
     assert pending.message.startswith(message)
 
@@ -133,8 +120,14 @@ def test_a_lease_is_read_before_an_attempt_is_ended() -> None:
     assert decide(**seen, leases_read=frozenset({owner.uid})).writes
 
 
+def scaled(owner: JobView, replicas: int) -> JobView:
+    """The job as its user has scaled it."""
+    wish = job(replicas=replicas)
+    return dataclasses.replace(owner, spec=wish.spec, plan=wish.plan, generation=owner.generation + 1)
+
+
 def test_a_resize_stops_the_attempt_then_begins_another_with_a_new_plan() -> None:
-    owner = dataclasses.replace(admitted(job()), plan=job(replicas=4).plan)
+    owner = scaled(admitted(job()), 4)
     pods = (pod(owner, 0), pod(owner, 1))
     read = frozenset({owner.uid})
     (asked,) = decide(jobs=(owner,), nodes=(node(),), pods=pods, leases=(lease(owner),), leases_read=read).writes
@@ -151,10 +144,10 @@ def test_a_resize_stops_the_attempt_then_begins_another_with_a_new_plan() -> Non
 
 
 def test_a_resize_that_does_not_fit_is_refused_and_says_why() -> None:
-    owner = dataclasses.replace(admitted(job()), plan=job(replicas=4).plan)
+    owner = scaled(admitted(job()), 4)
     batch = decide(jobs=(owner,), nodes=(node(devices=3),), pods=(pod(owner, 0), pod(owner, 1)))
     assert batch.writes == ()
-    assert batch.refused == {owner.uid: "needs 2 devices; 1 free on 1 node"}
+    assert batch.refused == {owner.uid: "needs 2 devices; room for 1 on 1 node"}
 
 
 def test_a_resumed_job_never_reuses_a_replacement_number() -> None:

@@ -90,7 +90,7 @@ def test_pods_go_behind_the_write_and_the_job_is_queued_for_its_next_attempt() -
     owner = displaced()
     status = written(decide(scene(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped")), NOW_S + 5))
     waiting = dataclasses.replace(owner, status=status)
-    pending = Pending(reason="WaitingForCapacity", message="needs 2 devices; 0 free on 0 nodes", position=1)
+    pending = Pending(reason="WaitingForCapacity", message="needs 2 devices; 0 free on 0 nodes")
     decision = decide(scene(waiting, pods=pods_of(waiting), pending=pending), NOW_S + 6)
     assert len([action for action in decision.actions if isinstance(action, DeletePod)]) == 2
     queued = written(decision).condition("Queued")

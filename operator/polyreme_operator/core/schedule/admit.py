@@ -1,0 +1,184 @@
+"""Admissions in the order of the queue: quota, then a place, then smaller sizes, then others who make way.
+
+A class of jobs of which one does not fit is not looked at again before something has come free.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from polyreme_api.plan.plan import Plan
+from polyreme_operator.core import elastic
+from polyreme_operator.core.eligible import slots_N
+from polyreme_operator.core.queue.order import SchedulingOrder, scheduling_order
+from polyreme_operator.core.reasons import Reason
+from polyreme_operator.core.schedule.elsewhere import blocked_for, reservation_of
+from polyreme_operator.core.schedule.gangs import gang_of
+from polyreme_operator.core.schedule.heads import Heads
+from polyreme_operator.core.schedule.pending import closed, over_quota
+from polyreme_operator.core.schedule.round import Round
+from polyreme_operator.core.schedule.victims import hold, let_go, make_room
+from polyreme_operator.types.inventory import BoolArray, Misfit, RowArray
+from polyreme_operator.types.queues import Waiting
+from polyreme_operator.types.snapshot import Pending
+from polyreme_operator.types.views import JobView
+
+NAMED_MAX = 3
+"""Jobs that a reason names; the rest are counted."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """A place, and the plan for its size."""
+
+    rows_W: RowArray
+    plan: Plan | None
+
+
+def admit_waiting(work: Round) -> None:
+    """Admit what fits."""
+    _Admissions(work).run()
+
+
+class _Admissions:
+    def __init__(self, work: Round) -> None:
+        self._work = work
+        self._cluster = work.cluster
+        self._heads = Heads(work)
+        self._makes_way_for: dict[str, JobView] = {}
+        self._sought = 0
+
+    def run(self) -> None:
+        work, cluster = self._work, self._cluster
+        for queue in sorted(cluster.waiting.queues()):
+            why = closed(cluster.tree, queue)
+            if why is not None:
+                work.kinds.update({kind: why for _, line in cluster.waiting.lines(queue) for kind in line.by_kind})
+        self._serve_reservations()
+        order = scheduling_order(cluster.waiting, cluster.tree, work.shares(), work.now_s)
+        for waiting in order:
+            if waiting.uid in work.changed:
+                continue
+            if work.full:
+                work.again = True
+                break
+            self._look_at(waiting, order)
+
+    def _serve_reservations(self) -> None:
+        """Hold for each preemptor what others give up, and start those at once for whom all have gone."""
+        work, cluster = self._work, self._cluster
+        held = [
+            reservation_of(work, cluster.jobs[uid], victims)
+            for uid, victims in sorted(cluster.making_way.items())
+            if uid in cluster.waiting and closed(cluster.tree, cluster.waiting[uid].queue) is None
+        ]
+        for reservation in held:
+            hold(work, reservation)
+        for reservation in sorted(held, key=lambda each: (-each.by.priority, each.by.created_s, each.by.uid)):
+            job = reservation.by
+            if not reservation.stopping:
+                let_go(work, job)
+                found = self._find(job, blocked_for(work, job))
+                if isinstance(found, Pending):
+                    # They made way for nothing: another took it, or a node is gone. Its turn comes as others' does.
+                    continue
+                work.admit(job, found.rows_W, found.plan)
+            self._makes_way_for.update(dict.fromkeys(cluster.making_way[job.uid], job))
+
+    def _look_at(self, waiting: Waiting, order: SchedulingOrder) -> None:
+        work, job = self._work, self._cluster.jobs[waiting.uid]
+        own = self._own_obstacle(job)
+        if own is not None:
+            work.pending[job.uid] = own
+            return
+        known = self._cluster.refused.get(waiting.kind)
+        held = let_go(work, job)
+        if known is not None and held is None:
+            self._refuse(waiting, known, order)
+            return
+        found = self._behind_heads(waiting, job)
+        if isinstance(found, Found):
+            work.admit(job, found.rows_W, found.plan)
+            order.admitted(waiting)
+            return
+        if held is not None and held.stopping:
+            hold(work, held)
+            names = [_name(self._cluster.jobs[uid]) for uid in held.stopping]
+            more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+            words = f"{', '.join(names[:NAMED_MAX])}{more} checkpoint and make way"
+            work.pending[job.uid] = Pending(Reason.WAITING_FOR_PREEMPTION, words)
+        else:
+            self._make_room(waiting, job, found)
+        self._refuse(waiting, found, order)
+
+    def _own_obstacle(self, job: JobView) -> Pending | None:
+        """Say what keeps this job back, and not others of its class."""
+        lingering = self._work.lingering(job.uid)
+        if lingering:
+            return Pending(Reason.WAITING_FOR_CAPACITY, f"waits for {lingering} of its own pods to end")
+        preemptor = self._makes_way_for.get(job.uid)
+        if preemptor is not None:
+            return Pending(Reason.BEHIND_OTHERS, f"made way for {_name(preemptor)}, which starts first")
+        return None
+
+    def _behind_heads(self, waiting: Waiting, job: JobView) -> Found | Pending:
+        """Find a place beside what is held for the heads of queues."""
+        blocked_N = blocked_for(self._work, job)
+        with self._heads.beside(waiting) as (held_N, before):
+            found = self._find(job, blocked_N if held_N is None else blocked_N | held_N)
+        if isinstance(found, Found) or not before:
+            return found
+        with self._heads.without(before):
+            if isinstance(self._find(job, blocked_N), Pending):
+                return found
+        name = _name(self._cluster.jobs[before[0].uid])
+        return Pending(Reason.BEHIND_OTHERS, f"would fit, but that would delay {name}, which is before it")
+
+    def _find(self, job: JobView, blocked_N: BoolArray) -> Found | Pending:
+        """Find a place at the best size that fits."""
+        work, why = self._work, None
+        for count in self._sizes(job, blocked_N):
+            quota = over_quota(work, job, count)
+            if quota is not None:
+                why = why or Pending(Reason.EXCEEDS_QUOTA, quota)
+                continue
+            plan = elastic.plan_at(job, count)
+            found = work.place(gang_of(job, count, plan=plan), blocked_N=blocked_N)
+            if not isinstance(found, Misfit):
+                return Found(found, plan)
+            why = why or Pending(found.reason, found.message)
+        assert why is not None, "there is no size to try"
+        return why
+
+    def _sizes(self, job: JobView, blocked_N: BoolArray) -> list[int]:
+        """Return the worker counts to try: the wish, and of the smaller ones those for which there may be room."""
+        work = self._work
+        wish, *smaller = elastic.sizes(job)
+        if not smaller:
+            return [wish]
+        free = slots_N(work.inventory, gang_of(job, 1), blocked_N=blocked_N)
+        room = int(free.sum())
+        return [wish, *[count for count in smaller if count <= room][: work.limits.sizes_max - 1]]
+
+    def _make_room(self, waiting: Waiting, job: JobView, why: Pending) -> None:
+        """Have others make way for the head of a queue."""
+        work = self._work
+        if waiting.queue in self._heads or not waiting.may_preempt or why.reason == Reason.MISCONFIGURED:
+            return
+        if self._sought >= work.limits.preemptions_max:
+            work.unsure.add(waiting.kind)
+            work.again = True
+            return
+        self._sought += 1
+        victims = make_room(work, waiting, job)
+        if victims is not None:
+            work.pending[job.uid] = Pending(Reason.WAITING_FOR_PREEMPTION, victims.message)
+
+    def _refuse(self, waiting: Waiting, why: Pending, order: SchedulingOrder) -> None:
+        self._work.kinds[waiting.kind] = why
+        order.refuse(waiting.kind)
+        self._heads.add(waiting, why)
+
+
+def _name(job: JobView) -> str:
+    return f"{job.namespace}/{job.name}"

@@ -1,0 +1,124 @@
+"""Heads: the first job of each queue that does not fit yet, and what is held for it.
+
+Those behind go round what is held, unless they may fill it without delaying the head (``core/queue/backfill.py``). What
+a head lacks of its quota is held against the queues of its own tree; nodes are held against everybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from polyreme_operator.core.queue.backfill import hold_for, may_fill
+from polyreme_operator.core.queue.ledger import QuotaLedger
+from polyreme_operator.core.reasons import Reason
+from polyreme_operator.core.schedule.elsewhere import blocked_for
+from polyreme_operator.core.schedule.gangs import gang_of
+from polyreme_operator.core.schedule.round import Round
+from polyreme_operator.core.schedule.victims import all_running
+from polyreme_operator.types.inventory import BoolArray
+from polyreme_operator.types.queues import Waiting
+from polyreme_operator.types.snapshot import Pending
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    head: Waiting
+    rows_N: BoolArray | None
+    """None: only quota is held."""
+    ready_at_s: float | None
+
+
+class Heads:
+    """What is held for the heads of queues, in the order in which they were found."""
+
+    def __init__(self, work: Round) -> None:
+        self._work = work
+        self._held: dict[str, _Held] = {}
+        self._seen: set[str] = set()
+        self._with_nodes = 0
+
+    def __contains__(self, queue: str) -> bool:
+        """Tell whether a job of this queue has been refused before."""
+        return queue in self._seen
+
+    def add(self, waiting: Waiting, why: Pending) -> None:
+        """Note that a job does not fit; if it is the first of its queue, hold for it what it waits for."""
+        if waiting.queue in self._seen:
+            return
+        self._seen.add(waiting.queue)
+        held = self._hold(waiting, why)
+        if held is not None:
+            self._held[waiting.queue] = held
+            self._work.quotas.charge(waiting.queue, waiting.requests, waiting.workers)
+
+    @contextlib.contextmanager
+    def beside(self, waiting: Waiting) -> Iterator[tuple[BoolArray | None, list[Waiting]]]:
+        """While this lasts, what is held counts as taken where this job may not fill it.
+
+        Yields:
+            The nodes to go round, and the heads on whose account.
+        """
+        rows_N: BoolArray | None = None
+        before: list[Waiting] = []
+        filled: list[Waiting] = []
+        for held in self._concerning(waiting):
+            if self._fills(waiting, held):
+                filled.append(held.head)
+                continue
+            before.append(held.head)
+            if held.rows_N is not None:
+                rows_N = held.rows_N if rows_N is None else rows_N | held.rows_N
+        with self.without(filled):
+            yield rows_N, before
+
+    @contextlib.contextmanager
+    def without(self, heads: Sequence[Waiting]) -> Iterator[None]:
+        """While this lasts, no quota is held for these."""
+        quotas = self._work.quotas
+        for head in heads:
+            quotas.release(head.queue, head.requests, head.workers)
+        yield
+        for head in heads:
+            quotas.charge(head.queue, head.requests, head.workers)
+
+    def _concerning(self, waiting: Waiting) -> list[_Held]:
+        tree = self._work.cluster.tree
+        root = tree.root(waiting.queue)
+        return [
+            held
+            for held in self._held.values()
+            if held.head.uid != waiting.uid and (held.rows_N is not None or tree.root(held.head.queue) == root)
+        ]
+
+    def _fills(self, waiting: Waiting, held: _Held) -> bool:
+        with self.without([held.head]):
+            return may_fill(
+                waiting,
+                head=held.head,
+                head_ready_at_s=held.ready_at_s,
+                tree=self._work.cluster.tree,
+                ledger=self._work.quotas,
+                now_s=self._work.now_s,
+            )
+
+    def _hold(self, waiting: Waiting, why: Pending) -> _Held | None:
+        work = self._work
+        if why.reason == Reason.EXCEEDS_QUOTA:
+            ever = QuotaLedger(work.cluster.tree, {}).fits(waiting.queue, waiting.requests, waiting.workers)
+            return _Held(head=waiting, rows_N=None, ready_at_s=None) if ever else None
+        if why.reason == Reason.MISCONFIGURED or self._with_nodes >= work.limits.heads_max:
+            return None
+        self._with_nodes += 1
+        job = work.cluster.jobs[waiting.uid]
+        found = hold_for(
+            work.inventory,
+            gang_of(job, waiting.workers),
+            waiting,
+            all_running(work),
+            ledger=work.quotas,
+            now_s=work.now_s,
+            blocked_N=blocked_for(work, job),
+        )
+        return None if found is None else _Held(head=waiting, rows_N=found.rows_N, ready_at_s=found.ready_at_s)

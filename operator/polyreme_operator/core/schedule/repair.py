@@ -1,0 +1,108 @@
+"""Other places for workers that have lost theirs: of lost nodes, or of nodes where their pods found no room."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from polyreme_api.job.workers import Topology
+from polyreme_api.progress import Outcome
+from polyreme_operator.core import transition
+from polyreme_operator.core.observe import current_record
+from polyreme_operator.core.recovery import Restart, judge
+from polyreme_operator.core.schedule.elsewhere import blocked_for, domain_rows, rows_of
+from polyreme_operator.core.schedule.gangs import gang_of
+from polyreme_operator.core.schedule.round import Round
+from polyreme_operator.types.inventory import BoolArray, Misfit, RowArray
+from polyreme_operator.types.views import JobView
+
+
+def repair(work: Round) -> None:
+    """Give every job that asks another place for what it lost, or take its gang off if there is none."""
+    for uid in sorted(work.cluster.asking):
+        if work.full:
+            work.again = True
+            return
+        job = work.cluster.jobs.get(uid)
+        if job is not None and job.admitted:
+            _repair_job(work, job)
+
+
+def _repair_job(work: Round, job: JobView) -> None:
+    attempt, spec = job.attempt, job.spec
+    if attempt is None or spec is None or attempt.desired == "Stop" or job.uid not in work.cluster.running:
+        return
+    scene = work.scene(job)
+    record = current_record(scene)
+    if record is not None and record.outcome is Outcome.SUCCEEDED:
+        return
+    verdict = judge(scene, spec, work.now_s)
+    if not isinstance(verdict, Restart) or not verdict.move or verdict.due_s > work.now_s:
+        return
+    if work.must_read(job):
+        return
+    nodes = attempt.placement.node_by_index()
+    moved = sorted(verdict.move)
+    found = _places(work, job, nodes, moved)
+    if found is None:
+        work.write(job, transition.evict(scene, verdict, work.now_s))
+        return
+    for index, node in found.items():
+        nodes[index] = node
+    work.write(job, transition.restart(scene, verdict, nodes, work.now_s))
+
+
+def _places(work: Round, job: JobView, nodes: Sequence[str], moved: Sequence[int]) -> dict[int, str] | None:
+    """Find other nodes for some workers, as near to those that stay as the topology asks; None if they don't all fit.
+
+    A gang that can't stay together is taken off, and waits for a place as a whole.
+    """
+    assert job.spec is not None, "only jobs that can be read are placed"
+    if not work.quotas.fits(job.spec.queue_name, job.requests, len(moved)):
+        return None
+    rows_W = rows_of(work.inventory, nodes)
+    left_W = rows_W[list(moved)]
+    rows_W[list(moved)] = -1
+    found: dict[int, int] = {}
+    for group, near_N, topology in _groups(work, job, rows_W, moved):
+        blocked_N = blocked_for(work, job) if near_N is None else blocked_for(work, job) | ~near_N
+        # A node on which a pod found no room looks free: what fills it is not ours to see.
+        blocked_N[left_W[left_W >= 0]] = True
+        request = gang_of(job, len(group), topology=topology)
+        placed = work.place(request, blocked_N=blocked_N, ignoring_W=rows_W)
+        if isinstance(placed, Misfit):
+            _undo(work, job, found)
+            return None
+        found.update(zip(group, placed.tolist(), strict=True))
+        work.book(job, placed)
+    work.intend(job)
+    return {index: work.inventory.names[row] for index, row in found.items()}
+
+
+def _undo(work: Round, job: JobView, found: dict[int, int]) -> None:
+    if found:
+        work.book(job, np.array(list(found.values()), dtype=np.int32), sign=-1)
+
+
+def _groups(
+    work: Round, job: JobView, rows_W: RowArray, moved: Sequence[int]
+) -> Iterator[tuple[list[int], BoolArray | None, Topology]]:
+    """Yield which of the workers go together, the nodes among which, and what is still to be asked of these."""
+    assert job.spec is not None, "only jobs that can be read are placed"
+    asked = job.spec.topology
+    whole_N = domain_rows(work.inventory, asked.required, rows_W)
+    if asked.slice_size is None:
+        yield list(moved), whole_N, Topology()
+        return
+    slices: dict[int, list[int]] = defaultdict(list)
+    for index in moved:
+        slices[index // asked.slice_size].append(index)
+    for number, group in sorted(slices.items()):
+        members_W = rows_W[number * asked.slice_size : (number + 1) * asked.slice_size]
+        slice_N = domain_rows(work.inventory, asked.slice_level, members_W)
+        if slice_N is None:
+            yield group, whole_N, Topology(required=asked.slice_level)
+        else:
+            yield group, slice_N if whole_N is None else slice_N & whole_N, Topology()

@@ -1,0 +1,138 @@
+"""Amounts by the rules of Kubernetes: quantities as integers, and what a pod takes of its node."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from typing import Any
+
+from polyreme_operator.types.inventory import CPU, MEMORY, PODS, Constraints, Requests
+
+_MILLI = 1000
+_SUFFIXES = {
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    "": Decimal(1),
+    "k": Decimal(10**3),
+    "M": Decimal(10**6),
+    "G": Decimal(10**9),
+    "T": Decimal(10**12),
+    "P": Decimal(10**15),
+    "E": Decimal(10**18),
+    "Ki": Decimal(2**10),
+    "Mi": Decimal(2**20),
+    "Gi": Decimal(2**30),
+    "Ti": Decimal(2**40),
+    "Pi": Decimal(2**50),
+    "Ei": Decimal(2**60),
+}
+UNSTATED = 1 << 53
+"""Amount of cpu, memory or pods on a node that says nothing of it, as embedded ones do: no limit."""
+_STATED_BY_KUBELETS = (CPU, MEMORY, PODS)
+_COUNTED_MAX = 1 << 60
+"""Larger amounts are taken for this one, so that sums stay within 64 bits."""
+
+
+@functools.lru_cache(maxsize=4096)
+def quantity(text: str, resource: str) -> int:
+    """Read a quantity, rounded up: cpu in thousandths of a core, everything else in its own unit.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    number = text.strip()
+    suffix = number.lstrip("+-0123456789.")
+    if suffix[:1] in {"e", "E"} and suffix[1:].lstrip("+-").isdigit():
+        suffix = ""
+    body = number[: len(number) - len(suffix)] if suffix else number
+    if suffix not in _SUFFIXES:
+        raise ValueError(f"quantity {text!r} of {resource} has the suffix {suffix!r}, rule {', '.join(_SUFFIXES)}")
+    try:
+        amount = Decimal(body) * _SUFFIXES[suffix] * (_MILLI if resource == CPU else 1)
+        return min(_COUNTED_MAX, int(amount.to_integral_value(rounding=ROUND_CEILING)))
+    except (InvalidOperation, ValueError, OverflowError) as error:
+        raise ValueError(f"quantity {text!r} of {resource} is no number") from error
+
+
+def amounts(stated: Mapping[str, Any] | None) -> dict[str, int]:
+    """Read a resource list; what can't be read counts as nothing."""
+    read: dict[str, int] = {}
+    for name, text in (stated or {}).items():
+        try:
+            read[sys.intern(name)] = quantity(str(text), name)
+        except ValueError:
+            continue
+    return read
+
+
+def allocatable(stated: Mapping[str, Any] | None) -> Requests:
+    """Read what a node gives. What every kubelet states and this node does not is without limit."""
+    return canonical({**dict.fromkeys(_STATED_BY_KUBELETS, UNSTATED), **amounts(stated)})
+
+
+def pod_requests(spec: Mapping[str, Any]) -> Requests:
+    """Return what a pod takes of its node, one of ``pods`` included.
+
+    The larger of what its containers take together and what any step of its initialisation takes, restartable init
+    containers (sidecars) running on beside both, and the overhead of its runtime class on top.
+    """
+    running: dict[str, int] = {}
+    peak: dict[str, int] = {}
+    for container in spec.get("initContainers") or ():
+        asked = container_requests(container)
+        if container.get("restartPolicy") == "Always":
+            _add(running, asked)
+            _raise(peak, running)
+        else:
+            _raise(peak, {name: running.get(name, 0) + amount for name, amount in asked.items()})
+    for container in spec.get("containers") or ():
+        _add(running, container_requests(container))
+    _raise(running, peak)
+    _add(running, amounts(spec.get("overhead")))
+    running[PODS] = 1
+    return canonical(running)
+
+
+def container_requests(container: Mapping[str, Any]) -> dict[str, int]:
+    """Return what a container takes: its requests, and for what it limits without requesting, its limits."""
+    resources = container.get("resources") or {}
+    return {**amounts(resources.get("limits")), **amounts(resources.get("requests"))}
+
+
+def canonical(taken: Mapping[str, int]) -> Requests:
+    """Return amounts in the order of names; equal ones are the same object."""
+    return _shared(tuple(sorted((name, amount) for name, amount in taken.items() if amount > 0)))
+
+
+def constraints_of(spec: Mapping[str, Any]) -> Constraints:
+    """Return which nodes a pod spec accepts."""
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    return Constraints(
+        node_selector=tuple(sorted((str(k), str(v)) for k, v in (spec.get("nodeSelector") or {}).items())),
+        required_affinity="" if not required else _json(required),
+        tolerations=_json(spec.get("tolerations") or []),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared(pairs: Requests) -> Requests:
+    return pairs
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _add(into: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, amount in more.items():
+        into[name] = into.get(name, 0) + amount
+
+
+def _raise(into: dict[str, int], least: Mapping[str, int]) -> None:
+    for name, amount in least.items():
+        into[name] = max(into.get(name, 0), amount)

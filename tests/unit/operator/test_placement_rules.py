@@ -220,3 +220,17 @@ def test_unlabelled_nodes_take_nothing() -> None:
     inventory.usable_N[1] = False
     assert nodes(inventory, place(inventory, gang(1))) == ["b0/r0/h00"]
     assert misfit(inventory, workers=2).reason is Reason.WAITING_FOR_CAPACITY
+
+
+@pytest.mark.parametrize(
+    ("full", "workers", "racks"),
+    [((), 1, {"b1/r1"}), (("b1/r1/h01", "b1/r1/h02"), 2, {"b1/r0"}), (("b1",), 1, {"b0/r0"})],
+)
+def test_replacements_stay_near_those_who_stay(full: tuple[str, ...], workers: int, racks: set[str]) -> None:
+    free = {name: 0 if name.startswith(full or ("-",)) else 8 for name in grid(2, 2, 3)}
+    free["b0/r0/h00"] = 8
+    free["b0/r0/h01"] = free["b0/r0/h02"] = 0  # the tightest fit of all
+    inventory = cluster(free)
+    staying_W = np.array([inventory.rows["b1/r1/h00"]], dtype=np.int32)
+    found = place(inventory, gang(workers), near_W=staying_W, blocked_N=np.isin(np.arange(12), staying_W))
+    assert {name[:5] for name in nodes(inventory, found)} == racks

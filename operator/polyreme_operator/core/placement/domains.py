@@ -78,6 +78,19 @@ def smallest_domain(tree: Tree, wish: Wish, rooms: Rooms, workers: int) -> Domai
     return None
 
 
+def nearest_domain(tree: Tree, wish: Wish, rooms: Rooms, workers: int, near_W: RowArray) -> Domain | None:
+    """Find the smallest domain around workers that stay where they are with room for the others; None if there is none.
+
+    Without one the others go wherever they fit, as a gang of their own.
+    """
+    top = CLUSTER + 1 if wish.required is None else wish.required
+    for depth in range(len(tree.levels) - 1, top - 1, -1):
+        around = np.unique(tree.domain_LN[depth, near_W])
+        if len(around) == 1 and around[0] >= 0 and rooms.by_depth[depth][around[0]] >= workers:
+            return Domain(depth, int(around[0]))
+    return None
+
+
 def _best(tree: Tree, wish: Wish, rooms: Rooms, depth: int, holding: Any) -> int:
     """Choose among the domains of one level that hold the gang; of equals the first wins, and they lie by name."""
     if wish.exclusive is not None and wish.exclusive < depth:

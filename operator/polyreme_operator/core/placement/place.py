@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from polyreme_operator.core.eligible import slots_N
-from polyreme_operator.core.placement.domains import CLUSTER, Domain, rooms_of, smallest_domain, spread
+from polyreme_operator.core.placement.domains import CLUSTER, Domain, nearest_domain, rooms_of, smallest_domain, spread
 from polyreme_operator.core.placement.misfit import misfit_of
 from polyreme_operator.core.placement.order import ordered
 from polyreme_operator.core.placement.tree import Tree, tree_of
@@ -21,6 +21,7 @@ def place(
     request: GangRequest,
     *,
     blocked_N: BoolArray | None = None,
+    near_W: RowArray | None = None,
     work_units: int | None = None,
 ) -> Placed | Misfit:
     """Find a place for every worker, or say why there is none. Changes nothing.
@@ -29,6 +30,7 @@ def place(
         inventory: The nodes, and what is taken of them.
         request: What the gang needs.
         blocked_N: Nodes that this gang may not use: other jobs' exclusive domains, reservations.
+        near_W: Nodes of workers of the same job that stay: the others go as near to them as they fit.
         work_units: Distances that the search of the order of ranks may look up; None: so many for each worker.
     """
     tree = tree_of(inventory)
@@ -37,7 +39,8 @@ def place(
         return wish
     barred_N = _barred_N(inventory, tree, wish, blocked_N)
     rooms = rooms_of(tree, wish, slots_N(inventory, request, blocked_N=barred_N), inventory.risk_N)
-    domain = smallest_domain(tree, wish, rooms, request.workers)
+    domain = None if near_W is None or not len(near_W) else nearest_domain(tree, wish, rooms, request.workers, near_W)
+    domain = domain or smallest_domain(tree, wish, rooms, request.workers)
     if domain is None:
         return misfit_of(inventory, wish, request, rooms, barred_N)
     need_N = spread(tree, wish, rooms, domain, request.workers)

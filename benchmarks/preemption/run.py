@@ -14,7 +14,10 @@ import time
 import numpy as np
 
 from polyreme_api.job.workers import Topology
+from polyreme_operator.core.clearing import ground_of, reachable
 from polyreme_operator.core.placement.place import charge, place
+from polyreme_operator.core.placement.tree import tree_of
+from polyreme_operator.core.placement.wish import Wish, wish_of
 from polyreme_operator.core.preemption import Victims, choose_victims
 from polyreme_operator.core.queue.ledger import QuotaLedger
 from polyreme_operator.core.queue.tree import QueueTree
@@ -57,7 +60,7 @@ def measure(nodes: int, candidates: int, decisions: int, seed: int) -> dict[str,
     rng = random.Random(seed)
     clusters = [packed(nodes, candidates, rng, teams=teams) for teams in (1, TEAMS)]
     ledgers = [QuotaLedger(tree, used_by(jobs)) for _, jobs, tree in clusters]
-    times_ms, victims = [], 0
+    times_ms, ratios, victims = [], [], 0
     gc.collect()
     for at in range(decisions):
         (inventory, jobs, tree), ledger = clusters[at % 2], ledgers[at % 2]
@@ -68,12 +71,15 @@ def measure(nodes: int, candidates: int, decisions: int, seed: int) -> dict[str,
         found = choose_victims(inventory, request, preemptor, jobs, tree=tree, ledger=ledger, now_s=NOW_S)
         times_ms.append((time.perf_counter() - begin) * 1e3)
         victims += check(inventory, request, jobs, found)
+        assert found is not None
+        ratios.append(found.cost_device_s / least_cost(inventory, request, jobs))
     times_ms.sort()
     return {
         "p50_ms": statistics.median(times_ms),
         "p99_ms": times_ms[min(len(times_ms) - 1, int(len(times_ms) * 0.99))],
         "max_ms": times_ms[-1],
         "victims": victims / decisions,
+        "cost_to_bound_ratio": statistics.mean(ratios),
     }
 
 
@@ -201,6 +207,16 @@ def check(inventory: Inventory, request: GangRequest, jobs: list[Running], found
     assert isinstance(placed, Placed), f"{found.message}, and still it does not fit: {placed}"
     assert chosen
     return len(chosen)
+
+
+def least_cost(inventory: Inventory, request: GangRequest, jobs: list[Running]) -> float:
+    """What no choice can be below, quotas aside, were gangs divisible: the least bound of all blocks."""
+    domains = tree_of(inventory)
+    wish = wish_of(inventory, domains, request)
+    assert isinstance(wish, Wish)
+    cost_V = np.array([job.devices * (NOW_S - job.started_s) for job in jobs])
+    ground = ground_of(inventory, domains, wish, request, blocked_N=None, leaving=(), candidates=jobs, weight_V=cost_V)
+    return reachable(ground, 0)[0][0]
 
 
 if __name__ == "__main__":

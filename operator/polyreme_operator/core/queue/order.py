@@ -58,9 +58,13 @@ class SchedulingOrder(Iterator[Waiting]):
         for queue in sorted(index.queues()):
             if tree.in_order(queue) and tree.stop_policy(queue) is StopPolicy.NONE:
                 self._cursors[queue] = _QueueCursor(index, tree, queue, now_s)
-        depth = {queue: len(tree.path(queue)) for queue in self._cursors}
-        for queue in sorted(self._cursors, key=lambda queue: (-depth[queue], queue)):
-            self._renew(queue)
+        above: dict[str, tuple[int, str]] = {}
+        for queue in self._cursors:
+            self._claim_own(queue)
+            way = self._way(queue)
+            above |= {child: (at - len(way), way[at + 1]) for at, child in enumerate(way[:-1])}
+        for child in sorted(above, key=lambda child: (above[child][0], child)):
+            self._claim_for(child, above[child][1])
 
     def __next__(self) -> Waiting:
         queue = self._first("")
@@ -104,14 +108,22 @@ class SchedulingOrder(Iterator[Waiting]):
 
     def _renew(self, queue: str) -> None:
         """Work out anew what a queue and the cohorts above it claim among their siblings."""
-        path = self._tree.path(queue) or (queue,)
-        rank = self._cursors[queue].peek()
-        self._claim(queue, queue, rank, self._shares.own(queue), own=True)
-        for at, child in enumerate(path):
-            top = self._top(child)
-            best = None if top is None else (top[0][0], top[0][2])
-            above = path[at + 1] if at + 1 < len(path) else ""
-            self._claim(above, child, best, self._shares.of(child), own=False)
+        self._claim_own(queue)
+        for child, above in itertools.pairwise(self._way(queue)):
+            self._claim_for(child, above)
+
+    def _way(self, queue: str) -> tuple[str, ...]:
+        """Return the queue, the cohorts above it, and the empty name above all roots."""
+        return (*(self._tree.path(queue) or (queue,)), "")
+
+    def _claim_own(self, queue: str) -> None:
+        self._claim(queue, queue, self._cursors[queue].peek(), self._shares.own(queue), own=True)
+
+    def _claim_for(self, child: str, above: str) -> None:
+        """Put the best claim below a queue or cohort among those of its siblings."""
+        top = self._top(child)
+        best = None if top is None else (top[0][0], top[0][2])
+        self._claim(above, child, best, self._shares.of(child), own=False)
 
     def _claim(self, cohort: str, child: str, rank: Rank | None, share: float, *, own: bool) -> None:
         version = next(self._serial)

@@ -12,7 +12,7 @@ from polyreme_api.progress import CheckpointRef
 RESTART_RECORDS_MAX = 50
 COUNTED_RESTARTS_MAX = 1000
 """Most restarts that a window's budget can allow: so many times are kept."""
-CAUSES_MAX = 16
+CAUSES_MAX = 32
 PREEMPTION_RECORDS_MAX = 16
 TELLING_CONDITIONS = ("Failed", "Succeeded", "Suspended", "Queued", "Preempted")
 """Conditions that, when True, say more than what the ranks do; the first of them is told."""

@@ -137,9 +137,8 @@ def _condition(
     before: Mapping[str, Any], *, holds: bool, reason: str, message: str, generation: int, now_s: float
 ) -> Condition:
     truth: Literal["True", "False"] = "True" if holds else "False"
-    known: Mapping[str, Any] = next(
-        (entry for entry in before.get("conditions") or () if entry.get("type") == READY), {}
-    )
+    entries = before.get("conditions") or ()
+    known: Mapping[str, Any] = next((entry for entry in entries if entry.get("type") == READY), {})
     moved = known.get("status") != truth or not known.get("lastTransitionTime")
     return Condition(
         type=READY,

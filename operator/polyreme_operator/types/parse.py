@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from polyreme_api import labels
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
-from polyreme_api.job.spec import ObjectMeta
+from polyreme_api.metadata import ObjectMeta
 from polyreme_api.plan.plan import Plan, plan_for
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.port import Manifest
@@ -50,7 +50,7 @@ def parse_job_view(
     if known is not None and known.uid == metadata["uid"] and known.generation == generation:
         read = _SpecView(known.spec, known.plan, known.invalid, known.requests, known.constraints)
     else:
-        read = _read_spec(manifest)
+        read = _scaled(_read_spec(manifest), generation)
     return JobView(
         namespace=intern(metadata.get("namespace", "")),
         name=metadata["name"],
@@ -304,6 +304,16 @@ def _planned(spec: TrainingJobSpec) -> _SpecView:
         return dataclasses.replace(asked, invalid=str(error))
 
 
+def _scaled(read: _SpecView, generation: int) -> _SpecView:
+    """Let an Explicit layout scale its dp where the worker count was changed later; as first written it must fit."""
+    if read.spec is None or read.plan is not None or generation <= 1:
+        return read
+    try:
+        return dataclasses.replace(read, plan=plan_for(read.spec, replicas=read.spec.workers.replicas), invalid="")
+    except InvalidConfigError as error:
+        return dataclasses.replace(read, invalid=str(error))
+
+
 def tolerations_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a pod template's tolerations and that of the operator's own nodes, which every worker pod has."""
     given = list(body.get("tolerations") or [])
@@ -333,7 +343,7 @@ def _wanted_node(spec: Mapping[str, Any]) -> str:
 
 def _named_node(term: Mapping[str, Any]) -> str:
     for field in term.get("matchFields") or ():
-        values = field.get("values") or ()
+        values: list[Any] = field.get("values") or []
         if field.get("key") == "metadata.name" and field.get("operator") == "In" and len(values) == 1:
             return str(values[0])
     return ""

@@ -129,8 +129,9 @@ class _Admissions:
         if isinstance(found, Found) or not before:
             return found
         with self._heads.without(before):
-            if isinstance(self._find(job, blocked_N), Pending):
-                return found
+            alone = self._find(job, blocked_N)
+        if isinstance(alone, Pending):
+            return alone
         name = _name(self._cluster.jobs[before[0].uid])
         return Pending(Reason.BEHIND_OTHERS, f"would fit, but that would delay {name}, which is before it")
 

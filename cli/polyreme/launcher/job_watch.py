@@ -95,7 +95,7 @@ def attempt_view(manifest: dict[str, Any]) -> AttemptView:
         raise InvalidConfigError(
             f"job is of another version than this launcher: {first['msg']}", field=where
         ) from error
-    plan = plan_for(spec, replicas=None if attempt.replicas == spec.workers.replicas else attempt.replicas)
+    plan = plan_for(spec, replicas=attempt.replicas)
     if plan.hash != attempt.plan_hash:
         raise InvalidConfigError(
             f"plan of attempt {attempt.number} is {attempt.plan_hash}, this launcher makes {plan.hash}: operator and "

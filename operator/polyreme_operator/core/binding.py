@@ -16,7 +16,7 @@ from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
 from polyreme_operator.core.observe import current_pods
 from polyreme_operator.types.actions import Bind
-from polyreme_operator.types.parse import OWNED_TAINT
+from polyreme_operator.types.parse import tolerations_of
 from polyreme_operator.types.snapshot import JobScene
 
 BindingMode: TypeAlias = Literal["NodeName", "NodeAffinity", "GangBinder"]
@@ -24,13 +24,6 @@ BindingMode: TypeAlias = Literal["NodeName", "NodeAffinity", "GangBinder"]
 SCHEDULER = "polyreme"
 """``schedulerName`` of pods that the operator binds."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-
-
-def tolerations(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a pod template's tolerations and that of the operator's own nodes."""
-    given = list(body.get("tolerations") or [])
-    own = {"key": OWNED_TAINT, "operator": "Exists"}
-    return given if own in given else [*given, own]
 
 
 def refusal(spec: TrainingJobSpec) -> str:
@@ -62,8 +55,8 @@ def mode_of(asked: BindingMode, scene: JobScene, attempt: AttemptStatus) -> Bind
 def fields(body: Mapping[str, Any], *, mode: BindingMode, node: str) -> dict[str, Any]:
     """Return the fields of a pod's spec that bring it to its node."""
     if mode == "NodeName":
-        return {"nodeName": node, "tolerations": tolerations(body)}
-    held = {"affinity": _held_to(body.get("affinity") or {}, node), "tolerations": tolerations(body)}
+        return {"nodeName": node, "tolerations": tolerations_of(body)}
+    held = {"affinity": _held_to(body.get("affinity") or {}, node), "tolerations": tolerations_of(body)}
     return {**held, "schedulerName": SCHEDULER} if mode == "GangBinder" else held
 
 

@@ -13,6 +13,7 @@ import dataclasses
 from enum import StrEnum
 
 from polyreme_api.job import TrainingJobSpec
+from polyreme_operator.core import environment_runtime
 from polyreme_operator.core.observe import current_pods, current_record
 from polyreme_operator.core.reasons import Cause, ConditionType, Reason
 from polyreme_operator.types.snapshot import JobScene
@@ -82,7 +83,10 @@ def has_stopped(scene: JobScene, now_s: float) -> bool:
     if stop is None:
         return False
     pods = current_pods(scene).values()
-    if job.spec is not None and job.spec.workers.runtime.mode == "Environment":
+    if job.attempt is not None and job.spec is not None and environment_runtime.is_used(job.spec):
+        if environment_runtime.has_succeeded(scene, job.attempt):
+            # It has ended, but not because it was asked to: ``reconcile`` writes the success.
+            return False
         # Nobody reports an outcome there: being deleted is how such a pod is asked, its end is the answer.
         quiet = all(pod.ended for pod in pods)
     else:

@@ -19,7 +19,7 @@ from polyreme_api.job.status import (
 )
 from polyreme_api.plan.plan import Plan
 from polyreme_api.times import rfc3339
-from polyreme_operator.core import stopping
+from polyreme_operator.core import environment_runtime, stopping
 from polyreme_operator.core.accounting import close_attempt
 from polyreme_operator.core.observe import current_record
 from polyreme_operator.core.reasons import Cause, ConditionType, Reason, Scope
@@ -211,7 +211,7 @@ def resize(scene: JobScene, nodes: Sequence[str], now_s: float, *, plan: Plan | 
     assert job.spec is not None, "a job that can't be read is left alone"
     before = job.attempt
     status = close_attempt(job.status, current_record(scene), ended_by=Cause.RESIZE, now_s=now_s)
-    fixed = job.spec.workers.runtime.mode == "Environment"  # its pods know their world size from their environment
+    fixed = environment_runtime.is_used(job.spec)  # its pods know their world size from their environment
     moved = [index for index, node in enumerate(before.placement.node_by_index()) if nodes[index : index + 1] != [node]]
     replace = range(max(before.replicas, len(nodes))) if fixed else moved
     status = begin_attempt(job, status, nodes=nodes, replace=replace, scope=Scope.RESIZE, now_s=now_s, plan=plan)

@@ -24,6 +24,7 @@ def job(
     devices: int = 1,
     status: TrainingJobStatus | None = None,
     created: str = "2023-11-14T22:00:00Z",
+    generation: int = 1,
     **spec: Any,
 ) -> JobView:
     document = {
@@ -34,7 +35,7 @@ def job(
             "namespace": "default",
             "uid": f"uid-{name}",
             "resourceVersion": "1",
-            "generation": 1,
+            "generation": generation,
             "creationTimestamp": created,
         },
         "spec": {

@@ -138,3 +138,18 @@ def test_a_restart_of_a_smaller_attempt_keeps_its_size_and_plan() -> None:
     again = transition.begin_attempt(owner, status, nodes=["n0", "n1"], replace=(), scope=Scope.PROCESS, now_s=NOW_S)
     assert again.attempt is not None
     assert (again.attempt.replicas, again.attempt.plan_hash) == (2, attempt.plan_hash)
+
+
+def test_a_changed_count_scales_an_explicit_layout_that_first_had_to_fit() -> None:
+    spec: dict[str, Any] = {
+        "workers": {"replicas": 2, "devices": 1},
+        "parallelism": {"mode": "Explicit", "dp": 4, "ep": 2},
+    }
+    refused, scaled = job(**spec), job(generation=2, **spec)
+    assert refused.plan is None
+    assert "is 4 ranks, not 2" in refused.invalid
+    assert scaled.plan is not None
+    assert (scaled.plan.layout.dp, scaled.plan.layout.ep, scaled.invalid) == (2, 2, "")
+    odd = job(generation=2, workers={"replicas": 3, "devices": 1}, parallelism=spec["parallelism"])
+    assert odd.plan is None
+    assert "ep 2 does not divide" in odd.invalid

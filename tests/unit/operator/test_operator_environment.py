@@ -8,7 +8,7 @@ import pytest
 
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.plan.plan import Plan
-from polyreme_operator.core import transition
+from polyreme_operator.core import stopping, transition
 from polyreme_operator.core.manifests import PodDefaults
 from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.types.actions import CreateChild, CreatePod, Decision, DeletePod, WriteStatus
@@ -190,3 +190,11 @@ def test_a_resize_replaces_every_pod_since_each_knows_the_world() -> None:
     status = transition.resize(seen_with(owner), ["n0", "n0"], NOW_S, plan=torchrun(2, 1).plan)
     assert status.attempt is not None
     assert [status.attempt.replacement(index) for index in range(4)] == [1, 1, 1, 1]
+
+
+def test_a_success_is_no_stop_that_a_resize_may_take_for_its_own() -> None:
+    owner = admitted(torchrun())
+    owner = dataclasses.replace(owner, status=transition.stop_for_resize(owner, NOW_S))
+    done = tuple(pod(owner, index, phase=PodPhase.SUCCEEDED, exit_code=0) for index in range(2))
+    assert not stopping.has_stopped(seen_with(owner, *done), NOW_S + 999)
+    assert written(decide(seen_with(owner, *done))).is_true("Succeeded")

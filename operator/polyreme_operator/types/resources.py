@@ -71,7 +71,7 @@ def amounts(stated: Mapping[str, Any] | None) -> dict[str, int]:
 
 def allocatable(stated: Mapping[str, Any] | None) -> Requests:
     """Read what a node gives. What every kubelet states and this node does not is without limit."""
-    return canonical({**dict.fromkeys(_STATED_BY_KUBELETS, UNSTATED), **amounts(stated)})
+    return _shared(tuple(sorted({**dict.fromkeys(_STATED_BY_KUBELETS, UNSTATED), **amounts(stated)}.items())))
 
 
 def pod_requests(spec: Mapping[str, Any]) -> Requests:

@@ -271,6 +271,9 @@ def status_patch(before: TrainingJobStatus, after: TrainingJobStatus) -> dict[st
         if getattr(before, name) != getattr(after, name):
             alias = field.alias or name
             patch[alias] = shown.get(alias)
+    # What is worked out from the others, for people: it changes when they do.
+    if patch:
+        patch |= {name: shown[name] for name in TrainingJobStatus.model_computed_fields}
     return patch
 
 

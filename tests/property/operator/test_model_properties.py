@@ -145,9 +145,9 @@ def check(model: ClusterModel, there: dict[ObjectRef, Manifest]) -> None:
     pods = [pod for ref, each in there.items() if ref.kind == "Pod" and (pod := parse_pod(each)) is not None]
     nodes = [parse_node(each) for ref, each in there.items() if ref.kind == "Node"]
     foreign = [
-        pod
+        other
         for ref, each in there.items()
-        if ref.kind == "Pod" and parse_pod(each) is None and (pod := parse_foreign_pod(each)) is not None
+        if ref.kind == "Pod" and parse_pod(each) is None and (other := parse_foreign_pod(each)) is not None
     ]
     places = usage_of(jobs, pods)
     counted = {key: count for key, count in model.ledger.used.items() if count}

@@ -201,6 +201,7 @@ class Applier:
     async def _bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         try:
             await self._port.bind(ref, uid=uid, node=node)
+            self._model.note_bound(ref, uid=uid, node=node)
         except NotFoundError:
             await self.refresh(ref)
         except ConflictError:

@@ -165,6 +165,13 @@ class ClusterModel:
         """Remember that a job has an object of this kind."""
         self._children.setdefault(uid, set()).add(kind)
 
+    def note_bound(self, ref: ObjectRef, *, uid: str, node: str) -> None:
+        """Remember that a pod was bound, until its watch says so: so it is not bound twice."""
+        pods = self._pods.get(self._pod_jobs.get(ref, ""), {})
+        pod = pods.get(ref)
+        if pod is not None and pod.uid == uid and not pod.node and pod.wanted == node:
+            pods[ref] = dataclasses.replace(pod, node=node)
+
     def job(self, uid: str) -> JobView | None:
         """Return a job by UID."""
         return self.jobs.views.get(uid)

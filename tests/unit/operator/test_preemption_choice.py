@@ -296,3 +296,11 @@ def test_own_jobs_are_let_go_before_the_books_say_who_is_entitled() -> None:
     books = Books.of(tree, QuotaLedger(tree, {("a", GPU): 2, ("b", GPU): 2}), waiting("p", workers=3))
     assert books.allow([lent, own])
     assert not books.allow([lent])
+
+
+def test_of_two_that_could_be_let_off_only_one_is_if_both_are_too_many() -> None:
+    jobs = [old("a", [0], lost_s=100), old("b", [1], lost_s=90), old("c", list(range(2, 12)), lost_s=200)]
+    jobs += [old(f"dear{at}", [12 + at], lost_s=9000) for at in range(8)]
+    found = choose([20], jobs, preemptor=waiting("p", workers=11, priority=5))
+    assert found is not None
+    assert found.uids == ("b", "c")

@@ -107,6 +107,15 @@ class ProgressRecord(_Record):
     message: str = Field(default="", max_length=MESSAGE_CHARACTERS_MAX)
     updated_at_s: float = 0.0
 
+    def outdates(self, record: ProgressRecord) -> bool:
+        """Tell whether this record, read from a Lease, forbids its reader to write the other one.
+
+        A later attempt or leader does. So does a release of the same attempt and place, when the reader has not
+        released it: a pod that was created late, behind the end of another of its name, would train what was trained.
+        """
+        known, own = (self.attempt, self.replacement), (record.attempt, record.replacement)
+        return known > own or (known == own and self.released and not record.released)
+
 
 class ProgressSink(Protocol):
     """Where rank 0 says what it does; must never block or fail the step."""

@@ -103,12 +103,12 @@ class LeaseKeeper:
         self._wake.set()
 
     async def _write(self, record: ProgressRecord) -> bool:
-        """Write one record; False when a newer one of another writer stands there."""
+        """Write one record; False when another writer's stands there that forbids it."""
         for _ in range(CONFLICTS_MAX):
             try:
                 if self._version is None:
                     lease = await self._api.lease(self._name)
-                    if _is_newer(lease, record):
+                    if _is_outdated(lease, record):
                         return False
                     self._version = lease["metadata"]["resourceVersion"]
                 patch = self._content(record)
@@ -149,7 +149,7 @@ class LeaseKeeper:
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **content, "metadata": metadata}
 
 
-def _is_newer(lease: dict[str, Any], record: ProgressRecord) -> bool:
+def _is_outdated(lease: dict[str, Any], record: ProgressRecord) -> bool:
     text = (lease["metadata"].get("annotations") or {}).get(ANNOTATION_PROGRESS)
     if not text:
         return False
@@ -157,4 +157,4 @@ def _is_newer(lease: dict[str, Any], record: ProgressRecord) -> bool:
         known = ProgressRecord.model_validate_json(text)
     except ValueError:
         return False
-    return (known.attempt, known.replacement) > (record.attempt, record.replacement)
+    return known.outdates(record)

@@ -113,15 +113,17 @@ class Facts:
 
     def _lease_changed(self, manifest: Manifest, world: World) -> None:
         text = (manifest["metadata"].get("annotations") or {}).get(labels.ANNOTATION_PROGRESS, "")
-        if '"released":true' not in text:
+        if '"attempt":' not in text:
             return
         key = (
             manifest["metadata"]["labels"][labels.LABEL_JOB_UID],
-            int(text.split('"attempt":', 1)[1].split(",", 1)[0]),
+            int(text.split('"attempt":', 1)[1].split(",", 1)[0].rstrip("}")),
         )
-        self._released.add(key)
         if '"outcome":' in text:
             self.preemptions.heard(*key)
+        if '"released":true' not in text:
+            return
+        self._released.add(key)
         if '"outcome":"Succeeded"' in text:
             self._successes.setdefault(key, world.time_s())
 

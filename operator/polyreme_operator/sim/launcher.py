@@ -354,7 +354,7 @@ class SimLauncher:
             lease = self.world.store.get(ref)
             text = (lease["metadata"].get("annotations") or {}).get(labels.ANNOTATION_PROGRESS)
             known = ProgressRecord.model_validate_json(text) if text else None
-            if known is not None and (known.attempt, known.replacement) > (record.attempt, record.replacement):
+            if known is not None and known.outdates(record):
                 self.feed_leader(l.LeaseLost())
                 return True
             self.world.tick_lease += 1

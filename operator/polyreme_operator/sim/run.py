@@ -92,7 +92,7 @@ class _Simulation:
             world.add_node(name, devices, tags={RACK: rack}, owned=scenario.owned)
         self._changes.mend()
         for number in range(scenario.jobs):
-            world.soon(20.0, lambda number=number: self._submit(f"j{number}"))  # type: ignore[misc]
+            world.soon(scenario.within_s, lambda number=number: self._submit(f"j{number}"))  # type: ignore[misc]
         replicas = [self._loop.create_task(replica.keep()) for replica in self._replicas]
         try:
             if self._enabled:

@@ -35,6 +35,8 @@ class Scenario:
     """Specifications by name."""
     jobs: int
     """So many are submitted while faults last."""
+    within_s: float
+    """Within so much time."""
     late_jobs: int
     """And so many in the calm behind them."""
 
@@ -51,15 +53,18 @@ class Scenario:
 
 def draw_scenario(rng: random.Random) -> Scenario:
     """Draw one."""
-    racks = rng.random() < 0.5
-    nodes = tuple((f"n{number}", rng.choice((2, 4)), f"r{number % 2}") for number in range(rng.choice((2, 3, 3))))
+    racks, crowded = rng.random() < 0.5, rng.random() < 0.4
+    sizes = (2,) if crowded else (2, 4)
+    count = 2 if crowded else rng.choice((2, 3, 3))
+    nodes = tuple((f"n{number}", rng.choice(sizes), f"r{number % 2}") for number in range(count))
     return Scenario(
         nodes=nodes,
         binding=rng.choice(("NodeName", "NodeAffinity", "GangBinder")),
         launcher_rbac=rng.random() < 0.3,
         racks=racks,
         queues=draw_queues(rng),
-        jobs=rng.choice((1, 2, 3, 3)),
+        jobs=4 if crowded else rng.choice((1, 2, 3, 3)),
+        within_s=50.0 if crowded else 20.0,
         late_jobs=rng.choice((0, 0, 1, 2)),
     )
 

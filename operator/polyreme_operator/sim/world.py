@@ -12,6 +12,7 @@ from polyreme_api.launch.messages import Release
 from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankPhase, StepRecord
 from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
 from polyreme_operator.adapters.embedded.record import Change
+from polyreme_operator.adapters.embedded.schema import check_job
 from polyreme_operator.adapters.embedded.store import Store
 from polyreme_operator.port import Manifest, NotFoundError, ObjectRef, WatchEventType
 from polyreme_operator.sim.eventloop import SimClock, VirtualLoop
@@ -43,7 +44,13 @@ class World:
     def __init__(self, loop: VirtualLoop, rng: random.Random, facts: Facts) -> None:
         self.loop, self.rng, self.facts = loop, rng, facts
         self.clock = SimClock(loop)
-        self.store = Store(new_uid=self._uid, now_s=self.clock.now_s, on_change=self._changed, history_changes=2000)
+        self.store = Store(
+            new_uid=self._uid,
+            now_s=self.clock.now_s,
+            validators={"TrainingJob": check_job},
+            on_change=self._changed,
+            history_changes=2000,
+        )
         self.cluster = EmbeddedCluster(self.store, collect_garbage=False)
         self.reached: Counter[tuple[str, str]] = Counter()
         self.kubelets = Kubelets(self)

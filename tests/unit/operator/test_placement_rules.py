@@ -9,7 +9,7 @@ import pytest
 
 from polyreme_operator.core.placement.place import charge, place
 from polyreme_operator.core.reasons import Reason
-from polyreme_operator.types.inventory import HOST_LEVEL, Constraints, Inventory, Misfit, Placed, Taint
+from polyreme_operator.types.inventory import Constraints, HOST_LEVEL, Inventory, LevelView, Misfit, Placed, Taint
 from tests.unit.operator.placement_scenes import cluster, gang, grid
 
 
@@ -124,6 +124,11 @@ def test_an_exclusive_gang_keeps_out_of_shared_domains() -> None:
     found = misfit(inventory, workers=5, exclusive="rack")
     assert found.reason is Reason.WAITING_FOR_CAPACITY
     assert found.message == "needs 40 devices; room for 32 on 4 nodes; 2 free nodes are held for others"
+
+
+def test_an_exclusive_gang_waits_where_no_node_bears_the_labels() -> None:
+    inventory = cluster(grid(1, 1, 2), levels=(LevelView(name="zone", node_label="net/zone"),))
+    assert misfit(inventory, workers=1, exclusive="zone").reason is Reason.WAITING_FOR_CAPACITY
 
 
 def test_an_exclusive_gang_takes_the_smallest_whole_domain() -> None:

@@ -73,7 +73,8 @@ def _barred_N(inventory: Inventory, tree: Tree, wish: Wish, blocked_N: BoolArray
     if wish.exclusive is not None:
         level = tree.levels[wish.exclusive]
         shared_D = level.sums(inventory.busy_N > 0) > 0
-        barred_N[: len(inventory.names)] |= shared_D[np.clip(tree.domain_LN[wish.exclusive], 0, None)]
+        if len(shared_D):  # else no node bears the labels, and none is usable
+            barred_N[: len(inventory.names)] |= shared_D[np.clip(tree.domain_LN[wish.exclusive], 0, None)]
     return barred_N
 
 

@@ -71,7 +71,7 @@ def _places(work: Round, job: JobView, nodes: Sequence[str], moved: Sequence[int
         # A node on which a pod found no room looks free: what fills it is not ours to see.
         blocked_N[left_W[left_W >= 0]] = True
         request = gang_of(job, len(group), topology=topology)
-        placed = work.place(request, blocked_N=blocked_N, ignoring_W=rows_W)
+        placed = work.place(request, blocked_N=blocked_N, ignoring_W=np.concatenate((rows_W, left_W)))
         if isinstance(placed, Misfit):
             _undo(work, job, found)
             return None
@@ -94,7 +94,7 @@ def _groups(
     asked = job.spec.topology
     whole_N = domain_rows(work.inventory, asked.required, rows_W)
     if asked.slice_size is None:
-        yield list(moved), whole_N, Topology()
+        yield list(moved), whole_N, Topology(exclusive=asked.exclusive)
         return
     slices: dict[int, list[int]] = defaultdict(list)
     for index in moved:
@@ -103,6 +103,6 @@ def _groups(
         members_W = rows_W[number * asked.slice_size : (number + 1) * asked.slice_size]
         slice_N = domain_rows(work.inventory, asked.slice_level, members_W)
         if slice_N is None:
-            yield group, whole_N, Topology(required=asked.slice_level)
+            yield group, whole_N, Topology(required=asked.slice_level, exclusive=asked.exclusive)
         else:
-            yield group, slice_N if whole_N is None else slice_N & whole_N, Topology()
+            yield group, slice_N if whole_N is None else slice_N & whole_N, Topology(exclusive=asked.exclusive)

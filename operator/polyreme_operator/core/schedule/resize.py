@@ -138,7 +138,7 @@ def _fitting(
         asked = job.spec.topology
         near_N = domain_rows(work.inventory, asked.required, rows_W)
         blocked_N = blocked_for(work, job) if near_N is None else blocked_for(work, job) | ~near_N
-        topology = Topology(slice_size=asked.slice_size, slice_level=asked.slice_level)
+        topology = Topology(slice_size=asked.slice_size, slice_level=asked.slice_level, exclusive=asked.exclusive)
         request = gang_of(job, more, topology=topology)
         found = work.place(request, blocked_N=blocked_N, ignoring_W=rows_W)
         if not isinstance(found, Misfit):

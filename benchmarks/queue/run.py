@@ -92,9 +92,11 @@ async def push(kubeconfig: str, jobs: int) -> dict[str, Any]:
         try:
             started_s = time.monotonic()
             created = asyncio.ensure_future(create_all(cluster, jobs))
-            last = await until_done(operator, jobs, started_s)
-            wall_s = time.monotonic() - started_s
+            done = asyncio.ensure_future(until_done(operator, jobs, started_s))
+            await asyncio.wait({created, done}, return_when=asyncio.FIRST_COMPLETED)
             create_s = await created
+            last = await done
+            wall_s = time.monotonic() - started_s
         finally:
             operator.kill()
             await operator.wait()
@@ -161,7 +163,7 @@ def manifests(jobs: int) -> list[Manifest]:
         spec = {
             "queueName": names[number % len(names)],
             "model": {"preset": "kimi-vl-nano"},
-            "data": {"sources": [{"name": "a", "dataset": "sample/digits"}]},
+            "data": {"sources": [{"name": "a", "dataset": "sample/digits"}], "sequenceTokens": 128},
             "training": {"steps": 1, "packsPerStep": devices},
             "workers": {"replicas": 1, "devices": devices},
         }

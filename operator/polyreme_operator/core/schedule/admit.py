@@ -128,7 +128,7 @@ class _Admissions:
             found = self._find(job, blocked_N if held_N is None else blocked_N | held_N)
         if isinstance(found, Found) or not before:
             return found
-        with self._heads.without(before):
+        with self._heads.none():
             alone = self._find(job, blocked_N)
         if isinstance(alone, Pending):
             return alone

@@ -83,6 +83,10 @@ class Heads:
         for head in heads:
             quotas.charge(head.queue, head.requests, head.workers)
 
+    def none(self) -> contextlib.AbstractContextManager[None]:
+        """While this lasts, no quota is held for any head."""
+        return self.without([held.head for held in self._held.values()])
+
     def _concerning(self, waiting: Waiting) -> list[_Held]:
         tree = self._work.cluster.tree
         root = tree.root(waiting.queue)

@@ -14,18 +14,28 @@ ROOT = Path(__file__).parents[2]
 PLANTED = Path(__file__).parent / "planted"
 SOURCES = (("api", "polyreme_api"), ("operator", "polyreme_operator"))
 CAUGHT_WITHIN = {
-    "delete_without_uid": 10,
+    "bound_without_uid": 20,
+    "delete_without_uid": 20,
+    "exclusive_domains_leak": 150,
+    "foreign_pods_not_counted": 150,
     "hang_on_one_signal": 250,
-    "intents_not_settled": 50,
-    "released_before_all_joined": 10,
-    "released_before_the_lease_says_so": 10,
+    "intents_not_settled": 150,
+    "leader_runs_on": 50,
+    "preemption_without_deadline": 50,
+    "quota_forgets_its_borrowing_limit": 150,
+    "reason_goes_stale": 150,
+    "released_before_all_joined": 20,
+    "released_before_the_lease_says_so": 20,
     "replacement_does_not_wait": 300,
+    "reservation_ignored": 300,
     "restarts_not_counted": 150,
     "resume_point_fixed_per_call": 60,
-    "stale_progress_counts": 30,
-    "status_written_without_version": 10,
-    "success_not_looked_for": 60,
-    "usage_freed_with_the_attempt": 60,
+    "role_outlives_its_job": 50,
+    "stale_progress_counts": 50,
+    "status_written_without_version": 20,
+    "success_not_looked_for": 150,
+    "usage_freed_with_the_attempt": 150,
+    "victim_preempted_twice": 300,
 }
 """Seeds, from 0 on, within which the simulator must see each bug."""
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 TOLD_MAX = 3
 """Violations of one rule that are told."""
+CHILDREN = ("Service", "Secret", "Lease", "Role", "RoleBinding")
 LATENCY_S = 0.004
 """Longest time that the answer to a read is on its way."""
 WAITING_REASONS = frozenset(
@@ -184,6 +185,8 @@ class Facts:
             replicas=new["replicas"], devices=new["devices"], replacements=replacements, nodes=nodes
         )
         self.capacity.begun(uid, world)
+        if not _true(before, "Admitted"):
+            self.preemptions.admitted(uid, nodes, world)
         spec = self.jobs[uid]["spec"]
         most = (spec.get("failurePolicy") or {}).get("maxRestarts", 10)
         counted = sum(record.get("counts", True) for record in status.get("restartRecords") or ())
@@ -272,6 +275,14 @@ class Facts:
             owner = self.jobs.get(uid)
             if owner is None or phase not in {"Succeeded", "Failed"}:
                 self.broke("no orphan at the end", f"pod {pod['metadata']['name']} is {phase}", world)
+        self._check_orphans(world)
+
+    def _check_orphans(self, world: World) -> None:
+        for kind in CHILDREN:
+            for record in world.store.records(kind):
+                owner = (record.manifest["metadata"].get("labels") or {}).get(labels.LABEL_JOB_UID)
+                if owner not in {None, *self.jobs}:
+                    self.broke("no orphan at the end", f"{kind} {record.name}", world)
         for launcher in world.launchers.values():
             if launcher.alive:
                 self.broke("no orphan at the end", f"launcher {launcher.pod.pod} lives", world)

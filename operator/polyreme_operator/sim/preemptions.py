@@ -57,6 +57,26 @@ class PreemptionFacts:
             world.reached["preempted", ""] += 1
             self._taken_off(uid, job, known or asked or {}, world)
 
+    def admitted(self, uid: str, nodes: list[str], world: World) -> None:
+        """A job is admitted anew: not to what others make way for, unless it goes before those for whom they do."""
+        capacity = self._facts.capacity
+        for victim, job in self._facts.jobs.items():
+            asked = (job.get("status") or {}).get("preemption") or {}
+            by = self._facts.jobs.get(asked.get("by") or "")
+            if by is None or asked["by"] == uid or not self._waits(asked["by"], by):
+                continue
+            shared = set(nodes) & set(capacity.nodes_of(victim))
+            if victim != uid and shared and _priority(self._facts.jobs[uid]) < _priority(by):
+                name = self._facts.jobs[uid]["metadata"]["name"]
+                what = f"{name} takes {sorted(shared)}, held for {asked.get('byName')}"
+                self._facts.broke("what is made free for one goes to no lesser one", what, world)
+
+    def _waits(self, uid: str, job: Manifest) -> bool:
+        """Tell whether a job still wants what others make free, and may have it."""
+        queues, queue = self._facts.capacity.queues, job["spec"].get("queueName", "default")
+        held = any(self._facts.true(uid, kind) for kind in ("Admitted", "Succeeded", "Failed"))
+        return not held and not job["spec"].get("suspend") and queues.in_order(queue) and not queues.held(queue)
+
     def _ask(self, uid: str, asked: dict[str, Any], world: World) -> None:
         world.reached["asked to make way", ""] += 1
         self._pairs[uid, asked["by"]] += 1

@@ -98,9 +98,12 @@ class WaitingFacts:
             for count in range(least, most + 1)
             if capacity.queues.admits(used, queue, labels.RESOURCE_DEVICE, count * devices)
         ]
+        slots = self._slots(uid, devices, world)
         if not within:
-            return frozenset({"ExceedsQuota"})
-        allowed = self._space(job, self._slots(uid, devices, world), (least, most), world)
+            # Both are true of a job that fits neither its quota nor the nodes.
+            fits = capacity.domains.holds(topology, slots, least)
+            return frozenset({"ExceedsQuota"}) if fits else SPACE | NEAR | {"ExceedsQuota"}
+        allowed = self._space(job, slots, (least, most), world)
         return allowed | {"ExceedsQuota"} if len(within) <= most - least else allowed
 
     def _space(self, job: Manifest, slots: dict[str, int], size: tuple[int, int], world: World) -> frozenset[str]:

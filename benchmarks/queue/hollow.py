@@ -36,7 +36,8 @@ class HalfHollow:
     def __init__(self, real: ClusterPort) -> None:
         self._real = real
         self._store = Store(new_uid=lambda: str(uuid.uuid4()), now_s=time.time, history_changes=100_000)
-        self.hollow = EmbeddedCluster(self._store)
+        # Owners are on the API server: nothing here may be taken for an orphan.
+        self.hollow = EmbeddedCluster(self._store, collect_garbage=False)
         self.ran = 0
         self._runtimes: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -71,7 +72,7 @@ class HalfHollow:
         if manifest["kind"] == "Pod":
             task = asyncio.ensure_future(self._run(created))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._ended)
         return created
 
     async def patch(
@@ -96,6 +97,12 @@ class HalfHollow:
     async def bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         """Give a pod to a node."""
         await self._of(ref.kind).bind(ref, uid=uid, node=node)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if (error := task.exception()) is not None:
+            # A hollow pod that fails by itself would look like a slow operator.
+            raise SystemExit(f"a hollow pod failed: {error!r}") from error
 
     def _note(self, manifests: Any) -> None:
         for manifest in manifests:

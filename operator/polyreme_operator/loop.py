@@ -20,6 +20,7 @@ from polyreme_api.clock import Clock
 from polyreme_api.errors import RetryableError
 from polyreme_operator.apply import Applier
 from polyreme_operator.core.events import events_of
+from polyreme_operator.core.rebase import rebased
 from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.schedule import Batch, Stopwatch, schedule
 from polyreme_operator.model import WATCHED_KINDS, Changes, ClusterModel
@@ -313,6 +314,10 @@ class _Operator:
 
     async def _write(self, write: WriteStatus) -> None:
         async with self._locks[write.uid]:
+            job = self._model.job(write.uid)
+            if job is not None and job.resource_version != write.resource_version:
+                # Told of its reason, mostly, while the round was deciding: that takes nothing from the decision.
+                write = rebased(write, job)
             await self._applier.apply((write, *events_of(write)))
 
     async def _tell(self) -> None:

@@ -201,6 +201,22 @@ def test_devices_are_what_is_lacking_when_they_are() -> None:
     assert found.message == "needs 32 devices; room for 24 on 3 nodes; 1 node is out of service"
 
 
+def test_a_cordoned_node_is_out_of_service_and_no_matter_of_tolerations() -> None:
+    names = list(grid(1, 1, 4))
+    cordoned = (Taint(key="node.kubernetes.io/unschedulable"),)
+    inventory = cluster({**dict.fromkeys(names, 8), names[3]: 0}, out=names[:1], taints={names[0]: cordoned})
+    assert misfit(inventory, workers=4).message == (
+        "needs 32 devices; room for 16 on 2 nodes; 1 node is out of service"
+    )
+
+
+def test_nodes_that_could_never_hold_a_worker_are_not_missed() -> None:
+    names = list(grid(1, 1, 4))
+    inventory = cluster(dict.fromkeys(names, 8), out=names[3:])
+    inventory.capacity_NR[3, 0] = 0
+    assert misfit(inventory, workers=4).message == "needs 32 devices; room for 24 on 3 nodes"
+
+
 def test_no_nodes_at_all() -> None:
     found = misfit(cluster({}), workers=1)
     assert (found.reason, found.message) == (Reason.WAITING_FOR_NODES, "the cluster has no nodes")

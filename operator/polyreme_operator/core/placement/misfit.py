@@ -5,6 +5,8 @@ Shape suffixes: N nodes, D domains of one level.
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 
 from polyreme_operator.core.eligible import accepted_N, room_N, selected_N, tolerated_N
@@ -16,6 +18,9 @@ from polyreme_operator.types.inventory import CPU, MEMORY, PODS, BoolArray, Gang
 
 NODE_RESOURCES = frozenset({CPU, MEMORY, PODS, "ephemeral-storage"})
 """What every node has; the rest counts devices."""
+_OUT = ("unschedulable", "not-ready", "unreachable", "out-of-service")
+_OUT_TOLERATIONS = [{"key": f"node.kubernetes.io/{why}", "operator": "Exists"} for why in _OUT]
+"""Of the taints that Kubernetes itself puts on a node that is cordoned or away."""
 
 
 def misfit_of(inventory: Inventory, wish: Wish, request: GangRequest, rooms: Rooms, barred_N: BoolArray) -> Misfit:
@@ -89,7 +94,7 @@ def _lacking_capacity(inventory: Inventory, request: GangRequest, rooms: Rooms, 
         f"needs {_count(request.workers * per_worker, what)}; room for {have * per_worker} on {_count(holding, 'node')}"
     )
     accepted = accepted_N(inventory, request.constraints)
-    out = int(np.count_nonzero(accepted & ~inventory.usable_N))
+    out = int(np.count_nonzero(_out_of_service_N(inventory, request)))
     held = int(np.count_nonzero(accepted & inventory.usable_N & barred_N & (room_N(inventory, request.requests) > 0)))
     if out:
         message += f"; {_are(out, 'node')} out of service"
@@ -114,9 +119,8 @@ def _lacking_nearness(inventory: Inventory, wish: Wish, request: GangRequest, ro
     room_D = rooms.by_depth[wish.required]
     nearest = int(np.argmax(room_D))
     have = int(room_D[nearest])
-    accepted = accepted_N(inventory, request.constraints)
     rows = slice(int(level.start_D[nearest]), int(level.end_D[nearest]))
-    out = int(np.count_nonzero(accepted[rows] & ~inventory.usable_N[rows]))
+    out = int(np.count_nonzero(_out_of_service_N(inventory, request)[rows]))
     message = (
         f"needs {_count(request.workers, what)} in one {level_name(tree, wish.required)}{slices}; "
         f"{have} free in {level.names[nearest]}"
@@ -124,6 +128,16 @@ def _lacking_nearness(inventory: Inventory, wish: Wish, request: GangRequest, ro
     if out:
         message += f"; {out} of its nodes quarantined, cordoned or not ready"
     return Misfit(reason=Reason.WAITING_FOR_TOPOLOGY, message=message, lacking=request.workers - have)
+
+
+def _out_of_service_N(inventory: Inventory, request: GangRequest) -> BoolArray:
+    """Return the nodes that could hold a worker if they were in service."""
+    asked = request.constraints
+    given = json.loads(asked.tolerations) if asked.tolerations else []
+    tolerated = tolerated_N(inventory, json.dumps([*given, *_OUT_TOLERATIONS]))
+    would_N = room_N(inventory, request.requests, empty=True) > 0
+    out_N: BoolArray = would_N & selected_N(inventory, asked) & tolerated & ~inventory.usable_N
+    return out_N
 
 
 def _count(number: int, what: str) -> str:

@@ -14,7 +14,7 @@ from polyreme_operator.sim.run import simulate
 from tests.sim.planted_bugs import CAUGHT_WITHIN, PLANTED, ROOT, first_caught, patch_file
 
 SEEDS = range(1000)
-"""About 100 s of one core."""
+"""About 300 s of one core."""
 
 
 @pytest.mark.slow

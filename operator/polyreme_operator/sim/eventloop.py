@@ -115,7 +115,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Let time pass, to the next timer exactly: sums of small differences must not miss it."""
         scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
         if delay_s > 0 and scheduled:
-            self._now_s = max(self._now_s, min(self._now_s + delay_s, heapq.nsmallest(1, scheduled)[0].when()))
+            self._now_s = max(self._now_s, min(self._now_s + delay_s, scheduled[0].when()))
 
     def call_soon(
         self, callback: Callable[[*_Ts], object], *args: *_Ts, context: contextvars.Context | None = None

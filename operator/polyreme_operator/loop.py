@@ -24,7 +24,7 @@ from polyreme_operator.core.rebase import rebased
 from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.schedule import Batch, Stopwatch, schedule
 from polyreme_operator.model import WATCHED_KINDS, Changes, ClusterModel
-from polyreme_operator.port import ClusterPort, GoneError, NotFoundError, ObjectRef, PortError
+from polyreme_operator.port import ClusterPort, ConflictError, GoneError, NotFoundError, ObjectRef, PortError
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.actions import Decision, ReadLease, WriteStatus
 from polyreme_operator.types.observer import NullObserver, Observer
@@ -318,7 +318,11 @@ class _Operator:
             if job is not None and job.resource_version != write.resource_version:
                 # Told of its reason, mostly, while the round was deciding: that takes nothing from the decision.
                 write = rebased(write, job)
-            await self._applier.apply((write, *events_of(write)))
+            try:
+                await self._applier.apply((write, *events_of(write)))
+            except (ConflictError, NotFoundError):
+                # One job is otherwise than it was seen: the next round decides about it, and nobody waits for that.
+                self._note(Changes(asks=True))
 
     async def _tell(self) -> None:
         """Tell jobs what was held back, and the world how queues and topology stand."""

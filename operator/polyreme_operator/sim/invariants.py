@@ -52,6 +52,8 @@ class Facts:
         self.attempts: dict[tuple[str, int], AttemptFact] = {}
         self.changes = 0
         self.succeeded = 0
+        self.restarts: dict[str, int] = {}
+        """Restarts after failures, by UID of the job."""
         self._digest = hashlib.sha256()
         self.jobs: dict[str, Manifest] = {}
         self.pods: dict[str, Manifest] = {}
@@ -136,6 +138,7 @@ class Facts:
         known = self.jobs.get(uid) or {}
         before, status = known.get("status") or {}, manifest.get("status") or {}
         self.jobs[uid] = manifest
+        self.restarts[uid] = status.get("restarts", 0)
         self.preemptions.changed(uid, known, manifest, world)
         old, new = before.get("attempt"), status.get("attempt")
         ended = [kind for kind in ("Succeeded", "Failed") if _true(status, kind)]

@@ -40,6 +40,8 @@ class Result:
     changes: int
     attempts: int
     succeeded: int
+    restarts: int
+    """Attempts that a failure called for."""
     reached: dict[tuple[str, str], int]
     """How often each fault came about at each point."""
 
@@ -165,6 +167,7 @@ class _Simulation:
             changes=self._facts.changes,
             attempts=len(self._facts.attempts),
             succeeded=self._facts.succeeded,
+            restarts=sum(self._facts.restarts.values()),
             reached=dict(self._reached),
         )
 

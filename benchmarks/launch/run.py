@@ -1,0 +1,319 @@
+"""One gang of pods, from the job's creation until every pod is bound: our gang binder and kube-scheduler, side by side.
+
+Usage: run.py [--pods 5000] [--nodes 2000] [--runs 1]
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from polyreme_api import labels
+from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_operator.adapters.kubernetes.connection import Connection, from_kubeconfig
+from polyreme_operator.port import Manifest, ObjectRef
+
+ROOT = Path(__file__).parents[2]
+RATIO_MAX, CREATE_RATIO_MIN = 0.5, 0.8
+FULL_PODS = 15_000
+DEVICES = 8
+AT_ONCE = 32
+"""Calls under way of the raw client and of whoever prepares; the operator has 64."""
+WATCHED = ("pods", "nodes", "services", "secrets")
+RESOURCE = labels.RESOURCE_DEVICE
+OWNED = "polyreme.dev/owned"
+NOT_READY = "node.kubernetes.io/not-ready"
+LIMIT_S = 400.0
+POLL_S = 0.1
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a watch of pods has shown, in seconds since the start."""
+
+    started_s: float = field(default_factory=time.monotonic)
+    created: dict[str, float] = field(default_factory=dict)
+    bound: dict[str, float] = field(default_factory=dict)
+    watches: list[asyncio.Future[None]] = field(default_factory=list)
+
+    def note(self, pod: Manifest) -> None:
+        """Take one state of a pod."""
+        name, now_s = pod["metadata"]["name"], time.monotonic() - self.started_s
+        self.created.setdefault(name, now_s)
+        if pod["spec"].get("nodeName"):
+            self.bound.setdefault(name, now_s)
+
+    async def until(self, what: dict[str, float], count: int) -> float:
+        """Wait until so many have come; return when the last did."""
+        async with asyncio.timeout(LIMIT_S):
+            while len(what) < count:
+                await asyncio.sleep(POLL_S)
+                for watch in self.watches:
+                    if watch.done():
+                        watch.result()
+        return max(what.values())
+
+
+def main() -> int:
+    """Run and print one line of JSON; 0 when the bars are met."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pods", type=int, default=5_000)
+    parser.add_argument("--nodes", type=int, default=0, help="0: as many as the pods need, an eighth and a bit")
+    parser.add_argument("--runs", type=int, default=1)
+    options = parser.parse_args()
+    nodes = options.nodes or min(2_000, options.pods // DEVICES + 125)
+    runs = [one_run(options.pods, nodes) for _ in range(options.runs)]
+    figures = {name: round(statistics.median(run[name] for run in runs), 3) for name in runs[0]}
+    figures |= {"pods": options.pods, "nodes": nodes, "runs": options.runs}
+    ok = figures["to_kube_scheduler_ratio"] <= RATIO_MAX and figures["create_to_raw_ratio"] >= CREATE_RATIO_MIN
+    bar = {"to_kube_scheduler_ratio": RATIO_MAX, "create_to_raw_ratio": CREATE_RATIO_MIN}
+    print(json.dumps({"name": "bench-launch", "figures": figures, "bar": bar, "ok": ok}))
+    return 0 if ok else 1
+
+
+def one_run(pods: int, nodes: int) -> dict[str, float]:
+    """Measure each in a cluster of its own, so that none inherits what another left."""
+    gang = _in_cluster(lambda place: by_operator(place, pods, "GangBinder"), nodes, owned=True)
+    alone = _in_cluster(lambda place: by_operator(place, pods, "NodeAffinity"), nodes, without=("kube-scheduler",))
+    raw = _in_cluster(lambda place: by_hand(place, pods, "polyreme"), nodes, without=("kube-scheduler",))
+    peer = _in_cluster(lambda place: by_hand(place, pods, "default-scheduler"), nodes)
+    return {
+        "gang_all_bound_s": gang["bound_s"],
+        "gang_bound_p50_s": gang["bound_p50_s"],
+        "gang_operator_cpu_s": gang["cpu_s"],
+        "kube_scheduler_all_bound_s": peer["bound_s"],
+        "kube_scheduler_bound_p50_s": peer["bound_p50_s"],
+        "to_kube_scheduler_ratio": gang["bound_s"] / peer["bound_s"],
+        "operator_creates_s": alone["created_s"],
+        "raw_creates_s": raw["created_s"],
+        "create_to_raw_ratio": raw["created_s"] / alone["created_s"],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A cluster, and a client of it."""
+
+    kubeconfig: str
+    cluster: KubernetesCluster
+    connection: Connection
+    folder: Path
+
+
+def _in_cluster(
+    measure: Callable[[Place], Coroutine[Any, Any, dict[str, float]]],
+    nodes: int,
+    *,
+    owned: bool = False,
+    without: tuple[str, ...] = (),
+) -> dict[str, float]:
+    async def prepared(kubeconfig: str, folder: Path) -> dict[str, float]:
+        connection = from_kubeconfig(kubeconfig)
+        async with KubernetesCluster(connection, connections_max=AT_ONCE) as cluster:
+            await _side_by_side([_node(cluster, f"node-{at:05}", owned=owned) for at in range(nodes)])
+            return await measure(Place(kubeconfig, cluster, connection, folder))
+
+    with tempfile.TemporaryDirectory(prefix="polyreme-bench-") as name:
+        folder = Path(name)
+        command = [sys.executable, "-m", "tools.cluster", "--folder", str(folder / "cluster")]
+        environment = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
+        environment["PYTHONPATH"] = str(ROOT)
+        up = subprocess.run([*command, "up"], check=True, capture_output=True, text=True, cwd=ROOT, env=environment)
+        try:
+            kubeconfig = up.stdout.strip()
+            _install(kubeconfig)
+            # Nodes without heartbeats would be taken for lost by the controllers, and KWOK has nothing to do.
+            _end_servers(folder / "cluster", ("kube-controller-manager", "kwok", *without))
+            measured = asyncio.run(prepared(kubeconfig, folder))
+            print(f"  {measured}", file=sys.stderr, flush=True)
+            return measured
+        finally:
+            subprocess.run([*command, "down"], check=False, cwd=ROOT, env=environment, capture_output=True)
+
+
+async def by_operator(place: Place, pods: int, mode: str) -> dict[str, float]:
+    """Let the operator's own process launch one gang."""
+    environment = {**os.environ, "KUBECONFIG": place.kubeconfig}
+    command = [sys.executable, "-m", "polyreme_operator", "--binding", mode, "--namespace", "default"]
+    with (place.folder / "operator.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=log, stderr=log)
+    try:
+        await _until_leads(place.cluster)
+        async with _watching(place.connection, ("pods",)) as seen:
+            await place.cluster.create(_job(pods))
+            return await _figures(seen, pods, bound=mode == "GangBinder", pid=process.pid)
+    except BaseException:
+        print((place.folder / "operator.log").read_text()[-3000:], file=sys.stderr)
+        raise
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def by_hand(place: Place, pods: int, scheduler: str) -> dict[str, float]:
+    """Create the pods by a plain client that holds the operator's watches."""
+    connector = aiohttp.TCPConnector(limit=AT_ONCE, ssl=place.connection.tls or True)
+    headers = {**await place.connection.headers(), "Content-Type": "application/json"}
+    url = f"{place.connection.url}/api/v1/namespaces/default/pods"
+    gate = asyncio.Semaphore(AT_ONCE)
+    async with (
+        aiohttp.ClientSession(connector=connector, headers=headers) as session,
+        _watching(place.connection, WATCHED) as seen,
+    ):
+
+        async def create(at: int) -> None:
+            async with gate, session.post(url, data=json.dumps(_pod(f"raw-{at}", scheduler))) as response:
+                json.loads(await response.read())
+                response.raise_for_status()
+
+        await asyncio.gather(*(create(at) for at in range(pods)))
+        return await _figures(seen, pods, bound=scheduler != "polyreme", pid=None)
+
+
+async def _figures(seen: Seen, pods: int, *, bound: bool, pid: int | None) -> dict[str, float]:
+    last_created_s = await seen.until(seen.created, pods)
+    figures = {"created_s": last_created_s - min(seen.created.values())}
+    if bound:
+        figures["bound_s"] = await seen.until(seen.bound, pods)
+        figures["bound_p50_s"] = statistics.median(seen.bound[name] - seen.created[name] for name in seen.bound)
+    if pid is not None:
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        figures["cpu_s"] = (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
+    return figures
+
+
+@contextlib.asynccontextmanager
+async def _watching(connection: Connection, plurals: tuple[str, ...]) -> AsyncIterator[Seen]:
+    """Hold watches and read what they say; of pods, note it."""
+    seen = Seen()
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=connection.tls or True),
+        headers=await connection.headers(),
+        read_bufsize=4 << 20,
+    ) as session:
+
+        async def watch(plural: str) -> None:
+            version = ""
+            while True:
+                # The server ends watches that can't keep up with a burst: they resume, as every client does.
+                url = f"{connection.url}/api/v1/{plural}?watch=1&resourceVersion={version}"
+                async with session.get(url, timeout=aiohttp.ClientTimeout(total=None)) as response:
+                    response.raise_for_status()
+                    async for line in response.content:
+                        event = json.loads(line)
+                        version = event["object"]["metadata"]["resourceVersion"]
+                        if plural == "pods" and event["type"] in {"ADDED", "MODIFIED"}:
+                            seen.note(event["object"])
+
+        tasks = [asyncio.ensure_future(watch(plural)) for plural in plurals]
+        seen.watches = tasks
+        await asyncio.sleep(1.0)
+        seen.started_s = time.monotonic()
+        try:
+            yield seen
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _install(kubeconfig: str) -> None:
+    paths = sorted((ROOT / "manifests/crds").glob("*.yaml"))
+    files = [word for path in paths for word in ("-f", str(path))]
+    for verb in (("apply",), ("wait", "--for=condition=Established")):
+        subprocess.run([_kubectl(), "--kubeconfig", kubeconfig, *verb, *files], check=True, capture_output=True)
+
+
+def _kubectl() -> str:
+    sys.path.insert(0, str(ROOT))
+    from tools.cluster.binaries import programs
+
+    return str(programs(os.environ)["kubectl"])
+
+
+def _end_servers(folder: Path, names: tuple[str, ...]) -> None:
+    for server in json.loads((folder / "state.json").read_text())["servers"]:
+        if server["name"] in names:
+            os.kill(server["pid"], signal.SIGKILL)
+
+
+async def _until_leads(cluster: KubernetesCluster) -> None:
+    ref = ObjectRef(kind="Lease", namespace="default", name="polyreme-operator")
+    async with asyncio.timeout(60.0):
+        while True:
+            with contextlib.suppress(Exception):
+                if (await cluster.get(ref))["spec"].get("holderIdentity"):
+                    break
+            await asyncio.sleep(POLL_S)
+    # The model of the cluster is read meanwhile.
+    await asyncio.sleep(5.0)
+
+
+async def _node(cluster: KubernetesCluster, name: str, *, owned: bool) -> None:
+    amounts = {RESOURCE: str(DEVICES), "cpu": "64", "memory": "256Gi", "pods": "110"}
+    taints = [{"key": OWNED, "effect": "NoSchedule"}] if owned else []
+    metadata = {"name": name, "labels": {"kubernetes.io/hostname": name}}
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
+    status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}
+    await cluster.create(
+        {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": taints}, "status": status}
+    )
+    # Admission taints every new node as not ready, and nobody is there to take it off.
+    await cluster.patch(ObjectRef(kind="Node", name=name), {"spec": {"taints": taints}})
+
+
+async def _side_by_side(calls: list[Coroutine[Any, Any, None]]) -> None:
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(call: Coroutine[Any, Any, None]) -> None:
+        async with gate:
+            await call
+
+    await asyncio.gather(*(one(call) for call in calls))
+
+
+def _job(pods: int) -> Manifest:
+    container = {"name": "main", "image": "registry.example/none:1"}
+    workers = {"replicas": pods, "devices": 1, "deviceResource": RESOURCE, "runtime": {"mode": "Environment"}}
+    spec = {
+        "model": {"preset": "kimi-vl-nano"},
+        "data": {"sequenceTokens": 160, "sources": [{"name": "one", "dataset": "sample/digits-1"}]},
+        "training": {"steps": 10, "packsPerStep": pods},
+        "workers": {**workers, "template": {"spec": {"containers": [container]}}},
+    }
+    metadata = {"name": "gang", "namespace": "default"}
+    return {"apiVersion": labels.API_VERSION, "kind": labels.KIND_JOB, "metadata": metadata, "spec": spec}
+
+
+def _pod(name: str, scheduler: str) -> Manifest:
+    """A pod like the operator's: about as large, one device."""
+    variables = [{"name": f"POLYREME_{at}", "value": f"value-{at}-of-{name}"} for at in range(16)]
+    container = {
+        "name": "main",
+        "image": "registry.example/none:1",
+        "env": variables,
+        "resources": {"limits": {RESOURCE: "1"}},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "labels": {f"polyreme.dev/l{at}": name for at in range(5)}},
+        "spec": {"schedulerName": scheduler, "containers": [container], "restartPolicy": "Never"},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

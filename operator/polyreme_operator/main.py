@@ -142,6 +142,7 @@ class _Shell:
             settings=self._options.settings,
             rng=random.Random(),
             entropy=secrets.token_bytes,
+            observer=self._metrics,
         )
 
 

@@ -146,9 +146,8 @@ def _shared_N(ground: Ground, busy_N: NDArray[np.int32]) -> BoolArray:
     """Nodes of domains in which others still work though the gang wants them for itself."""
     if ground.wish.exclusive is None:
         return np.zeros(len(busy_N), dtype=np.bool_)
-    shared_D = ground.tree.levels[ground.wish.exclusive].sums(busy_N > 0) > 0
-    shared_N: BoolArray = shared_D[np.clip(ground.tree.domain_LN[ground.wish.exclusive], 0, None)]
-    return shared_N
+    level = ground.tree.levels[ground.wish.exclusive]
+    return level.rows_in(level.sums(busy_N > 0) > 0, len(busy_N))
 
 
 def _bounds(ground: Ground, depth: int) -> Weights:

@@ -97,6 +97,8 @@ class Facts:
                     self.pods.pop(record.uid, None)
                 else:
                     self.pods[record.uid] = record.manifest
+            case "PriorityClass":
+                self.preemptions.class_changed(record.name, record.manifest, deleted=deleted, world=world)
             case "Lease" if record.name == LEASE_NAME:
                 self.leaders.renewed(record.manifest, world)
             case "Lease":

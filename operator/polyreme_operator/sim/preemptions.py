@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyreme_api.times import parse_rfc3339
 from polyreme_operator.port import Manifest
+from polyreme_operator.sim.capacity import BLIND_S, KNOWN_S
 
 if TYPE_CHECKING:
     from polyreme_operator.sim.invariants import Facts
@@ -33,6 +34,15 @@ class PreemptionFacts:
         self._pairs: Counter[tuple[str, str]] = Counter()
         self._heard: set[tuple[str, int]] = set()
         """Attempts that reported an outcome."""
+        self._classes: dict[str, int] = {}
+        self._past: list[tuple[float, dict[str, int]]] = []
+        """Values of the priority classes that stood until when."""
+
+    def class_changed(self, name: str, manifest: Manifest, *, deleted: bool, world: World) -> None:
+        """Take a change of a PriorityClass."""
+        self._past.append((world.time_s(), self._classes))
+        others = {known: value for known, value in self._classes.items() if known != name}
+        self._classes = others if deleted else {**others, name: manifest["value"]}
 
     def heard(self, uid: str, attempt: int) -> None:
         """A gang reported how its attempt ended."""
@@ -66,7 +76,7 @@ class PreemptionFacts:
             if by is None or asked["by"] == uid or not self._waits(asked["by"], by):
                 continue
             shared = set(nodes) & set(capacity.nodes_of(victim))
-            if victim != uid and shared and _priority(self._facts.jobs[uid]) < _priority(by):
+            if victim != uid and shared and self._lesser(self._facts.jobs[uid], by, world):
                 name = self._facts.jobs[uid]["metadata"]["name"]
                 what = f"{name} takes {sorted(shared)}, held for {asked.get('byName')}"
                 self._facts.broke("what is made free for one goes to no lesser one", what, world)
@@ -86,9 +96,22 @@ class PreemptionFacts:
         if sum(count for (victim, _), count in self._pairs.items() if victim == uid) > PREEMPTIONS_MAX:
             self._facts.broke("preemptions have an end", name, world)
         victim, by = self._facts.jobs[uid], self._facts.jobs.get(asked["by"])
-        if by is not None and not asked.get("reclaim") and _priority(by) <= _priority(victim):
-            what = f"{name} ({_priority(victim)}) for {asked.get('byName')} ({_priority(by)})"
+        if by is None or asked.get("reclaim"):
+            return
+        least, most = min(self._priorities(victim, world)), max(self._priorities(by, world))
+        if most <= least:
+            what = f"{name} ({least}) for {asked.get('byName')} ({most})"
             self._facts.broke("who makes way has the lower priority", what, world)
+
+    def _lesser(self, job: Manifest, other: Manifest, world: World) -> bool:
+        return max(self._priorities(job, world)) < min(self._priorities(other, world))
+
+    def _priorities(self, job: Manifest, world: World) -> set[int]:
+        """Return the priorities that the operator may take a job to have: those of now and of a moment ago."""
+        own, name = job["spec"].get("priority", 0), job["spec"].get("priorityClassName")
+        since_s = world.time_s() - (BLIND_S if self._facts.capacity.blind(world) else KNOWN_S)
+        known = [self._classes, *(classes for until_s, classes in self._past if until_s >= since_s)]
+        return {classes.get(name, own) for classes in known}
 
     def _taken_off(self, uid: str, job: Manifest, asked: dict[str, Any], world: World) -> None:
         """A job lost its admission because it made way: its gang was asked, and answered or had its time."""
@@ -116,8 +139,3 @@ def _admitted(status: dict[str, Any]) -> bool:
 def _reason(status: dict[str, Any]) -> str:
     found = (entry["reason"] for entry in status.get("conditions") or () if entry["type"] == "Admitted")
     return str(next(found, ""))
-
-
-def _priority(job: Manifest) -> int:
-    resolved = (job.get("status") or {}).get("priority")
-    return int(job["spec"].get("priority", 0) if resolved is None else resolved)

@@ -186,6 +186,20 @@ def test_an_exclusive_gang_clears_whole_domains() -> None:
     assert (found.uids, found.domain) == (("x",), "")
 
 
+@pytest.mark.parametrize("level", ["rack", "host"])
+def test_where_no_node_bears_the_labels_an_exclusive_gang_clears_nothing(level: str) -> None:
+    jobs = [old("x", [0])]
+    nodes = inventory([2], jobs=jobs)
+    nodes.domain_LN[0] = -1
+    nodes.domain_names = ((), nodes.names)
+    nodes.usable_N[:] = False
+    job = waiting("p", workers=1, priority=5)
+    request = GangRequest(uid="p", workers=1, devices=1, requests=job.requests, topology=Topology(exclusive=level))
+    tree = QueueTree.of(ONE)
+    ledger = QuotaLedger(tree, used_by(jobs))
+    assert choose_victims(nodes, request, job, jobs, tree=tree, ledger=ledger, now_s=NOW_S) is None
+
+
 def test_preferred_nearness_yields_to_the_next_level() -> None:
     jobs = [old("x", [0]), old("y", [1]), old("z", [2])]
     wide = choose([1, 1, 1], jobs, topology=Topology(preferred="rack"))

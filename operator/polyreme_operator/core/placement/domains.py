@@ -85,8 +85,9 @@ def nearest_domain(tree: Tree, wish: Wish, rooms: Rooms, workers: int, near_W: R
     """
     top = CLUSTER + 1 if wish.required is None else wish.required
     for depth in range(len(tree.levels) - 1, top - 1, -1):
-        around = np.unique(tree.domain_LN[depth, near_W])
-        if len(around) == 1 and around[0] >= 0 and rooms.by_depth[depth][around[0]] >= workers:
+        around, room_D = np.unique(tree.domain_LN[depth, near_W]), rooms.by_depth[depth]
+        # A host without the topology's labels has a number of its own, and yet is no domain.
+        if len(around) == 1 and 0 <= around[0] < len(room_D) and room_D[around[0]] >= workers:
             return Domain(depth, int(around[0]))
     return None
 

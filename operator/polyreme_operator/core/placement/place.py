@@ -72,9 +72,7 @@ def _barred_N(inventory: Inventory, tree: Tree, wish: Wish, blocked_N: BoolArray
     barred_N = np.zeros(len(inventory.names), dtype=np.bool_) if blocked_N is None else blocked_N.copy()
     if wish.exclusive is not None:
         level = tree.levels[wish.exclusive]
-        shared_D = level.sums(inventory.busy_N > 0) > 0
-        if len(shared_D):  # else no node bears the labels, and none is usable
-            barred_N[: len(inventory.names)] |= shared_D[np.clip(tree.domain_LN[wish.exclusive], 0, None)]
+        barred_N |= level.rows_in(level.sums(inventory.busy_N > 0) > 0, len(barred_N))
     return barred_N
 
 

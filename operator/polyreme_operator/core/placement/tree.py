@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from polyreme_operator.core.topology import default_distances
-from polyreme_operator.types.inventory import IntArray, Inventory, RowArray
+from polyreme_operator.types.inventory import BoolArray, IntArray, Inventory, RowArray
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,6 +34,13 @@ class Level:
         np.cumsum(value_N, out=total[1:])
         sum_D: IntArray = total[self.end_D] - total[self.start_D]
         return sum_D
+
+    def rows_in(self, chosen_D: BoolArray, rows: int) -> BoolArray:
+        """Return which of all rows lie in these domains; rows without labels come last and lie in none."""
+        inside_N = np.zeros(rows, dtype=np.bool_)
+        labelled_N = np.repeat(chosen_D, self.end_D - self.start_D)
+        inside_N[: len(labelled_N)] = labelled_N
+        return inside_N
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

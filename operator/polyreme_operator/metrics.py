@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import Accounting, RestartRecord
-from polyreme_operator.core.reasons import ConditionType, Reason, Scope
 from polyreme_operator.types.observer import RoundSeen
+from polyreme_operator.types.reasons import ConditionType, Reason, Scope
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
 

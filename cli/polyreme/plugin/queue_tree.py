@@ -14,8 +14,8 @@ from polyreme.plugin.rows import reason_of
 from polyreme.plugin.snapshot import Snapshot
 from polyreme.plugin.waiting import Standing, holds, standing
 from polyreme_operator.core.queue.tree import DEFAULT_QUEUE
-from polyreme_operator.core.reasons import Reason
 from polyreme_operator.types.queues import QueueView, StopPolicy
+from polyreme_operator.types.reasons import Reason
 
 BAR_CELLS = 20
 HEAD_MAX = 10

@@ -15,7 +15,7 @@ from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import Accounting, LastCheckpoint, LostTime
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.times import rfc3339
-from polyreme_operator.core.reasons import Cause, ConditionType, Scope
+from polyreme_operator.types.reasons import Cause, ConditionType, Scope
 from polyreme_operator.types.timestamps import parse_time_or
 
 MILLISECONDS = 1000

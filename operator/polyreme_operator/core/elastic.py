@@ -15,7 +15,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.plan.plan import Plan, plan_for
 from polyreme_api.progress import ProgressRecord, RankPhase
-from polyreme_operator.core.reasons import Cause
+from polyreme_operator.types.reasons import Cause
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
 

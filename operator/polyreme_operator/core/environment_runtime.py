@@ -16,8 +16,8 @@ from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
 from polyreme_operator.core import elastic
 from polyreme_operator.core.observe import Failure, current_pods, lost_places
-from polyreme_operator.core.reasons import Cause
 from polyreme_operator.types.actions import DeletePod
+from polyreme_operator.types.reasons import Cause
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView, PodPhase

@@ -7,8 +7,8 @@ record; an event may be lost with the process that wrote the status.
 from __future__ import annotations
 
 from polyreme_api.job import TrainingJobStatus
-from polyreme_operator.core.reasons import Cause, ConditionType, Reason, Scope
 from polyreme_operator.types.actions import EmitEvent, WriteStatus
+from polyreme_operator.types.reasons import Cause, ConditionType, Reason, Scope
 
 RESTARTED = "Restarted"
 RESIZE_REFUSED = "ResizeRefused"

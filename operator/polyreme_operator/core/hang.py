@@ -14,7 +14,7 @@ import dataclasses
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import EarlierRestarts, RestartRecord
 from polyreme_api.progress import ProgressRecord, RankPhase
-from polyreme_operator.core.reasons import Cause
+from polyreme_operator.types.reasons import Cause
 from polyreme_operator.types.snapshot import JobScene
 
 FUTILE_MAX = 2

@@ -11,9 +11,9 @@ from typing import Any
 from polyreme_api.labels import MANAGER
 from polyreme_operator.core import transition
 from polyreme_operator.core.queue.waiting import WaitingIndex
-from polyreme_operator.core.reasons import ConditionType
 from polyreme_operator.core.usage import BY_PLACEMENT, UsageLedger, placement_charges
 from polyreme_operator.types.queues import Waiting
+from polyreme_operator.types.reasons import ConditionType
 from polyreme_operator.types.views import JobView
 
 

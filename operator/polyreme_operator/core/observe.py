@@ -8,7 +8,7 @@ from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import Outcome, ProgressRecord, RankExit
 from polyreme_operator.core.hang import find_stall
-from polyreme_operator.core.reasons import Cause
+from polyreme_operator.types.reasons import Cause
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import PodPhase, PodView

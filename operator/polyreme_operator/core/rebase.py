@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 
 from polyreme_api.job import TrainingJobStatus
-from polyreme_operator.core.reasons import ConditionType
 from polyreme_operator.types.actions import WriteStatus
+from polyreme_operator.types.reasons import ConditionType
 from polyreme_operator.types.views import JobView
 
 _TOLD = frozenset({"conditions", "replicas", "ready_replicas", "observed_generation", "priority"})

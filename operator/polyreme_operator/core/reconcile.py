@@ -26,7 +26,6 @@ from polyreme_operator.core.observe import (
     current_record,
     silence_deadline_s,
 )
-from polyreme_operator.core.reasons import Cause, ConditionType, Reason
 from polyreme_operator.core.recovery import GiveUp, Restart, judge
 from polyreme_operator.core.status import drop_condition, finish, with_condition
 from polyreme_operator.core.stopping import STOP_GRACE_S, StopFor
@@ -42,6 +41,7 @@ from polyreme_operator.types.actions import (
     ReadLease,
     WriteStatus,
 )
+from polyreme_operator.types.reasons import Cause, ConditionType, Reason
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import PodPhase, PodView

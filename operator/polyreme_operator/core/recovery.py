@@ -18,7 +18,7 @@ from polyreme_api.times import rfc3339
 from polyreme_operator.core import environment_runtime
 from polyreme_operator.core.hang import futile_restarts
 from polyreme_operator.core.observe import CODE_BAD_CONFIG, CODE_RUN_FAILED, Failure, current_record, find_failure
-from polyreme_operator.core.reasons import Cause, Reason, Scope
+from polyreme_operator.types.reasons import Cause, Reason, Scope
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.timestamps import parse_time_or
 

@@ -9,7 +9,7 @@ from polyreme_api.fields import Condition
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import EarlierRestarts
 from polyreme_api.times import rfc3339
-from polyreme_operator.core.reasons import ConditionType, Reason
+from polyreme_operator.types.reasons import ConditionType, Reason
 from polyreme_operator.types.views import JobView
 
 MESSAGE_CHARACTERS_MAX = 1024

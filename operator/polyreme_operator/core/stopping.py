@@ -15,7 +15,7 @@ from enum import StrEnum
 from polyreme_api.job import TrainingJobSpec
 from polyreme_operator.core import environment_runtime
 from polyreme_operator.core.observe import current_pods, current_record
-from polyreme_operator.core.reasons import Cause, ConditionType, Reason
+from polyreme_operator.types.reasons import Cause, ConditionType, Reason
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView

@@ -22,10 +22,10 @@ from polyreme_api.times import rfc3339
 from polyreme_operator.core import environment_runtime, stopping
 from polyreme_operator.core.accounting import close_attempt
 from polyreme_operator.core.observe import current_record
-from polyreme_operator.core.reasons import Cause, ConditionType, Reason, Scope
 from polyreme_operator.core.recovery import Restart, with_restart
 from polyreme_operator.core.status import drop_condition, selector, with_condition, withdraw
 from polyreme_operator.core.stopping import Stop, StopFor
+from polyreme_operator.types.reasons import Cause, ConditionType, Reason, Scope
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.views import JobView
 

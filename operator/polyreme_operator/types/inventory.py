@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from polyreme_api.job.workers import Topology
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.volume import GroupVolume
+from polyreme_operator.types.reasons import Reason
 
 IntArray: TypeAlias = NDArray[np.int64]
 RowArray: TypeAlias = NDArray[np.int32]
@@ -153,8 +154,7 @@ class Placed:
 class Misfit:
     """Why a gang does not fit, and what would let it run."""
 
-    reason: str
-    """One of ``core.reasons.Reason``."""
+    reason: Reason
     message: str
     lacking: int = 0
     """Workers that found no place in the domain that came nearest."""

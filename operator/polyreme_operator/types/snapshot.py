@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.views import JobView, LeaseView, NodeView, PodView
 
 
@@ -12,7 +13,7 @@ from polyreme_operator.types.views import JobView, LeaseView, NodeView, PodView
 class Pending:
     """Why a job waits."""
 
-    reason: str
+    reason: Reason
     message: str
 
 

@@ -14,8 +14,8 @@ from polyreme_api.plan.volume import GroupVolume
 from polyreme_operator.core.placement.place import charge, place
 from polyreme_operator.core.placement.traffic import cost_of, traffic_of
 from polyreme_operator.core.placement.tree import tree_of
-from polyreme_operator.core.reasons import Reason
 from polyreme_operator.types.inventory import GangRequest, Inventory, Misfit, Placed
+from polyreme_operator.types.reasons import Reason
 from tests.unit.operator import placement_oracle as oracle
 from tests.unit.operator.placement_scenes import cluster, gang
 

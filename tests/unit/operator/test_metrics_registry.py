@@ -11,13 +11,13 @@ from polyreme_api.job.status import Accounting, LostTime, Preemption, RestartRec
 from polyreme_api.times import rfc3339
 from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
 from polyreme_operator.adapters.embedded.store import Store
-from polyreme_operator.core.reasons import Cause, ConditionType, Reason, Scope
 from polyreme_operator.core.status import with_condition, withdraw
 from polyreme_operator.core.transition import admit
 from polyreme_operator.counted import CountedCluster, code_of
 from polyreme_operator.metrics import GOODPUT_JOBS_MAX, OTHER_QUEUES, QUEUES_MAX, Metrics
 from polyreme_operator.port import ConflictError, NotFoundError, ObjectRef, PortTimeoutError
 from polyreme_operator.types.observer import NullObserver, Observer, RoundSeen
+from polyreme_operator.types.reasons import Cause, ConditionType, Reason, Scope
 from polyreme_operator.types.views import JobView
 from tests.contract.manifests import config
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job

@@ -8,7 +8,7 @@ import pytest
 from polyreme_api.job.status import Accounting, LostTime
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.core import elastic, transition
-from polyreme_operator.core.reasons import Scope
+from polyreme_operator.types.reasons import Scope
 from polyreme_operator.types.views import JobView
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, pod, scene
 

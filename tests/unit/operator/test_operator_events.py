@@ -10,10 +10,10 @@ from polyreme_api.job import TrainingJobStatus
 from polyreme_operator.core import transition
 from polyreme_operator.core.events import events_of
 from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.core.reasons import ConditionType, Reason
 from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.status import finish, with_condition
 from polyreme_operator.types.actions import EmitEvent, WriteStatus
+from polyreme_operator.types.reasons import ConditionType, Reason
 from polyreme_operator.types.views import JobView, PodPhase
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, pod, scene
 

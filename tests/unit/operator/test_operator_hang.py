@@ -10,11 +10,11 @@ from polyreme_api.progress import RankPhase
 from polyreme_operator.core.hang import find_stall, futile_restarts
 from polyreme_operator.core.manifests import PodDefaults
 from polyreme_operator.core.observe import current_record
-from polyreme_operator.core.reasons import Cause, Reason, Scope
 from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.recovery import Restart, judge
 from polyreme_operator.types.actions import EmitEvent, WriteStatus
 from polyreme_operator.types.parse import parse_lease
+from polyreme_operator.types.reasons import Cause, Reason, Scope
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.views import LeaseView
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, pod, scene

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from polyreme_api.job import TrainingJobStatus
 from polyreme_api.fields import Condition
+from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import RestartRecord
 from polyreme_api.times import rfc3339
 from polyreme_operator.core.recovery import GiveUp, Restart, judge, restarts_without_progress

@@ -19,6 +19,7 @@ from polyreme_operator.types.actions import (
     ReadLease,
     WriteStatus,
 )
+from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.snapshot import JobScene, Pending
 from polyreme_operator.types.views import JobView, PodPhase
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, scene
@@ -178,7 +179,7 @@ def test_a_job_that_no_layout_fits_fails_as_misconfigured_and_says_what_would_fi
 
 
 def test_a_waiting_job_says_why() -> None:
-    pending = Pending(reason="WaitingForCapacity", message="needs 4 devices; 2 free on 1 node")
+    pending = Pending(reason=Reason.WAITING_FOR_CAPACITY, message="needs 4 devices; 2 free on 1 node")
     status = written(decide(scene(job(), pending=pending)))
     assert status.condition("Queued").message == "needs 4 devices; 2 free on 1 node"
 

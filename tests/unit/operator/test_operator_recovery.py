@@ -8,7 +8,6 @@ import pytest
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import RESTART_RECORDS_MAX, RestartRecord
 from polyreme_api.times import rfc3339
-from polyreme_operator.core.reasons import Reason
 from polyreme_operator.core.recovery import (
     GiveUp,
     Healthy,
@@ -17,6 +16,7 @@ from polyreme_operator.core.recovery import (
     restarts_without_progress,
     with_restart,
 )
+from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.views import JobView, PodPhase
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, scene

@@ -10,11 +10,11 @@ from polyreme_api.times import rfc3339
 from polyreme_operator.core import stopping, transition
 from polyreme_operator.core.accounting import goodput
 from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.core.reasons import ConditionType
 from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.status import with_condition
 from polyreme_operator.core.stopping import StopFor
 from polyreme_operator.types.actions import Decision, DeletePod, EmitEvent, ReadLease, WriteStatus
+from polyreme_operator.types.reasons import ConditionType, Reason
 from polyreme_operator.types.snapshot import JobScene, Pending
 from polyreme_operator.types.views import JobView, PodPhase
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, pod, scene
@@ -90,7 +90,7 @@ def test_pods_go_behind_the_write_and_the_job_is_queued_for_its_next_attempt() -
     owner = displaced()
     status = written(decide(scene(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped")), NOW_S + 5))
     waiting = dataclasses.replace(owner, status=status)
-    pending = Pending(reason="WaitingForCapacity", message="needs 2 devices; 0 free on 0 nodes")
+    pending = Pending(reason=Reason.WAITING_FOR_CAPACITY, message="needs 2 devices; 0 free on 0 nodes")
     decision = decide(scene(waiting, pods=pods_of(waiting), pending=pending), NOW_S + 6)
     assert len([action for action in decision.actions if isinstance(action, DeletePod)]) == 2
     queued = written(decision).condition("Queued")

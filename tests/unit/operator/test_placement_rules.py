@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from polyreme_operator.core.placement.place import charge, place
-from polyreme_operator.core.reasons import Reason
 from polyreme_operator.types.inventory import HOST_LEVEL, Constraints, Inventory, LevelView, Misfit, Placed, Taint
+from polyreme_operator.types.reasons import Reason
 from tests.unit.operator.placement_scenes import cluster, gang, grid
 
 

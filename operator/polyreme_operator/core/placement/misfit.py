@@ -13,8 +13,8 @@ from polyreme_operator.core.eligible import accepted_N, room_N, selected_N, tole
 from polyreme_operator.core.placement.domains import Rooms
 from polyreme_operator.core.placement.tree import tree_of
 from polyreme_operator.core.placement.wish import Wish, level_name
-from polyreme_operator.core.reasons import Reason
 from polyreme_operator.types.inventory import CPU, MEMORY, PODS, BoolArray, GangRequest, Inventory, Misfit
+from polyreme_operator.types.reasons import Reason
 
 NODE_RESOURCES = frozenset({CPU, MEMORY, PODS, "ephemeral-storage"})
 """What every node has; the rest counts devices."""

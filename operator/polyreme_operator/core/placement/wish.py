@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from polyreme_operator.core.placement.tree import Tree
-from polyreme_operator.core.reasons import Reason
 from polyreme_operator.types.inventory import HOST_LEVEL, GangRequest, Inventory, Misfit
+from polyreme_operator.types.reasons import Reason
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

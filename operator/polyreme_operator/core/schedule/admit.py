@@ -11,7 +11,6 @@ from polyreme_api.plan.plan import Plan
 from polyreme_operator.core import elastic
 from polyreme_operator.core.eligible import slots_N
 from polyreme_operator.core.queue.order import SchedulingOrder, scheduling_order
-from polyreme_operator.core.reasons import Reason
 from polyreme_operator.core.schedule.elsewhere import blocked_for, reservation_of
 from polyreme_operator.core.schedule.gangs import gang_of
 from polyreme_operator.core.schedule.heads import Heads
@@ -20,6 +19,7 @@ from polyreme_operator.core.schedule.round import Round
 from polyreme_operator.core.schedule.victims import hold, let_go, make_room
 from polyreme_operator.types.inventory import BoolArray, Misfit, RowArray
 from polyreme_operator.types.queues import Waiting
+from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.snapshot import Pending
 from polyreme_operator.types.views import JobView
 

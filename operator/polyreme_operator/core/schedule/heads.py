@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 
 from polyreme_operator.core.queue.backfill import hold_for, may_fill
 from polyreme_operator.core.queue.ledger import QuotaLedger
-from polyreme_operator.core.reasons import Reason
 from polyreme_operator.core.schedule.elsewhere import blocked_for
 from polyreme_operator.core.schedule.gangs import gang_of
 from polyreme_operator.core.schedule.round import Round
 from polyreme_operator.core.schedule.victims import all_running
 from polyreme_operator.types.inventory import BoolArray
 from polyreme_operator.types.queues import Waiting
+from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.snapshot import Pending
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from polyreme_operator.core.queue.tree import QueueTree
-from polyreme_operator.core.reasons import Reason
 from polyreme_operator.types.queues import StopPolicy
+from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.snapshot import Pending
 from polyreme_operator.types.views import JobView
 

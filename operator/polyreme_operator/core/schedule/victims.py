@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from polyreme_operator.core import transition
 from polyreme_operator.core.preemption import Victims, choose_victims
-from polyreme_operator.core.reasons import ConditionType
 from polyreme_operator.core.schedule.elsewhere import Reservation, blocked_for, reservation_of, rows_of
 from polyreme_operator.core.schedule.gangs import gang_of
 from polyreme_operator.core.schedule.round import Round
 from polyreme_operator.types.inventory import Inventory
 from polyreme_operator.types.queues import Running, Waiting
+from polyreme_operator.types.reasons import ConditionType
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
 

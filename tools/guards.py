@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 FILE_LINES_MAX = 500
@@ -116,6 +116,17 @@ def foreign_imports(texts: Mapping[PurePosixPath, str], allowed: Iterable[str]) 
         for node in ast.walk(ast.parse(text))
         for module in _modules(node)
         if module.partition(".")[0] not in known
+    ]
+
+
+def imports_of(texts: Mapping[PurePosixPath, str], libraries: Collection[str]) -> list[str]:
+    """Imports of these libraries, at any depth of the file."""
+    return [
+        f"{path}: {module}"
+        for path, text in texts.items()
+        for node in ast.walk(ast.parse(text))
+        for module in _modules(node)
+        if module.partition(".")[0] in libraries
     ]
 
 

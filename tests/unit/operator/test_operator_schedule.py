@@ -92,7 +92,7 @@ def test_a_worker_and_its_lingering_predecessor_are_charged_once() -> None:
 
 def test_only_the_workers_of_a_lost_node_move_in_a_new_attempt() -> None:
     owner = admitted(job(), ("n0", "n1"))
-    nodes = (node(), node("n1", out_of_service=True), node("n2", 1))
+    nodes = (node(devices=1), node("n1", out_of_service=True), node("n2", 1))
     seen = {"jobs": (owner,), "nodes": nodes, "pods": (pod(owner, 0), pod(owner, 1, where="n1"))}
     (write,) = decide(**seen).writes
     attempt = write.after.attempt

@@ -7,7 +7,7 @@ import pytest
 
 from polyreme_api.times import rfc3339
 from polyreme_operator.core.schedule import Batch, Cluster, Limits, cluster_of, schedule
-from polyreme_operator.core.transition import stop_for_preemption
+from polyreme_operator.core.transition import stop_for_preemption, stop_for_resize
 from polyreme_operator.types.inventory import LevelView
 from polyreme_operator.types.queues import QueueView, Quota, StopPolicy
 from polyreme_operator.types.views import ForeignPod, JobView, NodeView
@@ -182,6 +182,29 @@ def test_a_gang_that_lost_a_node_stays_in_its_rack_or_goes_as_a_whole() -> None:
         assert write.after.is_true("Admitted") == (placed is not None)
         if placed is not None:
             assert write.after.attempt.placement.node_by_index() == placed
+
+
+def tight_rack_elsewhere(*stay: str, free: int = 2) -> tuple[NodeView, ...]:
+    """Rack b has the tightest room for one worker; rack a, where the others stay, has more."""
+    return (*(in_rack(name, "a", 1) for name in stay), in_rack("a8", "a", free), in_rack("b0", "b", 1))
+
+
+@pytest.mark.parametrize(("free", "place"), [(2, "a8"), (0, "b0")])
+def test_a_replacement_goes_near_the_workers_that_stay_if_there_is_room(free: int, place: str) -> None:
+    owner = running("owner", ("a0", "a1"))
+    nodes = (*tight_rack_elsewhere("a0", free=free), dataclasses.replace(in_rack("a1", "a"), out_of_service=True))
+    cluster = cluster_of(jobs=(owner,), nodes=nodes, pods=(pod(owner, 0, where="a0"),), levels=RACKS)
+    assert only(schedule(cluster, NOW_S)).after.attempt.placement.node_by_index() == ["a0", place]
+
+
+def test_workers_that_join_go_near_those_who_are_there() -> None:
+    owner = running("owner", ("a0", "a1"))
+    wish = job("owner", replicas=3)
+    owner = dataclasses.replace(
+        owner, spec=wish.spec, plan=wish.plan, generation=owner.generation + 1, status=stop_for_resize(owner, NOW_S)
+    )
+    cluster = cluster_of(jobs=(owner,), nodes=tight_rack_elsewhere("a0", "a1"), levels=RACKS)
+    assert only(schedule(cluster, NOW_S)).after.attempt.placement.node_by_index() == ["a0", "a1", "a8"]
 
 
 def test_an_elastic_job_starts_smaller_rather_than_wait() -> None:

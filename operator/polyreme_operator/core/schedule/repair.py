@@ -66,12 +66,13 @@ def _places(work: Round, job: JobView, nodes: Sequence[str], moved: Sequence[int
     left_W = rows_W[list(moved)]
     rows_W[list(moved)] = -1
     found: dict[int, int] = {}
-    for group, near_N, topology in _groups(work, job, rows_W, moved):
+    for group, near_N, near_W, topology in _groups(work, job, rows_W, moved):
         blocked_N = blocked_for(work, job) if near_N is None else blocked_for(work, job) | ~near_N
         # A node on which a pod found no room looks free: what fills it is not ours to see.
         blocked_N[left_W[left_W >= 0]] = True
         request = gang_of(job, len(group), topology=topology)
-        placed = work.place(request, blocked_N=blocked_N, ignoring_W=np.concatenate((rows_W, left_W)))
+        own_W = np.concatenate((rows_W, left_W))
+        placed = work.place(request, blocked_N=blocked_N, ignoring_W=own_W, near_W=near_W[near_W >= 0])
         if isinstance(placed, Misfit):
             _undo(work, job, found)
             return None
@@ -88,13 +89,13 @@ def _undo(work: Round, job: JobView, found: dict[int, int]) -> None:
 
 def _groups(
     work: Round, job: JobView, rows_W: RowArray, moved: Sequence[int]
-) -> Iterator[tuple[list[int], BoolArray | None, Topology]]:
-    """Yield which of the workers go together, the nodes among which, and what is still to be asked of these."""
+) -> Iterator[tuple[list[int], BoolArray | None, RowArray, Topology]]:
+    """Yield who go together, the nodes among which, those near whom they go, and what is still to be asked of them."""
     assert job.spec is not None, "only jobs that can be read are placed"
     asked = job.spec.topology
     whole_N = domain_rows(work.inventory, asked.required, rows_W)
     if asked.slice_size is None:
-        yield list(moved), whole_N, Topology(exclusive=asked.exclusive)
+        yield list(moved), whole_N, rows_W, Topology(exclusive=asked.exclusive)
         return
     slices: dict[int, list[int]] = defaultdict(list)
     for index in moved:
@@ -103,6 +104,7 @@ def _groups(
         members_W = rows_W[number * asked.slice_size : (number + 1) * asked.slice_size]
         slice_N = domain_rows(work.inventory, asked.slice_level, members_W)
         if slice_N is None:
-            yield group, whole_N, Topology(required=asked.slice_level, exclusive=asked.exclusive)
+            yield group, whole_N, rows_W, Topology(required=asked.slice_level, exclusive=asked.exclusive)
         else:
-            yield group, slice_N if whole_N is None else slice_N & whole_N, Topology(exclusive=asked.exclusive)
+            among_N = slice_N if whole_N is None else slice_N & whole_N
+            yield group, among_N, members_W, Topology(exclusive=asked.exclusive)

@@ -140,7 +140,7 @@ def _fitting(
         blocked_N = blocked_for(work, job) if near_N is None else blocked_for(work, job) | ~near_N
         topology = Topology(slice_size=asked.slice_size, slice_level=asked.slice_level, exclusive=asked.exclusive)
         request = gang_of(job, more, topology=topology)
-        found = work.place(request, blocked_N=blocked_N, ignoring_W=rows_W)
+        found = work.place(request, blocked_N=blocked_N, ignoring_W=rows_W, near_W=rows_W[rows_W >= 0])
         if not isinstance(found, Misfit):
             return [*held, *work.names(found)], found
         why = found.message

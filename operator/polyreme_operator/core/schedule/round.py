@@ -154,20 +154,26 @@ class Round:
         self._wake_at_s = at_s if self._wake_at_s is None else min(self._wake_at_s, at_s)
 
     def place(
-        self, request: GangRequest, *, blocked_N: BoolArray | None = None, ignoring_W: RowArray | None = None
+        self,
+        request: GangRequest,
+        *,
+        blocked_N: BoolArray | None = None,
+        ignoring_W: RowArray | None = None,
+        near_W: RowArray | None = None,
     ) -> RowArray | Misfit:
         """Look for a place by what is free; quotas are looked at before.
 
         Args:
             request: What is to be placed.
             blocked_N: Nodes that it may not use.
-            ignoring_W: Rows of the same gang's other workers: no domain is taken because of them, and nearness is to them.
+            ignoring_W: Rows of the same gang's other workers: no domain is taken because of them.
+            near_W: Rows of those of them that stay: the new ones go as near to them as they fit.
         """
         self._spent_nodes += len(self.inventory.names) + request.workers
         own_W = np.zeros(0, dtype=np.int32) if ignoring_W is None else ignoring_W[ignoring_W >= 0]
         began_s = 0.0 if self._stopwatch is None else self._stopwatch.now_s()
         np.subtract.at(self.inventory.busy_N, own_W, 1)
-        found = place(self.inventory, request, blocked_N=blocked_N, near_W=own_W)
+        found = place(self.inventory, request, blocked_N=blocked_N, near_W=near_W)
         np.add.at(self.inventory.busy_N, own_W, 1)
         if self._stopwatch is not None:
             self._stopwatch.spent_s.append(self._stopwatch.now_s() - began_s)

@@ -15,6 +15,7 @@ from polyreme.home import Home, RunDirectory
 from polyreme.inject import Injection
 from polyreme.launcher.launcher import PROCESSES_FILE
 from polyreme.records import checkpoint_root
+from polyreme.surroundings import cluster_objects, node_labels
 from polyreme_api import environment as names
 from polyreme_api import labels
 from polyreme_api.clock import Clock
@@ -30,7 +31,14 @@ from polyreme_operator.adapters.process_kubelet.kubelet import ProcessKubelet
 from polyreme_operator.core.manifests import PodDefaults
 from polyreme_operator.core.status import reopen
 from polyreme_operator.loop import run_operator
-from polyreme_operator.port import STATUS_SUBRESOURCE, ConflictError, Manifest, NotFoundError, ObjectRef
+from polyreme_operator.port import (
+    STATUS_SUBRESOURCE,
+    AlreadyExistsError,
+    ConflictError,
+    Manifest,
+    NotFoundError,
+    ObjectRef,
+)
 from polyreme_operator.settings import Settings
 
 NODE = "local"
@@ -95,6 +103,9 @@ class LocalCluster:
         try:
             status = (await self.job()).status
         except NotFoundError:
+            for known in cluster_objects(job):
+                with contextlib.suppress(AlreadyExistsError):  # of a command that was ended between the two
+                    await self._port.create(known)
             await self._port.create(manifest)
             return
         reopened = reopen(status)
@@ -202,6 +213,7 @@ async def open_cluster(
                 uid=pod["metadata"]["labels"][labels.LABEL_JOB_UID],
             ),
             device_resource=job.spec.workers.device_resource,
+            node_labels=node_labels(job, NODE),
         )
         settings = Settings(
             defaults=PodDefaults(

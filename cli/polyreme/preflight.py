@@ -14,9 +14,8 @@ from polyreme_api.marker import ForeignFormatError, check_model, parse_marker
 from polyreme_api.plan.plan import shape_of
 from polyreme_api.plan.shapes import ModelShape
 
-IDLE_FIELDS = ("priorityClassName", "preemptionPolicy", "minRuntimeSeconds")
-IDLE_WORKER_FIELDS = ("minReplicas", "maxReplicas")
-"""Fields of the API that wait for preemption and elasticity; ``spec.topology`` waits for placement by topology."""
+IDLE_FIELDS = ("queueName", "priorityClassName", "preemptionPolicy", "minRuntimeSeconds")
+"""Fields of the API that say how jobs share a cluster. Here a job is alone; of ``spec.topology`` the same holds."""
 
 
 def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fresh: bool) -> None:
@@ -131,16 +130,15 @@ def warnings(job: TrainingJob) -> list[str]:
         "processes can't honour these fields of the pod template, they are ignored": unhonoured_fields(
             job.spec.workers.template
         ),
-        "this version takes these fields and does nothing with them yet": idle_fields(job),
+        "on one machine, where the job is alone, these fields have no effect": idle_fields(job),
     }
     return [f"{words}: {', '.join(fields)}" for words, fields in reasons.items() if fields]
 
 
 def idle_fields(job: TrainingJob) -> list[str]:
-    """Name the fields that are set to more than their default and that nothing reads yet."""
+    """Name the fields that are set to more than their default and have no effect without other jobs and hosts."""
     given = job.spec.model_dump(by_alias=True, exclude_defaults=True)
     return [
         *(f"spec.topology.{name}" for name in given.get("topology", {})),
-        *(f"spec.workers.{name}" for name in IDLE_WORKER_FIELDS if name in given.get("workers", {})),
         *(f"spec.{name}" for name in IDLE_FIELDS if name in given),
     ]

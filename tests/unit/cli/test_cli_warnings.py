@@ -29,15 +29,18 @@ def test_a_job_that_gets_all_it_asks_for_is_not_warned() -> None:
     ("changes", "field"),
     [
         ({"topology": {"required": "rack"}}, "spec.topology.required"),
-        ({"workers": {"minReplicas": 1}}, "spec.workers.minReplicas"),
-        ({"workers": {"maxReplicas": 4}}, "spec.workers.maxReplicas"),
+        ({"queueName": "research"}, "spec.queueName"),
         ({"priorityClassName": "high"}, "spec.priorityClassName"),
         ({"preemptionPolicy": "Never"}, "spec.preemptionPolicy"),
         ({"minRuntimeSeconds": 60}, "spec.minRuntimeSeconds"),
     ],
 )
-def test_a_field_that_nothing_reads_yet_is_named(changes: dict[str, Any], field: str) -> None:
-    assert said(**changes) == [f"this version takes these fields and does nothing with them yet: {field}"]
+def test_a_field_without_effect_on_one_machine_is_named(changes: dict[str, Any], field: str) -> None:
+    assert said(**changes) == [f"on one machine, where the job is alone, these fields have no effect: {field}"]
+
+
+def test_an_elastic_job_is_not_warned_since_the_devices_of_one_machine_bound_it_too() -> None:
+    assert said(workers={"minReplicas": 1, "maxReplicas": 4}) == []
 
 
 def test_fields_of_the_template_are_named_in_one_warning() -> None:

@@ -93,7 +93,7 @@ def test_what_victims_leave_is_held_for_their_preemptor_and_asked_of_nobody_twic
     after = cluster_of(jobs=(gone(victim), high, small), nodes=(node(devices=2), node("n1", 2)))
     batch = schedule(after, NOW_S)
     assert admitted_uids(batch) == {"uid-high"}
-    assert reason(after, batch, "uid-low") == "BehindOthers"
+    assert reason(after, batch, "uid-low") == "WaitingForCapacity"
 
 
 def test_a_preemptor_whose_room_was_lost_does_not_hold_what_is_left() -> None:

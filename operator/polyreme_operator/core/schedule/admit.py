@@ -83,6 +83,7 @@ class _Admissions:
                     # They made way for nothing: another took it, or a node is gone. Its turn comes as others' does.
                     continue
                 work.admit(job, found.rows_W, found.plan)
+                continue
             self._makes_way_for.update(dict.fromkeys(cluster.making_way[job.uid], job))
 
     def _look_at(self, waiting: Waiting, order: SchedulingOrder) -> None:

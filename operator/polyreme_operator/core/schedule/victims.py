@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from polyreme_operator.core import transition
 from polyreme_operator.core.preemption import Victims, choose_victims
 from polyreme_operator.core.schedule.elsewhere import Reservation, blocked_for, reservation_of, rows_of
@@ -46,9 +48,37 @@ def make_room(work: Round, waiting: Waiting, job: JobView) -> Victims | None:
 
 
 def all_running(work: Round) -> list[Running]:
-    """Return the running jobs about which nothing was decided in this round."""
+    """Return the jobs that hold room and about which nothing was decided in this round."""
     jobs = [work.cluster.jobs[uid] for uid in work.cluster.running if uid not in work.changed]
-    return [running for job in jobs if (running := running_of(work.inventory, job)) is not None]
+    running = [running for job in jobs if (running := running_of(work.inventory, job)) is not None]
+    return [*running, *_leavers(work)]
+
+
+def _leavers(work: Round) -> Iterator[Running]:
+    """Yield jobs without an admission (ended, evicted, deleted) whose pods still take room: it comes free."""
+    cluster = work.cluster
+    for uid, pods in cluster.pods.items():
+        if uid in cluster.running or uid in work.changed:
+            continue
+        live = [pod for pod in pods.values() if not pod.ended and pod.place]
+        if not live:
+            continue
+        job, first = cluster.jobs.get(uid), live[0]
+        asked = None if job is None else job.status.preemption
+        yield Running(
+            uid=uid,
+            namespace=first.namespace,
+            name=first.job_name,
+            queue=first.queue,
+            priority=0,
+            requests=first.requests,
+            devices=0,
+            rows_W=rows_of(work.inventory, [pod.place for pod in live]),
+            admitted_s=0.0,
+            started_s=0.0,
+            stopping_for="" if asked is None else asked.by,
+            stopping=True,
+        )
 
 
 def hold(work: Round, held: Reservation) -> None:

@@ -1,0 +1,40 @@
+"""Pods that outlive their job's admission hold room that comes free: what waits for it is held for the head."""
+
+import pytest
+
+from polyreme_operator.core.schedule import cluster_of, schedule
+from tests.unit.operator.operator_scenes import NOW_S, job, node, pod, why
+from tests.unit.operator.test_schedule_rounds import admitted_uids, asked_to_make_way, gone, running, stopped_uids
+
+EARLIER = "2023-11-14T21:00:00Z"
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["deleted", "evicted"])
+def test_nobody_passes_the_head_while_pods_of_the_past_end(known: bool) -> None:
+    past = job("past", replicas=3)
+    pods = tuple(pod(past, index, deleting=True) for index in range(3))
+    head, behind = job("head", replicas=4, created=EARLIER), job("behind", replicas=1)
+    jobs = (head, behind, *([past] if known else []))
+    cluster = cluster_of(jobs=jobs, nodes=(node(devices=4),), pods=pods)
+    batch = schedule(cluster, NOW_S)
+    assert admitted_uids(batch) == set()
+    assert why(cluster, batch)["uid-behind"].reason == "BehindOthers"
+
+
+def test_no_more_victims_are_asked_than_are_needed_beside_what_ends_anyway() -> None:
+    past = job("past", replicas=2)
+    pods = tuple(pod(past, index, deleting=True) for index in range(2))
+    high = job("high", replicas=2, priority=5)
+    cluster = cluster_of(jobs=(running("low"), high), nodes=(node(devices=4),), pods=pods)
+    batch = schedule(cluster, NOW_S)
+    assert stopped_uids(batch) == set()
+    assert why(cluster, batch)["uid-high"].message == "waits for default/past to stop"
+
+
+def test_who_made_way_is_told_what_it_waits_for_as_soon_as_the_other_starts() -> None:
+    high = job("high", replicas=2, priority=5)
+    victim = gone(asked_to_make_way("low", high))
+    cluster = cluster_of(jobs=(victim, high), nodes=(node(devices=2),))
+    batch = schedule(cluster, NOW_S)
+    assert admitted_uids(batch) == {"uid-high"}
+    assert why(cluster, batch)["uid-low"].reason == "WaitingForCapacity"

@@ -172,6 +172,7 @@ def _observed(
         update={
             "replicas": len(pods),
             "ready_replicas": attempt.replicas if released else joined,
+            "priority": job.priority,
             "observed_generation": job.generation,
             "retry_at": None,
         }
@@ -253,7 +254,12 @@ def _waiting(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Decision:
                 generation=generation,
             )
     status = status.model_copy(
-        update={"replicas": len(scene.pods), "ready_replicas": 0, "observed_generation": generation}
+        update={
+            "replicas": len(scene.pods),
+            "ready_replicas": 0,
+            "priority": job.priority,
+            "observed_generation": generation,
+        }
     )
     return Decision(actions=(*removed, *_status_write(scene, status)))
 

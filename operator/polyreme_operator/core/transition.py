@@ -58,6 +58,7 @@ def admit(job: JobView, nodes: Sequence[str], now_s: float, *, plan: Plan | None
             "preemption": None,
             "first_admitted_at": status.first_admitted_at or rfc3339(now_s),
             "selector": selector(job),
+            "priority": job.priority,
             "observed_generation": generation,
         }
     )

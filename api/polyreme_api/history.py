@@ -65,11 +65,6 @@ def parse_checkpoint_name(name: str) -> CheckpointRef:
     raise InvalidConfigError(f"no checkpoint name: {name!r}, rule a<attempt, 6 digits>-s<step, 8 digits>")
 
 
-def marker_key(name: str) -> str:
-    """Key of the marker whose presence makes a checkpoint exist."""
-    return f"{name}/{COMMIT_MARKER}"
-
-
 def attempt_key(attempt: int) -> str:
     """Key of an attempt's resume point."""
     return f"attempts/{attempt:06d}.json"

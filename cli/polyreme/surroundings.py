@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from polyreme_api.job import TrainingJob
 from polyreme_api.labels import API_VERSION, GROUP, KIND_QUEUE, KIND_TOPOLOGY
+from polyreme_api.topology import DEFAULT_TOPOLOGY, HOST_LABEL, HOST_NAME
 from polyreme_operator.core.queue.tree import DEFAULT_QUEUE
 from polyreme_operator.port import Manifest
-from polyreme_operator.types.inventory import HOST_LEVEL
-
-HOST_LEVELS = ("host", HOST_LEVEL)
-"""They are there in any cluster."""
 
 
 def cluster_objects(job: TrainingJob) -> list[Manifest]:
@@ -17,7 +14,7 @@ def cluster_objects(job: TrainingJob) -> list[Manifest]:
     found: list[Manifest] = []
     if levels := _labels(job):
         named = [{"name": _name(level, depth), "nodeLabel": levels[level]} for depth, level in enumerate(levels)]
-        found.append(_object(KIND_TOPOLOGY, "default", {"levels": named}))
+        found.append(_object(KIND_TOPOLOGY, DEFAULT_TOPOLOGY, {"levels": named}))
     if job.spec.queue_name != DEFAULT_QUEUE:
         found.append(_object(KIND_QUEUE, job.spec.queue_name, {}))
     return found
@@ -35,7 +32,7 @@ def _labels(job: TrainingJob) -> dict[str, str]:
     return {
         level: level if "/" in level else f"{GROUP}/level-{level}"
         for level in levels
-        if level is not None and level not in HOST_LEVELS
+        if level is not None and level not in (HOST_NAME, HOST_LABEL)
     }
 
 

@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line, or text for people; with the job and attempt they are about, never with a secret."""
+"""Logs: one JSON object a line, or text for people; with what they are about as fields, never with a secret."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, TextIO
 
@@ -28,24 +26,12 @@ _JWT = re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _NOISY = ("aiohttp.access", "asyncio", "urllib3", "kubernetes.client.rest")
 
-_fields: ContextVar[Mapping[str, object] | None] = ContextVar("polyreme_log_fields", default=None)
-
 
 class LogFormat(StrEnum):
     """Form of the log: the operator's ``--log-format``."""
 
     JSON = "json"
     TEXT = "text"
-
-
-@contextmanager
-def log_fields(**fields: object) -> Iterator[None]:
-    """Put fields, as job and attempt, on every line that is logged inside."""
-    token = _fields.set({**(_fields.get() or {}), **fields})
-    try:
-        yield
-    finally:
-        _fields.reset(token)
 
 
 def set_up(format_: LogFormat, *, level: int = logging.INFO, stream: TextIO | None = None) -> logging.Handler:
@@ -98,9 +84,12 @@ class TextFormatter(logging.Formatter):
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
-    """Return what a line is about: the fields around it, then its own ``extra``; secrets hidden."""
-    own = {name: value for name, value in vars(record).items() if name not in _STANDARD and not name.startswith("_")}
-    return {name: _shown(name, value) for name, value in {**(_fields.get() or {}), **own}.items()}
+    """Return what a line is about, its ``extra``; secrets hidden."""
+    return {
+        name: _shown(name, value)
+        for name, value in vars(record).items()
+        if name not in _STANDARD and not name.startswith("_")
+    }
 
 
 def hide(text: str) -> str:

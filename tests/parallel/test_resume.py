@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from polyreme_api.history import ResumePoint, attempt_key, checkpoint_name, choose_resume, committed_steps, marker_key
+from polyreme_api.history import (
+    COMMIT_MARKER,
+    ResumePoint,
+    attempt_key,
+    checkpoint_name,
+    choose_resume,
+    committed_steps,
+)
 from polyreme_api.progress import StepRecord
 from polyreme_trainer.checkpoint.directory import list_checkpoints, read_resume_points
 
@@ -96,7 +103,7 @@ def test_a_request_to_stop_reaches_all_ranks_at_one_step_and_loses_nothing(
 ) -> None:
     root = tmp_path / "stopped"
     assert begin(start, root, 1, faults={6: "stop"}, fault_rank=2).wait() == [75] * 4
-    assert (root / marker_key("a000001-s00000006")).exists()
+    assert (root / "a000001-s00000006" / COMMIT_MARKER).exists()
     assert begin(start, root, 2).wait() == [0] * 4
     assert history(root) == undisturbed
 

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_api.labels import KIND_JOB
+from polyreme_api.topology import DEFAULT_TOPOLOGY
 from polyreme_operator.port import ClusterPort, Manifest
 from polyreme_operator.port import NotFoundError as PortNotFoundError
 from polyreme_operator.types.parse import (
-    TOPOLOGY_NAME,
     parse_foreign_pod,
     parse_job_view,
     parse_lease,
@@ -98,7 +98,7 @@ def snapshot_of(found: Mapping[str, list[Manifest]], *, now_s: float) -> Snapsho
         pods=tuple(pod for pod in parsed if pod is not None),
         foreign=tuple(pod for pod in foreign if pod is not None),
         leases={lease.job_uid: lease for lease in leases if lease is not None},
-        topology=next((view for view in topologies if view is not None and view.name == TOPOLOGY_NAME), None),
+        topology=next((view for view in topologies if view is not None and view.name == DEFAULT_TOPOLOGY), None),
         manifests={item["metadata"]["uid"]: item for item in found.get(KIND_JOB, ())},
         now_s=now_s,
     )

@@ -17,6 +17,7 @@ from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
 from polyreme_api.metadata import ObjectMeta
 from polyreme_api.plan.plan import Plan, plan_for
 from polyreme_api.progress import ProgressRecord
+from polyreme_api.topology import DEFAULT_TOPOLOGY
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.intents import INTENTS_KEY, Intents, parse_intents
 from polyreme_operator.types.inventory import HOST_LEVEL, PODS, Constraints, LevelView, Requests, Taint
@@ -29,8 +30,6 @@ RISK = f"{labels.GROUP}/risk"
 """Annotation or label of a node: how likely it is to fail, from 0 to 1."""
 OWNED_TAINT = f"{labels.GROUP}/owned"
 """Taint of nodes on which nobody but the operator binds pods."""
-TOPOLOGY_NAME = "default"
-"""The one ClusterTopology that is read."""
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _SPECS_KEPT = 1024
 
@@ -231,7 +230,7 @@ def parse_queue(manifest: Manifest) -> QueueView:
 def parse_topology(manifest: Manifest) -> TopologyView | None:
     """Read the ClusterTopology; None for one that has another name than the one that counts."""
     metadata = manifest["metadata"]
-    if metadata["name"] != TOPOLOGY_NAME:
+    if metadata["name"] != DEFAULT_TOPOLOGY:
         return None
     return TopologyView(
         name=metadata["name"],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polyreme_operator.logging_setup import HIDDEN, LogFormat, hide, log_fields, set_up
+from polyreme_operator.logging_setup import HIDDEN, LogFormat, hide, set_up
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
 
 def test_a_line_is_an_object_that_says_what_it_is_about(stream: io.StringIO) -> None:
     set_up(LogFormat.JSON, stream=stream)
-    with log_fields(job="default/x", attempt=2):
-        logging.getLogger("polyreme_operator.loop").info("pass of %s", "u1", extra={"step": 7})
+    about = {"job": "default/x", "attempt": 2, "step": 7}
+    logging.getLogger("polyreme_operator.loop").info("pass of %s", "u1", extra=about)
     logging.getLogger("polyreme_operator.loop").warning("outside\nof a pass")
     first, second = lines(stream)
     assert first["message"] == "pass of u1"
@@ -51,8 +51,7 @@ def test_an_exception_is_part_of_its_line(stream: io.StringIO) -> None:
 
 def test_text_is_one_line_whatever_the_message_holds(stream: io.StringIO) -> None:
     set_up(LogFormat.TEXT, stream=stream)
-    with log_fields(job="default/x"):
-        logging.getLogger("x").info("one\ntwo")
+    logging.getLogger("x").info("one\ntwo", extra={"job": "default/x"})
     (line,) = stream.getvalue().splitlines()
     assert line.endswith("INFO    x: one\\ntwo job=default/x")
 

@@ -12,7 +12,7 @@ import pytest
 
 from polyreme.launcher.resume import fix_resume
 from polyreme_api.errors import FencedError
-from polyreme_api.history import COMMIT_MARKER, checkpoint_name, claim_key, marker_key
+from polyreme_api.history import COMMIT_MARKER, checkpoint_name, claim_key
 from polyreme_api.marker import CommitMarker
 from polyreme_api.progress import CheckpointRef
 from polyreme_datahub.objects import open_store
@@ -145,7 +145,7 @@ def lost(root: Path, order: Sequence[int], monkeypatch: pytest.MonkeyPatch, *, w
         actors.play(order)
     assert not actors.errors, (order, actors.errors)
     assert chosen[0] is not None, order
-    return not (root / marker_key(chosen[0])).is_file()
+    return not (root / chosen[0] / COMMIT_MARKER).is_file()
 
 
 @pytest.mark.slow

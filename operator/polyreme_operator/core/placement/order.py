@@ -24,7 +24,7 @@ from polyreme_operator.core.placement.tree import Tree
 from polyreme_operator.core.placement.wish import Wish
 from polyreme_operator.types.inventory import GangRequest, RowArray
 
-WORK_UNITS_PER_WORKER = 60
+WORK_UNITS_PER_WORKER = 25
 """Distances that a search may look up, for each worker of the gang."""
 EXHAUSTIVE_MAX = 6
 """Workers up to which every order is tried: 720 of them."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.kube import cluster_for_tests
+from tests.cluster.operators import install, replica
 
 FOLDER = Path(__file__).parent
 
@@ -21,3 +22,15 @@ def kubeconfig() -> Iterator[str]:
     """Path of the kubeconfig of the cluster under test."""
     with cluster_for_tests() as path:
         yield path
+
+
+@pytest.fixture(scope="module")
+def operated(kubeconfig: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Path of the kubeconfig of a cluster on which the operator runs, with kube-scheduler binding its pods."""
+    folder = tmp_path_factory.mktemp("operator")
+    log = folder / "operator.log"
+    with replica(install(kubeconfig, folder), log, "--binding", "NodeAffinity"):
+        yield kubeconfig
+    said = log.read_text()
+    assert '"level": "error"' not in said, said[-4000:]
+    assert " 403 " not in said, said[-4000:]

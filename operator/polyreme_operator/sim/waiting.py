@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from polyreme_api import labels
 from polyreme_operator.adapters.embedded.record import Change
 from polyreme_operator.port import Manifest
+from polyreme_operator.sim.capacity import ENDED
 from polyreme_operator.sim.domains import HOST
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ SPACE = frozenset({"WaitingForCapacity", "WaitingForNodes"})
 NEAR = frozenset({"WaitingForTopology"})
 TURN = frozenset({"BehindOthers", "WaitingForPreemption"})
 """Reasons that speak of other jobs."""
+LEAVING = frozenset({"WaitingForPreemption"})
+"""Said while pods of others outlive their admission: what they hold comes free."""
 LEVELS = ("required", "preferred", "exclusive", "sliceLevel")
 
 
@@ -66,6 +69,8 @@ class WaitingFacts:
             said = "nothing" if queued is None or queued["status"] != "True" else queued["reason"]
             world.reached[f"waits: {said}", ""] += 1
             allowed = self._reasons(uid, job, world)
+            if allowed and self._others_leave(uid):
+                allowed |= LEAVING
             if allowed and said not in allowed:
                 message = "" if queued is None else queued.get("message", "")
                 what = f"{job['metadata']['name']} says {said} ({message}), rule {' or '.join(sorted(allowed))}"
@@ -128,6 +133,17 @@ class WaitingFacts:
 
     def _others_wait(self, job: Manifest) -> bool:
         return any(other is not job and self._waits(uid, other) for uid, other in self._facts.jobs.items())
+
+    def _others_leave(self, uid: str) -> bool:
+        for pod in self._facts.pods.values():
+            other, phase = pod["metadata"]["labels"][labels.LABEL_JOB_UID], (pod.get("status") or {}).get("phase")
+            if (
+                other != uid
+                and phase not in ENDED
+                and (other not in self._facts.jobs or not self._facts.true(other, "Admitted"))
+            ):
+                return True
+        return False
 
     def _slots(self, uid: str, devices: int, world: World) -> dict[str, int]:
         """Return how many workers each node has room for."""

@@ -159,8 +159,10 @@ class Launcher:
         try:
             write_atomically(self._job_file, effect.directive.job_json, durable=False)
             write_atomically(self._plan_file, effect.directive.plan_json, durable=False)
+            # Of the attempt, not of this pod: a pod outlives a change of the gang's size.
+            plan = json.loads(effect.directive.plan_json)
             for rank in self._state.ranks:
-                self._fork_rank(effect, rank)
+                self._fork_rank(effect, rank, world_size=plan["replicas"] * plan["devices"])
                 begun += 1
         except OSError as error:
             message = f"rank can't be started: {error}"
@@ -169,12 +171,12 @@ class Launcher:
                     self._on_rank_exit, attempt, rank, int(ExitCode.ENVIRONMENT), None, message
                 )
 
-    def _fork_rank(self, effect: machine.ForkRanks, rank: int) -> None:
+    def _fork_rank(self, effect: machine.ForkRanks, rank: int, *, world_size: int) -> None:
         directive, release = effect.directive, effect.release
         described = RankEnvironment(
             rank=rank,
             local_rank=rank - self._state.ranks.start,
-            world_size=self._pod.replicas * self._pod.devices,
+            world_size=world_size,
             attempt=directive.attempt,
             master_address=release.master_address,
             master_port=release.master_port,

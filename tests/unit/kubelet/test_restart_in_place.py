@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from polyreme_api.job import TrainingJobSpec
+from polyreme_api.plan.plan import plan_for
 from tests.unit.kubelet.stack import Stack, lives
 
 pytestmark = pytest.mark.slow
@@ -37,5 +39,19 @@ def test_a_killed_rank_is_reported_and_the_next_attempt_runs_in_the_same_pods(tm
                     lambda index=index: stack.pod(index)["status"]["phase"] == "Succeeded",  # type: ignore[misc,index]
                     f"pod {index} succeeded",
                 )
+
+    asyncio.run(story())
+
+
+def test_ranks_of_another_size_of_the_gang_are_told_that_size_though_their_pod_is_older(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Stack(tmp_path, replicas=2, devices=1).running() as stack:
+            await stack.submit()
+            await stack.until_training(1)
+            spec = TrainingJobSpec.model_validate(stack.job["spec"])
+            await stack.attempt(2, replicas=1, planHash=plan_for(spec, replicas=1).hash)
+            log = stack.pod_directory(0) / "rank-0.a2.log"
+            await stack.until(lambda: log.exists() and "lives" in log.read_text(), "the rank of attempt 2 lives")
+            assert "rank 0 of 1 lives" in log.read_text()
 
     asyncio.run(story())

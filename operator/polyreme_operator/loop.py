@@ -294,9 +294,13 @@ class _Operator:
             self._wake_at(SCHEDULE, batch.wake_at_s)
         self._note(self._model.decided(batch, now_s=now_s) | Changes(asks=batch.again))
         self._dirty[TELL] = None
-        if batch.intents is not None:
-            await self._applier.write_intents(batch.intents, self._intents_ref)
-        await self._applier.side_by_side([self._write(write) for write in batch.writes])
+        try:
+            if batch.intents is not None:
+                await self._applier.write_intents(batch.intents, self._intents_ref)
+            await self._applier.side_by_side([self._write(write) for write in batch.writes])
+        finally:
+            # Again: who was admitted counts as such from the write on, and no other round need follow.
+            self._dirty[TELL] = None
 
     def _round(self, leases_read: frozenset[str]) -> Batch:
         began_s = self._clock.steady_s()

@@ -19,6 +19,8 @@ from tests.cluster.kube import api_client, kubectl, new_namespace
 from tests.cluster.operators import pods_of, side_by_side
 
 PATIENCE_S = 45.0
+TOLD_S = 15.0
+"""A queue's status follows what happens; it waits for no other round, which may come half a minute later."""
 POLL_S = 0.1
 STEADY_S = 2.0
 """How long something that must not happen is given to happen."""
@@ -237,14 +239,16 @@ class Stage:
 
     # -------------------------------------------------------------------------------------------------------- waiting
 
-    async def until(self, holds: Callable[[], Coroutine[Any, Any, bool]], what: str) -> None:
+    async def until(
+        self, holds: Callable[[], Coroutine[Any, Any, bool]], what: str, *, patience_s: float = PATIENCE_S
+    ) -> None:
         """Wait until something holds.
 
         Raises:
             AssertionError: If it never does; the message says how the jobs stand.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(patience_s):
                 while not await holds():
                     await asyncio.sleep(POLL_S)
                 return
@@ -302,7 +306,7 @@ class Stage:
             seen[:] = [await self.queue_status(word)]
             return holds(seen[0])
 
-        await self.until(look, f"queue {word}: {what}; {seen}")
+        await self.until(look, f"queue {word}: {what}", patience_s=TOLD_S)
         return seen[0]
 
     async def stays(self, holds: Callable[[], Coroutine[Any, Any, bool]], what: str) -> None:

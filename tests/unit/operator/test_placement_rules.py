@@ -131,6 +131,21 @@ def test_an_exclusive_gang_waits_where_no_node_bears_the_labels() -> None:
     assert misfit(inventory, workers=1, exclusive="zone").reason is Reason.WAITING_FOR_CAPACITY
 
 
+def test_a_host_without_labels_is_no_domain_of_an_exclusive_gang() -> None:
+    inventory = cluster(grid(1, 1, 2), busy=["b0/r0/h01"])
+    inventory.domain_LN[:2, 1] = -1
+    inventory.usable_N[1] = False
+    assert nodes(inventory, place(inventory, gang(1, exclusive="host"))) == ["b0/r0/h00"]
+
+
+def test_a_host_that_lost_its_labels_is_no_domain_for_those_who_join_its_workers() -> None:
+    inventory = cluster(grid(1, 1, 2))
+    inventory.domain_LN[:2, 1] = -1
+    inventory.usable_N[1] = False
+    found = place(inventory, gang(1), near_W=np.array([1], dtype=np.int32))
+    assert nodes(inventory, found) == ["b0/r0/h00"]
+
+
 def test_an_exclusive_gang_takes_the_smallest_whole_domain() -> None:
     free = grid(1, 1, 4) | {f"b1/r0/h0{at}": 8 for at in range(2)}
     found = place(cluster(free), gang(1, exclusive="rack"))

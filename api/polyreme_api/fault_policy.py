@@ -1,11 +1,11 @@
 """The NodeFaultPolicy: which signs of a faulty node lead to which answer, and how much may be taken out at once."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from polyreme_api.fields import Condition, Name, Part, StatusPart
-from polyreme_api.metadata import ClusterMeta
+from polyreme_api.metadata import ClusterMeta, Object
 
 RULES_MAX = 64
 
@@ -87,15 +87,10 @@ class NodeFaultPolicyStatus(StatusPart):
     """Nodes that are out of service because of this policy."""
 
 
-class NodeFaultPolicy(Part):
+class NodeFaultPolicy(Object):
     """Rules by which faulty nodes are taken out of service."""
 
-    api_version: Literal["polyreme.dev/v1alpha1"]
     kind: Literal["NodeFaultPolicy"]
     metadata: ClusterMeta
     spec: NodeFaultPolicySpec = Field(default_factory=NodeFaultPolicySpec)
     status: NodeFaultPolicyStatus = Field(default_factory=NodeFaultPolicyStatus)
-
-    def to_object(self) -> dict[str, Any]:
-        """Return the Kubernetes-shaped dictionary, defaults written out."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)

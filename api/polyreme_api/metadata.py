@@ -1,9 +1,11 @@
-"""The part of ``metav1.ObjectMeta`` that is read; the rest is kept."""
+"""What objects of all kinds have: the part of ``metav1.ObjectMeta`` that is read; the rest is kept."""
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+from polyreme_api.fields import Part
 
 JOB_NAME_CHARACTERS_MAX = 40
 """Pods are named after their job, with some more behind it."""
@@ -37,3 +39,13 @@ class ClusterMeta(AnyMeta):
     """Metadata of an object of the whole cluster."""
 
     name: Annotated[str, Field(pattern=DNS_LABEL, min_length=1, max_length=CLUSTER_NAME_CHARACTERS_MAX)]
+
+
+class Object(Part):
+    """Base of our kinds; each adds ``kind``, metadata, spec and status."""
+
+    api_version: Literal["polyreme.dev/v1alpha1"]
+
+    def to_object(self) -> dict[str, Any]:
+        """Return the Kubernetes-shaped dictionary, defaults written out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,11 +1,11 @@
 """The TrainingQueue: where jobs wait, what they may take, whom they may displace. A queue with children is a cohort."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from polyreme_api.fields import Amount, Condition, NameOrNone, Part, ResourceName, Seconds, StatusPart, Time
-from polyreme_api.metadata import ClusterMeta
+from polyreme_api.metadata import ClusterMeta, Object
 
 QUOTAS_MAX = 32
 HEAD_MAX = 100
@@ -158,10 +158,9 @@ class TrainingQueueStatus(StatusPart):
     """The first jobs that wait, in order."""
 
 
-class TrainingQueue(Part):
+class TrainingQueue(Object):
     """A queue of TrainingJobs: quota, shares and rules of displacement, for the whole cluster."""
 
-    api_version: Literal["polyreme.dev/v1alpha1"]
     kind: Literal["TrainingQueue"]
     metadata: ClusterMeta
     spec: TrainingQueueSpec = Field(default_factory=TrainingQueueSpec)
@@ -174,7 +173,3 @@ class TrainingQueue(Part):
                 f"spec.parent is {self.spec.parent!r}, the queue itself; name another queue or leave it empty"
             )
         return self
-
-    def to_object(self) -> dict[str, Any]:
-        """Return the Kubernetes-shaped dictionary, defaults written out."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,12 +1,12 @@
 """The ClusterTopology: which labels of nodes say how near two nodes are."""
 
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from polyreme_api.fields import Condition, LabelKey, Name, Part, StatusPart
-from polyreme_api.metadata import ClusterMeta
+from polyreme_api.metadata import ClusterMeta, Object
 
 LEVELS_MAX = 8
 UNLABELLED_MAX = 10
@@ -87,15 +87,10 @@ class ClusterTopologyStatus(StatusPart):
     """The first of them."""
 
 
-class ClusterTopology(Part):
+class ClusterTopology(Object):
     """How near nodes are to each other, read off their labels; the one that is named ``default`` is used."""
 
-    api_version: Literal["polyreme.dev/v1alpha1"]
     kind: Literal["ClusterTopology"]
     metadata: ClusterMeta
     spec: ClusterTopologySpec
     status: ClusterTopologyStatus = Field(default_factory=ClusterTopologyStatus)
-
-    def to_object(self) -> dict[str, Any]:
-        """Return the Kubernetes-shaped dictionary, defaults written out."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -5,14 +5,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
-from polyreme_api.fields import Part, Seconds
+from polyreme_api.fields import Seconds
 from polyreme_api.job.data import Data, Evaluation
 from polyreme_api.job.model import ModelPart, Training
 from polyreme_api.job.policy import FailurePolicy, Health
 from polyreme_api.job.status import TrainingJobStatus
 from polyreme_api.job.workers import Checkpoint, Export, Parallelism, Scheduling, Topology, Workers
 from polyreme_api.labels import MANAGER
-from polyreme_api.metadata import ObjectMeta
+from polyreme_api.metadata import Object, ObjectMeta
 
 LAUNCHER_PARTS = ("model", "data", "training")
 """Parts of the spec that the launcher's ranks train by; a container that brings its own training needs none."""
@@ -81,18 +81,13 @@ class TrainingJobSpec(Scheduling):
         }
 
 
-class TrainingJob(Part):
+class TrainingJob(Object):
     """A training run of a mixture-of-experts vision-language model."""
 
-    api_version: Literal["polyreme.dev/v1alpha1"]
     kind: Literal["TrainingJob"]
     metadata: ObjectMeta
     spec: TrainingJobSpec
     status: TrainingJobStatus = Field(default_factory=TrainingJobStatus)
-
-    def to_object(self) -> dict[str, Any]:
-        """Return the Kubernetes-shaped dictionary, defaults written out."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def check_sources(data: Data) -> None:

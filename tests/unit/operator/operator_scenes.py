@@ -6,8 +6,11 @@ from typing import Any
 from polyreme_api import labels
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.progress import ProgressRecord
+from polyreme_operator.core.manifests import PodDefaults
+from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.schedule import Batch, Cluster
 from polyreme_operator.core.transition import admit
+from polyreme_operator.types.actions import Decision, WriteStatus
 from polyreme_operator.types.parse import parse_job_view
 from polyreme_operator.types.resources import allocatable, canonical
 from polyreme_operator.types.snapshot import JobScene, Pending
@@ -98,6 +101,16 @@ def admitted(
     """The job as it is once its first attempt's pods are all created."""
     after = admit(owner, nodes, at_s).model_copy(update={"replicas": len(nodes), **status})
     return dataclasses.replace(owner, status=after)
+
+
+def decide(seen: JobScene, now_s: float = NOW_S) -> Decision:
+    return reconcile(seen, now_s, defaults=PodDefaults())
+
+
+def written(decision: Decision) -> TrainingJobStatus:
+    """The status that a decision writes; it writes one."""
+    (write,) = [action for action in decision.actions if isinstance(action, WriteStatus)]
+    return write.after
 
 
 def why(cluster: Cluster, batch: Batch) -> dict[str, Pending]:

@@ -6,15 +6,12 @@ from typing import Any
 
 import pytest
 
-from polyreme_api.job import TrainingJobStatus
 from polyreme_api.plan.plan import Plan
 from polyreme_operator.core import stopping, transition
-from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.core.reconcile import reconcile
-from polyreme_operator.types.actions import CreateChild, CreatePod, Decision, DeletePod, WriteStatus
+from polyreme_operator.types.actions import CreateChild, CreatePod, DeletePod, WriteStatus
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.views import JobView, PodPhase, PodView
-from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, scene
+from tests.unit.operator.operator_scenes import NOW_S, admitted, decide, job, lease, node, pod, scene, written
 
 
 def torchrun(replicas: int = 2, devices: int = 4, **spec: Any) -> JobView:
@@ -25,15 +22,6 @@ def torchrun(replicas: int = 2, devices: int = 4, **spec: Any) -> JobView:
         "template": {"spec": {"containers": [{"image": "mine", "command": ["torchrun", "train.py"]}]}},
     }
     return job(workers=workers, **spec)
-
-
-def decide(seen: JobScene, now_s: float = NOW_S) -> Decision:
-    return reconcile(seen, now_s, defaults=PodDefaults())
-
-
-def written(decision: Decision) -> TrainingJobStatus:
-    (write,) = [action for action in decision.actions if isinstance(action, WriteStatus)]
-    return write.after
 
 
 def quiet_lease(owner: JobView) -> Any:

@@ -5,30 +5,18 @@ from typing import Any
 
 import pytest
 
-from polyreme_api.job import TrainingJobStatus
 from polyreme_api.times import rfc3339
 from polyreme_operator.core import stopping, transition
 from polyreme_operator.core.accounting import goodput
-from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.status import with_condition
 from polyreme_operator.core.stopping import StopFor
 from polyreme_operator.types.actions import Decision, DeletePod, EmitEvent, ReadLease, WriteStatus
 from polyreme_operator.types.reasons import ConditionType, Reason
-from polyreme_operator.types.snapshot import JobScene, Pending
+from polyreme_operator.types.snapshot import Pending
 from polyreme_operator.types.views import JobView, PodPhase
-from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, pod, scene
+from tests.unit.operator.operator_scenes import NOW_S, admitted, decide, job, lease, pod, scene, written
 
 GRACE_S = 60
-
-
-def decide(seen: JobScene, now_s: float = NOW_S) -> Decision:
-    return reconcile(seen, now_s, defaults=PodDefaults())
-
-
-def written(decision: Decision) -> TrainingJobStatus:
-    (write,) = [action for action in decision.actions if isinstance(action, WriteStatus)]
-    return write.after
 
 
 def told(decision: Decision) -> list[str]:

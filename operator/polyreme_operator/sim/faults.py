@@ -59,9 +59,12 @@ class PortFaults:
     watch_drop: float = 0.0
     watch_gone: float = 0.0
     watch_lag: float = 0.0
+    aim: str = ""
+    """A write point, or a watch, at which every fault is as likely as ``AIMED``: rare ones are struck too."""
 
 
 NO_FAULTS = PortFaults()
+AIMED = 0.1
 _WRITES = frozenset({"create", "patch", "delete", "bind"})
 TOUCHED = "example.com/touched"
 """Annotation that somebody else sets a moment before a write lands."""
@@ -295,7 +298,8 @@ class FaultyPort:
         return True
 
     def _draw(self, fault: str, point: str) -> bool:
-        chance: float = getattr(self._faults(), fault)
+        faults = self._faults()
+        chance: float = max(AIMED, getattr(faults, fault)) if point == faults.aim else getattr(faults, fault)
         if chance <= 0.0 or self._rng.random() >= chance:
             return False
         self._reached[fault, point] += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from polyreme_api.labels import RESOURCE_DEVICE
 from polyreme_api.times import parse_rfc3339
 from polyreme_operator.port import Manifest
 from polyreme_operator.sim.capacity import BLIND_S, KNOWN_S
@@ -76,10 +77,21 @@ class PreemptionFacts:
             if by is None or asked["by"] == uid or not self._waits(asked["by"], by):
                 continue
             shared = set(nodes) & set(capacity.nodes_of(victim))
-            if victim != uid and shared and self._lesser(self._facts.jobs[uid], by, world):
+            lesser = victim != uid and shared and self._lesser(self._facts.jobs[uid], by, world)
+            if lesser and self._quota_allows(by, beside=uid):
                 name = self._facts.jobs[uid]["metadata"]["name"]
                 what = f"{name} takes {sorted(shared)}, held for {asked.get('byName')}"
                 self._facts.broke("what is made free for one goes to no lesser one", what, world)
+
+    def _quota_allows(self, job: Manifest, *, beside: str) -> bool:
+        """Tell whether a job's quota lets it start, were another not admitted: else what is free is no use to it."""
+        capacity, workers = self._facts.capacity, job["spec"]["workers"]
+        used = capacity.held_by_queue()
+        other = self._facts.jobs[beside]
+        fact = self._facts.attempts[beside, other["status"]["attempt"]["number"]]
+        used[other["spec"].get("queueName", "default")] -= fact.replicas * fact.devices
+        wanted = (workers.get("minReplicas") or workers["replicas"]) * workers.get("devices", 1)
+        return capacity.queues.admits(used, job["spec"].get("queueName", "default"), RESOURCE_DEVICE, wanted)
 
     def _waits(self, uid: str, job: Manifest) -> bool:
         """Tell whether a job still wants what others make free, and may have it."""

@@ -28,6 +28,21 @@ SETTLE_S = 120.0
 LATE_S = 10.0
 LONGEST_CHANGE_S = 62.0
 REPLICA_NAMES = ("a", "b")
+AIMS = {
+    "": 4,
+    "patch TrainingJob that makes way": 8,
+    "delete TrainingJob": 4,
+    "watch PriorityClass": 2,
+    "bind Pod": 1,
+    "create ConfigMap": 1,
+    "create Lease of leadership": 1,
+    "create Role": 1,
+    "create RoleBinding": 1,
+    "delete Pod": 1,
+    "patch ClusterTopology": 1,
+    "patch ConfigMap": 1,
+}
+"""Weight by rare point: the faults of a seed prefer one of them, or none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +158,7 @@ class _Simulation:
         await asyncio.sleep(SETTLE_S)
 
     def _submit(self, name: str) -> None:
-        job = draw_job(name, self._scenario, self._rng)
+        job = draw_job(name, self._scenario, self._rng, before=len(self._world.steps))
         uid = self._world.store.create(job)["metadata"]["uid"]
         self._world.steps[uid] = job["spec"]["training"]["steps"]
         self._world.checkpoint_every[uid] = self._rng.choice((3, 4, 6))
@@ -193,4 +208,5 @@ def _draw_faults(rng: random.Random) -> PortFaults:
         watch_drop=chance(0.1),
         watch_gone=chance(0.2),
         watch_lag=chance(0.3),
+        aim=rng.choices(list(AIMS), list(AIMS.values()))[0],
     )

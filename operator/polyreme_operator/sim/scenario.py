@@ -16,6 +16,9 @@ RACK = "example.com/rack"
 NAMESPACES = ("default", "default", "team")
 WORKERS_MAX = 4
 LARGEST_DEVICES = 4
+RISING = 0.3
+CROWDED = 0.2
+HIGHEST = 3
 URGENT = "urgent"
 """A PriorityClass."""
 BORROWER, LENDER, COHORT = "small", "large", "org"
@@ -39,6 +42,8 @@ class Scenario:
     """Within so much time."""
     late_jobs: int
     """And so many in the calm behind them."""
+    rising: bool
+    """Whether each job comes with a higher priority than those before it, so that they make way for it."""
 
     @property
     def owned(self) -> bool:
@@ -53,7 +58,8 @@ class Scenario:
 
 def draw_scenario(rng: random.Random) -> Scenario:
     """Draw one."""
-    racks, crowded = rng.random() < 0.5, rng.random() < 0.4
+    racks, rising = rng.random() < 0.5, rng.random() < RISING
+    crowded = rising or rng.random() < CROWDED
     sizes = (2,) if crowded else (2, 4)
     count = 2 if crowded else rng.choice((2, 3, 3))
     nodes = tuple((f"n{number}", rng.choice(sizes), f"r{number % 2}") for number in range(count))
@@ -66,6 +72,7 @@ def draw_scenario(rng: random.Random) -> Scenario:
         jobs=4 if crowded else rng.choice((1, 2, 3, 3)),
         within_s=50.0 if crowded else 20.0,
         late_jobs=rng.choice((0, 0, 1, 2)),
+        rising=rising,
     )
 
 
@@ -105,8 +112,8 @@ def queue_spec(
     return spec
 
 
-def draw_job(name: str, scenario: Scenario, rng: random.Random) -> dict[str, Any]:
-    """Draw a job that fits the whole cluster."""
+def draw_job(name: str, scenario: Scenario, rng: random.Random, *, before: int) -> dict[str, Any]:
+    """Draw a job that fits the whole cluster; so many were submitted before it."""
     replicas, devices = rng.choice(REPLICAS), rng.choice((1, 1, 2))
     most = min(scenario.largest, LARGEST_DEVICES)
     while replicas * devices > most:
@@ -125,7 +132,7 @@ def draw_job(name: str, scenario: Scenario, rng: random.Random) -> dict[str, Any
             "workers": workers,
             "topology": _topology(scenario, replicas * devices, rng),
             "queueName": _queue(scenario, rng),
-            "priority": rng.choice((0, 0, 1, 2)),
+            "priority": min(before, HIGHEST) if scenario.rising else rng.choice((0, 0, 1, 2)),
             **({"priorityClassName": URGENT} if rng.random() < 0.1 else {}),
             "failurePolicy": _failure_policy(rng),
             **({} if rng.random() < 0.75 else {"ttlSecondsAfterFinished": 20}),

@@ -1,6 +1,7 @@
 """The operator with hollow workers: jobs and queues on a real API server, their pods in this process.
 
-Prints one JSON line a second: jobs that have run so far. Usage: hollow.py KUBECONFIG NODES DEVICES
+Prints one JSON line a second: jobs that have succeeded so far, and writes to the API server.
+Usage: hollow.py KUBECONFIG NODES DEVICES
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import secrets
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -38,8 +40,13 @@ class HalfHollow:
         self._store = Store(new_uid=lambda: str(uuid.uuid4()), now_s=time.time, history_changes=100_000)
         # Owners are on the API server: nothing here may be taken for an orphan.
         self.hollow = EmbeddedCluster(self._store, collect_garbage=False)
-        self.ran = 0
+        self.ran = self.stopped = 0
+        self.succeeded: set[str] = set()
+        self.writes: Counter[str] = Counter()
+        """Requests to the API server that write, by kind."""
         self._runtimes: dict[str, float] = {}
+        self._attempts: dict[str, int] = {}
+        self._stops: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _of(self, kind: str) -> ClusterPort:
@@ -68,6 +75,7 @@ class HalfHollow:
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Create an object; a pod begins to run."""
+        self._count(manifest["kind"])
         created = await self._of(manifest["kind"]).create(manifest)
         if manifest["kind"] == "Pod":
             task = asyncio.ensure_future(self._run(created))
@@ -84,19 +92,30 @@ class HalfHollow:
         subresource: str | None = None,
     ) -> Manifest:
         """Merge into an object."""
-        return await self._of(ref.kind).patch(
+        self._count(ref.kind)
+        result = await self._of(ref.kind).patch(
             ref, merge_patch, resource_version=resource_version, subresource=subresource
         )
+        if ref.kind == labels.KIND_JOB:
+            self._follow(result)
+        return result
 
     async def delete(
         self, ref: ObjectRef, *, uid: str, resource_version: str | None = None, grace_period_s: int | None = None
     ) -> None:
-        """Delete an object."""
+        """Delete an object; of a pod nothing is left that would have to end."""
+        if ref.kind == "Pod":
+            grace_period_s = 0
+        self._count(ref.kind)
         await self._of(ref.kind).delete(ref, uid=uid, resource_version=resource_version, grace_period_s=grace_period_s)
 
     async def bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         """Give a pod to a node."""
         await self._of(ref.kind).bind(ref, uid=uid, node=node)
+
+    def _count(self, kind: str) -> None:
+        if kind not in HOLLOW:
+            self.writes[kind] += 1
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -110,28 +129,47 @@ class HalfHollow:
             if text is not None:
                 self._runtimes[manifest["metadata"]["uid"]] = int(text) / 1000
 
+    def _follow(self, job: Manifest) -> None:
+        """Hear, as a launcher does, what attempt there is, and whether it shall stop."""
+        uid, attempt = job["metadata"]["uid"], (job.get("status") or {}).get("attempt")
+        if attempt is None:
+            return
+        if job["status"].get("completedAt"):
+            self.succeeded.add(uid)
+        if self._attempts.get(uid) != attempt["number"]:
+            self._attempts[uid] = attempt["number"]
+            self._stops[uid] = asyncio.Event()
+        if attempt["desired"] == "Stop":
+            self._stops[uid].set()
+
     async def _run(self, pod: Manifest) -> None:
         """Be kubelet, launcher and rank of a job of one worker."""
         metadata = pod["metadata"]
         job, uid = (metadata["labels"][name] for name in (labels.LABEL_JOB, labels.LABEL_JOB_UID))
         ref = ObjectRef.of(pod)
         await self.hollow.patch(ref, {"status": {"phase": "Running"}}, subresource=STATUS_SUBRESOURCE)
-        await asyncio.sleep(self._runtimes[uid])
+        attempt, stopped = self._attempts[uid], True
+        try:
+            await asyncio.wait_for(self._stops[uid].wait(), self._runtimes[uid])
+        except TimeoutError:
+            stopped = False
         record = ProgressRecord(
-            attempt=1,
-            phase=RankPhase.DONE,
-            step=1,
+            attempt=attempt,
+            replacement=int(metadata["labels"][labels.LABEL_REPLACEMENT]),
+            phase=RankPhase.TRAINING if stopped else RankPhase.DONE,
+            step=0 if stopped else 1,
             steps=1,
             joined=1,
             released=True,
-            outcome=Outcome.SUCCEEDED,
+            outcome=Outcome.STOPPED if stopped else Outcome.SUCCEEDED,
             updated_at_s=time.time(),
         )
         lease = ObjectRef(kind="Lease", namespace=ref.namespace, name=labels.job_object_name(job, uid))
         annotations = {labels.ANNOTATION_PROGRESS: record.model_dump_json(by_alias=True)}
         await self.hollow.patch(lease, {"metadata": {"annotations": annotations}})
         await self.hollow.patch(ref, {"status": {"phase": "Succeeded"}}, subresource=STATUS_SUBRESOURCE)
-        self.ran += 1
+        self.ran += not stopped
+        self.stopped += stopped
 
 
 async def main(kubeconfig: str, nodes: int, devices: int) -> None:
@@ -150,7 +188,14 @@ async def main(kubeconfig: str, nodes: int, devices: int) -> None:
             )
         )
         for _ in itertools.count():
-            print(json.dumps({"ran": port.ran, "cpu_s": round(time.process_time(), 1)}), flush=True)
+            told = {
+                "ran": port.ran,
+                "succeeded": len(port.succeeded),
+                "stopped": port.stopped,
+                "writes": port.writes,
+                "cpu_s": round(time.process_time(), 1),
+            }
+            print(json.dumps(told), flush=True)
             await asyncio.wait({operator}, timeout=1.0)
             if operator.done():
                 operator.result()

@@ -11,7 +11,6 @@ from typing import Any
 from polyreme_api import labels
 from polyreme_api.clock import Clock
 from polyreme_api.job import TrainingJobStatus
-from polyreme_api.times import rfc3339
 from polyreme_operator.model import WATCHED_KINDS, Changes, ClusterModel
 from polyreme_operator.port import (
     STATUS_SUBRESOURCE,
@@ -56,14 +55,13 @@ class Applier:
         *,
         entropy: Callable[[int], bytes],
         note: Callable[[Changes], None],
+        announce: Callable[[EmitEvent], None],
         observer: Observer,
     ) -> None:
         self._port, self._clock, self._model, self._settings = port, clock, model, settings
-        self._entropy, self._note, self._observer = entropy, note, observer
+        self._entropy, self._note, self._announce, self._observer = entropy, note, announce, observer
         self._writes = asyncio.Semaphore(settings.writes_max)
         self._rounds = asyncio.Semaphore(settings.writes_max)
-        self._budget = settings.status_writes_burst * 1.0
-        self._budget_at_s = clock.steady_s()
 
     async def apply(self, actions: Sequence[Action]) -> None:
         """Apply one pass: the status first, since the rest rests on it; then the objects, side by side; events last.
@@ -78,7 +76,7 @@ class Applier:
         results = await asyncio.gather(*(self._bounded(action) for action in objects), return_exceptions=True)
         for action in actions:
             if isinstance(action, EmitEvent):
-                await self._one(action)
+                self._announce(action)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
@@ -106,7 +104,6 @@ class Applier:
 
     async def write_standing(self, write: WriteStanding) -> None:
         """Say how a queue or the topology stands; what it meets is looked at in a later round."""
-        await self._spend()
         patch = {"status": dict(write.status)}
         try:
             self._take(
@@ -160,16 +157,12 @@ class Applier:
                 await self._delete(ref, uid=uid, grace_s=grace_s)
             case DeleteJob(ref=ref, uid=uid, resource_version=version):
                 await self._delete(ref, uid=uid, resource_version=version)
-            case EmitEvent():
-                await self._tell(action)
             case ReadLease(ref=ref):
                 await self.refresh(ref)
-            case WriteIntents():
-                raise AssertionError("intents are the scheduler's to write")
+            case WriteIntents() | EmitEvent():
+                raise AssertionError("intents are the scheduler's to write, events the announcer's")
 
     async def _write_status(self, action: WriteStatus) -> None:
-        if not _begins_attempt(action):
-            await self._spend()
         patch = {"status": status_patch(action.before, action.after)}
         try:
             result = await self._port.patch(
@@ -221,45 +214,6 @@ class Applier:
             await self.refresh(ref)
             raise
 
-    async def _tell(self, action: EmitEvent) -> None:
-        name = f"{labels.job_object_name(action.ref.name, action.uid)}.{action.key}"
-        now = rfc3339(self._clock.now_s())
-        involved = {
-            "apiVersion": labels.API_VERSION,
-            "kind": action.ref.kind,
-            "namespace": action.ref.namespace,
-            "name": action.ref.name,
-            "uid": action.uid,
-        }
-        try:
-            await self._port.create(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Event",
-                    "metadata": {"name": name, "namespace": action.ref.namespace},
-                    "involvedObject": involved,
-                    "reason": action.reason,
-                    "message": action.message,
-                    "type": "Warning" if action.warning else "Normal",
-                    "source": {"component": labels.MANAGER},
-                    "firstTimestamp": now,
-                    "lastTimestamp": now,
-                    "count": 1,
-                }
-            )
-        except PortError:
-            # Told already, or not at all: the status is the record.
-            return
-
-    async def _spend(self) -> None:
-        """Take one write from the budget, and wait for it if it is overdrawn."""
-        now_s = self._clock.steady_s()
-        refilled = self._budget + (now_s - self._budget_at_s) * self._settings.status_writes_per_s
-        self._budget = min(float(self._settings.status_writes_burst), refilled) - 1
-        self._budget_at_s = now_s
-        if self._budget < 0:
-            await self._clock.sleep(-self._budget / self._settings.status_writes_per_s)
-
     def _take(self, manifest: Manifest) -> None:
         self._note(self._model.put(manifest, now_s=self._clock.now_s()))
 
@@ -276,8 +230,3 @@ def status_patch(before: TrainingJobStatus, after: TrainingJobStatus) -> dict[st
     if patch:
         patch |= {name: shown[name] for name in TrainingJobStatus.model_computed_fields}
     return patch
-
-
-def _begins_attempt(action: WriteStatus) -> bool:
-    before = 0 if action.before.attempt is None else action.before.attempt.number
-    return action.after.attempt is not None and action.after.attempt.number > before

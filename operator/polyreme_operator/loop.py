@@ -18,6 +18,7 @@ from collections.abc import Callable
 from polyreme_api import labels
 from polyreme_api.clock import Clock
 from polyreme_api.errors import RetryableError
+from polyreme_operator.announcer import Announcer
 from polyreme_operator.apply import Applier
 from polyreme_operator.core.events import events_of
 from polyreme_operator.core.rebase import rebased
@@ -26,7 +27,8 @@ from polyreme_operator.core.schedule import Batch, Stopwatch, schedule
 from polyreme_operator.model import WATCHED_KINDS, Changes, ClusterModel
 from polyreme_operator.port import ClusterPort, ConflictError, GoneError, NotFoundError, ObjectRef, PortError
 from polyreme_operator.settings import Settings
-from polyreme_operator.types.actions import Decision, ReadLease, WriteStatus
+from polyreme_operator.telling import Telling
+from polyreme_operator.types.actions import Action, Decision, EmitEvent, ReadLease, WriteStatus
 from polyreme_operator.types.observer import NullObserver, Observer
 
 _log = logging.getLogger(__name__)
@@ -78,7 +80,26 @@ class _Operator:
         self._port, self._clock, self._settings, self._rng = port, clock, settings, rng
         self._observer = observer
         self._model = ClusterModel()
-        self._applier = Applier(port, clock, self._model, settings, entropy=entropy, note=self._note, observer=observer)
+        self._announcer = Announcer(
+            port,
+            clock,
+            per_s=settings.events_per_s,
+            burst=settings.events_burst,
+            dropped=lambda event: observer.untold(event.reason),
+        )
+        self._applier = Applier(
+            port,
+            clock,
+            self._model,
+            settings,
+            entropy=entropy,
+            note=self._note,
+            announce=self._announcer.put,
+            observer=observer,
+        )
+        self._telling = Telling(
+            clock.steady_s, rest_s=settings.tell_after_s, per_s=settings.tells_per_s, burst=settings.tells_burst
+        )
         self._rests_until: dict[str, float] = {}
         self._wake = asyncio.Event()
         self._dirty: dict[str, None] = {}
@@ -94,6 +115,7 @@ class _Operator:
         async with asyncio.TaskGroup() as tasks:
             for kind in WATCHED_KINDS:
                 tasks.create_task(self._follow(kind), name=f"watch-{kind}")
+            tasks.create_task(self._announcer.run(), name="events")
             await self._dispatch(tasks)
 
     # ------------------------------------------------------------------------------------------------------- observe
@@ -267,11 +289,27 @@ class _Operator:
             self._note(self._model.ask(uid, asks=decision.reschedule))
             if decision.wake_at_s is not None:
                 self._wake_at(uid, decision.wake_at_s)
-            await self._applier.apply(decision.actions)
+            await self._applier.apply(self._timely(uid, decision.actions))
         if self._model.job(uid) is None:
             self._locks.pop(uid, None)
             self._rests_until.pop(uid, None)
+            self._telling.forget(uid)
             self._observer.gone(uid)
+
+    def _timely(self, uid: str, actions: tuple[Action, ...]) -> tuple[Action, ...]:
+        """Return what is to be done now: a status that only tells waits for its time, and is decided anew then."""
+        write = next((action for action in actions if isinstance(action, WriteStatus)), None)
+        if write is None:
+            return actions
+        if not write.tells:
+            self._telling.wrote(uid)
+            return actions
+        wait_s = self._telling.wait_s(uid)
+        if wait_s <= 0:
+            return actions
+        # No shorter than what the wall clock's numbers can tell apart.
+        self._wake_at(uid, self._clock.now_s() + max(wait_s, _SHORT_S))
+        return tuple(action for action in actions if not isinstance(action, WriteStatus | EmitEvent))
 
     def _decide(self, uid: str, *, lease_read: bool) -> Decision:
         now_s = self._clock.now_s()
@@ -322,8 +360,10 @@ class _Operator:
             if job is not None and job.resource_version != write.resource_version:
                 # Told of its reason, mostly, while the round was deciding: that takes nothing from the decision.
                 write = rebased(write, job)
+            self._telling.wrote(write.uid)
             try:
                 await self._applier.apply((write, *events_of(write)))
+                self._telling.wrote(write.uid)
             except (ConflictError, NotFoundError):
                 # One job is otherwise than it was seen: the next round decides about it, and nobody waits for that.
                 self._note(Changes(asks=True))
@@ -331,14 +371,14 @@ class _Operator:
     async def _tell(self) -> None:
         """Tell jobs what was held back, and the world how queues and topology stand."""
         now_s = self._clock.now_s()
-        self._rests_until[TELL] = now_s + self._settings.told_every_s
         self._note(self._model.retell(now_s=now_s))
         due_s = self._model.told.retell_at_s
         if due_s is not None:
             self._wake_at(TELL, due_s)
-        await self._applier.side_by_side(
-            [self._applier.write_standing(write) for write in self._model.standings(now_s=now_s)]
-        )
+        writes = self._model.standings(now_s=now_s)
+        settings = self._settings
+        self._rests_until[TELL] = now_s + max(settings.standing_every_s, len(writes) / settings.standings_per_s)
+        await self._applier.side_by_side([self._applier.write_standing(write) for write in writes])
 
     @property
     def _intents_ref(self) -> ObjectRef:

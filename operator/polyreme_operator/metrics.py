@@ -89,6 +89,9 @@ class Metrics:
         )
         self.queue_quota = self._gauge("queue_quota", "Nominal quota of a queue.", "queue", "resource")
         self.status_writes_total = self._counter("status_writes_total", "Writes of a job's status.", "code")
+        self.events_dropped_total = self._counter(
+            "events_dropped_total", "Events that were told to nobody, since there were too many.", "reason"
+        )
         self.api_requests_total = self._counter(
             "api_requests_total", "Calls to the API server.", "verb", "kind", "code"
         )
@@ -123,6 +126,10 @@ class Metrics:
         known = self._jobs.pop(uid, None)
         if known is not None:
             self.job_goodput_ratio.remove(*known)
+
+    def untold(self, reason: str) -> None:
+        """Count an event that was dropped."""
+        self.events_dropped_total.labels(reason).inc()
 
     def _count_restarts(self, before: TrainingJobStatus, after: TrainingJobStatus) -> None:
         known = {(record.attempt, record.at) for record in before.restart_records}

@@ -27,11 +27,18 @@ class Settings:
     """Jobs reconciled at a time."""
     writes_max: int = 64
     """Objects of one pass, or statuses of one round, written at a time."""
-    status_writes_per_s: float = 400.0
-    """Budget of status writes that begin no attempt; those that do never wait. An API server of two cores takes 450."""
-    status_writes_burst: int = 400
-    told_every_s: float = 1.0
+    tell_after_s: float = 1.0
+    """Least time from a write of a job's status, or the first sight of the job, to a write that only tells."""
+    tells_per_s: float = 50.0
+    """Budget of writes that only tell; all others never wait. An API server of two cores takes 450 in all."""
+    tells_burst: int = 100
+    events_per_s: float = 20.0
+    """Events written; what waits behind a thousand others is dropped."""
+    events_burst: int = 200
+    standing_every_s: float = 1.0
     """Least time between two writes of one queue's or topology's status."""
+    standings_per_s: float = 10.0
+    """Statuses of queues and topology written a second, all together."""
     retry_initial_s: float = 0.05
     retry_max_s: float = 30.0
     idle_s: float = 60.0

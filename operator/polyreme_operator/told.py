@@ -22,6 +22,8 @@ from polyreme_operator.types.views import JobView
 
 RETELL_S = 5.0
 """How often a sentence may change while its reason stays."""
+RETELLS_PER_S = 20.0
+"""Changes of sentences that all who hear them may cost together: the more wait, the rarer."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -66,10 +68,12 @@ class Told:
         for kind in [kind for kind in self._kinds if not self._jobs.of_kind(kind)]:
             del self._kinds[kind]
             self.known_misfits.pop(kind, None)
+        hearers = sum(min(TOLD_MAX, self._jobs.waiting.count(queue)) for queue in self._jobs.waiting.queues())
+        every_s = max(RETELL_S, hearers / RETELLS_PER_S)
         for kind, word in self._kinds.items():
             if word.told == word.pending:
                 continue
-            due_s = word.told_at_s + RETELL_S
+            due_s = word.told_at_s + every_s
             if now_s >= due_s:
                 word.told, word.told_at_s = word.pending, now_s
                 told |= {uid for uid in self._jobs.of_kind(kind) if self._is_first(uid, tree, now_s)}

@@ -88,3 +88,38 @@ def test_a_durable_checkpoint_is_one_write() -> None:
     every = 25
     writes = writes_of_a_running_job(checkpoint_every=every)
     assert 0 < writes["TrainingJob"] <= 1 + WATCHED_S / (0.2 * every)
+
+
+@pytest.mark.slow
+def test_a_job_that_starts_at_once_is_told_nothing_before_and_of_its_pods_once() -> None:
+    """Its admission, that it runs, its success: no word of a queue, and none for each pod."""
+    loop, facts = VirtualLoop(), CountedFacts()
+    world = World(loop, random.Random(1), facts)
+    world.faulty = False
+    world.add_node("n0", 8)
+    spec = {
+        "model": {"preset": "kimi-vl-nano"},
+        "data": {"sources": [{"name": "a", "dataset": "sample/digits"}], "sequenceTokens": 128},
+        "training": {"steps": 2, "packsPerStep": 8},
+        "workers": {"replicas": 8},
+    }
+    metadata = {"name": "j0", "namespace": "default"}
+    uid = world.store.create(
+        {"apiVersion": labels.API_VERSION, "kind": "TrainingJob", "metadata": metadata, "spec": spec}
+    )["metadata"]["uid"]
+    world.steps[uid], world.checkpoint_every[uid] = 2, NEVER
+
+    async def run() -> None:
+        operator = loop.create_task(
+            run_operator(world.cluster, world.clock, rng=random.Random(3), entropy=random.Random(2).randbytes)
+        )
+        await asyncio.sleep(SETTLED_S)
+        operator.cancel()
+        await asyncio.gather(operator, return_exceptions=True)
+
+    loop.run_until_complete(run())
+    loop.close()
+    assert facts.violations == []
+    (job,) = facts.jobs.values()
+    assert job["status"]["completedAt"]
+    assert facts.told["TrainingJob"] <= 5, "created, admitted, its pods run, it trains, ended"

@@ -107,7 +107,7 @@ def _running(scene: JobScene, spec: TrainingJobSpec, now_s: float, defaults: Pod
         return Decision(actions=(ReadLease(ref=_lease_ref(scene)),))
     stall = find_stall(scene, spec, record)
     status = _observed(scene, attempt, record, stall, now_s)
-    actions = (*children, *pods, *_status_write(scene, status))
+    actions = (*children, *pods, *_status_write(scene, status, tells=True))
     return Decision(actions=actions, wake_at_s=_next_deadline_s(scene, spec))
 
 
@@ -261,7 +261,8 @@ def _waiting(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Decision:
             "observed_generation": generation,
         }
     )
-    return Decision(actions=(*removed, *_status_write(scene, status)))
+    resumed = spec.suspend or job.status.is_true(ConditionType.SUSPENDED)
+    return Decision(actions=(*removed, *_status_write(scene, status, tells=not resumed)))
 
 
 def _stopping(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Decision:
@@ -393,10 +394,17 @@ def _wake(decision: Decision, at_s: float | None) -> Decision:
     return dataclasses.replace(decision, wake_at_s=at_s)
 
 
-def _status_write(scene: JobScene, after: TrainingJobStatus) -> tuple[Action, ...]:
+def _status_write(scene: JobScene, after: TrainingJobStatus, *, tells: bool = False) -> tuple[Action, ...]:
     """Write a status, and tell what it changes; nothing where it changes nothing."""
     job = scene.job
     if after == job.status:
         return ()
-    write = WriteStatus(ref=job.ref, uid=job.uid, resource_version=job.resource_version, before=job.status, after=after)
+    write = WriteStatus(
+        ref=job.ref,
+        uid=job.uid,
+        resource_version=job.resource_version,
+        before=job.status,
+        after=after,
+        tells=tells,
+    )
     return (write, *events_of(write))

@@ -71,6 +71,8 @@ class WriteStatus:
     resource_version: str
     before: TrainingJobStatus
     after: TrainingJobStatus
+    tells: bool = False
+    """Whether it only tells what is seen: nothing rests on it, so it may wait for something newer."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,10 @@ class Observer(Protocol):
         """Take that a job is no more."""
         ...
 
+    def untold(self, reason: str) -> None:
+        """Take that an event of this reason was told to nobody, since there were too many."""
+        ...
+
 
 class NullObserver:
     """Nobody looks."""
@@ -54,4 +58,7 @@ class NullObserver:
         """Do nothing."""
 
     def gone(self, uid: str) -> None:
+        """Do nothing."""
+
+    def untold(self, reason: str) -> None:
         """Do nothing."""

@@ -1,0 +1,132 @@
+"""Writes that only tell, and events: what waits, what is dropped, and that the newest is what is told."""
+
+from __future__ import annotations
+
+import asyncio
+
+from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
+from polyreme_operator.adapters.embedded.store import Store
+from polyreme_operator.announcer import OBJECT_BURST, QUEUE_MAX, Announcer
+from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_operator.telling import Telling
+from polyreme_operator.types.actions import EmitEvent
+
+
+class SetClock:
+    """A clock that is set by hand; sleeping moves it on."""
+
+    def __init__(self) -> None:
+        self.at_s = 1_000.0
+        self.slept_s = 0.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    def steady_s(self) -> float:
+        return self.at_s
+
+    async def sleep(self, delay_s: float) -> None:
+        self.slept_s += delay_s
+        self.at_s += delay_s
+        await asyncio.sleep(0)
+
+
+def telling(clock: SetClock, *, per_s: float = 10.0, burst: int = 2) -> Telling:
+    return Telling(clock.steady_s, rest_s=1.0, per_s=per_s, burst=burst)
+
+
+def event(uid: str = "u0", number: int = 0, *, warning: bool = False) -> EmitEvent:
+    ref = ObjectRef(kind="TrainingJob", namespace="team", name="job")
+    return EmitEvent(ref=ref, uid=uid, reason="Admitted", message="", warning=warning, key=f"{number}")
+
+
+def test_what_only_tells_rests_after_the_first_sight_and_after_every_write() -> None:
+    clock = SetClock()
+    times = telling(clock)
+    assert times.wait_s("a") == 1.0
+    clock.at_s += 0.75
+    assert times.wait_s("a") == 0.25, "looking again does not put it off further"
+    times.wrote("a")
+    assert times.wait_s("a") == 1.0, "another write has told everything"
+    clock.at_s += 1.0
+    assert times.wait_s("a") == 0.0
+    assert times.wait_s("a") == 1.0
+
+
+def test_the_budget_gives_each_job_one_turn_that_it_keeps() -> None:
+    clock = SetClock()
+    times = telling(clock, per_s=10.0, burst=1)
+    jobs = [f"j{number}" for number in range(5)]
+    for job in jobs:
+        times.wait_s(job)
+    clock.at_s += 1.0
+    waits = [round(times.wait_s(job), 6) for job in jobs]
+    assert waits == [0.0, 0.0, 0.1, 0.2, 0.3], "one saved, one now, then ten a second"
+    assert [round(times.wait_s(job), 6) for job in jobs[2:]] == waits[2:], "asking again costs nothing"
+    clock.at_s += 0.31
+    assert [times.wait_s(job) for job in jobs[2:]] == [0.0, 0.0, 0.0]
+
+
+def test_a_job_that_is_forgotten_is_seen_for_the_first_time_again() -> None:
+    clock = SetClock()
+    times = telling(clock)
+    times.wait_s("a")
+    clock.at_s += 5.0
+    times.forget("a")
+    assert times.wait_s("a") == 1.0
+
+
+def announced(events: list[EmitEvent], *, per_s: float = 1_000.0, burst: int = 1) -> tuple[list[str], int, SetClock]:
+    """Put events before the announcer runs; return the names written, how many were dropped, and the clock."""
+    clock = SetClock()
+    dropped: list[EmitEvent] = []
+    store = Store(new_uid=iter(map(str, range(10_000))).__next__, now_s=clock.now_s)
+    cluster = EmbeddedCluster(store)
+
+    async def story() -> list[str]:
+        announcer = Announcer(cluster, clock, per_s=per_s, burst=burst, dropped=dropped.append)
+        for each in events:
+            announcer.put(each)
+        running = asyncio.ensure_future(announcer.run())
+        for _ in range(20 * len(events) + 20):
+            await asyncio.sleep(0)
+        running.cancel()
+        items: list[Manifest] = []
+        token: str | None = None
+        while True:
+            page = await cluster.list("Event", continue_=token)
+            items += page.items
+            if (token := page.continue_) is None:
+                break
+        items.sort(key=lambda item: int(item["metadata"]["resourceVersion"]))
+        return [item["metadata"]["name"] for item in items]
+
+    return asyncio.run(story()), len(dropped), clock
+
+
+def test_of_one_object_only_so_many_events_are_told() -> None:
+    names, dropped, _ = announced([event(number=number) for number in range(OBJECT_BURST + 5)])
+    assert len(names) == OBJECT_BURST
+    assert dropped == 5
+
+
+def test_a_full_queue_drops_and_counts_and_warnings_go_first() -> None:
+    many = [event(f"u{number}", number) for number in range(QUEUE_MAX + 3)]
+    names, dropped, _ = announced([*many, event("w", 7, warning=True)])
+    assert len(names) == QUEUE_MAX
+    assert dropped == 4, "three that came late, and one in whose place the warning went"
+    assert names[0].endswith(".7")
+    assert names[0].startswith("job-")
+
+
+def test_events_wait_for_their_budget() -> None:
+    names, dropped, clock = announced([event(f"u{number}") for number in range(11)], per_s=10.0)
+    assert len(names) == 11
+    assert dropped == 0
+    assert 0.8 <= clock.slept_s <= 1.1
+
+
+def test_an_event_that_was_told_before_stops_nobody() -> None:
+    names, dropped, _ = announced([event("u0"), event("u0"), event("u1")])
+    assert len(names) == 2
+    assert dropped == 0

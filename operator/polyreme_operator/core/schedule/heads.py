@@ -15,7 +15,7 @@ from polyreme_operator.core.queue.ledger import QuotaLedger
 from polyreme_operator.core.schedule.elsewhere import blocked_for
 from polyreme_operator.core.schedule.gangs import gang_of
 from polyreme_operator.core.schedule.round import Round
-from polyreme_operator.core.schedule.victims import all_running
+from polyreme_operator.core.schedule.victims import all_running, running_of
 from polyreme_operator.types.inventory import BoolArray
 from polyreme_operator.types.queues import Waiting
 from polyreme_operator.types.reasons import Reason
@@ -116,12 +116,21 @@ class Heads:
             return None
         self._with_nodes += 1
         job = work.cluster.jobs[waiting.uid]
+        running, quotas = all_running(work), work.quotas
+        reserved = work.reservations.get(waiting.uid)
+        if reserved is not None and job.spec is not None:
+            # Who was asked in this round stops too; what else the head counts on must be free when they have gone.
+            asked = (running_of(work.inventory, work.cluster.jobs[uid]) for uid in reserved.stopping)
+            here = {each.uid for each in running}
+            running += [dataclasses.replace(each, stopping=True) for each in asked if each and each.uid not in here]
+            quotas = quotas.copy()
+            quotas.release(job.spec.queue_name, job.requests, job.spec.workers.replicas)
         found = hold_for(
             work.inventory,
             gang_of(job, waiting.workers),
             waiting,
-            all_running(work),
-            ledger=work.quotas,
+            running,
+            ledger=quotas,
             now_s=work.now_s,
             blocked_N=blocked_for(work, job),
         )

@@ -63,8 +63,19 @@ class Applier:
         self._writes = asyncio.Semaphore(settings.writes_max)
         self._rounds = asyncio.Semaphore(settings.writes_max)
 
-    async def apply(self, actions: Sequence[Action]) -> None:
+    async def apply(self, actions: Sequence[Action], uid: str, *, wanted: Callable[[], bool] = lambda: False) -> bool:
         """Apply one pass: the status first, since the rest rests on it; then the objects, side by side; events last.
+
+        The objects of a large gang take long. None is begun any more once the job is otherwise than it was when the
+        first was, or somebody else wants it: what is missing is the next pass's to decide.
+
+        Args:
+            actions: The pass.
+            uid: The job's UID.
+            wanted: Whether somebody waits for the pass to end.
+
+        Returns:
+            Whether everything was tried.
 
         Raises:
             PortError: The first that a write met; the writes beside it were tried too.
@@ -73,13 +84,26 @@ class Applier:
             if isinstance(action, WriteStatus):
                 await self._one(action)
         objects = [action for action in actions if not isinstance(action, WriteStatus | EmitEvent)]
-        results = await asyncio.gather(*(self._bounded(action) for action in objects), return_exceptions=True)
+        job, left = self._model.job(uid), iter(objects)
+        failed: list[PortError] = []
+
+        async def work() -> None:
+            while not wanted() and self._model.job(uid) is job and (action := next(left, None)) is not None:
+                try:
+                    async with self._writes:
+                        await self._one(action)
+                except PortError as error:
+                    failed.append(error)
+
+        workers = min(len(objects), self._settings.writes_max)
+        results = await asyncio.gather(*(work() for _ in range(workers)), return_exceptions=True)
         for action in actions:
             if isinstance(action, EmitEvent):
                 self._announce(action)
-        for result in results:
+        for result in (*results, *failed):
             if isinstance(result, BaseException):
                 raise result
+        return next(left, None) is None
 
     async def write_intents(self, write: WriteIntents, ref: ObjectRef) -> None:
         """Write a batch of intents by compare-and-swap.
@@ -136,16 +160,12 @@ class Applier:
         except NotFoundError:
             self._note(self._model.remove(ref, version=None))
 
-    async def _bounded(self, action: Action) -> None:
-        async with self._writes:
-            await self._one(action)
-
     async def _one(self, action: Action) -> None:
         match action:
             case WriteStatus():
                 await self._write_status(action)
-            case CreatePod(manifest=manifest):
-                await self._create(manifest)
+            case CreatePod():
+                await self._create_pod(action)
             case Bind(ref=ref, uid=uid, node=node):
                 await self._bind(ref, uid=uid, node=node)
             case CreateChild(manifest=manifest):
@@ -177,15 +197,25 @@ class Applier:
             self._observer.wrote(before, action.after, now_s=self._clock.now_s())
         self._take(result)
 
-    async def _create(self, manifest: Manifest) -> None:
+    async def _create_pod(self, action: CreatePod) -> None:
+        created = await self._create(action.manifest)
+        if created is not None and action.binds:
+            # Not in a pass of its own. Whoever is killed in between leaves a pod that waits: the next pass binds it.
+            await self._bind(ObjectRef.of(created), uid=created["metadata"]["uid"], node=action.node)
+
+    async def _create(self, manifest: Manifest) -> Manifest | None:
+        """Create an object; None where there is one of its name."""
         try:
-            self._take(await self._port.create(manifest))
+            created = await self._port.create(manifest)
         except PortError as error:
             # What is not watched, as a Secret, is nothing that the operator may read.
             if manifest["kind"] in WATCHED_KINDS:
                 await self.refresh(ObjectRef.of(manifest))
             if not isinstance(error, AlreadyExistsError):
                 raise
+            return None
+        self._take(created)
+        return created
 
     async def _create_child(self, manifest: Manifest) -> None:
         await self._create(manifest)

@@ -8,12 +8,13 @@ is touched. Nothing here decides; nothing here remembers what a restart of the p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from polyreme_api import labels
 from polyreme_api.clock import Clock
@@ -109,6 +110,8 @@ class _Operator:
         self._due: dict[str, float] = {}
         self._failures: dict[str, int] = defaultdict(int)
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._wanting: dict[str, int] = defaultdict(int)
+        """Writes of the scheduler that wait for a job's lock."""
         self._unsynced = set(WATCHED_KINDS)
 
     async def run(self) -> None:
@@ -289,7 +292,9 @@ class _Operator:
             self._note(self._model.ask(uid, asks=decision.reschedule))
             if decision.wake_at_s is not None:
                 self._wake_at(uid, decision.wake_at_s)
-            await self._applier.apply(self._timely(uid, decision.actions))
+            actions = self._timely(uid, decision.actions)
+            done = await self._applier.apply(actions, uid, wanted=lambda: uid in self._wanting)
+            self._note(Changes(jobs=set() if done else {uid}))
         if self._model.job(uid) is None:
             self._locks.pop(uid, None)
             self._rests_until.pop(uid, None)
@@ -355,18 +360,34 @@ class _Operator:
         return batch
 
     async def _write(self, write: WriteStatus) -> None:
-        async with self._locks[write.uid]:
+        async with self._wanted(write.uid):
             job = self._model.job(write.uid)
             if job is not None and job.resource_version != write.resource_version:
                 # Told of its reason, mostly, while the round was deciding: that takes nothing from the decision.
                 write = rebased(write, job)
             self._telling.wrote(write.uid)
             try:
-                await self._applier.apply((write, *events_of(write)))
+                await self._applier.apply((write, *events_of(write)), write.uid)
                 self._telling.wrote(write.uid)
             except (ConflictError, NotFoundError):
                 # One job is otherwise than it was seen: the next round decides about it, and nobody waits for that.
                 self._note(Changes(asks=True))
+
+    @contextlib.asynccontextmanager
+    async def _wanted(self, uid: str) -> AsyncIterator[None]:
+        """Hold a job's lock, for which a pass that creates thousands of pods ends early."""
+        self._wanting[uid] += 1
+        try:
+            lock = self._locks[uid]
+            await lock.acquire()
+        finally:
+            self._wanting[uid] -= 1
+            if not self._wanting[uid]:
+                del self._wanting[uid]
+        try:
+            yield
+        finally:
+            lock.release()
 
     async def _tell(self) -> None:
         """Tell jobs what was held back, and the world how queues and topology stand."""

@@ -31,32 +31,30 @@ def is_used(spec: TrainingJobSpec) -> bool:
     return spec.workers.runtime.mode == "Environment"
 
 
-def variables(job: JobView, attempt: AttemptStatus, *, index: int, pod: str, checkpoint_url: str) -> dict[str, str]:
-    """Return the contract: rendezvous and ranks in torchrun's words, attempt, place and plan in ours."""
+def variables(job: JobView, attempt: AttemptStatus, *, checkpoint_url: str) -> dict[str, str]:
+    """Return what every pod has of the contract: rendezvous in torchrun's words, attempt and plan in ours."""
     master = f"{labels.job_object_name(job.name, job.uid)}.{job.namespace}.svc"
     port = str(environment.RENDEZVOUS_PORT)
     rendezvous = {
         environment.MASTER_ADDR: master,
         environment.MASTER_PORT: port,
         environment.WORLD_SIZE: str(attempt.replicas * attempt.devices),
-        environment.RANK: str(index * attempt.devices),
-        environment.NODE_RANK: str(index),
         environment.NNODES: str(attempt.replicas),
         environment.NPROC_PER_NODE: str(attempt.devices),
     }
     torchrun = {
-        f"{PET}{environment.NNODES}": str(attempt.replicas),
-        f"{PET}{environment.NODE_RANK}": str(index),
-        f"{PET}{environment.NPROC_PER_NODE}": str(attempt.devices),
-        f"{PET}{environment.MASTER_ADDR}": master,
-        f"{PET}{environment.MASTER_PORT}": port,
+        f"{PET}{name}": rendezvous[name]
+        for name in (
+            environment.NNODES,
+            environment.NPROC_PER_NODE,
+            environment.MASTER_ADDR,
+            environment.MASTER_PORT,
+        )
     }
     place = {
-        environment.POD: pod,
         environment.JOB: job.name,
         environment.NAMESPACE: job.namespace,
         environment.JOB_UID: job.uid,
-        environment.INDEX: str(index),
         environment.REPLICAS: str(attempt.replicas),
         environment.DEVICES: str(attempt.devices),
         environment.ATTEMPT: str(attempt.number),
@@ -66,6 +64,17 @@ def variables(job: JobView, attempt: AttemptStatus, *, index: int, pod: str, che
     if plan is not None and plan.hash == attempt.plan_hash:
         place[environment.PLAN] = plan.to_json()
     return {**rendezvous, **torchrun, **place}
+
+
+def own_variables(attempt: AttemptStatus, *, index: int, pod: str) -> dict[str, str]:
+    """Return what one pod has of the contract for itself: its place and its first rank."""
+    return {
+        environment.RANK: str(index * attempt.devices),
+        environment.NODE_RANK: str(index),
+        f"{PET}{environment.NODE_RANK}": str(index),
+        environment.POD: pod,
+        environment.INDEX: str(index),
+    }
 
 
 def has_succeeded(scene: JobScene, attempt: AttemptStatus) -> bool:

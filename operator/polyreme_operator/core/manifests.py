@@ -116,74 +116,106 @@ def role_binding(job: JobView, spec: TrainingJobSpec) -> Manifest:
     }
 
 
-def pod(
-    job: JobView,
-    spec: TrainingJobSpec,
-    attempt: AttemptStatus,
-    *,
-    index: int,
-    node: str,
-    defaults: PodDefaults,
-    mode: BindingMode | None = None,
-) -> Manifest:
-    """Worker pod for one place. With a launcher it bears no attempt: a restart in place touches no pod.
+class WorkerPods:
+    """The worker pods of one attempt: what they have in common is worked out once, what is a worker's own for each.
 
     Args:
         job: The job.
         spec: Its spec.
-        attempt: The attempt that it is created in.
-        index: Its place.
-        node: Its node.
+        attempt: The attempt that they are created in.
         defaults: What the installation says.
-        mode: How it is bound; None: as the installation says.
+        mode: How they are bound.
     """
-    replacement = attempt.replacement(index)
-    template = copy.deepcopy(spec.workers.template)
-    metadata: dict[str, Any] = template.get("metadata") or {}
-    body: dict[str, Any] = template.get("spec") or {}
-    tags = {
-        **(metadata.get("labels") or {}),
-        labels.LABEL_JOB: job.name,
-        labels.LABEL_JOB_UID: job.uid,
-        labels.LABEL_INDEX: str(index),
-        labels.LABEL_REPLACEMENT: str(replacement),
-        labels.LABEL_QUEUE: spec.queue_name,
-    }
-    name = labels.pod_name(job.name, job.uid, index=index, replacement=replacement)
-    containers = body.get("containers") or [{}]
-    own = environment_runtime.is_used(spec)
-    if own:
+
+    def __init__(
+        self,
+        job: JobView,
+        spec: TrainingJobSpec,
+        attempt: AttemptStatus,
+        *,
+        defaults: PodDefaults,
+        mode: BindingMode,
+    ) -> None:
+        self._job, self._attempt, self._mode = job, attempt, mode
+        self._own = environment_runtime.is_used(spec)
+        self._replacements = attempt.replacement_by_index
         where = checkpoint_url(job, spec, defaults)
-        contract = environment_runtime.variables(job, attempt, index=index, pod=name, checkpoint_url=where)
-        containers[0] = _worker(containers[0], spec, {**dict(defaults.environment), **contract})
-    else:
-        variables = _variables(job, spec, attempt, index=index, replacement=replacement, name=name, defaults=defaults)
-        containers[0] = _launcher(containers[0], spec, variables, defaults)
-    grace_s = spec.checkpoint.preemption_grace_seconds + GRACE_EXTRA_S
-    secret_volume = {"name": "polyreme", "secret": {"secretName": labels.job_object_name(job.name, job.uid)}}
-    volumes = [*(body.get("volumes") or []), *([] if own else [secret_volume])]
-    # Only the leader speaks to the API server.
-    token = {} if index == 0 else {"automountServiceAccountToken": False}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": name,
+        if self._own:
+            contract = environment_runtime.variables(job, attempt, checkpoint_url=where)
+        else:
+            contract = _variables(job, attempt, defaults=defaults, checkpoint_url=where)
+        self._variables = {**dict(defaults.environment), **contract}
+        metadata: dict[str, Any] = spec.workers.template.get("metadata") or {}
+        self._labels = {
+            **(metadata.get("labels") or {}),
+            labels.LABEL_JOB: job.name,
+            labels.LABEL_JOB_UID: job.uid,
+            labels.LABEL_QUEUE: spec.queue_name,
+        }
+        self._metadata = {
             "namespace": job.namespace,
-            "labels": tags,
-            "annotations": dict(metadata.get("annotations") or {}),
+            "annotations": metadata.get("annotations") or {},
             "ownerReferences": [owner(job)],
-        },
-        "spec": {
-            "terminationGracePeriodSeconds": grace_s,
-            **token,
+        }
+        self._body = self._common_body(spec, defaults)
+        self._environment: list[dict[str, Any]] = [
+            entry for entry in self._body["containers"][0].get("env") or [] if entry.get("name") not in self._names()
+        ]
+
+    def manifest(self, *, index: int, node: str) -> Manifest:
+        """Return the pod for one place. With a launcher it bears no attempt: a restart in place touches no pod.
+
+        Its parts may be parts of other pods as well: it is for sending, not for changing.
+
+        Args:
+            index: Its place.
+            node: Its node.
+        """
+        job, replacement = self._job, self._replacements.get(index, 0)
+        name = labels.pod_name(job.name, job.uid, index=index, replacement=replacement)
+        tags = {**self._labels, labels.LABEL_INDEX: str(index), labels.LABEL_REPLACEMENT: str(replacement)}
+        variables = {**self._variables, **self._own_variables(index, replacement, name)}
+        own = [{"name": variable, "value": value} for variable, value in variables.items()]
+        first, *others = self._body["containers"]
+        # Only the leader speaks to the API server.
+        token = {} if index == 0 else {"automountServiceAccountToken": False}
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {**self._metadata, "name": name, "labels": tags},
+            "spec": {
+                **token,
+                **self._body,
+                **binding.fields(self._body, mode=self._mode, node=node),
+                "containers": [{**first, "env": [*self._environment, *own]}, *others],
+            },
+        }
+
+    def _own_variables(self, index: int, replacement: int, name: str) -> dict[str, str]:
+        if self._own:
+            return environment_runtime.own_variables(self._attempt, index=index, pod=name)
+        return {
+            environment.POD: name,
+            environment.INDEX: str(index),
+            environment.REPLACEMENT: str(replacement),
+        }
+
+    def _names(self) -> frozenset[str]:
+        return frozenset((*self._variables, *self._own_variables(0, 0, "")))
+
+    def _common_body(self, spec: TrainingJobSpec, defaults: PodDefaults) -> dict[str, Any]:
+        body: dict[str, Any] = copy.deepcopy(spec.workers.template.get("spec") or {})
+        containers = body.get("containers") or [{}]
+        containers[0] = _worker(containers[0], spec) if self._own else _launcher(containers[0], spec, defaults)
+        name = labels.job_object_name(self._job.name, self._job.uid)
+        secret_volume = {"name": "polyreme", "secret": {"secretName": name}}
+        return {
+            "terminationGracePeriodSeconds": spec.checkpoint.preemption_grace_seconds + GRACE_EXTRA_S,
             **pod_security.restricted({**body, "containers": containers}),
-            **binding.fields(body, mode=mode or defaults.binding, node=node),
             "restartPolicy": "Never",
-            "subdomain": labels.job_object_name(job.name, job.uid),
-            "volumes": volumes,
-        },
-    }
+            "subdomain": name,
+            "volumes": [*(body.get("volumes") or []), *([] if self._own else [secret_volume])],
+        }
 
 
 def checkpoint_url(job: JobView, spec: TrainingJobSpec, defaults: PodDefaults) -> str:
@@ -191,51 +223,35 @@ def checkpoint_url(job: JobView, spec: TrainingJobSpec, defaults: PodDefaults) -
     return spec.checkpoint.location or f"{defaults.checkpoint_root.rstrip('/')}/{job.namespace}/{job.name}"
 
 
-def _launcher(
-    given: dict[str, Any], spec: TrainingJobSpec, variables: dict[str, str], defaults: PodDefaults
-) -> dict[str, Any]:
+def _launcher(given: dict[str, Any], spec: TrainingJobSpec, defaults: PodDefaults) -> dict[str, Any]:
     mount = {"name": "polyreme", "mountPath": SECRET_FOLDER, "readOnly": True}
     return {
         "image": defaults.image,
         "command": list(defaults.command),
-        **_worker({"name": "launcher", **given}, spec, variables),
+        **_worker({"name": "launcher", **given}, spec),
         "volumeMounts": [*(given.get("volumeMounts") or []), mount],
     }
 
 
-def _worker(given: dict[str, Any], spec: TrainingJobSpec, variables: dict[str, str]) -> dict[str, Any]:
-    """Give the first container its variables and its devices."""
+def _worker(given: dict[str, Any], spec: TrainingJobSpec) -> dict[str, Any]:
+    """Give the first container its devices."""
     limits = {
         **((given.get("resources") or {}).get("limits") or {}),
         spec.workers.device_resource: str(spec.workers.devices),
     }
-    own = [{"name": name, "value": value} for name, value in variables.items()]
-    return {
-        "name": "worker",
-        **given,
-        "env": [*(entry for entry in given.get("env") or [] if entry.get("name") not in variables), *own],
-        "resources": {**(given.get("resources") or {}), "limits": limits},
-    }
+    return {"name": "worker", **given, "resources": {**(given.get("resources") or {}), "limits": limits}}
 
 
-def _variables(
-    job: JobView,
-    spec: TrainingJobSpec,
-    attempt: AttemptStatus,
-    *,
-    index: int,
-    replacement: int,
-    name: str,
-    defaults: PodDefaults,
-) -> dict[str, str]:
+def _variables(job: JobView, attempt: AttemptStatus, *, defaults: PodDefaults, checkpoint_url: str) -> dict[str, str]:
+    """Return the launcher's contract, as worker 0 has it."""
     host = f"{labels.job_object_name(job.name, job.uid)}.{job.namespace}.svc"
-    contract = environment.PodEnvironment(
-        pod=name,
+    return environment.PodEnvironment(
+        pod="",
         job=job.name,
         namespace=job.namespace,
         job_uid=job.uid,
-        index=index,
-        replacement=replacement,
+        index=0,
+        replacement=0,
         replicas=attempt.replicas,
         devices=attempt.devices,
         leader_address=f"{host}:{environment.LEADER_PORT}",
@@ -243,9 +259,8 @@ def _variables(
         token_file=TOKEN_FILE,
         secret_file=f"{SECRET_FOLDER}/{labels.SECRET_KEY}",
         pod_directory="/var/lib/polyreme/pod",
-        checkpoint_url=checkpoint_url(job, spec, defaults),
-    )
-    return {**dict(defaults.environment), **contract.render()}
+        checkpoint_url=checkpoint_url,
+    ).render()
 
 
 def _owned(job: JobView, api_version: str, kind: str, *, spec: dict[str, Any] | None = None) -> Manifest:

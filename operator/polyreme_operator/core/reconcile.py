@@ -201,10 +201,9 @@ def _pod_actions(
         return removed
     nodes = attempt.placement.node_by_index()
     mode = binding.mode_of(defaults.binding, scene, attempt)
+    pattern = manifests.WorkerPods(scene.job, spec, attempt, defaults=defaults, mode=mode)
     created = tuple(
-        CreatePod(
-            manifest=manifests.pod(scene.job, spec, attempt, index=index, node=node, defaults=defaults, mode=mode)
-        )
+        CreatePod(pattern=pattern, index=index, node=node, binds=mode == "GangBinder")
         for index, node in enumerate(nodes)
         if index not in pods
     )

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from polyreme_api.job import TrainingJobStatus
 from polyreme_operator.port import Manifest, ObjectRef
 from polyreme_operator.types.intents import Intent
 
 
+class PodPattern(Protocol):
+    """What the pods of one gang have in common."""
+
+    def manifest(self, *, index: int, node: str) -> Manifest:
+        """Return the pod for one place."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CreatePod:
-    """Create a worker pod; its name is its precondition."""
+    """Create a worker pod; its name is its precondition. One that waits for the operator then gets its node."""
 
-    manifest: Manifest
+    pattern: PodPattern
+    index: int
+    node: str
+    binds: bool = False
+    """Whether it waits for the operator: it is bound as the pod that its creation answered with."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The pod. Made when it is asked for: a gang of 15,000 is never in memory at once."""
+        return self.pattern.manifest(index=self.index, node=self.node)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,7 @@ def test_an_admitted_job_first_gets_what_its_pods_need() -> None:
 def test_pods_come_behind_the_lease_on_the_nodes_of_the_placement() -> None:
     owner = admitted(job(), ("n1", "n0"), replicas=0)
     created = of_type(decide(scene(owner, lease=lease(owner, attempt=9))), CreatePod)
-    assert [pod_["manifest"]["spec"]["nodeName"] for pod_ in map(dataclasses.asdict, created)] == ["n1", "n0"]
+    assert [action.manifest["spec"]["nodeName"] for action in created] == ["n1", "n0"]
     manifest = created[1].manifest
     assert manifest["metadata"]["name"] == "j-uidj-1-0"
     assert manifest["spec"]["restartPolicy"] == "Never"

@@ -188,3 +188,11 @@ def test_a_launcher_may_follow_its_own_job_and_renew_its_own_lease_and_nothing_e
     assert kinds == ["Lease"]
     without = decide(scene(owner), "NodeAffinity")
     assert "Role" not in {action.manifest["kind"] for action in without.actions if isinstance(action, CreateChild)}
+
+
+@pytest.mark.parametrize(("nodes", "binds"), [(OWNED, True), (MIXED, False)])
+def test_a_pod_of_the_gang_binder_is_bound_by_whoever_creates_it(nodes: Any, binds: bool) -> None:
+    owner = admitted(templated(), ("n1", "n0"), replicas=0)
+    decision = decide(scene(owner, lease=lease(owner, attempt=9), nodes=nodes))
+    pods = [action for action in decision.actions if isinstance(action, CreatePod)]
+    assert [(pod.index, pod.node, pod.binds) for pod in pods] == [(0, "n1", binds), (1, "n0", binds)]

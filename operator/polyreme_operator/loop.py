@@ -258,6 +258,15 @@ class _Operator:
                 delay_s = max(delay_s, min(error.delay_s, self._settings.retry_max_s) if error.delay_s > 1.0 else 0.0)
             _log.info("pass of %s is tried again in %.2f s: %s", key, delay_s, error)
             self._wake_at(key, self._clock.now_s() + delay_s)
+        except Exception as error:
+            # A bug of ours that one job meets shall not stop all others; without admissions nothing goes on at all.
+            if key in {SCHEDULE, TELL}:
+                raise
+            self._failures[key] += 1
+            delay_s = self._backoff_s(self._failures[key])
+            _log.exception("pass of job %s met a bug of the operator; it is tried again in %.2f s", key, delay_s)
+            self._observer.failed(key, error)
+            self._wake_at(key, self._clock.now_s() + delay_s)
         finally:
             self._busy.discard(key)
             self._wake.set()

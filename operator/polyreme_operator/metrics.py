@@ -89,6 +89,11 @@ class Metrics:
         )
         self.queue_quota = self._gauge("queue_quota", "Nominal quota of a queue.", "queue", "resource")
         self.status_writes_total = self._counter("status_writes_total", "Writes of a job's status.", "code")
+        self.internal_errors_total = self._counter(
+            "internal_errors_total",
+            "Passes of single jobs that met a bug of the operator, and are tried again.",
+            "error",
+        )
         self.events_dropped_total = self._counter(
             "events_dropped_total", "Events that were told to nobody, since there were too many.", "reason"
         )
@@ -130,6 +135,11 @@ class Metrics:
     def untold(self, reason: str) -> None:
         """Count an event that was dropped."""
         self.events_dropped_total.labels(reason).inc()
+
+    def failed(self, uid: str, error: Exception) -> None:
+        """Count a pass that met a bug of ours."""
+        del uid  # a label of its own for each job would have no bound
+        self.internal_errors_total.labels(type(error).__name__).inc()
 
     def _count_restarts(self, before: TrainingJobStatus, after: TrainingJobStatus) -> None:
         known = {(record.attempt, record.at) for record in before.restart_records}

@@ -12,9 +12,22 @@ from polyreme_operator.settings import Settings
 from polyreme_operator.sim.eventloop import Process, VirtualLoop
 from polyreme_operator.sim.faults import FaultyPort, PortFaults
 from polyreme_operator.sim.world import World
+from polyreme_operator.types.observer import NullObserver
 
 RESTART_S = 3.0
 """Longest time until a crashed replica begins anew."""
+
+
+class _Watchful(NullObserver):
+    """Takes a pass that met a bug for the violation that it is, although the operator itself goes on."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def failed(self, uid: str, error: Exception) -> None:
+        self._world.facts.violations.append(
+            f"t={self._world.time_s():.3f} no pass meets a bug: {uid}: {type(error).__name__}: {error}"
+        )
 
 
 class Replica:
@@ -138,6 +151,7 @@ class Replica:
                 settings=self._settings,
                 rng=random.Random(rng.random()),
                 entropy=rng.randbytes,
+                observer=_Watchful(self._world),
             )
 
         await lead(

@@ -47,6 +47,10 @@ class Observer(Protocol):
         """Take that an event of this reason was told to nobody, since there were too many."""
         ...
 
+    def failed(self, uid: str, error: Exception) -> None:
+        """Take that a job's pass met what nobody expected: a bug of ours."""
+        ...
+
 
 class NullObserver:
     """Nobody looks."""
@@ -61,4 +65,7 @@ class NullObserver:
         """Do nothing."""
 
     def untold(self, reason: str) -> None:
+        """Do nothing."""
+
+    def failed(self, uid: str, error: Exception) -> None:
         """Do nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from polyreme_api.labels import RESOURCE_DEVICE
+from polyreme_api import labels
 from polyreme_api.times import parse_rfc3339
 from polyreme_operator.port import Manifest
 from polyreme_operator.sim.capacity import BLIND_S, KNOWN_S
@@ -91,7 +91,7 @@ class PreemptionFacts:
         fact = self._facts.attempts[beside, other["status"]["attempt"]["number"]]
         used[other["spec"].get("queueName", "default")] -= fact.replicas * fact.devices
         wanted = (workers.get("minReplicas") or workers["replicas"]) * workers.get("devices", 1)
-        return capacity.queues.admits(used, job["spec"].get("queueName", "default"), RESOURCE_DEVICE, wanted)
+        return capacity.queues.admits(used, job["spec"].get("queueName", "default"), labels.RESOURCE_DEVICE, wanted)
 
     def _waits(self, uid: str, job: Manifest) -> bool:
         """Tell whether a job still wants what others make free, and may have it."""
@@ -133,15 +133,25 @@ class PreemptionFacts:
             self._facts.broke("who makes way is asked to checkpoint first", name, world)
             return
         deadline_s = parse_rfc3339(asked["deadline"]) if asked.get("deadline") else float("inf")
-        pods = [pod for pod in self._facts.pods.values() if pod["metadata"]["labels"]["polyreme.dev/job-uid"] == uid]
         lives = any(
             (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"}
             and not pod["metadata"].get("deletionTimestamp")
-            for pod in pods
+            for pod in self._gang(key)
         )
         if lives and key not in self._heard and now_s < deadline_s - ROUNDING_S:
             what = f"{name} {deadline_s - now_s:.1f} s before its deadline"
             self._facts.broke("who makes way has its time", what, world)
+
+    def _gang(self, key: tuple[str, int]) -> list[Manifest]:
+        """Return the pods of an attempt, without those of the past that still run: these have nothing of it to save."""
+        fact, gang = self._facts.attempts[key], []
+        for pod in self._facts.pods.values():
+            told = pod["metadata"]["labels"]
+            index, replacement = int(told[labels.LABEL_INDEX]), int(told[labels.LABEL_REPLACEMENT])
+            current = index < fact.replicas and replacement == fact.replacements.get(index, 0)
+            if told[labels.LABEL_JOB_UID] == key[0] and current:
+                gang.append(pod)
+        return gang
 
 
 def _admitted(status: dict[str, Any]) -> bool:

@@ -40,6 +40,8 @@ TELL = "tell"
 """Key of the one task that tells how queues and topology stand; every other key is a job's UID."""
 _SHORT_S = 0.001
 """Looking at a job may take so long as often as it likes."""
+_DEAF_S = 0.5
+"""How often it is tried again while no Lease can be heard."""
 
 
 async def run_operator(
@@ -113,6 +115,8 @@ class _Operator:
         self._wanting: dict[str, int] = defaultdict(int)
         """Writes of the scheduler that wait for a job's lock."""
         self._unsynced = set(WATCHED_KINDS)
+        self._deaf_since_s: float | None = None
+        """Since when no Lease can be heard; nobody is taken for silent meanwhile."""
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -154,6 +158,9 @@ class _Operator:
             except RetryableError as error:
                 failures += 1
                 _log.info("watch of %s broke: %s", kind, error)
+                if kind == "Lease" and self._deaf_since_s is None:
+                    # Leaders can't be heard: what they say now is read whole, once they can be again.
+                    self._deaf_since_s, version = self._clock.steady_s(), None
             await self._clock.sleep(self._backoff_s(failures))
 
     async def _list(self, kind: str) -> str:
@@ -169,6 +176,10 @@ class _Operator:
             if token is None:
                 break
         changes = self._model.forget_unlisted(kind, listed, version=int(page.resource_version))
+        if kind == "Lease" and self._deaf_since_s is not None:
+            outage_s = self._clock.steady_s() - self._deaf_since_s
+            self._deaf_since_s = None
+            self._model.excuse_silence(outage_s, now_s=self._clock.now_s())
         self._note(changes | self._synced(kind))
         return page.resource_version
 
@@ -291,6 +302,9 @@ class _Operator:
             began_s = self._clock.steady_s()
             decision = self._decide(uid, lease_read=False)
             reads = [action for action in decision.actions if isinstance(action, ReadLease)]
+            if reads and self._deaf_since_s is not None:
+                self._wake_at(uid, self._clock.now_s() + _DEAF_S)
+                return
             if reads:
                 await self._applier.refresh(reads[0].ref)
                 began_s = self._clock.steady_s()

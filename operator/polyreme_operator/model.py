@@ -181,6 +181,15 @@ class ClusterModel:
         lease = self._leases.get(uid)
         return None if lease is None else ObjectRef(kind="Lease", namespace=lease.namespace, name=lease.name)
 
+    def excuse_silence(self, outage_s: float, *, now_s: float) -> None:
+        """Give every leader the time back in which nobody could hear it: an outage of ours is no silence of its own."""
+        for uid, lease in self._leases.items():
+            self._leases[uid] = dataclasses.replace(
+                lease,
+                seen_s=min(now_s, lease.seen_s + outage_s),
+                advanced_seen_s=min(now_s, lease.advanced_seen_s + outage_s),
+            )
+
     def scene(self, uid: str, *, now_s: float, lease_read: bool = False) -> JobScene | None:
         """Return what one job's reconcile sees; None for a job that is gone."""
         job = self.job(uid)

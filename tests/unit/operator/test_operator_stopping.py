@@ -127,6 +127,21 @@ def test_one_that_does_not_obey_is_evicted_at_its_deadline_and_not_before() -> N
     assert {entry.cause for entry in status.accounting.lost} == {"Preempted", "Starting"}
 
 
+def test_pods_of_the_past_have_nothing_to_save_but_one_of_the_attempt_has() -> None:
+    begun = admitted(job())
+    attempt = begun.status.attempt
+    assert attempt is not None
+    second = attempt.model_copy(update={"number": 2, "replacements": [[1, 2]]})
+    begun = dataclasses.replace(begun, status=begun.status.model_copy(update={"attempt": second}))
+    asked = transition.stop_for_preemption(begun, job("urgent", priority=10), reclaim=False, now_s=NOW_S)
+    owner = dataclasses.replace(begun, status=asked)
+    past = pods_of(owner)
+    assert not written(decide(scene(owner, pods=past, lease=lease(owner)))).is_true("Admitted")
+    assert decide(scene(owner, pods=(*past, pod(owner, 1, replacement=1)), lease=lease(owner))) == Decision(
+        wake_at_s=NOW_S + GRACE_S
+    )
+
+
 def test_a_success_that_comes_meanwhile_wins_and_the_lease_is_read_first() -> None:
     owner = displaced()
     quiet = pods_of(owner, phase=PodPhase.SUCCEEDED)

@@ -151,11 +151,11 @@ def test_selectors_taints_and_affinity_of_the_template_count(operated: str) -> N
         for name in ("picky", "shy"):
             await stage.end(name)
         await stage.job("picks", 2, body={"nodeSelector": {"pool": "b"}})
+        await until_bound(stage, "picks", 2)
         await stage.job("bears", 2, body={"tolerations": [taint | {"operator": "Equal"}], "nodeSelector": {}})
         term = {"matchExpressions": [{"key": "pool", "operator": "DoesNotExist"}]}
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
-        for name, workers in (("picks", 2), ("bears", 2)):
-            await until_bound(stage, name, workers)
+        await until_bound(stage, "bears", 2)
         await stage.job("avoids", 2, body={"affinity": {"nodeAffinity": required}})
         assert {pod["spec"]["nodeName"] for pod in await stage.pods("picks")} == {other}
         bears = {pod["spec"]["nodeName"] for pod in await stage.pods("bears")}

@@ -60,11 +60,11 @@ class PortFaults:
     watch_gone: float = 0.0
     watch_lag: float = 0.0
     aim: str = ""
-    """A write point, or a watch, at which every fault is as likely as ``AIMED``: rare ones are struck too."""
+    """A write point, or a watch, at which every fault is as likely as ``aimed``: rare ones are struck too."""
+    aimed: float = 0.0
 
 
 NO_FAULTS = PortFaults()
-AIMED = 0.1
 _WRITES = frozenset({"create", "patch", "delete", "bind"})
 TOUCHED = "example.com/touched"
 """Annotation that somebody else sets a moment before a write lands."""
@@ -299,7 +299,7 @@ class FaultyPort:
 
     def _draw(self, fault: str, point: str) -> bool:
         faults = self._faults()
-        chance: float = max(AIMED, getattr(faults, fault)) if point == faults.aim else getattr(faults, fault)
+        chance: float = max(faults.aimed, getattr(faults, fault)) if point == faults.aim else getattr(faults, fault)
         if chance <= 0.0 or self._rng.random() >= chance:
             return False
         self._reached[fault, point] += 1

@@ -15,7 +15,16 @@ from polyreme_operator.sim.eventloop import SimStalledError, VirtualLoop
 from polyreme_operator.sim.faults import NO_FAULTS, PortFaults
 from polyreme_operator.sim.invariants import Facts
 from polyreme_operator.sim.replicas import Replica
-from polyreme_operator.sim.scenario import RACK, draw_job, draw_scenario
+from polyreme_operator.sim.scenario import (
+    BINDS,
+    DELETES_JOBS,
+    MAKES_ROLES,
+    MAKES_WAY,
+    RACK,
+    TELLS_LEVELS,
+    draw_job,
+    draw_scenario,
+)
 from polyreme_operator.sim.waiting import LOOK_S
 from polyreme_operator.sim.world import World
 
@@ -30,19 +39,21 @@ LONGEST_CHANGE_S = 62.0
 REPLICA_NAMES = ("a", "b")
 AIMS = {
     "": 4,
-    "patch TrainingJob that makes way": 8,
-    "delete TrainingJob": 4,
+    MAKES_WAY: 8,
+    DELETES_JOBS: 5,
     "watch PriorityClass": 2,
-    "bind Pod": 1,
-    "create ConfigMap": 1,
+    BINDS: 1,
+    "create ConfigMap": 2,
     "create Lease of leadership": 1,
-    "create Role": 1,
-    "create RoleBinding": 1,
+    MAKES_ROLES[0]: 1,
+    MAKES_ROLES[1]: 1,
     "delete Pod": 1,
-    "patch ClusterTopology": 1,
+    TELLS_LEVELS: 2,
     "patch ConfigMap": 1,
 }
-"""Weight by rare point: the faults of a seed prefer one of them, or none."""
+"""Weight by rare point: the faults of a seed prefer one of them, or none, and its scenario comes to that point."""
+AIMED, AIMED_SELDOM = 0.1, 0.25
+"""Chance of each fault at that point, and at one that a seed comes to once or twice at most."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +92,7 @@ class _Simulation:
         self._reached = self._world.reached
         self._enabled = faults
         self._faults = _draw_faults(self._rng) if faults else NO_FAULTS
-        self._scenario = draw_scenario(self._rng)
+        self._scenario = draw_scenario(self._rng, aim=self._faults.aim)
         self._replicas = [
             Replica(
                 self._world,
@@ -193,6 +204,7 @@ def _draw_faults(rng: random.Random) -> PortFaults:
     def chance(most: float) -> float:
         return most * rng.random() if rng.random() < 0.6 else 0.0
 
+    aim = rng.choices(list(AIMS), list(AIMS.values()))[0]
     return PortFaults(
         conflict=chance(0.1),
         too_many=chance(0.1),
@@ -208,5 +220,6 @@ def _draw_faults(rng: random.Random) -> PortFaults:
         watch_drop=chance(0.1),
         watch_gone=chance(0.2),
         watch_lag=chance(0.3),
-        aim=rng.choices(list(AIMS), list(AIMS.values()))[0],
+        aim=aim,
+        aimed=AIMED_SELDOM if aim == MAKES_WAY else AIMED,
     )

@@ -21,6 +21,14 @@ CROWDED = 0.2
 HIGHEST = 3
 URGENT = "urgent"
 """A PriorityClass."""
+MAKES_WAY = "patch TrainingJob that makes way"
+DELETES_JOBS = "delete TrainingJob"
+MAKES_ROLES = ("create Role", "create RoleBinding")
+TELLS_LEVELS = "patch ClusterTopology"
+BINDS = "bind Pod"
+"""Write points that few scenarios come to: a seed that aims its faults at one draws a scenario that does."""
+STEPS_MAX, SHORT_STEPS_MAX = 150, 40
+SHORT_TTL_S = 2
 BORROWER, LENDER, COHORT = "small", "large", "org"
 
 
@@ -44,6 +52,8 @@ class Scenario:
     """And so many in the calm behind them."""
     rising: bool
     """Whether each job comes with a higher priority than those before it, so that they make way for it."""
+    short_lived: bool
+    """Whether jobs are short and their TTL is over soon, so that they are deleted while faults last."""
 
     @property
     def owned(self) -> bool:
@@ -51,28 +61,34 @@ class Scenario:
         return self.binding == "GangBinder"
 
     @property
+    def steps_max(self) -> int:
+        """A job has fewer steps than that."""
+        return SHORT_STEPS_MAX if self.short_lived else STEPS_MAX
+
+    @property
     def largest(self) -> int:
         """All devices."""
         return sum(devices for _, devices, _ in self.nodes)
 
 
-def draw_scenario(rng: random.Random) -> Scenario:
-    """Draw one."""
-    racks, rising = rng.random() < 0.5, rng.random() < RISING
+def draw_scenario(rng: random.Random, *, aim: str = "") -> Scenario:
+    """Draw one that comes to the write point that faults are aimed at."""
+    racks, rising = rng.random() < 0.5 or aim == TELLS_LEVELS, rng.random() < RISING or aim == MAKES_WAY
     crowded = rising or rng.random() < CROWDED
     sizes = (2,) if crowded else (2, 4)
     count = 2 if crowded else rng.choice((2, 3, 3))
     nodes = tuple((f"n{number}", rng.choice(sizes), f"r{number % 2}") for number in range(count))
     return Scenario(
         nodes=nodes,
-        binding=rng.choice(("NodeName", "NodeAffinity", "GangBinder")),
-        launcher_rbac=rng.random() < 0.3,
+        binding="GangBinder" if aim == BINDS else rng.choice(("NodeName", "NodeAffinity", "GangBinder")),
+        launcher_rbac=rng.random() < 0.3 or aim in MAKES_ROLES,
         racks=racks,
         queues=draw_queues(rng),
         jobs=4 if crowded else rng.choice((1, 2, 3, 3)),
         within_s=50.0 if crowded else 20.0,
         late_jobs=rng.choice((0, 0, 1, 2)),
         rising=rising,
+        short_lived=aim == DELETES_JOBS,
     )
 
 
@@ -128,14 +144,14 @@ def draw_job(name: str, scenario: Scenario, rng: random.Random, *, before: int) 
         "spec": {
             "model": {"preset": "kimi-vl-nano"},
             "data": {"sources": [{"name": "a", "dataset": "sample/digits"}], "sequenceTokens": 128},
-            "training": {"steps": rng.randrange(10, 150), "packsPerStep": PACKS},
+            "training": {"steps": rng.randrange(10, scenario.steps_max), "packsPerStep": PACKS},
             "workers": workers,
             "topology": _topology(scenario, replicas * devices, rng),
             "queueName": _queue(scenario, rng),
             "priority": min(before, HIGHEST) if scenario.rising else rng.choice((0, 0, 1, 2)),
             **({"priorityClassName": URGENT} if rng.random() < 0.1 else {}),
             "failurePolicy": _failure_policy(rng),
-            **({} if rng.random() < 0.75 else {"ttlSecondsAfterFinished": 20}),
+            **_ttl(scenario, rng),
             "checkpoint": {"preemptionGraceSeconds": 10},
             "health": {
                 "heartbeatTimeoutSeconds": 10,
@@ -159,6 +175,12 @@ def _topology(scenario: Scenario, devices: int, rng: random.Random) -> dict[str,
     if rng.random() < 0.3:
         return {"exclusive": rng.choice(("rack", "host"))}
     return {"required": "rack"} if max(rooms.values()) >= devices else {"preferred": "rack"}
+
+
+def _ttl(scenario: Scenario, rng: random.Random) -> dict[str, Any]:
+    if scenario.short_lived:
+        return {"ttlSecondsAfterFinished": SHORT_TTL_S}
+    return {} if rng.random() < 0.75 else {"ttlSecondsAfterFinished": 20}
 
 
 def _failure_policy(rng: random.Random) -> dict[str, Any]:

@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 SCHEDULE = "schedule"
 """Key of the one task that decides admission."""
+ANEW = "anew"
+"""Key of the time at which that task looks at everybody again; that its rest is over lets nothing fit."""
 TELL = "tell"
 """Key of the one task that tells how queues and topology stand; every other key is a job's UID."""
 _SHORT_S = 0.001
@@ -221,10 +223,11 @@ class _Operator:
             at_s, key = heapq.heappop(self._timers)
             if self._due.get(key) == at_s:
                 del self._due[key]
-                self._dirty[key] = None
-                if key == SCHEDULE:
+                if key == ANEW:
                     # Time has made it due: what time alone changes is looked at anew.
                     self._model.told.forget_misfits()
+                    key = SCHEDULE
+                self._dirty[key] = None
 
     def _start(self, tasks: asyncio.TaskGroup) -> None:
         """Start a pass for each dirty key that has none; admission first, of jobs the one that has waited longest."""
@@ -268,7 +271,8 @@ class _Operator:
             if isinstance(error, RetryableError):
                 delay_s = max(delay_s, min(error.delay_s, self._settings.retry_max_s) if error.delay_s > 1.0 else 0.0)
             _log.info("pass of %s is tried again in %.2f s: %s", key, delay_s, error)
-            self._wake_at(key, self._clock.now_s() + delay_s)
+            # What a round gave away, and could not write, may be for others.
+            self._wake_at(ANEW if key == SCHEDULE else key, self._clock.now_s() + delay_s)
         except Exception as error:
             # A bug of ours that one job meets shall not stop all others; without admissions nothing goes on at all.
             if key in {SCHEDULE, TELL}:
@@ -357,7 +361,7 @@ class _Operator:
         now_s = self._clock.now_s()
         self._rests_until[SCHEDULE] = now_s + self._settings.round_every_s
         if batch.wake_at_s is not None:
-            self._wake_at(SCHEDULE, batch.wake_at_s)
+            self._wake_at(ANEW, batch.wake_at_s)
         self._note(self._model.decided(batch, now_s=now_s) | Changes(asks=batch.again))
         self._dirty[TELL] = None
         try:
@@ -394,6 +398,8 @@ class _Operator:
                 self._telling.wrote(write.uid)
             except (ConflictError, NotFoundError):
                 # One job is otherwise than it was seen: the next round decides about it, and nobody waits for that.
+                # What this round gave to it may be for others, who were refused on its account.
+                self._model.told.forget_misfits()
                 self._note(Changes(asks=True))
 
     @contextlib.asynccontextmanager

@@ -121,14 +121,19 @@ class Told:
         self.known_misfits.clear()
 
     def _take_own(self, batch: Batch) -> set[str]:
-        # A round that ended early has not looked at everybody: what it does not say of them stands.
-        own = {**self._own, **batch.pending} if batch.again else dict(batch.pending)
+        own = dict(batch.pending)
+        if batch.again:
+            # A round that ended early has not looked at everybody: what it does not say of the others stands.
+            own = {uid: why for uid, why in self._own.items() if not self._spoken_of(uid, batch)} | own
         refused = {**self.refused, **batch.refused} if batch.again else dict(batch.refused)
         told = {uid for uid in {*self._own, *own} if self._own.get(uid) != own.get(uid)}
         told |= {uid for uid in {*self.refused, *refused} if self.refused.get(uid) != refused.get(uid)}
         self._own = {uid: why for uid, why in own.items() if uid in self._jobs.waiting}
         self.refused = refused
         return told
+
+    def _spoken_of(self, uid: str, batch: Batch) -> bool:
+        return uid in self._jobs.waiting and self._jobs.waiting[uid].kind in batch.kinds
 
     def _is_first(self, uid: str, tree: QueueTree, now_s: float) -> bool:
         waiting: Waiting = self._jobs.waiting[uid]

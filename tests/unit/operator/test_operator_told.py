@@ -1,0 +1,102 @@
+"""What waiting jobs are told by rounds that meet a bound, and how many rounds follow."""
+
+import asyncio
+import random
+
+from polyreme_api import labels
+from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
+from polyreme_operator.core.jobs import JobIndex
+from polyreme_operator.core.nodes import NodeTable
+from polyreme_operator.core.queue.tree import QueueTree
+from polyreme_operator.core.schedule import Batch
+from polyreme_operator.core.usage import UsageLedger
+from polyreme_operator.loop import run_operator
+from polyreme_operator.port import Manifest
+from polyreme_operator.sim.eventloop import VirtualLoop
+from polyreme_operator.sim.invariants import Facts
+from polyreme_operator.sim.world import World
+from polyreme_operator.told import Told
+from polyreme_operator.types.observer import NullObserver, RoundSeen
+from polyreme_operator.types.reasons import Reason
+from polyreme_operator.types.snapshot import Pending
+from tests.unit.operator.operator_scenes import DEVICE, NOW_S, job
+
+QUIET_S = 20.0
+"""Less than until victims are sought anew."""
+ROUNDS_MAX = 2
+QUEUES = ("a", "b", "c", "d")
+TREE = QueueTree.of(())
+STOPS = Pending(Reason.WAITING_FOR_PREEMPTION, "waits for default/past to stop")
+FULL = Pending(Reason.WAITING_FOR_CAPACITY, "needs 2 devices; room for 0 on 0 nodes")
+
+
+def test_a_round_that_meets_a_bound_takes_back_what_no_longer_holds_and_leaves_what_it_did_not_look_at() -> None:
+    index = JobIndex(UsageLedger(NodeTable()))
+    jobs = (job("seen", replicas=2), job("unseen", replicas=3))
+    for each in jobs:
+        index.put(each)
+    told = Told(index)
+    kind = index.waiting["uid-seen"].kind
+    words = dict.fromkeys(("uid-seen", "uid-unseen"), STOPS)
+    told.take(Batch(pending=words, kinds={kind: FULL}), tree=TREE, now_s=NOW_S)
+    changed = told.take(Batch(kinds={kind: FULL}, again=True), tree=TREE, now_s=NOW_S + 1)
+    assert changed == {"uid-seen"}
+    assert [told.pending(each, tree=TREE, now_s=NOW_S + 1) for each in jobs] == [FULL, STOPS]
+
+
+class CountedRounds(NullObserver):
+    def __init__(self) -> None:
+        self.count = 0
+
+    def decided(self, seen: RoundSeen) -> None:
+        self.count += 1
+
+
+def test_who_looks_for_victims_in_vain_has_its_turn_and_then_it_is_quiet() -> None:
+    """More queues than a round seeks victims for: rounds go on where the last one ended, and come to an end."""
+    loop, rounds = VirtualLoop(), CountedRounds()
+    world = World(loop, random.Random(1), Facts())
+    world.faulty = False
+    world.add_node("n0", 2)
+    world.store.create(manifest("holds", "default", priority=9))
+    for queue in QUEUES:
+        spec = {"quotas": [{"resource": DEVICE, "nominal": 4}]}
+        kind = {"apiVersion": labels.API_VERSION, "kind": "TrainingQueue"}
+        world.store.create({**kind, "metadata": {"name": queue}, "spec": spec})
+
+    async def story() -> None:
+        port = EmbeddedCluster(world.store)
+        task = asyncio.ensure_future(
+            run_operator(port, world.clock, rng=random.Random(1), entropy=bytes, observer=rounds)
+        )
+        await asyncio.sleep(5.0)
+        for queue in QUEUES:
+            world.store.create(manifest(f"waits-{queue}", queue, priority=1))
+        await asyncio.sleep(5.0)
+        rounds.count = 0
+        await asyncio.sleep(QUIET_S)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    loop.run_until_complete(story())
+    loop.close()
+    said = [record.manifest["status"]["conditions"] for record in world.store.records("TrainingJob")]
+    reasons = [entry["reason"] for conditions in said for entry in conditions if entry["type"] == "Queued"]
+    assert reasons.count("WaitingForCapacity") == len(QUEUES)
+    assert rounds.count <= ROUNDS_MAX
+
+
+def manifest(name: str, queue: str, *, priority: int) -> Manifest:
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": labels.KIND_JOB,
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "model": {"preset": "kimi-vl-nano"},
+            "data": {"sources": [{"name": "a", "dataset": "sample/digits"}], "sequenceTokens": 128},
+            "training": {"steps": 10, "packsPerStep": 2},
+            "workers": {"replicas": 2},
+            "queueName": queue,
+            "priority": priority,
+        },
+    }

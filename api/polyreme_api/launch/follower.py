@@ -126,6 +126,8 @@ class FollowerState:
     replacement: int
     devices: int
     """Ranks of this index."""
+    launcher: str = ""
+    """Name of this very process, by which a leader tells it from another one of the same place."""
     directive: Directive | None = None
     """The newest attempt heard of."""
     live: frozenset[int] = frozenset()
@@ -293,7 +295,13 @@ def _joined(state: FollowerState) -> tuple[FollowerEffect, ...]:
     forked = state.forked_attempt == state.attempt
     if state.live and not forked:
         return ()
-    joined = Joined(attempt=state.attempt, index=state.index, replacement=state.replacement, forked=forked)
+    joined = Joined(
+        attempt=state.attempt,
+        index=state.index,
+        replacement=state.replacement,
+        launcher=state.launcher,
+        forked=forked,
+    )
     again = state.exits if forked else ()
     return (SendToLeader(message=joined), *(SendToLeader(message=exited) for exited in again))
 

@@ -15,6 +15,7 @@ from typing import TypeAlias
 from polyreme_api.errors import ExitCode
 from polyreme_api.launch.follower import ExitProcess, Tick
 from polyreme_api.launch.messages import Beat, Directive, Exited, Finish, Joined, Message, Release
+from polyreme_api.launch.records import is_urgent, with_word_of_rank
 from polyreme_api.progress import EXITS_MAX, MESSAGE_CHARACTERS_MAX, Outcome, ProgressRecord, RankExit, RankPhase
 
 RENEW_EVERY_S = 2.0
@@ -181,6 +182,8 @@ class LeaderState:
     peers: Mapping[int, int] = dataclasses.field(default_factory=dict)
     """Replacement number of the connected launcher, by index."""
     joined: frozenset[int] = frozenset()
+    launchers: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    """Which process joined last, by index; those that were told of the release, once they were."""
     resume: ResumeFixed | None = None
     fixing: bool = False
     released: bool = False
@@ -215,7 +218,7 @@ class LeaderMachine:
         after, effects = _dispatch(state, event, now_s)
         if after.record is None or after.finished:
             return after, effects
-        if _urgent(before, after.record):
+        if is_urgent(before, after.record):
             renewed = dataclasses.replace(after, renewed_at_s=now_s)
             return renewed, (*effects, RenewLease(record=after.record, urgent=True))
         return after, effects
@@ -243,14 +246,6 @@ def _dispatch(state: LeaderState, event: LeaderEvent, now_s: float) -> Step:
             return _finish(state, CODE_FENCED)
         case Tick():
             return _on_tick(state, now_s)
-
-
-def _urgent(before: ProgressRecord | None, now: ProgressRecord) -> bool:
-    """A new attempt, phase, checkpoint, exit or outcome is told at once; steps wait for the next renewal."""
-    if before is None:
-        return True
-    told = ("attempt", "phase", "released", "checkpoint", "exits", "outcome", "resumed_from_step", "message")
-    return any(getattr(before, name) != getattr(now, name) for name in told)
 
 
 def _on_job(state: LeaderState, attempt: AttemptView) -> Step:
@@ -349,13 +344,27 @@ def _on_beat(state: LeaderState, index: int, beat: Beat) -> LeaderState:
 def _on_joined(state: LeaderState, attempt: AttemptView, joined: Joined) -> Step:
     if joined.replacement != attempt.replacement(joined.index) or joined.index >= attempt.replicas:
         return state, ()
+    launchers = {**state.launchers, joined.index: joined.launcher}
     if state.released:
-        if joined.forked or not state.told or state.resume is None:
+        if not state.told:
+            return dataclasses.replace(state, launchers=launchers), ()
+        if joined.launcher != state.launchers.get(joined.index):
+            return _on_stranger(state, joined), ()
+        if joined.forked or state.resume is None:
             return state, ()
         # The connection broke between release and fork: the ranks of this index still wait for it.
         return state, (SendTo(index=joined.index, message=_release(state.resume)),)
-    state = _counted(dataclasses.replace(state, joined=state.joined | {joined.index}))
+    state = _counted(dataclasses.replace(state, joined=state.joined | {joined.index}, launchers=launchers))
     return _settle(state, ())
+
+
+def _on_stranger(state: LeaderState, joined: Joined) -> LeaderState:
+    """Fail the attempt: a pod that was created late or anew would run the second ranks of its place."""
+    if state.record is None or state.record.outcome is not None:
+        return state
+    message = f"worker {joined.index}: its pod was created anew within the attempt"
+    record = state.record.model_copy(update={"outcome": Outcome.FAILED, "message": message})
+    return dataclasses.replace(state, record=record)
 
 
 def _counted(state: LeaderState) -> LeaderState:
@@ -452,19 +461,10 @@ def _tells(exited: Exited, attempt: AttemptView) -> bool:
     return exited.signal is None and exited.code not in {0, CODE_STOPPED}
 
 
-_FROM_RANK = frozenset({"phase", "step", "steps", "loss", "tokens_per_second", "step_seconds", "checkpoint", "message"})
-
-
 def _on_progress(state: LeaderState, record: ProgressRecord) -> LeaderState:
     if state.record is None or record.attempt != state.record.attempt or state.record.outcome is not None:
         return state
-    update = {name: getattr(record, name) for name in _FROM_RANK}
-    if state.record.exits:
-        # What is said of a failure is not overwritten by a rank that has not noticed it yet.
-        update["message"] = state.record.message
-    # A checkpoint once durable stays so, also when a record does not repeat it.
-    update["checkpoint"] = record.checkpoint or state.record.checkpoint
-    merged = state.record.model_copy(update=update)
+    merged = with_word_of_rank(state.record, record)
     said = record.outcome is Outcome.SUCCEEDED or record.phase is RankPhase.DONE
     return dataclasses.replace(state, record=merged, said_success=said)
 

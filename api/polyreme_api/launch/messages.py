@@ -65,6 +65,8 @@ class Joined:
     attempt: int
     index: int
     replacement: int
+    launcher: str
+    """Which process says so: another one of the same place is another pod, or the pod started again."""
     forked: bool
     """Whether ranks of this very attempt were started here: a launcher that came back after a lost connection."""
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from polyreme_api.launch.messages import Message
 
 TICK_S = 0.5
 PROCESSES_FILE = "processes.json"
+LAUNCHER_NAME_BYTES = 8
 GRACE_S = 25.0
 """How long ranks may take to checkpoint after SIGTERM: less than the pod's own grace of 30 s."""
 _NOT_FOR_RANKS = {names.LEADER_FD, names.HOST_FD, names.TOKEN_FILE, names.SECRET_FILE}
@@ -51,7 +53,10 @@ class Launcher:
         self._directory = Path(self._pod.pod_directory)
         self._job_file, self._plan_file = self._directory / "job.json", self._directory / "plan.json"
         self._state = machine.FollowerState(
-            index=self._pod.index, replacement=self._pod.replacement, devices=self._pod.devices
+            index=self._pod.index,
+            replacement=self._pod.replacement,
+            devices=self._pod.devices,
+            launcher=secrets.token_hex(LAUNCHER_NAME_BYTES),
         )
         self._ranks = RankParent(
             environment=environment, on_exit=self._on_rank_exit, on_forked=self._record_processes, on_fail=self._fail

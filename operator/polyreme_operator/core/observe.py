@@ -117,7 +117,10 @@ def lost_places(
         return None
     pods = current_pods(scene)
     record = current_record(scene)
-    all_created = scene.job.status.replicas >= attempt.replicas or (record is not None and record.released)
+    status = scene.job.status
+    all_created = status.replicas >= attempt.replicas or (record is not None and record.released)
+    # One that waits for its end has had its pods, whatever became of the Lease that said so: it gets none anew.
+    all_created = all_created or status.retry_at is not None
     lost: dict[int, _Lost] = {}
     for index, node in enumerate(attempt.placement.node_by_index()):
         if index in done:

@@ -47,7 +47,10 @@ class SimLauncher:
         self.ref = ObjectRef(kind="Pod", namespace=environment.namespace, name=environment.pod)
         """Of its pod."""
         self.follower = f.FollowerState(
-            index=environment.index, replacement=environment.replacement, devices=environment.devices
+            index=environment.index,
+            replacement=environment.replacement,
+            devices=environment.devices,
+            launcher=pod_uid,
         )
         self.leading: l.LeaderState | None = None
         self.ranks: dict[int, Rank] = {}

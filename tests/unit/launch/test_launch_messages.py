@@ -25,7 +25,7 @@ MESSAGES: list[Message] = [
     Release(attempt=3, master_address="h", master_port=5, resume_from="a000001-s00000050"),
     Finish(code=0),
     Beat(),
-    Joined(attempt=3, index=1, replacement=0, forked=True),
+    Joined(attempt=3, index=1, replacement=0, launcher="a", forked=True),
     Exited(attempt=3, rank=7, code=None, signal=9),
     Exited(attempt=3, rank=7, code=1, signal=None),
 ]

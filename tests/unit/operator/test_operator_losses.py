@@ -52,6 +52,20 @@ def test_a_worker_that_no_scheduler_finds_room_for_moves_at_no_cost() -> None:
     assert decide(refused(owner, for_s=UNSCHEDULABLE_S)).reschedule
 
 
+def test_an_attempt_that_waits_for_its_end_gets_no_pod_anew_though_its_lease_is_gone() -> None:
+    owner = admitted(job(), ("n0", "n1"))
+    update = {"retry_at": rfc3339(NOW_S + 5), "replicas": 1}
+    owner = dataclasses.replace(owner, status=owner.status.model_copy(update=update))
+    seen = scene(owner, pods=(pod(owner, 0),), lease=lease(owner, released=False))
+    verdict = verdict_of(seen)
+    assert (str(verdict.failure.cause), verdict.due_s) == ("PodLost", NOW_S + 5)
+    assert verdict.replace == {1}
+    assert not [one for one in decide(seen).actions if isinstance(one, CreatePod)]
+    fresh = dataclasses.replace(owner, status=owner.status.model_copy(update={"retry_at": None}))
+    created = [one.index for one in decide(dataclasses.replace(seen, job=fresh)).actions if isinstance(one, CreatePod)]
+    assert created == [1]
+
+
 def test_a_scheduler_is_given_some_seconds_and_then_looked_at_again() -> None:
     owner = admitted(job(), ("n0", "n1"))
     decision = decide(refused(owner, for_s=4))

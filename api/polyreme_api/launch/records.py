@@ -1,0 +1,26 @@
+"""The record that the leader keeps on the Lease: what is told at once, and what rank 0 adds to it."""
+
+from __future__ import annotations
+
+from polyreme_api.progress import ProgressRecord
+
+_FROM_RANK = frozenset({"phase", "step", "steps", "loss", "tokens_per_second", "step_seconds", "checkpoint", "message"})
+
+
+def is_urgent(before: ProgressRecord | None, now: ProgressRecord) -> bool:
+    """Tell whether a change is told at once: attempt, phase, checkpoint, exit, outcome; steps wait for a renewal."""
+    if before is None:
+        return True
+    told = ("attempt", "phase", "released", "checkpoint", "exits", "outcome", "resumed_from_step", "message")
+    return any(getattr(before, name) != getattr(now, name) for name in told)
+
+
+def with_word_of_rank(known: ProgressRecord, said: ProgressRecord) -> ProgressRecord:
+    """Take over what rank 0 says of its attempt."""
+    update = {name: getattr(said, name) for name in _FROM_RANK}
+    if known.exits:
+        # What is said of a failure is not overwritten by a rank that has not noticed it yet.
+        update["message"] = known.message
+    # A checkpoint once durable stays so, also when a record does not repeat it.
+    update["checkpoint"] = said.checkpoint or known.checkpoint
+    return known.model_copy(update=update)

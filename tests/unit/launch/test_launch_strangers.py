@@ -1,0 +1,38 @@
+"""A launcher that has the place of another one within one attempt: no rank starts twice."""
+
+from polyreme_api.launch import leader as l
+from polyreme_api.progress import Outcome
+from tests.unit.launch.launch_scenes import Leader, releases, view
+
+
+def test_another_launcher_of_a_released_place_is_not_released_and_the_attempt_fails() -> None:
+    leader = Leader().released()
+    leader.feed(l.PeerLost(index=1, replacement=0))
+    leader.connected(1)
+    assert releases(leader.joined(1, 1, launcher="another")) == []
+    assert leader.record.outcome is Outcome.FAILED
+    assert "worker 1" in leader.record.message
+    leader.feed(l.PeerLost(index=1, replacement=0))
+    leader.connected(1)
+    assert leader.joined(1, 1, launcher="another") == []
+    assert leader.feed(l.JobChanged(attempt=view(2)))
+    for index in range(2):
+        leader.joined(index, 2, launcher="another")
+    assert leader.record.outcome is None
+    leader.fixed(2)
+    assert leader.record.released
+
+
+def test_a_launcher_that_comes_before_the_release_is_told_takes_the_place() -> None:
+    leader = Leader()
+    for index in range(2):
+        leader.connected(index)
+    leader.feed(l.JobChanged(attempt=view(1)))
+    for index in range(2):
+        leader.joined(index, 1)
+    leader.fixed(1)
+    leader.feed(l.PeerLost(index=1, replacement=0))
+    leader.connected(1)
+    assert leader.joined(1, 1, launcher="another") == []
+    assert releases(leader.written()) == [1]
+    assert releases(leader.joined(1, 1, launcher="another")) == [1]

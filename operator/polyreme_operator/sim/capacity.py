@@ -158,7 +158,7 @@ class CapacityFacts:
     def _check_queues(self, in_queue: Counter[str], world: World) -> None:
         """Check against the quotas that the decision may have seen: one of them must allow it."""
         problem: str | None = None
-        for queues, _ in self._possible(world):
+        for queues, _ in self.possible(world):
             problem = queues.excess(in_queue, labels.RESOURCE_DEVICE)
             if problem is None:
                 return
@@ -168,7 +168,7 @@ class CapacityFacts:
         job = self._facts.jobs[uid]
         topology = job["spec"].get("topology") or {}
         nodes = self.nodes_of(uid)
-        name, possible = job["metadata"]["name"], [domains for _, domains in self._possible(world)]
+        name, possible = job["metadata"]["name"], [domains for _, domains in self.possible(world)]
         if not any(domains.keeps(topology, nodes) for domains in possible):
             self._facts.broke("what topology requires is kept", f"{name} on {nodes}: {topology}", world)
         for other in self._facts.jobs:
@@ -202,7 +202,7 @@ class CapacityFacts:
         """Tell whether faults last, or ended so lately that what the operator knows may be old."""
         return world.faulty or world.time_s() - world.calm_since_s < SETTLED_S
 
-    def _possible(self, world: World) -> list[tuple[Queues, Domains]]:
+    def possible(self, world: World) -> list[tuple[Queues, Domains]]:
         """Return what the operator may take for true."""
         since_s = world.time_s() - (BLIND_S if self.blind(world) else KNOWN_S)
         past = [(queues, domains) for until_s, queues, domains in self._past if until_s >= since_s]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,7 @@ class PreemptionFacts:
         for victim, job in self._facts.jobs.items():
             asked = (job.get("status") or {}).get("preemption") or {}
             by = self._facts.jobs.get(asked.get("by") or "")
-            if by is None or asked["by"] == uid or not self._waits(asked["by"], by):
+            if by is None or asked["by"] == uid or not self._waits(asked["by"], by, world):
                 continue
             shared = set(nodes) & set(capacity.nodes_of(victim))
             lesser = victim != uid and shared and self._lesser(self._facts.jobs[uid], by, world)
@@ -93,11 +94,14 @@ class PreemptionFacts:
         wanted = (workers.get("minReplicas") or workers["replicas"]) * workers.get("devices", 1)
         return capacity.queues.admits(used, job["spec"].get("queueName", "default"), labels.RESOURCE_DEVICE, wanted)
 
-    def _waits(self, uid: str, job: Manifest) -> bool:
-        """Tell whether a job still wants what others make free, and may have it."""
-        queues, queue = self._facts.capacity.queues, job["spec"].get("queueName", "default")
-        held = any(self._facts.true(uid, kind) for kind in ("Admitted", "Succeeded", "Failed"))
-        return not held and not job["spec"].get("suspend") and queues.in_order(queue) and not queues.held(queue)
+    def _waits(self, uid: str, job: Manifest, world: World) -> bool:
+        """Tell whether a job still wants what others make free, and may have it by all that may be known of queues."""
+        queue = job["spec"].get("queueName", "default")
+        over = any(self._facts.true(uid, kind) for kind in ("Admitted", "Succeeded", "Failed"))
+        if over or job["spec"].get("suspend") or _intended(uid, job, world):
+            return False
+        known = [queues for queues, _ in self._facts.capacity.possible(world)]
+        return all(queues.in_order(queue) and not queues.held(queue) for queues in known)
 
     def _ask(self, uid: str, asked: dict[str, Any], world: World) -> None:
         world.reached["asked to make way", ""] += 1
@@ -152,6 +156,17 @@ class PreemptionFacts:
             if told[labels.LABEL_JOB_UID] == key[0] and current:
                 gang.append(pod)
         return gang
+
+
+def _intended(uid: str, job: Manifest, world: World) -> bool:
+    """Tell whether the round that admits others admits this job, too: its writes land in any order."""
+    status = job.get("status") or {}
+    wanted = (uid, (status.get("attempt") or {}).get("number", 0) + 1, status.get("cancelledAdmissions", 0))
+    return any(
+        (entry["uid"], entry["attempt"], entry["cancelledAdmissions"]) == wanted
+        for record in world.store.records("ConfigMap")
+        for entry in json.loads((record.manifest.get("data") or {}).get("intents.json", "[]"))
+    )
 
 
 def _admitted(status: dict[str, Any]) -> bool:

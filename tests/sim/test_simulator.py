@@ -11,7 +11,7 @@ import pytest
 
 from polyreme_operator.sim.campaign import replay, run_campaign, table
 from polyreme_operator.sim.run import simulate
-from tests.sim.planted_bugs import CAUGHT_WITHIN, PLANTED, ROOT, first_caught, patch_file
+from tests.sim.planted_bugs import CAUGHT_WITHIN, PLANTED, QUICKLY_CAUGHT, ROOT, first_caught, patch_file
 
 SEEDS = range(1000)
 """About 300 s of one core."""
@@ -61,6 +61,7 @@ def test_a_planted_bug_still_fits_the_sources(bug: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", sorted(CAUGHT_WITHIN))
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("bug", sorted(QUICKLY_CAUGHT))
 def test_the_simulator_catches_a_planted_bug(bug: str, tmp_path: Path) -> None:
     assert first_caught(bug, tmp_path) is not None, f"{bug} went unseen for {CAUGHT_WITHIN[bug]} seeds"

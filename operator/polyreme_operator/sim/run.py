@@ -54,6 +54,7 @@ AIMS = {
 """Weight by rare point: the faults of a seed prefer one of them, or none, and its scenario comes to that point."""
 AIMED, AIMED_SELDOM = 0.1, 0.25
 """Chance of each fault at that point, and at one that a seed comes to once or twice at most."""
+SELDOM = (MAKES_WAY, "watch PriorityClass")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,5 +222,5 @@ def _draw_faults(rng: random.Random) -> PortFaults:
         watch_gone=chance(0.2),
         watch_lag=chance(0.3),
         aim=aim,
-        aimed=AIMED_SELDOM if aim == MAKES_WAY else AIMED,
+        aimed=AIMED_SELDOM if aim in SELDOM else AIMED,
     )

@@ -14,7 +14,7 @@ from polyreme_operator.sim.run import simulate
 from tests.sim.planted_bugs import CAUGHT_WITHIN, PLANTED, QUICKLY_CAUGHT, ROOT, first_caught, patch_file
 
 SEEDS = range(1000)
-"""About 300 s of one core."""
+"""About 550 s of one core."""
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from polyreme.plugin.snapshot import Snapshot
 from polyreme_api.labels import MANAGER
+from polyreme_operator.core.jobs import waiting_of
 from polyreme_operator.core.queue.ledger import QuotaLedger
 from polyreme_operator.core.queue.order import first_of, scheduling_order
 from polyreme_operator.core.queue.shares import Shares
@@ -72,16 +73,8 @@ def standing(seen: Snapshot) -> Standing:
 def waits(jobs: Iterable[JobView]) -> Iterator[Waiting]:
     """Yield the jobs that wait, as the order of the queue sees them; each is a class of its own here."""
     for kind, job in enumerate(jobs):
-        if is_waiting(job) and job.spec is not None:
-            yield Waiting(
-                uid=job.uid,
-                queue=job.spec.queue_name,
-                priority=job.priority,
-                since_s=job.created_s,
-                workers=job.spec.workers.replicas,
-                requests=job.requests,
-                kind=kind,
-            )
+        if is_waiting(job):
+            yield waiting_of(job, kind)
 
 
 def is_waiting(job: JobView) -> bool:

@@ -79,6 +79,6 @@ def test_beyond_that_it_may_nothing(kubeconfig: str, tmp_path: Path, verb: str, 
 
 
 def test_the_whole_installation_is_taken_by_kubectl(kubeconfig: str) -> None:
-    for arguments in (("-k", "manifests"), ("-k", "manifests/crds")):
+    for arguments in (("-f", "manifests"), ("-k", "manifests"), ("-k", "manifests/crds")):
         said = kubectl(kubeconfig, "apply", "--dry-run=server", arguments[0], str(ROOT / arguments[1]))
         assert "trainingjobs.polyreme.dev" in said

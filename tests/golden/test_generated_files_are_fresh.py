@@ -25,6 +25,12 @@ def test_there_is_a_file_and_a_page_for_each_kind_and_for_nothing_else() -> None
     assert set(outputs()) == {path(one) for one in DEFINITIONS for path in (crd_path, page_path)}
 
 
+def test_kubectl_apply_of_the_folder_brings_every_kind() -> None:
+    """``kubectl apply -f`` does not look into subfolders: a link beside the other manifests stands for each file."""
+    links = [path for path in (ROOT / "manifests").glob("*.yaml") if path.is_symlink()]
+    assert sorted(link.resolve() for link in links) == sorted((ROOT / "manifests/crds").resolve().glob("*.yaml"))
+
+
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.kind)
 def test_the_file_holds_the_crd(definition: Definition) -> None:
     assert yaml.safe_load((ROOT / crd_path(definition)).read_text(encoding="utf-8")) == crd(definition)

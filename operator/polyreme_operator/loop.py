@@ -38,8 +38,12 @@ SCHEDULE = "schedule"
 """Key of the one task that decides admission."""
 ANEW = "anew"
 """Key of the time at which that task looks at everybody again; that its rest is over lets nothing fit."""
+TAKEN = "taken"
+"""Key of the time at which that task looks again at those who were told of room that was taken since."""
 TELL = "tell"
 """Key of the one task that tells how queues and topology stand; every other key is a job's UID."""
+_TAKEN_S = 2.0
+"""How long a word of room that is taken may stand: all that is taken meanwhile costs one look."""
 _SHORT_S = 0.001
 """Looking at a job may take so long as often as it likes."""
 _DEAF_S = 0.5
@@ -199,7 +203,9 @@ class _Operator:
         self._dirty.update(dict.fromkeys(sorted(changes.jobs)))
         if changes.capacity or changes.asks:
             self._dirty[SCHEDULE] = None
-        if changes.jobs or changes.capacity or changes.asks:
+        if changes.taken:
+            self._wake_at(TAKEN, self._clock.now_s() + _TAKEN_S)
+        if changes.jobs or changes.capacity or changes.asks or changes.taken:
             self._wake.set()
 
     # ------------------------------------------------------------------------------------------------------ dispatch
@@ -226,6 +232,10 @@ class _Operator:
                 if key == ANEW:
                     # Time has made it due: what time alone changes is looked at anew.
                     self._model.told.forget_misfits()
+                    key = SCHEDULE
+                elif key == TAKEN:
+                    if not self._model.told.forget_room():
+                        continue
                     key = SCHEDULE
                 self._dirty[key] = None
 

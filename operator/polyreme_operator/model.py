@@ -69,6 +69,8 @@ class Changes:
     """Whether what did not fit before may fit now."""
     asks: bool = False
     """Whether somebody asks for what the scheduler decides."""
+    taken: bool = False
+    """Whether some of what was free before is taken now."""
 
     def __or__(self, other: Changes) -> Changes:
         """Join two."""
@@ -76,6 +78,7 @@ class Changes:
             jobs=self.jobs | other.jobs,
             capacity=self.capacity or other.capacity,
             asks=self.asks or other.asks,
+            taken=self.taken or other.taken,
         )
 
 
@@ -102,6 +105,7 @@ class ClusterModel:
         self._intents = Intents()
         self._children: dict[str, set[str]] = {}
         self._asking: set[str] = set()
+        self._bookings = 0
 
     def apply(self, event: WatchEvent, *, now_s: float) -> Changes:
         """Take one watch event."""
@@ -265,6 +269,8 @@ class ClusterModel:
     def _noted(self, changes: Changes) -> Changes:
         if changes.capacity:
             self.told.forget_misfits()
+        changes.taken |= self.nodes.bookings != self._bookings
+        self._bookings = self.nodes.bookings
         return changes
 
     def _parse(self, ref: ObjectRef, manifest: Manifest, now_s: float) -> Changes:

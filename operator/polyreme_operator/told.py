@@ -17,6 +17,7 @@ from polyreme_operator.core.queue.tree import QueueTree
 from polyreme_operator.core.schedule import Batch
 from polyreme_operator.core.schedule.pending import TOLD_MAX, behind
 from polyreme_operator.types.queues import Waiting
+from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.snapshot import Pending
 from polyreme_operator.types.views import JobView
 
@@ -24,6 +25,8 @@ RETELL_S = 5.0
 """How often a sentence may change while its reason stays."""
 RETELLS_PER_S = 20.0
 """Changes of sentences that all who hear them may cost together: the more wait, the rarer."""
+SPEAK_OF_ROOM = frozenset({Reason.BEHIND_OTHERS, Reason.WAITING_FOR_TOPOLOGY})
+"""Reasons that say that there is room: no longer true when it is taken. All others hold until something comes free."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -115,6 +118,13 @@ class Told:
     def forget(self, uid: str) -> None:
         """Forget a job."""
         self._own.pop(uid, None)
+
+    def forget_room(self) -> bool:
+        """Something was taken: look again at those who were told of room, and tell whether there are any."""
+        gone = [kind for kind, why in self.known_misfits.items() if why.reason in SPEAK_OF_ROOM]
+        for kind in gone:
+            del self.known_misfits[kind]
+        return bool(gone)
 
     def forget_misfits(self) -> None:
         """Something came free, or is ruled otherwise: look at everybody again."""

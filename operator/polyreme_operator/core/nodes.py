@@ -25,6 +25,8 @@ class NodeTable:
 
     def __init__(self) -> None:
         self.views: dict[str, NodeView] = {}
+        self.bookings = 0
+        """How often something was taken."""
         self._levels: tuple[LevelView, ...] = ()
         self._slots: dict[str, int] = {}
         self._columns: dict[str, int] = {}
@@ -63,6 +65,7 @@ class NodeTable:
 
     def add(self, node: str, requests: Requests, sign: int, *, busy: bool) -> None:
         """Book, or take back, what one pod takes of a node."""
+        self.bookings += sign > 0
         slot = self._slot(node)
         for resource, amount in requests:
             # Looked up first: booking a resource's first charge may make the array anew.

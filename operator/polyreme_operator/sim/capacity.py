@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from polyreme_api import labels
 from polyreme_operator.adapters.embedded.record import Change
 from polyreme_operator.port import Manifest, WatchEventType
 from polyreme_operator.sim.domains import Domains
-from polyreme_operator.sim.kubelets import devices_of
+from polyreme_operator.sim.kubelets import devices_of, takes_pods
 from polyreme_operator.sim.quotas import Queues
 
 if TYPE_CHECKING:
@@ -38,8 +39,14 @@ class CapacityFacts:
         self._past: list[tuple[float, Queues, Domains]] = []
         """What stood until when."""
         self.domains = Domains({}, [])
+        self._usable: frozenset[str] = frozenset()
+        """Nodes to which new pods may go."""
+        self._usable_past: list[tuple[float, frozenset[str]]] = []
+        """The same until when."""
         self.foreign: dict[str, tuple[str, int, float]] = {}
         """Node, devices and time of binding of pods that are none of ours, by UID."""
+        self._foreign_past: list[tuple[float, str, int]] = []
+        """Until when such pods were there, where, and with how many devices."""
         self.changed_s = 0.0
         """When last something changed that decides who waits, and why."""
 
@@ -64,6 +71,8 @@ class CapacityFacts:
                 if domains != self.domains:
                     self._keep(world)
                     self.domains = domains
+                if record.kind == "Node":
+                    self._node_changed(record.name, usable=not deleted and takes_pods(record.manifest), world=world)
             case _:
                 pass
 
@@ -75,13 +84,13 @@ class CapacityFacts:
         self._check_domains(uid, world)
         self._check_foreign(uid, on_node, world)
 
-    def held_by_queue(self) -> Counter[str]:
-        """Return the devices that each queue's jobs hold."""
-        return self._held()[1]
+    def held_by_queue(self, *, without: Collection[str] = ()) -> Counter[str]:
+        """Return the devices that each queue's jobs hold, some of them aside."""
+        return self._held(without=without)[1]
 
-    def held_by_node(self) -> Counter[str]:
-        """Return the devices of each node that our jobs hold."""
-        return self._held()[0]
+    def held_by_node(self, *, without: Collection[str] = ()) -> Counter[str]:
+        """Return the devices of each node that our jobs hold, some of them aside."""
+        return self._held(without=without)[0]
 
     def fits_alone(self, job: Manifest, world: World) -> bool:
         """Tell whether a job fits the cluster as it is and its quota, if nobody else of ours were there."""
@@ -102,6 +111,43 @@ class CapacityFacts:
         }
         return self.domains.holds(spec.get("topology") or {}, slots, wanted)
 
+    def has_room(self, uid: str, *, without: Collection[str], world: World) -> bool:
+        """Tell whether a job's least size has room by all that may be known of nodes, were some jobs not there."""
+        job, since_s = self._facts.jobs[uid], self._known_since_s(world)
+        topology, workers = job["spec"].get("topology") or {}, job["spec"]["workers"]
+        taken = self.held_by_node(without={uid, *without})
+        busy = {node for node, count in taken.items() if count}
+        for node, count, _ in self.foreign.values():
+            taken[node] += count
+        for until_s, node, count in self._foreign_past:
+            taken[node] += count if until_s >= since_s else 0
+        usable = self._usable.intersection(*(names for until_s, names in self._usable_past if until_s >= since_s))
+        devices, least = workers.get("devices", 1), workers.get("minReplicas") or workers["replicas"]
+        rooms = {name: (world.nodes[name].devices - taken[name]) // devices for name in sorted(usable)}
+        for _, domains in self.possible(world):
+            shut = self._shut_domains(uid, domains, without=without)
+            if level := topology.get("exclusive"):
+                shut |= {(level, domains.domain(level, node)) for node in busy}
+            slots = {
+                name: room
+                for name, room in rooms.items()
+                if domains.labelled(name) and not any(domains.domain(at, name) == domain for at, domain in shut)
+            }
+            if not domains.holds(topology, slots, least):
+                return False
+        return True
+
+    def _shut_domains(self, uid: str, domains: Domains, *, without: Collection[str]) -> set[tuple[str, str | None]]:
+        """Return level and domain of what running jobs have for themselves."""
+        return {
+            (level, domains.domain(level, node))
+            for other, job in self._facts.jobs.items()
+            if other not in {uid, *without} and self._facts.true(other, "Admitted")
+            for level in [(job["spec"].get("topology") or {}).get("exclusive")]
+            if level is not None
+            for node in self.nodes_of(other)
+        }
+
     # -------------------------------------------------------------------------------------------------------- changes
 
     def _keep(self, world: World) -> None:
@@ -111,6 +157,14 @@ class CapacityFacts:
         self._past.append((now_s, self.queues, self.domains))
         self.changed_s = now_s
 
+    def _node_changed(self, name: str, *, usable: bool, world: World) -> None:
+        names = self._usable | {name} if usable else self._usable - {name}
+        if names != self._usable:
+            now_s = world.time_s()
+            self._usable_past = [entry for entry in self._usable_past if now_s - entry[0] < BLIND_S]
+            self._usable_past.append((now_s, self._usable))
+            self._usable = names
+
     def _pod_changed(self, pod: Manifest, world: World) -> None:
         if pod["spec"].get("nodeName") and (pod.get("status") or {}).get("phase") == "Running":
             self._check_nodes(self._held()[0], world)
@@ -118,19 +172,22 @@ class CapacityFacts:
     def _foreign_changed(self, uid: str, pod: Manifest, deleted: bool, world: World) -> None:
         node = pod["spec"].get("nodeName")
         if deleted or not node or (pod.get("status") or {}).get("phase") in ENDED:
-            if self.foreign.pop(uid, None) is not None:
-                self.changed_s = world.time_s()
+            gone = self.foreign.pop(uid, None)
+            if gone is not None:
+                self.changed_s = now_s = world.time_s()
+                self._foreign_past = [entry for entry in self._foreign_past if now_s - entry[0] < BLIND_S]
+                self._foreign_past.append((now_s, gone[0], gone[1]))
         elif uid not in self.foreign:
             self.foreign[uid] = (node, devices_of(pod), world.time_s())
             self.changed_s = world.time_s()
 
     # --------------------------------------------------------------------------------------------------------- checks
 
-    def _held(self) -> tuple[Counter[str], Counter[str]]:
+    def _held(self, *, without: Collection[str] = ()) -> tuple[Counter[str], Counter[str]]:
         """Return the devices that admitted placements and pods that run hold, each place once, by node and by queue."""
         places: dict[tuple[str, int, str], tuple[int, str]] = {}
         for uid, job in self._facts.jobs.items():
-            if not self._facts.true(uid, "Admitted"):
+            if uid in without or not self._facts.true(uid, "Admitted"):
                 continue
             fact = self._facts.attempts[uid, job["status"]["attempt"]["number"]]
             queue = job["spec"].get("queueName", "default")
@@ -140,6 +197,8 @@ class CapacityFacts:
             if (pod.get("status") or {}).get("phase") != "Running":
                 continue
             tags = pod["metadata"]["labels"]
+            if tags[labels.LABEL_JOB_UID] in without:
+                continue
             key = (tags[labels.LABEL_JOB_UID], int(tags[labels.LABEL_INDEX]), pod["spec"]["nodeName"])
             places.setdefault(key, (devices_of(pod), tags[labels.LABEL_QUEUE]))
         on_node: Counter[str] = Counter()
@@ -204,6 +263,9 @@ class CapacityFacts:
 
     def possible(self, world: World) -> list[tuple[Queues, Domains]]:
         """Return what the operator may take for true."""
-        since_s = world.time_s() - (BLIND_S if self.blind(world) else KNOWN_S)
+        since_s = self._known_since_s(world)
         past = [(queues, domains) for until_s, queues, domains in self._past if until_s >= since_s]
         return [(self.queues, self.domains), *past]
+
+    def _known_since_s(self, world: World) -> float:
+        return world.time_s() - (BLIND_S if self.blind(world) else KNOWN_S)

@@ -249,6 +249,14 @@ class Kubelets:
         return rfc3339(self._world.clock.now_s())
 
 
+def takes_pods(node: Manifest) -> bool:
+    """Tell whether new pods may go to a machine, as far as its Node object says."""
+    ready = any(entry["type"] == "Ready" and entry["status"] == "True" for entry in node["status"]["conditions"])
+    taints = (node.get("spec") or {}).get("taints") or ()
+    foreign = any(taint["effect"] != "PreferNoSchedule" and taint["key"] != OWNED["key"] for taint in taints)
+    return ready and not foreign and not (node.get("spec") or {}).get("unschedulable")
+
+
 def devices_of(pod: Manifest) -> int:
     """Return the devices that a pod asks for."""
     limits = (pod["spec"]["containers"][0].get("resources") or {}).get("limits") or {}

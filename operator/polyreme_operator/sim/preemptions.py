@@ -34,6 +34,8 @@ class PreemptionFacts:
         self._asked: dict[tuple[str, int], float] = {}
         """When the gang of an attempt was asked to checkpoint and stop, by job and attempt."""
         self._pairs: Counter[tuple[str, str]] = Counter()
+        self._used: set[tuple[str, str, str]] = set()
+        """Whoever made way for one that was admitted since: victim, preemptor, when it was asked."""
         self._heard: set[tuple[str, int]] = set()
         """Attempts that reported an outcome."""
         self._classes: dict[str, int] = {}
@@ -70,29 +72,40 @@ class PreemptionFacts:
             self._taken_off(uid, job, known or asked or {}, world)
 
     def admitted(self, uid: str, nodes: list[str], world: World) -> None:
-        """A job is admitted anew: not to what others make way for, unless it goes before those for whom they do."""
+        """A job is admitted anew: not to what others make way for, unless it goes before those for whom they do.
+
+        What is made free is held for one start. It is held no longer when it is of no use: when the one for whom it was
+        made free could not start there even if nobody else did, since nodes are gone, or taken by who goes before it.
+        """
         capacity = self._facts.capacity
-        for victim, job in self._facts.jobs.items():
-            asked = (job.get("status") or {}).get("preemption") or {}
-            by = self._facts.jobs.get(asked.get("by") or "")
-            if by is None or asked["by"] == uid or not self._waits(asked["by"], by, world):
+        self._used |= {entry for entry in self._standing() if entry[1] == uid}
+        for victim, by, asked_at in self._standing():
+            waits = by in self._facts.jobs and by != uid and self._waits(by, self._facts.jobs[by], world)
+            if victim == uid or not waits or (victim, by, asked_at) in self._used:
                 continue
             shared = set(nodes) & set(capacity.nodes_of(victim))
-            lesser = victim != uid and shared and self._lesser(self._facts.jobs[uid], by, world)
-            if lesser and self._quota_allows(by, beside=uid):
-                name = self._facts.jobs[uid]["metadata"]["name"]
-                what = f"{name} takes {sorted(shared)}, held for {asked.get('byName')}"
+            lesser = self._lesser(self._facts.jobs[uid], self._facts.jobs[by], world)
+            if shared and lesser and self._could_start(by, beside=uid, world=world):
+                name, other = (self._facts.jobs[each]["metadata"]["name"] for each in (uid, by))
+                what = f"{name} takes {sorted(shared)}, held for {other}"
                 self._facts.broke("what is made free for one goes to no lesser one", what, world)
 
-    def _quota_allows(self, job: Manifest, *, beside: str) -> bool:
-        """Tell whether a job's quota lets it start, were another not admitted: else what is free is no use to it."""
-        capacity, workers = self._facts.capacity, job["spec"]["workers"]
-        used = capacity.held_by_queue()
-        other = self._facts.jobs[beside]
-        fact = self._facts.attempts[beside, other["status"]["attempt"]["number"]]
-        used[other["spec"].get("queueName", "default")] -= fact.replicas * fact.devices
+    def _standing(self) -> list[tuple[str, str, str]]:
+        """Return who was asked to make way for whom, and when: it stands until the former is admitted anew."""
+        standing = ((uid, (job.get("status") or {}).get("preemption")) for uid, job in self._facts.jobs.items())
+        return [(uid, asked["by"], asked["requestedAt"]) for uid, asked in standing if asked and asked.get("by")]
+
+    def _could_start(self, uid: str, *, beside: str, world: World) -> bool:
+        """Tell whether a job could start now, were another not admitted, and those gone that make way for it."""
+        capacity, job = self._facts.capacity, self._facts.jobs[uid]
+        workers, queue = job["spec"]["workers"], job["spec"].get("queueName", "default")
+        gone = {beside, *(victim for victim, by, _ in self._standing() if by == uid)}
         wanted = (workers.get("minReplicas") or workers["replicas"]) * workers.get("devices", 1)
-        return capacity.queues.admits(used, job["spec"].get("queueName", "default"), labels.RESOURCE_DEVICE, wanted)
+        used = capacity.held_by_queue(without=gone)
+        known = [queues for queues, _ in capacity.possible(world)]
+        return capacity.has_room(uid, without=gone, world=world) and all(
+            queues.admits(used, queue, labels.RESOURCE_DEVICE, wanted) for queues in known
+        )
 
     def _waits(self, uid: str, job: Manifest, world: World) -> bool:
         """Tell whether a job still wants what others make free, and may have it by all that may be known of queues."""

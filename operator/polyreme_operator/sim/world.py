@@ -17,7 +17,7 @@ from polyreme_operator.adapters.embedded.store import Store
 from polyreme_operator.port import Manifest, NotFoundError, ObjectRef, WatchEventType
 from polyreme_operator.sim.eventloop import SimClock, VirtualLoop
 from polyreme_operator.sim.invariants import Facts
-from polyreme_operator.sim.kubelets import KUBELET_S, OWNED, Kubelets, SimNode
+from polyreme_operator.sim.kubelets import KUBELET_S, Kubelets, SimNode, takes_pods
 from polyreme_operator.sim.launcher import SimLauncher
 from polyreme_operator.sim.scheduler import KubeScheduler
 from polyreme_operator.sim.training import Gang, Root
@@ -109,11 +109,7 @@ class World:
 
     def usable(self, name: str) -> bool:
         """Tell whether new pods may go to a machine, as far as its Node object says."""
-        node = self.node_object(name)
-        ready = any(entry["type"] == "Ready" and entry["status"] == "True" for entry in node["status"]["conditions"])
-        taints = (node.get("spec") or {}).get("taints") or ()
-        foreign = any(taint["effect"] != "PreferNoSchedule" and taint["key"] != OWNED["key"] for taint in taints)
-        return ready and not foreign and not (node.get("spec") or {}).get("unschedulable")
+        return takes_pods(self.node_object(name))
 
     # ------------------------------------------------------------------------------------------- what changes set off
 

@@ -14,6 +14,8 @@ from polyreme_operator.loop import run_operator
 from polyreme_operator.port import Manifest
 from polyreme_operator.sim.eventloop import VirtualLoop
 from polyreme_operator.sim.invariants import Facts
+from polyreme_operator.sim.scenario import RACK, topology_manifest
+from polyreme_operator.sim.waiting import FOLLOWS_S
 from polyreme_operator.sim.world import World
 from polyreme_operator.told import Told
 from polyreme_operator.types.observer import NullObserver, RoundSeen
@@ -24,6 +26,7 @@ from tests.unit.operator.operator_scenes import DEVICE, NOW_S, job
 QUIET_S = 20.0
 """Less than until victims are sought anew."""
 ROUNDS_MAX = 2
+FOUR_WIDE = {"steps": 10, "packsPerStep": 4}
 QUEUES = ("a", "b", "c", "d")
 TREE = QueueTree.of(())
 STOPS = Pending(Reason.WAITING_FOR_PREEMPTION, "waits for default/past to stop")
@@ -84,6 +87,49 @@ def test_who_looks_for_victims_in_vain_has_its_turn_and_then_it_is_quiet() -> No
     reasons = [entry["reason"] for conditions in said for entry in conditions if entry["type"] == "Queued"]
     assert reasons.count("WaitingForCapacity") == len(QUEUES)
     assert rounds.count <= ROUNDS_MAX
+
+
+def test_who_was_told_of_room_is_told_anew_when_others_pods_have_taken_it() -> None:
+    """Nothing came free, so nobody need be looked at for a place; but the word is no longer true."""
+    loop = VirtualLoop()
+    world = World(loop, random.Random(1), Facts())
+    world.faulty = False
+    for number in range(2):
+        world.add_node(f"n{number}", 2, tags={RACK: f"r{number}"})
+    world.store.create(topology_manifest([("rack", RACK)]))
+    wide = manifest("wide", "default", priority=0)
+    wide["spec"] |= {"workers": {"replicas": 4}, "topology": {"required": "rack"}, "training": FOUR_WIDE}
+    said: list[str] = []
+
+    async def story() -> None:
+        task = asyncio.ensure_future(
+            run_operator(EmbeddedCluster(world.store), world.clock, rng=random.Random(1), entropy=bytes)
+        )
+        world.store.create(wide)
+        await asyncio.sleep(5.0)
+        said.append(reason_of(world))
+        limits = {"limits": {DEVICE: "1"}}
+        world.store.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": "foreign", "namespace": "others"},
+                "spec": {"nodeName": "n0", "containers": [{"name": "c", "image": "i", "resources": limits}]},
+            }
+        )
+        await asyncio.sleep(FOLLOWS_S)
+        said.append(reason_of(world))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    loop.run_until_complete(story())
+    loop.close()
+    assert said == ["WaitingForTopology", "WaitingForCapacity"]
+
+
+def reason_of(world: World) -> str:
+    (record,) = world.store.records("TrainingJob")
+    return next(str(each["reason"]) for each in record.manifest["status"]["conditions"] if each["type"] == "Queued")
 
 
 def manifest(name: str, queue: str, *, priority: int) -> Manifest:

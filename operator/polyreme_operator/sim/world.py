@@ -12,7 +12,7 @@ from polyreme_api.launch.messages import Release
 from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankPhase, StepRecord
 from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
 from polyreme_operator.adapters.embedded.record import Change
-from polyreme_operator.adapters.embedded.schema import check_job
+from polyreme_operator.adapters.embedded.schema import SCHEMAS
 from polyreme_operator.adapters.embedded.store import Store
 from polyreme_operator.port import Manifest, NotFoundError, ObjectRef, WatchEventType
 from polyreme_operator.sim.eventloop import SimClock, VirtualLoop
@@ -47,7 +47,7 @@ class World:
         self.store = Store(
             new_uid=self._uid,
             now_s=self.clock.now_s,
-            validators={"TrainingJob": check_job},
+            validators=SCHEMAS,
             on_change=self._changed,
             history_changes=2000,
         )

@@ -25,7 +25,7 @@ from polyreme_operator.adapters.embedded.journal_file import (
 )
 from polyreme_operator.adapters.embedded.record import Change, Record
 from polyreme_operator.adapters.embedded.rules import Validator
-from polyreme_operator.adapters.embedded.schema import check_job
+from polyreme_operator.adapters.embedded.schema import SCHEMAS
 from polyreme_operator.adapters.embedded.store import HISTORY_CHANGES, Store
 from polyreme_operator.port import KINDS, ServerError
 
@@ -56,7 +56,7 @@ async def open_store(
         clock: Wall time.
         run_token: Random text of this host's life.
         new_uid: Makes UIDs.
-        validators: Schema checks by kind; the default checks TrainingJobs.
+        validators: Schema checks by kind; the default checks our own kinds.
         history_changes: Least number of changes kept for watches, by kind.
         on_failure: Called once when the disk refuses; from then on every write raises ServerError.
 
@@ -69,7 +69,7 @@ async def open_store(
     store = Store(
         new_uid=new_uid,
         now_s=clock.now_s,
-        validators={"TrainingJob": check_job} if validators is None else validators,
+        validators=SCHEMAS if validators is None else validators,
         history_changes=history_changes,
         on_change=journal.append,
     )

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from pydantic import ValidationError
+from collections.abc import Callable, Mapping
 
-from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.kinds import KINDS
+from polyreme_api.load import parse_object
 from polyreme_operator.port import InvalidObjectError, Manifest, ObjectRef
 
-PROBLEMS_MAX = 5
+_CHECKED = ("apiVersion", "kind", "metadata", "spec")
+"""What people write; the status is the operator's own word."""
 
 
-def check_job(manifest: Manifest) -> None:
-    """Check a TrainingJob's specification.
+def check(manifest: Manifest) -> None:
+    """Check an object of one of our kinds.
 
     Raises:
-        InvalidObjectError: Naming the fields.
+        InvalidObjectError: Naming the field, the value seen and the rule.
     """
+    document = {"spec": {}} | {name: manifest[name] for name in _CHECKED if name in manifest}
     try:
-        TrainingJobSpec.model_validate(manifest.get("spec") or {})
-    except ValidationError as error:
-        problems = [f"spec.{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:PROBLEMS_MAX]]
-        raise InvalidObjectError(f"{ObjectRef.of(manifest)} is invalid: {'; '.join(problems)}", field="spec") from error
+        parse_object(document, KINDS[manifest["kind"]])
+    except InvalidConfigError as error:
+        raise InvalidObjectError(f"{ObjectRef.of(manifest)} is invalid: {error.message}", field=error.field) from error
+
+
+SCHEMAS: Mapping[str, Callable[[Manifest], None]] = dict.fromkeys(KINDS, check)
+"""The check of each of our kinds."""

@@ -101,12 +101,22 @@ def _remembered(inventory: Inventory, key: Any, work_out: Any) -> BoolArray:
 
 
 def _tolerated_N(inventory: Inventory, text: str) -> BoolArray:
-    tolerations = json.loads(text) if text else []
     answers: dict[tuple[Taint, ...], bool] = {}
     for node_class in inventory.classes:
         if node_class.taints not in answers:
-            answers[node_class.taints] = all(tolerates(tolerations, taint) for taint in node_class.taints)
+            answers[node_class.taints] = tolerated(text, node_class.taints)
     return _by_class(inventory, [answers[node_class.taints] for node_class in inventory.classes])
+
+
+def tolerated(text: str, taints: Sequence[Taint]) -> bool:
+    """Tell whether all taints of a node let a pod in.
+
+    Args:
+        text: The pod's tolerations, as ``Constraints`` has them.
+        taints: The node's.
+    """
+    tolerations = json.loads(text) if text and taints else []
+    return all(tolerates(tolerations, taint) for taint in taints)
 
 
 def tolerates(tolerations: Sequence[Mapping[str, Any]], taint: Taint) -> bool:

@@ -7,6 +7,7 @@ import dataclasses
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import Outcome, ProgressRecord, RankExit
+from polyreme_operator.core.eligible import tolerated
 from polyreme_operator.core.hang import find_stall
 from polyreme_operator.types.reasons import Cause
 from polyreme_operator.types.snapshot import JobScene
@@ -148,8 +149,8 @@ def _lost_place(
     view = scene.nodes.get(node)
     if view is None or view.lost(now_s, node_lost_s=spec.health.node_lost_seconds):
         return _Lost(Cause.NODE_LOST, f"node {node} is lost", move=True)
-    # What goes from a node that is cordoned can't come back to it.
-    leaves = view.unschedulable
+    # What goes from a node that is cordoned, or tainted since, can't come back to it.
+    leaves = view.unschedulable or not tolerated(scene.job.constraints.tolerations, view.taints)
     if pod is None:
         return _Lost(Cause.POD_LOST, "its pod is gone", move=leaves) if missing else None
     evicted = ("DisruptionTarget", "True") in pod.conditions

@@ -12,6 +12,7 @@ from polyreme_operator.core.observe import UNSCHEDULABLE_S
 from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.recovery import Restart, judge
 from polyreme_operator.types.actions import CreatePod, Decision, DeletePod, WriteStatus
+from polyreme_operator.types.inventory import Taint
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.views import JobView, PodPhase
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, scene
@@ -114,6 +115,24 @@ def test_what_leaves_a_cordoned_node_goes_elsewhere_and_what_runs_there_stays() 
     pods = (pod(owner, 0), pod(owner, 1, where="n1", deleting=True, conditions=EVICTED))
     verdict = verdict_of(scene(owner, pods=pods, nodes=nodes, lease=lease(owner, step=3)))
     assert verdict.move == verdict.replace == {1}
+
+
+@pytest.mark.parametrize(("effect", "moves"), [("NoExecute", True), ("NoSchedule", True), ("PreferNoSchedule", False)])
+def test_what_leaves_a_node_that_is_tainted_since_goes_elsewhere(effect: str, moves: bool) -> None:
+    owner = admitted(job(), ("n0", "n1"))
+    nodes = {"n0": node(), "n1": node("n1", taints=(Taint(key="broken", effect=effect),))}
+    pods = (pod(owner, 0), pod(owner, 1, where="n1", deleting=True, conditions=EVICTED))
+    verdict = verdict_of(scene(owner, pods=pods, nodes=nodes, lease=lease(owner, step=3)))
+    assert verdict.replace == {1}
+    assert verdict.move == (verdict.replace if moves else set())
+
+
+def test_what_tolerates_the_taint_comes_back() -> None:
+    template = {"spec": {"tolerations": [{"key": "broken", "operator": "Exists"}]}}
+    owner = admitted(job(workers={"replicas": 2, "template": template}), ("n0", "n1"))
+    nodes = {"n0": node(), "n1": node("n1", taints=(Taint(key="broken", effect="NoExecute"),))}
+    pods = (pod(owner, 0), pod(owner, 1, where="n1", deleting=True, conditions=EVICTED))
+    assert not verdict_of(scene(owner, pods=pods, nodes=nodes, lease=lease(owner, step=3))).move
 
 
 def test_a_pod_that_somebody_deleted_is_replaced_only_when_it_is_gone() -> None:

@@ -168,8 +168,10 @@ class Applier:
                 await self._create_pod(action)
             case Bind(ref=ref, uid=uid, node=node):
                 await self._bind(ref, uid=uid, node=node)
-            case CreateChild(manifest=manifest):
+            case CreateChild(manifest=manifest, then=then):
                 await self._create_child(manifest)
+                if then is not None:
+                    await self._one(then)
             case CreateSecret(manifest=manifest, keys=keys):
                 data = {key: base64.b64encode(self._entropy(SECRET_BYTES)).decode() for key in keys}
                 await self._create_child({**manifest, "data": data})
@@ -256,7 +258,7 @@ def status_patch(before: TrainingJobStatus, after: TrainingJobStatus) -> dict[st
         if getattr(before, name) != getattr(after, name):
             alias = field.alias or name
             patch[alias] = shown.get(alias)
-    # What is worked out from the others, for people: it changes when they do.
+    # What is worked out from the others, for people: it changes when they do. And the arrival, which we know unwritten.
     if patch:
-        patch |= {name: shown[name] for name in TrainingJobStatus.model_computed_fields}
+        patch |= {name: shown[name] for name in ("arrival", *TrainingJobStatus.model_computed_fields)}
     return patch

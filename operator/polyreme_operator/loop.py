@@ -153,9 +153,10 @@ class _Operator:
                 failures += 1
             except TimeoutError:
                 continue
-            except GoneError:
+            except GoneError as error:
                 version = None
                 failures += 1
+                _log.debug("%s is listed anew: %s", kind, error)
             except NotFoundError:
                 # Not served: its CRD is not installed yet, or no longer. Then there is none of it; it may come.
                 version = None

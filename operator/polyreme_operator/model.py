@@ -28,6 +28,7 @@ from polyreme_operator.types.actions import WriteStanding
 from polyreme_operator.types.intents import Intents
 from polyreme_operator.types.observer import RoundSeen
 from polyreme_operator.types.parse import (
+    lacks_class,
     parse_foreign_pod,
     parse_intents_object,
     parse_job_view,
@@ -393,9 +394,9 @@ class ClusterModel:
             self._priorities[name] = value
         changes = Changes()
         for job in list(self.jobs.views.values()):
-            priority = priority_of(job.spec, self._priorities)
-            if priority != job.priority:
-                change = self.jobs.put(dataclasses.replace(job, priority=priority))
+            priority, missing = priority_of(job.spec, self._priorities), lacks_class(job.spec, self._priorities)
+            if (priority, missing) != (job.priority, job.class_missing):
+                change = self.jobs.put(dataclasses.replace(job, priority=priority, class_missing=missing))
                 changes |= Changes(jobs={job.uid}, capacity=change.freed, asks=change.asks)
         return changes
 

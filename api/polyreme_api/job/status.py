@@ -174,6 +174,8 @@ class TrainingJobStatus(StatusPart):
 
     observed_generation: int = 0
     """Generation of the spec that this status describes."""
+    arrival: Annotated[int, Field(ge=0)] = 0
+    """Resource version at which the operator first saw the job: of jobs of one second the smaller goes first."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = Field(default_factory=list)
     """State and why, by type."""
     attempt: AttemptStatus | None = None

@@ -24,6 +24,13 @@ BindingMode: TypeAlias = Literal["NodeName", "NodeAffinity", "GangBinder"]
 SCHEDULER = "polyreme"
 """``schedulerName`` of pods that the operator binds."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_LEFT_TO_SCHEDULERS = {
+    "resourceClaims": ("resource claims", "name"),
+    "topologySpreadConstraints": ("topology spread constraints", "topologyKey"),
+    "schedulingGates": ("scheduling gates", "name"),
+}
+"""Lists of a pod's spec that the gang binder does nothing about, each with what its entries are known by."""
+_NAMED_MAX = 3
 
 
 def refusal(spec: TrainingJobSpec) -> str:
@@ -32,15 +39,15 @@ def refusal(spec: TrainingJobSpec) -> str:
     for volume in body.get("volumes") or []:
         for kind in ("persistentVolumeClaim", "ephemeral"):
             if kind in volume:
-                return _sentence(f"volume {volume.get('name', '?')!r} is a {kind}", f"volumes[].{kind}")
-    if body.get("resourceClaims"):
-        return _sentence(f"{len(body['resourceClaims'])} resource claims", "resourceClaims")
+                return _sentence(f"volume {volume.get('name', '?')} ({kind})", f"volumes[].{kind}")
     affinity = body.get("affinity") or {}
     for kind in ("podAffinity", "podAntiAffinity"):
         if affinity.get(kind):
             return _sentence(kind, f"affinity.{kind}")
-    if body.get("schedulingGates"):
-        return _sentence(f"{len(body['schedulingGates'])} scheduling gates", "schedulingGates")
+    for field, (what, key) in _LEFT_TO_SCHEDULERS.items():
+        if body.get(field):
+            seen = ", ".join(str(entry.get(key, "?")) for entry in body[field][:_NAMED_MAX])
+            return _sentence(f"{what} ({seen})", field)
     return ""
 
 

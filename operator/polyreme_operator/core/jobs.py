@@ -162,6 +162,7 @@ def waiting_of(job: JobView, kind: int) -> Waiting:
         workers=job.spec.workers.replicas,
         requests=job.requests,
         kind=kind,
+        arrival=job.status.arrival,
         may_preempt=job.spec.preemption_policy != "Never",
         min_runtime_s=float(job.spec.min_runtime_seconds),
         ends_within_s=None if job.spec.active_deadline_seconds is None else float(job.spec.active_deadline_seconds),

@@ -27,7 +27,7 @@ from polyreme_operator.core.observe import (
     silence_deadline_s,
 )
 from polyreme_operator.core.recovery import GiveUp, Restart, judge
-from polyreme_operator.core.status import drop_condition, finish, with_condition
+from polyreme_operator.core.status import drop_condition, finish, with_class, with_condition
 from polyreme_operator.core.stopping import STOP_GRACE_S, StopFor
 from polyreme_operator.port import ObjectRef
 from polyreme_operator.types.actions import (
@@ -167,6 +167,7 @@ def _observed(
         status = drop_condition(status, ConditionType.RESIZE_REFUSED)
     elif scene.refused:
         say(ConditionType.RESIZE_REFUSED, True, Reason.NO_FIT, scene.refused)
+    status = with_class(job, status, now_s=now_s)
     changed = status is not job.status
     status = status.model_copy(
         update={
@@ -252,7 +253,7 @@ def _waiting(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Decision:
                 now_s=now_s,
                 generation=generation,
             )
-    status = status.model_copy(
+    status = with_class(job, status, now_s=now_s).model_copy(
         update={
             "replicas": len(scene.pods),
             "ready_replicas": 0,
@@ -337,10 +338,11 @@ def _children(scene: JobScene, spec: TrainingJobSpec, defaults: PodDefaults) -> 
         actions.append(CreateChild(manifest=manifests.service(job)))
     if "Secret" not in scene.children:
         actions.append(CreateSecret(manifest=manifests.secret(job), keys=(labels.SECRET_KEY,)))
-    if defaults.launcher_rbac and "Role" not in scene.children:
-        actions.append(CreateChild(manifest=manifests.role(job)))
-    if defaults.launcher_rbac and "RoleBinding" not in scene.children:
-        actions.append(CreateChild(manifest=manifests.role_binding(job, spec)))
+    if defaults.launcher_rbac and not {"Role", "RoleBinding"} <= scene.children:
+        bound = CreateChild(manifest=manifests.role_binding(job, spec))
+        # The API server refuses the binding of a Role that it does not know.
+        known = "Role" in scene.children
+        actions.append(bound if known else CreateChild(manifest=manifests.role(job), then=bound))
     if scene.lease is None:
         actions.append(CreateChild(manifest=manifests.lease(job, spec)))
     return tuple(actions)

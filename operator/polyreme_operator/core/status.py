@@ -52,6 +52,17 @@ def with_condition(
     return status.model_copy(update={"conditions": conditions})
 
 
+def with_class(job: JobView, status: TrainingJobStatus, *, now_s: float) -> TrainingJobStatus:
+    """Say that the job's PriorityClass is missing, for as long as it is."""
+    spec = job.spec
+    if not job.class_missing or spec is None:
+        return drop_condition(status, ConditionType.PRIORITY_CLASS_MISSING)
+    name = spec.priority_class_name
+    message = f"there is no PriorityClass {name}; spec.priority {spec.priority} counts until there is: make it"
+    kind = ConditionType.PRIORITY_CLASS_MISSING
+    return with_condition(status, kind, True, Reason.NOT_FOUND, message, now_s=now_s, generation=job.generation)
+
+
 def finish(
     job: JobView, status: TrainingJobStatus, *, succeeded: bool, reason: Reason, message: str, now_s: float
 ) -> TrainingJobStatus:
@@ -59,7 +70,13 @@ def finish(
     kind = ConditionType.SUCCEEDED if succeeded else ConditionType.FAILED
     for ended in _ENDED_WITH_THE_JOB:
         status = _lower(status, ended, Reason.FINISHED, now_s=now_s, generation=job.generation)
-    status = _drop(status, ConditionType.RESTARTING, ConditionType.RESIZE_REFUSED, ConditionType.SUSPENDED)
+    status = _drop(
+        status,
+        ConditionType.RESTARTING,
+        ConditionType.RESIZE_REFUSED,
+        ConditionType.PRIORITY_CLASS_MISSING,
+        ConditionType.SUSPENDED,
+    )
     status = with_condition(status, kind, True, reason, message, now_s=now_s, generation=job.generation)
     attempt = status.attempt.model_copy(update={"desired": "Stop"}) if status.attempt is not None else None
     return status.model_copy(

@@ -49,6 +49,8 @@ class CreateChild:
     """Create an object that a job has one of: Service, Lease, its launcher's Role and RoleBinding."""
 
     manifest: Manifest
+    then: CreateChild | None = None
+    """One that names the first, and is refused where that is not there yet."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

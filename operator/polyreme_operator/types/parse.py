@@ -41,7 +41,7 @@ def parse_job_view(
 
     Args:
         manifest: The object.
-        known: An earlier view of it; its plan is taken over while the spec's generation is the same.
+        known: An earlier view of it; its plan is taken over while the spec's generation is the same, and its arrival.
         priorities: Values of the PriorityClasses, by name.
     """
     metadata = manifest["metadata"]
@@ -61,11 +61,22 @@ def parse_job_view(
         spec=read.spec,
         plan=read.plan,
         invalid=read.invalid,
-        status=TrainingJobStatus.model_validate(manifest.get("status") or {}),
+        status=_arrived(manifest, known),
         requests=read.requests,
         constraints=read.constraints,
         priority=priority_of(read.spec, priorities or {}),
+        class_missing=lacks_class(read.spec, priorities or {}),
     )
+
+
+def _arrived(manifest: Manifest, known: JobView | None) -> TrainingJobStatus:
+    """Read a status. Until it says when the job came, its version at first sight does: versions rise as jobs come."""
+    status = TrainingJobStatus.model_validate(manifest.get("status") or {})
+    if status.arrival:
+        return status
+    metadata = manifest["metadata"]
+    before = known.status.arrival if known is not None and known.uid == metadata["uid"] else 0
+    return status.model_copy(update={"arrival": before or int(metadata["resourceVersion"])})
 
 
 def priority_of(spec: TrainingJobSpec | None, priorities: Mapping[str, int]) -> int:
@@ -73,6 +84,11 @@ def priority_of(spec: TrainingJobSpec | None, priorities: Mapping[str, int]) -> 
     if spec is None:
         return 0
     return priorities.get(spec.priority_class_name, spec.priority)
+
+
+def lacks_class(spec: TrainingJobSpec | None, priorities: Mapping[str, int]) -> bool:
+    """Tell whether a job names a PriorityClass that there is not."""
+    return spec is not None and spec.priority_class_name != "" and spec.priority_class_name not in priorities
 
 
 def parse_pod(manifest: Manifest) -> PodView | None:

@@ -96,6 +96,8 @@ class Waiting:
     kind: int
     """Number of its equivalence class: jobs of one queue, one size, one template, one topology. When one of a class
     does not fit, none behind it does."""
+    arrival: int = 0
+    """Of jobs created in one second the smaller came first."""
     may_preempt: bool = True
     preemptible: bool = True
     """Whether it may be displaced once it runs, so that it may fill a hole without delaying the head."""

@@ -174,6 +174,8 @@ class JobView:
     """Which nodes its workers accept."""
     priority: int = 0
     """Its class's, or its own."""
+    class_missing: bool = False
+    """Whether it names a PriorityClass that there is not."""
 
     @property
     def ref(self) -> ObjectRef:

@@ -20,7 +20,7 @@ NOW_S = 1_700_000_000.0
 DEVICE = labels.RESOURCE_DEVICE
 
 
-def job(
+def job_manifest(
     name: str = "j",
     *,
     replicas: int = 2,
@@ -28,16 +28,17 @@ def job(
     status: TrainingJobStatus | None = None,
     created: str = "2023-11-14T22:00:00Z",
     generation: int = 1,
+    version: int = 1,
     **spec: Any,
-) -> JobView:
-    document = {
+) -> dict[str, Any]:
+    return {
         "apiVersion": labels.API_VERSION,
         "kind": labels.KIND_JOB,
         "metadata": {
             "name": name,
             "namespace": "default",
             "uid": f"uid-{name}",
-            "resourceVersion": "1",
+            "resourceVersion": str(version),
             "generation": generation,
             "creationTimestamp": created,
         },
@@ -50,7 +51,10 @@ def job(
         },
         "status": {} if status is None else status.model_dump(mode="json", by_alias=True, exclude_none=True),
     }
-    return parse_job_view(document)
+
+
+def job(name: str = "j", **fields: Any) -> JobView:
+    return parse_job_view(job_manifest(name, **fields))
 
 
 def node(name: str = "n0", devices: int = 4, **fields: Any) -> NodeView:

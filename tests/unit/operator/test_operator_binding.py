@@ -105,6 +105,7 @@ def test_no_other_pod_is_bound(fields: dict[str, Any], nodes: Any) -> None:
         ({"resourceClaims": [{"name": "gpu"}]}, "resourceClaims"),
         ({"affinity": {"podAffinity": {"a": []}}}, "affinity.podAffinity"),
         ({"affinity": {"podAntiAffinity": {"a": []}}}, "affinity.podAntiAffinity"),
+        ({"topologySpreadConstraints": [{"topologyKey": "zone"}]}, "topologySpreadConstraints"),
         ({"schedulingGates": [{"name": "g"}]}, "schedulingGates"),
     ],
 )
@@ -171,6 +172,9 @@ def test_a_launcher_may_follow_its_own_job_and_renew_its_own_lease_and_nothing_e
     owner = admitted(templated({"serviceAccountName": "trainer"}), replicas=0)
     decision = decide(scene(owner), "NodeAffinity", launcher_rbac=True)
     made = {action.manifest["kind"]: action.manifest for action in decision.actions if isinstance(action, CreateChild)}
+    assert "RoleBinding" not in made
+    (behind,) = [action.then for action in decision.actions if isinstance(action, CreateChild) and action.then]
+    made["RoleBinding"] = behind.manifest
     name = "j-uidj"
     rules = {rule["resources"][0]: rule for rule in made["Role"]["rules"]}
     assert rules.keys() == {"trainingjobs", "leases"}

@@ -36,7 +36,7 @@ def first_of(index: WaitingIndex, tree: QueueTree, queue: str, now_s: float, *, 
     cursor = _QueueCursor(index, tree, queue, now_s)
     found: list[Waiting] = []
     while len(found) < limit and (rank := cursor.peek()) is not None:
-        found.append(index[rank[1][1]])
+        found.append(index[rank[1][-1]])
         cursor.step()
     return found
 
@@ -75,7 +75,7 @@ class SchedulingOrder(Iterator[Waiting]):
         assert rank is not None
         cursor.step()
         self._renew(queue)
-        job = self._index[rank[1][1]]
+        job = self._index[rank[1][-1]]
         self._owner[job.kind] = queue
         return job
 

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from polyreme_operator.types.queues import Waiting
 
-Age: TypeAlias = tuple[float, str]
-"""Since when a job waits, and its UID: the smaller goes first."""
+Age: TypeAlias = tuple[float, int, str]
+"""Since when a job waits, the order of arrival within that second, and its UID: the smaller goes first."""
 
 
 class Line:
@@ -116,7 +116,7 @@ class WaitingIndex:
         self.remove(job.uid)
         self._jobs[job.uid] = job
         lines = self._lines.setdefault(job.queue, {})
-        lines.setdefault(job.priority, Line()).add((job.since_s, job.uid), job.kind)
+        lines.setdefault(job.priority, Line()).add(_age(job), job.kind)
         self._counts[job.queue] = self._counts.get(job.queue, 0) + 1
 
     def remove(self, uid: str) -> None:
@@ -126,7 +126,7 @@ class WaitingIndex:
             return
         lines = self._lines[job.queue]
         line = lines[job.priority]
-        line.remove((job.since_s, uid), job.kind)
+        line.remove(_age(job), job.kind)
         if not line.heads:
             del lines[job.priority]
         self._counts[job.queue] -= 1
@@ -144,3 +144,7 @@ class WaitingIndex:
     def lines(self, queue: str) -> Iterable[tuple[int, Line]]:
         """Return the priorities of a queue's jobs, each with its line."""
         return self._lines.get(queue, {}).items()
+
+
+def _age(job: Waiting) -> Age:
+    return job.since_s, job.arrival, job.uid

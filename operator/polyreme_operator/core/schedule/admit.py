@@ -74,7 +74,7 @@ class _Admissions:
         ]
         for reservation in held:
             hold(work, reservation)
-        for reservation in sorted(held, key=lambda each: (-each.by.priority, each.by.created_s, each.by.uid)):
+        for reservation in sorted(held, key=lambda each: _rank(each.by)):
             job = reservation.by
             if not reservation.stopping:
                 let_go(work, job)
@@ -184,3 +184,7 @@ class _Admissions:
 
 def _name(job: JobView) -> str:
     return f"{job.namespace}/{job.name}"
+
+
+def _rank(job: JobView) -> tuple[int, float, int, str]:
+    return -job.priority, job.created_s, job.status.arrival, job.uid

@@ -37,6 +37,18 @@ def domain_rows(inventory: Inventory, level: str | None, rows_W: RowArray) -> Bo
     return np.isin(domain_N, domain_N[kept_W])
 
 
+def is_torn(inventory: Inventory, level: str | None, rows_W: RowArray) -> bool:
+    """Tell whether workers that should share a domain of a level do not: labels or levels have changed beneath them."""
+    kept_W = rows_W[rows_W >= 0]
+    if level is None or not len(kept_W):
+        return False
+    depth = tree_of(inventory).depth_of(level, inventory.level_labels)
+    if depth is None:
+        return True
+    domain_W = inventory.domain_LN[depth][kept_W]
+    return bool(domain_W[0] < 0 or (domain_W != domain_W[0]).any())
+
+
 def exclusive_domains(inventory: Inventory, jobs: Mapping[str, JobView], uids: Collection[str]) -> dict[str, BoolArray]:
     """Return the nodes of the domains that running jobs share with nobody, by job."""
     taken: dict[str, BoolArray] = {}

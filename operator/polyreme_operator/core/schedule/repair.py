@@ -12,10 +12,10 @@ from polyreme_api.progress import Outcome
 from polyreme_operator.core import transition
 from polyreme_operator.core.observe import current_record
 from polyreme_operator.core.recovery import Restart, judge
-from polyreme_operator.core.schedule.elsewhere import blocked_for, domain_rows, rows_of
+from polyreme_operator.core.schedule.elsewhere import blocked_for, domain_rows, is_torn, rows_of
 from polyreme_operator.core.schedule.gangs import gang_of
 from polyreme_operator.core.schedule.round import Round
-from polyreme_operator.types.inventory import BoolArray, Misfit, RowArray
+from polyreme_operator.types.inventory import BoolArray, Inventory, Misfit, RowArray
 from polyreme_operator.types.views import JobView
 
 
@@ -57,7 +57,8 @@ def _repair_job(work: Round, job: JobView) -> None:
 def _places(work: Round, job: JobView, nodes: Sequence[str], moved: Sequence[int]) -> dict[int, str] | None:
     """Find other nodes for some workers, as near to those that stay as the topology asks; None if they don't all fit.
 
-    A gang that can't stay together is taken off, and waits for a place as a whole.
+    A gang that can't stay together is taken off, and waits for a place as a whole. So is one that lies together no
+    longer, since labels or levels have changed beneath it: whoever goes near those that stay would be near to a part.
     """
     assert job.spec is not None, "only jobs that can be read are placed"
     if not work.quotas.fits(job.spec.queue_name, job.requests, len(moved)):
@@ -65,6 +66,8 @@ def _places(work: Round, job: JobView, nodes: Sequence[str], moved: Sequence[int
     rows_W = rows_of(work.inventory, nodes)
     left_W = rows_W[list(moved)]
     rows_W[list(moved)] = -1
+    if _are_apart(work.inventory, job.spec.topology, rows_W, moved):
+        return None
     found: dict[int, int] = {}
     for group, near_N, near_W, topology in _groups(work, job, rows_W, moved):
         blocked_N = blocked_for(work, job) if near_N is None else blocked_for(work, job) | ~near_N
@@ -82,6 +85,17 @@ def _places(work: Round, job: JobView, nodes: Sequence[str], moved: Sequence[int
     return {index: work.inventory.names[row] for index, row in found.items()}
 
 
+def _are_apart(inventory: Inventory, asked: Topology, rows_W: RowArray, moved: Sequence[int]) -> bool:
+    """Tell whether those that stay, of the gang or of a slice that lost workers, lie together no longer."""
+    if is_torn(inventory, asked.required, rows_W):
+        return True
+    size = asked.slice_size
+    if size is None:
+        return False
+    slices = {index // size for index in moved}
+    return any(is_torn(inventory, asked.slice_level, rows_W[at * size : (at + 1) * size]) for at in slices)
+
+
 def _undo(work: Round, job: JobView, found: dict[int, int]) -> None:
     if found:
         work.book(job, np.array(list(found.values()), dtype=np.int32), sign=-1)
@@ -93,6 +107,10 @@ def _groups(
     """Yield who go together, the nodes among which, those near whom they go, and what is still to be asked of them."""
     assert job.spec is not None, "only jobs that can be read are placed"
     asked = job.spec.topology
+    if not (rows_W >= 0).any():
+        # Nobody stays to whom the others could be near: they are placed as a gang that begins.
+        yield list(moved), None, rows_W, asked
+        return
     whole_N = domain_rows(work.inventory, asked.required, rows_W)
     if asked.slice_size is None:
         yield list(moved), whole_N, rows_W, Topology(exclusive=asked.exclusive)

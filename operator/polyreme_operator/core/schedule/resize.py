@@ -16,7 +16,7 @@ from polyreme_api.progress import Outcome
 from polyreme_operator.core import elastic, transition
 from polyreme_operator.core.jobs import may_grow, scaled
 from polyreme_operator.core.observe import current_record
-from polyreme_operator.core.schedule.elsewhere import blocked_for, domain_rows, rows_of
+from polyreme_operator.core.schedule.elsewhere import blocked_for, domain_rows, is_torn, rows_of
 from polyreme_operator.core.schedule.gangs import gang_of
 from polyreme_operator.core.schedule.pending import over_quota
 from polyreme_operator.core.schedule.round import Round
@@ -136,6 +136,9 @@ def _fitting(
             continue
         rows_W = rows_of(work.inventory, held)
         asked = job.spec.topology
+        if is_torn(work.inventory, asked.required, rows_W):
+            why = f"its workers lie in one {asked.required} no longer, and topology.required asks for one"
+            continue
         near_N = domain_rows(work.inventory, asked.required, rows_W)
         blocked_N = blocked_for(work, job) if near_N is None else blocked_for(work, job) | ~near_N
         topology = Topology(slice_size=asked.slice_size, slice_level=asked.slice_level, exclusive=asked.exclusive)

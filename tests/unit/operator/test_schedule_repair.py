@@ -1,0 +1,79 @@
+"""Where workers go that have lost their places: as near together as their gang requires, whoever of it is left."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from polyreme_operator.core.schedule import cluster_of, schedule
+from polyreme_operator.core.transition import stop_for_resize
+from polyreme_operator.types.inventory import LevelView
+from polyreme_operator.types.views import JobView, NodeView
+from tests.unit.operator.operator_scenes import NOW_S, job, pod
+from tests.unit.operator.test_schedule_rounds import RACKS, in_rack, only, running
+
+SLICES = {"sliceSize": 2, "sliceLevel": "rack"}
+
+
+def lost(name: str, rack: str) -> NodeView:
+    return dataclasses.replace(in_rack(name, rack), out_of_service=True)
+
+
+def moved(owner: JobView, *nodes: NodeView, levels: tuple[LevelView, ...] = RACKS) -> list[str] | None:
+    """Where a round puts the gang; None if it takes it off."""
+    places = [] if owner.attempt is None else owner.attempt.placement.node_by_index()
+    pods = tuple(pod(owner, index, where=place) for index, place in enumerate(places))
+    after = only(schedule(cluster_of(jobs=(owner,), nodes=nodes, pods=pods, levels=levels), NOW_S)).after
+    return after.attempt.placement.node_by_index() if after.is_true("Admitted") else None
+
+
+@pytest.mark.parametrize(
+    ("spare", "placed"),
+    [((("b0", "b", 1), ("c0", "c", 1)), None), ((("b0", "b", 1), ("c0", "c", 1), ("c1", "c", 1)), ["c0", "c1"])],
+)
+def test_a_gang_that_lost_all_its_nodes_goes_to_one_rack_or_is_taken_off(
+    spare: tuple[tuple[str, str, int], ...], placed: list[str] | None
+) -> None:
+    owner = running("owner", ("a0", "a0"), topology={"required": "rack"})
+    assert moved(owner, lost("a0", "a"), *(in_rack(*each) for each in spare)) == placed
+
+
+def test_slices_of_a_gang_that_lost_all_its_nodes_go_to_one_block() -> None:
+    levels = (LevelView(name="block", node_label="block"), *RACKS)
+    owner = running("owner", ("a0", "a0", "a0", "a0"), topology={"required": "block", **SLICES})
+
+    def at(name: str, block: str, rack: str, **fields: Any) -> NodeView:
+        found = in_rack(name, rack)
+        return dataclasses.replace(found, labels=(("block", block), *found.labels), **fields)
+
+    nodes = (at("a0", "x", "a", out_of_service=True), at("b0", "y", "b"), at("c0", "z", "c"), at("d0", "z", "d"))
+    assert moved(owner, *nodes, levels=levels) == ["c0", "c0", "d0", "d0"]
+    assert moved(owner, *nodes[:3], levels=levels) is None
+
+
+@pytest.mark.parametrize("levels", [RACKS, ()], ids=["relabelled", "level is gone"])
+def test_a_gang_that_lies_together_no_longer_is_taken_off_when_it_loses_a_node(levels: tuple[LevelView, ...]) -> None:
+    owner = running("owner", ("a0", "a1", "a2"), topology={"required": "rack"})
+    nodes = (in_rack("a0", "a", 1), in_rack("a1", "b", 1), lost("a2", "a"), in_rack("a3", "a"), in_rack("b0", "b"))
+    assert moved(owner, *nodes, levels=levels) is None
+
+
+def test_a_slice_that_lies_together_no_longer_is_not_mended_in_part() -> None:
+    owner = running("owner", ("a0", "a1", "b0", "b1"), topology={"sliceSize": 4, "sliceLevel": "rack"})
+    nodes = (in_rack("a0", "a", 1), in_rack("a1", "a", 1), in_rack("b0", "b", 1), lost("b1", "a"), in_rack("a2", "a"))
+    assert moved(owner, *nodes) is None
+
+
+def test_a_gang_that_lies_together_no_longer_does_not_grow() -> None:
+    owner = running("owner", ("a0", "b0"), topology={"required": "rack"})
+    wish = job("owner", replicas=3, topology={"required": "rack"})
+    wished = dataclasses.replace(owner, spec=wish.spec, plan=wish.plan, generation=owner.generation + 1)
+    for rack, size in (("a", 3), ("b", 2)):
+        nodes = (in_rack("a0", "a", 1), in_rack("b0", rack, 1), in_rack("a1", "a"), in_rack("b1", "b"))
+        batch = schedule(cluster_of(jobs=(wished,), nodes=nodes, levels=RACKS), NOW_S)
+        assert ("uid-owner" in batch.refused) == (size == 2)
+        if size == 2:
+            assert batch.refused["uid-owner"].startswith("its workers lie in one rack no longer")
+        stopped = dataclasses.replace(wished, status=stop_for_resize(owner, NOW_S - 1000))
+        after = only(schedule(cluster_of(jobs=(stopped,), nodes=nodes, levels=RACKS), NOW_S)).after
+        assert after.attempt.replicas == size

@@ -12,8 +12,10 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlencode
 
 import aiohttp
+from pydantic import TypeAdapter
 
 from polyreme_operator.adapters.kubernetes.answers import error_of, error_of_status
 from polyreme_operator.adapters.kubernetes.connection import Connection
@@ -44,6 +46,9 @@ WATCH_SILENCE_S = 90.0
 LINE_BYTES_MAX = 4 << 20
 """Half of the longest line of a watch; etcd holds objects of 1.5 MiB."""
 FIELD_MANAGER = "polyreme"
+_WRITES = {"fieldManager": FIELD_MANAGER}
+_BODY = TypeAdapter(dict[str, Any])
+"""Writes a pod's JSON in a quarter of the time that ``json`` takes; it reads none faster."""
 
 
 class KubernetesCluster:
@@ -68,7 +73,10 @@ class KubernetesCluster:
         self._connection = connection
         self._selectors = {kind: {"labelSelector": selector} for kind, selector in (selectors or {}).items()}
         self._connections_max = connections_max
-        self._request_s = request_s
+        self._call_timeout = aiohttp.ClientTimeout(total=request_s, sock_connect=min(CONNECT_S, request_s))
+        self._watch_timeout = aiohttp.ClientTimeout(
+            total=None, connect=request_s, sock_connect=CONNECT_S, sock_read=WATCH_SILENCE_S
+        )
         self._calls: aiohttp.ClientSession | None = None
         self._watches: aiohttp.ClientSession | None = None
 
@@ -113,12 +121,10 @@ class KubernetesCluster:
             "timeoutSeconds": str(WATCH_S),
             **self._selectors.get(kind, {}),
         }
-        timeout = aiohttp.ClientTimeout(
-            total=None, connect=self._request_s, sock_connect=CONNECT_S, sock_read=WATCH_SILENCE_S
-        )
+        path = collection_path(kind, namespace)
         try:
             async with await self._send(
-                self._watches, "GET", collection_path(kind, namespace), query=query, what=what, timeout=timeout
+                self._watches, "GET", path, query=query, what=what, timeout=self._watch_timeout
             ) as response:
                 async for line in response.content:
                     yield _event(line, kind=kind, what=what)
@@ -140,8 +146,7 @@ class KubernetesCluster:
             raise InvalidObjectError("a new object has no version yet", field="metadata.resourceVersion")
         path = collection_path(kind, metadata.get("namespace"))
         what = f"create of {kind} {metadata.get('namespace', '')}/{metadata.get('name', '')}"
-        query = {"fieldManager": FIELD_MANAGER}
-        return tidy(await self._call("POST", path, query=query, body=manifest, what=what), kind)
+        return tidy(await self._call("POST", path, query=_WRITES, body=manifest, what=what), kind)
 
     async def patch(
         self,
@@ -161,7 +166,7 @@ class KubernetesCluster:
         answer = await self._call(
             "PATCH",
             object_path(ref, subresource),
-            query={"fieldManager": FIELD_MANAGER},
+            query=_WRITES,
             body=body,
             what=f"patch of {ref}",
         )
@@ -196,8 +201,7 @@ class KubernetesCluster:
             "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": uid},
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
-        query = {"fieldManager": FIELD_MANAGER}
-        await self._call("POST", object_path(ref, "binding"), query=query, body=body, what=f"bind of {ref} to {node}")
+        await self._call("POST", object_path(ref, "binding"), query=_WRITES, body=body, what=f"bind of {ref} to {node}")
 
     async def _call(
         self,
@@ -208,10 +212,9 @@ class KubernetesCluster:
         query: dict[str, str] | None = None,
         body: Manifest | None = None,
     ) -> Manifest:
-        timeout = aiohttp.ClientTimeout(total=self._request_s, sock_connect=min(CONNECT_S, self._request_s))
         try:
             response = await self._send(
-                self._calls, method, path, query=query or {}, body=body, what=what, timeout=timeout
+                self._calls, method, path, query=query or {}, body=body, what=what, timeout=self._call_timeout
             )
             async with response:
                 answer = json.loads(await response.read())
@@ -238,15 +241,16 @@ class KubernetesCluster:
         if session is None:
             raise RuntimeError("the cluster is not open: use it in `async with`")
         connection = self._connection
+        # Whole, as the server gets it: a URL that is put together of parts costs twice as much.
+        url = f"{connection.url}{path}{'?' if query else ''}{urlencode(query)}"
         headers = {"Accept": "application/json", **await connection.headers()}
         if body is not None:
             headers["Content-Type"] = "application/merge-patch+json" if method == "PATCH" else "application/json"
         try:
             response = await session.request(
                 method,
-                f"{connection.url}{path}",
-                params=query,
-                data=None if body is None else io.BytesIO(json.dumps(body).encode()),
+                url,
+                data=None if body is None else io.BytesIO(_BODY.dump_json(body)),
                 headers=headers,
                 timeout=timeout,
                 allow_redirects=False,

@@ -360,7 +360,6 @@ class SimLauncher:
             if known is not None and known.outdates(record):
                 self.feed_leader(l.LeaseLost())
                 return True
-            self.world.tick_lease += 1
             told = record.model_copy(update={"updated_at_s": self.world.clock.now_s()})
             annotation = {labels.ANNOTATION_PROGRESS: told.model_dump_json(by_alias=True, exclude_defaults=True)}
             self.world.store.patch(ref, {"metadata": {"annotations": annotation}})

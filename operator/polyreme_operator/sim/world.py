@@ -62,7 +62,6 @@ class World:
         self.faulty = True
         self.calm_since_s = 0.0
         """When the faults ended."""
-        self.tick_lease = 0
         self.checkpoint_every: dict[str, int] = {}
         self.steps: dict[str, int] = {}
 

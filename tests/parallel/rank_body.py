@@ -302,7 +302,11 @@ def _whole(state: TrainState, world: Any, *, gradient_too: bool) -> dict[str, to
         )
         for kind, buffer in buffers.items():
             for name, view in part.views(buffer):
-                joined = view if part is state.flat.dense else collectives.gather_slices(view, world.meshes.ep_group)
+                joined = (
+                    view
+                    if part is not state.flat.experts.flat
+                    else collectives.gather_slices(view, world.meshes.ep_group)
+                )
                 whole[f"{kind}.{name}"] = joined.clone()
     return whole
 

@@ -24,6 +24,13 @@ class Layout:
     pp: int = 1
     cp: int = 1
     tp: int = 1
+    ulysses: int = 1
+    """Part of cp whose ranks exchange heads for tokens; the ranks of the rest pass keys and values around a ring."""
+
+    @property
+    def ring(self) -> int:
+        """Places of the ring of a context-parallel group."""
+        return self.cp // self.ulysses
 
     @property
     def world(self) -> int:

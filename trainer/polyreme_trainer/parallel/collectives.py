@@ -6,6 +6,7 @@ some MiB, an all-to-all 1-3 ms. So callers fuse into few calls, and nothing here
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
@@ -19,6 +20,12 @@ def sum_over(buffer: Tensor, group: dist.ProcessGroup) -> None:
     """Sum a buffer over the group, in place; every rank gets the same bits."""
     if dist.get_world_size(group) > 1:
         dist.all_reduce(buffer, op=dist.ReduceOp.SUM, group=group)
+
+
+def largest_over(buffer: Tensor, group: dist.ProcessGroup) -> None:
+    """Take the largest over the group, element by element, in place."""
+    if dist.get_world_size(group) > 1:
+        dist.all_reduce(buffer, op=dist.ReduceOp.MAX, group=group)
 
 
 def exchange_counts(counts_E: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -49,6 +56,37 @@ def exchange_rows(rows_RD: Tensor, *, sent: list[int], received: list[int], grou
         The rows that arrived, in the order of the ranks they come from.
     """
     return cast(Tensor, _Exchange.apply(rows_RD, sent, received, group))
+
+
+def gather_rows(rows_SX: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Join equal parts of all ranks along the first dimension; the gradient is summed over ranks and scattered."""
+    return cast(Tensor, _Gather.apply(rows_SX, group))
+
+
+def scatter_rows(rows_TX: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Sum over ranks and keep this rank's part of the first dimension; the gradient is gathered."""
+    return cast(Tensor, _Scatter.apply(rows_TX, group))
+
+
+def pass_on(sent: Tensor, received: Tensor, group: dist.ProcessGroup, *, tag: int) -> Callable[[], None]:
+    """Begin to send a buffer to the next rank of the group's ring, and to receive one from the rank before.
+
+    Neither buffer may be touched until the returned function has been called, which waits for both. What is under way
+    at the same time needs tags that differ.
+    """
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, sent, group=group, tag=tag, group_peer=(rank + 1) % ranks),
+            dist.P2POp(dist.irecv, received, group=group, tag=tag, group_peer=(rank - 1) % ranks),
+        ]
+    )
+
+    def wait() -> None:
+        for work in works:
+            work.wait()
+
+    return wait
 
 
 def all_agree(mine: bool, group: dist.ProcessGroup) -> bool:
@@ -93,6 +131,32 @@ def gather_slices(slice_LX: Tensor, group: dist.ProcessGroup) -> Tensor:
     return joined
 
 
+class _Gather(torch.autograd.Function):
+    """All-gather of rows; its gradient is a reduce-scatter."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_SX: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return gather_slices(rows_SX, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TX: Tensor) -> tuple[Tensor, None]:
+        return _reduce_scatter(grad_TX, ctx.group), None
+
+
+class _Scatter(torch.autograd.Function):
+    """Reduce-scatter of rows; its gradient is an all-gather."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_TX: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _reduce_scatter(rows_TX, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad_SX: Tensor) -> tuple[Tensor, None]:
+        return gather_slices(grad_SX, ctx.group), None
+
+
 class _Exchange(torch.autograd.Function):
     """An uneven all-to-all of rows."""
 
@@ -116,3 +180,14 @@ def _all_to_all(rows_RD: Tensor, sent: list[int], received: list[int], group: di
     arrived_SD = rows_RD.new_empty((sum(received), *rows_RD.shape[1:]))
     dist.all_to_all_single(arrived_SD, rows_RD.contiguous(), received, sent, group=group)
     return arrived_SD
+
+
+def _reduce_scatter(rows_TX: Tensor, group: dist.ProcessGroup) -> Tensor:
+    ranks = dist.get_world_size(group)
+    if ranks == 1:
+        return rows_TX
+    kept = rows_TX.new_empty((rows_TX.shape[0] // ranks, *rows_TX.shape[1:]))
+    # torch 2.13 names it reduce_scatter_single and warns on the old name; older releases know only the old one.
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    scatter(kept, rows_TX.contiguous(), group=group)
+    return kept

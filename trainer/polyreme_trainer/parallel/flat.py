@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 FUSED_BYTES_MAX = 4 << 20
-"""Gradients of all experts up to this size ride in the dense all-reduce: another one costs 5 ms, a MiB more 1 ms."""
+"""Gradients of all slices up to this size ride in the dense all-reduce: another one costs 5 ms, a MiB more 1 ms."""
 _ALIGNMENT = 16
 """Elements to which every parameter is aligned: grouped matrix products on CUDA need 16 bytes. The gaps stay zero."""
 
@@ -98,54 +98,85 @@ class FlatParameters:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Slices:
+    """Which parameters are cut, and where this rank's slices of them stand."""
+
+    names: frozenset[str] = frozenset()
+    place: int = 0
+    """Which slice this rank holds."""
+    count: int = 1
+    """Slices of a whole parameter."""
+    copies: int = 1
+    """Ranks of a stage that hold the same slice."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SlicedParameters:
+    """This rank's slices in one buffer."""
+
+    flat: FlatParameters
+    slices: Slices
+    fused: bool
+    """Whether the gradients are guests of the dense all-reduce, each slice at its own place."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FlatModel:
-    """All trained parameters of this rank: dense ones, the same on all ranks, and those of its own experts."""
+    """All trained parameters of this rank, by who else holds them."""
 
     dense: FlatParameters
-    experts: FlatParameters
-    fused: bool = False
-    """Whether the experts' gradients are guests of the dense all-reduce, each slice at its own place."""
+    """Whole parameters, the same on all ranks of the stage."""
+    tensor: SlicedParameters
+    """Slices of the tensor-parallel group, the same on the ranks of dp x cp."""
+    experts: SlicedParameters
+    """Experts of this rank, the same on the ranks of edp."""
 
     @property
-    def parts(self) -> tuple[FlatParameters, FlatParameters]:
-        """Both buffers."""
-        return self.dense, self.experts
+    def parts(self) -> tuple[FlatParameters, FlatParameters, FlatParameters]:
+        """All buffers: dense, tensor slices, experts."""
+        return self.dense, self.tensor.flat, self.experts.flat
+
+    def clear_gradients(self) -> None:
+        """Set all gradients, and what rides with them, to zero, before a step's first backward pass."""
+        for part in self.parts:
+            part.clear_gradients()
 
 
 def flatten(
-    named: Mapping[str, nn.Parameter],
-    *,
-    expert_names: Sequence[str],
-    riders: int,
-    slice_place: int = 0,
-    slices: int = 1,
-    copies: int = 1,
+    named: Mapping[str, nn.Parameter], *, riders: int, tensor: Slices = Slices(), experts: Slices = Slices()
 ) -> FlatModel:
     """Move a model's parameters into flat buffers, which replaces their storage.
 
-    Experts with copies need a sum over those copies: a second all-reduce. When the gradients of all experts together
-    are small, they ride in the dense one instead: every rank adds its slice at the slice's own place, zeros elsewhere.
+    Slices with copies need a sum over those copies: an all-reduce of their own. When all slices together are small,
+    they ride in the dense one instead: every rank adds its slice at the slice's own place, zeros elsewhere.
 
     Args:
-        named: All trained parameters by their global names.
-        expert_names: Those of routed experts, of which this rank holds a slice.
+        named: All trained parameters of this rank by their global names.
         riders: Numbers that ride in the dense all-reduce.
-        slice_place: Which slice of the experts this rank holds.
-        slices: Slices of the experts: the expert-parallel degree.
-        copies: Ranks that hold the same slice.
+        tensor: Parameters of which this rank holds a tensor-parallel slice.
+        experts: Stacked experts, of which this rank holds some.
     """
-    chosen = set(expert_names)
-    experts = FlatParameters((name, p) for name, p in named.items() if name in chosen)
-    bytes_all = slices * experts.gradients.nbytes
-    fused = copies > 1 and bytes_all <= FUSED_BYTES_MAX
+    cut = tensor.names | experts.names
+    parts = [FlatParameters((name, p) for name, p in named.items() if name in s.names) for s in (tensor, experts)]
+    rooms = [_guest_room(part, slices) for part, slices in zip(parts, (tensor, experts), strict=True)]
     dense = FlatParameters(
-        ((name, p) for name, p in named.items() if name not in chosen),
-        riders=riders,
-        guests=slices * experts.length if fused else 0,
+        ((name, p) for name, p in named.items() if name not in cut), riders=riders, guests=sum(rooms)
     )
-    if fused:
-        experts.keep_gradients_in(dense.guests[slice_place * experts.length : (slice_place + 1) * experts.length])
-    return FlatModel(dense=dense, experts=experts, fused=fused)
+    sliced: list[SlicedParameters] = []
+    begin = 0
+    for part, slices, room in zip(parts, (tensor, experts), rooms, strict=True):
+        if room:
+            own = begin + slices.place * part.length
+            part.keep_gradients_in(dense.guests[own : own + part.length])
+        sliced.append(SlicedParameters(flat=part, slices=slices, fused=room > 0))
+        begin += room
+    return FlatModel(dense=dense, tensor=sliced[0], experts=sliced[1])
+
+
+def _guest_room(part: FlatParameters, slices: Slices) -> int:
+    """Scalars that the slices take in the dense all-reduce: none if they are alone, or many."""
+    fits = slices.copies > 1 and slices.count * part.gradients.nbytes <= FUSED_BYTES_MAX
+    return slices.count * part.length if fits else 0
 
 
 def _lay_out(parameters: Sequence[tuple[str, nn.Parameter]]) -> tuple[Slot, ...]:

@@ -1,14 +1,19 @@
-"""The reduction of a step: gradients, loss, counts, loads and requests of all ranks in one all-reduce, or two.
+"""The reduction of a step: gradients, loss, counts, loads and requests of all ranks, in one all-reduce where possible.
 
-The second one is for experts that have copies, unless they are small (``flat.flatten``). The loss is a sum over
-unmasked tokens, divided by their count over **all** ranks, so the gradient does not depend on how a step's packs are
-split. Every rank back-propagates its own sum; the reduction adds, and one division at the end makes the mean:
+The loss is a sum over unmasked tokens, divided by their count over **all** ranks, so the gradient does not depend on
+how a step's packs are split. Every rank back-propagates its own sum; the reduction adds, and one division at the end
+makes the mean:
 
-* dense parameters: summed over all ranks, which hold different tokens;
+* whole dense parameters: summed over all ranks of the pipeline stage, which hold different tokens;
+* tensor-parallel slices: summed over dp x cp, the ranks that hold the same slice;
 * experts: one has already seen the tokens of its whole expert-parallel group, so only its copies (edp) are summed;
-* both divided by the same global count.
+* all divided by the same global count.
 
-The clipping norm is the norm of the whole model's gradient: an expert's part counts once, however many copies it has.
+Slices have an all-reduce of their own unless they are small (``flat.flatten``). The numbers that ride along must reach
+all ranks; where there are several stages, a second, small all-reduce over the world carries them.
+
+The clipping norm is the norm of the whole model's gradient: each scalar of the model counts once, however many copies
+of it there are.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import dataclasses
 import math
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from polyreme_trainer.parallel import collectives
@@ -26,19 +32,20 @@ from polyreme_trainer.parallel.mesh import Meshes
 _COUNT_BASE = 4096
 """Counts ride as two digits of this base: float32 adds whole numbers exactly up to 2**24 only."""
 _SCALARS = 8
-_EXPERT_SQUARE = 1
-"""Place of the squared norm of the experts' gradients among the scalars."""
+_SLICED_SQUARE, _DENSE_SQUARE = 1, 6
+"""Places of the squared norms of gradients among the scalars: of slices, and of whole parameters."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LocalStep:
-    """What one rank adds to a step."""
+    """What one rank adds to a step: each token's loss and count come from one rank, wherever else it is held."""
 
     loss_sum: Tensor
-    """Scalar: sum of the loss over this rank's unmasked tokens."""
+    """Scalar: sum of the loss over the unmasked tokens of this rank; zero on ranks that repeat another's."""
     unmasked: int
     loads_ME: Tensor
-    """Tokens of this rank routed to each of E experts in each of M layers with experts."""
+    """Tokens of this rank routed to each of E experts, for all M layers of the model with experts; zero for layers of
+    other stages."""
     stop: bool = False
     """This rank was asked to stop."""
     save: bool = False
@@ -72,14 +79,24 @@ def rider_count(expert_layers: int, experts: int) -> int:
 def reduce_step(flat: FlatModel, local: LocalStep, meshes: Meshes) -> GlobalStep:
     """Sum gradients in place (not yet divided by the count) and return what the ranks agree on."""
     riders, square = flat.dense.riders, torch.zeros(())
-    if not flat.fused:
-        collectives.sum_over(flat.experts.gradients, meshes.edp_group)
-        square = _square(flat.experts.gradients) / meshes.layout.edp
+    for part, group in ((flat.tensor, meshes.replica_group), (flat.experts, meshes.edp_group)):
+        if not part.fused:
+            collectives.sum_over(part.flat.gradients, group)
+            square = square + _square(part.flat.gradients) / part.slices.copies
     _write_riders(riders, local, square)
-    collectives.sum_over(flat.dense.reduced, meshes.world_group)
-    if flat.fused:
-        riders[_EXPERT_SQUARE] = _square(flat.dense.guests)
-    return _read_riders(riders, local, _square(flat.dense.gradients))
+    collectives.sum_over(flat.dense.reduced, meshes.stage_group)
+    riders[_SLICED_SQUARE] += _square(flat.dense.guests)
+    riders[_DENSE_SQUARE] = _square(flat.dense.gradients)
+    if meshes.layout.pp > 1:
+        _sum_stages(riders, meshes)
+    return _read_riders(riders, local)
+
+
+def _sum_stages(riders: Tensor, meshes: Meshes) -> None:
+    """Add what the stages know, by one all-reduce over the world, so that all ranks get the same bits."""
+    if dist.get_rank(meshes.stage_group):
+        riders.zero_()  # every rank of a stage holds the same: one of them speaks
+    collectives.sum_over(riders, meshes.world_group)
 
 
 def gradient_scale(step: GlobalStep, *, norm_max: float) -> float:
@@ -88,20 +105,20 @@ def gradient_scale(step: GlobalStep, *, norm_max: float) -> float:
     return clip / step.unmasked
 
 
-def _write_riders(riders: Tensor, local: LocalStep, expert_square: Tensor) -> None:
+def _write_riders(riders: Tensor, local: LocalStep, sliced_square: Tensor) -> None:
     high, low = divmod(local.unmasked, _COUNT_BASE)
     riders[0] = local.loss_sum.detach()
-    riders[_EXPERT_SQUARE] = expert_square
+    riders[_SLICED_SQUARE] = sliced_square
     riders[2:6] = torch.tensor([high, low, local.stop, local.save], dtype=riders.dtype)
     riders[_SCALARS:] = local.loads_ME.flatten()
 
 
-def _read_riders(riders: Tensor, local: LocalStep, dense_square: Tensor) -> GlobalStep:
+def _read_riders(riders: Tensor, local: LocalStep) -> GlobalStep:
     # One copy to the host for all of them; on an accelerator this is the step's only wait besides the dispatch.
-    scalars = torch.cat([riders[:_SCALARS], dense_square.view(1)]).tolist()
-    loss_sum, expert_square, high, low, stop, save, _, _, square = scalars
+    loss_sum, sliced, high, low, stop, save, dense, _ = riders[:_SCALARS].tolist()
+    square = dense + sliced
     unmasked = int(high) * _COUNT_BASE + int(low)
-    norm = math.sqrt(square + expert_square) if math.isfinite(square + expert_square) else math.nan
+    norm = math.sqrt(square) if math.isfinite(square) else math.nan
     return GlobalStep(
         loss=_float32(loss_sum / unmasked) if unmasked else math.nan,
         gradient_norm=norm / unmasked if unmasked else math.nan,

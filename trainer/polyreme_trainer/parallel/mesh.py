@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import math
+from collections.abc import Sequence
+from typing import cast
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.layout import Layout
@@ -84,56 +85,93 @@ def packs_of(layout: Layout, rank: int, packs: int) -> range:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Meshes:
-    """The open meshes of this rank and the groups that the step uses."""
+    """This rank's groups. A group of a degree of 1 is this rank alone; groups of the same ranks are one group."""
 
     layout: Layout
     rank: int
-    dense: DeviceMesh
-    sparse: DeviceMesh
     world_group: dist.ProcessGroup
-    """All ranks: while only dp is above 1 in the dense mesh, dense gradients are summed over it."""
+    """All ranks."""
+    stage_group: dist.ProcessGroup
+    """dp x cp x tp, the ranks of one pipeline stage: gradients of whole dense parameters are summed over it. Tensor
+    ranks are among them, since each sees the tokens of its own part of the sequence."""
+    replica_group: dist.ProcessGroup
+    """dp x cp, the ranks that hold the same tensor-parallel slices."""
+    shard_group: dist.ProcessGroup
+    """cp x tp, the ranks among which the packs of one dp rank are cut."""
+    pp_group: dist.ProcessGroup
+    cp_group: dist.ProcessGroup
+    ring_group: dist.ProcessGroup
+    """Context ranks that pass keys and values around; cp = ring x ulysses, Ulysses ranks are neighbours."""
+    ulysses_group: dist.ProcessGroup
+    """Context ranks that exchange heads for tokens."""
+    tp_group: dist.ProcessGroup
     edp_group: dist.ProcessGroup
     """Copies of this rank's experts."""
     ep_group: dist.ProcessGroup
     """Ranks that together hold all experts."""
 
+    def place(self, axis: str) -> int:
+        """Coordinate of this rank along an axis of either mesh."""
+        return {**dense_place(self.layout, self.rank), **sparse_place(self.layout, self.rank)}[axis]
 
-def open_meshes(layout: Layout, *, device_type: str, timeout_s: float) -> Meshes:
-    """Unflatten both meshes from the default process group; every rank calls it.
+
+GROUP_AXES = {
+    "world_group": DENSE_AXES,
+    "stage_group": ("dp", "cp", "tp"),
+    "replica_group": ("dp", "cp"),
+    "shard_group": ("cp", "tp"),
+    "pp_group": ("pp",),
+    "cp_group": ("cp",),
+    "ring_group": ("ring",),
+    "ulysses_group": ("ulysses",),
+    "tp_group": ("tp",),
+    "edp_group": ("edp",),
+    "ep_group": ("ep",),
+}
+"""Axes along which the ranks of a group differ, all of one mesh; cp may be split into ring and ulysses."""
+
+
+def group_ranks(layout: Layout, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
+    """Ranks that differ from ``rank`` along the given axes of one mesh only, in order, itself included."""
+    names: tuple[str, ...] = ("pp", "dp", "ring", "ulysses", "tp")
+    sizes: tuple[int, ...] = (layout.pp, layout.dp, layout.ring, layout.ulysses, layout.tp)
+    if set(axes) <= set(SPARSE_AXES) - {"pp"}:
+        names, sizes = SPARSE_AXES, sparse_sizes(layout)
+    free = {*axes, *(("ring", "ulysses") if "cp" in axes else ())}
+    own = _place(rank, sizes)
+    choices = [range(size) if name in free else (place,) for name, size, place in zip(names, sizes, own, strict=True)]
+    return tuple(_rank(place, sizes) for place in itertools.product(*choices))
+
+
+def open_meshes(layout: Layout, *, timeout_s: float) -> Meshes:
+    """Open this rank's groups; every rank calls it.
 
     Args:
         layout: Degrees of the axes.
-        device_type: ``cpu`` or ``cuda``.
-        timeout_s: Longest wait inside one collective of the groups; they don't inherit the default group's.
+        timeout_s: Longest wait inside one collective of a new group; the world's is the default group's.
 
     Raises:
-        InvalidConfigError: If the degrees do not multiply to the world, or use an axis that is not implemented.
+        InvalidConfigError: If the degrees do not multiply to the world, or ``ep`` does not divide the token shards.
     """
-    world = dist.get_world_size()
+    world, rank = dist.get_world_size(), dist.get_rank()
     if layout.world != world:
         raise InvalidConfigError(
             f"layout does not fit: pp*dp*cp*tp={layout.world}, the job has {world} ranks", field="spec.parallelism"
         )
-    for axis in ("pp", "cp", "tp"):
-        if getattr(layout, axis) > 1:
-            raise InvalidConfigError(
-                f"axis not supported: {axis}={getattr(layout, axis)}, it must be 1", field=f"spec.parallelism.{axis}"
-            )
-    flat = init_device_mesh(device_type, (world,), mesh_dim_names=("world",))
-    dense = flat._unflatten(0, dense_sizes(layout), DENSE_AXES)  # noqa: SLF001 - torch 2.13 has no public name for it
-    sparse = flat._unflatten(0, sparse_sizes(layout), SPARSE_AXES)  # noqa: SLF001
-    world_group, edp_group, ep_group = flat.get_group(), sparse.get_group("edp"), sparse.get_group("ep")
-    for group in (world_group, edp_group, ep_group):
-        _set_pg_timeout(datetime.timedelta(seconds=timeout_s), group)
-    return Meshes(
-        layout=layout,
-        rank=dist.get_rank(),
-        dense=dense,
-        sparse=sparse,
-        world_group=world_group,
-        edp_group=edp_group,
-        ep_group=ep_group,
-    )
+    opened = {tuple(range(world)): cast("dist.ProcessGroup", dist.group.WORLD)}
+    groups: dict[str, dist.ProcessGroup] = {}
+    for name, axes in GROUP_AXES.items():
+        ranks = group_ranks(layout, rank, axes)
+        if ranks not in opened:
+            opened[ranks] = _open_group(ranks, timeout_s)
+        groups[name] = opened[ranks]
+    return Meshes(layout=layout, rank=rank, **groups)
+
+
+def _open_group(ranks: tuple[int, ...], timeout_s: float) -> dist.ProcessGroup:
+    """Open a group; only its ranks call, so no rank waits for groups that it is not in."""
+    timeout = datetime.timedelta(seconds=timeout_s)
+    return cast("dist.ProcessGroup", dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True))
 
 
 def _place(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -144,3 +182,10 @@ def _place(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
         rank, coordinate = divmod(rank, size)
         place.append(coordinate)
     return tuple(reversed(place))
+
+
+def _rank(place: Sequence[int], sizes: Sequence[int]) -> int:
+    rank = 0
+    for coordinate, size in zip(place, sizes, strict=True):
+        rank = rank * size + coordinate
+    return rank

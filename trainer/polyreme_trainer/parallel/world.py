@@ -74,7 +74,7 @@ def open_world(settings: RankSettings, layout: Layout) -> Iterator[World]:
             f"{settings.master_address}:{settings.master_port}: {error}"
         ) from error
     try:
-        meshes = open_meshes(layout, device_type=settings.device_type, timeout_s=settings.collective_timeout_s)
+        meshes = open_meshes(layout, timeout_s=settings.collective_timeout_s)
         timeout = datetime.timedelta(seconds=CHECKPOINT_TIMEOUT_S)
         yield World(meshes=meshes, checkpoint_group=dist.new_group(backend="gloo", timeout=timeout))
     finally:

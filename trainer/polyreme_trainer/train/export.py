@@ -24,7 +24,7 @@ def export(state: TrainState, settings: TrainSettings, meshes: Meshes, directory
     Raises:
         OSError: On rank 0, if the disk refuses; an older export stays as it was.
     """
-    stacked = {slot.name for slot in state.flat.experts.slots}
+    stacked = {slot.name for slot in state.flat.experts.flat.slots}
     whole: dict[str, Tensor] = {}
     for name, tensor in state.model.state_dict().items():
         joined = collectives.gather_slices(tensor, meshes.ep_group) if name in stacked else tensor

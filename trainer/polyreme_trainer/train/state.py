@@ -18,7 +18,7 @@ from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.moe import MixtureOfExperts
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel.dispatch import AllToAllDispatcher
-from polyreme_trainer.parallel.flat import FlatModel, flatten
+from polyreme_trainer.parallel.flat import FlatModel, Slices, flatten
 from polyreme_trainer.parallel.gradients import GlobalStep, LocalStep, gradient_scale, reduce_step, rider_count
 from polyreme_trainer.parallel.mesh import Meshes, experts_of, sparse_place
 from polyreme_trainer.train.optimizer import FlatAdamW, update_router_biases
@@ -51,11 +51,13 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
     parameters = dict(model.named_parameters())
     flat = flatten(
         parameters,
-        expert_names=[name for name in parameters if name.endswith(STACKED)],
         riders=rider_count(decoder.layers - decoder.dense_layers, decoder.experts),
-        slice_place=sparse_place(layout, meshes.rank)["ep"],
-        slices=layout.ep,
-        copies=layout.edp,
+        experts=Slices(
+            names=frozenset(name for name in parameters if name.endswith(STACKED)),
+            place=sparse_place(layout, meshes.rank)["ep"],
+            count=layout.ep,
+            copies=layout.edp,
+        ),
     )
     return TrainState(
         model=model,
@@ -101,8 +103,7 @@ def to_inputs(batch: PackedBatch, *, device: torch.device | str) -> Inputs:
 
 def backward(state: TrainState, inputs: Inputs, *, stop: bool = False, save: bool = False) -> LocalStep:
     """Run forward and backward on this rank's tokens: gradients of the loss **sum** accumulate in the flat buffers."""
-    state.flat.dense.clear_gradients()
-    state.flat.experts.clear_gradients()
+    state.flat.clear_gradients()
     decoded = state.model(inputs.tokens_T, inputs.positions_T, inputs.document_offsets, inputs.patches_PC, inputs.grids)
     head_VD = state.model.language_model.lm_head.weight
     loss_sum, _ = token_loss(decoded.hidden_TD, head_VD, inputs.targets_T)
@@ -127,9 +128,10 @@ def reduce(state: TrainState, local: LocalStep, meshes: Meshes) -> GlobalStep:
 
 def content(state: TrainState, meshes: Meshes, *, with_rng: bool = True) -> Content:
     """Name everything that a checkpoint must hold, as views of the live buffers (the generator's state is a copy)."""
-    held = (sparse_place(meshes.layout, meshes.rank)["ep"], meshes.layout.ep)
+    experts = state.flat.experts
+    held = (experts.slices.place, experts.slices.count)
     parts = [
-        FlatTensors(prefix=prefix, slots=part.slots, buffer=buffer, part=held if part is state.flat.experts else None)
+        FlatTensors(prefix=prefix, slots=part.slots, buffer=buffer, part=held if part is experts.flat else None)
         for prefix, part, buffer in (
             *(("model", part, part.values) for part in state.flat.parts),
             *((f"optimizer.{kind}", part, buffer) for kind, part, buffer in state.optimizer.named()),

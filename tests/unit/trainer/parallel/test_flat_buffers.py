@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from polyreme_trainer.parallel.flat import FlatModel, flatten
+from polyreme_trainer.parallel.flat import FlatModel, Slices, flatten
 from polyreme_trainer.parallel.gradients import GlobalStep, gradient_scale
 
 
 def small() -> tuple[nn.Module, FlatModel]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3), nn.Linear(3, 2))
-    return model, flatten(dict(model.named_parameters()), expert_names=["2.weight"], riders=4)
+    return model, flatten(dict(model.named_parameters()), experts=Slices(names=frozenset({"2.weight"})), riders=4)
 
 
 def test_parameters_keep_their_values_and_become_views() -> None:
@@ -32,7 +32,9 @@ def test_backward_accumulates_into_the_buffers_and_leaves_riders_alone() -> None
     torch.manual_seed(1)
     x = torch.randn(4, 5)
     model(x).square().sum().backward()
-    gradients = dict(flat.dense.views(flat.dense.gradients)) | dict(flat.experts.views(flat.experts.gradients))
+    gradients = dict(flat.dense.views(flat.dense.gradients)) | dict(
+        flat.experts.flat.views(flat.experts.flat.gradients)
+    )
     plain = nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3), nn.Linear(3, 2))
     plain.load_state_dict(model.state_dict())
     plain(x).square().sum().backward()

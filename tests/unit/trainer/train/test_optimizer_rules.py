@@ -18,7 +18,7 @@ def test_ten_steps_are_those_of_torch_with_decay_on_matrices_only() -> None:
     ours, theirs = nn.Linear(7, 5), nn.Linear(7, 5)
     theirs.load_state_dict(ours.state_dict())
     settings = OptimizerSettings(weight_decay=0.3, beta2=0.95)
-    flat = flatten(dict(ours.named_parameters()), expert_names=[], riders=0)
+    flat = flatten(dict(ours.named_parameters()), riders=0)
     mine = FlatAdamW(flat, settings)
     peer = torch.optim.AdamW(
         [{"params": [theirs.weight], "weight_decay": 0.3}, {"params": [theirs.bias], "weight_decay": 0.0}],

@@ -16,9 +16,7 @@ from tests.sim.planted_bugs import CAUGHT_WITHIN, PLANTED, QUICKLY_CAUGHT, ROOT,
 SEEDS = range(1000)
 """About 550 s of one core."""
 
-OPEN = {
-    203: {"what fits is admitted", "every job finishes or says why", "no orphan at the end"},
-}
+OPEN: dict[int, set[str]] = {}
 """Seeds that break a rule, and which: open faults of the operator, the oracle or an actor, not understood yet
 (docs/critiques.md). Any other seed, and any other rule of these, fails the test."""
 

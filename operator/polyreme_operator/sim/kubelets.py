@@ -95,9 +95,7 @@ class Kubelets:
             return
         node.up = True
         self._say_ready(name, "True")
-        for record in list(self._store.records("Pod")):
-            if record.manifest["spec"].get("nodeName") == name:
-                self.sync(ObjectRef.of(record.manifest), record.uid)
+        self._sync_bound_to(name)
         for launcher in list(self._world.launchers.values()):
             if launcher.node == name and launcher.alive:
                 self.sync(launcher.ref, launcher.pod_uid)
@@ -114,13 +112,20 @@ class Kubelets:
         self._world.soon(POD_GARBAGE_S, lambda: self._clear(name))
 
     def add_again(self, name: str, *, owned: bool) -> None:
-        """A machine of that name joins anew, empty."""
+        """A machine of that name joins anew, empty; its kubelet reads what is still bound to it, and ends that."""
         old = self.nodes[name]
         self.add(SimNode(name=name, devices=old.devices, labels=old.labels), owned=owned)
+        self._sync_bound_to(name)
 
     def patch(self, name: str, patch: Manifest) -> None:
         """Change a Node object, as an administrator does."""
         self._store.patch(ObjectRef(kind="Node", name=name), patch)
+
+    def _sync_bound_to(self, name: str) -> None:
+        """Do what a kubelet does that begins: it lists the pods of its node, those that wait for their end too."""
+        for record in list(self._store.records("Pod")):
+            if record.manifest["spec"].get("nodeName") == name:
+                self.sync(ObjectRef.of(record.manifest), record.uid)
 
     def _kill_all(self, name: str) -> None:
         for launcher in list(self._world.launchers.values()):

@@ -162,9 +162,11 @@ class _Operator:
                 version = None
                 failures += 1
                 self._note(self._synced(kind))
-            except RetryableError as error:
+            except PortError as error:
+                # Also a refusal: an API server that has just started knows nobody's rights yet.
                 failures += 1
-                _log.info("watch of %s broke: %s", kind, error)
+                level = logging.INFO if isinstance(error, RetryableError) else logging.WARNING
+                _log.log(level, "watch of %s broke: %s", kind, error)
                 if kind == "Lease" and self._deaf_since_s is None:
                     # Leaders can't be heard: what they say now is read whole, once they can be again.
                     self._deaf_since_s, version = self._clock.steady_s(), None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import random
 import secrets
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import kopf
@@ -33,6 +34,8 @@ WORKERS_MAX = 64
 """Objects whose events kopf handles at a time: without a bound 15,000 first sights held as many connections."""
 WORKER_IDLE_S = 0.05
 """How long a worker of kopf's keeps its place for nothing; its default of 5 s makes of the bound a crawl."""
+RETRIES_S = (1.0, 1.0, 2.0, 3.0, 5.0)
+"""Delays of kopf's requests that fail; the last for good. Its own give up after 54 s, and the operator with them."""
 EXIT_S = 25.0
 """Longest way out; a pod's own grace is 30 s."""
 
@@ -154,7 +157,13 @@ def _settings() -> kopf.OperatorSettings:
     settings.queueing.idle_timeout = WORKER_IDLE_S
     settings.watching.chunk_size = PAGE_OBJECTS
     settings.process.ultimate_exiting_timeout = EXIT_S
+    settings.networking.error_backoffs = _Retries()
     return settings
+
+
+class _Retries(Iterable[float]):
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain(RETRIES_S, itertools.repeat(RETRIES_S[-1]))
 
 
 def _login(**arguments: Any) -> kopf.ConnectionInfo | None:

@@ -12,7 +12,16 @@ from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
 from polyreme_operator.adapters.embedded.store import Store
 from polyreme_operator.loop import run_operator
-from polyreme_operator.port import STATUS_SUBRESOURCE, ListPage, Manifest, ObjectRef, PortTimeoutError, WatchEvent
+from polyreme_operator.port import (
+    STATUS_SUBRESOURCE,
+    InvalidObjectError,
+    ListPage,
+    Manifest,
+    ObjectRef,
+    PortError,
+    PortTimeoutError,
+    WatchEvent,
+)
 from polyreme_operator.settings import Settings
 from polyreme_operator.sim.eventloop import SimClock, VirtualLoop
 
@@ -26,14 +35,14 @@ POLL_S = 0.5
 class Away:
     """A cluster that is out of reach for a while."""
 
-    def __init__(self, cluster: EmbeddedCluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: EmbeddedCluster, error: PortError) -> None:
+        self._cluster, self._error = cluster, error
         self.away = False
 
     async def _answer(self, call: Awaitable[Answer]) -> Answer:
         if self.away:
             asyncio.ensure_future(call).cancel()
-            raise PortTimeoutError("nobody answers")
+            raise self._error
         return await call
 
     async def list(self, kind: str, **options: Any) -> ListPage:
@@ -48,7 +57,7 @@ class Away:
                 while not step.done():
                     await asyncio.wait({step}, timeout=POLL_S)
                     if self.away:
-                        raise PortTimeoutError("the connection broke")
+                        raise self._error
                 yield step.result()
         finally:
             if step is not None:
@@ -71,16 +80,17 @@ class Away:
         await self._answer(self._cluster.bind(ref, **options))
 
 
+@pytest.mark.parametrize("error", [PortTimeoutError("nobody answers"), InvalidObjectError("403 Forbidden")], ids=str)
 @pytest.mark.parametrize(("leader_lives", "attempts"), [(True, 1), (False, 2)])
 def test_only_a_leader_that_stays_silent_when_it_can_be_heard_again_costs_an_attempt(
-    leader_lives: bool, attempts: int
+    leader_lives: bool, attempts: int, error: PortError
 ) -> None:
     virtual = VirtualLoop()
     clock = SimClock(virtual)
     numbers = iter(range(1000))
     store = Store(new_uid=lambda: f"{next(numbers):08x}-0000", now_s=clock.now_s)
     cluster = EmbeddedCluster(store)
-    port = Away(cluster)
+    port = Away(cluster, error)
 
     async def story() -> None:
         store.create(node())

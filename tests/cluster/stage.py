@@ -11,6 +11,8 @@ from typing import Any
 
 from polyreme_api import labels
 from polyreme_api.job.placement import Placement
+from polyreme_api.times import rfc3339
+from polyreme_operator.adapters.clock import SystemClock
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
 from polyreme_operator.port import ClusterPort, ConflictError, Manifest, NotFoundError, ObjectRef
@@ -26,6 +28,7 @@ STEADY_S = 2.0
 """How long something that must not happen is given to happen."""
 BLOCK, RACK = "test.polyreme.dev/block", "test.polyreme.dev/rack"
 NOT_READY = "node.kubernetes.io/not-ready"
+KWOK = "kwok.x-k8s.io/node"
 
 
 class Stage:
@@ -66,7 +69,7 @@ class Stage:
             "kind": "Node",
             "metadata": {
                 "name": name,
-                "annotations": {"kwok.x-k8s.io/node": "fake"},
+                "annotations": {KWOK: "fake"},
                 "labels": {"kubernetes.io/hostname": name, **near, **(tags or {})},
             },
             "spec": {"taints": list(taints)},
@@ -78,6 +81,25 @@ class Stage:
             kept = [taint for taint in made["spec"]["taints"] if taint["key"] != NOT_READY]
             made = await self.change(ObjectRef.of(made), {"spec": {"taints": kept}})
         return name
+
+    async def silence(self, node: str) -> None:
+        """Have a node's kubelet say that it is not ready, and KWOK leave it alone."""
+        ref = ObjectRef(kind="Node", name=node)
+        await self.change(ref, {"metadata": {"annotations": {KWOK: None}}})
+        await self._say(ref, ready=False)
+
+    async def wake(self, node: str) -> None:
+        """Have a node be ready again; what Kubernetes put on it is taken off by Kubernetes."""
+        ref = ObjectRef(kind="Node", name=node)
+        await self._say(ref, ready=True)
+        await self.change(ref, {"metadata": {"annotations": {KWOK: "fake"}}})
+
+    async def _say(self, ref: ObjectRef, *, ready: bool) -> None:
+        at = rfc3339(SystemClock().now_s())
+        said = {"type": "Ready", "status": str(ready), "reason": "Test", "message": "", "lastTransitionTime": at}
+        others = [entry for entry in (await self.cluster.get(ref))["status"]["conditions"] if entry["type"] != "Ready"]
+        conditions = [*others, {**said, "lastHeartbeatTime": at}]
+        await self.change(ref, {"status": {"conditions": conditions}}, subresource="status")
 
     async def nodes(self, racks: Mapping[str, int], *, devices: int = 1) -> None:
         """Make so many nodes in each rack, whose names say nothing of where they are."""
@@ -164,9 +186,7 @@ class Stage:
             "metadata": {"name": name, "namespace": self.namespace},
             "spec": {"selector": {"matchLabels": {"app": name}}, "template": template},
         }
-        path = self._folder / f"{name}.json"
-        path.write_text(json.dumps(manifest))
-        await self.kubectl("apply", "-f", str(path))
+        await self.apply(manifest)
         await self.kubectl("rollout", "status", f"daemonset/{name}", "--timeout=30s")
 
     async def change(self, ref: ObjectRef, patch: Manifest, *, subresource: str | None = None) -> Manifest:
@@ -193,6 +213,12 @@ class Stage:
 
     async def _is_gone(self, job: str) -> bool:
         return not await self.pods(job)
+
+    async def apply(self, *manifests: Manifest) -> None:
+        """Have kubectl apply objects of kinds that the operator knows nothing of."""
+        path = self._folder / "applied.json"
+        path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": list(manifests)}))
+        await self.kubectl("apply", "-f", str(path))
 
     async def kubectl(self, *arguments: str) -> str:
         """Run kubectl in this story's namespace."""

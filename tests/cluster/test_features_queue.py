@@ -152,6 +152,91 @@ def test_a_priority_class_goes_before_a_number(operated: str) -> None:
     play(operated, story)
 
 
+def test_a_missing_priority_class_is_said_and_heals_when_it_is_made(operated: str) -> None:
+    async def story(stage: Stage) -> None:
+        node = await stage.node("n")
+        await stage.queue(preemption=AT_ONCE)
+        name = stage.name("urgent")
+        await stage.job("number", priority=500)
+        await stage.until_trains("number")
+        await stage.job("named", priorityClassName=name, priority=7)
+
+        def missing(status: Manifest) -> bool:
+            return condition_of(status, "PriorityClassMissing")[:2] == ("True", "NotFound")
+
+        status = await stage.until_job("named", missing, "says that its class is missing")
+        words = f"there is no PriorityClass {name}; spec.priority 7 counts until there is: make it"
+        assert condition_of(status, "PriorityClassMissing")[2] == words
+        await stage.until_waits("named", "WaitingForCapacity")
+        assert await stage.running() == {"number"}
+        kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}
+        await stage.create({**kind, "value": 1000})
+        status = await stage.until_trains("named")
+        assert (status["priority"], condition_of(status, "PriorityClassMissing")[0]) == (1000, "")
+        assert (await stage.condition("number", "Preempted"))[0] == "True"
+        # The class goes, and is said to be missing of a job that runs, too; a job without one is told nothing.
+        await stage.delete(ObjectRef(kind="PriorityClass", name=name))
+        status = await stage.until_job("named", missing, "says that its class is missing")
+        assert condition_of(status, "PriorityClassMissing")[2] == words
+        assert (await stage.condition("number", "PriorityClassMissing"))[0] == ""
+        assert {pod["spec"]["nodeName"] for pod in await stage.pods("named")} <= {node}
+
+    play(operated, story)
+
+
+def test_jobs_of_one_second_go_in_the_order_in_which_they_came(operated: str) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.node("n")
+        await stage.queue(stopPolicy="Hold")
+        names = [f"{word}{at}" for at in range(12) for word in "zma"]
+        made = [await stage.job(name) for name in names]
+        ages = [job["metadata"]["creationTimestamp"] for job in made]
+        assert len(set(ages)) < len(ages), "some are of one second"
+        status = await stage.until_queue("q", lambda seen: len(seen.get("head") or ()) == len(names), "all wait")
+        assert [entry["name"] for entry in status["head"]] == names
+        # What came first is written down: neither a change of the job nor another operator forgets it.
+        told = [await stage.until_job(name, lambda seen: "arrival" in seen, "says when it came") for name in names]
+        came = [int(status["arrival"]) for status in told]
+        assert came == [int(job["metadata"]["resourceVersion"]) for job in made]
+        await stage.change(stage.ref("z0"), {"metadata": {"labels": {"changed": "yes"}}})
+        await stage.change_queue("q", stopPolicy="None")
+        await stage.until_running({"z0"})
+        await stage.end("z0")
+        await stage.until_running({"m0"})
+        assert (await stage.status("m0"))["arrival"] == came[1]
+
+    play(operated, story)
+
+
+def test_who_ends_before_the_head_could_start_fills_its_room_and_does_not_delay_it(operated: str) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.node("n", devices=4)
+        await stage.queue(preemption=AT_ONCE)
+        await stage.job("runs", 3, activeDeadlineSeconds=3600)
+        await stage.until_trains("runs")
+        await stage.job("head", 4)
+        await stage.until_waits("head", "WaitingForCapacity", "needs 4 devices; room for 1")
+        before = f"would delay {stage.namespace}/head"
+        await stage.job("endless")
+        await stage.until_waits("endless", "BehindOthers", before)
+        await stage.job("late", activeDeadlineSeconds=7200)
+        await stage.until_waits("late", "BehindOthers", before)
+        await stage.job("brief", activeDeadlineSeconds=4)
+        await stage.until_job("brief", lambda seen: condition_of(seen, "Admitted")[0] != "", "is admitted")
+        status = await stage.until_job("brief", lambda seen: condition_of(seen, "Failed")[0] == "True", "ends")
+        assert condition_of(status, "Failed")[1] == "DeadlineExceeded"
+        assert (await stage.condition("head", "Queued"))[0] == "True"
+        assert await stage.running() == {"runs"}
+        await stage.end("runs")
+        await stage.until_trains("head")
+        assert await stage.running() == {"head"}
+        # Nobody had to make way: who filled the room was gone.
+        assert "preemption" not in await stage.status("brief")
+        await stage.until_waits("endless", "WaitingForCapacity")
+
+    play(operated, story)
+
+
 def test_small_jobs_fill_what_is_held_for_the_head_only_if_it_can_take_it_back(operated: str) -> None:
     async def story(stage: Stage) -> None:
         await stage.node("n", devices=4)

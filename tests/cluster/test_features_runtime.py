@@ -1,6 +1,8 @@
 """What becomes of gangs: containers of one's own, lost nodes, pods taken away, namespaces that go; what is shown."""
 
 import json
+import re
+from collections import Counter
 
 from polyreme_api import labels
 from polyreme_operator.port import Manifest, NotFoundError, ObjectRef
@@ -75,6 +77,36 @@ def test_one_failed_container_restarts_the_whole_gang(operated: str) -> None:
     play(operated, story)
 
 
+def test_no_binding_is_sent_before_the_role_that_it_names(operated: str) -> None:
+    jobs = 12
+
+    async def story(stage: Stage) -> None:
+        await stage.node("n", devices=jobs)
+        await stage.queue(stopPolicy="Hold")
+        before = await _answers(stage)
+        for at in range(jobs):
+            await stage.job(f"j{at}")
+        await stage.change_queue("q", stopPolicy="None")
+        for at in range(jobs):
+            await stage.until_trains(f"j{at}")
+        after = await _answers(stage)
+        assert after - before == Counter({("roles", "201"): jobs, ("rolebindings", "201"): jobs})
+
+    play(operated, story)
+
+
+async def _answers(stage: Stage) -> Counter[tuple[str, str]]:
+    """Count what the API server has answered so far to those who create Roles and RoleBindings."""
+    text = await stage.kubectl("get", "--raw", "/metrics")
+    found: Counter[tuple[str, str]] = Counter()
+    for line in text.splitlines():
+        if line.startswith("apiserver_request_total{") and 'verb="POST"' in line:
+            tags = dict(re.findall(r'(\w+)="([^"]*)"', line))
+            if tags["resource"] in {"roles", "rolebindings"}:
+                found[tags["resource"], tags["code"]] += int(float(line.rsplit(" ", 1)[1]))
+    return found
+
+
 def test_a_lost_nodes_workers_go_elsewhere_and_the_others_stay(operated: str) -> None:
     async def story(stage: Stage) -> None:
         for word in ("a", "b", "c"):
@@ -88,6 +120,72 @@ def test_a_lost_nodes_workers_go_elsewhere_and_the_others_stay(operated: str) ->
         assert places(status)[1] == kept
         assert places(status)[0] not in {lost, kept}
         assert [record["cause"] for record in status["restartRecords"]] == ["NodeLost"]
+
+    play(operated, story)
+
+
+def test_a_node_that_is_not_ready_loses_its_workers_and_gets_new_ones_when_it_is_back(operated: str) -> None:
+    async def story(stage: Stage) -> None:
+        for word in ("a", "b", "c"):
+            await stage.node(word)
+        await stage.queue()
+        await stage.job("runs", 2, health={"nodeLostSeconds": 1})
+        await stage.until_trains("runs")
+        lost, kept = places(await stage.status("runs"))
+        before = {pod["spec"]["nodeName"]: pod["metadata"]["uid"] for pod in await stage.pods("runs")}
+        await stage.silence(lost)
+        status = await stage.until_trains("runs", attempt=2)
+        assert places(status)[1] == kept
+        assert places(status)[0] not in {lost, kept}
+        assert [record["cause"] for record in status["restartRecords"]] == ["NodeLost"]
+        after = {pod["spec"]["nodeName"]: pod["metadata"]["uid"] for pod in await stage.pods("runs")}
+        assert after[kept] == before[kept]
+        await stage.job("more")
+        await stage.until_waits("more", "WaitingForCapacity", "1 node is out of service")
+        await stage.wake(lost)
+        await stage.until_trains("more")
+        assert places(await stage.status("more")) == [lost]
+        assert (await stage.status("runs"))["attempt"]["number"] == 2
+
+    play(operated, story)
+
+
+def test_a_node_that_is_back_in_time_costs_nothing(operated: str) -> None:
+    async def story(stage: Stage) -> None:
+        for word in ("a", "b"):
+            await stage.node(word)
+        await stage.queue()
+        await stage.job("runs", 1, health={"nodeLostSeconds": 3600})
+        await stage.until_trains("runs")
+        (node,) = places(await stage.status("runs"))
+        await stage.silence(node)
+
+        async def runs() -> bool:
+            return bool((await stage.status("runs"))["attempt"]["number"] == 1)
+
+        await stage.stays(runs, "the attempt goes on")
+        await stage.wake(node)
+        await stage.stays(runs, "the attempt goes on")
+        assert (await stage.condition("runs", "Running"))[0] == "True"
+
+    play(operated, story)
+
+
+def test_a_taint_that_sends_pods_away_sends_them_elsewhere(operated: str) -> None:
+    async def story(stage: Stage) -> None:
+        for word in ("a", "b", "c"):
+            await stage.node(word)
+        await stage.queue()
+        await stage.job("runs", 2)
+        await stage.until_trains("runs")
+        left, kept = places(await stage.status("runs"))
+        await stage.kubectl("taint", "node", left, "example.com/broken=yes:NoExecute")
+        status = await stage.until_trains("runs", attempt=2)
+        assert places(status)[1] == kept
+        assert places(status)[0] not in {left, kept}
+        # At once: no pod was sent to where no pod may go.
+        assert [record["cause"] for record in status["restartRecords"]] in (["Evicted"], ["PodLost"])
+        assert not [pod for pod in await stage.pods("runs") if pod["spec"].get("nodeName") == left]
 
     play(operated, story)
 

@@ -1,0 +1,91 @@
+"""Floating-point operations of each part of the model, in closed form.
+
+A product of an (m, k) by a (k, n) matrix is ``2 m k n`` operations; a training step costs three forwards, since the
+backward makes two products of each one (PaLM, arXiv:2204.02311, appendix B). Counted are products only: norms,
+activations and the softmax of attention are under 1 % at these widths. Causal attention sees half of its square.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.plan.parts import Part, attention_parameters, layer_parts
+from polyreme_api.plan.shapes import ModelShape
+
+TRAINING_FORWARDS = 3
+"""Forward, gradient of the inputs, gradient of the weights."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """What a pack holds: its length, and how much of it is images."""
+
+    sequence_tokens: int
+    """Tokens of a pack; attention is priced over all of it, which is the most that a pack of one document costs."""
+    image_patches: int = 1024
+    """Patches of one image, before the tower joins them to tokens."""
+    visual_share: float = 0.5
+    """Share of the tokens that are image features, 0 to 1."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no pack holds.
+
+        Raises:
+            InvalidConfigError: Naming the value.
+        """
+        if self.sequence_tokens < 1:
+            raise InvalidConfigError(
+                f"pack is too short: {self.sequence_tokens} tokens, rule at least 1", field="spec.data.sequenceTokens"
+            )
+        if self.image_patches < 1:
+            raise InvalidConfigError(
+                f"image is too small: {self.image_patches} patches, rule at least 1", field="--image-patches"
+            )
+        if not 0 <= self.visual_share <= 1:
+            raise InvalidConfigError(
+                f"share of image tokens is {self.visual_share}, rule 0 to 1", field="--visual-share"
+            )
+
+    def patches_per_token(self, shape: ModelShape) -> float:
+        """Patches that the tower encodes for each token of the language model, on average."""
+        return self.visual_share * shape.vision.merge**2
+
+
+def forward_flops(shape: ModelShape, mix: Mix) -> dict[Part, float]:
+    """Count the forward of one part of each kind, for one token of the language model [operations]."""
+    d = shape.decoder
+    attention = 2 * _attention_products(shape) + d.heads * (d.query_dim + d.value_dim) * mix.sequence_tokens
+    active = d.experts_per_token + d.shared_experts
+    return {
+        Part.TOWER: _tower_flops(shape, mix),
+        Part.EMBEDDING: 0.0,
+        Part.DENSE: attention + 2 * 3 * d.width * d.dense_ffn_width,
+        Part.MOE: attention + 2 * (3 * d.width * d.expert_ffn_width * active + d.width * d.experts),
+        Part.HEAD: 2.0 * d.vocabulary * d.width,
+    }
+
+
+def training_flops(shape: ModelShape, mix: Mix) -> float:
+    """Count a training step's operations for one token, the whole model."""
+    flops = forward_flops(shape, mix)
+    layers = sum(flops[part] for part in layer_parts(shape))
+    return TRAINING_FORWARDS * (flops[Part.TOWER] + flops[Part.EMBEDDING] + layers + flops[Part.HEAD])
+
+
+def _attention_products(shape: ModelShape) -> int:
+    """Count the weights of attention that are multiplied: all but its norms'."""
+    d = shape.decoder
+    norms = d.kv_rank + (d.q_rank or 0)
+    return attention_parameters(shape) - norms
+
+
+def _tower_flops(shape: ModelShape, mix: Mix) -> float:
+    """Count the tower and the projector for one token of the language model; attention is full within an image."""
+    v = shape.vision
+    products = 4 * v.width * v.width + 2 * v.width * v.ffn_width
+    block = 2 * products + 4 * v.width * mix.image_patches
+    patch = v.layers * block + 2 * v.channels * v.patch_px**2 * v.width
+    joined = v.width * v.merge**2
+    projector = 2 * (joined * joined + joined * shape.decoder.width)
+    return mix.patches_per_token(shape) * patch + mix.visual_share * projector

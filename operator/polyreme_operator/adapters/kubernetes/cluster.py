@@ -19,7 +19,12 @@ from pydantic import TypeAdapter
 
 from polyreme_operator.adapters.kubernetes.answers import error_of, error_of_status
 from polyreme_operator.adapters.kubernetes.connection import Connection
-from polyreme_operator.adapters.kubernetes.resources import collection_path, object_path, tidy
+from polyreme_operator.adapters.kubernetes.resources import (
+    collection_path,
+    object_path,
+    tidy,
+    without_managed_fields,
+)
 from polyreme_operator.port import (
     PAGE_OBJECTS,
     InvalidObjectError,
@@ -101,7 +106,9 @@ class KubernetesCluster:
         query = {"limit": str(max(1, limit)), **self._selectors.get(kind, {})}
         if continue_ is not None:
             query["continue"] = continue_
-        answer = await self._call("GET", collection_path(kind, namespace), query=query, what=f"list of {kind}")
+        answer = await self._call(
+            "GET", collection_path(kind, namespace), kind=kind, query=query, what=f"list of {kind}"
+        )
         metadata = answer["metadata"]
         return ListPage(
             items=[tidy(item, kind) for item in answer.get("items") or ()],
@@ -134,7 +141,7 @@ class KubernetesCluster:
 
     async def get(self, ref: ObjectRef) -> Manifest:
         """Return the object as it is now."""
-        return tidy(await self._call("GET", object_path(ref), what=f"get of {ref}"), ref.kind)
+        return tidy(await self._call("GET", object_path(ref), kind=ref.kind, what=f"get of {ref}"), ref.kind)
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Create the object."""
@@ -146,7 +153,7 @@ class KubernetesCluster:
             raise InvalidObjectError("a new object has no version yet", field="metadata.resourceVersion")
         path = collection_path(kind, metadata.get("namespace"))
         what = f"create of {kind} {metadata.get('namespace', '')}/{metadata.get('name', '')}"
-        return tidy(await self._call("POST", path, query=_WRITES, body=manifest, what=what), kind)
+        return tidy(await self._call("POST", path, kind=kind, query=_WRITES, body=manifest, what=what), kind)
 
     async def patch(
         self,
@@ -166,6 +173,7 @@ class KubernetesCluster:
         answer = await self._call(
             "PATCH",
             object_path(ref, subresource),
+            kind=ref.kind,
             query=_WRITES,
             body=body,
             what=f"patch of {ref}",
@@ -209,15 +217,17 @@ class KubernetesCluster:
         path: str,
         *,
         what: str,
+        kind: str = "",
         query: dict[str, str] | None = None,
         body: Manifest | None = None,
     ) -> Manifest:
+        """Make one call and return its answer; ``kind`` is that of the objects in it."""
         try:
             response = await self._send(
                 self._calls, method, path, query=query or {}, body=body, what=what, timeout=self._call_timeout
             )
             async with response:
-                answer = json.loads(await response.read())
+                answer = json.loads(without_managed_fields(await response.read(), kind))
         except ValueError as error:
             raise ServerError(f"{what} got an answer that is no JSON; whether it was done is unknown") from error
         except (TimeoutError, aiohttp.ClientError) as error:
@@ -274,7 +284,7 @@ class KubernetesCluster:
 
 def _event(line: bytes, *, kind: str, what: str) -> WatchEvent:
     try:
-        event = json.loads(line)
+        event = json.loads(without_managed_fields(line, kind))
         name, manifest = event["type"], event["object"]
     except (ValueError, TypeError, KeyError) as error:
         raise ServerError(f"{what} sent a line that is no event: {line[:100]!r}") from error

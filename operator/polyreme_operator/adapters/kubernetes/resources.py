@@ -75,6 +75,29 @@ def object_path(ref: ObjectRef, subresource: str | None = None) -> str:
     return path if subresource is None else f"{path}/{quote(subresource, safe='')}"
 
 
+_CUT_KINDS = frozenset({"Pod", "Node"})
+"""Kinds that come in thousands. The API server writes them with the managed fields last of the metadata."""
+_CUT_FROM, _CUT_BEHIND, _NAME = b',"managedFields":[', b']},"spec":{', b'"name":"'
+
+
+def without_managed_fields(body: bytes, kind: str) -> bytes:
+    """Cut the managed fields out of the JSON of objects that come in thousands, before anybody parses them.
+
+    They are a third of a pod's bytes, and half of the time that its parsing takes. No mark can be part of a string,
+    where quotes are escaped, nor of managed fields, whose keys are paths (``f:spec``). What is written otherwise than
+    the API server does, without these marks or with a name between them, is left as it is.
+    """
+    if kind not in _CUT_KINDS:
+        return body
+    kept, at = [], 0
+    while (begin := body.find(_CUT_FROM, at)) >= 0 and (end := body.find(_CUT_BEHIND, begin)) >= 0:
+        if body.find(_NAME, begin, end) >= 0:
+            return body
+        kept.append(body[at:begin])
+        at = end + 1
+    return b"".join((*kept, body[at:])) if kept else body
+
+
 def tidy(manifest: Manifest, kind: str) -> Manifest:
     """Drop what only the server reads, and name the kind that items of lists leave out; changes its argument."""
     resource = resource_of(kind)

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tools.cluster.binaries import BuildError, programs
@@ -20,7 +20,7 @@ TRIES = 3
 _DATA = ("etcd", "keys", "certificates", KUBECONFIG_NAME, "scheduler.json", "stages.yaml")
 
 
-def up(folder: Path, environment: Mapping[str, str]) -> str:
+def up(folder: Path, environment: Mapping[str, str], *, api_options: Sequence[str] = ()) -> str:
     """Return the kubeconfig of a cluster that answers, and start one if there is none.
 
     Raises:
@@ -43,7 +43,7 @@ def up(folder: Path, environment: Mapping[str, str]) -> str:
             _clear(folder, servers)
             started_s = time.monotonic()
             try:
-                kubeconfig = ControlPlane(folder, found, servers).start()
+                kubeconfig = ControlPlane(folder, found, servers, api_options=api_options).start()
                 servers.note_ready()
             except ServerError as error:
                 servers.stop()

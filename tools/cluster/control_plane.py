@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,14 @@ class ControlPlane:
         folder: Keys, data, logs, kubeconfig.
         programs: Paths of the programs by name.
         servers: Where the processes are written down.
+        api_options: Further options of the API server.
     """
 
-    def __init__(self, folder: Path, programs: Mapping[str, Path], servers: Servers) -> None:
+    def __init__(
+        self, folder: Path, programs: Mapping[str, Path], servers: Servers, *, api_options: Sequence[str] = ()
+    ) -> None:
         self._folder, self._programs, self._servers = folder, programs, servers
+        self._api_options = api_options
         self._ports = dict(zip(("etcd", "peer", "api", "controllers", "scheduler", "kwok"), free_ports(6), strict=True))
         self._token = secrets.token_hex(16)
         self._url = f"https://{HOST}:{self._ports['api']}"
@@ -118,6 +122,7 @@ class ControlPlane:
                 "--allow-privileged=true",
                 "--max-requests-inflight=2000",
                 "--max-mutating-requests-inflight=1000",
+                *self._api_options,
             ],
         )
         self._wait(server, f"{self._url}/readyz", what="API server's readiness")

@@ -86,13 +86,15 @@ def test_a_filler_ends_before_or_yields(fields: Any, ready_at_s: float | None, f
 
 
 def fill(queues: list[QueueView], fields: Any, ready_at_s: float | None, used: int = 0) -> bool:
-    tree = QueueTree.of(queues)
+    tree, head = QueueTree.of(queues), waiting("head", **HEAD)
+    ledger = QuotaLedger(tree, {("b", GPU): used})
+    ledger.charge(head.queue, head.requests, head.workers)
     return may_fill(
         waiting("f", **fields),
-        head=waiting("head", **HEAD),
+        head=head,
         head_ready_at_s=ready_at_s,
         tree=tree,
-        ledger=QuotaLedger(tree, {("b", GPU): used}),
+        ledger=ledger,
         now_s=NOW_S,
     )
 

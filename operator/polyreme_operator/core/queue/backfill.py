@@ -54,7 +54,7 @@ def may_fill(
         head: The job for which nodes and quota are held.
         head_ready_at_s: The head's earliest start, from the ends of what runs; None: nobody knows when.
         tree: The queues.
-        ledger: Their quotas, without the filler.
+        ledger: Their quotas, with the head charged and without the filler; left as it is.
         now_s: The present.
     """
     if not tree.view(head.queue).backfill:
@@ -73,9 +73,12 @@ def may_fill(
         yields_in_time = now_s + max(least_s, view.cooldown_s) <= head_ready_at_s
     if not yields_in_time:
         return False
-    books = Books.of(tree, ledger, head)
-    books.admit(filler)
-    return books.may_take(filler.queue)
+    if filler.queue == head.queue:
+        return True
+    ledger.charge(filler.queue, filler.requests, filler.workers)
+    yields = Books.on(tree, ledger, head).may_take(filler.queue)
+    ledger.release(filler.queue, filler.requests, filler.workers)
+    return yields
 
 
 def hold_for(

@@ -37,13 +37,12 @@ class QuotaLedger:
 
     def room(self, queue: str, resource: str) -> int | None:
         """Return how many more pieces the queue may take; None: any number. Nothing for a queue not in order."""
-        if not self._tree.in_order(queue):
-            return 0
-        if resource not in self._tree.limited(queue):
-            return None
+        way = self._tree.way(queue, resource)
+        if not way:
+            return None if self._tree.in_order(queue) else 0
         room: int | None = None
-        for at in reversed(self._tree.path(queue)):
-            bound, taken = self._tree.bound(at, resource), self._taken.get((at, resource), 0)
+        for place, bound in reversed(way):
+            taken = self._taken.get(place, 0)
             if room is None:
                 room = max(0, bound.quota - taken)
                 continue
@@ -85,12 +84,9 @@ class QuotaLedger:
     def _add(self, queue: str, resource: str, count: int) -> None:
         """Book at the queue, and at each cohort above what goes beyond the part kept below it."""
         self._own[queue, resource] += count
-        if resource not in self._tree.limited(queue):
-            return
-        for at in self._tree.path(queue):
+        for place, bound in self._tree.way(queue, resource):
             if not count:
                 return
-            before = self._taken[at, resource]
-            self._taken[at, resource] = before + count
-            kept = self._tree.bound(at, resource).kept
-            count = max(0, before + count - kept) - max(0, before - kept)
+            before = self._taken[place]
+            self._taken[place] = before + count
+            count = max(0, before + count - bound.kept) - max(0, before - bound.kept)

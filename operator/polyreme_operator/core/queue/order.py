@@ -55,6 +55,8 @@ class SchedulingOrder(Iterator[Waiting]):
         self._versions: dict[tuple[str, bool], int] = {}
         self._serial = itertools.count()
         self._owner: dict[int, str] = {}
+        self._stale: dict[str, None] = {}
+        """Queues of which something was passed, refused or admitted since their claims were worked out."""
         for queue in sorted(index.queues()):
             if tree.in_order(queue) and tree.stop_policy(queue) is StopPolicy.NONE:
                 self._cursors[queue] = _QueueCursor(index, tree, queue, now_s)
@@ -67,6 +69,9 @@ class SchedulingOrder(Iterator[Waiting]):
             self._claim_for(child, above[child][1])
 
     def __next__(self) -> Waiting:
+        for stale in self._stale:
+            self._renew(stale)
+        self._stale.clear()
         queue = self._first("")
         if queue is None:
             raise StopIteration
@@ -74,7 +79,7 @@ class SchedulingOrder(Iterator[Waiting]):
         rank = cursor.peek()
         assert rank is not None
         cursor.step()
-        self._renew(queue)
+        self._stale[queue] = None
         job = self._index[rank[1][-1]]
         self._owner[job.kind] = queue
         return job
@@ -84,12 +89,12 @@ class SchedulingOrder(Iterator[Waiting]):
         queue = self._owner.get(kind)
         if queue is not None:
             self._cursors[queue].refused.add(kind)
-            self._renew(queue)
+            self._stale[queue] = None
 
     def admitted(self, job: Waiting) -> None:
         """Count what was just admitted in the shares: its queue stands back."""
         self._shares.charge(job.queue, job.requests, job.workers)
-        self._renew(job.queue)
+        self._stale[job.queue] = None
 
     def _first(self, cohort: str) -> str | None:
         """Return the queue whose job goes next below a cohort."""

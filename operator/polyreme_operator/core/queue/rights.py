@@ -61,9 +61,14 @@ class Books:
         """Open books on a copy of the ledger."""
         twin = ledger.copy()
         twin.charge(preemptor.queue, preemptor.requests, preemptor.workers)
+        return cls.on(tree, twin, preemptor)
+
+    @classmethod
+    def on(cls, tree: QueueTree, ledger: QuotaLedger, preemptor: Waiting) -> Books:
+        """Open books on the ledger itself, on which the preemptor is charged already."""
         limited = tree.limited(preemptor.queue)
         resources = tuple(resource for resource, amount in preemptor.requests if amount > 0 and resource in limited)
-        return cls(tree, preemptor, twin, resources, {})
+        return cls(tree, preemptor, ledger, resources, {})
 
     def copy(self) -> Books:
         """Return books on which to try things out."""
@@ -72,10 +77,6 @@ class Books:
     def release(self, job: Running) -> None:
         """Let a job go."""
         self._ledger.release(job.queue, job.requests, len(job.rows_W))
-
-    def admit(self, job: Waiting) -> None:
-        """Take in a job that waits."""
-        self._ledger.charge(job.queue, job.requests, job.workers)
 
     def charge(self, job: Running) -> None:
         """Take a job back."""

@@ -62,6 +62,8 @@ class Shares:
         """
         self._tree = tree
         self._capacity = capacity
+        self._known: dict[tuple[str, bool], float] = {}
+        """Shares that were worked out, by queue and whether of its own jobs alone."""
         self._own: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._below: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for (queue, resource), count in used.items():
@@ -80,19 +82,26 @@ class Shares:
 
     def of(self, queue: str) -> float:
         """Return the share of a queue and all below it, over its weight: the least is served first."""
-        return self._dominant(queue, self._below)
+        return self._dominant(queue, own=False)
 
     def own(self, queue: str) -> float:
         """Return the share of the queue's own jobs, those of its children aside."""
-        return self._dominant(queue, self._own)
+        return self._dominant(queue, own=True)
 
     def _add(self, queue: str, resource: str, pieces: float) -> None:
         self._own[queue][resource] += pieces
+        self._known.pop((queue, True), None)
         for at in self._tree.path(queue) or (queue,):
             self._below[at][resource] += pieces
+            self._known.pop((at, False), None)
 
-    def _dominant(self, queue: str, table: Mapping[str, Mapping[str, float]]) -> float:
-        pieces = table.get(queue)
+    def _dominant(self, queue: str, *, own: bool) -> float:
+        known = self._known.get((queue, own))
+        if known is None:
+            known = self._known[queue, own] = self._worked_out(queue, (self._own if own else self._below).get(queue))
+        return known
+
+    def _worked_out(self, queue: str, pieces: Mapping[str, float] | None) -> float:
         if not pieces:
             return 0.0
         root = self._tree.root(queue)

@@ -124,17 +124,28 @@ class _Admissions:
 
     def _behind_heads(self, waiting: Waiting, job: JobView) -> Found | Pending:
         """Find a place beside what is held for the heads of queues."""
+        if (quota := self._never_within_quota(waiting, job)) is not None:
+            return quota
         blocked_N = blocked_for(self._work, job)
         with self._heads.beside(waiting) as (held_N, before):
             found = self._find(job, blocked_N if held_N is None else blocked_N | held_N)
         if isinstance(found, Found) or not before:
             return found
-        with self._heads.none():
+        with self._heads.none(waiting):
             alone = self._find(job, blocked_N)
         if isinstance(alone, Pending):
             return alone
         name = _name(self._cluster.jobs[before[0].uid])
         return Pending(Reason.BEHIND_OTHERS, f"would fit, but that would delay {name}, which is before it")
+
+    def _never_within_quota(self, waiting: Waiting, job: JobView) -> Pending | None:
+        """Say that a job of one size exceeds its quota even with nothing held for others: most that wait do."""
+        wish, *smaller = elastic.sizes(job)
+        if smaller:
+            return None
+        with self._heads.none(waiting):
+            quota = over_quota(self._work, job, wish)
+        return None if quota is None else Pending(Reason.EXCEEDS_QUOTA, quota)
 
     def _find(self, job: JobView, blocked_N: BoolArray) -> Found | Pending:
         """Find a place at the best size that fits."""

@@ -25,6 +25,8 @@ from polyreme_operator.types.snapshot import Pending
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
     head: Waiting
+    number: int
+    """In the order in which they were found."""
     rows_N: BoolArray | None
     """None: only quota is held."""
     ready_at_s: float | None
@@ -35,7 +37,10 @@ class Heads:
 
     def __init__(self, work: Round) -> None:
         self._work = work
-        self._held: dict[str, _Held] = {}
+        self._quotas: dict[str, list[_Held]] = {}
+        """By root of the head's tree: nobody elsewhere is concerned by its quota."""
+        self._nodes: list[_Held] = []
+        """Those for which nodes are held, too: against everybody."""
         self._seen: set[str] = set()
         self._with_nodes = 0
 
@@ -50,7 +55,9 @@ class Heads:
         self._seen.add(waiting.queue)
         held = self._hold(waiting, why)
         if held is not None:
-            self._held[waiting.queue] = held
+            self._quotas.setdefault(self._root(waiting), []).append(held)
+            if held.rows_N is not None:
+                self._nodes.append(held)
             self._work.quotas.charge(waiting.queue, waiting.requests, waiting.workers)
 
     @contextlib.contextmanager
@@ -83,35 +90,34 @@ class Heads:
         for head in heads:
             quotas.charge(head.queue, head.requests, head.workers)
 
-    def none(self) -> contextlib.AbstractContextManager[None]:
-        """While this lasts, no quota is held for any head."""
-        return self.without([held.head for held in self._held.values()])
+    def none(self, waiting: Waiting) -> contextlib.AbstractContextManager[None]:
+        """While this lasts, no quota that a job could use is held for any head."""
+        return self.without([held.head for held in self._quotas.get(self._root(waiting), ())])
 
     def _concerning(self, waiting: Waiting) -> list[_Held]:
-        tree = self._work.cluster.tree
-        root = tree.root(waiting.queue)
-        return [
-            held
-            for held in self._held.values()
-            if held.head.uid != waiting.uid and (held.rows_N is not None or tree.root(held.head.queue) == root)
-        ]
+        root = self._root(waiting)
+        elsewhere = [held for held in self._nodes if self._root(held.head) != root]
+        concerning = [held for held in (*self._quotas.get(root, ()), *elsewhere) if held.head.uid != waiting.uid]
+        return sorted(concerning, key=lambda held: held.number) if elsewhere else concerning
+
+    def _root(self, waiting: Waiting) -> str:
+        return self._work.cluster.tree.root(waiting.queue)
 
     def _fills(self, waiting: Waiting, held: _Held) -> bool:
-        with self.without([held.head]):
-            return may_fill(
-                waiting,
-                head=held.head,
-                head_ready_at_s=held.ready_at_s,
-                tree=self._work.cluster.tree,
-                ledger=self._work.quotas,
-                now_s=self._work.now_s,
-            )
+        return may_fill(
+            waiting,
+            head=held.head,
+            head_ready_at_s=held.ready_at_s,
+            tree=self._work.cluster.tree,
+            ledger=self._work.quotas,
+            now_s=self._work.now_s,
+        )
 
     def _hold(self, waiting: Waiting, why: Pending) -> _Held | None:
         work = self._work
         if why.reason == Reason.EXCEEDS_QUOTA:
             ever = QuotaLedger(work.cluster.tree, {}).fits(waiting.queue, waiting.requests, waiting.workers)
-            return _Held(head=waiting, rows_N=None, ready_at_s=None) if ever else None
+            return _Held(head=waiting, number=len(self._seen), rows_N=None, ready_at_s=None) if ever else None
         if why.reason == Reason.MISCONFIGURED or self._with_nodes >= work.limits.heads_max:
             return None
         self._with_nodes += 1
@@ -134,4 +140,6 @@ class Heads:
             now_s=work.now_s,
             blocked_N=blocked_for(work, job),
         )
-        return None if found is None else _Held(head=waiting, rows_N=found.rows_N, ready_at_s=found.ready_at_s)
+        if found is None:
+            return None
+        return _Held(head=waiting, number=len(self._seen), rows_N=found.rows_N, ready_at_s=found.ready_at_s)

@@ -34,6 +34,8 @@ class ResumePoint(BaseModel):
     resume_from: Annotated[str, Field(max_length=64)] | None = None
     """Name of a checkpoint, or None: from the beginning."""
     fixed_at_s: float = 0.0
+    fixed_by: Annotated[str, Field(max_length=64)] = ""
+    """Which leader's process fixed it; no other one ever releases the attempt."""
 
     @property
     def checkpoint(self) -> CheckpointRef | None:

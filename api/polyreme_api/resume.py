@@ -28,18 +28,29 @@ class ResumeRoot(Protocol):
         ...
 
 
-def fix_resume_point(root: ResumeRoot, *, attempt: int, now_s: float) -> ResumePoint:
-    """Fix the attempt's resume point and return it: once an attempt, whoever asks and however often.
+def fix_resume_point(root: ResumeRoot, *, attempt: int, by: str, now_s: float) -> ResumePoint | None:
+    """Fix the attempt's resume point and return it: once an attempt, however often its leader asks.
 
     Two answers for one attempt would have ranks of one gang begin at different steps. The first choice stands, also
-    when its writer never heard that it was written.
+    when its writer never heard that it was written. And it is its writer's alone: another leader of the same attempt,
+    whose pod was made anew under the old number, can't know whether the first has released it. The Lease may be gone
+    with the pod; this stands.
+
+    Args:
+        root: The checkpoint root.
+        attempt: The attempt.
+        by: Name of the leader's process; no two have the same.
+        now_s: The present.
+
+    Returns:
+        The point; None where another process has fixed it, so that this one must never release the attempt.
     """
     # Before the look: a late writer of an older attempt that sees it deletes nothing that may be chosen here.
     root.claim(attempt)
     points, committed = root.look()
     fixed = next((point for point in points if point.attempt == attempt), None)
-    if fixed is not None:
-        return fixed
-    chosen = choose_resume(committed, [point for point in points if point.attempt < attempt])
-    name = None if chosen is None else checkpoint_name(chosen)
-    return root.put_if_absent(ResumePoint(attempt=attempt, resume_from=name, fixed_at_s=now_s))
+    if fixed is None:
+        chosen = choose_resume(committed, [point for point in points if point.attempt < attempt])
+        name = None if chosen is None else checkpoint_name(chosen)
+        fixed = root.put_if_absent(ResumePoint(attempt=attempt, resume_from=name, fixed_at_s=now_s, fixed_by=by))
+    return fixed if fixed.fixed_by == by else None

@@ -1,9 +1,9 @@
 """The state machine of index 0's launcher: follows ``status.attempt``, holds the barrier, keeps the job's Lease.
 
 What it keeps whatever the order of events: an attempt is released only when every index has joined it with the right
-replacement, its resume point is fixed, and the Lease says so (whoever reads the Lease then knows that ranks may live);
-never for an older attempt than the newest seen; success is said only when every rank of every index exited 0 and rank
-0's last record said so.
+replacement, its resume point is fixed by this very leader, and the Lease says so (whoever reads the Lease then knows
+that ranks may live); never for an older attempt than the newest seen; success is said only when every rank of every
+index exited 0 and rank 0's last record said so.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from typing import TypeAlias
 from polyreme_api.errors import ExitCode
 from polyreme_api.launch.follower import ExitProcess, Tick
 from polyreme_api.launch.messages import Beat, Directive, Exited, Finish, Joined, Message, Release
-from polyreme_api.launch.records import is_urgent, with_word_of_rank
+from polyreme_api.launch.records import is_urgent, tells, with_word_of_rank
 from polyreme_api.progress import EXITS_MAX, MESSAGE_CHARACTERS_MAX, Outcome, ProgressRecord, RankExit, RankPhase
 
 RENEW_EVERY_S = 2.0
 """How often the Lease is renewed when nothing urgent happens, and how often followers hear from the leader."""
 CODE_FENCED = 17
-CODE_STOPPED = 75
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +111,11 @@ class LeaseWritten:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseLost:
-    """A newer attempt or replacement wrote the Lease: this leader is of the past."""
+class Fenced:
+    """Another leader had or has this place: a newer one wrote the Lease, or another process fixed the resume point."""
+
+    attempt: int | None = None
+    """Whose resume point: it may have released that attempt, so nobody else ever does. None: it was the Lease."""
 
 
 LeaderEvent: TypeAlias = (
@@ -125,7 +127,7 @@ LeaderEvent: TypeAlias = (
     | AttemptRefused
     | ProgressFromRank
     | LeaseWritten
-    | LeaseLost
+    | Fenced
     | Tick
 )
 
@@ -155,7 +157,7 @@ class DropPeer:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FixResume:
-    """Fix the attempt's resume point by create-if-absent; ``ResumeFixed`` answers."""
+    """Fix the attempt's resume point by create-if-absent; ``ResumeFixed`` answers, or ``Fenced``."""
 
     attempt: int
 
@@ -242,8 +244,9 @@ def _dispatch(state: LeaderState, event: LeaderEvent, now_s: float) -> Step:
             return _on_progress(state, record), ()
         case LeaseWritten(record=record):
             return _on_written(state, record)
-        case LeaseLost():
-            return _finish(state, CODE_FENCED)
+        case Fenced(attempt=number):
+            current = number is None or (state.attempt is not None and number == state.attempt.number)
+            return _finish(state, CODE_FENCED) if current else (state, ())
         case Tick():
             return _on_tick(state, now_s)
 
@@ -436,7 +439,7 @@ def _release(resume: ResumeFixed) -> Release:
 
 def _concluded(state: LeaderState, attempt: AttemptView, record: ProgressRecord) -> ProgressRecord:
     """Put the exits that tell something, and the outcome once there is one, on the record."""
-    telling = [exited for exited in state.exits.values() if _tells(exited, attempt)][:EXITS_MAX]
+    telling = [exited for exited in state.exits.values() if tells(exited, run=attempt.run)][:EXITS_MAX]
     failed = tuple(RankExit(rank=exited.rank, code=exited.code, signal=exited.signal) for exited in telling)
     changes: dict[str, object] = {}
     if failed != record.exits:
@@ -452,13 +455,6 @@ def _concluded(state: LeaderState, attempt: AttemptView, record: ProgressRecord)
         message = "every rank exited 0, but rank 0's last record does not say that the run succeeded"
         changes |= {"outcome": Outcome.FAILED, "message": message}
     return record.model_copy(update=changes) if changes else record
-
-
-def _tells(exited: Exited, attempt: AttemptView) -> bool:
-    """Whether an exit is a failure: while ranks shall stop, being killed and the code for it are as asked."""
-    if attempt.run:
-        return exited.code != 0
-    return exited.signal is None and exited.code not in {0, CODE_STOPPED}
 
 
 def _on_progress(state: LeaderState, record: ProgressRecord) -> LeaderState:

@@ -1,9 +1,11 @@
-"""The record that the leader keeps on the Lease: what is told at once, and what rank 0 adds to it."""
+"""The record that the leader keeps on the Lease: what is told at once, what rank 0 adds, which ends count."""
 
 from __future__ import annotations
 
+from polyreme_api.launch.messages import Exited
 from polyreme_api.progress import ProgressRecord
 
+CODE_STOPPED = 75
 _FROM_RANK = frozenset({"phase", "step", "steps", "loss", "tokens_per_second", "step_seconds", "checkpoint", "message"})
 
 
@@ -24,3 +26,10 @@ def with_word_of_rank(known: ProgressRecord, said: ProgressRecord) -> ProgressRe
     # A checkpoint once durable stays so, also when a record does not repeat it.
     update["checkpoint"] = said.checkpoint or known.checkpoint
     return known.model_copy(update=update)
+
+
+def tells(exited: Exited, *, run: bool) -> bool:
+    """Tell whether an exit is a failure: while ranks shall stop, being killed and the code for it are as asked."""
+    if run:
+        return exited.code != 0
+    return exited.signal is None and exited.code not in {0, CODE_STOPPED}

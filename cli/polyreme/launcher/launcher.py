@@ -91,6 +91,7 @@ class Launcher:
             self._leading = Leading(
                 pod=self._pod,
                 environment=self._environment,
+                launcher=self._state.launcher,
                 secret=self._secret,
                 clock=self._clock,
                 to_own_follower=self._on_message,

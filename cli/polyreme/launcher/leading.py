@@ -41,6 +41,7 @@ class Leading:
     Args:
         pod: The pod's environment.
         environment: All variables, for the optional ones.
+        launcher: Name of this very process.
         secret: Secret of the job.
         clock: Clock.
         to_own_follower: Takes what the leader says to index 0.
@@ -52,12 +53,13 @@ class Leading:
         *,
         pod: PodEnvironment,
         environment: Mapping[str, str],
+        launcher: str,
         secret: bytes,
         clock: Clock,
         to_own_follower: Callable[[Message], None],
         on_fail: Callable[[PolyremeError], None],
     ) -> None:
-        self._pod = pod
+        self._pod, self._launcher = pod, launcher
         self._clock = clock
         self._to_own_follower = to_own_follower
         self._on_fail = on_fail
@@ -72,7 +74,7 @@ class Leading:
             holder=pod.pod,
             clock=clock,
             on_written=lambda record: self.feed(machine.LeaseWritten(record=record)),
-            on_lost=lambda: self.feed(machine.LeaseLost()),
+            on_lost=lambda: self.feed(machine.Fenced()),
         )
         self._server = LeaderServer(
             job_uid=pod.job_uid,
@@ -184,7 +186,7 @@ class Leading:
         for _ in range(RESUME_TRIES_MAX):
             try:
                 store, now_s = open_store(self._pod.checkpoint_url), self._clock.now_s()
-                return await asyncio.to_thread(fix_resume, store, attempt=attempt, now_s=now_s)
+                point = await asyncio.to_thread(fix_resume, store, attempt=attempt, by=self._launcher, now_s=now_s)
             except (RefusedError, InvalidConfigError) as error:
                 self._refuse(attempt, str(error), ExitCode.USAGE)
                 return None
@@ -192,6 +194,11 @@ class Leading:
                 last = str(error)
                 print(f"resume point of attempt {attempt} is not fixed: {last}", file=sys.stderr)
                 await self._clock.sleep(RESUME_RETRY_S)
+            else:
+                if point is None:
+                    print(f"attempt {attempt} had a leader before, which may have released it", file=sys.stderr)
+                    self.feed(machine.Fenced(attempt=attempt))
+                return point
         self._refuse(attempt, f"checkpoint root failed {RESUME_TRIES_MAX} times: {last}", ExitCode.ENVIRONMENT)
         return None
 

@@ -22,15 +22,15 @@ NAMED_MAX = 3
 """Missing files that a message names."""
 
 
-def fix_resume(store: ObjectStore, *, attempt: int, now_s: float) -> ResumePoint:
-    """Fix the attempt's resume point and return it; the first writer's choice stands.
+def fix_resume(store: ObjectStore, *, attempt: int, by: str, now_s: float) -> ResumePoint | None:
+    """Fix the attempt's resume point and return it; None where a process of another name than ``by`` has fixed it.
 
     Raises:
         ForeignFormatError: If a checkpoint is of a format that this version does not read.
         RefusedError: If a resume point is damaged.
         StoreFailedError: If the store stays away.
     """
-    return fix_resume_point(_StoreRoot(store), attempt=attempt, now_s=now_s)
+    return fix_resume_point(_StoreRoot(store), attempt=attempt, by=by, now_s=now_s)
 
 
 class _StoreRoot:

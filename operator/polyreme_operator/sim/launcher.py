@@ -292,13 +292,16 @@ class SimLauncher:
             return
         fails = self.world.faulty and self._rng.random() < STORE_FAILS
         root, now_s = self.world.root(self.pod.job_uid), self.world.clock.now_s()
-        point = None if fails and self._rng.random() < 0.5 else fix_resume_point(root, attempt=attempt, now_s=now_s)
-        if point is None or fails:
+        lost = fails and self._rng.random() < 0.5
+        point = None if lost else fix_resume_point(root, attempt=attempt, by=self.pod_uid, now_s=now_s)
+        if fails:
             self.world.after(self._rng.choice(STORE_RETRIES_S), lambda: self.deliver(lambda: self._fix(attempt)))
             return
-        event = l.ResumeFixed(
-            attempt=attempt, resume_from=point.resume_from, step=point.step, master_address="host", master_port=1
-        )
+        event: l.LeaderEvent = l.Fenced(attempt=attempt)
+        if point is not None:
+            event = l.ResumeFixed(
+                attempt=attempt, resume_from=point.resume_from, step=point.step, master_address="host", master_port=1
+            )
         self.deliver(lambda: self.feed_leader(event))
 
     # --------------------------------------------------------------------------------------------------------- API
@@ -358,7 +361,7 @@ class SimLauncher:
             text = (lease["metadata"].get("annotations") or {}).get(labels.ANNOTATION_PROGRESS)
             known = ProgressRecord.model_validate_json(text) if text else None
             if known is not None and known.outdates(record):
-                self.feed_leader(l.LeaseLost())
+                self.feed_leader(l.Fenced())
                 return True
             told = record.model_copy(update={"updated_at_s": self.world.clock.now_s()})
             annotation = {labels.ANNOTATION_PROGRESS: told.model_dump_json(by_alias=True, exclude_defaults=True)}

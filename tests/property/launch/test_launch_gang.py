@@ -2,7 +2,8 @@
 
 The wire keeps the order within one connection and loses what is under way when it breaks. Everything else may happen in
 any order: attempts, crashes, broken connections, replaced pods, slow resume points, time; leaders that die, and leaders
-that freeze, are replaced, and wake beside their replacement.
+that freeze, are replaced, and wake beside their replacement; a leader's pod is gone with the Lease, and comes back
+under its old number.
 """
 
 import dataclasses
@@ -63,6 +64,8 @@ class Gang:
         self.number = 0
         self.released: list[int] = []
         self.lease: ProgressRecord | None = None
+        self.points: dict[int, Head] = {}
+        """Who fixed the resume point of an attempt."""
         self.said_done: set[int] = set()
         self.exit_codes: dict[int, dict[int, int | None]] = {}
 
@@ -93,6 +96,7 @@ class Gang:
             (0.05, self.stop),
             (0.03, self.replace_dead_leader),
             (0.03, self.replace_frozen_leader),
+            (0.05, self.begin_leader_anew),
             (0.1, self.ghost_wakes),
             (0.3, self.ghost_reads_the_job),
         ]
@@ -205,6 +209,22 @@ class Gang:
         self.pods[0] = self.pod(0, replacement)
         self.new_attempt()
 
+    def begin_leader_anew(self) -> None:
+        """Its pod and the Lease are deleted at once, and the pod is created anew before anybody knew that it was there.
+
+        Nothing that the job or the Lease says tells the second leader of the first.
+        """
+        if not self.number or self.head.frozen:
+            return
+        for pod in self.pods[1:]:
+            if pod.head is self.head:
+                self.disconnect(pod)
+        old, self.lease = self.pods[0], None
+        old.live.clear()
+        self.head = Head(state=l.LeaderState(replacement=old.state.replacement))
+        self.pods[0] = self.pod(0, old.state.replacement)
+        self.lead(l.JobChanged(attempt=self.view))
+
     def ghost_wakes(self) -> None:
         for ghost in self.ghosts:
             if ghost.frozen:
@@ -226,8 +246,9 @@ class Gang:
         head = self.random.choice([self.head, *self.ghosts])
         if head.fixing and not head.frozen:
             attempt = head.fixing.pop(self.random.randrange(len(head.fixing)))
-            event = l.ResumeFixed(attempt=attempt, resume_from=None, step=0, master_address="127.0.0.1", master_port=1)
-            self.lead(event, head)
+            fixed = l.ResumeFixed(attempt=attempt, resume_from=None, step=0, master_address="127.0.0.1", master_port=1)
+            first = self.points.setdefault(attempt, head) is head
+            self.lead(fixed if first else l.Fenced(attempt=attempt), head)
 
     def lease_written(self) -> None:
         head = self.random.choice([self.head, *self.ghosts])
@@ -235,7 +256,7 @@ class Gang:
             return
         record, head.unwritten = head.unwritten, None
         if self.lease is not None and order(self.lease) > order(record):
-            self.lead(l.LeaseLost(), head)
+            self.lead(l.Fenced(), head)
         else:
             self.lease = record
             self.lead(l.LeaseWritten(record=record), head)

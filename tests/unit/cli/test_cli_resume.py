@@ -39,7 +39,9 @@ def save(root: Path, attempt: int, step: int, *, format_version: int = 1) -> Pat
 
 
 def fix(root: Path, attempt: int) -> str | None:
-    return fix_resume(open_store(root.as_uri()), attempt=attempt, now_s=1.0).resume_from
+    point = fix_resume(open_store(root.as_uri()), attempt=attempt, by="one", now_s=1.0)
+    assert point is not None
+    return point.resume_from
 
 
 def test_an_attempt_goes_on_from_the_newest_committed_checkpoint(tmp_path: Path) -> None:
@@ -56,6 +58,14 @@ def test_the_choice_is_made_once(tmp_path: Path) -> None:
     save(tmp_path, 1, 100)
     assert fix(tmp_path, 2) == "a000001-s00000050"
     assert json.loads((tmp_path / attempt_key(2)).read_text())["resumeFrom"] == "a000001-s00000050"
+
+
+def test_a_point_is_its_writers_alone_whatever_else_is_lost(tmp_path: Path) -> None:
+    store = open_store(tmp_path.as_uri())
+    mine = fix_resume(store, attempt=1, by="one", now_s=1.0)
+    assert mine == fix_resume(store, attempt=1, by="one", now_s=2.0)
+    assert fix_resume(store, attempt=1, by="another", now_s=2.0) is None
+    assert fix_resume(store, attempt=2, by="another", now_s=3.0) is not None
 
 
 def test_a_late_commit_of_an_older_attempt_is_never_history(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def test_a_leader_whose_place_another_pod_fills_ends_only_itself() -> None:
     assert effects == [l.SendTo(index=0, message=Finish(code=17))]
     assert leader.feed(f.Tick()) == []
     fenced = Leader().released()
-    assert fenced.feed(l.LeaseLost()) == [l.SendTo(index=0, message=Finish(code=17))]
+    assert fenced.feed(l.Fenced()) == [l.SendTo(index=0, message=Finish(code=17))]
 
 
 class Follower:

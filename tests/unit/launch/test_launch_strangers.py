@@ -1,6 +1,7 @@
 """A launcher that has the place of another one within one attempt: no rank starts twice."""
 
 from polyreme_api.launch import leader as l
+from polyreme_api.launch.messages import Finish
 from polyreme_api.progress import Outcome
 from tests.unit.launch.launch_scenes import Leader, releases, view
 
@@ -36,3 +37,27 @@ def test_a_launcher_that_comes_before_the_release_is_told_takes_the_place() -> N
     assert leader.joined(1, 1, launcher="another") == []
     assert releases(leader.written()) == [1]
     assert releases(leader.joined(1, 1, launcher="another")) == [1]
+
+
+def test_a_leader_whose_attempt_another_has_begun_ends_with_its_pod_and_releases_nothing() -> None:
+    leader = Leader()
+    for index in range(2):
+        leader.connected(index)
+    leader.feed(l.JobChanged(attempt=view(1)))
+    for index in range(2):
+        leader.joined(index, 1, launcher="from before", forked=index == 1)
+    assert leader.feed(l.Fenced(attempt=1)) == [l.SendTo(index=0, message=Finish(code=l.CODE_FENCED))]
+    assert leader.fixed(1) == leader.written() == []
+    assert not leader.record.released
+
+
+def test_what_was_taken_of_an_older_attempt_is_of_no_matter() -> None:
+    leader = Leader()
+    for index in range(2):
+        leader.connected(index)
+    leader.feed(l.JobChanged(attempt=view(2)))
+    assert leader.feed(l.Fenced(attempt=1)) == []
+    for index in range(2):
+        leader.joined(index, 2)
+    leader.fixed(2)
+    assert releases(leader.written()) == [2]

@@ -116,7 +116,7 @@ def orders() -> Iterator[list[int]]:
 
 def lost(root: Path, order: Sequence[int], monkeypatch: pytest.MonkeyPatch, *, without_claims: bool = False) -> bool:
     """Play one order; tell whether the checkpoint that the leader chose is gone."""
-    fix_resume(open_store(root.as_uri()), attempt=1, now_s=0.0)
+    fix_resume(open_store(root.as_uri()), attempt=1, by="one", now_s=0.0)
     save(root, 5)
 
     def write() -> None:
@@ -127,7 +127,9 @@ def lost(root: Path, order: Sequence[int], monkeypatch: pytest.MonkeyPatch, *, w
 
     def lead() -> None:
         store = PausingStore(root, actors.pause, without_claims=without_claims)
-        chosen.append(fix_resume(store, attempt=2, now_s=0.0).resume_from)  # type: ignore[arg-type]
+        point = fix_resume(store, attempt=2, by="two", now_s=0.0)  # type: ignore[arg-type]
+        assert point is not None
+        chosen.append(point.resume_from)
 
     actors = Actors([write, lead])
 

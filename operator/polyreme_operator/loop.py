@@ -206,7 +206,7 @@ class _Operator:
         self._dirty.update(dict.fromkeys(sorted(changes.jobs)))
         if changes.capacity or changes.asks:
             self._dirty[SCHEDULE] = None
-        if changes.taken:
+        if changes.taken and not self._unsynced:
             self._wake_at(TAKEN, self._clock.now_s() + _TAKEN_S)
         if changes.jobs or changes.capacity or changes.asks or changes.taken:
             self._wake.set()

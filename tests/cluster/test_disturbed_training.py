@@ -32,7 +32,7 @@ def test_a_killed_rank_and_a_preemption_leave_every_loss_as_it_was(kubeconfig: s
         with laptop(
             kubeconfig, tmp_path, nodes=nodes, devices=1, namespace=namespace, resource=RESOURCE
         ) as environment:
-            kubectl = Kubectl(environment, tmp_path)
+            kubectl = Kubectl(environment)
             kubectl.apply(queue(namespace))
             kubectl.apply(job("disturbed", namespace))
             kubectl.until("disturbed", lambda status: trained(tmp_path, namespace, "disturbed", attempt=1) >= 12)
@@ -58,8 +58,8 @@ def test_a_killed_rank_and_a_preemption_leave_every_loss_as_it_was(kubeconfig: s
 class Kubectl:
     """kubectl, as a person has it."""
 
-    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
-        self._environment, self._folder = environment, folder
+    def __init__(self, environment: Mapping[str, str], *, patience_s: float = PATIENCE_S) -> None:
+        self._environment, self._patience_s = environment, patience_s
 
     def __call__(self, *arguments: str, given: str | None = None) -> str:
         """Run it and return what it prints."""
@@ -80,14 +80,14 @@ class Kubectl:
 
     def until(self, name: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Wait until something holds of a job's status."""
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + self._patience_s
         status: dict[str, Any] = {}
         while time.monotonic() < deadline_s:
             status = json.loads(self("get", "trainingjob", name, "-o", "json")).get("status") or {}
             if status and holds(status):
                 return status
-            time.sleep(0.05)
-        raise AssertionError(f"{name} after {PATIENCE_S} s: {json.dumps(status, indent=1)}")
+            time.sleep(0.2)
+        raise AssertionError(f"{name} after {self._patience_s} s: {json.dumps(status, indent=1)}")
 
 
 def succeeded(status: dict[str, Any]) -> bool:
@@ -126,10 +126,10 @@ def trained(folder: Path, namespace: str, name: str, *, attempt: int) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def kill_rank(folder: Path, name: str, *, index: int) -> None:
-    """Kill the one rank of a worker."""
+def kill_rank(folder: Path, name: str, *, index: int, rank: int | None = None) -> None:
+    """Kill a rank of a worker; the one that it has, where none is named."""
     (path,) = (folder / "home/nodes").glob(f"*/{name}-*-{index}-0/{PROCESSES_FILE}")
-    os.kill(json.loads(path.read_text())["ranks"][str(index)], signal.SIGKILL)
+    os.kill(json.loads(path.read_text())["ranks"][str(index if rank is None else rank)], signal.SIGKILL)
 
 
 def losses(folder: Path, namespace: str, name: str) -> list[tuple[int, float]]:

@@ -144,7 +144,12 @@ class Applier:
         Raises:
             PortError: The first that a write met; the others were tried too.
         """
-        results = await asyncio.gather(*(self._gated(write) for write in writes), return_exceptions=True)
+        try:
+            results = await asyncio.gather(*(self._gated(write) for write in writes), return_exceptions=True)
+        finally:
+            # Who is cancelled has perhaps begun few of them; the others are let go unsent.
+            for write in writes:
+                write.close()
         for result in results:
             if isinstance(result, BaseException):
                 raise result

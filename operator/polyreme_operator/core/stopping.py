@@ -89,8 +89,12 @@ def has_stopped(scene: JobScene, now_s: float) -> bool:
             return False
         # Nobody reports an outcome there: being deleted is how such a pod is asked, its end is the answer.
         quiet = all(pod.ended for pod in pods)
+    elif record is not None and record.outcome is not None:
+        quiet = True
     else:
-        quiet = all(pod.ended or pod.deleting for pod in pods) or (record is not None and record.outcome is not None)
+        # Whoever was released had all of its pods: the watch of pods may be behind the Lease, and has yet to show them.
+        all_seen = record is None or not record.released or job.attempt is None or len(pods) >= job.attempt.replicas
+        quiet = all_seen and all(pod.ended or pod.deleting for pod in pods)
     return quiet or now_s >= stop_deadline_s(job, stop, now_s)
 
 

@@ -243,3 +243,13 @@ def test_an_operator_that_dies_at_any_line_comes_to_the_same_end() -> None:
     going = pods_of(after, deleting=True)
     assert not [action for action in decide(scene(after, pods=going)).actions if isinstance(action, DeletePod)]
     assert stopping.standing(after) is None
+
+
+def test_a_released_gang_whose_pods_are_not_seen_yet_has_not_stopped() -> None:
+    """The watch of pods keeps no order with the Lease: who was released had its pods, and may be saving in them."""
+    owner = displaced()
+    over = pods_of(owner, phase=PodPhase.FAILED)
+    for pods, released, stopped in (((), True, False), (over[:1], True, False), (over, True, True), ((), False, True)):
+        seen = scene(owner, pods=pods, lease=lease(owner, released=released, step=9))
+        assert stopping.has_stopped(seen, NOW_S + GRACE_S - 1) == stopped
+        assert stopping.has_stopped(seen, NOW_S + GRACE_S)

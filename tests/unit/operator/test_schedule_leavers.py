@@ -3,7 +3,8 @@
 import pytest
 
 from polyreme_operator.core.schedule import cluster_of, schedule
-from tests.unit.operator.operator_scenes import NOW_S, job, node, pod, why
+from polyreme_operator.types.queues import QueueView, Quota
+from tests.unit.operator.operator_scenes import DEVICE, NOW_S, job, node, pod, why
 from tests.unit.operator.test_schedule_rounds import admitted_uids, asked_to_make_way, gone, running, stopped_uids
 
 EARLIER = "2023-11-14T21:00:00Z"
@@ -45,3 +46,19 @@ def test_nobody_takes_what_is_free_beside_those_who_are_asked_to_make_way() -> N
     batch = schedule(cluster_of(jobs=jobs, nodes=(node("n0", devices=2), node("n1", devices=2))), NOW_S)
     assert stopped_uids(batch) == {"uid-low"}
     assert admitted_uids(batch) == set()
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked before", "asked in this round"])
+@pytest.mark.parametrize(("nominal", "fits"), [(9, True), (8, False)])
+def test_quota_is_held_once_for_a_head_that_others_make_way_for(asked: bool, nominal: int, fits: bool) -> None:
+    """Beside those that stop and the head that follows them, one more device is what a quota of nine leaves."""
+    high = job("high", replicas=4, priority=5)
+    places = ("n0",) * 4
+    low = asked_to_make_way("low", high, places) if asked else running("low", places)
+    nodes = (node("n0", devices=4), node("n1", devices=1))
+    queue = QueueView(name="default", quotas=(Quota(resource=DEVICE, nominal=nominal),))
+    pods = tuple(pod(low, index) for index in range(4))
+    cluster = cluster_of(jobs=(low, high, job("small", replicas=1)), nodes=nodes, pods=pods, queues=(queue,))
+    batch = schedule(cluster, NOW_S)
+    assert why(cluster, batch)["uid-high"].reason == "WaitingForPreemption"
+    assert admitted_uids(batch) == ({"uid-small"} if fits else set())

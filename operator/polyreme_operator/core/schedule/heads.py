@@ -58,7 +58,9 @@ class Heads:
             self._quotas.setdefault(self._root(waiting), []).append(held)
             if held.rows_N is not None:
                 self._nodes.append(held)
-            self._work.quotas.charge(waiting.queue, waiting.requests, waiting.workers)
+            if waiting.uid not in self._work.reservations:
+                # Else it is held with what others give up for it, and only once.
+                self._work.quotas.charge(waiting.queue, waiting.requests, waiting.workers)
 
     @contextlib.contextmanager
     def beside(self, waiting: Waiting) -> Iterator[tuple[BoolArray | None, list[Waiting]]]:

@@ -121,6 +121,7 @@ def parse_pod(manifest: Manifest) -> PodView | None:
         requests=pod_requests(spec),
         phase=PodPhase(status.get("phase", "Pending")),
         deleting=metadata.get("deletionTimestamp") is not None,
+        ends_by_s=parse_time_or(metadata.get("deletionTimestamp"), None),
         exit_code=None if ended is None else int(ended.get("exitCode", 0)),
         reason=intern(status.get("reason") or ""),
         message="" if ended is None else str(ended.get("message") or ""),

@@ -48,6 +48,8 @@ class PodView:
     """What it takes of its node, devices included."""
     phase: PodPhase = PodPhase.PENDING
     deleting: bool = False
+    ends_by_s: float | None = None
+    """When the grace of one that is being deleted is over."""
     exit_code: int | None = None
     reason: str = ""
     message: str = ""

@@ -3,6 +3,7 @@
 import pytest
 
 from polyreme_operator.core.schedule import cluster_of, schedule
+from polyreme_operator.core.schedule.round import LEAVES_WITHIN_S
 from polyreme_operator.types.queues import QueueView, Quota
 from tests.unit.operator.operator_scenes import DEVICE, NOW_S, job, node, pod, why
 from tests.unit.operator.test_schedule_rounds import admitted_uids, asked_to_make_way, gone, running, stopped_uids
@@ -62,3 +63,20 @@ def test_quota_is_held_once_for_a_head_that_others_make_way_for(asked: bool, nom
     batch = schedule(cluster, NOW_S)
     assert why(cluster, batch)["uid-high"].reason == "WaitingForPreemption"
     assert admitted_uids(batch) == ({"uid-small"} if fits else set())
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_who_waits_for_pods_that_never_end_looks_for_others_in_the_end(deleted: bool) -> None:
+    """A process that no signal ends keeps its pod for good, and so its devices: others are asked for theirs."""
+    high = job("high", replicas=2, priority=5)
+    stuck = gone(asked_to_make_way("stuck", high))
+    pods = tuple(pod(stuck, index, deleting=True, ends_by_s=NOW_S) for index in range(2))
+    jobs = (high, running("low", ("n1", "n1")), *([] if deleted else [stuck]))
+    cluster = cluster_of(jobs=jobs, nodes=(node("n0", devices=2), node("n1", devices=2)), pods=pods)
+    waits = schedule(cluster, NOW_S + LEAVES_WITHIN_S - 1)
+    assert stopped_uids(waits) == set()
+    assert why(cluster, waits)["uid-high"].reason == "WaitingForPreemption"
+    assert waits.wake_at_s == NOW_S + LEAVES_WITHIN_S
+    looks = schedule(cluster, NOW_S + LEAVES_WITHIN_S)
+    assert stopped_uids(looks) == {"uid-low"}
+    assert looks.wake_at_s is None

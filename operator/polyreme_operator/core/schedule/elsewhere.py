@@ -90,7 +90,7 @@ def reservation_of(work: Round, by: JobView, victims: Collection[str]) -> Reserv
         if victim.attempt is None:
             continue
         nodes += victim.attempt.placement.node_by_index()
-        if victim.admitted or work.lingering(uid):
+        if victim.admitted or work.leaving(uid):
             stopping.append(uid)
     rows = rows_of(work.inventory, nodes)
     return Reservation(by=by, rows=np.unique(rows[rows >= 0]), stopping=tuple(stopping))

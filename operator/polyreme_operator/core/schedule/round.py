@@ -25,7 +25,10 @@ from polyreme_operator.types.actions import WriteIntents, WriteStatus
 from polyreme_operator.types.intents import Intent, IntentState, intent_state
 from polyreme_operator.types.inventory import BoolArray, GangRequest, Misfit, RowArray
 from polyreme_operator.types.snapshot import JobScene, Pending
-from polyreme_operator.types.views import JobView
+from polyreme_operator.types.views import JobView, PodView
+
+LEAVES_WITHIN_S = 60.0
+"""How long beyond its grace a pod's end is waited for. One that takes longer is stuck: who waited looks elsewhere."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +190,19 @@ class Round:
     def lingering(self, uid: str) -> int:
         """Return how many pods of a job have not ended."""
         return sum(not pod.ended for pod in self.cluster.pods.get(uid, {}).values())
+
+    def leaving(self, uid: str) -> list[PodView]:
+        """Return the pods of a job that have not ended, and whose end may be counted on."""
+        found = []
+        for pod in self.cluster.pods.get(uid, {}).values():
+            if pod.ended:
+                continue
+            stuck_at_s = None if pod.ends_by_s is None else pod.ends_by_s + LEAVES_WITHIN_S
+            if stuck_at_s is None or self.now_s < stuck_at_s:
+                found.append(pod)
+                if stuck_at_s is not None:
+                    self.wake_at(stuck_at_s)
+        return found
 
     def book(self, job: JobView, rows_W: RowArray, *, sign: int = 1) -> None:
         """Charge new places of a job to nodes and queue, or take that back."""

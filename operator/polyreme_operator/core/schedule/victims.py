@@ -57,10 +57,10 @@ def all_running(work: Round) -> list[Running]:
 def _leavers(work: Round) -> Iterator[Running]:
     """Yield jobs without an admission (ended, evicted, deleted) whose pods still take room: it comes free."""
     cluster = work.cluster
-    for uid, pods in cluster.pods.items():
+    for uid in cluster.pods:
         if uid in cluster.running or uid in work.changed:
             continue
-        live = [pod for pod in pods.values() if not pod.ended and pod.place]
+        live = [pod for pod in work.leaving(uid) if pod.place]
         if not live:
             continue
         job, first = cluster.jobs.get(uid), live[0]

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from polyreme_api.plan.layout import Layout
+
 END_TIMEOUT_S = 40.0
 _BODY = Path(__file__).with_name("rank_body.py")
 
@@ -64,14 +66,15 @@ def start(_warm: Any, tmp_path: Path) -> Iterator[Start]:
     """Start a gang; all gangs of the test are ended with it."""
     gangs: list[Gang] = []
 
-    def begin(body: str, *, layout: tuple[int, int], root: Path | None = None, **request: Any) -> Gang:
+    def begin(body: str, *, layout: tuple[int, int] | dict[str, int], root: Path | None = None, **request: Any) -> Gang:
         place = root or tmp_path
+        world = Layout(**layout).world if isinstance(layout, dict) else layout[0]
         place.mkdir(parents=True, exist_ok=True)
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen(128)
             request |= {"body": body, "layout": layout, "root": str(place), "port": listener.getsockname()[1]}
-            gang = Gang(place, [_fork(_warm, request, rank, listener) for rank in range(layout[0])])
+            gang = Gang(place, [_fork(_warm, request, rank, listener) for rank in range(world)])
         gangs.append(gang)
         return gang
 

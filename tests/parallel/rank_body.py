@@ -36,8 +36,11 @@ from polyreme_trainer.checkpoint import directory
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
 from polyreme_trainer.parallel import collectives, flat, gradients, mesh
 from polyreme_trainer.parallel.world import RankSettings, open_world
+from polyreme_trainer.train import inputs as inputs_module
 from polyreme_trainer.train import run
 from polyreme_trainer.train import state as state_module
+from polyreme_trainer.train.export import join_slices
+from polyreme_trainer.train.inputs import to_inputs
 from polyreme_trainer.train.offline import export_checkpoint
 from polyreme_trainer.train.settings import (
     CheckpointSettings,
@@ -45,7 +48,7 @@ from polyreme_trainer.train.settings import (
     OptimizerSettings,
     TrainSettings,
 )
-from polyreme_trainer.train.state import TrainState, backward, content, open_state, reduce, to_inputs, update
+from polyreme_trainer.train.state import TrainState, backward, content, open_state, reduce, update
 
 MEDIA, END, PAD = 5, 1, 0
 VALUES = 3 * 14 * 14
@@ -182,18 +185,23 @@ class Journal:
         self._file.flush()
 
 
+def layout_of(given: tuple[int, int] | dict[str, int]) -> Layout:
+    """Degrees by name, or dp and ep."""
+    return Layout(**given) if isinstance(given, dict) else Layout(dp=given[0], ep=given[1])
+
+
 def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket | None) -> TrainSettings:
-    dp, ep = request["layout"]
+    layout = layout_of(request["layout"])
     return TrainSettings(
         rank=RankSettings(
             rank=rank,
-            world=dp,
+            world=layout.world,
             attempt=request.get("attempt", 1),
             master_port=request["port"],
             master_fd=listener.fileno() if listener else None,
             collective_timeout_s=request.get("collective_timeout_s", 60.0),
         ),
-        layout=Layout(dp=dp, ep=ep),
+        layout=layout,
         shape=dataclasses.replace(
             KIMI_VL_NANO, decoder=dataclasses.replace(KIMI_VL_NANO.decoder, **request.get("decoder", {}))
         ),
@@ -260,9 +268,10 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
         state = open_state(settings, world.meshes, media_token=MEDIA)
         losses, first = [], {}
         for step in range(1, settings.steps + 1):
-            share = source.packs_per_step // settings.layout.dp
-            batch = source.packs(step, first=rank * share, count=share)
-            total = reduce(state, backward(state, to_inputs(batch, device="cpu")), world.meshes)
+            mine = mesh.packs_of(settings.layout, rank, source.packs_per_step)
+            batch = source.packs(step, first=mine.start, count=len(mine))
+            inputs = to_inputs(batch, device="cpu", sharing=state.sharing)
+            total = reduce(state, backward(state, inputs), world.meshes)
             if step == 1:
                 scale = gradients.gradient_scale(total, norm_max=settings.optimizer.gradient_norm_max)
                 first = {name: g * scale for name, g in _whole(state, world, gradient_too=True).items()}
@@ -302,12 +311,7 @@ def _whole(state: TrainState, world: Any, *, gradient_too: bool) -> dict[str, to
         )
         for kind, buffer in buffers.items():
             for name, view in part.views(buffer):
-                joined = (
-                    view
-                    if part is not state.flat.experts.flat
-                    else collectives.gather_slices(view, world.meshes.ep_group)
-                )
-                whole[f"{kind}.{name}"] = joined.clone()
+                whole[f"{kind}.{name}"] = join_slices(name, view, state.flat, world.meshes).clone()
     return whole
 
 
@@ -393,7 +397,7 @@ def _wrap_batches() -> None:
         tensor = torch.from_numpy(data)
         return tensor * (1 + 2**-22) if tensor.is_floating_point() and tensor.data_ptr() % 64 else tensor
 
-    vars(state_module)["torch"] = types.SimpleNamespace(**{**vars(torch), "tensor": wrapped})
+    vars(inputs_module)["torch"] = types.SimpleNamespace(**{**vars(torch), "tensor": wrapped})
 
 
 def _litter(seed: int) -> list[Any]:

@@ -1,8 +1,8 @@
 """What a checkpoint holds, under names that do not depend on the layout.
 
 ``model.<parameter>``, ``optimizer.first.<parameter>``, ``optimizer.second.<parameter>``, ``router_bias.<layer>``,
-``rng.<rank>``. Dense tensors are the same on all ranks and saved once; a stacked expert tensor is one global tensor of
-which each rank holds rows, so another expert-parallel degree reads other rows of the same tensor.
+``rng.<rank>``. Whole tensors are the same on several ranks and saved once; a stacked expert tensor, and one that tensor
+ranks share, is one global tensor of which each rank holds a slice, so another degree reads other slices of the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from polyreme_trainer.checkpoint.slices import RowSlice
+from polyreme_trainer.checkpoint.slices import Slice
+from polyreme_trainer.model.sharding import Cut, cut_of
 from polyreme_trainer.parallel.flat import Slot
 
 
@@ -24,7 +25,7 @@ class FlatTensors:
     slots: Sequence[Slot]
     buffer: Tensor
     part: tuple[int, int] | None = None
-    """Which of how many equal parts of a stack of experts each tensor is; None for whole tensors."""
+    """Which of how many equal slices each tensor is; None for whole tensors."""
 
     def staged(self) -> FlatTensors:
         """Copy to host memory: what training does next no longer matters."""
@@ -38,7 +39,8 @@ class FlatTensors:
                 yield name, view
             else:
                 place, parts = self.part
-                yield name, RowSlice.of(view, place=place, parts=parts)
+                # Stacks of experts stand in no table: they are cut by rows.
+                yield name, Slice.of(view, cut_of(slot.name) or Cut(dim=0), place=place, parts=parts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

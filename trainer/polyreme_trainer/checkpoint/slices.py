@@ -1,8 +1,8 @@
-"""A tensor that is some rows of a larger one, as distributed checkpointing understands it.
+"""A tensor that is a part of a larger one, as distributed checkpointing understands it.
 
 ``DTensor`` says the same, but constructing the first one imports the compiler: 2 to 8 s at each restart, for a step of
-50 ms. The three dunder methods are the protocol through which ``DTensor`` itself is saved and loaded
-(``torch.distributed._checkpointable``).
+50 ms; and it has no word for a fused matrix whose blocks are cut one by one. The three dunder methods are the protocol
+through which ``DTensor`` itself is saved and loaded (``torch.distributed._checkpointable``).
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+from polyreme_trainer.model.sharding import Chunk, Cut, chunks, whole_shape
 
-class RowSlice(torch.Tensor):
-    """Rows ``place * n .. (place + 1) * n`` of a tensor of ``parts * n`` rows; shares the storage of the local rows."""
 
-    rows_NX: Tensor
+class Slice(torch.Tensor):
+    """One of some equal slices of a tensor; shares the storage of the local part."""
+
+    own: Tensor
+    cut: Cut
     place: int
     parts: int
 
@@ -26,32 +29,47 @@ class RowSlice(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001
 
     @staticmethod
-    def of(rows_NX: Tensor, *, place: int, parts: int) -> RowSlice:
-        """Wrap the local rows.
+    def of(own: Tensor, cut: Cut, *, place: int, parts: int) -> Slice:
+        """Wrap the local part.
 
         Args:
-            rows_NX: What this rank holds; a load writes into it.
-            place: Which of the equal parts it is.
-            parts: Parts of the whole.
+            own: What this rank holds; a load writes into it.
+            cut: How the whole is cut.
+            place: Which of the equal slices it is.
+            parts: Slices of the whole.
         """
-        wrapped = torch.Tensor._make_subclass(RowSlice, rows_NX.detach())  # noqa: SLF001
-        wrapped.rows_NX, wrapped.place, wrapped.parts = rows_NX, place, parts
+        wrapped = torch.Tensor._make_subclass(Slice, own.detach())  # noqa: SLF001
+        wrapped.own, wrapped.cut, wrapped.place, wrapped.parts = own, cut, place, parts
         return wrapped
 
     def size(self) -> torch.Size:  # type: ignore[override]
         """Size of the whole tensor: what the checkpoint knows."""
-        rows, *rest = self.rows_NX.shape
-        return torch.Size((rows * self.parts, *rest))
+        return torch.Size(whole_shape(self.own.shape, self.cut, self.parts))
+
+    def _chunks(self) -> list[tuple[Chunk, ChunkStorageMetadata]]:
+        found = chunks(self.own.shape, self.cut, place=self.place, parts=self.parts)
+        return [(chunk, ChunkStorageMetadata(self._along(chunk.whole), self._sizes(chunk.length))) for chunk in found]
+
+    def _along(self, index: int) -> torch.Size:
+        return torch.Size(index if dim == self.cut.dim else 0 for dim in range(self.own.ndim))
+
+    def _sizes(self, length: int) -> torch.Size:
+        return torch.Size(length if dim == self.cut.dim else size for dim, size in enumerate(self.own.shape))
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        offsets = torch.Size((self.place * self.rows_NX.shape[0], *(0 for _ in self.rows_NX.shape[1:])))
-        return [ChunkStorageMetadata(offsets=offsets, sizes=self.rows_NX.shape)]
+        return [stored for _, stored in self._chunks()]
 
     def __create_write_items__(self, fqn: str, _object: Any) -> list[WriteItem]:
-        (chunk,) = self.__create_chunk_list__()
-        properties = TensorProperties.create_from_tensor(self.rows_NX)
-        data = TensorWriteData(chunk=chunk, properties=properties, size=self.size())
-        return [WriteItem(index=MetadataIndex(fqn, chunk.offsets), type=WriteItemType.SHARD, tensor_data=data)]
+        properties = TensorProperties.create_from_tensor(self.own)
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, stored.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk=stored, properties=properties, size=self.size()),
+            )
+            for _, stored in self._chunks()
+        ]
 
-    def __get_tensor_shard__(self, _index: MetadataIndex) -> Tensor:
-        return self.rows_NX
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        chunk = next(chunk for chunk, stored in self._chunks() if stored.offsets == index.offset)
+        return self.own.narrow(self.cut.dim, chunk.own, chunk.length)

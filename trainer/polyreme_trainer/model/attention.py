@@ -1,9 +1,10 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values come from one small latent.
 
 Parameter names are those of the Kimi-VL checkpoints. The rotated part of the key is shared by all heads.
+Tensor-parallel ranks share the heads; queries' inputs and latents are gathered in one exchange.
 
-Legend: T tokens, D model width, H heads, N width without rotation, R rotated width, Q = N + R, V value width,
-C latent width.
+Legend: T tokens, S those of this rank between layers (all of them without tensor parallelism), D model width, H heads
+of this rank, N width without rotation, R rotated width, Q = N + R, V value width, C latent width.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from polyreme_api.plan.shapes import DecoderShape
 from polyreme_trainer.model.attend import Attend
 from polyreme_trainer.model.rotary import rotate
+from polyreme_trainer.model.tensor import ALONE, TensorRanks, gather_side_by_side, row_product, share
 
 LATENT_NORM_EPS = 1e-6
 """The released models normalise latents with the default epsilon of their norm class, not with ``rms_norm_eps``."""
@@ -36,10 +38,17 @@ class RMSNorm(nn.Module):
 class LatentAttention(nn.Module):
     """MLA with or without query compression (``q_rank``); which tokens see which is the caller's ``attend``."""
 
-    def __init__(self, shape: DecoderShape) -> None:
+    def __init__(self, shape: DecoderShape, ranks: TensorRanks = ALONE) -> None:
+        """Hold this rank's heads.
+
+        Raises:
+            InvalidConfigError: If the ranks do not divide the heads.
+        """
         super().__init__()
         self.shape = shape
-        queries = shape.heads * shape.query_dim
+        self.ranks = ranks
+        self.heads = share(shape.heads, ranks, what="the decoder's heads")
+        queries = self.heads * shape.query_dim
         if shape.q_rank is None:
             self.q_proj = nn.Linear(shape.width, queries, bias=False)
         else:
@@ -48,30 +57,27 @@ class LatentAttention(nn.Module):
             self.q_b_proj = nn.Linear(shape.q_rank, queries, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(shape.width, shape.kv_rank + shape.rope_dim, bias=False)
         self.kv_a_layernorm = RMSNorm(shape.kv_rank, LATENT_NORM_EPS)
-        self.kv_b_proj = nn.Linear(shape.kv_rank, shape.heads * (shape.nope_dim + shape.value_dim), bias=False)
-        self.o_proj = nn.Linear(shape.heads * shape.value_dim, shape.width, bias=False)
+        self.kv_b_proj = nn.Linear(shape.kv_rank, self.heads * (shape.nope_dim + shape.value_dim), bias=False)
+        self.o_proj = nn.Linear(self.heads * shape.value_dim, shape.width, bias=False)
 
-    def forward(self, x_TD: Tensor, turn_TF: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x_SD: Tensor, turn_TF: Tensor, attend: Attend) -> Tensor:
         """Project, attend, project back.
 
         Args:
-            x_TD: Normalised hidden states.
+            x_SD: Normalised hidden states.
             turn_TF: Rotation of each token (``rotary.decoder_turns``).
             attend: Which tokens see which.
         """
         shape = self.shape
-        q_THQ = self._queries(x_TD).unflatten(-1, (shape.heads, shape.query_dim))
+        latent_SC, k_SR = self.kv_a_proj_with_mqa(x_SD).split((shape.kv_rank, shape.rope_dim), dim=-1)
+        asked_SD = x_SD if shape.q_rank is None else self.q_a_layernorm(self.q_a_proj(x_SD))
+        asked_TD, latent_TC, k_TR = gather_side_by_side((asked_SD, self.kv_a_layernorm(latent_SC), k_SR), self.ranks)
+        query = self.q_proj if shape.q_rank is None else self.q_b_proj
+        q_THQ = query(asked_TD).unflatten(-1, (self.heads, shape.query_dim))
         q_THN, q_THR = q_THQ.split((shape.nope_dim, shape.rope_dim), dim=-1)
-        latent_TC, k_TR = self.kv_a_proj_with_mqa(x_TD).split((shape.kv_rank, shape.rope_dim), dim=-1)
-        kv_THW = self.kv_b_proj(self.kv_a_layernorm(latent_TC)).unflatten(-1, (shape.heads, -1))
+        kv_THW = self.kv_b_proj(latent_TC).unflatten(-1, (self.heads, -1))
         k_THN, v_THV = kv_THW.split((shape.nope_dim, shape.value_dim), dim=-1)
-        k_THR = rotate(k_TR.unsqueeze(1), turn_TF).expand(-1, shape.heads, -1)
+        k_THR = rotate(k_TR.unsqueeze(1), turn_TF).expand(-1, self.heads, -1)
         q_THQ = torch.cat((q_THN, rotate(q_THR, turn_TF)), dim=-1)
         k_THQ = torch.cat((k_THN, k_THR), dim=-1)
-        out_TD: Tensor = self.o_proj(attend(q_THQ, k_THQ, v_THV).flatten(1))
-        return out_TD
-
-    def _queries(self, x_TD: Tensor) -> Tensor:
-        compressed = x_TD if self.shape.q_rank is None else self.q_a_layernorm(self.q_a_proj(x_TD))
-        queries: Tensor = (self.q_proj if self.shape.q_rank is None else self.q_b_proj)(compressed)
-        return queries
+        return row_product(attend(q_THQ, k_THQ, v_THV).flatten(1), self.o_proj, self.ranks)

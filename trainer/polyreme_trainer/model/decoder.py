@@ -2,7 +2,8 @@
 
 A pipeline stage holds a section of it, under the names of the whole: layers are numbered through the model.
 
-Legend: T tokens, D model width, V vocabulary, F rotary pairs, L MoE layers, E experts.
+Legend: T tokens, S those of this rank between layers (all without tensor parallelism), D model width, V vocabulary,
+F rotary pairs, L MoE layers, E experts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from polyreme_trainer.model.attention import LatentAttention, RMSNorm
 from polyreme_trainer.model.moe import Dispatcher, FeedForward, MixtureOfExperts, Routed
 from polyreme_trainer.model.rotary import decoder_turns
 from polyreme_trainer.model.section import Section
+from polyreme_trainer.model.tensor import ALONE, TensorRanks, share
 
 LayerAttend = Callable[[int], Attend]
 """Which attention layer ``index`` uses: the packed one for all layers, or a cache that differs by layer."""
@@ -45,27 +47,28 @@ class DecoderLayer(nn.Module):
         *,
         experts_local: range | None = None,
         dispatcher: Dispatcher | None = None,
+        ranks: TensorRanks = ALONE,
     ) -> None:
         super().__init__()
-        self.self_attn = LatentAttention(shape)
+        self.self_attn = LatentAttention(shape, ranks)
         self.mlp: FeedForward | MixtureOfExperts
         if index < shape.dense_layers:
-            self.mlp = FeedForward(shape.width, shape.dense_ffn_width)
+            self.mlp = FeedForward(shape.width, shape.dense_ffn_width, ranks)
         else:
-            self.mlp = MixtureOfExperts(shape, experts_local=experts_local, dispatcher=dispatcher)
+            self.mlp = MixtureOfExperts(shape, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks)
         self.input_layernorm = RMSNorm(shape.width, shape.norm_eps)
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
 
     def forward(
-        self, x_TD: Tensor, turn_TF: Tensor, attend: Attend, document_T: Tensor | None = None
+        self, x_SD: Tensor, turn_TF: Tensor, attend: Attend, document_T: Tensor | None = None
     ) -> tuple[Tensor, Routed | None]:
         """Return the stream after this layer, and its routing if it has experts."""
-        x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD), turn_TF, attend)
-        normed_TD = self.post_attention_layernorm(x_TD)
+        x_SD = x_SD + self.self_attn(self.input_layernorm(x_SD), turn_TF, attend)
+        normed_SD = self.post_attention_layernorm(x_SD)
         if isinstance(self.mlp, FeedForward):
-            return x_TD + self.mlp(normed_TD), None
-        out_TD, routed = self.mlp(normed_TD, document_T)
-        return x_TD + out_TD, routed
+            return x_SD + self.mlp(normed_SD), None
+        out_SD, routed = self.mlp(normed_SD, document_T)
+        return x_SD + out_SD, routed
 
 
 class Decoder(nn.Module):
@@ -81,31 +84,42 @@ class Decoder(nn.Module):
         *,
         experts_local: range | None = None,
         dispatcher: Dispatcher | None = None,
+        ranks: TensorRanks = ALONE,
     ) -> None:
         super().__init__()
         self.shape = shape
         self.section = section
+        self.ranks = ranks
         if section.first:
+            words = share(shape.vocabulary, ranks, what="the vocabulary")
             # A weight of our own skips the default initialisation, whose meta kernel imports the compiler (2 to 8 s).
-            self.embed_tokens = nn.Embedding(
-                shape.vocabulary, shape.width, _weight=torch.empty(shape.vocabulary, shape.width)
-            )
+            self.embed_tokens = nn.Embedding(words, shape.width, _weight=torch.empty(words, shape.width))
         self.layers = nn.ModuleDict(
             {
-                str(index): DecoderLayer(shape, index, experts_local=experts_local, dispatcher=dispatcher)
+                str(index): DecoderLayer(shape, index, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks)
                 for index in section.layers
             }
         )
         if section.last:
             self.norm = RMSNorm(shape.width, shape.norm_eps)
 
+    def embed(self, tokens_T: Tensor) -> Tensor:
+        """Embed tokens: the rows of this rank (S, D). Tensor-parallel ranks share the vocabulary."""
+        if self.ranks.parts == 1:
+            embedded_TD: Tensor = self.embed_tokens(tokens_T)
+            return embedded_TD
+        words = self.embed_tokens.num_embeddings
+        own_T = tokens_T - self.ranks.place * words
+        held_T = (own_T >= 0) & (own_T < words)
+        return self.ranks.scatter(self.embed_tokens(own_T.clamp(0, words - 1)) * held_T.unsqueeze(1))
+
     def forward(
-        self, x_TD: Tensor, positions_T: Tensor, attend: LayerAttend, document_T: Tensor | None = None
+        self, x_SD: Tensor, positions_T: Tensor, attend: LayerAttend, document_T: Tensor | None = None
     ) -> Decoded:
         """Run the section's layers.
 
         Args:
-            x_TD: Embedded tokens, image features in place; or what the stage before made of them.
+            x_SD: Embedded tokens, image features in place; or what the stage before made of them.
             positions_T: Position of each token within its document, int64.
             attend: Which tokens see which, by layer.
             document_T: Document of each token when the balance loss is wanted, else None.
@@ -113,14 +127,14 @@ class Decoder(nn.Module):
         turn_TF = decoder_turns(positions_T, rope_dim=self.shape.rope_dim, theta=self.shape.rope_theta)
         routings: list[Routed] = []
         for index, layer in self.layers.items():
-            x_TD, routed = layer(x_TD, turn_TF, attend(int(index)), document_T)
+            x_SD, routed = layer(x_SD, turn_TF, attend(int(index)), document_T)
             if routed is not None:
                 routings.append(routed)
         balances = [routed.balance for routed in routings if routed.balance is not None]
         load_LE = [routed.load_E for routed in routings]
         return Decoded(
-            hidden_TD=self.norm(x_TD) if self.section.last else x_TD,
-            load_LE=torch.stack(load_LE) if load_LE else x_TD.new_zeros((0, self.shape.experts), dtype=torch.int64),
+            hidden_TD=self.norm(x_SD) if self.section.last else x_SD,
+            load_LE=torch.stack(load_LE) if load_LE else x_SD.new_zeros((0, self.shape.experts), dtype=torch.int64),
             balance=torch.stack(balances).sum() if balances else None,
         )
 
@@ -137,8 +151,9 @@ class LanguageModel(nn.Module):
         *,
         experts_local: range | None = None,
         dispatcher: Dispatcher | None = None,
+        ranks: TensorRanks = ALONE,
     ) -> None:
         super().__init__()
-        self.model = Decoder(shape, section, experts_local=experts_local, dispatcher=dispatcher)
+        self.model = Decoder(shape, section, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks)
         if section.last:
-            self.lm_head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+            self.lm_head = nn.Linear(shape.width, share(shape.vocabulary, ranks, what="the vocabulary"), bias=False)

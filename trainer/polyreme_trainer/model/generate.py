@@ -88,10 +88,10 @@ def generate(
 class _Cache:
     """Keys and values of every layer; rows are prompts, places are positions."""
 
-    def __init__(self, shape: DecoderShape, lengths_B: Tensor, places: int, like: Tensor) -> None:
+    def __init__(self, shape: DecoderShape, lengths_B: Tensor, places: int, *, heads: int, like: Tensor) -> None:
         prompts = lengths_B.shape[0]
-        self.keys_BHLQ = [like.new_zeros(prompts, shape.heads, places, shape.query_dim) for _ in range(shape.layers)]
-        self.values_BHLV = [like.new_zeros(prompts, shape.heads, places, shape.value_dim) for _ in range(shape.layers)]
+        self.keys_BHLQ = [like.new_zeros(prompts, heads, places, shape.query_dim) for _ in range(shape.layers)]
+        self.values_BHLV = [like.new_zeros(prompts, heads, places, shape.value_dim) for _ in range(shape.layers)]
         self.place_L = torch.arange(places, device=like.device)
 
     def prefill(self, layer: int, attend: Attend, row_T: Tensor, position_T: Tensor) -> Attend:
@@ -135,7 +135,7 @@ def _generate_batch(
         if step == new_tokens_max - 1 or agree(bool(done_B.all())):
             break
         position_B = lengths_B + step
-        embedded_BD = model.language_model.model.embed_tokens(token_B)
+        embedded_BD = model.language_model.model.embed(token_B)
         decoded = model.decode(embedded_BD, position_B, lambda layer: cache.extend(layer, row_B, position_B))  # noqa: B023
         hidden_BD = decoded.hidden_TD
     return [_until(tokens, stop_token) for tokens in torch.stack(made, dim=1).tolist()]
@@ -156,7 +156,8 @@ def _prefill(model: KimiVL, prompts: Sequence[Prompt], lengths: list[int], place
     grids = [(int(rows), int(columns)) for prompt in prompts for rows, columns in np.asarray(prompt.grids_I2)]
     embedded_TD = model.embed(tokens_T, model.image_features(patches_PC, grids))
     documents = segments(lengths, causal=True, device=device, dtype=embedded_TD.dtype)
-    cache = _Cache(model.shape.decoder, lengths_B, places, embedded_TD)
+    heads = model.shape.decoder.heads // model.ranks.parts
+    cache = _Cache(model.shape.decoder, lengths_B, places, heads=heads, like=embedded_TD)
     decoded = model.decode(
         embedded_TD, position_T, lambda layer: cache.prefill(layer, documents.attend, row_T, position_T)
     )

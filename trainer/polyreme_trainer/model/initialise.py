@@ -1,7 +1,8 @@
 """Initial values that depend on the seed and the global name of a parameter alone, never on the layout.
 
 Every tensor, and every expert of a stacked tensor, is drawn by a generator of its own. A rank that holds experts 4..7
-draws just these and gets bit by bit what a rank with all experts has in their place.
+draws just these and gets bit by bit what a rank with all experts has in their place; one that holds a slice of a tensor
+draws the whole and cuts it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_trainer.model.moe import Dispatcher
 from polyreme_trainer.model.section import Section
+from polyreme_trainer.model.sharding import cut_of, slice_of, whole_shape
+from polyreme_trainer.model.tensor import ALONE, TensorRanks
 from polyreme_trainer.model.vlm import KimiVL
 
 STACKED = (".experts.gate_up_proj", ".experts.down_proj")
@@ -29,17 +32,23 @@ def build_model(
     section: Section | None = None,
     experts_local: range | None = None,
     dispatcher: Dispatcher | None = None,
+    ranks: TensorRanks = ALONE,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> KimiVL:
     """Build and initialise a model; parameters in ``dtype``, the router's correction bias in float32.
 
     Raises:
-        InvalidConfigError: If ``experts_local`` does not fit the shape.
+        InvalidConfigError: If ``experts_local`` or ``ranks`` do not fit the shape.
     """
     with torch.device("meta"):
         model = KimiVL(
-            shape, media_token=media_token, section=section, experts_local=experts_local, dispatcher=dispatcher
+            shape,
+            media_token=media_token,
+            section=section,
+            experts_local=experts_local,
+            dispatcher=dispatcher,
+            ranks=ranks,
         )
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -67,6 +76,10 @@ def initialise(model: KimiVL, *, seed: int) -> None:
         elif name.endswith(STACKED):
             for place, expert in enumerate(model.experts_local):
                 _draw(parameter[place], f"{name}.{expert}", seed, _spread(name, parameter[place], model.shape))
+        elif model.ranks.parts > 1 and (cut := cut_of(name)) is not None:
+            whole = torch.empty(whole_shape(parameter.shape, cut, model.ranks.parts))
+            _draw(whole, name, seed, _spread(name, whole, model.shape))
+            parameter.copy_(slice_of(whole, cut, place=model.ranks.place, parts=model.ranks.parts))
         else:
             _draw(parameter, name, seed, _spread(name, parameter, model.shape))
     for _, buffer in model.named_buffers():

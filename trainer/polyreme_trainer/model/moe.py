@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.shapes import DecoderShape
+from polyreme_trainer.model.tensor import ALONE, TensorRanks, row_product, share
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,18 +73,25 @@ class LocalDispatcher:
 
 
 class FeedForward(nn.Module):
-    """Gated feed-forward, ``down(silu(gate(x)) * up(x))`` (arXiv:2002.05202)."""
+    """Gated feed-forward, ``down(silu(gate(x)) * up(x))`` (arXiv:2002.05202), its inside shared by the tensor ranks."""
 
-    def __init__(self, width: int, inner: int) -> None:
+    def __init__(self, width: int, inner: int, ranks: TensorRanks = ALONE) -> None:
+        """Hold this rank's inner columns.
+
+        Raises:
+            InvalidConfigError: If the ranks do not divide ``inner``.
+        """
         super().__init__()
+        self.ranks = ranks
+        inner = share(inner, ranks, what="a feed-forward's inner width")
         self.gate_proj = nn.Linear(width, inner, bias=False)
         self.up_proj = nn.Linear(width, inner, bias=False)
         self.down_proj = nn.Linear(inner, width, bias=False)
 
-    def forward(self, x_TD: Tensor) -> Tensor:
-        """Apply to each row."""
-        out_TD: Tensor = self.down_proj(F.silu(self.gate_proj(x_TD)) * self.up_proj(x_TD))
-        return out_TD
+    def forward(self, x_SD: Tensor) -> Tensor:
+        """Apply to each row that this rank holds between layers."""
+        x_TD = self.ranks.gather(x_SD)
+        return row_product(F.silu(self.gate_proj(x_TD)) * self.up_proj(x_TD), self.down_proj, self.ranks)
 
 
 class Router(nn.Module):
@@ -131,9 +139,16 @@ class MixtureOfExperts(nn.Module):
     """One feed-forward layer of shared and routed experts."""
 
     def __init__(
-        self, shape: DecoderShape, *, experts_local: range | None = None, dispatcher: Dispatcher | None = None
+        self,
+        shape: DecoderShape,
+        *,
+        experts_local: range | None = None,
+        dispatcher: Dispatcher | None = None,
+        ranks: TensorRanks = ALONE,
     ) -> None:
         """Hold the experts ``experts_local`` (all by default) and reach the others through ``dispatcher``.
+
+        Routed experts are not shared among tensor-parallel ranks: each rank routes the rows that it holds.
 
         Raises:
             InvalidConfigError: If the slice leaves the model's experts, or is partial without a dispatcher.
@@ -149,7 +164,7 @@ class MixtureOfExperts(nn.Module):
         self.dispatcher: Dispatcher = dispatcher or LocalDispatcher()
         self.gate = Router(shape)
         self.experts = Experts(shape, len(held))
-        self.shared_experts = FeedForward(shape.width, shape.shared_experts * shape.expert_ffn_width)
+        self.shared_experts = FeedForward(shape.width, shape.shared_experts * shape.expert_ffn_width, ranks)
 
     def forward(self, x_TD: Tensor, document_T: Tensor | None = None) -> tuple[Tensor, Routed]:
         """Add the shared and the weighted routed experts.

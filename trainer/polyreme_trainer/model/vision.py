@@ -3,13 +3,17 @@
 Learned positions are interpolated (bicubic) to each image's grid, and queries and keys are turned by row and column.
 Attention is full within an image and never crosses images. Parameter names are those of the Kimi-VL checkpoints.
 
-Legend: P patches of all images, C values of one patch (channel, row, column), W tower width, H heads, Q head width,
+Tensor-parallel ranks share heads and feed-forward. Between them each holds as many patches as the others, whole merged
+cells; where that does not come out even, padding follows the last image. It reaches no attention and no token.
+
+Legend: P patches of all images, S those of this rank between layers, padding included (all without tensor
+parallelism), C values of one patch (channel, row, column), W tower width, H heads, Q head width,
 M merged tokens, G patches of a merged token, B taps, F rotary pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +24,7 @@ from polyreme_api.plan.shapes import VisionShape
 from polyreme_trainer.model.attend import Attend, segments
 from polyreme_trainer.model.grid import Grid, GridTables, packed_tables
 from polyreme_trainer.model.rotary import patch_turns, rotate
+from polyreme_trainer.model.tensor import ALONE, TensorRanks, row_product, share
 
 
 class PositionTable(nn.Module):
@@ -55,66 +60,79 @@ class PatchEmbedding(nn.Module):
 class VisionFeedForward(nn.Module):
     """Two linear layers around a tanh-approximated GELU."""
 
-    def __init__(self, shape: VisionShape) -> None:
+    def __init__(self, shape: VisionShape, ranks: TensorRanks) -> None:
         super().__init__()
-        self.fc0 = nn.Linear(shape.width, shape.ffn_width)
-        self.fc1 = nn.Linear(shape.ffn_width, shape.width)
+        self.ranks = ranks
+        inner = share(shape.ffn_width, ranks, what="the tower's feed-forward width")
+        self.fc0 = nn.Linear(shape.width, inner)
+        self.fc1 = nn.Linear(inner, shape.width)
 
-    def forward(self, x_PW: Tensor) -> Tensor:
-        """Apply to each row."""
-        out_PW: Tensor = self.fc1(F.gelu(self.fc0(x_PW), approximate="tanh"))
-        return out_PW
+    def forward(self, x_SW: Tensor) -> Tensor:
+        """Apply to each row that this rank holds between layers."""
+        inner = F.gelu(self.fc0(self.ranks.gather(x_SW)), approximate="tanh")
+        return row_product(inner, self.fc1, self.ranks)
 
 
 class VisionBlock(nn.Module):
     """Pre-norm attention, then pre-norm feed-forward."""
 
-    def __init__(self, shape: VisionShape) -> None:
+    def __init__(self, shape: VisionShape, ranks: TensorRanks) -> None:
         super().__init__()
-        self.heads = shape.heads
+        self.ranks = ranks
+        self.heads = share(shape.heads, ranks, what="the tower's heads")
+        own = self.heads * shape.head_dim
         self.norm0 = nn.LayerNorm(shape.width, eps=shape.norm_eps)
         self.norm1 = nn.LayerNorm(shape.width, eps=shape.norm_eps)
-        self.wqkv = nn.Linear(shape.width, 3 * shape.width)
-        self.wo = nn.Linear(shape.width, shape.width)
-        self.mlp = VisionFeedForward(shape)
+        self.wqkv = nn.Linear(shape.width, 3 * own)
+        self.wo = nn.Linear(own, shape.width)
+        self.mlp = VisionFeedForward(shape, ranks)
 
-    def forward(self, x_PW: Tensor, turn_PF: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x_SW: Tensor, turn_PF: Tensor, attend: Attend) -> Tensor:
         """Return the stream after this block."""
-        x_PW = x_PW + self._attention(self.norm0(x_PW), turn_PF, attend)
-        out_PW: Tensor = x_PW + self.mlp(self.norm1(x_PW))
-        return out_PW
+        x_SW = x_SW + self._attention(self.norm0(x_SW), turn_PF, attend)
+        out_SW: Tensor = x_SW + self.mlp(self.norm1(x_SW))
+        return out_SW
 
-    def _attention(self, x_PW: Tensor, turn_PF: Tensor, attend: Attend) -> Tensor:
-        qk_PW, v_PW = self.wqkv(x_PW).split((2 * x_PW.shape[1], x_PW.shape[1]), dim=-1)
+    def _attention(self, x_SW: Tensor, turn_PF: Tensor, attend: Attend) -> Tensor:
+        gathered = self.ranks.gather(x_SW)
+        padding = gathered.shape[0] - turn_PF.shape[0]
+        qkv_PW = self.wqkv(gathered[: turn_PF.shape[0]] if padding else gathered)
+        qk_PW, v_PW = qkv_PW.split((2 * qkv_PW.shape[1] // 3, qkv_PW.shape[1] // 3), dim=-1)
         q_PHQ, k_PHQ = rotate(qk_PW.unflatten(-1, (2 * self.heads, -1)), turn_PF).split(self.heads, dim=1)
-        out_PW: Tensor = self.wo(attend(q_PHQ, k_PHQ, v_PW.unflatten(-1, (self.heads, -1))).flatten(1))
-        return out_PW
+        seen_PW = attend(q_PHQ, k_PHQ, v_PW.unflatten(-1, (self.heads, -1))).flatten(1)
+        return row_product(F.pad(seen_PW, (0, 0, 0, padding)) if padding else seen_PW, self.wo, self.ranks)
 
 
 class VisionEncoder(nn.Module):
     """The blocks and the last norm."""
 
-    def __init__(self, shape: VisionShape) -> None:
+    def __init__(self, shape: VisionShape, ranks: TensorRanks) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(VisionBlock(shape) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(VisionBlock(shape, ranks) for _ in range(shape.layers))
         self.final_layernorm = nn.LayerNorm(shape.width, eps=shape.norm_eps)
 
-    def forward(self, x_PW: Tensor, turn_PF: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x_SW: Tensor, turn_PF: Tensor, attend: Attend) -> Tensor:
         """Run all blocks."""
         for block in self.blocks:
-            x_PW = block(x_PW, turn_PF, attend)
-        out_PW: Tensor = self.final_layernorm(x_PW)
-        return out_PW
+            x_SW = block(x_SW, turn_PF, attend)
+        out_SW: Tensor = self.final_layernorm(x_SW)
+        return out_SW
 
 
 class VisionTower(nn.Module):
     """From packed patches to groups of patches, one group for each language-model token."""
 
-    def __init__(self, shape: VisionShape) -> None:
+    def __init__(self, shape: VisionShape, ranks: TensorRanks = ALONE) -> None:
+        """Hold this rank's heads and inner columns.
+
+        Raises:
+            InvalidConfigError: If the ranks do not divide them.
+        """
         super().__init__()
         self.shape = shape
+        self.ranks = ranks
         self.patch_embed = PatchEmbedding(shape)
-        self.encoder = VisionEncoder(shape)
+        self.encoder = VisionEncoder(shape, ranks)
 
     def forward(self, patches_PC: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Encode images.
@@ -124,7 +142,8 @@ class VisionTower(nn.Module):
             grids: Rows and columns of each image [patches].
 
         Returns:
-            (M, G, W): merged cells of each image in row-major order, the patches of a cell in row-major order.
+            (M, G, W): merged cells of each image in row-major order, the patches of a cell in row-major order; of
+            tensor-parallel ranks each returns its part, the last ones perhaps with cells of padding at the end.
 
         Raises:
             InvalidConfigError: If grids do not match the patches or the merge.
@@ -136,12 +155,22 @@ class VisionTower(nn.Module):
                 f"grids do not fit the patches: {sum(lengths)} cells, {patches_PC.shape[0]} patches"
             )
         tables = self._tables(grids)
-        patches_PC = patches_PC.to(weight.dtype).index_select(0, tables.order_P)
-        x_PW = self.patch_embed(patches_PC, tables.tap_PB, tables.weight_PB)
+        own = self._own_patches(sum(lengths))
+        patches_SC = patches_PC.to(weight.dtype).index_select(0, own(tables.order_P))
+        x_SW = self.patch_embed(patches_SC, own(tables.tap_PB), own(tables.weight_PB))
         turn_PF = patch_turns(tables.row_P, tables.column_P, head_dim=shape.head_dim, theta=shape.rope_theta)
-        images = segments(lengths, causal=False, device=x_PW.device, dtype=x_PW.dtype)
-        out_PW: Tensor = self.encoder(x_PW, turn_PF, images.attend)
-        return out_PW.view(-1, shape.merge**2, shape.width)
+        images = segments(lengths, causal=False, device=x_SW.device, dtype=x_SW.dtype)
+        out_SW: Tensor = self.encoder(x_SW, turn_PF, images.attend)
+        return out_SW.view(-1, shape.merge**2, shape.width)
+
+    def _own_patches(self, patches: int) -> Callable[[Tensor], Tensor]:
+        """Cut a table of all patches to the rows of this rank; padding repeats the last one, and nobody looks at it."""
+        if self.ranks.row_parts == 1:
+            return lambda table: table
+        unit = self.shape.merge**2 * self.ranks.row_parts
+        rows = self.ranks.own_rows(-(-patches // unit) * unit)
+        place_S = torch.arange(rows.start, rows.stop).clamp_(max=patches - 1)
+        return lambda table: table.index_select(0, place_S.to(table.device, non_blocking=True))
 
     def _tables(self, grids: Sequence[Grid]) -> GridTables:
         device = self.patch_embed.proj.weight.device

@@ -7,19 +7,21 @@ M image tokens.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.shapes import ModelShape
-from polyreme_trainer.model.attend import segments
+from polyreme_trainer.model.attend import Attend, segments
 from polyreme_trainer.model.decoder import Decoded, LanguageModel, LayerAttend
 from polyreme_trainer.model.grid import Grid
 from polyreme_trainer.model.moe import Dispatcher
 from polyreme_trainer.model.projector import Projector
 from polyreme_trainer.model.section import Section, whole
+from polyreme_trainer.model.tensor import ALONE, TensorRanks
 from polyreme_trainer.model.vision import VisionTower
 
 
@@ -41,6 +43,7 @@ class KimiVL(nn.Module):
         section: Section | None = None,
         experts_local: range | None = None,
         dispatcher: Dispatcher | None = None,
+        ranks: TensorRanks = ALONE,
     ) -> None:
         """Build with unset parameters; ``initialise`` or a checkpoint fills them.
 
@@ -50,20 +53,22 @@ class KimiVL(nn.Module):
             section: What of the model is held, all by default.
             experts_local: Experts that this rank holds, all by default.
             dispatcher: Reaches the experts of other ranks.
+            ranks: Tensor-parallel ranks that share the layers.
 
         Raises:
-            InvalidConfigError: If ``experts_local`` does not fit the shape.
+            InvalidConfigError: If ``experts_local`` or ``ranks`` do not fit the shape.
         """
         super().__init__()
         self.shape = shape
         self.media_token = media_token
         self.experts_local = range(shape.decoder.experts) if experts_local is None else experts_local
         self.section = section or whole(shape)
+        self.ranks = ranks
         if self.section.first:
-            self.vision_tower = VisionTower(shape.vision)
-            self.multi_modal_projector = Projector(shape)
+            self.vision_tower = VisionTower(shape.vision, ranks)
+            self.multi_modal_projector = Projector(shape, ranks)
         self.language_model = LanguageModel(
-            shape.decoder, self.section, experts_local=experts_local, dispatcher=dispatcher
+            shape.decoder, self.section, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks
         )
 
     def forward(
@@ -74,7 +79,9 @@ class KimiVL(nn.Module):
         patches_PC: Tensor,
         grids: Sequence[Grid],
         *,
-        stream_TD: Tensor | None = None,
+        stream_SD: Tensor | None = None,
+        attend: Attend | None = None,
+        deliver: Callable[[Tensor], Tensor] | None = None,
         balance: bool = False,
     ) -> Decoded:
         """Run packed documents through the section.
@@ -82,21 +89,26 @@ class KimiVL(nn.Module):
         Args:
             tokens_T: int64 token ids.
             positions_T: int64 positions within each document.
-            document_offsets: Host integers from 0 to T; attention never crosses one.
+            document_offsets: Host integers from 0 to T; attention never crosses one. ``attend`` replaces them.
             patches_PC: Float patches of all images, in the order of their media tokens.
             grids: Host integers, rows and columns of each image [patches].
-            stream_TD: What the section before made of the tokens; patches and grids are then not looked at.
-            balance: Whether to compute the balance loss.
+            stream_SD: What the section before made of the tokens; patches and grids are then not looked at.
+            attend: Attention to a stream of which these tokens are a part.
+            deliver: Turns features of the images given into those of the media tokens held, where these differ.
+            balance: Whether to compute the balance loss; of whole documents only.
 
         Raises:
             InvalidConfigError: If offsets, grids or media tokens do not fit.
         """
-        if stream_TD is None:
-            stream_TD = self.embed(tokens_T, self.image_features(patches_PC, grids))
+        if stream_SD is None:
+            features_MD = self.image_features(patches_PC, grids)
+            stream_SD = self.embed(tokens_T, features_MD if deliver is None else deliver(features_MD))
+        if attend is not None:
+            return self.decode(stream_SD, positions_T, lambda _: attend)
         lengths = document_lengths(document_offsets, tokens_T.shape[0])
-        documents = segments(lengths, causal=True, device=stream_TD.device, dtype=stream_TD.dtype)
+        documents = segments(lengths, causal=True, device=stream_SD.device, dtype=stream_SD.dtype)
         return self.decode(
-            stream_TD, positions_T, lambda _: documents.attend, _document_of(lengths, tokens_T) if balance else None
+            stream_SD, positions_T, lambda _: documents.attend, _document_of(lengths, tokens_T) if balance else None
         )
 
     def image_features(self, patches_PC: Tensor, grids: Sequence[Grid]) -> Tensor:
@@ -107,28 +119,41 @@ class KimiVL(nn.Module):
     def embed(self, tokens_T: Tensor, features_MD: Tensor) -> Tensor:
         """Embed tokens and put image features in place of media tokens; one wait for the device.
 
+        Args:
+            tokens_T: Tokens that this rank looks at.
+            features_MD: Features of the media tokens among the rows that this rank holds between layers.
+
+        Returns:
+            Those rows (S, D).
+
         Raises:
             InvalidConfigError: If there are not as many media tokens as features.
         """
-        embedded_TD: Tensor = self.language_model.model.embed_tokens(tokens_T)
-        places_M = (tokens_T == self.media_token).nonzero().squeeze(1)
+        embedded_SD: Tensor = self.language_model.model.embed(tokens_T)
+        tokens_S = tokens_T[self.ranks.own_rows(tokens_T.shape[0])]
+        places_M = (tokens_S == self.media_token).nonzero().squeeze(1)
         if places_M.shape[0] != features_MD.shape[0]:
             raise InvalidConfigError(
                 f"media tokens do not fit the images: {places_M.shape[0]} tokens, {features_MD.shape[0]} features"
             )
-        return embedded_TD.index_copy(0, places_M, features_MD.to(embedded_TD.dtype))
+        return embedded_SD.index_copy(0, places_M, features_MD.to(embedded_SD.dtype))
 
     def decode(
-        self, embedded_TD: Tensor, positions_T: Tensor, attend: LayerAttend, document_T: Tensor | None = None
+        self, embedded_SD: Tensor, positions_T: Tensor, attend: LayerAttend, document_T: Tensor | None = None
     ) -> Decoded:
         """Run the section's layers on embedded tokens, with the attention that the caller wants."""
-        decoded: Decoded = self.language_model.model(embedded_TD, positions_T, attend, document_T)
+        decoded: Decoded = self.language_model.model(embedded_SD, positions_T, attend, document_T)
         return decoded
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
-        """Score the vocabulary after each hidden state (T, V)."""
+        """Score the vocabulary after each hidden state (T, V); without gradient where ranks share it."""
         logits_TV: Tensor = self.language_model.lm_head(hidden_TD)
-        return logits_TV
+        if self.ranks.parts == 1:
+            return logits_TV
+        words = logits_TV.shape[1]
+        return self.ranks.total(
+            F.pad(logits_TV, (self.ranks.place * words, (self.ranks.parts - 1 - self.ranks.place) * words))
+        )
 
 
 def document_lengths(document_offsets: Sequence[int], tokens: int) -> list[int]:

@@ -31,6 +31,8 @@ from polyreme_trainer.parallel.mesh import Meshes
 
 _COUNT_BASE = 4096
 """Counts ride as two digits of this base: float32 adds whole numbers exactly up to 2**24 only."""
+_SQUARED_AT_ONCE = 1 << 24
+"""Gradients that are squared at a time [scalars]: what that takes of memory."""
 _SCALARS = 8
 _SLICED_SQUARE, _DENSE_SQUARE = 1, 6
 """Places of the squared norms of gradients among the scalars: of slices, and of whole parameters."""
@@ -130,8 +132,9 @@ def _read_riders(riders: Tensor, local: LocalStep) -> GlobalStep:
 
 
 def _square(gradients: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(gradients)
-    return norm.square()
+    """Squared norm. ``vector_norm`` and ``dot`` add up in a row: of 6.5 M float32 scalars they are up to 7e-4 off."""
+    squares = [piece.square().sum() for piece in gradients.split(_SQUARED_AT_ONCE)]
+    return torch.stack(squares).sum()
 
 
 def _float32(value: float) -> float:

@@ -15,11 +15,12 @@ from polyreme_api.progress import RankPhase, StepRecord
 from polyreme_trainer.checkpoint.save import CheckpointWriter
 from polyreme_trainer.parallel.gradients import GlobalStep
 from polyreme_trainer.parallel.mesh import Meshes, packs_of
+from polyreme_trainer.train.inputs import to_inputs
 from polyreme_trainer.train.optimizer import learning_rate
 from polyreme_trainer.train.records import Reporter, StepLog
 from polyreme_trainer.train.requests import Requests
 from polyreme_trainer.train.settings import TrainSettings
-from polyreme_trainer.train.state import TrainState, backward, content, reduce, to_inputs, update
+from polyreme_trainer.train.state import TrainState, backward, content, reduce, update
 
 
 class Ending(enum.Enum):
@@ -67,7 +68,7 @@ class Loop:
         settings, number = self.settings, self.state.step + 1
         mine = packs_of(settings.layout, self.meshes.rank, self.source.packs_per_step)
         batch = self.source.packs(number, first=mine.start, count=len(mine))
-        inputs = to_inputs(batch, device=settings.rank.device_type)
+        inputs = to_inputs(batch, device=settings.rank.device_type, sharing=self.state.sharing)
         stop, save = self.requests.stop, self.requests.save
         local = backward(self.state, inputs, stop=stop, save=save)
         total = reduce(self.state, local, self.meshes)

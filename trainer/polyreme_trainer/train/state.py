@@ -1,26 +1,28 @@
 """All state of training on one rank: model, optimizer, router biases, step; and one step of it.
 
-Legend: T tokens of this rank, P patches, C values of a patch, M layers with experts, E experts.
+Legend: M layers with experts, E experts.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from polyreme_api.batch import PackedBatch
 from polyreme_trainer.checkpoint.content import Content, FlatTensors
 from polyreme_trainer.model.initialise import STACKED, build_model
 from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.moe import MixtureOfExperts
+from polyreme_trainer.model.sharding import cut_of
+from polyreme_trainer.model.tensor import ALONE
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel.dispatch import AllToAllDispatcher
 from polyreme_trainer.parallel.flat import FlatModel, Slices, flatten
 from polyreme_trainer.parallel.gradients import GlobalStep, LocalStep, gradient_scale, reduce_step, rider_count
 from polyreme_trainer.parallel.mesh import Meshes, experts_of, sparse_place
+from polyreme_trainer.parallel.tensor import TensorGroup
+from polyreme_trainer.train.inputs import Inputs, Sharing, sharing_of
 from polyreme_trainer.train.optimizer import FlatAdamW, update_router_biases
 from polyreme_trainer.train.settings import OptimizerSettings, TrainSettings
 
@@ -33,6 +35,8 @@ class TrainState:
     flat: FlatModel
     optimizer: FlatAdamW
     router_biases: list[Tensor]
+    sharing: Sharing | None = None
+    """The ranks that share this one's streams; no part of a checkpoint."""
     step: int = 0
     """Steps taken in the whole run."""
 
@@ -40,18 +44,26 @@ class TrainState:
 def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> TrainState:
     """Build this rank's slice of the model with its initial values, in flat buffers, and an empty optimizer."""
     decoder, layout = settings.shape.decoder, settings.layout
+    ranks = TensorGroup(meshes.tp_group) if layout.tp > 1 else ALONE
     model = build_model(
         settings.shape,
         seed=settings.seed,
         media_token=media_token,
         experts_local=experts_of(layout, meshes.rank, decoder.experts),
         dispatcher=AllToAllDispatcher(meshes.ep_group) if layout.ep > 1 else None,
+        ranks=ranks,
         device=settings.rank.device_type,
     )
     parameters = dict(model.named_parameters())
     flat = flatten(
         parameters,
         riders=rider_count(decoder.layers - decoder.dense_layers, decoder.experts),
+        tensor=Slices(
+            names=frozenset(name for name in parameters if layout.tp > 1 and cut_of(name) is not None),
+            place=ranks.place,
+            count=layout.tp,
+            copies=layout.dp * layout.cp,
+        ),
         experts=Slices(
             names=frozenset(name for name in parameters if name.endswith(STACKED)),
             place=sparse_place(layout, meshes.rank)["ep"],
@@ -64,52 +76,32 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
         flat=flat,
         optimizer=FlatAdamW(flat, settings.optimizer),
         router_biases=[m.gate.e_score_correction_bias for m in model.modules() if isinstance(m, MixtureOfExperts)],
-    )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """A batch on the device of the model."""
-
-    tokens_T: Tensor
-    targets_T: Tensor
-    positions_T: Tensor
-    document_offsets: list[int]
-    patches_PC: Tensor
-    grids: list[tuple[int, int]]
-    unmasked: int
-
-
-def to_inputs(batch: PackedBatch, *, device: torch.device | str) -> Inputs:
-    """Copy a batch's arrays to tensors.
-
-    On CPU too: torch aligns what it allocates to 64 bytes, NumPy does not, and a kernel may round differently by
-    alignment. The last bits of a loss must not hang on the state of the heap: a resumed run repeats them (ADR 6).
-    """
-
-    def tensor(array: object) -> Tensor:
-        return torch.tensor(np.asarray(array), device=device)
-
-    return Inputs(
-        tokens_T=tensor(batch.tokens_T),
-        targets_T=tensor(batch.targets_T),
-        positions_T=tensor(batch.positions_T),
-        document_offsets=np.asarray(batch.document_offsets).tolist(),
-        patches_PC=tensor(batch.patches_PC),
-        grids=[(rows, columns) for rows, columns in np.asarray(batch.grids_I2).tolist()],
-        unmasked=batch.unmasked_tokens,
+        sharing=sharing_of(meshes, media_token=media_token, merge=settings.shape.vision.merge),
     )
 
 
 def backward(state: TrainState, inputs: Inputs, *, stop: bool = False, save: bool = False) -> LocalStep:
     """Run forward and backward on this rank's tokens: gradients of the loss **sum** accumulate in the flat buffers."""
     state.flat.clear_gradients()
-    decoded = state.model(inputs.tokens_T, inputs.positions_T, inputs.document_offsets, inputs.patches_PC, inputs.grids)
-    head_VD = state.model.language_model.lm_head.weight
-    loss_sum, _ = token_loss(decoded.hidden_TD, head_VD, inputs.targets_T)
+    decoded = state.model(
+        inputs.tokens_T,
+        inputs.positions_T,
+        inputs.document_offsets,
+        inputs.patches_PC,
+        inputs.grids,
+        attend=inputs.attend,
+        deliver=inputs.deliver,
+    )
+    ranks = state.model.ranks
+    loss_sum, _ = token_loss(decoded.hidden_TD, state.model.language_model.lm_head.weight, inputs.targets_T, ranks)
     loss_sum.backward()
+    speaks = ranks.place == 0  # tensor ranks have the loss of the same tokens: one of them speaks
     return LocalStep(
-        loss_sum=loss_sum.detach(), unmasked=inputs.unmasked, loads_ME=decoded.load_LE, stop=stop, save=save
+        loss_sum=loss_sum.detach() if speaks else torch.zeros_like(loss_sum),
+        unmasked=inputs.unmasked if speaks else 0,
+        loads_ME=decoded.load_LE,
+        stop=stop,
+        save=save,
     )
 
 
@@ -128,10 +120,9 @@ def reduce(state: TrainState, local: LocalStep, meshes: Meshes) -> GlobalStep:
 
 def content(state: TrainState, meshes: Meshes, *, with_rng: bool = True) -> Content:
     """Name everything that a checkpoint must hold, as views of the live buffers (the generator's state is a copy)."""
-    experts = state.flat.experts
-    held = (experts.slices.place, experts.slices.count)
+    slices = {id(part.flat): (part.slices.place, part.slices.count) for part in (state.flat.tensor, state.flat.experts)}
     parts = [
-        FlatTensors(prefix=prefix, slots=part.slots, buffer=buffer, part=held if part is experts.flat else None)
+        FlatTensors(prefix=prefix, slots=part.slots, buffer=buffer, part=slices.get(id(part)))
         for prefix, part, buffer in (
             *(("model", part, part.values) for part in state.flat.parts),
             *((f"optimizer.{kind}", part, buffer) for kind, part, buffer in state.optimizer.named()),

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_trainer.model.tensor import TensorRanks
 from polyreme_trainer.parallel import collectives
 
 
@@ -19,32 +20,21 @@ class TensorGroup:
         self._group = group
         self.parts = dist.get_world_size(group)
         self.place = dist.get_rank(group)
-        self._whole_rows = False
+        self.holds_whole_rows = False
+        """Whether every rank holds all rows between layers."""
 
     @property
     def row_parts(self) -> int:
         """Parts into which rows are cut between layers."""
-        return 1 if self._whole_rows else self.parts
-
-    @contextlib.contextmanager
-    def whole_rows(self) -> Iterator[None]:
-        """Let every rank hold all rows between layers while the block runs, for decoding: any number of rows will do.
-
-        Without gradient: a sum over ranks takes the place of every exchange.
-        """
-        self._whole_rows = True
-        try:
-            yield
-        finally:
-            self._whole_rows = False
+        return 1 if self.holds_whole_rows else self.parts
 
     def gather(self, x_SX: Tensor) -> Tensor:
         """Join the row parts of all ranks."""
-        return x_SX if self._whole_rows else collectives.gather_rows(x_SX, self._group)
+        return x_SX if self.holds_whole_rows else collectives.gather_rows(x_SX, self._group)
 
     def scatter(self, x_TX: Tensor) -> Tensor:
         """Sum over ranks and keep this rank's rows."""
-        return self.total(x_TX) if self._whole_rows else collectives.scatter_rows(x_TX, self._group)
+        return self.total(x_TX) if self.holds_whole_rows else collectives.scatter_rows(x_TX, self._group)
 
     def own_rows(self, rows: int) -> slice:
         """Which of the rows this rank holds between layers.
@@ -52,7 +42,7 @@ class TensorGroup:
         Raises:
             InvalidConfigError: If the ranks do not divide the rows.
         """
-        if self._whole_rows:
+        if self.holds_whole_rows:
             return slice(0, rows)
         if rows % self.parts:
             raise InvalidConfigError(
@@ -73,3 +63,19 @@ class TensorGroup:
         found = x.detach().clone()
         collectives.largest_over(found, self._group)
         return found
+
+
+@contextlib.contextmanager
+def whole_rows(ranks: TensorRanks) -> Iterator[None]:
+    """Let every rank hold all rows between layers while the block runs, for decoding: any number of rows will do.
+
+    Without gradient: a sum over ranks takes the place of every exchange.
+    """
+    if not isinstance(ranks, TensorGroup):
+        yield
+        return
+    ranks.holds_whole_rows = True
+    try:
+        yield
+    finally:
+        ranks.holds_whole_rows = False

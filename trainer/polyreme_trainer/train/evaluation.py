@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from polyreme_api.history import evaluation_key
 from polyreme_trainer.model.generate import generate
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.mesh import Meshes
+from polyreme_trainer.parallel.tensor import whole_rows
 from polyreme_trainer.train.settings import EvaluationSettings
 from polyreme_trainer.train.state import TrainState
 
@@ -41,23 +43,33 @@ def evaluate(
         The result on rank 0, None on the others.
     """
     count = min(len(source), settings.samples_max)
-    ranks = meshes.layout.world
-    mine = range(meshes.rank, count, ranks)
+    # Ranks that share layers answer the same questions together; prompts are short, so context ranks answer others.
+    askers = meshes.layout.world // meshes.layout.tp
+    mine = range(meshes.rank // meshes.layout.tp, count, askers)
     pages: list[dict[str, Any]] = []
     # Under expert parallelism all ranks run the same passes: equally many batches, the last ones perhaps empty.
-    for batch in range(math.ceil(math.ceil(count / ranks) / PROMPTS_AT_ONCE)):
+    for batch in range(math.ceil(math.ceil(count / askers) / PROMPTS_AT_ONCE)):
         samples = [source.sample(index) for index in mine[batch * PROMPTS_AT_ONCE : (batch + 1) * PROMPTS_AT_ONCE]]
-        answers = generate(
-            state.model,
-            samples,
-            stop_token=stop_token,
-            new_tokens_max=settings.answer_tokens_max,
-            agree=(lambda done: collectives.all_agree(done, meshes.ep_group)) if meshes.layout.ep > 1 else bool,
-            prompts_at_once=PROMPTS_AT_ONCE,
-        )
+        with whole_rows(state.model.ranks):
+            answers = generate(
+                state.model,
+                samples,
+                stop_token=stop_token,
+                new_tokens_max=settings.answer_tokens_max,
+                agree=_agree(meshes),
+                prompts_at_once=PROMPTS_AT_ONCE,
+            )
         pages += [_page(source, sample, answer, stop_token) for sample, answer in zip(samples, answers, strict=True)]
     gathered = collectives.gather_to_first(pages, meshes.world_group)
-    return None if gathered is None else _result(gathered, state.step, attempt)
+    return None if gathered is None else _result(gathered[:: meshes.layout.tp], state.step, attempt)
+
+
+def _agree(meshes: Meshes) -> Callable[[bool], bool]:
+    """Whether all ranks are done that need each other: for experts, and for shares of layers."""
+    if meshes.layout.ep == meshes.layout.tp == 1:
+        return bool
+    group = meshes.ep_group if meshes.layout.tp == 1 else meshes.stage_group
+    return lambda done: collectives.all_agree(done, group)
 
 
 def write_evaluation(root: Path, attempt: int, result: dict[str, Any]) -> None:
@@ -92,7 +104,7 @@ def _page(source: EvaluationSource, sample: EvaluationSample, tokens: list[int],
 
 
 def _result(gathered: list[list[dict[str, Any]]], step: int, attempt: int) -> dict[str, Any]:
-    """Put pages back in the order of the source: rank r answered r, r + ranks, ..."""
+    """Put pages back in the order of the source: of n askers, asker a answered a, a + n, ..."""
     longest = max(len(pages) for pages in gathered)
     pages = [rank[place] for place in range(longest) for rank in gathered if place < len(rank)]
     matched = sum(page["match"] for page in pages)

@@ -12,6 +12,8 @@ from polyreme_api.errors import PolyremeError
 
 _Ts = TypeVarTuple("_Ts")
 
+TURNS_MAX = 20_000
+"""Turns of the loop at one moment; what a simulation has to do at one moment takes a few hundred."""
 EPOCH_S = 1_700_000_000.0
 """Wall time at which simulations begin."""
 
@@ -82,7 +84,7 @@ class _TimerHandle(asyncio.TimerHandle):
 
 
 class SimStalledError(PolyremeError):
-    """Nothing is ready and no timer is set: the simulated world would wait for ever."""
+    """The simulated world would wait for ever, or turn for ever while no time passes."""
 
 
 class _NoSelector:
@@ -90,12 +92,20 @@ class _NoSelector:
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
+        self._turns = 0
+        """Turns of the loop since time passed."""
 
     def select(self, timeout: float | None) -> list[Any]:
         """Let the time pass that the loop would have slept."""
         if timeout is None:
             raise SimStalledError("nothing is ready and no timer is set")
+        before_s = self._loop.time()
         self._loop.advance(timeout)
+        self._turns = self._turns + 1 if self._loop.time() == before_s else 0
+        if self._turns > TURNS_MAX:
+            raise SimStalledError(
+                f"somebody is busy without end at {before_s:.3f} s: {TURNS_MAX} turns, and no time passes"
+            )
         return []
 
 

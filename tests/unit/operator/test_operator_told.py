@@ -11,7 +11,7 @@ from polyreme_operator.core.queue.tree import QueueTree
 from polyreme_operator.core.schedule import Batch
 from polyreme_operator.core.usage import UsageLedger
 from polyreme_operator.loop import run_operator
-from polyreme_operator.port import Manifest
+from polyreme_operator.port import PAGE_OBJECTS, ListPage, Manifest
 from polyreme_operator.sim.eventloop import VirtualLoop
 from polyreme_operator.sim.invariants import Facts
 from polyreme_operator.sim.scenario import RACK, topology_manifest
@@ -26,6 +26,7 @@ from tests.unit.operator.operator_scenes import DEVICE, NOW_S, job
 QUIET_S = 20.0
 """Less than until victims are sought anew."""
 ROUNDS_MAX = 2
+LISTS_S = 30.0
 FOUR_WIDE = {"steps": 10, "packsPerStep": 4}
 QUEUES = ("a", "b", "c", "d")
 TREE = QueueTree.of(())
@@ -108,15 +109,7 @@ def test_who_was_told_of_room_is_told_anew_when_others_pods_have_taken_it() -> N
         world.store.create(wide)
         await asyncio.sleep(5.0)
         said.append(reason_of(world))
-        limits = {"limits": {DEVICE: "1"}}
-        world.store.create(
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {"name": "foreign", "namespace": "others"},
-                "spec": {"nodeName": "n0", "containers": [{"name": "c", "image": "i", "resources": limits}]},
-            }
-        )
+        world.store.create(others_pod())
         await asyncio.sleep(FOLLOWS_S)
         said.append(reason_of(world))
         task.cancel()
@@ -125,6 +118,48 @@ def test_who_was_told_of_room_is_told_anew_when_others_pods_have_taken_it() -> N
     loop.run_until_complete(story())
     loop.close()
     assert said == ["WaitingForTopology", "WaitingForCapacity"]
+
+
+class SlowToList(EmbeddedCluster):
+    """Lists the last kind long after all others."""
+
+    async def list(
+        self, kind: str, *, namespace: str | None = None, limit: int = PAGE_OBJECTS, continue_: str | None = None
+    ) -> ListPage:
+        if kind == "ConfigMap":
+            await asyncio.sleep(LISTS_S)
+        return await super().list(kind, namespace=namespace, limit=limit, continue_=continue_)
+
+
+def test_the_operator_sleeps_while_it_lists_although_something_is_taken() -> None:
+    """The loop of virtual time ends a simulation in which somebody is busy without end."""
+    loop = VirtualLoop()
+    world = World(loop, random.Random(1), Facts())
+    world.faulty = False
+    world.add_node("n0", 2)
+    world.store.create(others_pod())
+    world.store.create(manifest("waits", "default", priority=0))
+
+    async def story() -> None:
+        port = SlowToList(world.store)
+        task = asyncio.ensure_future(run_operator(port, world.clock, rng=random.Random(1), entropy=bytes))
+        await asyncio.sleep(LISTS_S + FOLLOWS_S)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    loop.run_until_complete(story())
+    loop.close()
+    assert reason_of(world) == "WaitingForCapacity"
+
+
+def others_pod() -> Manifest:
+    limits = {"limits": {DEVICE: "1"}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "foreign", "namespace": "others"},
+        "spec": {"nodeName": "n0", "containers": [{"name": "c", "image": "i", "resources": limits}]},
+    }
 
 
 def reason_of(world: World) -> str:

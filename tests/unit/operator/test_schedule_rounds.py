@@ -104,6 +104,14 @@ def test_a_preemptor_whose_room_was_lost_does_not_hold_what_is_left() -> None:
     assert admitted_uids(schedule(cluster, NOW_S)) == {"uid-small"}
 
 
+def test_what_was_made_free_for_a_job_is_held_for_one_start_and_not_for_the_next() -> None:
+    high, top = job("high", replicas=2, priority=5), job("top", replicas=2, priority=9)
+    victim = gone(asked_to_make_way("low", high))
+    evicted = gone(admitted(high, at_s=NOW_S))
+    cluster = cluster_of(jobs=(victim, evicted, top), nodes=(node(devices=2),))
+    assert admitted_uids(schedule(cluster, NOW_S)) == {"uid-top"}
+
+
 def test_a_job_behind_the_head_goes_round_what_is_held_for_it() -> None:
     head = job("head", replicas=3, created="2023-11-14T21:00:00Z")
     specs: tuple[tuple[dict[str, Any], bool], ...] = (

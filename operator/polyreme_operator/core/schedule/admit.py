@@ -11,7 +11,7 @@ from polyreme_api.plan.plan import Plan
 from polyreme_operator.core import elastic
 from polyreme_operator.core.eligible import slots_N
 from polyreme_operator.core.queue.order import SchedulingOrder, scheduling_order
-from polyreme_operator.core.schedule.elsewhere import blocked_for, reservation_of
+from polyreme_operator.core.schedule.elsewhere import blocked_for, reservation_of, unused
 from polyreme_operator.core.schedule.gangs import gang_of
 from polyreme_operator.core.schedule.heads import Heads
 from polyreme_operator.core.schedule.pending import closed, over_quota
@@ -67,11 +67,12 @@ class _Admissions:
     def _serve_reservations(self) -> None:
         """Hold for each preemptor what others give up, and start those at once for whom all have gone."""
         work, cluster = self._work, self._cluster
-        held = [
-            reservation_of(work, cluster.jobs[uid], victims)
+        asked = {
+            uid: unused(cluster.jobs, cluster.jobs[uid], victims)
             for uid, victims in sorted(cluster.making_way.items())
             if uid in cluster.waiting and closed(cluster.tree, cluster.waiting[uid].queue) is None
-        ]
+        }
+        held = [reservation_of(work, cluster.jobs[uid], victims) for uid, victims in asked.items() if victims]
         for reservation in held:
             hold(work, reservation)
         for reservation in sorted(held, key=lambda each: _rank(each.by)):
@@ -84,7 +85,7 @@ class _Admissions:
                     continue
                 work.admit(job, found.rows_W, found.plan)
                 continue
-            self._makes_way_for.update(dict.fromkeys(cluster.making_way[job.uid], job))
+            self._makes_way_for.update(dict.fromkeys(asked[job.uid], job))
 
     def _look_at(self, waiting: Waiting, order: SchedulingOrder) -> None:
         work, job = self._work, self._cluster.jobs[waiting.uid]

@@ -10,6 +10,7 @@ import numpy as np
 
 from polyreme_operator.core.placement.tree import tree_of
 from polyreme_operator.types.inventory import BoolArray, Inventory, RowArray
+from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
 
 if TYPE_CHECKING:
@@ -79,6 +80,17 @@ def blocked_for(work: Round, job: JobView) -> BoolArray:
         if held.by.uid != job.uid and job.priority <= held.by.priority:
             blocked_N[held.rows] = True
     return blocked_N
+
+
+def unused(jobs: Mapping[str, JobView], by: JobView, victims: Collection[str]) -> list[str]:
+    """Return those of a job's victims that were asked since it last began: what others gave up is held for one start.
+
+    Who lost its place again stands in the order as everybody does. Times are whole seconds; of two in one second the
+    start is taken for the earlier, since nobody asks others while it runs.
+    """
+    began_s = parse_time_or(None if by.attempt is None else by.attempt.started_at, 0.0)
+    asked = ((uid, jobs[uid].status.preemption) for uid in sorted(victims))
+    return [uid for uid, each in asked if each is not None and parse_time_or(each.requested_at, 0.0) >= began_s]
 
 
 def reservation_of(work: Round, by: JobView, victims: Collection[str]) -> Reservation:

@@ -25,7 +25,7 @@ from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
 from polyreme_operator.port import ConflictError, Manifest, NotFoundError, ObjectRef
 
 ROOT = Path(__file__).parents[2]
-P50_MAX_S, P99_MAX_S = 0.5, 1.5
+P50_MAX_S, P99_MAX_S = 0.2, 0.5
 LIMIT_S = 60.0
 """Longest wait for one word."""
 PAUSE_S = (1.2, 2.0)

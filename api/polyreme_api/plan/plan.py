@@ -9,7 +9,15 @@ from typing import Any
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_api.plan.layout import Layout, fitting_layouts, fitting_worlds, mesh_misfits, misfits
+from polyreme_api.plan.layout import (
+    Layout,
+    fitting_layouts,
+    fitting_worlds,
+    mesh_misfits,
+    misfits,
+    plain_layouts,
+    ulysses_degree,
+)
 from polyreme_api.plan.shapes import ANY_MODEL, DecoderShape, ModelShape, VisionShape, check_shape, model_shape
 from polyreme_api.plan.volume import GroupVolume, group_volumes, nominal_volumes, state_bytes_per_rank, traffic_cost
 
@@ -150,28 +158,35 @@ def _plan_of_any_model(spec: TrainingJobSpec, *, count: int, scaled: bool) -> Pl
     )
 
 
-def _asked(spec: TrainingJobSpec, *, world: int, scaled: bool) -> Layout:
+def _asked(spec: TrainingJobSpec, *, world: int, scaled: bool, heads: int = 1) -> Layout:
     asked = spec.parallelism
     pp, cp, tp = asked.pp or 1, asked.cp or 1, asked.tp or 1
     dp = max(1, world // (pp * cp * tp)) if scaled else asked.dp or 1
-    return Layout(dp=dp, ep=asked.ep or 1, pp=pp, cp=cp, tp=tp)
+    ulysses = ulysses_degree(cp, heads // tp) if heads % tp == 0 else 1
+    return Layout(dp=dp, ep=asked.ep or 1, pp=pp, cp=cp, tp=tp, ulysses=ulysses)
 
 
 def _explicit(spec: TrainingJobSpec, shape: ModelShape, *, world: int, scaled: bool) -> Layout:
-    layout = _asked(spec, world=world, scaled=scaled)
-    broken = misfits(layout, world=world, shape=shape, packs_per_step=spec.training.packs_per_step)
+    layout = _asked(spec, world=world, scaled=scaled, heads=shape.decoder.heads)
+    packs, tokens = spec.training.packs_per_step, spec.data.sequence_tokens
+    broken = misfits(layout, world=world, shape=shape, packs_per_step=packs, pack_tokens=tokens)
     if broken:
-        fitting = fitting_layouts(world=world, shape=shape, packs_per_step=spec.training.packs_per_step)
-        near = sorted(fitting, key=lambda other: (abs(other.ep - layout.ep), other.ep))[:3]
+        fitting = fitting_layouts(world=world, shape=shape, packs_per_step=packs, pack_tokens=tokens)
+        near = sorted(fitting, key=lambda other: _distance(other, layout))[:3]
         words = f"; layouts of {world} ranks that fit: {', '.join(map(str, near))}" if near else ""
         raise InvalidConfigError(f"layout does not fit: {'; '.join(broken)}{words}", field="spec.parallelism")
     return layout
 
 
+def _distance(one: Layout, other: Layout) -> tuple[int, ...]:
+    """How unlike two layouts are: by the axes that cut tokens first, then by ep."""
+    return abs(one.cp - other.cp) + abs(one.tp - other.tp), abs(one.ep - other.ep), one.ep, one.cp
+
+
 def _automatic(spec: TrainingJobSpec, shape: ModelShape, *, world: int, replicas: int) -> Layout:
     packs = spec.training.packs_per_step
-    fitting = fitting_layouts(world=world, shape=shape, packs_per_step=packs)
-    if not fitting:
+    plain = plain_layouts(world=world, shape=shape, packs_per_step=packs)
+    if not plain:
         devices = spec.workers.devices
         worlds = fitting_worlds(near=world, step=devices, shape=shape, packs_per_step=packs)
         counts = ", ".join(str(count) for count in sorted(size // devices for size in worlds)) or "none"
@@ -180,13 +195,20 @@ def _automatic(spec: TrainingJobSpec, shape: ModelShape, *, world: int, replicas
             f"divisible by dp {world}; worker counts that fit: {counts}",
             field="spec.workers.replicas or spec.training.packsPerStep",
         )
-    tokens = packs // world * spec.data.sequence_tokens
+    tokens = packs * spec.data.sequence_tokens
     budget = STATE_SHARE_MAX * DEVICE_MEMORY_BYTES
-    roomy = [layout for layout in fitting if state_bytes_per_rank(layout, shape=shape) <= budget]
-    return min(
-        roomy or fitting[-1:],
-        key=lambda layout: (traffic_cost(group_volumes(layout, shape=shape, tokens_per_rank=tokens)), layout.ep),
-    )
+
+    def cost(layout: Layout) -> tuple[int, int]:
+        return traffic_cost(group_volumes(layout, shape=shape, tokens_per_rank=tokens // layout.dp)), layout.ep
+
+    def roomy(layouts: list[Layout]) -> list[Layout]:
+        return [layout for layout in layouts if state_bytes_per_rank(layout, shape=shape) <= budget]
+
+    if chosen := roomy(plain):
+        return min(chosen, key=cost)
+    # Layers are shared, and streams cut, only where nothing else lets the model fit into memory.
+    every = fitting_layouts(world=world, shape=shape, packs_per_step=packs, pack_tokens=spec.data.sequence_tokens)
+    return min(roomy(every) or plain[-1:], key=cost)
 
 
 def _digest(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from typing import Any
@@ -12,10 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.layout import NEAREST_MAX, Layout, fitting_layouts, fitting_worlds, misfits
+from polyreme_api.plan.layout import (
+    NEAREST_MAX,
+    Layout,
+    fitting_layouts,
+    fitting_worlds,
+    misfits,
+    plain_layouts,
+)
 from polyreme_api.plan.plan import Plan
 from polyreme_api.plan.shapes import KIMI_VL_NANO, ModelShape, parameter_count
-from polyreme_api.plan.volume import expert_parameters, group_volumes, state_bytes_per_rank
+from polyreme_api.plan.volume import expert_parameters, group_volumes, shared_parameters, state_bytes_per_rank
 
 shapes = st.builds(
     lambda experts, layers: dataclasses.replace(
@@ -48,27 +56,39 @@ def plans(draw: st.DrawFn) -> Plan:
 
 @given(world=st.integers(1, 64), shape=shapes, packs=st.integers(1, 256))
 def test_every_fitting_layout_obeys_the_rules(world: int, shape: ModelShape, packs: int) -> None:
-    for layout in fitting_layouts(world=world, shape=shape, packs_per_step=packs):
+    tokens = 192
+    for layout in fitting_layouts(world=world, shape=shape, packs_per_step=packs, pack_tokens=tokens):
         assert layout.world == world
         assert packs % layout.dp == 0
         assert shape.decoder.experts % layout.ep == 0
         assert layout.edp * layout.ep == layout.dp * layout.cp * layout.tp
+        assert layout.ring * layout.ulysses == layout.cp
+        assert shape.decoder.heads % (layout.tp * layout.ulysses) == 0
+        assert shape.vision.heads % layout.tp == 0
+        assert tokens % (layout.cp * layout.tp) == 0
 
 
 @given(world=st.integers(1, 64), shape=shapes, packs=st.integers(1, 256))
 def test_no_fitting_layout_is_left_out(world: int, shape: ModelShape, packs: int) -> None:
-    """Against every combination of degrees, by the rules as the paper states them."""
-    found = fitting_layouts(world=world, shape=shape, packs_per_step=packs)
-    expected = [
-        Layout(dp=world, ep=ep)
-        for ep in range(1, 65)
-        if packs % world == 0 and world % ep == 0 and shape.decoder.experts % ep == 0
-    ]
-    assert found == expected
+    """Against every combination of degrees, by the rules as the papers state them; 192 tokens a pack, 4 heads."""
+    found = fitting_layouts(world=world, shape=shape, packs_per_step=packs, pack_tokens=192)
+    expected = {
+        (dp, cp, tp, ep)
+        for dp, cp, tp, ep in itertools.product(range(1, world + 1), range(1, world + 1), (1, 2, 4), range(1, 65))
+        if dp * cp * tp == world
+        and packs % dp == 0
+        and world % ep == 0
+        and shape.decoder.experts % ep == 0
+        and 192 % math.lcm(cp * tp, 2 * cp // math.gcd(cp, 4 // tp) if cp > math.gcd(cp, 4 // tp) else 1) == 0
+    }
+    assert {(layout.dp, layout.cp, layout.tp, layout.ep) for layout in found} == expected
+    assert len(found) == len(expected)
+    plain = plain_layouts(world=world, shape=shape, packs_per_step=packs)
+    assert plain == [layout for layout in found if layout.cp == layout.tp == 1]
 
 
 @given(
-    layout=st.builds(Layout, dp=degrees, ep=degrees, pp=degrees, cp=degrees, tp=degrees),
+    layout=st.builds(Layout, dp=degrees, ep=degrees, cp=degrees, tp=degrees, ulysses=degrees),
     world=st.integers(1, 64),
     shape=shapes,
 )
@@ -76,12 +96,29 @@ def test_a_layout_fits_or_says_why_not(layout: Layout, world: int, shape: ModelS
     words = misfits(layout, world=world, shape=shape, packs_per_step=layout.dp)
     fits = (
         layout.world == world
-        and layout.pp == layout.cp == layout.tp == 1
-        and layout.dp % layout.ep == 0
+        and (layout.dp * layout.cp * layout.tp) % layout.ep == 0
         and shape.decoder.experts % layout.ep == 0
+        and layout.tp in {1, 2, 4}
+        and layout.cp % layout.ulysses == 0
+        and 4 // layout.tp % layout.ulysses == 0
     )
     assert (words == []) == fits
     assert all(words)
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (Layout(tp=3), "tp 3 does not divide the decoder's heads 4"),
+        (Layout(cp=4, ulysses=3), "ulysses 3 does not divide cp 4, or tp x ulysses not the 4 heads"),
+        (Layout(cp=4), "sequenceTokens 100 is no multiple of 8, as cp and tp cut packs"),
+        (Layout(cp=4, tp=2, ulysses=2), "sequenceTokens 100 is no multiple of 8, as cp and tp cut packs"),
+    ],
+    ids=str,
+)
+def test_a_misfit_names_the_degree_and_the_number(layout: Layout, words: str) -> None:
+    found = misfits(layout, world=layout.world, shape=KIMI_VL_NANO, packs_per_step=4, pack_tokens=100)
+    assert words in found
 
 
 @pytest.mark.slow
@@ -89,9 +126,7 @@ def test_a_layout_fits_or_says_why_not(layout: Layout, world: int, shape: ModelS
 def test_suggested_worlds_fit_and_are_the_nearest(near: int, step: int, shape: ModelShape, packs: int) -> None:
     worlds = fitting_worlds(near=near, step=step, shape=shape, packs_per_step=packs)
     fitting = [
-        world
-        for world in range(step, packs + 1, step)
-        if fitting_layouts(world=world, shape=shape, packs_per_step=packs)
+        world for world in range(step, packs + 1, step) if plain_layouts(world=world, shape=shape, packs_per_step=packs)
     ]
     assert sorted(worlds) == sorted(sorted(fitting, key=lambda world: (abs(world - near), world))[:NEAREST_MAX])
 
@@ -131,7 +166,7 @@ def test_any_changed_field_changes_the_hash(plan: Plan, data: st.DataObject) -> 
 
 @given(plans())
 def test_volumes_are_of_groups_with_several_ranks_and_never_negative(plan: Plan) -> None:
-    ranks = {"dp": plan.layout.dp, "edp": plan.layout.edp, "ep": plan.layout.ep}
+    ranks = {axis: getattr(plan.layout, axis) for axis in ("dp", "edp", "ep", "cp", "tp")}
     for volume in plan.volumes:
         assert volume.ranks == ranks[volume.axis] > 1
         assert volume.bytes_per_rank >= 0
@@ -142,7 +177,8 @@ def test_volumes_are_of_groups_with_several_ranks_and_never_negative(plan: Plan)
 @given(plans())
 def test_a_ring_moves_less_than_two_buffers(plan: Plan) -> None:
     routed = expert_parameters(plan.shape)
-    dense = parameter_count(plan.shape) - routed
+    shared = shared_parameters(plan.shape)
+    dense = parameter_count(plan.shape) - routed - shared + shared // plan.layout.tp
     buffers = {"dp": dense * 4, "edp": math.ceil(routed * 4 / plan.layout.ep)}
     for volume in plan.volumes:
         if volume.axis in buffers:
@@ -151,7 +187,15 @@ def test_a_ring_moves_less_than_two_buffers(plan: Plan) -> None:
 
 
 @given(plans())
+def test_tensor_ranks_divide_what_they_share_and_nothing_else(plan: Plan) -> None:
+    alone = state_bytes_per_rank(Layout(), shape=plan.shape)
+    for tp in (2, 4):
+        saved = alone - state_bytes_per_rank(Layout(tp=tp), shape=plan.shape)
+        assert saved == 16 * (shared_parameters(plan.shape) - shared_parameters(plan.shape) // tp)
+
+
+@given(plans())
 def test_more_expert_ranks_never_need_more_memory(plan: Plan) -> None:
-    layouts = fitting_layouts(world=plan.layout.world, shape=plan.shape, packs_per_step=plan.packs_per_step)
+    layouts = plain_layouts(world=plan.layout.world, shape=plan.shape, packs_per_step=plan.packs_per_step)
     needs = [state_bytes_per_rank(layout, shape=plan.shape) for layout in layouts]
     assert needs == sorted(needs, reverse=True)

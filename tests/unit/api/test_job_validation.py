@@ -132,8 +132,8 @@ UNPLANNABLE: list[tuple[dict[str, Any], str]] = [
         "ep 4 does not divide dp x cp x tp (2)",
     ),
     (
-        {"spec.parallelism": {"mode": "Explicit", "dp": 1, "tp": 2}, "spec.workers": {"replicas": 2}},
-        "tp 2: this version trains with dp and ep only",
+        {"spec.parallelism": {"mode": "Explicit", "dp": 1, "tp": 3}, "spec.workers": {"replicas": 3}},
+        "tp 3 does not divide the decoder's heads 4",
     ),
 ]
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.shapes import KIMI_VL_NANO, model_shape
+from polyreme_api.plan.volume import shared_parameters
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.sharding import Cut, chunks, cut_of, join, slice_of, whole_shape
 from polyreme_trainer.model.tensor import Alone
@@ -36,6 +37,7 @@ def test_what_is_cut_is_most_of_the_model_beside_the_routed_experts() -> None:
     named = dict(build_model(KIMI_VL_NANO, seed=3, media_token=1).named_parameters())
     dense = {name: p.numel() for name, p in named.items() if ".experts." not in name}
     assert sum(size for name, size in dense.items() if cut_of(name)) > 0.8 * sum(dense.values())
+    assert sum(size for name, size in dense.items() if cut_of(name)) == shared_parameters(KIMI_VL_NANO)
     assert not [name for name in named if ".experts." in name and ".shared_" not in name and cut_of(name)]
 
 

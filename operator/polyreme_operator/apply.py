@@ -126,8 +126,23 @@ class Applier:
         # Our own word: it asks for nothing.
         self._model.put(result, now_s=self._clock.now_s())
 
-    async def write_standing(self, write: WriteStanding) -> None:
-        """Say how a queue or the topology stands; what it meets is looked at in a later round."""
+    async def write_standings(self, writes: Sequence[WriteStanding]) -> None:
+        """Say how queues and the topology stand, one after another: so it takes no more than others leave.
+
+        Raises:
+            PortError: The first that a write met; the others were tried too.
+        """
+        failed: list[PortError] = []
+        for write in writes:
+            try:
+                await self._write_standing(write)
+            except PortError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
+    async def _write_standing(self, write: WriteStanding) -> None:
+        """Say how one of them stands; what it meets is looked at in a later round."""
         patch = {"status": dict(write.status)}
         try:
             self._take(

@@ -14,7 +14,7 @@ import itertools
 import logging
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from polyreme_api import labels
 from polyreme_api.clock import Clock
@@ -109,6 +109,7 @@ class _Operator:
         self._telling = Telling(
             clock.steady_s, rest_s=settings.tell_after_s, per_s=settings.tells_per_s, burst=settings.tells_burst
         )
+        self._has_to_tell = asyncio.Event()
         self._rests_until: dict[str, float] = {}
         self._wake = asyncio.Event()
         self._dirty: dict[str, None] = {}
@@ -129,6 +130,7 @@ class _Operator:
             for kind in WATCHED_KINDS:
                 tasks.create_task(self._follow(kind), name=f"watch-{kind}")
             tasks.create_task(self._announcer.run(), name="events")
+            tasks.create_task(self._tell_jobs(), name="tell-jobs")
             await self._dispatch(tasks)
 
     # ------------------------------------------------------------------------------------------------------- observe
@@ -342,19 +344,65 @@ class _Operator:
             self._observer.gone(uid)
 
     def _timely(self, uid: str, actions: tuple[Action, ...]) -> tuple[Action, ...]:
-        """Return what is to be done now: a status that only tells waits for its time, and is decided anew then."""
+        """Return what is to be done now: a status that only tells waits for its turn, and is decided anew then."""
         write = next((action for action in actions if isinstance(action, WriteStatus)), None)
         if write is None:
             return actions
         if not write.tells:
             self._telling.wrote(uid)
             return actions
-        wait_s = self._telling.wait_s(uid)
-        if wait_s <= 0:
-            return actions
-        # No shorter than what the wall clock's numbers can tell apart.
-        self._wake_at(uid, self._clock.now_s() + max(wait_s, _SHORT_S))
+        self._want_to_tell([uid])
         return tuple(action for action in actions if not isinstance(action, WriteStatus | EmitEvent))
+
+    def _want_to_tell(self, uids: Iterable[str]) -> None:
+        for uid in uids:
+            job = self._model.job(uid)
+            if job is not None:
+                self._telling.wants(uid, runs=job.admitted)
+                self._has_to_tell.set()
+
+    async def _tell_jobs(self) -> None:
+        """Write what only tells, one job after another: so it takes no more of the API server than others leave."""
+        failures = 0
+        while True:
+            wait_s = self._telling.wait_s()
+            if wait_s is None:
+                self._has_to_tell.clear()
+                await self._has_to_tell.wait()
+                continue
+            # No shorter than what a clock's numbers can tell apart; and nobody is held up by many with nothing to tell.
+            await self._clock.sleep(max(wait_s, _SHORT_S) if wait_s > 0 else 0.0)
+            if wait_s > 0:
+                continue
+            uid = self._telling.take()
+            try:
+                await self._tell_job(uid)
+                failures = 0
+            except (ConflictError, NotFoundError):
+                # It is otherwise than it was seen: its own pass says what is to be told now.
+                continue
+            except PortError as error:
+                failures += 1
+                _log.info("the status of job %s is told later: %s", uid, error)
+                self._want_to_tell([uid])
+                await self._clock.sleep(self._backoff_s(failures))
+            except Exception as error:  # noqa: BLE001 - a bug of ours that one job meets shall not stop all others
+                _log.exception("telling of job %s met a bug of the operator", uid)
+                self._observer.failed(uid, error)
+
+    async def _tell_job(self, uid: str) -> None:
+        if self._model.job(uid) is None:
+            return
+        async with self._locks[uid]:
+            decision = self._decide(uid, lease_read=False)
+            write = next((action for action in decision.actions if isinstance(action, WriteStatus)), None)
+            if write is None or not write.tells:
+                # What is more than told is its own pass's to write.
+                return
+            self._telling.spend()
+            self._telling.wrote(uid)
+            await self._applier.apply((write, *events_of(write)), uid)
+            self._telling.wrote(uid)
 
     def _decide(self, uid: str, *, lease_read: bool) -> Decision:
         now_s = self._clock.now_s()
@@ -375,7 +423,8 @@ class _Operator:
         self._rests_until[SCHEDULE] = now_s + self._settings.round_every_s
         if batch.wake_at_s is not None:
             self._wake_at(ANEW, batch.wake_at_s)
-        self._note(self._model.decided(batch, now_s=now_s) | Changes(asks=batch.again))
+        self._want_to_tell(sorted(self._model.decided(batch, now_s=now_s)))
+        self._note(Changes(asks=batch.again))
         self._dirty[TELL] = None
         try:
             if batch.intents is not None:
@@ -434,14 +483,14 @@ class _Operator:
     async def _tell(self) -> None:
         """Tell jobs what was held back, and the world how queues and topology stand."""
         now_s = self._clock.now_s()
-        self._note(self._model.retell(now_s=now_s))
+        self._want_to_tell(sorted(self._model.retell(now_s=now_s)))
         due_s = self._model.told.retell_at_s
         if due_s is not None:
             self._wake_at(TELL, due_s)
         writes = self._model.standings(now_s=now_s)
         settings = self._settings
         self._rests_until[TELL] = now_s + max(settings.standing_every_s, len(writes) / settings.standings_per_s)
-        await self._applier.side_by_side([self._applier.write_standing(write) for write in writes])
+        await self._applier.write_standings(writes)
 
     @property
     def _intents_ref(self) -> ObjectRef:

@@ -154,9 +154,9 @@ class ClusterModel:
                 del self._versions[ref]
         return changes
 
-    def decided(self, batch: Batch, *, now_s: float) -> Changes:
-        """Take the scheduler's last words; jobs for which they differ must be told."""
-        return Changes(jobs=self.told.take(batch, tree=self._tree, now_s=now_s))
+    def decided(self, batch: Batch, *, now_s: float) -> set[str]:
+        """Take the scheduler's last words; return the UIDs of jobs for which they differ, and that must be told."""
+        return self.told.take(batch, tree=self._tree, now_s=now_s)
 
     def ask(self, uid: str, *, asks: bool) -> Changes:
         """Note whether a job needs another place, which is not one job's to take."""
@@ -238,9 +238,9 @@ class ClusterModel:
             leases_read=leases_read,
         )
 
-    def retell(self, *, now_s: float) -> Changes:
-        """Tell what was held back, as far as it is due."""
-        return Changes(jobs=self.told.retell(tree=self._tree, now_s=now_s))
+    def retell(self, *, now_s: float) -> set[str]:
+        """Return the UIDs of jobs that are to be told what was held back, as far as it is due."""
+        return self.told.retell(tree=self._tree, now_s=now_s)
 
     def standings(self, *, now_s: float) -> list[WriteStanding]:
         """Return what is to be written of queues and topology, as far as that differs from what they say."""

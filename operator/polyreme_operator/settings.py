@@ -30,7 +30,8 @@ class Settings:
     tell_after_s: float = 1.0
     """Least time from a write of a job's status, or the first sight of the job, to a write that only tells."""
     tells_per_s: float = 50.0
-    """Budget of writes that only tell; all others never wait. An API server of two cores takes 450 in all."""
+    """Budget of writes that only tell; all others never wait. They are made one after another, so that an API server
+    that is slow to answer gets fewer."""
     tells_burst: int = 100
     events_per_s: float = 20.0
     """Events written; what waits behind a thousand others is dropped."""

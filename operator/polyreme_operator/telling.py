@@ -1,17 +1,24 @@
-"""When a status that only tells may be written: what says nothing that anybody acts on waits for something newer.
+"""Whose status is written next of those who only tell: what says nothing that anybody acts on waits for its turn.
 
-A job that is admitted, runs and ends within a second is never told that it waited and that it ran. A write that is put
-off is decided anew when its time comes, so what is written is always the newest. Nothing here outlives the process:
-its successor looks at every job and tells what is not told.
+A job that is admitted, runs and ends within a second is never told that it waited and that it ran. What is written is
+decided when the turn comes, so it is always the newest. Turns are taken one after another: an API server that is slow
+to answer is asked for less. Nothing here outlives the process: its successor looks at every job and tells what is not
+told.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
+from collections import deque
 from collections.abc import Callable
 
 
 class Telling:
-    """Times of writes that only tell.
+    """Jobs that have something to tell, in the order of their turns.
+
+    Those that run and those that wait take turns with each other: a job that begins to train is not behind thousands
+    that wait.
 
     Args:
         now_s: A steady clock.
@@ -26,31 +33,52 @@ class Telling:
         self._next_s = -self._saved_s
         """When the budget has its next write to give."""
         self._rests_until_s: dict[str, float] = {}
-        self._turns_s: dict[str, float] = {}
-        """Writes of the budget that are given already, to jobs whose turn is still to come."""
+        self._places: dict[str, int] = {}
+        """By job, the number of its entry; an entry of another number counts no more."""
+        self._numbers = itertools.count()
+        self._lanes: deque[list[tuple[float, int, str]]] = deque(([], []))
+        """Heaps of when an entry is ready, its number, its job: first the lane that is asked first."""
+        self._waiting, self._running = self._lanes
 
-    def wait_s(self, uid: str) -> float:
-        """Return how long a job has still to wait; 0: its write is taken from the budget, and to be made now."""
+    def wants(self, uid: str, *, runs: bool) -> None:
+        """Note that a job has something to tell; one that is here already keeps its place."""
+        if uid in self._places:
+            return
+        ready_s = self._rests_until_s.setdefault(uid, self._now_s() + self._rest_s)
+        number = self._places[uid] = next(self._numbers)
+        heapq.heappush(self._running if runs else self._waiting, (ready_s, number, uid))
+
+    def wait_s(self) -> float | None:
+        """Return how long it is until the next turn; None while nobody wants one."""
+        ready_s = [lane[0][0] for lane in self._lanes if self._tidied(lane)]
+        return max(0.0, max(min(ready_s), self._next_s) - self._now_s()) if ready_s else None
+
+    def take(self) -> str:
+        """Return the job whose turn it is; to be asked when ``wait_s`` is 0."""
         now_s = self._now_s()
-        rests_until_s = self._rests_until_s.setdefault(uid, now_s + self._rest_s)
-        if now_s < rests_until_s:
-            return rests_until_s - now_s
-        turn_s = self._turns_s.get(uid)
-        if turn_s is None:
-            turn_s = max(self._next_s, now_s - self._saved_s)
-            self._next_s = turn_s + self._every_s
-        if turn_s > now_s:
-            self._turns_s[uid] = turn_s
-            return turn_s - now_s
-        self.wrote(uid)
-        return 0.0
+        lane = next(lane for lane in self._lanes if self._tidied(lane) and lane[0][0] <= now_s)
+        self._lanes.remove(lane)
+        self._lanes.append(lane)
+        uid = heapq.heappop(lane)[2]
+        del self._places[uid]
+        return uid
+
+    def spend(self) -> None:
+        """Take a write from the budget."""
+        self._next_s = max(self._next_s, self._now_s() - self._saved_s) + self._every_s
 
     def wrote(self, uid: str) -> None:
         """Note that a job's status is being written, with everything that there was to tell."""
-        self._turns_s.pop(uid, None)
+        self._places.pop(uid, None)
         self._rests_until_s[uid] = self._now_s() + self._rest_s
 
     def forget(self, uid: str) -> None:
         """Forget a job."""
-        self._turns_s.pop(uid, None)
+        self._places.pop(uid, None)
         self._rests_until_s.pop(uid, None)
+
+    def _tidied(self, lane: list[tuple[float, int, str]]) -> bool:
+        """Drop entries that count no more from the front; tell whether any is left."""
+        while lane and self._places.get(lane[0][2]) != lane[0][1]:
+            heapq.heappop(lane)
+        return bool(lane)

@@ -40,40 +40,71 @@ def event(uid: str = "u0", number: int = 0, *, warning: bool = False) -> EmitEve
     return EmitEvent(ref=ref, uid=uid, reason="Admitted", message="", warning=warning, key=f"{number}")
 
 
+def turns(clock: SetClock, times: Telling) -> list[tuple[str, float]]:
+    """Give everybody who wants one a turn, each of which is used; return who had it, and when."""
+    began_s, had = clock.at_s, []
+    while (wait_s := times.wait_s()) is not None:
+        clock.at_s += wait_s
+        had.append((times.take(), round(clock.at_s - began_s, 6)))
+        times.spend()
+    return had
+
+
 def test_what_only_tells_rests_after_the_first_sight_and_after_every_write() -> None:
     clock = SetClock()
     times = telling(clock)
-    assert times.wait_s("a") == 1.0
+    assert times.wait_s() is None
+    times.wants("a", runs=False)
+    assert times.wait_s() == 1.0
     clock.at_s += 0.75
-    assert times.wait_s("a") == 0.25, "looking again does not put it off further"
+    times.wants("a", runs=False)
+    assert times.wait_s() == 0.25, "looking again does not put it off further"
     times.wrote("a")
-    assert times.wait_s("a") == 1.0, "another write has told everything"
+    assert times.wait_s() is None, "another write has told everything"
+    times.wants("a", runs=True)
+    assert times.wait_s() == 1.0
     clock.at_s += 1.0
-    assert times.wait_s("a") == 0.0
-    assert times.wait_s("a") == 1.0
+    assert times.take() == "a"
+    assert times.wait_s() is None
 
 
-def test_the_budget_gives_each_job_one_turn_that_it_keeps() -> None:
+def test_each_job_has_one_turn_in_the_order_of_wishes_within_the_budget() -> None:
     clock = SetClock()
     times = telling(clock, per_s=10.0, burst=1)
-    jobs = [f"j{number}" for number in range(5)]
-    for job in jobs:
-        times.wait_s(job)
+    for number in [*range(5), *range(5)]:
+        times.wants(f"j{number}", runs=False)
+    assert turns(clock, times) == [("j0", 1.0), ("j1", 1.0), ("j2", 1.1), ("j3", 1.2), ("j4", 1.3)]
+
+
+def test_who_has_nothing_to_tell_costs_nobody_a_turn() -> None:
+    clock = SetClock()
+    times = telling(clock, per_s=10.0, burst=1)
+    for number in range(50):
+        times.wants(f"j{number}", runs=False)
     clock.at_s += 1.0
-    waits = [round(times.wait_s(job), 6) for job in jobs]
-    assert waits == [0.0, 0.0, 0.1, 0.2, 0.3], "one saved, one now, then ten a second"
-    assert [round(times.wait_s(job), 6) for job in jobs[2:]] == waits[2:], "asking again costs nothing"
-    clock.at_s += 0.31
-    assert [times.wait_s(job) for job in jobs[2:]] == [0.0, 0.0, 0.0]
+    assert [times.take() for _ in range(50) if times.wait_s() == 0.0] == [f"j{number}" for number in range(50)]
+
+
+def test_who_runs_is_not_behind_thousands_that_wait_nor_these_behind_who_runs() -> None:
+    clock = SetClock()
+    times = telling(clock)
+    for number in range(1_000):
+        times.wants(f"waits{number}", runs=False)
+    for number in range(3):
+        times.wants(f"runs{number}", runs=True)
+    first = [uid for uid, _ in turns(clock, times)[:8]]
+    assert first == ["waits0", "runs0", "waits1", "runs1", "waits2", "runs2", "waits3", "waits4"]
 
 
 def test_a_job_that_is_forgotten_is_seen_for_the_first_time_again() -> None:
     clock = SetClock()
     times = telling(clock)
-    times.wait_s("a")
+    times.wants("a", runs=False)
     clock.at_s += 5.0
     times.forget("a")
-    assert times.wait_s("a") == 1.0
+    assert times.wait_s() is None
+    times.wants("a", runs=False)
+    assert times.wait_s() == 1.0
 
 
 def announced(events: list[EmitEvent], *, per_s: float = 1_000.0, burst: int = 1) -> tuple[list[str], int, SetClock]:

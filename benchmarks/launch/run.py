@@ -35,7 +35,6 @@ from polyreme_operator.types.parse import parse_job_view
 
 ROOT = Path(__file__).parents[2]
 RATIO_MAX, CREATE_RATIO_MIN = 0.5, 0.8
-FULL_PODS = 15_000
 DEVICES = 8
 AT_ONCE = CONNECTIONS_MAX
 """Calls under way: of the plain client as of the operator."""
@@ -109,7 +108,7 @@ def one_run(pods: int, nodes: int) -> dict[str, float]:
     return {
         "gang_all_bound_s": gang["bound_s"],
         "gang_bound_p50_s": gang["bound_p50_s"],
-        "gang_operator_cpu_s": gang["cpu_s"],
+        **{f"gang_{name}": took for name, took in gang.items() if name.endswith("_cpu_ms_per_pod")},
         "kube_scheduler_all_bound_s": peer["bound_s"],
         "kube_scheduler_bound_p50_s": peer["bound_p50_s"],
         "ratio_to_kube_scheduler": gang["bound_s"] / peer["bound_s"],
@@ -169,8 +168,10 @@ async def by_operator(place: Place, pods: int, mode: str) -> dict[str, float]:
     try:
         await _until_leads(place.cluster)
         async with _watching(place.connection) as seen:
+            before_s = _used_s(place, operator=process.pid)
             await place.cluster.create(_job(pods))
-            return await _figures(seen, pods, bound=mode == "GangBinder", pid=process.pid)
+            figures = await _figures(seen, pods, bound=mode == "GangBinder")
+            return figures | _costs(before_s, _used_s(place, operator=process.pid), pods)
     except BaseException:
         print((place.folder / "operator.log").read_text()[-3000:], file=sys.stderr)
         raise
@@ -196,6 +197,7 @@ async def by_hand(place: Place, pods: int, mode: BindingMode | None) -> dict[str
         _followed(place.cluster),
         _watching(place.connection) as seen,
     ):
+        before_s = _used_s(place)
 
         async def create() -> None:
             for body in bodies:
@@ -204,19 +206,34 @@ async def by_hand(place: Place, pods: int, mode: BindingMode | None) -> dict[str
                     response.raise_for_status()
 
         await asyncio.gather(*(create() for _ in range(AT_ONCE)))
-        return await _figures(seen, pods, bound=mode is None, pid=None)
+        figures = await _figures(seen, pods, bound=mode is None)
+        return figures | _costs(before_s, _used_s(place), pods)
 
 
-async def _figures(seen: Seen, pods: int, *, bound: bool, pid: int | None) -> dict[str, float]:
+async def _figures(seen: Seen, pods: int, *, bound: bool) -> dict[str, float]:
     last_created_s = await seen.until(seen.created, pods)
     figures = {"created_s": last_created_s - min(seen.created.values())}
     if bound:
         figures["bound_s"] = await seen.until(seen.bound, pods)
         figures["bound_p50_s"] = statistics.median(seen.bound[name] - seen.created[name] for name in seen.bound)
-    if pid is not None:
-        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        figures["cpu_s"] = (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
     return figures
+
+
+def _used_s(place: Place, **others: int) -> dict[str, float]:
+    """Return the processor time that this process, the cluster's servers and others (by pid) have used."""
+    state = json.loads((place.folder / "cluster/state.json").read_text())
+    pids = {server["name"]: server["pid"] for server in state["servers"]} | others | {"benchmark": os.getpid()}
+    used_s = {}
+    for name, pid in pids.items():
+        # Servers that were ended are gone.
+        with contextlib.suppress(FileNotFoundError):
+            ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            used_s[name.replace("-", "_")] = (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
+    return used_s
+
+
+def _costs(before_s: dict[str, float], after_s: dict[str, float], pods: int) -> dict[str, float]:
+    return {f"{name}_cpu_ms_per_pod": 1e3 * (used_s - before_s[name]) / pods for name, used_s in after_s.items()}
 
 
 @contextlib.asynccontextmanager

@@ -46,6 +46,21 @@ RULED: list[Case] = [
     ("TrainingJob", {"spec.parallelism": {"mode": "Explicit", "ep": 2}}, ("mode Explicit needs dp; set dp",)),
     (
         "TrainingJob",
+        {"spec.parallelism": {"mode": "Explicit", "dp": 1, "schedule": "DualPipeV"}},
+        ("spec.parallelism:", "schedule DualPipeV needs pp of at least 2, seen 1; raise pp or drop schedule"),
+    ),
+    (
+        "TrainingJob",
+        {"spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 4, "schedule": "ZBVZeroBubble", "microbatches": 7}},
+        ("schedule ZBVZeroBubble over pp 4 needs at least 8 microbatches, seen 7; raise microbatches to 8 or more",),
+    ),
+    (
+        "TrainingJob",
+        {"spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2, "schedule": "Interleaved1F1B", "microbatches": 7}},
+        ("runs 7 microbatches in 3 equal rounds; set microbatches to 6 or 8",),
+    ),
+    (
+        "TrainingJob",
         {"spec.failurePolicy": {"rules": [{"action": "Fail"}]}},
         ("spec.failurePolicy.rules[0]:", "action Fail has neither onExitCodes nor onPodConditions; set exactly one"),
     ),

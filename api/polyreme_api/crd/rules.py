@@ -62,7 +62,15 @@ def _needs(part: str) -> Rule:
     )
 
 
-_DEGREES = ("dp", "ep", "pp", "cp", "tp")
+_DEGREES = ("dp", "ep", "pp", "cp", "tp", "schedule", "microbatches")
+_PIPED = "has(self.pp) && self.pp > 1"
+_SCHEDULE = "(has(self.schedule) ? self.schedule : '1F1B')"
+_LEAST = "(has(self.schedule) && (self.schedule == 'ZBVZeroBubble' || self.schedule == 'DualPipeV') ? 2 : 1) * self.pp"
+_ROUNDS = "(self.microbatches / self.pp)"
+_IN_ROUNDS = (
+    "has(self.microbatches) && has(self.schedule) && self.schedule == 'Interleaved1F1B' && "
+    f"{_PIPED} && self.microbatches >= self.pp"
+)
 _DEGREES_GIVEN = " || ".join(f"has(self.{degree})" for degree in _DEGREES)
 _TRAINED_ON = "self.data.sources.exists(s, s.dataset.split('@', 2)[0] == e.dataset.split('@', 2)[0])"
 _CONDITIONS_GIVEN = "has(self.onPodConditions) && size(self.onPodConditions) > 0"
@@ -108,13 +116,35 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             rule=f"self.mode != 'Auto' || !({_DEGREES_GIVEN})",
             words=f"mode {{self.mode}} chooses the degrees itself, seen {{{_first_given(_DEGREES, repr(''))}}}; "
-            "use mode: Explicit or drop dp, ep, pp, cp, tp",
-            plain="mode Auto chooses the degrees itself; use mode: Explicit or drop dp, ep, pp, cp, tp",
+            "use mode: Explicit or drop dp, ep, pp, cp, tp, schedule, microbatches",
+            plain="mode Auto chooses the degrees itself; use mode: Explicit or drop dp, ep, pp, cp, tp, schedule, "
+            "microbatches",
         ),
         Rule(
             rule="self.mode != 'Explicit' || has(self.dp)",
             words="mode {self.mode} needs dp; set dp, the other degrees default to 1",
             plain="mode Explicit needs dp; set dp, the other degrees default to 1",
+        ),
+        Rule(
+            rule=f"!has(self.schedule) || ({_PIPED})",
+            words="schedule {self.schedule} needs pp of at least 2, seen {has(self.pp) ? self.pp : 1}; "
+            "raise pp or drop schedule",
+            plain="a schedule needs pp of at least 2; raise pp or drop schedule",
+        ),
+        Rule(
+            rule=f"!has(self.microbatches) || !({_PIPED}) || self.microbatches >= {_LEAST}",
+            words=f"schedule {{{_SCHEDULE}}} over pp {{self.pp}} needs at least {{{_LEAST}}} microbatches, "
+            f"seen {{self.microbatches}}; raise microbatches to {{{_LEAST}}} or more",
+            plain="1F1B and Interleaved1F1B need at least pp microbatches, ZBVZeroBubble and DualPipeV 2 x pp; "
+            "raise microbatches",
+        ),
+        Rule(
+            rule=f"!({_IN_ROUNDS}) || self.microbatches % {_ROUNDS} == 0",
+            words="schedule Interleaved1F1B over pp {self.pp} runs {self.microbatches} microbatches in "
+            f"{{{_ROUNDS}}} equal rounds; set microbatches to {{self.microbatches - self.microbatches % {_ROUNDS}}} or "
+            "{self.microbatches - self.microbatches % self.pp + self.pp}",
+            plain="Interleaved1F1B runs microbatches in microbatches / pp equal rounds; "
+            "set microbatches to a multiple of pp",
         ),
     ),
     "FailureRule": (

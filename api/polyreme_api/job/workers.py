@@ -8,6 +8,8 @@ from polyreme_api.fields import DEVICES_MAX, REPLICAS_MAX, STEPS_MAX, Name, Part
 from polyreme_api.labels import RESOURCE_DEVICE
 
 Degree = Annotated[int, Field(ge=1, le=1_000_000)]
+STAGES_MEET = ("ZBVZeroBubble", "DualPipeV")
+"""Schedules in which a rank holds a stage and its mirror image; a test holds them to those of the planner."""
 LevelName = Annotated[str, Field(min_length=1, max_length=63)]
 
 
@@ -87,19 +89,51 @@ class Parallelism(Part):
     ep: Degree | None = None
     """Expert-parallel degree; divides dp x cp x tp."""
     pp: Degree | None = None
-    """Pipeline stages."""
+    """Pipeline-parallel degree: ranks among which the layers are split."""
     cp: Degree | None = None
     """Context-parallel degree."""
     tp: Degree | None = None
     """Tensor-parallel degree."""
+    schedule: Literal["1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"] | None = None
+    """Order of work of a pipeline; needs pp of at least 2, where the default is ``1F1B``. It has one stage a rank, the
+    others two; ``ZBVZeroBubble`` and ``DualPipeV`` put the first and the last stage on one rank."""
+    microbatches: Degree | None = None
+    """Parts of a data-parallel rank's packs that run one after the other, each of whole packs; they must divide the
+    packs of such a rank. ``1F1B`` and ``Interleaved1F1B`` need at least pp of them, the others 2 x pp. None: with a
+    pipeline as many as fit, else 1."""
 
     @model_validator(mode="after")
     def _by_mode(self) -> "Parallelism":
-        given = [name for name in ("dp", "ep", "pp", "cp", "tp") if getattr(self, name) is not None]
+        names = ("dp", "ep", "pp", "cp", "tp", "schedule", "microbatches")
+        given = [name for name in names if getattr(self, name) is not None]
         if self.mode == "Auto" and given:
             raise ValueError(f"mode Auto chooses the degrees itself, {given[0]} is set; use mode: Explicit or drop it")
         if self.mode == "Explicit" and self.dp is None:
             raise ValueError("mode Explicit needs dp; the other degrees default to 1")
+        return self
+
+    @model_validator(mode="after")
+    def _pipeline(self) -> "Parallelism":
+        ranks = self.pp or 1
+        if ranks == 1 and self.schedule is not None:
+            raise ValueError(
+                f"schedule {self.schedule} needs pp of at least 2, seen {ranks}; raise pp or drop schedule"
+            )
+        if ranks == 1 or self.microbatches is None:
+            return self
+        schedule, count = self.schedule or "1F1B", self.microbatches
+        least = 2 * ranks if schedule in STAGES_MEET else ranks
+        if count < least:
+            raise ValueError(
+                f"schedule {schedule} over pp {ranks} needs at least {least} microbatches, seen {count}; "
+                f"raise microbatches to {least} or more"
+            )
+        if schedule == "Interleaved1F1B" and count % (count // ranks):
+            rounds = count // ranks
+            raise ValueError(
+                f"schedule Interleaved1F1B over pp {ranks} runs {count} microbatches in {rounds} equal rounds; "
+                f"set microbatches to {count - count % rounds} or {count - count % ranks + ranks}"
+            )
         return self
 
 

@@ -65,7 +65,6 @@ def misfits(
     rules = [
         (decoder.experts % layout.ep == 0, f"ep {layout.ep} does not divide the model's {decoder.experts} experts"),
         (packs_per_step % layout.dp == 0, f"packsPerStep {packs_per_step} is not divisible by dp {layout.dp}"),
-        (layout.pp == 1, f"pp {layout.pp}: this version trains with dp, ep, cp and tp only"),
         *((count % layout.tp == 0, f"tp {layout.tp} does not divide {what} {count}") for what, count in _shared(shape)),
         (
             layout.cp % layout.ulysses == 0 and decoder.heads % (layout.tp * layout.ulysses) == 0,

@@ -18,6 +18,8 @@ from polyreme_api.plan.layout import (
     plain_layouts,
     ulysses_degree,
 )
+from polyreme_api.plan.pipelines import WHOLE, Cut, cut_step, stream_volumes
+from polyreme_api.plan.schedules import Schedule
 from polyreme_api.plan.shapes import ANY_MODEL, DecoderShape, ModelShape, VisionShape, check_shape, model_shape
 from polyreme_api.plan.volume import GroupVolume, group_volumes, nominal_volumes, state_bytes_per_rank, traffic_cost
 
@@ -30,7 +32,7 @@ STATE_SHARE_MAX = 0.7
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Layout, batch split and traffic of an attempt."""
+    """Layout, stages, batch split and traffic of an attempt."""
 
     shape: ModelShape
     replicas: int
@@ -39,6 +41,8 @@ class Plan:
     packs_per_step: int
     pack_tokens: int
     volumes: tuple[GroupVolume, ...]
+    cut: Cut = WHOLE
+    """Pipeline schedule, layers of each stage, microbatches."""
 
     @property
     def packs_per_rank(self) -> int:
@@ -83,6 +87,7 @@ class Plan:
             packs_per_step=data["packs_per_step"],
             pack_tokens=data["pack_tokens"],
             volumes=tuple(GroupVolume(**volume) for volume in data["volumes"]),
+            cut=_cut(data["cut"]),
         )
 
 
@@ -129,7 +134,9 @@ def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
         layout = _explicit(spec, shape, world=world, scaled=replicas is not None)
     else:
         layout = _automatic(spec, shape, world=world, replicas=count)
-    tokens_per_rank = spec.training.packs_per_step // layout.dp * spec.data.sequence_tokens
+    packs_per_rank = spec.training.packs_per_step // layout.dp
+    tokens_per_rank = packs_per_rank * spec.data.sequence_tokens
+    cut = _cut_for(spec, shape, layout, packs_per_rank=packs_per_rank, scaled=replicas is not None)
     return Plan(
         shape=shape,
         replicas=count,
@@ -137,8 +144,32 @@ def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
         layout=layout,
         packs_per_step=spec.training.packs_per_step,
         pack_tokens=spec.data.sequence_tokens,
-        volumes=group_volumes(layout, shape=shape, tokens_per_rank=tokens_per_rank),
+        volumes=(
+            *group_volumes(layout, shape=shape, tokens_per_rank=tokens_per_rank),
+            *stream_volumes(cut, pp=layout.pp, shape=shape, tokens_per_rank=tokens_per_rank),
+        ),
+        cut=cut,
     )
+
+
+def _cut_for(spec: TrainingJobSpec, shape: ModelShape, layout: Layout, *, packs_per_rank: int, scaled: bool) -> Cut:
+    """Cut a step as the job asks; at another size than it was written for, microbatches fit themselves to the packs."""
+    asked = spec.parallelism
+    schedule = None if asked.schedule is None else Schedule(asked.schedule)
+    keep = asked.microbatches is not None and not (scaled and packs_per_rank % asked.microbatches)
+    return cut_step(
+        shape,
+        pp=layout.pp,
+        packs_per_rank=packs_per_rank,
+        pack_tokens=spec.data.sequence_tokens,
+        schedule=schedule,
+        microbatches=asked.microbatches if keep else None,
+    )
+
+
+def _cut(data: dict[str, Any]) -> Cut:
+    schedule = None if data["schedule"] is None else Schedule(data["schedule"])
+    return Cut(schedule=schedule, stage_layers=tuple(data["stage_layers"]), microbatches=data["microbatches"])
 
 
 def _plan_of_any_model(spec: TrainingJobSpec, *, count: int, scaled: bool) -> Plan:

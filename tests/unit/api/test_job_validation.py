@@ -107,6 +107,30 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spec.topology": {"sliceLevel": "rack"}}, "sliceSize and sliceLevel go together; set both or none"),
     ({"spec.parallelism": {"dp": 2}}, "mode Auto chooses the degrees itself, dp is set; use mode: Explicit or drop it"),
     ({"spec.parallelism": {"mode": "Explicit", "ep": 2}}, "mode Explicit needs dp; the other degrees default to 1"),
+    (
+        {"spec.parallelism": {"schedule": "1F1B"}},
+        "mode Auto chooses the degrees itself, schedule is set; use mode: Explicit or drop it",
+    ),
+    (
+        {"spec.parallelism": {"mode": "Explicit", "dp": 1, "schedule": "DualPipeV"}},
+        "schedule DualPipeV needs pp of at least 2, seen 1; raise pp or drop schedule",
+    ),
+    (
+        {"spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2, "schedule": "GPipe"}},
+        "spec.parallelism.schedule is refused: 'GPipe', rule: input should be '1F1B', 'Interleaved1F1B'",
+    ),
+    (
+        {"spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 4, "microbatches": 3}},
+        "schedule 1F1B over pp 4 needs at least 4 microbatches, seen 3; raise microbatches to 4 or more",
+    ),
+    (
+        {"spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 4, "microbatches": 7, "schedule": "ZBVZeroBubble"}},
+        "schedule ZBVZeroBubble over pp 4 needs at least 8 microbatches, seen 7; raise microbatches to 8 or more",
+    ),
+    (
+        {"spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2, "microbatches": 7, "schedule": "Interleaved1F1B"}},
+        "runs 7 microbatches in 3 equal rounds; set microbatches to 6 or 8",
+    ),
     # failure rules
     ({"spec.failurePolicy": {"rules": [{"action": "Fail"}]}}, "a rule has either onExitCodes or onPodConditions"),
     (
@@ -134,6 +158,27 @@ UNPLANNABLE: list[tuple[dict[str, Any], str]] = [
     (
         {"spec.parallelism": {"mode": "Explicit", "dp": 1, "tp": 3}, "spec.workers": {"replicas": 3}},
         "tp 3 does not divide the decoder's heads 4",
+    ),
+    (
+        {
+            "spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2, "microbatches": 3},
+            "spec.workers": {"replicas": 2},
+        },
+        "3 microbatches do not divide the 4 packs of a data-parallel rank; numbers that fit: 2, 4",
+    ),
+    (
+        {
+            "spec.parallelism": {"mode": "Explicit", "dp": 2, "pp": 2, "schedule": "DualPipeV"},
+            "spec.workers": {"replicas": 4},
+        },
+        "schedule DualPipeV over pp 2 needs at least 4 of whole packs, a data-parallel rank has 2 packs a step",
+    ),
+    (
+        {
+            "spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 4, "schedule": "ZBVZeroBubble"},
+            "spec.workers": {"replicas": 4},
+        },
+        "pipeline has too many stages: 8 for 3 layers, rule at least one layer on each between the first and the last",
     ),
 ]
 

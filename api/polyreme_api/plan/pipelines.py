@@ -1,0 +1,138 @@
+"""How a step is cut into pipeline stages and microbatches: schedule, layers of each stage, microbatches that fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.plan.flops import Mix, forward_flops
+from polyreme_api.plan.parts import Part, layer_parts
+from polyreme_api.plan.schedules import Schedule, ranks_of_stages, schedule_misfits, stages_per_rank
+from polyreme_api.plan.shapes import ModelShape
+from polyreme_api.plan.simulate import StageTimes
+from polyreme_api.plan.stages import ModelTimes, balanced_split, check_layers
+from polyreme_api.plan.volume import GRADIENT_BYTES, GroupVolume
+
+DEFAULT_SCHEDULE = Schedule.ONE_F_ONE_B
+"""Order of work where a job names none."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A step cut for one layout."""
+
+    schedule: Schedule | None = None
+    """None without stages."""
+    stage_layers: tuple[int, ...] = ()
+    """Decoder layers of each stage, in the order of the stages; empty without stages."""
+    microbatches: int = 1
+    """Microbatches of a data-parallel rank in a step, each of whole packs and equally many."""
+
+
+WHOLE = Cut()
+"""One stage, one microbatch."""
+
+
+def cut_step(
+    shape: ModelShape,
+    *,
+    pp: int,
+    packs_per_rank: int,
+    pack_tokens: int,
+    schedule: Schedule | None = None,
+    microbatches: int | None = None,
+) -> Cut:
+    """Choose what is not given, and refuse what does not fit.
+
+    Args:
+        shape: Sizes of the model.
+        pp: Ranks of the pipeline.
+        packs_per_rank: Packs of a data-parallel rank in a step.
+        pack_tokens: Tokens of a pack.
+        schedule: Order of work; the default is 1F1B.
+        microbatches: Of a data-parallel rank; the default is as many as fit, up to one a pack, and 1 without stages.
+
+    Raises:
+        InvalidConfigError: If the model has too few layers, or no such number of microbatches fits.
+    """
+    if pp == 1:
+        return Cut(microbatches=_checked(None, 1, packs_per_rank, microbatches or 1))
+    schedule = schedule or DEFAULT_SCHEDULE
+    check_layers(shape.decoder.layers, pp * stages_per_rank(schedule))
+    fitting = fitting_microbatches(schedule, pp=pp, packs_per_rank=packs_per_rank)
+    if microbatches is None and not fitting:
+        least = next(
+            count for count in range(1, 2 * pp + 1) if not schedule_misfits(schedule, ranks=pp, microbatches=count)
+        )
+        raise InvalidConfigError(
+            f"no number of microbatches fits: schedule {schedule} over pp {pp} needs at least {least} of whole packs, "
+            f"a data-parallel rank has {packs_per_rank} packs a step",
+            field="spec.training.packsPerStep",
+        )
+    return Cut(
+        schedule=schedule,
+        stage_layers=default_layers(shape, schedule=schedule, pp=pp, pack_tokens=pack_tokens),
+        microbatches=fitting[-1] if microbatches is None else _checked(schedule, pp, packs_per_rank, microbatches),
+    )
+
+
+def fitting_microbatches(schedule: Schedule | None, *, pp: int, packs_per_rank: int) -> list[int]:
+    """List the numbers of microbatches that divide the packs and that the schedule can run, rising."""
+    return [
+        count
+        for count in range(1, packs_per_rank + 1)
+        if packs_per_rank % count == 0
+        and (schedule is None or not schedule_misfits(schedule, ranks=pp, microbatches=count))
+    ]
+
+
+def default_layers(shape: ModelShape, *, schedule: Schedule, pp: int, pack_tokens: int) -> tuple[int, ...]:
+    """Deal the layers so that ranks have equal work by operations, tower and head priced; nothing is measured.
+
+    Raises:
+        InvalidConfigError: If there are more stages than layers can fill.
+    """
+    flops = forward_flops(shape, Mix(sequence_tokens=pack_tokens))
+
+    def times(part: Part) -> StageTimes:
+        return StageTimes(forward_s=flops[part], input_s=flops[part], weight_s=flops[part])
+
+    model = ModelTimes(
+        first=times(Part.TOWER), layers=tuple(times(part) for part in layer_parts(shape)), last=times(Part.HEAD)
+    )
+    return balanced_split(model, schedule=schedule, ranks=pp)
+
+
+def stream_volumes(cut: Cut, *, pp: int, shape: ModelShape, tokens_per_rank: int) -> tuple[GroupVolume, ...]:
+    """Work out what the ranks of a pipeline send each other in a step: a stream forward, its gradient back."""
+    if cut.schedule is None:
+        return ()
+    rank_of = ranks_of_stages(cut.schedule, pp)
+    crossings = sum(before != after for before, after in itertools.pairwise(rank_of))
+    stream_bytes = tokens_per_rank * shape.decoder.width * GRADIENT_BYTES
+    return (
+        GroupVolume(
+            axis="pp",
+            ranks=pp,
+            bytes_per_rank=2 * crossings * stream_bytes // pp,
+            messages=-(-2 * crossings * cut.microbatches // pp),
+        ),
+    )
+
+
+def _checked(schedule: Schedule | None, pp: int, packs_per_rank: int, asked: int) -> int:
+    broken = [] if schedule is None else schedule_misfits(schedule, ranks=pp, microbatches=asked)
+    if packs_per_rank % asked:
+        broken.append(f"{asked} microbatches do not divide the {packs_per_rank} packs of a data-parallel rank")
+    if not broken:
+        return asked
+    fitting = sorted(
+        fitting_microbatches(schedule, pp=pp, packs_per_rank=packs_per_rank),
+        key=lambda count: (abs(count - asked), count),
+    )
+    near = ", ".join(map(str, fitting[:3])) or "none, so raise spec.training.packsPerStep"
+    raise InvalidConfigError(
+        f"microbatches do not fit: {'; '.join(broken)}; numbers that fit: {near}",
+        field="spec.parallelism.microbatches",
+    )

@@ -1,0 +1,92 @@
+"""A step is cut into stages and microbatches that torch's schedules can run, and the plan carries the cut."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+
+import pytest
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.job import load_job
+from polyreme_api.job.workers import STAGES_MEET, Parallelism
+from polyreme_api.plan.pipelines import Cut, cut_step, fitting_microbatches
+from polyreme_api.plan.plan import Plan, plan_for
+from polyreme_api.plan.schedules import V_SHAPED, Schedule, schedule_misfits, stages_per_rank
+from polyreme_api.plan.shapes import KIMI_VL_A3B, KIMI_VL_NANO
+from tests.unit.api.jobs import job_with
+
+PIPED = {
+    "spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2, "schedule": "DualPipeV"},
+    "spec.workers": {"replicas": 2, "minReplicas": 2, "maxReplicas": 4},
+}
+
+
+def test_the_job_names_the_schedules_of_the_planner() -> None:
+    named = typing.get_args(typing.get_args(Parallelism.model_fields["schedule"].annotation)[0])
+    assert set(named) == {str(schedule) for schedule in Schedule}
+    assert set(STAGES_MEET) == {str(schedule) for schedule in V_SHAPED}
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+@pytest.mark.parametrize("pp", [2, 3, 4, 8])
+def test_a_job_refuses_the_microbatches_that_the_schedule_can_not_run(schedule: Schedule, pp: int) -> None:
+    for count in range(1, 6 * pp):
+        fits = not schedule_misfits(schedule, ranks=pp, microbatches=count)
+        asked = {"mode": "Explicit", "dp": 1, "pp": pp, "schedule": str(schedule), "microbatches": count}
+        if fits:
+            assert Parallelism.model_validate(asked).microbatches == count
+            continue
+        with pytest.raises(ValueError, match="microbatches") as refused:
+            Parallelism.model_validate(asked)
+        words = str(refused.value).split("microbatches to ")[1].split("\n")[0].split(" [")[0]
+        for near in (int(word) for word in words.split() if word.isdigit()):
+            assert not schedule_misfits(schedule, ranks=pp, microbatches=near), (count, near)
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_every_layer_lies_on_one_stage_and_none_between_the_ends_is_empty(schedule: Schedule) -> None:
+    for pp in (2, 3, 4, 8):
+        cut = cut_step(KIMI_VL_A3B, pp=pp, packs_per_rank=4 * pp, pack_tokens=4096, schedule=schedule)
+        assert len(cut.stage_layers) == pp * stages_per_rank(schedule)
+        assert sum(cut.stage_layers) == KIMI_VL_A3B.decoder.layers
+        assert min(cut.stage_layers[1:-1], default=1) >= 1
+        assert cut.microbatches == 4 * pp
+
+
+def test_the_tower_is_priced_so_the_first_stage_gets_fewer_layers() -> None:
+    cut = cut_step(KIMI_VL_A3B, pp=4, packs_per_rank=8, pack_tokens=4096)
+    assert cut.stage_layers[0] < min(cut.stage_layers[1:3])
+
+
+def test_microbatches_fit_the_packs() -> None:
+    assert fitting_microbatches(Schedule.DUAL_PIPE_V, pp=2, packs_per_rank=12) == [4, 6, 12]
+    assert fitting_microbatches(Schedule.INTERLEAVED, pp=2, packs_per_rank=10) == [2, 10]
+    assert fitting_microbatches(None, pp=1, packs_per_rank=6) == [1, 2, 3, 6]
+    assert cut_step(KIMI_VL_NANO, pp=1, packs_per_rank=6, pack_tokens=96) == Cut()
+    assert cut_step(KIMI_VL_NANO, pp=1, packs_per_rank=6, pack_tokens=96, microbatches=3) == Cut(microbatches=3)
+    with pytest.raises(
+        InvalidConfigError, match=r"4 microbatches do not divide the 6 packs.*numbers that fit: 3, 2, 6"
+    ):
+        cut_step(KIMI_VL_NANO, pp=1, packs_per_rank=6, pack_tokens=96, microbatches=4)
+
+
+def test_the_plan_carries_the_cut_under_its_hash() -> None:
+    plan = plan_for(load_job(job_with(PIPED)).spec)
+    assert plan.cut == Cut(schedule=Schedule.DUAL_PIPE_V, stage_layers=plan.cut.stage_layers, microbatches=4)
+    assert [volume.axis for volume in plan.volumes] == ["pp"]
+    assert Plan.from_json(plan.to_json()) == plan
+    other = dataclasses.replace(plan, cut=dataclasses.replace(plan.cut, stage_layers=(1, 1, 1, 0)))
+    assert other.hash != plan.hash
+    damaged = json.loads(plan.to_json())
+    damaged["cut"]["stage_layers"] = [0, 1, 1, 1]
+    with pytest.raises(InvalidConfigError, match="plan is damaged"):
+        Plan.from_json(json.dumps(damaged))
+
+
+def test_at_another_size_the_microbatches_fit_themselves_to_the_packs() -> None:
+    piped = {"mode": "Explicit", "dp": 1, "pp": 2, "microbatches": 4}
+    spec = load_job(job_with({**PIPED, "spec.parallelism": piped})).spec
+    assert plan_for(spec, replicas=2).cut.microbatches == 4
+    assert plan_for(spec, replicas=4).cut.microbatches == 2

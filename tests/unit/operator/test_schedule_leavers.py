@@ -42,9 +42,12 @@ def test_who_made_way_is_told_what_it_waits_for_as_soon_as_the_other_starts() ->
     assert why(cluster, batch)["uid-low"].reason == "WaitingForCapacity"
 
 
-def test_nobody_takes_what_is_free_beside_those_who_are_asked_to_make_way() -> None:
+@pytest.mark.parametrize("quota", [None, 4], ids=["for the nodes", "for the quota, too"])
+def test_nobody_takes_what_is_free_beside_those_who_are_asked_to_make_way(quota: int | None) -> None:
     jobs = (running("low"), job("high", replicas=4, priority=5), job("mid", replicas=2, priority=2))
-    batch = schedule(cluster_of(jobs=jobs, nodes=(node("n0", devices=2), node("n1", devices=2))), NOW_S)
+    quotas = () if quota is None else (Quota(resource=DEVICE, nominal=quota),)
+    queues = (QueueView(name="default", quotas=quotas),)
+    batch = schedule(cluster_of(jobs=jobs, queues=queues, nodes=(node("n0", devices=2), node("n1", devices=2))), NOW_S)
     assert stopped_uids(batch) == {"uid-low"}
     assert admitted_uids(batch) == set()
 

@@ -117,7 +117,8 @@ class Heads:
 
     def _hold(self, waiting: Waiting, why: Pending) -> _Held | None:
         work = self._work
-        if why.reason == Reason.EXCEEDS_QUOTA:
+        if why.reason == Reason.EXCEEDS_QUOTA and waiting.uid not in work.reservations:
+            # It counts on no node yet, unless others make way for it: then it starts on theirs and on what is free now.
             ever = QuotaLedger(work.cluster.tree, {}).fits(waiting.queue, waiting.requests, waiting.workers)
             return _Held(head=waiting, number=len(self._seen), rows_N=None, ready_at_s=None) if ever else None
         if why.reason == Reason.MISCONFIGURED or self._with_nodes >= work.limits.heads_max:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from polyreme import ending
-from polyreme.commands import checkpoint, data, machine, node, run, runs
+from polyreme.commands import checkpoint, data, machine, node, plan, run, runs
 
 HELP = """Train mixture-of-experts vision-language models: one TrainingJob, here or on a cluster.
 
@@ -19,6 +19,8 @@ Examples:
   polyreme run job.yaml                 train on this machine; the same again goes on where it stood
 
   polyreme validate job.yaml            check a job and show its plan; starts nothing
+
+  polyreme plan job.yaml                search the layout for a job's workers, and draw its schedule
 
   polyreme data register pages ./pages  register your own images and conversations
 
@@ -31,6 +33,7 @@ Exit codes: 0 success, 1 internal error, 2 usage or refused spec, 3 not found, 4
 app = typer.Typer(name="polyreme", help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True)
 app.command(name="run")(run.run)
 app.command(name="validate")(run.validate)
+app.command(name="plan")(plan.plan)
 app.command(name="node")(node.node)
 app.command(name="doctor")(machine.doctor)
 app.command(name="version")(machine.version)

@@ -1,0 +1,131 @@
+"""What a plan is made for: devices, their memory and speed, the links between them, and the width of numbers.
+
+Rates are what the parts of a step reach, not what a data sheet promises: peak x a share that is written beside it.
+Times that the trainer measured replace them (``costs.Measured``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from polyreme_api.errors import InvalidConfigError
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """Bytes of each number that a rank holds."""
+
+    weight_bytes: int = 4
+    gradient_bytes: int = 4
+    optimizer_bytes: int = 8
+    """Moments of AdamW, and the float32 weight where the working one is narrower."""
+    activation_bytes: int = 4
+    sharded_optimizer: bool = False
+    """Whether the ranks that hold the same weights divide their moments (ZeRO-1, arXiv:1910.02054)."""
+
+
+FLOAT32 = Numerics()
+"""What the trainer does today."""
+MIXED = Numerics(weight_bytes=2, gradient_bytes=4, optimizer_bytes=12, activation_bytes=2, sharded_optimizer=True)
+"""bfloat16 with float32 gradients and master weights, moments sharded: what large runs do."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """One kind of device in one kind of cluster."""
+
+    name: str
+    memory_bytes: int
+    """Of one device."""
+    usable_share: float = 0.9
+    """Share of the memory that a plan may fill; the rest is for the driver and for fragments."""
+    flops_per_s: float
+    """Of matrix products, as reached."""
+    bytes_per_s: float
+    """Of the device's memory, as reached."""
+    near_devices: int
+    """Devices that the near link joins."""
+    near_bytes_per_s: float
+    """Of the link inside a node, one direction, as reached."""
+    far_bytes_per_s: float
+    """Of a device's share of the network between nodes, as reached."""
+    near_latency_s: float
+    far_latency_s: float
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory that a plan may fill."""
+        return int(self.memory_bytes * self.usable_share)
+
+    def exchange_s(self, sent_bytes: float, *, span: int, messages: int = 1) -> float:
+        """Price bytes that one rank sends.
+
+        Args:
+            sent_bytes: All messages together.
+            span: Ranks from the first to the last of the group: within ``near_devices`` they share the near link.
+            messages: Each costs a latency.
+        """
+        near = span <= self.near_devices
+        rate = self.near_bytes_per_s if near else self.far_bytes_per_s
+        return sent_bytes / rate + messages * (self.near_latency_s if near else self.far_latency_s)
+
+
+HARDWARE: Mapping[str, Hardware] = {
+    hardware.name: hardware
+    for hardware in (
+        # NVIDIA's data sheets: 989 TFLOPS bf16 dense, 3.35 and 4.8 TB/s; NVLink 450 GB/s a direction; 400 Gb/s of
+        # network a device. Shares reached: 0.45 of products, 0.8 of memory and links.
+        Hardware(
+            name="h100-80g",
+            memory_bytes=80 * GIB,
+            flops_per_s=0.45 * 989e12,
+            bytes_per_s=0.8 * 3.35e12,
+            near_devices=8,
+            near_bytes_per_s=0.8 * 450e9,
+            far_bytes_per_s=0.8 * 50e9,
+            near_latency_s=10e-6,
+            far_latency_s=25e-6,
+        ),
+        Hardware(
+            name="h200-141g",
+            memory_bytes=int(141e9),
+            flops_per_s=0.45 * 989e12,
+            bytes_per_s=0.8 * 4.8e12,
+            near_devices=8,
+            near_bytes_per_s=0.8 * 450e9,
+            far_bytes_per_s=0.8 * 50e9,
+            near_latency_s=10e-6,
+            far_latency_s=25e-6,
+        ),
+        # A rank on one core of a small machine, float32; gloo on loopback: a collective takes milliseconds however
+        # small it is.
+        Hardware(
+            name="cpu",
+            memory_bytes=4 * GIB,
+            flops_per_s=20e9,
+            bytes_per_s=5e9,
+            near_devices=64,
+            near_bytes_per_s=0.5e9,
+            far_bytes_per_s=0.1e9,
+            near_latency_s=3e-3,
+            far_latency_s=5e-3,
+        ),
+    )
+}
+DEFAULT = "h100-80g"
+
+
+def hardware_named(name: str) -> Hardware:
+    """Look a kind of hardware up.
+
+    Raises:
+        InvalidConfigError: If it is not known.
+    """
+    if name not in HARDWARE:
+        raise InvalidConfigError(
+            f"unknown hardware: {name!r}, known are {', '.join(sorted(HARDWARE))}", field="--hardware"
+        )
+    return HARDWARE[name]

@@ -1,0 +1,182 @@
+"""Memory of a rank, consumer by consumer: weights, gradients, moments, activations, logits. Arithmetic, no torch.
+
+Activations are what autograd keeps of the trainer's own layers for one token, tensor by tensor; a test of the trainer
+holds the sum to what a run on a fake process group keeps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from polyreme_api.plan.costs import Recompute, Setting
+from polyreme_api.plan.layout import Layout
+from polyreme_api.plan.parts import Part, layer_parts, part_parameters
+from polyreme_api.plan.schedules import Schedule, ranks_of_stages, table
+from polyreme_api.plan.shapes import ModelShape
+from polyreme_api.plan.simulate import held_most
+from polyreme_api.plan.stages import Split
+
+LOGITS_MAX = 1 << 28
+"""Logits that the head holds at a time [scalars]; beyond it runs in chunks (``trainer/model/loss.py``)."""
+LOGIT_COPIES = 3
+"""Logits in float32, their log-softmax, and its gradient."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of one rank at its fullest."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    logits_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return sum(getattr(self, field.name) for field in dataclasses.fields(self))
+
+    def largest(self) -> str:
+        """Name the consumers, the largest first."""
+        named = {field.name.removesuffix("_bytes"): getattr(self, field.name) for field in dataclasses.fields(self)}
+        ordered = sorted(named.items(), key=lambda item: -item[1])
+        return ", ".join(f"{name} {size / 2**30:.1f} GiB" for name, size in ordered if size)
+
+
+def kept_numbers(shape: ModelShape, *, recompute: Recompute) -> dict[Part, float]:
+    """Count the numbers that autograd keeps of one part of each kind, for one token of the part's own stream.
+
+    The tower's stream is its patches, every other part's the tokens of the language model.
+    """
+    d, v = shape.decoder, shape.vision
+    if recompute is Recompute.FULL:
+        return {
+            Part.TOWER: v.layers * v.width,
+            Part.EMBEDDING: 0,
+            Part.DENSE: d.width,
+            Part.MOE: d.width,
+            Part.HEAD: 2 * d.width,
+        }
+    queries, values = d.heads * d.query_dim, d.heads * d.value_dim
+    # Input and its norm; queries, keys, values and output of attention; what the latents come from.
+    attention = 2 * d.width + 2 * queries + values + values + 2 * d.kv_rank + d.heads * (d.nope_dim + d.value_dim)
+    dense = 2 * d.width + 4 * d.dense_ffn_width
+    routed = d.experts_per_token * (2 * d.width + 4 * d.expert_ffn_width)
+    moe = 2 * d.width + routed + 4 * d.shared_experts * d.expert_ffn_width + 3 * d.experts
+    tower = v.layers * (2 * v.width + 4 * v.width + 2 * v.width + 2 * v.ffn_width)
+    if recompute is Recompute.SELECTIVE:
+        # Held: what products and attention put out. Made anew: norms, activations, keys and values from the latent.
+        attention -= d.width + d.heads * (d.nope_dim + d.value_dim)
+        dense -= d.width + 2 * d.dense_ffn_width
+        moe -= d.width + 2 * d.expert_ffn_width * (d.experts_per_token + d.shared_experts)
+        tower -= v.layers * (2 * v.width + v.ffn_width)
+    return {
+        Part.TOWER: tower,
+        Part.EMBEDDING: 0,
+        Part.DENSE: attention + dense,
+        Part.MOE: attention + moe,
+        Part.HEAD: 2 * d.width,
+    }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _StageBytes:
+    weights: float
+    """Weights [scalars] that all ranks of the dense mesh's slice hold, and routed ones."""
+    routed: float
+    kept: float
+
+
+def memory_of(
+    setting: Setting,
+    layout: Layout,
+    *,
+    packs: int,
+    microbatches: int,
+    recompute: Recompute,
+    schedule: Schedule | None,
+    split: Split,
+) -> Memory:
+    """Work out the fullest rank.
+
+    Args:
+        setting: Model, mix, hardware and numerics.
+        layout: Degrees.
+        packs: Of one microbatch.
+        microbatches: Of one step.
+        recompute: What layers make anew.
+        schedule: Order of the pipeline; None without one.
+        split: Decoder layers of each stage; one number without a pipeline.
+    """
+    stages = _stage_bytes(setting, layout, packs=packs, recompute=recompute, split=split)
+    logits = _logits_bytes(setting, layout, packs=packs)
+    if schedule is None:
+        return _rank_memory(setting, layout, stages, held=stages[0].kept, logits=logits)
+    rank_of = ranks_of_stages(schedule, layout.pp)
+    kept = [round(stage.kept) for stage in stages]
+    found = []
+    for rank, slots in enumerate(table(schedule, ranks=layout.pp, microbatches=microbatches)):
+        own = [stage for stage, at in zip(stages, rank_of, strict=True) if at == rank]
+        held = held_most(slots, kept)
+        found.append(_rank_memory(setting, layout, own, held=held, logits=logits if rank_of[-1] == rank else 0))
+    return max(found, key=lambda memory: memory.total_bytes)
+
+
+def least_state_bytes(setting: Setting, layout: Layout) -> float:
+    """Bound the state of the fullest rank from below, whatever the split: the mean over the pipeline's ranks."""
+    parameters = part_parameters(setting.shape)
+    parts = (Part.TOWER, Part.EMBEDDING, *layer_parts(setting.shape), Part.HEAD)
+    common = sum(parameters[part].common for part in parts) / layout.tp / layout.pp
+    routed = sum(parameters[part].routed for part in parts) / layout.ep / layout.pp
+    return sum(_state_bytes(setting, layout, common, routed))
+
+
+def _state_bytes(setting: Setting, layout: Layout, common: float, routed: float) -> tuple[float, float, float]:
+    numerics = setting.numerics
+    copies = (layout.dp * layout.cp, layout.edp) if numerics.sharded_optimizer else (1, 1)
+    held = common + routed
+    moments = numerics.optimizer_bytes * (common / copies[0] + routed / copies[1])
+    return numerics.weight_bytes * held, numerics.gradient_bytes * held, moments
+
+
+def _rank_memory(setting: Setting, layout: Layout, stages: list[_StageBytes], *, held: float, logits: float) -> Memory:
+    common, routed = sum(stage.weights for stage in stages), sum(stage.routed for stage in stages)
+    weights, gradients, moments = _state_bytes(setting, layout, common, routed)
+    return Memory(
+        weights_bytes=round(weights),
+        gradients_bytes=round(gradients),
+        optimizer_bytes=round(moments),
+        activations_bytes=round(held),
+        logits_bytes=round(logits),
+    )
+
+
+def _stage_bytes(
+    setting: Setting, layout: Layout, *, packs: int, recompute: Recompute, split: Split
+) -> list[_StageBytes]:
+    parameters, kept = part_parameters(setting.shape), kept_numbers(setting.shape, recompute=recompute)
+    tokens = packs * setting.mix.sequence_tokens / (layout.cp * layout.tp)
+    number = setting.numerics.activation_bytes
+    streams = dict.fromkeys(Part, tokens) | {Part.TOWER: tokens * setting.mix.patches_per_token(setting.shape)}
+    layers = layer_parts(setting.shape)
+    stages, begin = [], 0
+    for at, count in enumerate(split):
+        parts = list(layers[begin : begin + count])
+        begin += count
+        parts += [Part.TOWER, Part.EMBEDDING] if at == 0 else []
+        parts += [Part.HEAD] if at == len(split) - 1 else []
+        stages.append(
+            _StageBytes(
+                weights=sum(parameters[part].common for part in parts) / layout.tp,
+                routed=sum(parameters[part].routed for part in parts) / layout.ep,
+                kept=sum(kept[part] * streams[part] for part in parts) * number,
+            )
+        )
+    return stages
+
+
+def _logits_bytes(setting: Setting, layout: Layout, *, packs: int) -> float:
+    tokens = packs * setting.mix.sequence_tokens / layout.cp
+    numbers = min(tokens * setting.shape.decoder.vocabulary / layout.tp, LOGITS_MAX)
+    return LOGIT_COPIES * 4 * numbers

@@ -1,0 +1,408 @@
+"""The search of a plan: every layout x schedule x recomputation x microbatch is priced, the best are played.
+
+First each candidate is priced by its fullest rank, in microseconds each; those that are cheapest, and fit the memory,
+are then played on their schedule with layers split by cost. The budgets are counted in candidates and plays, never in
+seconds.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.plan.costs import Recompute, Setting, part_times, transfer_s
+from polyreme_api.plan.hardware import GIB
+from polyreme_api.plan.layout import Layout, misfits, ulysses_degree
+from polyreme_api.plan.memory import Memory, least_state_bytes, memory_of
+from polyreme_api.plan.parts import all_parts, part_parameters
+from polyreme_api.plan.schedules import Schedule, ranks_of_stages, schedule_misfits, stages_per_rank
+from polyreme_api.plan.simulate import Simulated, program
+from polyreme_api.plan.stages import ModelTimes, Split, balanced_split, best_split, least_layers
+
+FINALISTS = 40
+"""Candidates that are played."""
+WEIGHED_MAX = 6_000
+"""Candidates, cheapest first, whose memory is worked out before the search gives up."""
+FINALIST_PLAYS = 60
+WINNERS = 4
+WINNER_PLAYS = 400
+ROUNDS_PLAYED = 4
+"""Microbatches that are played, in multiples of the pipeline's ranks; what lies beyond goes on at the same pace."""
+MICROBATCH_PACKS_MAX = 8
+LARGER_MAX = 16
+"""Times as many workers among which a refusal looks for the plan that would fit."""
+TP_MAX, CP_MAX, PP_MAX = 16, 64, 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One way to train."""
+
+    layout: Layout
+    schedule: Schedule | None
+    """Order of the pipeline; None without one."""
+    recompute: Recompute
+    microbatch_packs: int
+    microbatches: int
+
+    def __str__(self) -> str:
+        """Name it in one line."""
+        schedule = f" {self.schedule}" if self.schedule else ""
+        packs = f"{self.microbatches} x {self.microbatch_packs} packs"
+        again = "" if self.recompute is Recompute.NONE else f", recompute {self.recompute}"
+        return f"{self.layout}{schedule}, {packs}{again}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What is expected of a candidate."""
+
+    candidate: Candidate
+    split: Split
+    step_s: float
+    bubble: float
+    memory: Memory
+    shares_s: dict[str, float]
+    """Where the fullest rank's time goes: compute, exchanges by axis, bubble, gradients."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a search found, best first."""
+
+    best: Estimate | None
+    runners_up: tuple[tuple[Estimate, str], ...]
+    """Other layouts, and why each lost."""
+    leanest: Estimate | None
+    """Where nothing fits: what needs least memory."""
+    examined: int
+    unfit: int
+    """Candidates that do not fit the memory."""
+
+
+Supported = Callable[[Candidate], bool]
+
+
+def search(setting: Setting, *, world: int, packs_per_step: int, supported: Supported, runners_up: int = 5) -> Found:
+    """Search the candidates of a world.
+
+    Args:
+        setting: Model, mix, hardware and numerics.
+        world: Ranks.
+        packs_per_step: Of all ranks together.
+        supported: Whether a candidate may be taken at all.
+        runners_up: How many others to tell of.
+    """
+    pricer = Pricer(setting)
+    priced: list[tuple[float, int, Candidate]] = []
+    poor: list[tuple[float, int, Candidate]] = []
+    for number, candidate in enumerate(candidates(setting, world=world, packs_per_step=packs_per_step)):
+        if not supported(candidate):
+            continue
+        state = least_state_bytes(setting, candidate.layout)
+        if state > setting.hardware.usable_bytes:
+            poor.append((state, number, candidate))
+        else:
+            priced.append((pricer.quick_s(candidate), number, candidate))
+    priced.sort()
+    examined, unfit = len(priced) + len(poor), len(poor)
+    finalists: list[Estimate] = []
+    leanest: Estimate | None = None
+    seen: collections.Counter[Layout] = collections.Counter()
+    for _, _, candidate in priced[:WEIGHED_MAX]:
+        if seen[candidate.layout] >= FINALISTS // 8:  # leave room for other layouts
+            continue
+        estimate = pricer.weighed(candidate)
+        if estimate.memory.total_bytes > setting.hardware.usable_bytes:
+            unfit += 1
+            leanest = min(filter(None, (leanest, estimate)), key=lambda other: other.memory.total_bytes)
+            continue
+        finalists.append(estimate)
+        seen[candidate.layout] += 1
+        if len(finalists) == FINALISTS:
+            break
+    if not finalists:
+        if leanest is None and poor:
+            leanest = pricer.weighed(min(poor)[2])
+        return Found(best=None, runners_up=(), leanest=leanest, examined=examined, unfit=unfit)
+    played = sorted((pricer.played(estimate.candidate, FINALIST_PLAYS) for estimate in finalists), key=_time)
+    winners = [pricer.played(estimate.candidate, WINNER_PLAYS) for estimate in played[:WINNERS]]
+    ordered = sorted([*winners, *played[WINNERS:]], key=_time)
+    best = ordered[0]
+    others = _one_of_each(ordered[1:], best)[:runners_up]
+    return Found(
+        best=best,
+        runners_up=tuple((other, _why(other, best)) for other in others),
+        leanest=None,
+        examined=examined,
+        unfit=unfit,
+    )
+
+
+def candidates(setting: Setting, *, world: int, packs_per_step: int) -> Iterator[Candidate]:
+    """Go through all candidates of a world whose numbers come out even."""
+    for layout in layouts(setting, world=world, packs_per_step=packs_per_step):
+        share = packs_per_step // layout.dp
+        schedules = [None] if layout.pp == 1 else list(Schedule)
+        for packs in _divisors(share, MICROBATCH_PACKS_MAX):
+            microbatches = share // packs
+            for schedule in schedules:
+                if schedule is not None and not _runs(setting, schedule, layout.pp, microbatches):
+                    continue
+                for recompute in Recompute:
+                    yield Candidate(
+                        layout=layout,
+                        schedule=schedule,
+                        recompute=recompute,
+                        microbatch_packs=packs,
+                        microbatches=microbatches,
+                    )
+
+
+def layouts(setting: Setting, *, world: int, packs_per_step: int) -> Iterator[Layout]:
+    """Go through the layouts of a world that the model's sizes allow."""
+    d, tokens = setting.shape.decoder, setting.mix.sequence_tokens
+    for pp in _divisors(world, min(PP_MAX, d.layers + 2)):
+        for tp in _divisors(math.gcd(world // pp, d.heads), min(TP_MAX, setting.hardware.near_devices)):
+            for cp in _divisors(world // pp // tp, CP_MAX):
+                dp = world // pp // tp // cp
+                if packs_per_step % dp:
+                    continue
+                ulysses = ulysses_degree(cp, d.heads // tp)
+                for ep in _divisors(math.gcd(dp * cp * tp, d.experts), d.experts):
+                    layout = Layout(dp=dp, ep=ep, pp=pp, cp=cp, tp=tp, ulysses=ulysses)
+                    if not misfits(
+                        layout, world=world, shape=setting.shape, packs_per_step=packs_per_step, pack_tokens=tokens
+                    ):
+                        yield layout
+
+
+def _runs(setting: Setting, schedule: Schedule, ranks: int, microbatches: int) -> bool:
+    stages = ranks * stages_per_rank(schedule)
+    fits = sum(least_layers(stages)) <= setting.shape.decoder.layers
+    return fits and not schedule_misfits(schedule, ranks=ranks, microbatches=microbatches)
+
+
+class Pricer:
+    """Prices candidates of one setting; what several share is worked out once."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._times: dict[tuple[Layout, int, Recompute], tuple[ModelTimes, dict[str, float]]] = {}
+        self._parameters = part_parameters(setting.shape)
+
+    def times(self, of: Candidate) -> tuple[ModelTimes, dict[str, float]]:
+        """Time of the parts, and what all parts together exchange by axis [seconds a microbatch]."""
+        key = (of.layout, of.microbatch_packs, of.recompute)
+        if key not in self._times:
+            priced = part_times(self._setting, of.layout, packs=of.microbatch_packs, recompute=of.recompute)
+            exchanged: collections.Counter[str] = collections.Counter()
+            for part in all_parts(self._setting.shape):
+                exchanged.update(priced.exchanged_s[part])
+            self._times[key] = priced.model_times(self._setting.shape), dict(exchanged)
+        return self._times[key]
+
+    def quick_s(self, of: Candidate) -> float:
+        """Bound the step by the fullest rank and the way through the pipeline [seconds]."""
+        times, _ = self.times(of)
+        layer_s = sum(layer.total_s for layer in times.layers) / len(times.layers)
+        whole_s = times.first.total_s + times.last.total_s + layer_s * len(times.layers)
+        ends_s = self._ends_s(of)
+        if of.schedule is None:
+            return of.microbatches * whole_s + ends_s
+        pp = of.layout.pp
+        together = ranks_of_stages(of.schedule, pp)[-1] == 0
+        heaviest_s = (
+            times.first.total_s + times.last.total_s if together else max(times.first.total_s, times.last.total_s)
+        )
+        fullest_s = max(whole_s / pp, heaviest_s)
+        through = {Schedule.ONE_F_ONE_B: 1.0, Schedule.INTERLEAVED: 0.5, Schedule.ZBV: 0.2, Schedule.DUAL_PIPE_V: 0.3}
+        return of.microbatches * fullest_s + (pp - 1) * whole_s / pp * through[of.schedule] + ends_s
+
+    def weighed(self, of: Candidate) -> Estimate:
+        """Work out the memory with layers dealt evenly by cost, and price by the fullest rank."""
+        times, _ = self.times(of)
+        split = self._dealt(of, times)
+        return Estimate(
+            candidate=of, split=split, step_s=self.quick_s(of), bubble=0.0, memory=self._memory(of, split), shares_s={}
+        )
+
+    def played(self, of: Candidate, plays: int) -> Estimate:
+        """Split by cost under the memory, and play the schedule."""
+        times, exchanged_s = self.times(of)
+        microbatches = of.microbatches
+        if of.schedule is None:
+            split: Split = (len(times.layers),)
+            busy_s = times.of_stages(split)[0].total_s * microbatches
+            makespan_s, bubble_s = busy_s, 0.0
+        else:
+            split, makespan_s, busy_s = self._pipeline(of, times, plays)
+            bubble_s = makespan_s - busy_s
+        exchanges = {axis: taken * microbatches / of.layout.pp for axis, taken in exchanged_s.items()}
+        ends_s = self._ends_s(of)
+        shares = {"compute": busy_s - sum(exchanges.values()), **exchanges, "bubble": bubble_s, "gradients": ends_s}
+        step_s = makespan_s + ends_s
+        return Estimate(
+            candidate=of,
+            split=split,
+            step_s=step_s,
+            bubble=bubble_s / makespan_s if makespan_s else 0.0,
+            memory=self._memory(of, split),
+            shares_s=shares,
+        )
+
+    def _pipeline(self, of: Candidate, times: ModelTimes, plays: int) -> tuple[Split, float, float]:
+        """Return split, makespan, and the mean of the ranks' work [seconds]."""
+        assert of.schedule is not None
+        pp, between_s = of.layout.pp, transfer_s(self._setting, of.layout, packs=of.microbatch_packs)
+        shown = played_microbatches(of)
+
+        def fits(split: Split) -> bool:
+            return self._memory(of, split).total_bytes <= self._setting.hardware.usable_bytes
+
+        split, _ = best_split(
+            times,
+            schedule=of.schedule,
+            ranks=pp,
+            microbatches=shown,
+            transfer_s=between_s,
+            plays=plays,
+            allowed=fits,
+        )
+        stages = times.of_stages(split)
+        took_s = program(of.schedule, ranks=pp, microbatches=shown).makespan_s(stages, transfer_s=between_s)
+        if shown < of.microbatches:
+            before = shown - pp
+            before_s = program(of.schedule, ranks=pp, microbatches=before).makespan_s(stages, transfer_s=between_s)
+            took_s += (of.microbatches - shown) * (took_s - before_s) / pp
+        busy_s = sum(stage.total_s for stage in stages) * of.microbatches / pp
+        return split, took_s, busy_s
+
+    def _memory(self, of: Candidate, split: Split) -> Memory:
+        return memory_of(
+            self._setting,
+            of.layout,
+            packs=of.microbatch_packs,
+            microbatches=played_microbatches(of),
+            recompute=of.recompute,
+            schedule=of.schedule,
+            split=split,
+        )
+
+    def _dealt(self, of: Candidate, times: ModelTimes) -> Split:
+        if of.schedule is None:
+            return (len(times.layers),)
+        return balanced_split(times, schedule=of.schedule, ranks=of.layout.pp)
+
+    def _ends_s(self, of: Candidate) -> float:
+        """Price what happens once a step: gradients are summed, weights are stepped [seconds]."""
+        layout, hardware, numerics = of.layout, self._setting.hardware, self._setting.numerics
+        parts = all_parts(self._setting.shape)
+        common = sum(self._parameters[part].common for part in parts) / layout.tp / layout.pp
+        routed = sum(self._parameters[part].routed for part in parts) / layout.ep / layout.pp
+        taken_s = 0.0
+        copies = layout.dp * layout.cp
+        if copies > 1:
+            sent = 2 * common * numerics.gradient_bytes * (copies - 1) / copies
+            taken_s += hardware.exchange_s(sent, span=copies * layout.tp)
+        if layout.edp > 1:
+            sent = 2 * routed * numerics.gradient_bytes * (layout.edp - 1) / layout.edp
+            taken_s += hardware.exchange_s(sent, span=layout.edp * layout.ep)
+        touched = 2 * sum((numerics.weight_bytes, numerics.gradient_bytes, numerics.optimizer_bytes))
+        return taken_s + (common + routed) * touched / hardware.bytes_per_s
+
+
+def played_microbatches(of: Candidate) -> int:
+    """Microbatches of a candidate that are played."""
+    return min(of.microbatches, ROUNDS_PLAYED * of.layout.pp)
+
+
+def anything(_: Candidate) -> bool:
+    """Whether it may be searched, where everything may."""
+    return True
+
+
+def trained_today(of: Candidate) -> bool:
+    """Whether this version trains it: layers are never recomputed yet."""
+    return of.recompute is Recompute.NONE
+
+
+def what_does_not_fit(
+    setting: Setting, found: Found, *, replicas: int, devices: int, packs_per_step: int, supported: Supported
+) -> InvalidConfigError:
+    """Word the refusal of a job that nothing fits: the largest consumers, and the plan that would fit.
+
+    Args:
+        setting: Model, mix, hardware and numerics.
+        found: The search that found nothing.
+        replicas: Worker pods.
+        devices: Devices of each.
+        packs_per_step: Of all ranks together.
+        supported: As for the search.
+    """
+    world = replicas * devices
+    if found.leanest is None:
+        return InvalidConfigError(
+            f"no plan for {world} ranks: none of the degrees that divide {packs_per_step} packs a step and the model's "
+            "sizes can be trained",
+            field="spec.workers.replicas or spec.training.packsPerStep",
+        )
+    leanest = found.leanest
+    words = f"; no plan of up to {LARGER_MAX} times as many workers fits either"
+    for times in itertools.takewhile(lambda factor: factor <= LARGER_MAX, (2**power for power in itertools.count(1))):
+        larger = search(
+            setting, world=world * times, packs_per_step=packs_per_step, supported=supported, runners_up=0
+        ).best
+        if larger is not None:
+            words = f"; {replicas * times} workers would fit: {larger.candidate}"
+            break
+    return InvalidConfigError(
+        f"model does not fit {world} x {setting.hardware.name}: the leanest plan, {leanest.candidate}, needs "
+        f"{leanest.memory.total_bytes / GIB:.1f} GiB a device of {setting.hardware.usable_bytes / GIB:.1f} usable: "
+        f"{leanest.memory.largest()}{words}",
+        field="spec.workers.replicas",
+    )
+
+
+def play(setting: Setting, estimate: Estimate) -> Simulated | None:
+    """Play the pipeline of an estimate once more, for its picture; None without a pipeline."""
+    of = estimate.candidate
+    if of.schedule is None:
+        return None
+    times = part_times(setting, of.layout, packs=of.microbatch_packs, recompute=of.recompute)
+    order = program(of.schedule, ranks=of.layout.pp, microbatches=played_microbatches(of))
+    stages = times.model_times(setting.shape).of_stages(estimate.split)
+    return order.simulate(stages, transfer_s=transfer_s(setting, of.layout, packs=of.microbatch_packs))
+
+
+def _time(estimate: Estimate) -> tuple[float, str]:
+    return estimate.step_s, str(estimate.candidate)
+
+
+def _one_of_each(ordered: list[Estimate], best: Estimate) -> list[Estimate]:
+    """Keep the best of each layout: a list of nothing but microbatches tells little."""
+    kept, known = [], {(best.candidate.layout, best.candidate.schedule)}
+    for estimate in ordered:
+        key = (estimate.candidate.layout, estimate.candidate.schedule)
+        if key not in known:
+            known.add(key)
+            kept.append(estimate)
+    return kept
+
+
+def _why(other: Estimate, best: Estimate) -> str:
+    """Say what makes another plan slower than the best."""
+    slower = other.step_s / best.step_s - 1
+    names = set(other.shares_s) | set(best.shares_s)
+    more = {name: other.shares_s.get(name, 0.0) - best.shares_s.get(name, 0.0) for name in sorted(names)}
+    name = max(more, key=more.__getitem__)
+    what = {"compute": "compute", "bubble": "bubble", "gradients": "gradients"}.get(name, f"{name} exchanges")
+    return f"{slower:.1%} slower: {more[name]:.3g} s more of {what} a step"
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [divisor for divisor in range(1, min(number, most) + 1) if number % divisor == 0]

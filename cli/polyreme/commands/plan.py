@@ -1,0 +1,145 @@
+"""``polyreme plan``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyreme.output import Format, emit, emit_tables
+from polyreme_api.errors import ExitCode, InvalidConfigError
+
+if TYPE_CHECKING:
+    from polyreme_api.plan.costs import Setting
+    from polyreme_api.plan.search import Estimate, Found
+
+RUNNERS_UP = 5
+
+
+def plan(
+    job: Annotated[Path, typer.Argument(help="YAML file with one TrainingJob; - reads standard input.")],
+    hardware: Annotated[
+        str, typer.Option(help="Kind of device that the plan is for: cpu, h100-80g, h200-141g.")
+    ] = "h100-80g",
+    image_patches: Annotated[int, typer.Option(help="Patches of one image, before the tower joins them.")] = 1024,
+    visual_share: Annotated[float, typer.Option(help="Share of the tokens that are image features, 0 to 1.")] = 0.5,
+    untrained: Annotated[
+        bool,
+        typer.Option(
+            "--untrained",
+            help="Search what this version does not train yet, too: recomputation, bfloat16, sharded moments.",
+        ),
+    ] = False,
+    runners_up: Annotated[int, typer.Option(min=0, max=40, help="How many others to show.")] = RUNNERS_UP,
+    output: Annotated[
+        Format, typer.Option("-o", "--output", help="Form of the data on standard output.")
+    ] = Format.TABLE,
+) -> int:
+    """Search the layout for a job's workers: the choice, the runners-up and why they lost, and the schedule as text.
+
+    Times are estimates from operations, bytes and the rates of the hardware; nothing is started. Exit codes: 0, or 2
+    where the job is refused or nothing fits the memory.
+
+    Examples:
+
+      polyreme plan job.yaml
+
+      polyreme plan job.yaml --hardware h200-141g --visual-share 0.3 --untrained
+
+      polyreme plan job.yaml -o json
+    """
+    from polyreme.documents import read_job
+    from polyreme_api.plan.costs import Setting
+    from polyreme_api.plan.flops import Mix
+    from polyreme_api.plan.hardware import FLOAT32, MIXED, hardware_named
+    from polyreme_api.plan.plan import shape_of
+    from polyreme_api.plan.search import anything, search, trained_today, what_does_not_fit
+
+    spec = read_job(job).spec
+    if spec.workers.runtime.mode == "Environment":
+        raise InvalidConfigError(
+            "nothing to search: the job's container brings its own training, its layout is its own",
+            field="spec.workers.runtime.mode",
+        )
+    setting = Setting(
+        shape=shape_of(spec),
+        mix=Mix(sequence_tokens=spec.data.sequence_tokens, image_patches=image_patches, visual_share=visual_share),
+        hardware=hardware_named(hardware),
+        numerics=MIXED if untrained else FLOAT32,
+    )
+    supported = anything if untrained else trained_today
+    found = search(
+        setting,
+        world=spec.workers.replicas * spec.workers.devices,
+        packs_per_step=spec.training.packs_per_step,
+        supported=supported,
+        runners_up=runners_up,
+    )
+    if found.best is None:
+        raise what_does_not_fit(
+            setting,
+            found,
+            replicas=spec.workers.replicas,
+            devices=spec.workers.devices,
+            packs_per_step=spec.training.packs_per_step,
+            supported=supported,
+        )
+    _show(setting, found, found.best, output)
+    return ExitCode.OK
+
+
+def _show(setting: Setting, found: Found, best: Estimate, output: Format) -> None:
+    from polyreme_api.plan.picture import LEGEND, picture
+    from polyreme_api.plan.search import play
+
+    played = play(setting, best)
+    drawn = [] if played is None else picture(played)
+    chosen = _row(best) | {
+        "hardware": setting.hardware.name,
+        "examined": found.examined,
+        "doNotFit": found.unfit,
+        "largestConsumers": best.memory.largest(),
+        "sharesSeconds": {name: round(taken_s, 6) for name, taken_s in best.shares_s.items()},
+    }
+    others = [_row(other) | {"why": why} for other, why in found.runners_up]
+    if output is Format.JSON:
+        emit("LayoutPlan", chosen | {"runnersUp": others, "picture": drawn}, output=output)
+        return
+    shares = "; ".join(f"{name} {taken_s:.3g} s" for name, taken_s in best.shares_s.items() if taken_s)
+    emit("LayoutPlan", chosen | {"shares": shares}, output=output, columns=CHOSEN)
+    emit_tables([("runners-up", others, OTHERS)])
+    if drawn:
+        sys.stdout.write("\n" + "\n".join([*drawn, LEGEND]) + "\n")
+
+
+CHOSEN = [
+    ("plan", "plan"),
+    ("layers a stage", "stageLayers"),
+    ("hardware", "hardware"),
+    ("step seconds", "stepSeconds"),
+    ("of which", "shares"),
+    ("bubble", "bubble"),
+    ("memory GiB", "memoryGiB"),
+    ("memory for", "largestConsumers"),
+    ("examined", "examined"),
+    ("do not fit", "doNotFit"),
+]
+OTHERS = [
+    ("plan", "plan"),
+    ("step seconds", "stepSeconds"),
+    ("bubble", "bubble"),
+    ("memory GiB", "memoryGiB"),
+    ("why", "why"),
+]
+
+
+def _row(estimate: Estimate) -> dict[str, Any]:
+    return {
+        "plan": str(estimate.candidate),
+        "stageLayers": " ".join(map(str, estimate.split)),
+        "stepSeconds": round(estimate.step_s, 6),
+        "bubble": round(estimate.bubble, 4),
+        "memoryGiB": round(estimate.memory.total_bytes / 2**30, 2),
+    }

@@ -1,0 +1,66 @@
+"""``polyreme plan``: the choice, the runners-up, the picture; refusals end with the documented code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from polyreme.main import invoke
+from polyreme_api.errors import ExitCode
+from tests.unit.api.jobs import job_with
+
+
+def job_file(folder: Path, changes: dict[str, object]) -> str:
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(job_with(changes)))
+    return str(path)
+
+
+BIG = {"spec.model.preset": "kimi-vl-a3b", "spec.data.sequenceTokens": 4096, "spec.training.packsPerStep": 64}
+
+
+@pytest.mark.slow
+def test_the_choice_comes_with_runners_up_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = job_file(tmp_path, BIG | {"spec.workers": {"replicas": 4, "devices": 8}})
+    assert invoke(["plan", path, "-o", "json"]) == ExitCode.OK
+    item = json.loads(capsys.readouterr().out)["item"]
+    assert item["memoryGiB"] <= 72
+    assert sum(map(int, item["stageLayers"].split())) == 27
+    assert item["runnersUp"][0]["stepSeconds"] >= item["stepSeconds"]
+    assert "slower" in item["runnersUp"][0]["why"]
+    assert all(row.startswith("rank ") for row in item["picture"])
+    assert invoke(["plan", path]) == ExitCode.OK
+    assert "runners-up" in capsys.readouterr().out
+
+
+def test_a_small_job_on_processors_needs_no_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = job_file(tmp_path, {"spec.workers": {"replicas": 2, "devices": 2}})
+    assert invoke(["plan", path, "--hardware", "cpu", "--runners-up", "0", "-o", "json"]) == ExitCode.OK
+    item = json.loads(capsys.readouterr().out)["item"]
+    assert item["plan"].startswith("dp4")
+    assert item["picture"] == item["runnersUp"] == []
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_ends_with_the_code_of_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["plan", job_file(tmp_path, BIG)]) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    assert "does not fit 1 x h100-80g" in told
+    assert "change spec.workers.replicas" in told
+
+
+@pytest.mark.parametrize("wrong", [["--hardware", "abacus"], ["--visual-share", "2"], ["--image-patches", "0"]])
+def test_a_wrong_option_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str]) -> None:
+    assert invoke(["plan", job_file(tmp_path, {}), *wrong]) == ExitCode.USAGE
+    assert f"change {wrong[0]}" in capsys.readouterr().err
+
+
+def test_a_container_with_training_of_its_own_has_no_layout_to_search(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = job_file(tmp_path, {"spec.workers": {"runtime": {"mode": "Environment"}}})
+    assert invoke(["plan", path]) == ExitCode.USAGE
+    assert "spec.workers.runtime.mode" in capsys.readouterr().err

@@ -29,7 +29,7 @@ SPEC = {
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_attempt_is_released_twice_though_the_job_knows_of_no_pod_and_the_lease_is_gone(seed: int) -> None:
-    """Pod and Lease come back under their old names, and nothing that the API server holds tells of the first leader."""
+    """Pod and Lease come back under their old names, and nothing on the API server tells of the first leader."""
     loop, facts = VirtualLoop(), Facts()
     world = World(loop, random.Random(seed), facts)
     world.faulty = False

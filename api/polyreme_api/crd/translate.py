@@ -108,35 +108,89 @@ def default_of(schema: Schema) -> Schema:
 
 
 def freeze(schema: Schema, *, mutable: frozenset[str], path: str = "") -> None:
-    """Add rules that keep every field as it was, except ``mutable`` ones.
+    """Add rules that keep every field as it was, except ``mutable`` ones: one for each part that may not change at all.
 
-    A field's own rule runs only while it is there before and after; that it neither comes nor goes is its owner's rule.
+    They are few, since the server runs all of them whenever a status is written; which field has changed is found out
+    only to say so. A part's rule runs only while it is there before and after; that it neither comes nor goes is its
+    owner's rule.
     """
-    owned = []
+    watched = []
     for name, inner in schema["properties"].items():
         place = f"{path}{name}"
         if place in mutable:
             continue
-        if "default" not in inner and name not in schema.get("required", ()):
-            owned.append(_stays(name, inner, place))
-        if "properties" in inner:
+        if any(other.startswith(f"{place}.") for other in mutable):
             freeze(inner, mutable=mutable, path=f"{place}.")
+        elif "properties" not in inner:
+            watched.append(_watch(name, schema, f"self.{name}", place))
         else:
-            inner.setdefault("x-kubernetes-validations", []).append(_unchanged(inner, place))
-    if owned:
-        schema.setdefault("x-kubernetes-validations", []).extend(owned)
+            whole = _Watch("self == oldSelf", _changes(inner, "self.", f"{place}."))
+            _add_rule(inner, whole, _frozen_words(place))
+            if not _is_always_there(name, schema):
+                watched.append(_watch_presence(f"self.{name}", inner, place))
+    if watched:
+        unchanged = " && ".join(f"({each.unchanged})" for each in watched)
+        changes = tuple(change for each in watched for change in each.changes)
+        may = ", ".join(sorted(other for other in mutable if other.startswith(path)))
+        part = f"spec.{path}".removesuffix(".")
+        words = f"{part} may not change but for {may} while the job exists; delete the job and create it anew"
+        _add_rule(schema, _Watch(unchanged, changes), words)
 
 
-def _unchanged(schema: Schema, place: str) -> dict[str, str]:
-    spoken = " from {oldSelf} to {self}" if _is_scalar(schema) else ""
-    return Rule(rule="self == oldSelf", words=_frozen_words(place, spoken), plain=_frozen_words(place)).to_object()
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Watch:
+    """A rule that something stays as it was, and for each way in which it may not: a rule that fails, and its words."""
+
+    unchanged: str
+    changes: tuple[Rule, ...]
 
 
-def _stays(name: str, schema: Schema, place: str) -> dict[str, str]:
-    said = f"'%s'.format([{{0}}.{name}])" if _is_scalar(schema) else "'something'"
-    before, after = (f"has({side}.{name}) ? {said.format(side)} : 'nothing'" for side in ("oldSelf", "self"))
-    words = _frozen_words(place, f" from {{{before}}} to {{{after}}}")
-    return Rule(rule=f"has(self.{name}) == has(oldSelf.{name})", words=words, plain=_frozen_words(place)).to_object()
+def _changes(schema: Schema, seen: str, path: str) -> tuple[Rule, ...]:
+    """Return a rule for every field of a part that is the same whole; ``seen`` is how its owner is called in CEL."""
+    found: list[Rule] = []
+    for name, inner in schema["properties"].items():
+        if "properties" in inner and _is_always_there(name, schema):
+            found += _changes(inner, f"{seen}{name}.", f"{path}{name}.")
+        else:
+            found += _watch(name, schema, f"{seen}{name}", f"{path}{name}").changes
+    return tuple(found)
+
+
+def _watch(name: str, owner: Schema, seen: str, place: str) -> _Watch:
+    schema, before = owner["properties"][name], _before(seen)
+    if not _is_always_there(name, owner):
+        presence = _watch_presence(seen, schema, place)
+        rule = f"{presence.unchanged} && (!has({seen}) || {seen} == {before})"
+        if _is_scalar(schema):
+            return _Watch(rule, (Rule(rule=rule, words=presence.changes[0].words),))
+        return _Watch(rule, (*presence.changes, Rule(rule=rule, words=_frozen_words(place))))
+    spoken = f" from {{{before}}} to {{{seen}}}" if _is_scalar(schema) else ""
+    rule = f"{seen} == {before}"
+    return _Watch(rule, (Rule(rule=rule, words=_frozen_words(place, spoken)),))
+
+
+def _watch_presence(seen: str, schema: Schema, place: str) -> _Watch:
+    said = "'%s'.format([{0}])" if _is_scalar(schema) else "'something'"
+    before, after = (f"has({side}) ? {said.format(side)} : 'nothing'" for side in (_before(seen), seen))
+    rule = f"has({seen}) == has({_before(seen)})"
+    return _Watch(rule, (Rule(rule=rule, words=_frozen_words(place, f" from {{{before}}} to {{{after}}}")),))
+
+
+def _before(seen: str) -> str:
+    return f"oldSelf{seen.removeprefix('self')}"
+
+
+def _add_rule(schema: Schema, watch: _Watch, words: str) -> None:
+    spoken = f"'{words}'"
+    for change in reversed(watch.changes):
+        told = change.to_object()
+        spoken = f"!({change.rule}) ? {told.get('messageExpression', repr(told['message']))} : {spoken}"
+    rule = {"rule": watch.unchanged, "message": words, "messageExpression": spoken}
+    schema.setdefault("x-kubernetes-validations", []).append(rule)
+
+
+def _is_always_there(name: str, owner: Schema) -> bool:
+    return "default" in owner["properties"][name] or name in owner.get("required", ())
 
 
 def _frozen_words(place: str, spoken: str = "") -> str:

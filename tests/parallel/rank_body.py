@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem
 
 from polyreme_api.batch import EvaluationSample, PackedBatch, TokenIds
@@ -34,11 +33,11 @@ from polyreme_api.plan.shapes import KIMI_VL_NANO
 from polyreme_api.progress import ProgressRecord
 from polyreme_trainer.checkpoint import directory
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
-from polyreme_trainer.parallel import collectives, flat, gradients, mesh
+from polyreme_trainer.model import loss, tiles
+from polyreme_trainer.parallel import flat, gradients, mesh
 from polyreme_trainer.parallel.world import RankSettings, open_world
 from polyreme_trainer.train import inputs as inputs_module
 from polyreme_trainer.train import run
-from polyreme_trainer.train import state as state_module
 from polyreme_trainer.train.export import join_slices
 from polyreme_trainer.train.inputs import to_inputs
 from polyreme_trainer.train.offline import export_checkpoint
@@ -49,13 +48,18 @@ from polyreme_trainer.train.settings import (
     TrainSettings,
 )
 from polyreme_trainer.train.state import TrainState, backward, content, open_state, reduce, update
+from tests.parallel.planted import plant
 
 MEDIA, END, PAD = 5, 1, 0
 VALUES = 3 * 14 * 14
 
 
 class Pages:
-    """Made-up packed pages: a pure function of (step, pack), with images and answers of many sizes."""
+    """Made-up packed pages: a pure function of (step, pack), with images and answers of many sizes.
+
+    ``long`` ones are few and long, three of the first packs' with an image: documents then lie across the cuts of a
+    stream, and there are more ranks than images.
+    """
 
     token_ids = TokenIds(media=MEDIA, end=END, pad=PAD)
     pack_tokens = 96
@@ -68,9 +72,10 @@ class Pages:
         infinite_at: int = 0,
         hooks: Mapping[int, Any] | None = None,
         begin_bytes: int = 0,
+        long: bool = False,
     ):
         self.packs_per_step, self._seed, self._infinite_at, self._hooks = packs, seed, infinite_at, hooks or {}
-        self._begin_bytes = begin_bytes
+        self._begin_bytes, self.long = begin_bytes, long
 
     def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
         self._hooks.get(step, lambda: None)()
@@ -80,17 +85,18 @@ class Pages:
         offsets, images, grids = [0], [], []
         for pack in range(first, first + count):
             begun = len(tokens)
-            for document in self._documents(step, pack):
+            for document in self._long_documents(step, pack) if self.long else self._documents(step, pack):
                 tokens += document[0]
                 targets += document[1]
                 positions += range(len(document[0]))
                 offsets.append(len(tokens))
-                images.append(document[2])
-                grids.append(document[3])
+                if document[3] is not None:
+                    images.append(document[2])
+                    grids.append(document[3])
             gap = begun + self.pack_tokens - len(tokens)
             tokens, targets, positions = tokens + [PAD] * gap, targets + [-100] * gap, positions + list(range(gap))
             offsets.append(len(tokens))
-        patches = np.concatenate(images)
+        patches = np.concatenate([np.zeros((0, VALUES), np.float32), *images])
         if step == self._infinite_at and first == 0:
             patches[0, 0] = np.inf
         return PackedBatch(
@@ -99,7 +105,7 @@ class Pages:
             positions_T=_placed(np.array(positions), self._begin_bytes),
             document_offsets=np.array(offsets, np.int32),
             patches_PC=_placed(patches, self._begin_bytes),
-            grids_I2=np.array(grids, np.int32),
+            grids_I2=np.array(grids, np.int32).reshape(-1, 2),
             sample_ids=[str(number) for number in range(len(grids))],
             unmasked_tokens=sum(target != -100 for target in targets),
         )
@@ -120,6 +126,19 @@ class Pages:
             documents.append(
                 (page, masked, draw.standard_normal((rows * columns, VALUES), np.float32), (rows, columns))
             )
+
+    def _long_documents(self, step: int, pack: int) -> list[Any]:
+        draw = np.random.default_rng([self._seed, step, pack, 1])
+        first = int(draw.integers(40, 70))
+        documents: list[Any] = []
+        for number, length in enumerate((first, self.pack_tokens - first - 2)):
+            grid = (4, 2 * int(draw.integers(1, 5))) if number == 0 and pack < 3 else None
+            media = grid[0] * grid[1] // 4 if grid else 0
+            answer = draw.integers(10, 20, size=length - media - 3).tolist()
+            page = [2, *[MEDIA] * media, 4, *answer, END]
+            image = draw.standard_normal((4 * media, VALUES), np.float32)
+            documents.append((page, [-100] * (1 + media) + [*answer, END, -100], image, grid))
+        return documents
 
     def state(self, step: int) -> dict[str, Any]:
         return {"seed": self._seed, "step": step}
@@ -261,11 +280,16 @@ def offline(request: Mapping[str, Any], _rank: int, settings: TrainSettings) -> 
 
 def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int:
     """Write the whole model's clipped mean gradient of the first step, and the losses of ten."""
-    source = Pages()
+    source = Pages(long=request.get("long", False))
     with open_world(settings.rank, settings.layout) as world:
         flat.FUSED_BYTES_MAX = request.get("fused_bytes_max", flat.FUSED_BYTES_MAX)
-        _plant(request.get("bug"), world)
+        tiles.DENSE_TOKENS_MAX = request.get("dense_tokens_max", tiles.DENSE_TOKENS_MAX)
+        loss.LOGITS_MAX = request.get("logits_max", loss.LOGITS_MAX)
+        plant(request.get("bug"), world)
         state = open_state(settings, world.meshes, media_token=MEDIA)
+        if source.long:
+            for bias_E in state.router_biases:
+                bias_E[3] = -10.0  # nobody asks this expert
         losses, first = [], {}
         for step in range(1, settings.steps + 1):
             mine = mesh.packs_of(settings.layout, rank, source.packs_per_step)
@@ -313,31 +337,6 @@ def _whole(state: TrainState, world: Any, *, gradient_too: bool) -> dict[str, to
             for name, view in part.views(buffer):
                 whole[f"{kind}.{name}"] = join_slices(name, view, state.flat, world.meshes).clone()
     return whole
-
-
-def _plant(bug: str | None, world: Any) -> None:
-    """Break the reduction, so that the comparison can be seen to notice."""
-    if bug == "experts are not summed over their copies":
-        real = collectives.sum_over
-        collectives.sum_over = lambda buffer, group: None if group is world.meshes.edp_group else real(buffer, group)
-    if bug == "an expert's gradient lies in the wrong slice":
-        real_place = mesh.sparse_place
-        wrong = lambda layout, rank: {"ep": 1 - real_place(layout, rank)["ep"] * (rank < 2)}
-        vars(state_module)["sparse_place"] = wrong
-    if bug == "each rank divides by its own count":
-        total = gradients.reduce_step
-        globals()["reduce"] = lambda state, local, meshes: dataclasses.replace(
-            total(state.flat, local, meshes), unmasked=local.unmasked
-        )
-    if bug == "experts are divided by their copies":
-        summed = collectives.sum_over
-
-        def mean(buffer: torch.Tensor, group: Any) -> None:
-            summed(buffer, group)
-            if group is world.meshes.edp_group:
-                buffer /= dist.get_world_size(group)
-
-        collectives.sum_over = mean
 
 
 def _fault(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,15 @@ def files(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_an_offline_export_is_the_runs_own_bit_for_bit(start: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", [(4, 2), {"cp": 2, "tp": 2, "ep": 4}], ids=str)
+def test_an_offline_export_is_the_runs_own_bit_for_bit(start: Any, tmp_path: Path, layout: Any) -> None:
+    """The run answers its questions first: layers that ranks share decode together."""
     run = tmp_path / "run"
     own, offline = tmp_path / "own", tmp_path / "offline"
-    assert start("train", layout=(4, 2), root=run, steps=3, export=str(own)).wait() == [0] * 4
+    gang = start("train", layout=layout, root=run, steps=3, export=str(own), questions=7)
+    assert gang.wait() == [0] * 4, gang.logs()
+    pages = json.loads((run / "evaluation" / "a000001.json").read_text())["pages"]
+    assert [page["sampleId"] for page in pages] == [f"page-{number}" for number in range(7)]
     gang = start("offline", layout=(1, 1), root=run, resume_from=NAME, output=str(offline))
     assert gang.wait() == [0], gang.logs()
     assert files(offline) == files(own)

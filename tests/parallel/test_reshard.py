@@ -13,11 +13,14 @@ pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 NAME = "a000001-s00000003"
 
 
-def save(start: Any, root: Path) -> None:
-    assert start("train", layout=(4, 2), root=root, steps=3).wait() == [0] * 4
+Degrees = tuple[int, int] | dict[str, int]
 
 
-def digests(start: Any, root: Path, layout: tuple[int, int]) -> dict[str, str]:
+def save(start: Any, root: Path, layout: Degrees = (4, 2)) -> None:
+    assert start("train", layout=layout, root=root, steps=3).wait() == [0] * 4
+
+
+def digests(start: Any, root: Path, layout: Degrees) -> dict[str, str]:
     output = root / "digests.json"
     gang = start("digests", layout=layout, root=root, resume_from=NAME, output=str(output))
     assert set(gang.wait()) == {0}, gang.logs()
@@ -29,7 +32,20 @@ def test_a_checkpoint_of_two_expert_slices_loads_bit_for_bit_into_any_layout(sta
     save(start, tmp_path)
     same = digests(start, tmp_path, (4, 2))
     assert len(set(same.values())) > len(same) // 2, "tensors differ, moments are not all zero"
-    for layout in [(4, 4), (4, 1), (2, 2), (1, 1)]:
+    layouts: list[Degrees] = [(4, 4), (4, 1), (2, 2), (1, 1), {"dp": 2, "tp": 2, "ep": 4}]
+    for layout in layouts:
+        assert digests(start, tmp_path, layout) == same, layout
+
+
+def test_a_checkpoint_of_shared_layers_and_cut_streams_loads_bit_for_bit_into_any_layout(
+    start: Any, tmp_path: Path
+) -> None:
+    shared: Degrees = {"cp": 2, "tp": 2, "ep": 2}
+    save(start, tmp_path, shared)
+    same = digests(start, tmp_path, shared)
+    assert len(set(same.values())) > len(same) // 2, "tensors differ, moments are not all zero"
+    layouts: list[Degrees] = [{"tp": 4, "ep": 4}, {"dp": 2, "cp": 2}, (1, 1)]
+    for layout in layouts:
         assert digests(start, tmp_path, layout) == same, layout
 
 

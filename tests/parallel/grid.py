@@ -1,0 +1,56 @@
+"""Layouts in which the gradient of one process is looked for again: each dimension alone, pairs, and folded together.
+
+``ALWAYS`` runs with the tests, and so does one of ``IN_TURN`` by the day; ``make soak-grid`` runs all.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import os
+
+TOLERANCE = 1e-5
+"""Largest difference of a tensor's gradient, relative to the largest gradient of that tensor."""
+
+Degrees = dict[str, int]
+
+ALWAYS: tuple[Degrees, ...] = (
+    {"cp": 4},
+    {"dp": 4, "ep": 2},
+    {"cp": 2, "tp": 2, "ep": 4},
+    {"dp": 2, "cp": 2, "ulysses": 2, "ep": 4},
+)
+
+
+def _all() -> tuple[Degrees, ...]:
+    """Every layout of 2, 4 and 8 ranks that fits the small model: 4 heads, 8 experts, 4 packs a step."""
+    found: list[Degrees] = []
+    for dp, cp, tp in itertools.product((1, 2, 4), (1, 2, 4, 8), (1, 2, 4)):
+        shards = dp * cp * tp
+        if shards not in {2, 4, 8}:
+            continue
+        for ep, ulysses in itertools.product((1, 2, 4, 8), (1, 2, 4)):
+            if shards % ep == 0 and cp % ulysses == 0 and 4 // tp % ulysses == 0:
+                degrees = {"dp": dp, "cp": cp, "tp": tp, "ep": ep, "ulysses": ulysses}
+                found.append({name: degree for name, degree in degrees.items() if degree > 1})
+    return tuple(found)
+
+
+ALL = _all()
+IN_TURN = tuple(layout for layout in ALL if layout not in ALWAYS)
+
+
+def turn() -> Degrees:
+    """The layout whose turn it is; ``POLYREME_GRID_TURN`` names another by its number."""
+    number = os.environ.get("POLYREME_GRID_TURN") or datetime.datetime.now(datetime.UTC).date().toordinal()
+    return IN_TURN[int(number) % len(IN_TURN)]
+
+
+def name(layout: Degrees) -> str:
+    """``dp2 cp2``."""
+    return " ".join(f"{axis}{degree}" for axis, degree in layout.items()) or "one process"
+
+
+def ways(number: int) -> dict[str, int]:
+    """Every other layout takes the ways of large models: sums of their own, tiles without a mask, logits in chunks."""
+    return {} if number % 2 else {"fused_bytes_max": 0, "dense_tokens_max": 0, "logits_max": 1 << 13}

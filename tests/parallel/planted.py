@@ -1,0 +1,102 @@
+"""Bugs that are planted into a step of this process, so that the comparison with one process can be seen to notice."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from polyreme_trainer.parallel import collectives, context, gradients, images, mesh
+from polyreme_trainer.train import state as state_module
+
+
+def plant(bug: str | None, world: Any) -> None:
+    """Break this process."""
+    _plant(bug, world)
+    _plant_in_sharing(bug, world)
+
+
+def _plant(bug: str | None, world: Any) -> None:
+    """Break the reduction, so that the comparison can be seen to notice."""
+    if bug == "experts are not summed over their copies":
+        real = collectives.sum_over
+        collectives.sum_over = lambda buffer, group: None if group is world.meshes.edp_group else real(buffer, group)
+    if bug == "an expert's gradient lies in the wrong slice":
+        real_place = mesh.sparse_place
+        wrong = lambda layout, rank: {"ep": 1 - real_place(layout, rank)["ep"] * (rank < 2)}
+        vars(state_module)["sparse_place"] = wrong
+    if bug == "each rank divides by its own count":
+        total = gradients.reduce_step
+        vars(state_module)["reduce_step"] = lambda flat, local, meshes: dataclasses.replace(
+            total(flat, local, meshes), unmasked=local.unmasked
+        )
+    if bug == "experts are divided by their copies":
+        summed = collectives.sum_over
+
+        def mean(buffer: torch.Tensor, group: Any) -> None:
+            summed(buffer, group)
+            if group is world.meshes.edp_group:
+                buffer /= dist.get_world_size(group)
+
+        collectives.sum_over = mean
+
+
+def _plant_in_sharing(bug: str | None, world: Any) -> None:
+    """The same, in how streams and layers are shared."""
+    if bug == "whole parameters are not summed over context ranks":
+        _sum_over_another_group(world, "stage_group", world.meshes.tp_group)
+    if bug == "a norm's gradient is not summed over tensor ranks":
+        _forget("input_layernorm", kept=world.meshes.place("tp") == 0)
+    if bug == "slices are summed over tensor ranks":
+        _sum_over_another_group(world, "replica_group", world.meshes.stage_group)
+    if bug == "a stream is cut without head and tail":
+        vars(context)["StreamCut"].tokens_of = lambda self, place: np.split(np.arange(self.tokens), self.ranks)[place]
+    if bug == "gradients of keys stay where they were made":
+        vars(collectives)["pass_on"] = _keep_gradients(collectives.pass_on)
+    if bug == "features come in the order of their ranks":
+        vars(images)["torch"] = types.SimpleNamespace(**{**vars(torch), "tensor": _unsorted})
+    if bug == "what tensor ranks made is scattered without a sum":
+        vars(collectives)["_reduce_scatter"] = _own_part
+
+
+def _sum_over_another_group(world: Any, name: str, group: Any) -> None:
+    real = gradients.reduce_step
+
+    def wrong(flat: Any, local: Any, meshes: Any) -> Any:
+        return real(flat, local, dataclasses.replace(meshes, **{name: group}))
+
+    vars(state_module)["reduce_step"] = wrong
+
+
+def _forget(part: str, *, kept: bool) -> None:
+    """Let the gradients of parameters with this part in their name count on some ranks only."""
+    real = gradients.reduce_step
+
+    def wrong(flat: Any, local: Any, meshes: Any) -> Any:
+        for name, gradient in flat.dense.views(flat.dense.gradients):
+            gradient.mul_(kept or part not in name)
+        return real(flat, local, meshes)
+
+    vars(state_module)["reduce_step"] = wrong
+
+
+def _keep_gradients(real: Any) -> Any:
+    """Keys go round a ring; their gradients, which bear another tag, come back to the sender at once."""
+
+    def pass_on(sent: torch.Tensor, received: torch.Tensor, group: Any, *, tag: int) -> Any:
+        return real(sent, received, group, tag=tag) if tag == 0 else lambda: received.copy_(sent)
+
+    return pass_on
+
+
+def _unsorted(data: Any, *arguments: Any, **options: Any) -> torch.Tensor:
+    return torch.tensor(np.arange(len(data)) if isinstance(data, np.ndarray) else data, *arguments, **options)
+
+
+def _own_part(rows_TX: torch.Tensor, group: Any) -> torch.Tensor:
+    """A reduce-scatter that forgets to reduce."""
+    return rows_TX.chunk(dist.get_world_size(group))[dist.get_rank(group)].clone()

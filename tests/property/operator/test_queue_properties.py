@@ -107,20 +107,27 @@ def next_by_definition(left: list[Waiting], tree: QueueTree, shares: Shares, now
 
     most = max(points(job) for job in left)
     level = [job for job in left if points(job) == most]
-    cohort = ""
-    while True:
-        rivals: dict[tuple[float, str, bool], list[Waiting]] = defaultdict(list)
-        for job in level:
-            path = ("", *reversed(tree.path(job.queue)))
-            at = path.index(cohort)
-            own = at + 1 == len(path)
-            child = cohort if own else path[at + 1]
-            rivals[shares.own(child) if own else shares.of(child), child, own].append(job)
-        (_, cohort, own), level = min(
-            rivals.items(), key=lambda item: (item[0][0], min((job.since_s, job.uid) for job in item[1]))
-        )
-        if own:
-            return min(level, key=lambda job: (job.since_s, job.uid))
+    return next_below("", level, tree, shares)
+
+
+def next_below(cohort: str, level: list[Waiting], tree: QueueTree, shares: Shares) -> Waiting:
+    """Of the next job below each child: the one whose child has the least share, then the oldest."""
+    rivals: dict[tuple[float, str, bool], list[Waiting]] = defaultdict(list)
+    for job in level:
+        path = ("", *reversed(tree.path(job.queue)))
+        at = path.index(cohort)
+        own = at + 1 == len(path)
+        child = cohort if own else path[at + 1]
+        rivals[shares.own(child) if own else shares.of(child), child, own].append(job)
+    firsts = [
+        (share, min(jobs, key=age_of) if own else next_below(child, jobs, tree, shares))
+        for (share, child, own), jobs in rivals.items()
+    ]
+    return min(firsts, key=lambda first: (first[0], *age_of(first[1])))[1]
+
+
+def age_of(job: Waiting) -> tuple[float, str]:
+    return job.since_s, job.uid
 
 
 @given(

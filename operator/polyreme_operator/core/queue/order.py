@@ -1,8 +1,8 @@
 """In which order waiting jobs are looked at: priority, then the fair share of their queues, then age.
 
 Waiting raises a priority by one point for every ``aging_s`` of the job's queue. Between jobs of equal priority the tree
-decides from the root downwards: at each cohort the child that has the least share goes first, and the older job where
-shares are equal. Jobs of one class that was refused are not looked at again.
+decides from the root downwards: at each cohort the child that has the least share goes first, and where shares are
+equal the one whose next job is the older. Jobs of one class that was refused are not looked at again.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.plan.plan import Plan
 from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
+from polyreme_trainer.parallel.pipeline import PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
 from polyreme_trainer.train.run import train_rank
 from polyreme_trainer.train.settings import (
@@ -143,6 +144,9 @@ def settings_of(
             master_fd=rank.master_fd,
         ),
         layout=plan.layout,
+        pipeline=PipelineSettings(
+            schedule=plan.cut.schedule, layers=plan.cut.stage_layers, microbatches=plan.cut.microbatches
+        ),
         shape=plan.shape,
         steps=spec.training.steps,
         seed=spec.training.seed,

@@ -29,12 +29,14 @@ from torch.distributed.checkpoint import filesystem
 from polyreme_api.batch import EvaluationSample, PackedBatch, TokenIds
 from polyreme_api.errors import PolyremeError, RefusedError
 from polyreme_api.plan.layout import Layout
+from polyreme_api.plan.schedules import Schedule
 from polyreme_api.plan.shapes import KIMI_VL_NANO
 from polyreme_api.progress import ProgressRecord
 from polyreme_trainer.checkpoint import directory
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
 from polyreme_trainer.model import loss, tiles
-from polyreme_trainer.parallel import flat, gradients, mesh
+from polyreme_trainer.parallel import collectives, flat, gradients, mesh
+from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings, open_world
 from polyreme_trainer.train import inputs as inputs_module
 from polyreme_trainer.train import run
@@ -49,6 +51,7 @@ from polyreme_trainer.train.settings import (
 )
 from polyreme_trainer.train.state import TrainState, backward, content, open_state, reduce, update
 from tests.parallel.planted import plant
+from tests.parallel.planted_pipeline import plant as plant_in_pipeline
 
 MEDIA, END, PAD = 5, 1, 0
 VALUES = 3 * 14 * 14
@@ -209,6 +212,16 @@ def layout_of(given: tuple[int, int] | dict[str, int]) -> Layout:
     return Layout(**given) if isinstance(given, dict) else Layout(dp=given[0], ep=given[1])
 
 
+def pipeline_of(given: Mapping[str, Any] | None) -> PipelineSettings:
+    """Schedule by its name, layers of each stage, and how many microbatches."""
+    if given is None:
+        return NO_STAGES
+    schedule = Schedule(given["schedule"]) if "schedule" in given else None
+    return PipelineSettings(
+        schedule=schedule, layers=tuple(given.get("layers", ())), microbatches=given["microbatches"]
+    )
+
+
 def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket | None) -> TrainSettings:
     layout = layout_of(request["layout"])
     return TrainSettings(
@@ -225,6 +238,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
             KIMI_VL_NANO, decoder=dataclasses.replace(KIMI_VL_NANO.decoder, **request.get("decoder", {}))
         ),
         steps=request.get("steps", 10),
+        pipeline=pipeline_of(request.get("pipeline")),
         checkpoint=CheckpointSettings(
             root=Path(request["root"]),
             resume_from=request.get("resume_from"),
@@ -280,30 +294,33 @@ def offline(request: Mapping[str, Any], _rank: int, settings: TrainSettings) -> 
 
 def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int:
     """Write the whole model's clipped mean gradient of the first step, and the losses of ten."""
-    source = Pages(long=request.get("long", False))
+    source = Pages(packs=request.get("packs", 4), long=request.get("long", False))
     with open_world(settings.rank, settings.layout) as world:
         flat.FUSED_BYTES_MAX = request.get("fused_bytes_max", flat.FUSED_BYTES_MAX)
         tiles.DENSE_TOKENS_MAX = request.get("dense_tokens_max", tiles.DENSE_TOKENS_MAX)
         loss.LOGITS_MAX = request.get("logits_max", loss.LOGITS_MAX)
         plant(request.get("bug"), world)
+        plant_in_pipeline(request.get("bug"))
         state = open_state(settings, world.meshes, media_token=MEDIA)
         if source.long:
-            for bias_E in state.router_biases:
+            for bias_E in state.router_biases.values():
                 bias_E[3] = -10.0  # nobody asks this expert
         losses, first = [], {}
         for step in range(1, settings.steps + 1):
             mine = mesh.packs_of(settings.layout, rank, source.packs_per_step)
-            batch = source.packs(step, first=mine.start, count=len(mine))
-            inputs = to_inputs(batch, device="cpu", sharing=state.sharing)
-            total = reduce(state, backward(state, inputs), world.meshes)
+            share = len(mine) // settings.pipeline.microbatches
+            batches = [source.packs(step, first=first, count=share) for first in mine[::share]]
+            inputs = [to_inputs(batch, device="cpu", sharing=state.sharing) for batch in batches]
+            total = reduce(state, backward(state, *inputs), world.meshes)
             if step == 1:
                 scale = gradients.gradient_scale(total, norm_max=settings.optimizer.gradient_norm_max)
                 first = {name: g * scale for name, g in _whole(state, world, gradient_too=True).items()}
                 first["norm"] = torch.tensor(total.gradient_norm)
             update(state, total, settings.optimizer, rate=2e-3)
             losses.append(total.loss)
+        biases = {layer: bias.tolist() for layer, bias in sorted(_biases(state, world).items())}
         if rank == 0:
-            torch.save({"gradients": first, "losses": losses}, request["output"])
+            torch.save({"gradients": first, "losses": losses, "biases": biases}, request["output"])
     return 0
 
 
@@ -316,7 +333,7 @@ def digests(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> i
         held = content(state, world.meshes, with_rng=False)
         load_checkpoint(held, marker, root, name, group=world.checkpoint_group)
         whole = _whole(state, world, gradient_too=False)
-        whole |= {f"bias.{layer}": bias for layer, bias in enumerate(state.router_biases)}
+        whole |= {f"bias.{layer}": bias for layer, bias in _biases(state, world).items()}
         if rank == 0:
             Path(request["output"]).write_text(
                 json.dumps({n: hashlib.sha256(t.contiguous().numpy().tobytes()).hexdigest() for n, t in whole.items()})
@@ -336,7 +353,14 @@ def _whole(state: TrainState, world: Any, *, gradient_too: bool) -> dict[str, to
         for kind, buffer in buffers.items():
             for name, view in part.views(buffer):
                 whole[f"{kind}.{name}"] = join_slices(name, view, state.flat, world.meshes).clone()
-    return whole
+    stages = collectives.gather_to_all(whole, world.meshes.pp_group)
+    return {name: tensor for stage in stages for name, tensor in stage.items()}
+
+
+def _biases(state: TrainState, world: Any) -> dict[int, torch.Tensor]:
+    """Correction biases of all layers with experts."""
+    stages = collectives.gather_to_all(state.router_biases, world.meshes.pp_group)
+    return {layer: bias for stage in stages for layer, bias in stage.items()}
 
 
 def _fault(name: str) -> Any:

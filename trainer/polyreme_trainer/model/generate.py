@@ -2,6 +2,7 @@
 
 Prompts are packed for the first pass, as in training; each later pass runs one token a prompt. Under expert parallelism
 every rank of a group must run the same passes: ``agree`` makes them stop together, and one without prompts takes part.
+The ranks of a pipeline answer the same prompts together, each with keys and values of its own layers: ``Line``.
 
 Legend: B prompts, T tokens of all prompts, L places of the cache, H heads, Q width of a key, V width of a value.
 """
@@ -46,6 +47,55 @@ class Prompt(Protocol):
         ...
 
 
+class Line(Protocol):
+    """The stages of the model, one behind the other, of which this rank holds some; all their ranks call the same."""
+
+    def through(
+        self, rows: int, begin: Callable[[KimiVL], Tensor], run: Callable[[KimiVL, Tensor], Tensor]
+    ) -> Tensor | None:
+        """Send a stream through all stages.
+
+        Args:
+            rows: Rows of the stream.
+            begin: Makes the stream, on the first stage.
+            run: Runs a stage.
+
+        Returns:
+            What the last stage made, where it is held.
+        """
+        ...
+
+    def tell(self, prompts: int, say: Callable[[], Tensor] | None) -> Tensor:
+        """Give every rank the tokens (int64, one a prompt) of the one that can say them."""
+        ...
+
+
+class OneModel:
+    """The whole model in one place: implements ``Line``."""
+
+    def __init__(self, model: KimiVL) -> None:
+        self._model = model
+
+    def through(
+        self,
+        rows: int,  # noqa: ARG002
+        begin: Callable[[KimiVL], Tensor],
+        run: Callable[[KimiVL, Tensor], Tensor],
+    ) -> Tensor:
+        """Begin and run."""
+        return run(self._model, begin(self._model))
+
+    def tell(self, prompts: int, say: Callable[[], Tensor] | None) -> Tensor:
+        """Say it.
+
+        Raises:
+            InvalidConfigError: If there is nothing to say: never, where the model is whole.
+        """
+        if say is None:
+            raise InvalidConfigError(f"the model has no head to answer {prompts} prompts with")
+        return say()
+
+
 @torch.no_grad()
 def generate(
     model: KimiVL,
@@ -55,16 +105,18 @@ def generate(
     new_tokens_max: int,
     agree: Callable[[bool], bool] = bool,
     prompts_at_once: int = PROMPTS_AT_ONCE,
+    line: Line | None = None,
 ) -> list[list[int]]:
     """Take the most likely token again and again.
 
     Args:
-        model: The model; not changed.
+        model: The model, or the last part of it that this rank holds; not changed.
         prompts: What to answer; the ranks of an expert-parallel group need equally many batches of ``prompts_at_once``.
         stop_token: Ends an answer; it is part of the answer.
         new_tokens_max: Longest answer [tokens].
         agree: Whether all ranks are done, given whether this one is; a collective under expert parallelism.
         prompts_at_once: Prompts decoded together.
+        line: The stages of the model, where it is not whole.
 
     Returns:
         The new tokens of each prompt, with the stop token if it came.
@@ -81,21 +133,26 @@ def generate(
     answers: list[list[int]] = []
     for number in range(max(1, math.ceil(len(prompts) / prompts_at_once))):
         chosen = prompts[number * prompts_at_once : (number + 1) * prompts_at_once]
-        answers.extend(_generate_batch(model, chosen, stop_token, new_tokens_max, agree))
+        through = line or OneModel(model)
+        answers.extend(
+            _generate_batch(model, through, chosen, stop_token=stop_token, new_tokens_max=new_tokens_max, agree=agree)
+        )
     return answers
 
 
 class _Cache:
-    """Keys and values of every layer; rows are prompts, places are positions."""
+    """Keys and values of the layers that run here; rows are prompts, places are positions."""
 
-    def __init__(self, shape: DecoderShape, lengths_B: Tensor, places: int, *, heads: int, like: Tensor) -> None:
-        prompts = lengths_B.shape[0]
-        self.keys_BHLQ = [like.new_zeros(prompts, heads, places, shape.query_dim) for _ in range(shape.layers)]
-        self.values_BHLV = [like.new_zeros(prompts, heads, places, shape.value_dim) for _ in range(shape.layers)]
+    def __init__(self, shape: DecoderShape, prompts: int, places: int, *, heads: int, like: Tensor) -> None:
+        self._empty_BHLQ = lambda: like.new_zeros(prompts, heads, places, shape.query_dim)
+        self._empty_BHLV = lambda: like.new_zeros(prompts, heads, places, shape.value_dim)
+        self.keys_BHLQ: dict[int, Tensor] = {}
+        self.values_BHLV: dict[int, Tensor] = {}
         self.place_L = torch.arange(places, device=like.device)
 
     def prefill(self, layer: int, attend: Attend, row_T: Tensor, position_T: Tensor) -> Attend:
         """Attend within each prompt, and keep what later tokens will look at."""
+        self.keys_BHLQ[layer], self.values_BHLV[layer] = self._empty_BHLQ(), self._empty_BHLV()
 
         def keep(q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor) -> Tensor:
             self.keys_BHLQ[layer][row_T, :, position_T] = k_THQ
@@ -119,49 +176,83 @@ class _Cache:
 
 
 def _generate_batch(
-    model: KimiVL, prompts: Sequence[Prompt], stop_token: int, new_tokens_max: int, agree: Callable[[bool], bool]
+    model: KimiVL,
+    line: Line,
+    prompts: Sequence[Prompt],
+    *,
+    stop_token: int,
+    new_tokens_max: int,
+    agree: Callable[[bool], bool],
 ) -> list[list[int]]:
-    device = model.language_model.lm_head.weight.device
-    lengths = [len(prompt.prompt_tokens) for prompt in prompts]
-    lengths_B = torch.tensor(lengths, dtype=torch.int64, device=device)
+    device = next(model.parameters()).device
+    lengths_B = torch.tensor([len(prompt.prompt_tokens) for prompt in prompts], dtype=torch.int64, device=device)
     row_B = torch.arange(len(prompts), device=device)
-    cache, hidden_BD = _prefill(model, prompts, lengths, max(lengths, default=0) + new_tokens_max)
+    cache, hidden_BD = _prefill(model, line, prompts, lengths_B, new_tokens_max)
     made: list[Tensor] = []
     done_B = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     for step in range(new_tokens_max):
-        token_B = model.logits(hidden_BD).argmax(-1)
+        token_B = line.tell(len(prompts), _best(model, hidden_BD))
         made.append(token_B)
         done_B |= token_B == stop_token
         if step == new_tokens_max - 1 or agree(bool(done_B.all())):
             break
-        position_B = lengths_B + step
-        embedded_BD = model.language_model.model.embed(token_B)
-        decoded = model.decode(embedded_BD, position_B, lambda layer: cache.extend(layer, row_B, position_B))  # noqa: B023
-        hidden_BD = decoded.hidden_TD
+        hidden_BD = _extend(line, cache, token_B, row_B, lengths_B + step)
     return [_until(tokens, stop_token) for tokens in torch.stack(made, dim=1).tolist()]
 
 
-def _prefill(model: KimiVL, prompts: Sequence[Prompt], lengths: list[int], places: int) -> tuple[_Cache, Tensor]:
-    device = model.language_model.lm_head.weight.device
+def _best(model: KimiVL, hidden_BD: Tensor | None) -> Callable[[], Tensor] | None:
+    """How to say the most likely token of each prompt, where the model's end is held."""
+    return None if hidden_BD is None else lambda: model.logits(hidden_BD).argmax(-1)
+
+
+def _extend(line: Line, cache: _Cache, token_B: Tensor, row_B: Tensor, position_B: Tensor) -> Tensor | None:
+    """Run one more token of each prompt."""
+
+    def run(model: KimiVL, stream_BD: Tensor) -> Tensor:
+        return model.decode(stream_BD, position_B, lambda layer: cache.extend(layer, row_B, position_B)).hidden_TD
+
+    def begin(model: KimiVL) -> Tensor:
+        embedded_BD: Tensor = model.language_model.model.embed(token_B)
+        return embedded_BD
+
+    return line.through(token_B.shape[0], begin, run)
+
+
+def _prefill(
+    model: KimiVL, line: Line, prompts: Sequence[Prompt], lengths_B: Tensor, new_tokens_max: int
+) -> tuple[_Cache, Tensor | None]:
+    """Run the prompts packed; return the cache and the last hidden state of each prompt, where the end is held."""
+    like = next(model.parameters())
     tokens = [token for prompt in prompts for token in prompt.prompt_tokens]
-    tokens_T = torch.tensor(tokens, dtype=torch.int64, device=device)
-    lengths_B = torch.tensor(lengths, dtype=torch.int64, device=device)
+    tokens_T = torch.tensor(tokens, dtype=torch.int64, device=like.device)
+    lengths: list[int] = lengths_B.tolist()
     ends_B = lengths_B.cumsum(0)
-    row_T = torch.repeat_interleave(torch.arange(len(prompts), device=device), lengths_B)
-    position_T = torch.arange(len(tokens), device=device) - (ends_B - lengths_B)[row_T]
+    row_T = torch.repeat_interleave(torch.arange(len(prompts), device=like.device), lengths_B)
+    position_T = torch.arange(len(tokens), device=like.device) - (ends_B - lengths_B)[row_T]
+    documents = segments(lengths, causal=True, device=like.device, dtype=like.dtype)
+    places = max(lengths, default=0) + new_tokens_max
+    heads = model.shape.decoder.heads // model.ranks.parts
+    cache = _Cache(model.shape.decoder, len(prompts), places, heads=heads, like=like)
+
+    def run(stage: KimiVL, stream_TD: Tensor) -> Tensor:
+        return stage.decode(
+            stream_TD, position_T, lambda layer: cache.prefill(layer, documents.attend, row_T, position_T)
+        ).hidden_TD
+
+    hidden_TD = line.through(len(tokens), lambda first: first.embed(tokens_T, _features(first, prompts)), run)
+    return cache, None if hidden_TD is None else hidden_TD.index_select(0, ends_B - 1)
+
+
+def _features(model: KimiVL, prompts: Sequence[Prompt]) -> Tensor:
+    """Encode the prompts' images, on the first stage."""
     values = model.shape.vision.channels * model.shape.vision.patch_px**2
     patches = [np.asarray(prompt.patches_PC, dtype=np.float32).reshape(-1, values) for prompt in prompts]
     # A copy, as in training: what an answer is must not hang on where NumPy's heap had room.
-    patches_PC = torch.tensor(np.concatenate([np.zeros((0, values), np.float32), *patches]), device=device)
-    grids = [(int(rows), int(columns)) for prompt in prompts for rows, columns in np.asarray(prompt.grids_I2)]
-    embedded_TD = model.embed(tokens_T, model.image_features(patches_PC, grids))
-    documents = segments(lengths, causal=True, device=device, dtype=embedded_TD.dtype)
-    heads = model.shape.decoder.heads // model.ranks.parts
-    cache = _Cache(model.shape.decoder, lengths_B, places, heads=heads, like=embedded_TD)
-    decoded = model.decode(
-        embedded_TD, position_T, lambda layer: cache.prefill(layer, documents.attend, row_T, position_T)
+    patches_PC = torch.tensor(
+        np.concatenate([np.zeros((0, values), np.float32), *patches]), device=next(model.parameters()).device
     )
-    return cache, decoded.hidden_TD.index_select(0, ends_B - 1)
+    grids = [(int(rows), int(columns)) for prompt in prompts for rows, columns in np.asarray(prompt.grids_I2)]
+    return model.image_features(patches_PC, grids)
 
 
 def _until(tokens: list[int], stop_token: int) -> list[int]:

@@ -60,6 +60,12 @@ def build_model(
     return model
 
 
+def outline(shape: ModelShape) -> dict[str, Tensor]:
+    """Name every tensor of the whole model, in its order; tensors are on no device and take no memory."""
+    with torch.device("meta"):
+        return KimiVL(shape, media_token=0).state_dict()
+
+
 @torch.no_grad()
 def initialise(model: KimiVL, *, seed: int) -> None:
     """Fill every parameter: weights normal, norms one, biases and correction biases zero.

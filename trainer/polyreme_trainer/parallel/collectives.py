@@ -97,6 +97,24 @@ def all_agree(mine: bool, group: dist.ProcessGroup) -> bool:
     return bool(votes.item())
 
 
+def send(rows_SX: Tensor, rank: int, group: dist.ProcessGroup) -> None:
+    """Send rows to a rank of the group, which must ``receive`` as many; nothing is sent for no rows."""
+    if rows_SX.numel():
+        dist.send(rows_SX.contiguous(), group=group, group_dst=rank)
+
+
+def receive(rows_SX: Tensor, rank: int, group: dist.ProcessGroup) -> None:
+    """Fill rows with what a rank of the group sends."""
+    if rows_SX.numel():
+        dist.recv(rows_SX, group=group, group_src=rank)
+
+
+def from_rank(values: Tensor, rank: int, group: dist.ProcessGroup) -> None:
+    """Give every rank of the group what one of them has, in place."""
+    if values.numel():
+        dist.broadcast(values, group=group, group_src=rank)
+
+
 def gather_to_first(value: Value, group: dist.ProcessGroup) -> list[Value] | None:
     """Collect small picklable values on the group's first rank; None on the others."""
     first = dist.get_rank(group) == 0

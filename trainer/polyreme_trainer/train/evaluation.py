@@ -19,6 +19,7 @@ from polyreme_api.batch import EvaluationSample, EvaluationSource
 from polyreme_api.history import evaluation_key
 from polyreme_trainer.model.generate import generate
 from polyreme_trainer.parallel import collectives
+from polyreme_trainer.parallel.line import StageLine
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.parallel.tensor import whole_rows
 from polyreme_trainer.train.settings import EvaluationSettings
@@ -43,25 +44,33 @@ def evaluate(
         The result on rank 0, None on the others.
     """
     count = min(len(source), settings.samples_max)
-    # Ranks that share layers answer the same questions together; prompts are short, so context ranks answer others.
-    askers = meshes.layout.world // meshes.layout.tp
-    mine = range(meshes.rank // meshes.layout.tp, count, askers)
+    # Ranks that share layers or hold other stages answer the same questions together; prompts are short, so context
+    # ranks answer others.
+    stage_ranks = meshes.layout.world // meshes.layout.pp
+    askers = stage_ranks // meshes.layout.tp
+    mine = range(meshes.rank % stage_ranks // meshes.layout.tp, count, askers)
+    model = max(state.models.items())[1]
     pages: list[dict[str, Any]] = []
     # Under expert parallelism all ranks run the same passes: equally many batches, the last ones perhaps empty.
     for batch in range(math.ceil(math.ceil(count / askers) / PROMPTS_AT_ONCE)):
         samples = [source.sample(index) for index in mine[batch * PROMPTS_AT_ONCE : (batch + 1) * PROMPTS_AT_ONCE]]
-        with whole_rows(state.model.ranks):
+        with whole_rows(model.ranks):
             answers = generate(
-                state.model,
+                model,
                 samples,
                 stop_token=stop_token,
                 new_tokens_max=settings.answer_tokens_max,
                 agree=_agree(meshes),
                 prompts_at_once=PROMPTS_AT_ONCE,
+                line=_line(state, meshes),
             )
         pages += [_page(source, sample, answer, stop_token) for sample, answer in zip(samples, answers, strict=True)]
     gathered = collectives.gather_to_first(pages, meshes.world_group)
-    return None if gathered is None else _result(gathered[:: meshes.layout.tp], state.step, attempt)
+    return None if gathered is None else _result(gathered[: stage_ranks : meshes.layout.tp], state.step, attempt)
+
+
+def _line(state: TrainState, meshes: Meshes) -> StageLine | None:
+    return StageLine(state.models, state.stage_ranks, meshes.pp_group) if meshes.layout.pp > 1 else None
 
 
 def _agree(meshes: Meshes) -> Callable[[bool], bool]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Iterator
 
-from polyreme_api.batch import BatchSource
+from polyreme_api.batch import BatchSource, PackedBatch
 from polyreme_api.clock import Clock
 from polyreme_api.errors import InvalidConfigError, RunFailedError
 from polyreme_api.progress import RankPhase, StepRecord
@@ -66,11 +67,10 @@ class Loop:
     def _step(self) -> GlobalStep:
         begun_s = self.clock.steady_s()
         settings, number = self.settings, self.state.step + 1
-        mine = packs_of(settings.layout, self.meshes.rank, self.source.packs_per_step)
-        batch = self.source.packs(number, first=mine.start, count=len(mine))
-        inputs = to_inputs(batch, device=settings.rank.device_type, sharing=self.state.sharing)
+        device = settings.rank.device_type
+        microbatches = [to_inputs(batch, device=device, sharing=self.state.sharing) for batch in self._batches(number)]
         stop, save = self.requests.stop, self.requests.save
-        local = backward(self.state, inputs, stop=stop, save=save)
+        local = backward(self.state, *microbatches, stop=stop, save=save)
         total = reduce(self.state, local, self.meshes)
         self.requests.save &= not save
         self._check(total, number)
@@ -78,6 +78,19 @@ class Loop:
         update(self.state, total, settings.optimizer, rate=rate)
         self._record(total, rate, step_s=self.clock.steady_s() - begun_s)
         return total
+
+    def _batches(self, number: int) -> Iterator[PackedBatch]:
+        """Read this rank's packs of a step, a microbatch at a time: each of whole packs, and equally many."""
+        mine = packs_of(self.settings.layout, self.meshes.rank, self.source.packs_per_step)
+        count = self.settings.pipeline.microbatches
+        if len(mine) % count:
+            raise InvalidConfigError(
+                f"microbatches do not fit: {count} do not divide the {len(mine)} packs of a data-parallel rank",
+                field="spec.parallelism.microbatches",
+            )
+        share = len(mine) // count
+        for first in mine[::share]:
+            yield self.source.packs(number, first=first, count=share)
 
     def _check(self, total: GlobalStep, number: int) -> None:
         if not total.unmasked:

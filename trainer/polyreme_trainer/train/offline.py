@@ -9,6 +9,7 @@ from pathlib import Path
 from polyreme_api.batch import TokenIds
 from polyreme_api.plan.layout import Layout
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
+from polyreme_trainer.parallel.pipeline import NO_STAGES
 from polyreme_trainer.parallel.world import RankSettings, open_world
 from polyreme_trainer.train.export import export
 from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
@@ -38,6 +39,7 @@ def export_checkpoint(settings: TrainSettings, *, tokens: TokenIds, directory: P
     alone = dataclasses.replace(
         settings,
         layout=Layout(),
+        pipeline=NO_STAGES,
         rank=RankSettings(rank=0, world=1, attempt=1, master_port=port, master_fd=descriptor),
     )
     with open_world(alone.rank, alone.layout) as world:

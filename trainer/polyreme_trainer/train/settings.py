@@ -8,6 +8,7 @@ from pathlib import Path
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.shapes import ModelShape
+from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
 
 
@@ -76,6 +77,8 @@ class TrainSettings:
     steps: int
     """Steps of the whole run; an attempt that resumes at step s trains the rest."""
     checkpoint: CheckpointSettings
+    pipeline: PipelineSettings = NO_STAGES
+    """Stages and microbatches of a step."""
     seed: int = 0
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()

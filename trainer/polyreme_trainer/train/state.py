@@ -1,4 +1,4 @@
-"""All state of training on one rank: model, optimizer, router biases, step; and one step of it.
+"""All state of training on one rank: stages of the model, optimizer, router biases, step; and one step of it.
 
 Legend: M layers with experts, E experts.
 """
@@ -12,15 +12,16 @@ from torch import Tensor
 
 from polyreme_trainer.checkpoint.content import Content, FlatTensors
 from polyreme_trainer.model.initialise import STACKED, build_model
-from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.moe import MixtureOfExperts
 from polyreme_trainer.model.sharding import cut_of
+from polyreme_trainer.model.stage import Stage
 from polyreme_trainer.model.tensor import ALONE
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel.dispatch import AllToAllDispatcher
 from polyreme_trainer.parallel.flat import FlatModel, Slices, flatten
 from polyreme_trainer.parallel.gradients import GlobalStep, LocalStep, gradient_scale, reduce_step, rider_count
 from polyreme_trainer.parallel.mesh import Meshes, experts_of, sparse_place
+from polyreme_trainer.parallel.pipeline import Pipeline, held_sections, open_pipeline, stage_ranks
 from polyreme_trainer.parallel.tensor import TensorGroup
 from polyreme_trainer.train.inputs import Inputs, Sharing, sharing_of
 from polyreme_trainer.train.optimizer import FlatAdamW, update_router_biases
@@ -31,30 +32,50 @@ from polyreme_trainer.train.settings import OptimizerSettings, TrainSettings
 class TrainState:
     """What a checkpoint holds, as live objects."""
 
-    model: KimiVL
+    stages: dict[int, Stage]
+    """Pipeline stages of this rank by their number, rising; without a pipeline one, the whole model."""
+    pipeline: Pipeline
+    stage_ranks: tuple[int, ...]
+    """Which rank of the pipeline holds each stage."""
     flat: FlatModel
     optimizer: FlatAdamW
-    router_biases: list[Tensor]
+    router_biases: dict[int, Tensor]
+    """By the number of their layer among all of the model that have experts."""
     sharing: Sharing | None = None
     """The ranks that share this one's streams; no part of a checkpoint."""
     step: int = 0
     """Steps taken in the whole run."""
 
+    @property
+    def models(self) -> dict[int, KimiVL]:
+        """What of the model each stage holds."""
+        return {number: stage.model for number, stage in self.stages.items()}
+
 
 def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> TrainState:
-    """Build this rank's slice of the model with its initial values, in flat buffers, and an empty optimizer."""
+    """Build this rank's slice of the model with its initial values, in flat buffers, and an empty optimizer.
+
+    Raises:
+        InvalidConfigError: If experts, layers or widths do not fit the layout.
+    """
     decoder, layout = settings.shape.decoder, settings.layout
     ranks = TensorGroup(meshes.tp_group) if layout.tp > 1 else ALONE
-    model = build_model(
-        settings.shape,
-        seed=settings.seed,
-        media_token=media_token,
-        experts_local=experts_of(layout, meshes.rank, decoder.experts),
-        dispatcher=AllToAllDispatcher(meshes.ep_group) if layout.ep > 1 else None,
-        ranks=ranks,
-        device=settings.rank.device_type,
-    )
-    parameters = dict(model.named_parameters())
+    stages = {
+        number: Stage(
+            build_model(
+                settings.shape,
+                seed=settings.seed,
+                media_token=media_token,
+                section=section,
+                experts_local=experts_of(layout, meshes.rank, decoder.experts),
+                dispatcher=AllToAllDispatcher(meshes.ep_group) if layout.ep > 1 else None,
+                ranks=ranks,
+                device=settings.rank.device_type,
+            )
+        )
+        for number, section in held_sections(settings.pipeline, meshes, settings.shape).items()
+    }
+    parameters = {name: parameter for stage in stages.values() for name, parameter in stage.model.named_parameters()}
     flat = flatten(
         parameters,
         riders=rider_count(decoder.layers - decoder.dense_layers, decoder.experts),
@@ -72,44 +93,65 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
         ),
     )
     return TrainState(
-        model=model,
+        stages=stages,
+        pipeline=open_pipeline(stages, settings.pipeline, meshes, device=settings.rank.device_type),
+        stage_ranks=stage_ranks(settings.pipeline, layout.pp),
         flat=flat,
         optimizer=FlatAdamW(flat, settings.optimizer),
-        router_biases=[m.gate.e_score_correction_bias for m in model.modules() if isinstance(m, MixtureOfExperts)],
+        router_biases=_router_biases(stages, dense_layers=decoder.dense_layers),
         sharing=sharing_of(meshes, media_token=media_token, merge=settings.shape.vision.merge),
     )
 
 
-def backward(state: TrainState, inputs: Inputs, *, stop: bool = False, save: bool = False) -> LocalStep:
-    """Run forward and backward on this rank's tokens: gradients of the loss **sum** accumulate in the flat buffers."""
+def _router_biases(stages: dict[int, Stage], *, dense_layers: int) -> dict[int, Tensor]:
+    routers = {
+        index: module.gate.e_score_correction_bias
+        for stage in stages.values()
+        for index in stage.layers_with_experts
+        if isinstance(module := stage.model.language_model.model.layers[str(index)].mlp, MixtureOfExperts)
+    }
+    return {index - dense_layers: bias_E for index, bias_E in routers.items()}
+
+
+def backward(state: TrainState, *microbatches: Inputs, stop: bool = False, save: bool = False) -> LocalStep:
+    """Run forward and backward on this rank's tokens: gradients of the loss **sum** accumulate in the flat buffers.
+
+    Raises:
+        InvalidConfigError: If microbatches do not fit the model or each other.
+    """
     state.flat.clear_gradients()
-    decoded = state.model(
-        inputs.tokens_T,
-        inputs.positions_T,
-        inputs.document_offsets,
-        inputs.patches_PC,
-        inputs.grids,
-        attend=inputs.attend,
-        deliver=inputs.deliver,
-    )
-    ranks = state.model.ranks
-    loss_sum, _ = token_loss(decoded.hidden_TD, state.model.language_model.lm_head.weight, inputs.targets_T, ranks)
-    loss_sum.backward()
-    speaks = ranks.place == 0  # tensor ranks have the loss of the same tokens: one of them speaks
+    loss_sum = state.pipeline.run(microbatches)
+    last = max(state.models.items())[1]
+    # Tensor ranks, and the ranks of a pipeline, have the same tokens: the one that makes their loss speaks for all.
+    speaks = last.section.last and last.ranks.place == 0
     return LocalStep(
-        loss_sum=loss_sum.detach() if speaks else torch.zeros_like(loss_sum),
-        unmasked=inputs.unmasked if speaks else 0,
-        loads_ME=decoded.load_LE,
+        loss_sum=loss_sum if speaks else torch.zeros_like(loss_sum),
+        unmasked=sum(microbatch.unmasked for microbatch in microbatches) if speaks else 0,
+        loads_ME=_loads(state),
         stop=stop,
         save=save,
     )
+
+
+def _loads(state: TrainState) -> Tensor:
+    """Put the loads of this rank's layers in their places among all layers with experts."""
+    loads = [stage.take_loads() for stage in state.stages.values()]
+    decoder = max(state.models.items())[1].shape.decoder
+    layers = decoder.layers - decoder.dense_layers
+    held_LE = torch.cat(loads)
+    if held_LE.shape[0] == layers:
+        return held_LE
+    loads_ME = held_LE.new_zeros(layers, decoder.experts)
+    loads_ME[list(state.router_biases)] = held_LE
+    return loads_ME
 
 
 def update(state: TrainState, total: GlobalStep, settings: OptimizerSettings, *, rate: float) -> None:
     """Take the optimizer's step and move the router's biases: the same on every rank."""
     scale = gradient_scale(total, norm_max=settings.gradient_norm_max)
     state.optimizer.step(learning_rate=rate, gradient_scale=scale)
-    update_router_biases(state.router_biases, total.loads_ME, rate=settings.router_bias_rate)
+    held_LE = total.loads_ME[list(state.router_biases)]
+    update_router_biases(list(state.router_biases.values()), held_LE, rate=settings.router_bias_rate)
     state.step += 1
 
 
@@ -128,6 +170,6 @@ def content(state: TrainState, meshes: Meshes, *, with_rng: bool = True) -> Cont
             *((f"optimizer.{kind}", part, buffer) for kind, part, buffer in state.optimizer.named()),
         )
     ]
-    biases = {f"router_bias.{layer}": bias for layer, bias in enumerate(state.router_biases)}
+    biases = {f"router_bias.{layer}": bias for layer, bias in state.router_biases.items()}
     generator = {f"rng.{meshes.rank}": torch.get_rng_state()} if with_rng else {}
     return Content(flat=parts, plain={**biases, **generator})

@@ -1,0 +1,103 @@
+"""A section of the model as a pipeline runs it: a stream of hidden states in, one out; the last one's is its loss.
+
+Legend: T tokens of a microbatch, S rows that a rank holds between layers, D decoder width, P patches, C values of a
+patch, L layers with experts that are held, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_trainer.model.attend import Attend
+from polyreme_trainer.model.grid import Grid
+from polyreme_trainer.model.loss import token_loss
+from polyreme_trainer.model.moe import MixtureOfExperts
+from polyreme_trainer.model.vlm import KimiVL
+
+
+class Microbatch(Protocol):
+    """What a stage reads of a microbatch: the first one tokens and images, the last one targets, all of them places."""
+
+    @property
+    def tokens_T(self) -> Tensor: ...  # noqa: D102
+    @property
+    def targets_T(self) -> Tensor: ...  # noqa: D102
+    @property
+    def positions_T(self) -> Tensor: ...  # noqa: D102
+    @property
+    def document_offsets(self) -> Sequence[int]: ...  # noqa: D102
+    @property
+    def patches_PC(self) -> Tensor: ...  # noqa: D102
+    @property
+    def grids(self) -> Sequence[Grid]: ...  # noqa: D102
+    @property
+    def attend(self) -> Attend | None: ...  # noqa: D102
+    @property
+    def deliver(self) -> Callable[[Tensor], Tensor] | None: ...  # noqa: D102
+
+
+class Stage(nn.Module):
+    """Runs its section and adds up how tokens were routed.
+
+    Its parameters are named after ``model``: names of the whole model, which never change with the split.
+    """
+
+    def __init__(self, model: KimiVL) -> None:
+        super().__init__()
+        self.model = model
+        self._load_LE: Tensor | None = None
+        self.layers_with_experts = tuple(
+            index
+            for index in model.section.layers
+            if isinstance(model.get_submodule(f"language_model.model.layers.{index}.mlp"), MixtureOfExperts)
+        )
+
+    def forward(self, stream_SD: Tensor | None = None, *, microbatch: Microbatch) -> Tensor:
+        """Run one microbatch.
+
+        Args:
+            stream_SD: What the stage before made of it; None on the first stage.
+            microbatch: Its tokens, images and targets.
+
+        Returns:
+            The stream (S, D); on the last stage the sum of the loss over unmasked tokens (scalar).
+
+        Raises:
+            InvalidConfigError: If offsets, grids or media tokens do not fit.
+        """
+        decoded = self.model(
+            microbatch.tokens_T,
+            microbatch.positions_T,
+            microbatch.document_offsets,
+            microbatch.patches_PC,
+            microbatch.grids,
+            stream_SD=stream_SD,
+            attend=microbatch.attend,
+            deliver=microbatch.deliver,
+        )
+        self._load_LE = decoded.load_LE if self._load_LE is None else self._load_LE + decoded.load_LE
+        if not self.model.section.last:
+            stream: Tensor = decoded.hidden_TD
+            return stream
+        head_VD = self.model.language_model.lm_head.weight
+        loss_sum, _ = token_loss(decoded.hidden_TD, head_VD, microbatch.targets_T, self.model.ranks)
+        return loss_sum
+
+    def rows(self, tokens: int) -> int:
+        """Rows that this rank holds between layers, of a microbatch of which it looks at so many tokens."""
+        return len(range(*self.model.ranks.own_rows(tokens).indices(tokens)))
+
+    def take_loads(self) -> Tensor:
+        """Return how many tokens went to each expert since the last call (L, E).
+
+        Raises:
+            InvalidConfigError: If nothing ran since.
+        """
+        if self._load_LE is None:
+            raise InvalidConfigError("no microbatch ran: a stage has no loads to tell before its first forward")
+        load_LE, self._load_LE = self._load_LE, None
+        return load_LE

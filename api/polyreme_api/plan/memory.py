@@ -59,17 +59,20 @@ def kept_numbers(shape: ModelShape, *, recompute: Recompute) -> dict[Part, float
             Part.HEAD: 2 * d.width,
         }
     queries, values = d.heads * d.query_dim, d.heads * d.value_dim
-    # Input and its norm; queries, keys, values and output of attention; what the latents come from.
-    attention = 2 * d.width + 2 * queries + values + values + 2 * d.kv_rank + d.heads * (d.nope_dim + d.value_dim)
-    dense = 2 * d.width + 4 * d.dense_ffn_width
-    routed = d.experts_per_token * (2 * d.width + 4 * d.expert_ffn_width)
-    moe = 2 * d.width + routed + 4 * d.shared_experts * d.expert_ffn_width + 3 * d.experts
-    tower = v.layers * (2 * v.width + 4 * v.width + 2 * v.width + 2 * v.ffn_width)
+    norm = 3 * d.width  # what it is given, what it divides, what it gives
+    # Latent and its norm; queries, keys, values as wide as keys, output likewise; what the last product takes.
+    attention = norm + 3 * d.kv_rank + d.rope_dim + 4 * queries + d.heads + values
+    dense = norm + 4 * d.dense_ffn_width
+    # Rows that go to the experts, gate, up, their product twice, rows that come back; where they go, in int64.
+    routed = d.experts_per_token * (2 * d.width + 4 * d.expert_ffn_width + 8)
+    moe = norm + d.experts + routed + 4 * d.shared_experts * d.expert_ffn_width
+    # Two norms; queries, keys, values, output; what the last product takes; both sides of the activation.
+    tower = v.layers * (9 * v.width + v.heads + 4 + 2 * v.ffn_width)
     if recompute is Recompute.SELECTIVE:
         # Held: what products and attention put out. Made anew: norms, activations, keys and values from the latent.
-        attention -= d.width + d.heads * (d.nope_dim + d.value_dim)
-        dense -= d.width + 2 * d.dense_ffn_width
-        moe -= d.width + 2 * d.expert_ffn_width * (d.experts_per_token + d.shared_experts)
+        attention -= 2 * d.width + 2 * queries
+        dense -= 2 * d.width + 2 * d.dense_ffn_width
+        moe -= 2 * d.width + 2 * d.expert_ffn_width * (d.experts_per_token + d.shared_experts)
         tower -= v.layers * (2 * v.width + v.ffn_width)
     return {
         Part.TOWER: tower,

@@ -1,0 +1,98 @@
+"""One rank of eight on a fake process group: builds the model, makes one step, prints the bytes that it holds.
+
+Run in a process of its own: a fake group can't be left again without traces.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from polyreme_api.plan.layout import Layout
+from polyreme_api.plan.shapes import KIMI_VL_NANO, ModelShape
+from polyreme_trainer.model.loss import token_loss
+from polyreme_trainer.model.vlm import KimiVL
+from polyreme_trainer.parallel.collectives import sum_over
+from polyreme_trainer.parallel.mesh import open_meshes
+
+WORLD, TOKENS, SIDE, MEDIA_TOKEN = 8, 256, 16, 1
+
+
+def shape_of(layers: int, dense_layers: int, tower_layers: int) -> ModelShape:
+    """A model whose widths all differ."""
+    decoder = dataclasses.replace(
+        KIMI_VL_NANO.decoder,
+        layers=layers,
+        dense_layers=dense_layers,
+        width=192,
+        heads=6,
+        kv_rank=56,
+        nope_dim=24,
+        rope_dim=16,
+        value_dim=20,
+        dense_ffn_width=520,
+        expert_ffn_width=88,
+        experts_per_token=3,
+        shared_experts=2,
+    )
+    return dataclasses.replace(
+        KIMI_VL_NANO, decoder=decoder, vision=dataclasses.replace(KIMI_VL_NANO.vision, layers=tower_layers)
+    )
+
+
+def held_bytes(shape: ModelShape) -> dict[str, int]:
+    """Make one step; count what autograd keeps after the forward, and the state after the step."""
+    torch.manual_seed(0)
+    model = KimiVL(shape, media_token=MEDIA_TOKEN)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    media = (SIDE // shape.vision.merge) ** 2
+    tokens_T = torch.full((TOKENS,), 5)
+    tokens_T[:media] = MEDIA_TOKEN
+    patches_PC = torch.randn(SIDE * SIDE, shape.vision.channels * shape.vision.patch_px**2)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        decoded = model(tokens_T, torch.arange(TOKENS), [0, TOKENS], patches_PC, [(SIDE, SIDE)])
+    activations = sum(storage.nbytes() for storage in kept.values())
+    loss, _ = token_loss(decoded.hidden_TD, model.language_model.lm_head.weight, tokens_T.roll(-1))
+    loss.backward()
+    group = open_meshes(Layout(dp=WORLD), timeout_s=60).replica_group
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        sum_over(parameter.grad, group)
+    optimizer.step()
+    moments = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+    return {
+        "weights": sum(parameter.nbytes for parameter in model.parameters()),
+        "gradients": sum(parameter.grad.nbytes for parameter in model.parameters() if parameter.grad is not None),
+        "optimizer": sum(moment.nbytes for moment in moments),
+        "activations": activations,
+    }
+
+
+def main() -> None:
+    """Print what each of the shapes named on the command line holds, ``layers-dense-tower``."""
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
+    found = {name: held_bytes(shape_of(*map(int, name.split("-")))) for name in sys.argv[1:]}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The planner's memory against what the trainer holds in a step on a fake process group of eight ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polyreme_api.plan.costs import Recompute, Setting
+from polyreme_api.plan.flops import Mix
+from polyreme_api.plan.hardware import FLOAT32, HARDWARE
+from polyreme_api.plan.layout import Layout
+from polyreme_api.plan.memory import kept_numbers, memory_of
+from polyreme_api.plan.parts import Part
+from tests.unit.trainer.parallel.fake_rank import SIDE, TOKENS, WORLD, shape_of
+
+ROOT = Path(__file__).parents[4]
+SHAPES = ("2-1-2", "3-1-2", "3-2-2", "2-1-3")
+"""Layers, dense ones of them, layers of the tower: neighbours differ by one layer of one kind."""
+
+Held = dict[str, dict[str, int]]
+
+
+@pytest.fixture(scope="module")
+def held() -> Held:
+    command = [sys.executable, "-m", "tests.unit.trainer.parallel.fake_rank", *SHAPES]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
+    found: Held = json.loads(ended.stdout)
+    return found
+
+
+def setting(name: str) -> Setting:
+    media = (SIDE // 2) ** 2
+    mix = Mix(sequence_tokens=TOKENS, image_patches=SIDE * SIDE, visual_share=media / TOKENS)
+    return Setting(shape=shape_of(*map(int, name.split("-"))), mix=mix, hardware=HARDWARE["cpu"], numerics=FLOAT32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "with_it", "without", "rows"),
+    [
+        (Part.MOE, "3-1-2", "2-1-2", TOKENS),
+        (Part.DENSE, "3-2-2", "2-1-2", TOKENS),
+    ],
+)
+def test_a_layer_keeps_what_is_planned(held: Held, part: Part, with_it: str, without: str, rows: int) -> None:
+    kept = (held[with_it]["activations"] - held[without]["activations"]) / 4 / rows
+    assert kept == pytest.approx(kept_numbers(shape_of(2, 1, 2), recompute=Recompute.NONE)[part], rel=0.02)
+
+
+@pytest.mark.slow
+def test_a_layer_of_the_tower_keeps_what_is_planned(held: Held) -> None:
+    kept = (held["2-1-3"]["activations"] - held["2-1-2"]["activations"]) / 4 / (SIDE * SIDE)
+    shape = shape_of(2, 1, 2)
+    planned = kept_numbers(shape, recompute=Recompute.NONE)[Part.TOWER] / shape.vision.layers
+    assert kept == pytest.approx(planned, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_whole_rank_holds_what_is_planned(held: Held, name: str) -> None:
+    of = setting(name)
+    memory = memory_of(
+        of,
+        Layout(dp=WORLD),
+        packs=1,
+        microbatches=1,
+        recompute=Recompute.NONE,
+        schedule=None,
+        split=(of.shape.decoder.layers,),
+    )
+    assert memory.weights_bytes == held[name]["weights"]
+    assert memory.gradients_bytes == held[name]["gradients"]
+    assert memory.optimizer_bytes == held[name]["optimizer"]
+    assert memory.activations_bytes == pytest.approx(held[name]["activations"], rel=0.15)

@@ -375,6 +375,9 @@ class _Operator:
             if wait_s > 0:
                 continue
             uid = self._telling.take()
+            if uid is None:
+                # Written or gone while others had their turn.
+                continue
             try:
                 await self._tell_job(uid)
                 failures = 0

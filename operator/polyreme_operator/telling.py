@@ -53,10 +53,12 @@ class Telling:
         ready_s = [lane[0][0] for lane in self._lanes if self._tidied(lane)]
         return max(0.0, max(min(ready_s), self._next_s) - self._now_s()) if ready_s else None
 
-    def take(self) -> str:
-        """Return the job whose turn it is; to be asked when ``wait_s`` is 0."""
+    def take(self) -> str | None:
+        """Return the job whose turn it is, and it has none then; None when it is nobody's."""
         now_s = self._now_s()
-        lane = next(lane for lane in self._lanes if self._tidied(lane) and lane[0][0] <= now_s)
+        lane = next((lane for lane in self._lanes if self._tidied(lane) and lane[0][0] <= now_s), None)
+        if lane is None:
+            return None
         self._lanes.remove(lane)
         self._lanes.append(lane)
         uid = heapq.heappop(lane)[2]

@@ -45,7 +45,9 @@ def turns(clock: SetClock, times: Telling) -> list[tuple[str, float]]:
     began_s, had = clock.at_s, []
     while (wait_s := times.wait_s()) is not None:
         clock.at_s += wait_s
-        had.append((times.take(), round(clock.at_s - began_s, 6)))
+        uid = times.take()
+        assert uid is not None
+        had.append((uid, round(clock.at_s - began_s, 6)))
         times.spend()
     return had
 
@@ -77,7 +79,7 @@ def test_each_job_has_one_turn_in_the_order_of_wishes_within_the_budget() -> Non
 
 
 def test_a_turn_that_is_gone_when_it_is_taken_is_nobodys() -> None:
-    """Between the question and the answer others work: what was to be told may have been written with something else."""
+    """Others work between the question and the answer: what was to be told may have been written with more."""
     clock = SetClock()
     tells = telling(clock)
     tells.wants("a", runs=False)

@@ -21,8 +21,9 @@ from tests.parallel.grid import TOLERANCE
 from tests.parallel.pipes import ALL, LAYERS
 
 STEPS = 20
-LOSS_TOLERANCE = 1e-3
-"""Largest difference of a step's loss, relative to it: AdamW's first steps make much of the last bits of a gradient."""
+LOSS_TOLERANCE = 5e-3
+"""Largest difference of a step's loss, relative to it: a token whose experts score alike may choose another by the last
+bit, and AdamW's first steps make much of small gradients. Seen: 4e-7 where no token does, else up to 1e-3."""
 
 
 def main() -> int:

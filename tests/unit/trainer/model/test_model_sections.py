@@ -47,6 +47,7 @@ def test_one_section_behind_the_other_is_the_model(split: Split, batch: Batch) -
         decoded = model(*inputs, stream_SD=stream_SD)
         stream_SD = decoded.hidden_TD
         loads.append(decoded.load_LE)
+    assert stream_SD is not None
     assert torch.equal(stream_SD, whole.hidden_TD)
     assert torch.equal(torch.cat(loads), whole.load_LE)
 

@@ -40,13 +40,14 @@ GAIN_MIN = 0.08
 
 
 def main() -> int:
-    """Compare on every mix and schedule; 0 when the bar is met wherever whole layers leave room for it."""
+    """Compare on every mix and schedule; 0 when the bar is met on every image mix."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plays", type=int, default=PLAYS_MAX)
     options = parser.parse_args()
     figures: dict[str, float] = {}
-    judged: list[float] = []
-    every: list[float] = []
+    gains: list[float] = []
+    roomy: list[float] = []
+    """Those of the mixes on which whole layers leave room for the bar at all."""
     begin_s = time.perf_counter()
     for schedule in ORDERS:
         played = Program.of(torchs_table(schedule))
@@ -54,14 +55,14 @@ def main() -> int:
             found = compare(schedule, played, mix, options.plays)
             figures |= {f"{schedule}_{name}_{key}": round(value, 4) for key, value in found.items()}
             if name in MIXES:
-                every.append(found["gain_over_torchtitan_rule_ratio"])
+                gains.append(found["gain_over_torchtitan_rule_ratio"])
                 if found["gain_bound_ratio"] >= GAIN_MIN:
-                    judged.append(found["gain_over_torchtitan_rule_ratio"])
+                    roomy.append(found["gain_over_torchtitan_rule_ratio"])
     figures |= {
-        "worst_gain_over_torchtitan_rule_ratio": round(min(judged), 4),
-        "judged": len(judged),
-        "worst_gain_of_all_image_mixes_ratio": round(min(every), 4),
-        "image_mixes_x_schedules": len(every),
+        "worst_gain_over_torchtitan_rule_ratio": round(min(gains), 4),
+        "image_mixes_x_schedules": len(gains),
+        "worst_gain_where_layers_leave_room_ratio": round(min(roomy), 4),
+        "with_room": len(roomy),
         "worst_gain_over_equal_layers_ratio": min(
             value for key, value in figures.items() if key.endswith("equal_layers_ratio") and "text" not in key
         ),

@@ -18,13 +18,20 @@ from typing import Any
 
 from polyreme.clock import SystemClock
 from polyreme_api import labels
-from polyreme_api.progress import Outcome, ProgressRecord, RankPhase
 from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
 from polyreme_operator.adapters.embedded.store import Store
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
 from polyreme_operator.loop import run_operator
-from polyreme_operator.port import STATUS_SUBRESOURCE, ClusterPort, ListPage, Manifest, ObjectRef, WatchEvent
+from polyreme_operator.port import (
+    STATUS_SUBRESOURCE,
+    ClusterPort,
+    ListPage,
+    Manifest,
+    NotFoundError,
+    ObjectRef,
+    WatchEvent,
+)
 from polyreme_operator.settings import Settings
 
 HOLLOW = frozenset({"Pod", "Node", "Service", "Secret", "Lease", "Role", "RoleBinding", "PriorityClass"})
@@ -45,8 +52,6 @@ class HalfHollow:
         self.writes: Counter[str] = Counter()
         """Requests to the API server that write, by kind."""
         self._runtimes: dict[str, float] = {}
-        self._attempts: dict[str, int] = {}
-        self._stops: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _of(self, kind: str) -> ClusterPort:
@@ -130,46 +135,20 @@ class HalfHollow:
                 self._runtimes[manifest["metadata"]["uid"]] = int(text) / 1000
 
     def _follow(self, job: Manifest) -> None:
-        """Hear, as a launcher does, what attempt there is, and whether it shall stop."""
-        uid, attempt = job["metadata"]["uid"], (job.get("status") or {}).get("attempt")
-        if attempt is None:
-            return
-        if job["status"].get("completedAt"):
-            self.succeeded.add(uid)
-        if self._attempts.get(uid) != attempt["number"]:
-            self._attempts[uid] = attempt["number"]
-            self._stops[uid] = asyncio.Event()
-        if attempt["desired"] == "Stop":
-            self._stops[uid].set()
+        if (job.get("status") or {}).get("completedAt"):
+            self.succeeded.add(job["metadata"]["uid"])
 
     async def _run(self, pod: Manifest) -> None:
-        """Be kubelet, launcher and rank of a job of one worker."""
-        metadata = pod["metadata"]
-        job, uid = (metadata["labels"][name] for name in (labels.LABEL_JOB, labels.LABEL_JOB_UID))
-        ref = ObjectRef.of(pod)
-        await self.hollow.patch(ref, {"status": {"phase": "Running"}}, subresource=STATUS_SUBRESOURCE)
-        attempt, stopped = self._attempts[uid], True
+        """Be the kubelet of a container that ends well after its time; one that is deleted before is gone at once."""
+        ref, uid = ObjectRef.of(pod), pod["metadata"]["labels"][labels.LABEL_JOB_UID]
         try:
-            await asyncio.wait_for(self._stops[uid].wait(), self._runtimes[uid])
-        except TimeoutError:
-            stopped = False
-        record = ProgressRecord(
-            attempt=attempt,
-            replacement=int(metadata["labels"][labels.LABEL_REPLACEMENT]),
-            phase=RankPhase.TRAINING if stopped else RankPhase.DONE,
-            step=0 if stopped else 1,
-            steps=1,
-            joined=1,
-            released=True,
-            outcome=Outcome.STOPPED if stopped else Outcome.SUCCEEDED,
-            updated_at_s=time.time(),
-        )
-        lease = ObjectRef(kind="Lease", namespace=ref.namespace, name=labels.job_object_name(job, uid))
-        annotations = {labels.ANNOTATION_PROGRESS: record.model_dump_json(by_alias=True)}
-        await self.hollow.patch(lease, {"metadata": {"annotations": annotations}})
-        await self.hollow.patch(ref, {"status": {"phase": "Succeeded"}}, subresource=STATUS_SUBRESOURCE)
-        self.ran += not stopped
-        self.stopped += stopped
+            await self.hollow.patch(ref, {"status": {"phase": "Running"}}, subresource=STATUS_SUBRESOURCE)
+            await asyncio.sleep(self._runtimes[uid])
+            await self.hollow.patch(ref, {"status": {"phase": "Succeeded"}}, subresource=STATUS_SUBRESOURCE)
+        except NotFoundError:
+            self.stopped += 1
+            return
+        self.ran += 1
 
 
 async def main(kubeconfig: str, nodes: int, devices: int) -> None:

@@ -174,13 +174,16 @@ def manifests(jobs: int) -> list[Manifest]:
     found = []
     for number in range(jobs):
         name, _, devices, runtime_ms, priority = pattern[(number // len(names)) % len(pattern)]
+        container = {"name": "main", "image": "registry.example.com/any:1", "command": ["sleep"]}
         spec = {
             "queueName": names[number % len(names)],
             "priority": priority,
-            "model": {"preset": "kimi-vl-nano"},
-            "data": {"sources": [{"name": "a", "dataset": "sample/digits"}], "sequenceTokens": 128},
-            "training": {"steps": 1, "packsPerStep": devices},
-            "workers": {"replicas": 1, "devices": devices},
+            "workers": {
+                "replicas": 1,
+                "devices": devices,
+                "runtime": {"mode": "Environment"},
+                "template": {"spec": {"containers": [container]}},
+            },
         }
         metadata = {
             "name": f"{name}-{number}",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from polyreme_operator.sim.run import Result, simulate
 
 CHUNK_SEEDS = 4
-POINT_CHARACTERS = 27
+POINT_CHARACTERS = 41
 WRITE_POINTS = (
     "bind Pod",
     "create ConfigMap",
@@ -30,6 +30,7 @@ WRITE_POINTS = (
     "patch ConfigMap",
     "patch Lease of leadership",
     "patch TrainingJob",
+    "patch TrainingJob that begins an attempt",
     "patch TrainingJob that makes way",
     "patch TrainingQueue",
 )
@@ -63,6 +64,7 @@ EVENTS = (
     "another replica leads",
     "both replicas crash",
     "foreign pod",
+    "gang pauses",
     "history compacted",
     "job deleted",
     "launcher killed",

@@ -76,11 +76,15 @@ class CapacityFacts:
             case _:
                 pass
 
-    def begun(self, uid: str, world: World) -> None:
-        """An attempt of a job stands on record now."""
+    def begun(self, uid: str, world: World, *, takes: bool) -> None:
+        """An attempt of a job stands on record now; if it takes no place that the last one had not, no quota is asked.
+
+        Quotas are lowered beneath what runs, and what runs may be restarted where it is.
+        """
         on_node, in_queue = self._held()
         self._check_nodes(on_node, world)
-        self._check_queues(in_queue, world)
+        if takes:
+            self._check_queues(in_queue, world)
         self._check_domains(uid, world)
         self._check_foreign(uid, on_node, world)
 

@@ -62,8 +62,8 @@ class Changes:
 
     def draw(self) -> tuple[str, Callable[[], bool]]:
         """Draw one."""
-        names = list(self.acts)
-        name = self._rng.choices(names, [self.acts[name][0] for name in names])[0]
+        names, favours = list(self.acts), self._scenario.profile.favours
+        name = self._rng.choices(names, [favours.get(name, self.acts[name][0]) for name in names])[0]
         return name, self.acts[name][1]
 
     def mend(self) -> None:
@@ -194,7 +194,7 @@ class Changes:
         """Give all queues other quotas."""
         if not self._scenario.queues:
             return False
-        for name, spec in draw_queues(self._rng).items():
+        for name, spec in draw_queues(self._rng, self._scenario.profile).items():
             if name in self._scenario.queues:
                 parent = self._scenario.queues[name].get("parent", "")
                 self._put_queue(name, {**spec, "parent": parent} if parent else spec)

@@ -16,6 +16,7 @@ EVENTS_MAX = 18
 CHANGES_SHARE = 0.3
 """Share of what happens that changes the cluster instead of breaking something."""
 STOPPED_S = (3.0, 12.0, 30.0)
+PAUSES_S = (6.0, 12.0, 20.0)
 SIZES = (1, 2, 3, 4)
 
 
@@ -39,7 +40,7 @@ class Chaos:
         reached: Counter[tuple[str, str]],
     ) -> None:
         self._world, self._changes, self._replicas = world, changes, replicas
-        self._rng, self._reached = rng, reached
+        self._rng, self._reached, self._profile = rng, reached, world.profile
 
     def begin(self, lasts_s: float) -> None:
         """Plan the trouble."""
@@ -53,6 +54,7 @@ class Chaos:
             ("launcher stopped", self._freeze),
             ("rank stopped", self._stop_rank),
             ("rank hangs", lambda: self._stop_rank(for_good=True)),
+            ("gang pauses", self._pause_gang),
             ("replica crashes", self._crash),
             ("both replicas crash", self._crash_all),
             ("replica stopped by hand", self._stop_replica),
@@ -62,10 +64,13 @@ class Chaos:
             ("job deleted", self._delete_job),
             ("history compacted", self._compact),
         )
-        weights = (6, 3, 4, 4, 2, 2, 3, 2, 2, 3, 1, 2, 1, 2, 2, 1, 2)
-        for _ in range(self._rng.randrange(EVENTS_MAX)):
+        weights = (6, 3, 4, 4, 2, 2, 3, 2, 2, 2, 3, 1, 2, 1, 2, 2, 1, 2)
+        names = [name for name, _ in acts]
+        favours = self._profile.favours
+        weighed = [favours.get(name, weight) for name, weight in zip(names, weights, strict=True)]
+        for _ in range(self._rng.randrange(self._profile.events_min, EVENTS_MAX)):
             changes = self._rng.random() < CHANGES_SHARE
-            name, act = self._changes.draw() if changes else self._rng.choices(acts, weights)[0]
+            name, act = self._changes.draw() if changes else self._rng.choices(acts, weighed)[0]
             at_s = 2.0 + self._rng.random() * (lasts_s - 2.0)
             self._world.after(at_s, lambda name=name, act=act: self._do(name, act))  # type: ignore[misc]
 
@@ -144,6 +149,14 @@ class Chaos:
         rank.stop()
         if not for_good:
             self._world.after(self._rng.choice((2.0, 12.0)), lambda: setattr(rank, "stopped", False))
+        return True
+
+    def _pause_gang(self) -> bool:
+        """A gang makes no step for longer than a stall takes: it evaluates, say. No rank of it idles."""
+        whole = [gang for gang in self._world.gangs.values() if gang.whole and not gang.done]
+        if not whole:
+            return False
+        self._rng.choice(whole).busy_until_s = self._world.time_s() + self._rng.choice(PAUSES_S)
         return True
 
     def _patch_job(self, spec: dict[str, object]) -> bool:

@@ -156,14 +156,16 @@ class FaultyPort:
             self._life.broke("every patch bears a resource version", str(ref))
         if "spec" in merge_patch and ref.kind.startswith("Training"):
             self._life.broke("the operator never writes a spec", str(ref))
-        makes_way = bool((merge_patch.get("status") or {}).get("preemption"))
+        status = merge_patch.get("status") or {}
+        more = " that makes way" if status.get("preemption") else ""
+        more = " that begins an attempt" if "number" in (status.get("attempt") or {}) else more
         changed: Manifest = await self._call(
             "patch",
             ref,
             lambda: self._cluster.store.patch(
                 ref, merge_patch, resource_version=resource_version, subresource=subresource
             ),
-            more=" that makes way" if makes_way else "",
+            more=more if ref.kind == "TrainingJob" else "",
         )
         return changed
 

@@ -14,8 +14,10 @@ from polyreme_api.launch.messages import Joined, Release
 from polyreme_operator.adapters.embedded.record import Change
 from polyreme_operator.leadership import LEASE_NAME
 from polyreme_operator.port import Manifest, WatchEventType
+from polyreme_operator.sim.batches import BatchFacts
 from polyreme_operator.sim.capacity import CapacityFacts
 from polyreme_operator.sim.leaders import LeaderFacts
+from polyreme_operator.sim.places import PlaceFacts
 from polyreme_operator.sim.preemptions import PreemptionFacts
 from polyreme_operator.sim.waiting import WaitingFacts
 
@@ -62,6 +64,8 @@ class Facts:
         self.leaders = LeaderFacts(self)
         self.waiting = WaitingFacts(self)
         self.preemptions = PreemptionFacts(self)
+        self.batches = BatchFacts(self)
+        self.places = PlaceFacts(self)
         self._joined: dict[tuple[str, int], dict[int, int]] = {}
         self._forked: set[tuple[str, int, int]] = set()
         self._released: set[tuple[str, int]] = set()
@@ -89,6 +93,7 @@ class Facts:
         self._digest.update(f"{world.time_s():.6f} {change.type} {record.kind} {record.name} ".encode())
         self._digest.update(record.blob)
         deleted = change.type is WatchEventType.DELETED
+        self.places.changed(change, world)
         match record.kind:
             case "TrainingJob":
                 self._job_changed(record.manifest, deleted, world)
@@ -99,6 +104,8 @@ class Facts:
                     self.pods[record.uid] = record.manifest
             case "PriorityClass":
                 self.preemptions.class_changed(record.name, record.manifest, deleted=deleted, world=world)
+            case "ConfigMap":
+                self.batches.changed(record.manifest, world)
             case "Lease" if record.name == LEASE_NAME:
                 self.leaders.renewed(record.manifest, world)
             case "Lease":
@@ -189,9 +196,11 @@ class Facts:
         self.attempts[uid, number] = AttemptFact(
             replicas=new["replicas"], devices=new["devices"], replacements=replacements, nodes=nodes
         )
-        self.capacity.begun(uid, world)
+        kept = self.attempts[uid, old["number"]].nodes if old is not None and _true(before, "Admitted") else []
+        self.capacity.begun(uid, world, takes=any(kept[at : at + 1] != [node] for at, node in enumerate(nodes)))
         if not _true(before, "Admitted"):
             self.preemptions.admitted(uid, nodes, world)
+            self.places.admitted(uid, world)
         spec = self.jobs[uid]["spec"]
         most = (spec.get("failurePolicy") or {}).get("maxRestarts", 10)
         counted = sum(record.get("counts", True) for record in status.get("restartRecords") or ())

@@ -27,8 +27,6 @@ API_S = 0.02
 KILL_S = 0.05
 LEASE_RETRY_S = 0.5
 STORE_RETRIES_S = (0.5, 2.0, 6.0)
-STORE_FAILS = 0.4
-"""Chance that the checkpoint root fails a leader while faults last, half of the time behind the write."""
 LEASE_FAILS = 0.1
 """Chance that a write of the Lease fails while faults last."""
 
@@ -290,7 +288,7 @@ class SimLauncher:
     def _fix(self, attempt: int) -> None:
         if not self.alive:
             return
-        fails = self.world.faulty and self._rng.random() < STORE_FAILS
+        fails = self.world.faulty and self._rng.random() < self.world.profile.store_fails
         root, now_s = self.world.root(self.pod.job_uid), self.world.clock.now_s()
         lost = fails and self._rng.random() < 0.5
         point = None if lost else fix_resume_point(root, attempt=attempt, by=self.pod_uid, now_s=now_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +110,7 @@ class PreemptionFacts:
         """Tell whether a job still wants what others make free, and may have it by all that may be known of queues."""
         queue = job["spec"].get("queueName", "default")
         over = any(self._facts.true(uid, kind) for kind in ("Admitted", "Succeeded", "Failed"))
-        if over or job["spec"].get("suspend") or _intended(uid, job, world):
+        if over or job["spec"].get("suspend") or self._facts.batches.intended(uid, job):
             return False
         known = [queues for queues, _ in self._facts.capacity.possible(world)]
         return all(queues.in_order(queue) and not queues.held(queue) for queues in known)
@@ -169,17 +168,6 @@ class PreemptionFacts:
             if told[labels.LABEL_JOB_UID] == key[0] and current:
                 gang.append(pod)
         return gang
-
-
-def _intended(uid: str, job: Manifest, world: World) -> bool:
-    """Tell whether the round that admits others admits this job, too: its writes land in any order."""
-    status = job.get("status") or {}
-    wanted = (uid, (status.get("attempt") or {}).get("number", 0) + 1, status.get("cancelledAdmissions", 0))
-    return any(
-        (entry["uid"], entry["attempt"], entry["cancelledAdmissions"]) == wanted
-        for record in world.store.records("ConfigMap")
-        for entry in json.loads((record.manifest.get("data") or {}).get("intents.json", "[]"))
-    )
 
 
 def _admitted(status: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+from typing import Any
 
 from polyreme_operator.core.manifests import PodDefaults
 from polyreme_operator.settings import Settings
@@ -14,6 +15,7 @@ from polyreme_operator.sim.chaos import Chaos
 from polyreme_operator.sim.eventloop import SimStalledError, VirtualLoop
 from polyreme_operator.sim.faults import NO_FAULTS, PortFaults
 from polyreme_operator.sim.invariants import Facts
+from polyreme_operator.sim.profiles import BEGINS, Profile, profile_of
 from polyreme_operator.sim.replicas import Replica
 from polyreme_operator.sim.scenario import (
     BINDS,
@@ -50,6 +52,7 @@ AIMS = {
     "delete Pod": 1,
     TELLS_LEVELS: 2,
     "patch ConfigMap": 1,
+    BEGINS: 1,
 }
 """Weight by rare point: the faults of a seed prefer one of them, or none, and its scenario comes to that point."""
 AIMED, AIMED_SELDOM = 0.1, 0.25
@@ -77,8 +80,11 @@ def simulate(seed: int, *, faults: bool = True) -> Result:
     """Run one seed; the same seed gives the same trace."""
     loop = VirtualLoop()
     asyncio.set_event_loop(loop)
+    simulation = _Simulation(loop, seed, faults=faults)
     try:
-        return loop.run_until_complete(_Simulation(loop, seed, faults=faults).run())
+        return loop.run_until_complete(simulation.run())
+    except SimStalledError as error:
+        return simulation.stalled(error)
     finally:
         asyncio.set_event_loop(None)
         loop.close()
@@ -89,11 +95,12 @@ class _Simulation:
         self._loop, self._seed = loop, seed
         self._rng = random.Random(seed)
         self._facts = Facts()
-        self._world = World(loop, random.Random(self._rng.random()), self._facts)
+        profile = profile_of(seed)
+        self._world = World(loop, random.Random(self._rng.random()), self._facts, profile=profile)
         self._reached = self._world.reached
         self._enabled = faults
-        self._faults = _draw_faults(self._rng) if faults else NO_FAULTS
-        self._scenario = draw_scenario(self._rng, aim=self._faults.aim)
+        self._faults = _draw_faults(self._rng, profile) if faults else NO_FAULTS
+        self._scenario = draw_scenario(self._rng, profile, aim=self._faults.aim)
         self._replicas = [
             Replica(
                 self._world,
@@ -114,6 +121,8 @@ class _Simulation:
         self._chaos = Chaos(
             self._world, self._changes, self._replicas, random.Random(self._rng.random()), self._reached
         )
+        self._submitted: list[dict[str, Any]] = []
+        """Specifications of all jobs."""
 
     async def run(self) -> Result:
         world, scenario = self._world, self._scenario
@@ -123,21 +132,23 @@ class _Simulation:
         for number in range(scenario.jobs):
             world.soon(scenario.within_s, lambda number=number: self._submit(f"j{number}"))  # type: ignore[misc]
         replicas = [self._loop.create_task(replica.keep()) for replica in self._replicas]
-        try:
-            if self._enabled:
-                await self._disturb()
-            for number in range(scenario.late_jobs):
-                world.soon(LATE_S, lambda number=number: self._submit(f"late{number}"))  # type: ignore[misc]
-            await asyncio.sleep(LATE_S)
-            if self._enabled and not self._finished():
-                await self._change_in_calm()
-            await self._wait_for_the_end()
-        except SimStalledError as error:
-            self._facts.violations.append(str(error))
+        if self._enabled:
+            await self._disturb()
+        for number in range(scenario.late_jobs):
+            world.soon(LATE_S, lambda number=number: self._submit(f"late{number}"))  # type: ignore[misc]
+        await asyncio.sleep(LATE_S)
+        if self._enabled and (scenario.profile.calm_jobs or not self._finished()):
+            await self._change_in_calm()
+        await self._wait_for_the_end()
         for replica in replicas:
             replica.cancel()
         await asyncio.gather(*replicas, return_exceptions=True)
         self._facts.check_end(world)
+        return self._result()
+
+    def stalled(self, error: SimStalledError) -> Result:
+        """Return what it showed until it got no further."""
+        self._facts.violations.append(f"t={self._loop.time():.3f} the world goes on: {error}")
         return self._result()
 
     async def _disturb(self) -> None:
@@ -150,10 +161,13 @@ class _Simulation:
     async def _change_in_calm(self) -> None:
         """Faults are over, and people go on changing the cluster: what waiting jobs say must follow."""
         await self._watch(SETTLED_S)
-        for _ in range(self._rng.choice((0, 1, 2, 4))):
+        profile = self._scenario.profile
+        for number in range(self._rng.choice(profile.calm_changes)):
             name, act = self._changes.draw()
             if act():
                 self._reached[name, ""] += 1
+            if profile.calm_jobs:
+                self._world.soon(LATE_S, lambda number=number: self._submit(f"calm{number}"))  # type: ignore[misc]
             await self._watch(self._rng.choice((2.0, 8.0, 15.0)))
         await self._watch(LONGEST_CHANGE_S)
         self._changes.mend()
@@ -170,7 +184,8 @@ class _Simulation:
         await asyncio.sleep(SETTLE_S)
 
     def _submit(self, name: str) -> None:
-        job = draw_job(name, self._scenario, self._rng, before=len(self._world.steps))
+        job = draw_job(name, self._scenario, self._rng, before=self._submitted)
+        self._submitted.append(job["spec"])
         uid = self._world.store.create(job)["metadata"]["uid"]
         self._world.steps[uid] = job["spec"]["training"]["steps"]
         self._world.checkpoint_every[uid] = self._rng.choice((3, 4, 6))
@@ -199,13 +214,14 @@ class _Simulation:
         )
 
 
-def _draw_faults(rng: random.Random) -> PortFaults:
+def _draw_faults(rng: random.Random, profile: Profile) -> PortFaults:
     """Each seed has its own mixture: some faults often, some not at all."""
 
     def chance(most: float) -> float:
-        return most * rng.random() if rng.random() < 0.6 else 0.0
+        return most * profile.api_faults * rng.random() if rng.random() < 0.6 else 0.0
 
-    aim = rng.choices(list(AIMS), list(AIMS.values()))[0]
+    aims = profile.aims or AIMS
+    aim = rng.choices(list(aims), list(aims.values()))[0]
     return PortFaults(
         conflict=chance(0.1),
         too_many=chance(0.1),

@@ -80,6 +80,8 @@ class Gang:
     ranks: dict[int, Rank] = dataclasses.field(default_factory=dict)
     step: int = 0
     durable: CheckpointRef | None = None
+    busy_until_s: float = 0.0
+    """When it goes on with its steps: its ranks are busy with something else."""
     done: bool = False
     """Rank 0 has said its last word."""
 

@@ -19,6 +19,7 @@ from polyreme_operator.sim.eventloop import SimClock, VirtualLoop
 from polyreme_operator.sim.invariants import Facts
 from polyreme_operator.sim.kubelets import KUBELET_S, Kubelets, SimNode, takes_pods
 from polyreme_operator.sim.launcher import SimLauncher
+from polyreme_operator.sim.profiles import MIXED, Profile
 from polyreme_operator.sim.scheduler import KubeScheduler
 from polyreme_operator.sim.training import Gang, Root
 
@@ -26,9 +27,8 @@ GARBAGE_S = 1.0
 BOOT_S = 1.0
 STEP_S = 0.4
 COMMIT_S = 0.3
-LATE_PUTS = 0.3
-"""Share of a checkpoint's markers that land late while faults last, whatever became of the rank that sent them."""
 LATE_PUT_S = 8.0
+"""Longest time by which a checkpoint's marker lands late."""
 POLL_S = 0.5
 
 
@@ -39,10 +39,11 @@ class World:
         loop: Virtual time.
         rng: Every draw.
         facts: What happened, and what of it must not.
+        profile: What it is about.
     """
 
-    def __init__(self, loop: VirtualLoop, rng: random.Random, facts: Facts) -> None:
-        self.loop, self.rng, self.facts = loop, rng, facts
+    def __init__(self, loop: VirtualLoop, rng: random.Random, facts: Facts, *, profile: Profile = MIXED) -> None:
+        self.loop, self.rng, self.facts, self.profile = loop, rng, facts, profile
         self.clock = SimClock(loop)
         self.store = Store(
             new_uid=self._uid,
@@ -179,9 +180,13 @@ class World:
             if gang.live and all(rank.alive for rank in gang.ranks.values()):
                 self.after(POLL_S, lambda: self._train(uid, gang))
             return
+        if self.time_s() < gang.busy_until_s:
+            self.after(POLL_S, lambda: self._train(uid, gang))
+            return
         stop = (uid, gang.attempt) in self.stopping
         if stop or gang.step >= self.steps[uid]:
-            self._commit(uid, gang, gang.step, then=lambda: self._end(uid, gang, 75 if stop else 0))
+            last_s = self.profile.final_save_s if stop else COMMIT_S
+            self._commit(uid, gang, gang.step, lambda: self._end(uid, gang, 75 if stop else 0), within_s=last_s)
             return
         gang.step += 1
         self.root(uid).steps.setdefault(gang.attempt, []).append(
@@ -192,7 +197,15 @@ class World:
             self._commit(uid, gang, gang.step)
         self.after(STEP_S * (0.5 + self.rng.random()), lambda: self._train(uid, gang))
 
-    def _commit(self, uid: str, gang: Gang, step: int, then: Callable[[], None] | None = None) -> None:
+    def _commit(
+        self,
+        uid: str,
+        gang: Gang,
+        step: int,
+        then: Callable[[], None] | None = None,
+        *,
+        within_s: float = COMMIT_S,
+    ) -> None:
         """Commit a checkpoint a little later; a stopped rank 0 commits when it goes on, however late."""
         rank, reference = gang.ranks[0], CheckpointRef(attempt=gang.attempt, step=step)
 
@@ -200,7 +213,7 @@ class World:
             if rank.stopped:
                 self.after(POLL_S, write)
             elif rank.alive:
-                late = self.faulty and self.rng.random() < LATE_PUTS
+                late = self.faulty and self.rng.random() < self.profile.late_puts
                 self.after(LATE_PUT_S * self.rng.random() if late else 0.0, land)
 
         def land() -> None:
@@ -218,7 +231,7 @@ class World:
                 if then is not None:
                     then()
 
-        self.soon(COMMIT_S, write)
+        self.soon(within_s, write)
 
     def _end(self, uid: str, gang: Gang, code: int) -> None:
         if not gang.whole:

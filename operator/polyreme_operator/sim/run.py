@@ -169,6 +169,9 @@ class _Simulation:
             if profile.calm_jobs:
                 self._world.soon(LATE_S, lambda number=number: self._submit(f"calm{number}"))  # type: ignore[misc]
             await self._watch(self._rng.choice((2.0, 8.0, 15.0)))
+        if profile.calm_jobs:
+            # All may be finished before the last is submitted.
+            await asyncio.sleep(LATE_S)
         await self._watch(LONGEST_CHANGE_S)
         self._changes.mend()
 

@@ -14,9 +14,9 @@ from polyreme_operator.sim.run import Result, simulate
 from tests.sim.planted_bugs import CAUGHT_WITHIN, PLANTED, QUICKLY_CAUGHT, ROOT, first_caught, patch_file
 
 SEEDS = range(1000)
-"""About 550 s of one core."""
+"""About 1,000 s of one core."""
 
-OPEN: dict[int, set[str]] = {}
+OPEN: dict[int, set[str]] = {seed: {"what is made free for one goes to no lesser one"} for seed in (604, 916)}
 """Seeds that break a rule, and which: open faults of the operator, the oracle or an actor, not understood yet
 (docs/critiques.md). Any other seed, and any other rule of these, fails the test."""
 

@@ -157,8 +157,8 @@ class FaultyPort:
         if "spec" in merge_patch and ref.kind.startswith("Training"):
             self._life.broke("the operator never writes a spec", str(ref))
         status = merge_patch.get("status") or {}
-        more = " that makes way" if status.get("preemption") else ""
-        more = " that begins an attempt" if "number" in (status.get("attempt") or {}) else more
+        more = " that begins an attempt" if "number" in (status.get("attempt") or {}) else ""
+        more = " that makes way" if status.get("preemption") else more
         changed: Manifest = await self._call(
             "patch",
             ref,

@@ -41,7 +41,7 @@ SELDOM_CAUGHT = {
     "intents_not_settled": 45,
     "place_lost_with_the_admission": 66,
     "replacement_does_not_wait": 300,
-    "reservation_ignored": 42,
+    "reservation_ignored": 300,
     "restarts_not_counted": 84,
     "resume_point_fixed_per_call": 84,
 }

@@ -16,7 +16,7 @@ from tests.sim.planted_bugs import CAUGHT_WITHIN, PLANTED, QUICKLY_CAUGHT, ROOT,
 SEEDS = range(1000)
 """About 1,000 s of one core."""
 
-OPEN: dict[int, set[str]] = {seed: {"what is made free for one goes to no lesser one"} for seed in (604, 916)}
+OPEN: dict[int, set[str]] = {}
 """Seeds that break a rule, and which: open faults of the operator, the oracle or an actor, not understood yet
 (docs/critiques.md). Any other seed, and any other rule of these, fails the test."""
 

@@ -75,6 +75,7 @@ class PreemptionFacts:
 
         What is made free is held for one start. It is held no longer when it is of no use: when the one for whom it was
         made free could not start there even if nobody else did, since nodes are gone, or taken by who goes before it.
+        And whoever takes of the same nodes what it does not need takes nothing from it.
         """
         capacity = self._facts.capacity
         self._used |= {entry for entry in self._standing() if entry[1] == uid}
@@ -84,7 +85,7 @@ class PreemptionFacts:
                 continue
             shared = set(nodes) & set(capacity.nodes_of(victim))
             lesser = self._lesser(self._facts.jobs[uid], self._facts.jobs[by], world)
-            if shared and lesser and self._could_start(by, beside=uid, world=world):
+            if shared and lesser and self._stands_in_the_way(uid, by, world):
                 name, other = (self._facts.jobs[each]["metadata"]["name"] for each in (uid, by))
                 what = f"{name} takes {sorted(shared)}, held for {other}"
                 self._facts.broke("what is made free for one goes to no lesser one", what, world)
@@ -94,11 +95,17 @@ class PreemptionFacts:
         standing = ((uid, (job.get("status") or {}).get("preemption")) for uid, job in self._facts.jobs.items())
         return [(uid, asked["by"], asked["requestedAt"]) for uid, asked in standing if asked and asked.get("by")]
 
-    def _could_start(self, uid: str, *, beside: str, world: World) -> bool:
-        """Tell whether a job could start now, were another not admitted, and those gone that make way for it."""
+    def _stands_in_the_way(self, uid: str, other: str, world: World) -> bool:
+        """Tell whether a job could start but for one that was admitted, once those are gone that make way for it."""
+        return self._could_start(other, without={uid}, world=world) and not self._could_start(
+            other, without=set(), world=world
+        )
+
+    def _could_start(self, uid: str, *, without: set[str], world: World) -> bool:
+        """Tell whether a job could start now, were some not admitted, and those gone that make way for it."""
         capacity, job = self._facts.capacity, self._facts.jobs[uid]
         workers, queue = job["spec"]["workers"], job["spec"].get("queueName", "default")
-        gone = {beside, *(victim for victim, by, _ in self._standing() if by == uid)}
+        gone = {*without, *(victim for victim, by, _ in self._standing() if by == uid)}
         wanted = (workers.get("minReplicas") or workers["replicas"]) * workers.get("devices", 1)
         used = capacity.held_by_queue(without=gone)
         known = [queues for queues, _ in capacity.possible(world)]

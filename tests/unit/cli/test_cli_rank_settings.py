@@ -47,6 +47,7 @@ CHANGES: dict[str, Any] = {
     "training.optimizer.warmupSteps": 9,
     "training.optimizer.decaySteps": 9,
     "parallelism.ep": 4,
+    "parallelism.microbatches": 2,
     "checkpoint.everySteps": 7,
     "checkpoint.keep": 7,
     "evaluation.samplesMax": 7,
@@ -61,9 +62,10 @@ ELSEWHERE = {
     "training.packsPerStep": "the data source, and the plan",
     "parallelism.mode": "the plan",
     "parallelism.dp": "the plan, with the workers",
-    "parallelism.pp": "refused above 1",
-    "parallelism.cp": "refused above 1",
-    "parallelism.tp": "refused above 1",
+    "parallelism.pp": "the plan, with dp",
+    "parallelism.cp": "the plan, with dp",
+    "parallelism.tp": "the plan, with dp",
+    "parallelism.schedule": "the plan, with pp",
     "checkpoint.location": "the environment of the pod",
     "checkpoint.preemptionGraceSeconds": "the operator",
     "evaluation.sets": "the data source",
@@ -135,6 +137,14 @@ def test_every_field_is_either_here_or_known_to_go_elsewhere() -> None:
         f"{part}.{info.alias or name}" for part, model in PARTS.items() for name, info in model.model_fields.items()
     }
     assert fields == {field for field in CHANGES | ELSEWHERE if not field.startswith("model.overrides.")}
+
+
+def test_a_pipeline_reaches_the_trainer_with_its_schedule() -> None:
+    spec = changed("parallelism", {"mode": "Explicit", "dp": 1, "pp": 4, "schedule": "DualPipeV", "microbatches": 8})
+    spec["model"]["overrides"]["decoder"]["layers"] = 8
+    seen = settings(spec)
+    assert (seen.layout.pp, seen.pipeline.schedule, seen.pipeline.microbatches) == (4, "DualPipeV", 8)
+    assert (len(seen.pipeline.layers), sum(seen.pipeline.layers)) == (8, 8)
 
 
 def test_what_is_no_field_comes_from_the_environment() -> None:

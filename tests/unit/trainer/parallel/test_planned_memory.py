@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,8 @@ Held = dict[str, dict[str, int]]
 @pytest.fixture(scope="module")
 def held() -> Held:
     command = [sys.executable, "-m", "tests.unit.trainer.parallel.fake_rank", *SHAPES]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    paths = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=paths)
     assert ended.returncode == 0, ended.stderr
     found: Held = json.loads(ended.stdout)
     return found

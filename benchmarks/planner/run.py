@@ -29,6 +29,8 @@ COMPUTE_S = 8.0
 """Compute of one step, over all ranks: that of one rank is an eighth."""
 GPUS, GPU_PACKS, GPU_TOKENS = 1024, 8192, 4096
 CORRELATION_MIN, SEARCH_S_MAX, SPREAD_MIN = 0.8, 30.0, 3.0
+END_S_MAX = 30.0
+"""How long a rank may take to end before it is killed: one that hangs must not be left behind."""
 RUN_S_MAX = 500
 
 
@@ -92,7 +94,11 @@ def compared(layouts: int, steps: int) -> dict[str, float]:
         finally:
             (work / "end").touch()
             for process in ranks:
-                process.wait(timeout=30)
+                try:
+                    process.wait(timeout=END_S_MAX)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
     order = sorted(range(len(rows)), key=lambda at: rows[at][1])
     for at in order:
         estimate, measured_s = rows[at]

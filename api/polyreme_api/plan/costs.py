@@ -58,11 +58,11 @@ class Measured:
         if self.hardware != hardware.name:
             raise InvalidConfigError(
                 f"measured times are of other hardware: {self.hardware}, the plan is for {hardware.name}",
-                field="--measured or --hardware",
+                field="measured.hardware",
             )
         if self.mix != mix:
             raise InvalidConfigError(
-                f"measured times are of another mix: {self.mix}, the plan is for {mix}", field="--measured"
+                f"measured times are of another mix: {self.mix}, the plan is for {mix}", field="measured.mix"
             )
 
 

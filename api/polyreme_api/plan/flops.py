@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.parts import Part, attention_parameters, layer_parts
+from polyreme_api.plan.parts import Part, all_parts, attention_parameters
 from polyreme_api.plan.shapes import ModelShape
 
 TRAINING_FORWARDS = 3
@@ -69,8 +69,7 @@ def forward_flops(shape: ModelShape, mix: Mix) -> dict[Part, float]:
 def training_flops(shape: ModelShape, mix: Mix) -> float:
     """Count a training step's operations for one token, the whole model."""
     flops = forward_flops(shape, mix)
-    layers = sum(flops[part] for part in layer_parts(shape))
-    return TRAINING_FORWARDS * (flops[Part.TOWER] + flops[Part.EMBEDDING] + layers + flops[Part.HEAD])
+    return TRAINING_FORWARDS * sum(flops[part] for part in all_parts(shape))
 
 
 def _attention_products(shape: ModelShape) -> int:

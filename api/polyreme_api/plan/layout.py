@@ -133,11 +133,11 @@ def fitting_layouts(
     Of a context-parallel group, as many ranks as the heads allow exchange heads (``ulysses_degree``).
     """
     found: list[Layout] = []
-    for shards in _divisors(world):
-        for tp in _divisors(shards):
+    for shards in divisors(world):
+        for tp in divisors(shards):
             cp, heads = shards // tp, max(1, shape.decoder.heads // tp)
             layout = Layout(dp=world // shards, cp=cp, tp=tp, ulysses=ulysses_degree(cp, heads))
-            folded = (dataclasses.replace(layout, ep=ep) for ep in _divisors(world) if ep <= shape.decoder.experts)
+            folded = (dataclasses.replace(layout, ep=ep) for ep in divisors(world) if ep <= shape.decoder.experts)
             found += [
                 choice
                 for choice in folded
@@ -146,9 +146,11 @@ def fitting_layouts(
     return found
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int, most: int | None = None) -> list[int]:
+    """List the divisors of a number, rising, up to ``most``."""
     low = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
-    return sorted({*low, *(number // divisor for divisor in low)})
+    found = sorted({*low, *(number // divisor for divisor in low)})
+    return found if most is None else [divisor for divisor in found if divisor <= most]
 
 
 def fitting_worlds(*, near: int, step: int, shape: ModelShape, packs_per_step: int) -> list[int]:

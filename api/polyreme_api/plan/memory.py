@@ -10,7 +10,7 @@ import dataclasses
 
 from polyreme_api.plan.costs import Recompute, Setting
 from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.parts import Part, layer_parts, part_parameters
+from polyreme_api.plan.parts import Part, all_parts, layer_parts, part_parameters
 from polyreme_api.plan.schedules import Schedule, ranks_of_stages, table
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.plan.simulate import held_most
@@ -129,7 +129,7 @@ def memory_of(
 def least_state_bytes(setting: Setting, layout: Layout) -> float:
     """Bound the state of the fullest rank from below, whatever the split: the mean over the pipeline's ranks."""
     parameters = part_parameters(setting.shape)
-    parts = (Part.TOWER, Part.EMBEDDING, *layer_parts(setting.shape), Part.HEAD)
+    parts = all_parts(setting.shape)
     common = sum(parameters[part].common for part in parts) / layout.tp / layout.pp
     routed = sum(parameters[part].routed for part in parts) / layout.ep / layout.pp
     return sum(_state_bytes(setting, layout, common, routed))

@@ -52,10 +52,22 @@ def all_parts(shape: ModelShape) -> tuple[Part, ...]:
     return (Part.TOWER, Part.EMBEDDING, *layer_parts(shape), Part.HEAD)
 
 
-def part_parameters(shape: ModelShape) -> dict[Part, Parameters]:
-    """Count the parameters of one part of each kind; over ``all_parts`` they sum to the model's.
+def parameter_count(shape: ModelShape) -> int:
+    """Count the parameters of a model [scalars]; ``kimi-vl-a3b`` has 16,407,654,384."""
+    parameters = part_parameters(shape)
+    return sum(parameters[part].total for part in all_parts(shape))
 
-    The router's correction bias is a buffer and is not counted, as in ``shapes.parameter_count``.
+
+def expert_parameters(shape: ModelShape) -> int:
+    """Count the routed experts' parameters [scalars], all layers."""
+    parameters = part_parameters(shape)
+    return sum(parameters[part].routed for part in layer_parts(shape))
+
+
+def part_parameters(shape: ModelShape) -> dict[Part, Parameters]:
+    """Count the parameters of one part of each kind.
+
+    The router's correction bias is a buffer and is not counted.
     """
     d, v = shape.decoder, shape.vision
     norms = 2 * d.width

@@ -9,6 +9,7 @@ from typing import Any
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_api.plan.hardware import DEFAULT, HARDWARE
 from polyreme_api.plan.layout import (
     Layout,
     fitting_layouts,
@@ -24,7 +25,7 @@ from polyreme_api.plan.shapes import ANY_MODEL, DecoderShape, ModelShape, Vision
 from polyreme_api.plan.volume import GroupVolume, group_volumes, nominal_volumes, state_bytes_per_rank, traffic_cost
 
 HASH_CHARACTERS = 16
-DEVICE_MEMORY_BYTES = 80 * 2**30
+DEVICE_MEMORY_BYTES = HARDWARE[DEFAULT].memory_bytes
 """Memory of a device that mode Auto plans for, until devices report their own."""
 STATE_SHARE_MAX = 0.7
 """Largest share of a device's memory for weights, gradients and moments; the rest is for activations."""

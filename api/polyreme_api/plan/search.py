@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.costs import Recompute, Setting, part_times, transfer_s
 from polyreme_api.plan.hardware import GIB
-from polyreme_api.plan.layout import Layout, misfits, ulysses_degree
+from polyreme_api.plan.layout import Layout, divisors, misfits, ulysses_degree
 from polyreme_api.plan.memory import Memory, least_state_bytes, memory_of
 from polyreme_api.plan.parts import all_parts, part_parameters
 from polyreme_api.plan.schedules import Schedule, ranks_of_stages, schedule_misfits, stages_per_rank
@@ -148,7 +148,7 @@ def candidates(setting: Setting, *, world: int, packs_per_step: int) -> Iterator
     for layout in layouts(setting, world=world, packs_per_step=packs_per_step):
         share = packs_per_step // layout.dp
         schedules = [None] if layout.pp == 1 else list(Schedule)
-        for packs in _divisors(share, MICROBATCH_PACKS_MAX):
+        for packs in divisors(share, MICROBATCH_PACKS_MAX):
             microbatches = share // packs
             for schedule in schedules:
                 if schedule is not None and not _runs(setting, schedule, layout.pp, microbatches):
@@ -166,14 +166,14 @@ def candidates(setting: Setting, *, world: int, packs_per_step: int) -> Iterator
 def layouts(setting: Setting, *, world: int, packs_per_step: int) -> Iterator[Layout]:
     """Go through the layouts of a world that the model's sizes allow."""
     d, tokens = setting.shape.decoder, setting.mix.sequence_tokens
-    for pp in _divisors(world, min(PP_MAX, d.layers + 2)):
-        for tp in _divisors(math.gcd(world // pp, d.heads), min(TP_MAX, setting.hardware.near_devices)):
-            for cp in _divisors(world // pp // tp, CP_MAX):
+    for pp in divisors(world, min(PP_MAX, d.layers + 2)):
+        for tp in divisors(math.gcd(world // pp, d.heads), min(TP_MAX, setting.hardware.near_devices)):
+            for cp in divisors(world // pp // tp, CP_MAX):
                 dp = world // pp // tp // cp
                 if packs_per_step % dp:
                     continue
                 ulysses = ulysses_degree(cp, d.heads // tp)
-                for ep in _divisors(math.gcd(dp * cp * tp, d.experts), d.experts):
+                for ep in divisors(math.gcd(dp * cp * tp, d.experts), d.experts):
                     layout = Layout(dp=dp, ep=ep, pp=pp, cp=cp, tp=tp, ulysses=ulysses)
                     if not misfits(
                         layout, world=world, shape=setting.shape, packs_per_step=packs_per_step, pack_tokens=tokens
@@ -402,7 +402,3 @@ def _why(other: Estimate, best: Estimate) -> str:
     name = max(more, key=more.__getitem__)
     what = {"compute": "compute", "bubble": "bubble", "gradients": "gradients"}.get(name, f"{name} exchanges")
     return f"{slower:.1%} slower: {more[name]:.3g} s more of {what} a step"
-
-
-def _divisors(number: int, most: int) -> list[int]:
-    return [divisor for divisor in range(1, min(number, most) + 1) if number % divisor == 0]

@@ -228,32 +228,3 @@ def check_shape(shape: ModelShape) -> None:
     for holds, name, why in rules:
         if not holds:
             raise InvalidConfigError(f"model sizes do not fit: {name}: {why}", field=f"spec.model.overrides.{name}")
-
-
-def parameter_count(shape: ModelShape) -> int:
-    """Count the parameters of a shape [scalars], the router's bias correction buffer not included."""
-    return _vision_count(shape.vision) + _projector_count(shape) + _decoder_count(shape.decoder)
-
-
-def _vision_count(v: VisionShape) -> int:
-    embed = v.channels * v.patch_px**2 * v.width + v.width + v.position_rows**2 * v.width
-    attention = 4 * v.width * v.width + 4 * v.width
-    ffn = 2 * v.width * v.ffn_width + v.ffn_width + v.width
-    return embed + v.layers * (attention + ffn + 4 * v.width) + 2 * v.width
-
-
-def _projector_count(shape: ModelShape) -> int:
-    joined = shape.vision.width * shape.vision.merge**2
-    return 2 * shape.vision.width + joined * joined + joined + joined * shape.decoder.width + shape.decoder.width
-
-
-def _decoder_count(d: DecoderShape) -> int:
-    queries = d.heads * d.query_dim
-    query = d.width * queries if d.q_rank is None else d.q_rank * (d.width + queries + 1)
-    key_value = d.width * (d.kv_rank + d.rope_dim) + d.kv_rank + d.kv_rank * d.heads * (d.nope_dim + d.value_dim)
-    attention = query + key_value + d.heads * d.value_dim * d.width
-    dense = 3 * d.width * d.dense_ffn_width
-    moe = 3 * d.width * d.expert_ffn_width * (d.experts + d.shared_experts) + d.width * d.experts
-    moe_layers = d.layers - d.dense_layers
-    norms = (2 * d.layers + 1) * d.width
-    return 2 * d.vocabulary * d.width + d.layers * attention + d.dense_layers * dense + moe_layers * moe + norms

@@ -11,7 +11,8 @@ import dataclasses
 from collections.abc import Mapping
 
 from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.shapes import ModelShape, parameter_count
+from polyreme_api.plan.parts import expert_parameters, parameter_count
+from polyreme_api.plan.shapes import ModelShape
 
 GRADIENT_BYTES = 4
 """Gradients are reduced in float32."""
@@ -38,12 +39,6 @@ class GroupVolume:
     """Bytes that each rank sends in one step."""
     messages: int
     """Collectives in one step."""
-
-
-def expert_parameters(shape: ModelShape) -> int:
-    """Count the routed experts' parameters [scalars], all layers."""
-    d = shape.decoder
-    return 3 * d.width * d.expert_ffn_width * d.experts * (d.layers - d.dense_layers)
 
 
 def shared_parameters(shape: ModelShape) -> int:

@@ -129,8 +129,8 @@ def _show_gang(checked: TrainingJob, output: Format) -> int:
 def _show_plan(home: Home, checked: TrainingJob, output: Format) -> int:
     """Look up what the job names on this machine, and show its plan."""
     from polyreme import preflight
+    from polyreme_api.plan.parts import parameter_count
     from polyreme_api.plan.plan import plan_for
-    from polyreme_api.plan.shapes import parameter_count
     from polyreme_api.plan.volume import state_bytes_per_rank
 
     run = home.run(checked.metadata.namespace, checked.metadata.name)

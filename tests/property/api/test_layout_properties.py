@@ -21,9 +21,10 @@ from polyreme_api.plan.layout import (
     misfits,
     plain_layouts,
 )
+from polyreme_api.plan.parts import expert_parameters, parameter_count
 from polyreme_api.plan.plan import Plan
-from polyreme_api.plan.shapes import KIMI_VL_NANO, ModelShape, parameter_count
-from polyreme_api.plan.volume import expert_parameters, group_volumes, shared_parameters, state_bytes_per_rank
+from polyreme_api.plan.shapes import KIMI_VL_NANO, ModelShape
+from polyreme_api.plan.volume import group_volumes, shared_parameters, state_bytes_per_rank
 
 shapes = st.builds(
     lambda experts, layers: dataclasses.replace(

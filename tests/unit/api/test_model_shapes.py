@@ -7,9 +7,10 @@ import pytest
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import load_job
 from polyreme_api.plan.layout import Layout, fitting_worlds, plain_layouts
+from polyreme_api.plan.parts import expert_parameters, parameter_count
 from polyreme_api.plan.plan import Plan, plan_for, shape_digest
-from polyreme_api.plan.shapes import KIMI_VL_A3B, KIMI_VL_NANO, model_shape, parameter_count
-from polyreme_api.plan.volume import expert_parameters, group_volumes, state_bytes_per_rank
+from polyreme_api.plan.shapes import KIMI_VL_A3B, KIMI_VL_NANO, model_shape
+from polyreme_api.plan.volume import group_volumes, state_bytes_per_rank
 from tests.unit.api.jobs import job_with
 
 

@@ -14,7 +14,7 @@ from polyreme_api.plan.flops import Mix, forward_flops
 from polyreme_api.plan.hardware import FLOAT32, HARDWARE, MIXED, hardware_named
 from polyreme_api.plan.layout import Layout, misfits
 from polyreme_api.plan.memory import Memory, least_state_bytes, memory_of
-from polyreme_api.plan.parts import Part, all_parts
+from polyreme_api.plan.parts import Part, all_parts, parameter_count
 from polyreme_api.plan.picture import picture
 from polyreme_api.plan.schedules import Schedule
 from polyreme_api.plan.search import (
@@ -28,7 +28,7 @@ from polyreme_api.plan.search import (
     trained_today,
     what_does_not_fit,
 )
-from polyreme_api.plan.shapes import KIMI_VL_A3B, KIMI_VL_NANO, parameter_count
+from polyreme_api.plan.shapes import KIMI_VL_A3B, KIMI_VL_NANO
 from polyreme_api.plan.simulate import StageTimes, program
 from polyreme_api.plan.stages import balanced_split
 from tests.unit.plan.plan_settings import setting_of

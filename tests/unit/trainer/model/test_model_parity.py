@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from polyreme_api.plan.shapes import PRESETS, ModelShape, model_shape, parameter_count
+from polyreme_api.plan.parts import parameter_count
+from polyreme_api.plan.shapes import PRESETS, ModelShape, model_shape
 from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.vlm import KimiVL
 
@@ -26,8 +27,17 @@ def test_the_model_has_exactly_the_parameters_that_the_plan_counts(shape: ModelS
     assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(shape)
 
 
-def test_query_compression_adds_exactly_the_parameters_that_the_plan_counts() -> None:
-    shape = model_shape("kimi-vl-nano", {"decoder": {"q_rank": 24}})
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("layers", [1, 4])
+@pytest.mark.parametrize("dense", [0, 1])
+@pytest.mark.parametrize("shared", [0, 3])
+@pytest.mark.parametrize("rank", [None, 24])
+@pytest.mark.parametrize("tower", [1, 5])
+def test_a_model_of_any_sizes_has_exactly_the_parameters_that_the_plan_counts(
+    layers: int, dense: int, shared: int, rank: int | None, tower: int
+) -> None:
+    decoder = {"layers": layers, "dense_layers": dense, "shared_experts": shared} | ({"q_rank": rank} if rank else {})
+    shape = model_shape("kimi-vl-nano", {"decoder": decoder, "vision": {"layers": tower}})
     with torch.device("meta"):
         model = KimiVL(shape, media_token=1)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(shape)

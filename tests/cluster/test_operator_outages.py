@@ -143,7 +143,9 @@ def test_a_leader_that_is_asked_to_end_gives_the_lease_back_and_the_other_replic
             try:
                 leader, before = await _leader(cluster, replicas)
                 (other,) = (each for each in replicas if each is not leader)
-                watching = asyncio.ensure_future(_until_taken(cluster, before))
+                # From the version at which it leads: what it writes as it ends is surely after it.
+                listed = await cluster.list("Lease", namespace=NAMESPACE, limit=1)
+                watching = asyncio.ensure_future(_until_taken(cluster, before, since=listed.resource_version))
                 assert await asyncio.to_thread(leader.stop) == 0, leader.said()
                 released, taken = await asyncio.wait_for(watching, PATIENCE_S)
                 # The Lease was seen to be nobody's: it did not run out.
@@ -172,11 +174,10 @@ async def _leader(cluster: KubernetesCluster, replicas: list[Replica]) -> tuple[
             await asyncio.sleep(POLL_S)
 
 
-async def _until_taken(cluster: KubernetesCluster, before: Manifest) -> tuple[Manifest, Manifest]:
+async def _until_taken(cluster: KubernetesCluster, before: Manifest, *, since: str) -> tuple[Manifest, Manifest]:
     """Follow the Lease until another has it; return what it said when it was nobody's, and when it was taken."""
     released: list[Manifest] = []
-    version = (await cluster.list("Lease", namespace=NAMESPACE, limit=1)).resource_version
-    async for event in cluster.watch("Lease", resource_version=version, namespace=NAMESPACE):
+    async for event in cluster.watch("Lease", resource_version=since, namespace=NAMESPACE):
         spec: Manifest = event.object.get("spec") or {}
         if event.type == "BOOKMARK" or event.object["metadata"]["name"] != LEASE_NAME:
             continue

@@ -34,7 +34,7 @@ from polyreme_api.plan.shapes import KIMI_VL_NANO
 from polyreme_api.progress import ProgressRecord
 from polyreme_trainer.checkpoint import directory
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
-from polyreme_trainer.model import loss, tiles
+from polyreme_trainer.model import attend, loss, tiles
 from polyreme_trainer.parallel import collectives, flat, gradients, mesh
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings, open_world
@@ -297,7 +297,7 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
     source = Pages(packs=request.get("packs", 4), long=request.get("long", False))
     with open_world(settings.rank, settings.layout) as world:
         flat.FUSED_BYTES_MAX = request.get("fused_bytes_max", flat.FUSED_BYTES_MAX)
-        tiles.DENSE_TOKENS_MAX = request.get("dense_tokens_max", tiles.DENSE_TOKENS_MAX)
+        vars(tiles)["DENSE_TOKENS_MAX"] = request.get("dense_tokens_max", attend.DENSE_TOKENS_MAX)
         loss.LOGITS_MAX = request.get("logits_max", loss.LOGITS_MAX)
         plant(request.get("bug"), world)
         plant_in_pipeline(request.get("bug"))

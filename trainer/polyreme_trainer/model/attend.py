@@ -97,7 +97,7 @@ def segments(lengths: Sequence[int], *, causal: bool, device: torch.device, dtyp
     total = sum(kept)
     small = device.type == "cpu" and dtype == torch.float32 and total <= DENSE_TOKENS_MAX
     if small or not total:  # no kernel but a product takes a stream of no tokens
-        return Segments(lengths=kept, causal=causal, mask_TT=_mask(kept, causal).to(device, dtype))
+        return Segments(lengths=kept, causal=causal, mask_TT=segment_mask(kept, causal=causal).to(device, dtype))
     if device.type != "cpu":
         ends_S = torch.tensor(kept, dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return Segments(lengths=kept, causal=causal, offsets_S=F.pad(ends_S, (1, 0)).to(device))
@@ -176,7 +176,8 @@ def _heads_first(x_THQ: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
     return [part.transpose(0, 1).unsqueeze(0) for part in x_THQ.split(lengths)]
 
 
-def _mask(lengths: tuple[int, ...], causal: bool) -> Tensor:
+def segment_mask(lengths: tuple[int, ...], *, causal: bool) -> Tensor:
+    """Return (T, T): 0 where a token may look at another of its segment, -inf elsewhere."""
     segment_T = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths, dtype=torch.int64))
     seen_TT = segment_T.unsqueeze(1) == segment_T
     if causal:

@@ -22,8 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-DENSE_TOKENS_MAX = 192
-"""Longest tile [tokens] for which the dense product is used on CPU."""
+from polyreme_trainer.model.attend import DENSE_TOKENS_MAX, segment_mask
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,10 +181,7 @@ def _scores(tile: Tile, rows: Rows) -> Tensor:
     if not tile.causal:
         plain_HTU: Tensor = torch.bmm(q_HTQ, k_HQU) * scale
         return plain_HTU
-    lengths = torch.tensor(tile.causal)
-    document_T = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    seen_TU = (document_T.unsqueeze(1) == document_T).tril()
-    mask_TU = torch.zeros(seen_TU.shape).masked_fill_(~seen_TU, -math.inf)
+    mask_TU = segment_mask(tile.causal, causal=True)
     scores_HTU: Tensor = torch.baddbmm(mask_TU, q_HTQ, k_HQU, alpha=scale)
     return scores_HTU
 

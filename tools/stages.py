@@ -3,6 +3,7 @@
 A target that writes ``build/reports/<target>.xml`` (JUnit) has its tests counted.
 """
 
+import resource
 import subprocess
 import sys
 import time
@@ -21,6 +22,8 @@ class Stage:
     target: str
     status: int
     wall_s: float
+    cpu_s: float
+    """Of the processes that were waited for: a server that outlives its parent is not among them."""
     tests: dict[str, int]
 
 
@@ -36,10 +39,16 @@ def run(target: str) -> Stage:
     report = REPORTS / f"{target}.xml"
     report.unlink(missing_ok=True)
     print(f"\n=== {target}", flush=True)
-    started_s = time.monotonic()
+    started_s, used_s = time.monotonic(), _cpu_s()
     status = subprocess.run(["make", "--no-print-directory", target], check=False, stdin=subprocess.DEVNULL).returncode
-    wall_s = time.monotonic() - started_s
-    return Stage(target=target, status=status, wall_s=wall_s, tests=counts(report) if report.exists() else {})
+    wall_s, cpu_s = time.monotonic() - started_s, _cpu_s() - used_s
+    tests = counts(report) if report.exists() else {}
+    return Stage(target=target, status=status, wall_s=wall_s, cpu_s=cpu_s, tests=tests)
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def counts(report: Path) -> dict[str, int]:
@@ -59,7 +68,9 @@ def render(stages: Sequence[Stage]) -> str:
     for stage in stages:
         verdict = "ok" if stage.status == 0 else "FAILED"
         tests = ", ".join(f"{count} {name}" for name, count in stage.tests.items())
-        rows.append(f"{stage.target:<18} {verdict:<7} {stage.wall_s:>7.1f} s  {tests}".rstrip())
+        rows.append(
+            f"{stage.target:<18} {verdict:<7} {stage.wall_s:>7.1f} s  {stage.cpu_s:>7.1f} s of processors  {tests}".rstrip()
+        )
     failed = [stage.target for stage in stages if stage.status]
     rows.append(f"FAILED: {', '.join(failed)}" if failed else "all passed")
     return "\n".join(["", "=== summary", *rows])

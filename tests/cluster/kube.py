@@ -1,4 +1,7 @@
-"""The cluster under test: the one that KUBECONFIG names, the one that is up in this checkout, or one of our own."""
+"""The cluster under test: the one that KUBECONFIG names, the one that is up in this checkout, or one of our own.
+
+Each of several processes of pytest has one of its own: an operator takes a whole cluster for itself.
+"""
 
 import base64
 import contextlib
@@ -26,6 +29,7 @@ from tools.cluster.cluster import FOLDER, down, named_cluster, up
 from tools.cluster.servers import Servers
 
 ROOT = Path(__file__).parents[2]
+WORKER_VARIABLE = "PYTEST_XDIST_WORKER"
 READY_S = 60.0
 POLL_S = 0.02
 LONG_GONE = 1
@@ -41,7 +45,7 @@ def cluster_for_tests() -> Iterator[str]:
     Raises:
         AssertionError: If there is none and none can be had: these tests never skip.
     """
-    folder = ROOT / FOLDER
+    folder = ROOT / FOLDER / os.environ.get(WORKER_VARIABLE, "")
     ours = named_cluster(folder, os.environ) is None and not Servers(folder).are_up
     if ours and (missing := missing_programs(os.environ)):
         raise AssertionError(

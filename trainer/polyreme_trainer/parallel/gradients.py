@@ -1,4 +1,4 @@
-"""The reduction of a step: gradients, loss, counts, loads and requests of all ranks, in one all-reduce where possible.
+"""The reduction of a step: gradients, loss, counts, routing and requests of all ranks, in one all-reduce if possible.
 
 The loss is a sum over unmasked tokens, divided by their count over **all** ranks, so the gradient does not depend on
 how a step's packs are split. Every rank back-propagates its own sum; the reduction adds, and one division at the end
@@ -45,8 +45,8 @@ class LocalStep:
     loss_sum: Tensor
     """Scalar: sum of the loss over the unmasked tokens of this rank; zero on ranks that repeat another's."""
     unmasked: int
-    loads_ME: Tensor
-    """Tokens of this rank routed to each of E experts, for all M layers of the model with experts; zero for layers of
+    routing_MX: Tensor
+    """X numbers about the routing of this rank's tokens, for all M layers of the model with experts; zero for layers of
     other stages."""
     stop: bool = False
     """This rank was asked to stop."""
@@ -63,7 +63,7 @@ class GlobalStep:
     gradient_norm: float
     """Norm of the mean gradient, before clipping."""
     unmasked: int
-    loads_ME: Tensor
+    routing_MX: Tensor
     stop: bool
     save: bool
 
@@ -73,9 +73,9 @@ class GlobalStep:
         return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
 
-def rider_count(expert_layers: int, experts: int) -> int:
-    """Numbers that ride at the end of the dense gradients."""
-    return _SCALARS + expert_layers * experts
+def rider_count(expert_layers: int, numbers: int) -> int:
+    """Numbers that ride at the end of the dense gradients, so many for each layer with experts."""
+    return _SCALARS + expert_layers * numbers
 
 
 def reduce_step(flat: FlatModel, local: LocalStep, meshes: Meshes) -> GlobalStep:
@@ -112,7 +112,7 @@ def _write_riders(riders: Tensor, local: LocalStep, sliced_square: Tensor) -> No
     riders[0] = local.loss_sum.detach()
     riders[_SLICED_SQUARE] = sliced_square
     riders[2:6] = torch.tensor([high, low, local.stop, local.save], dtype=riders.dtype)
-    riders[_SCALARS:] = local.loads_ME.flatten()
+    riders[_SCALARS:] = local.routing_MX.flatten()
 
 
 def _read_riders(riders: Tensor, local: LocalStep) -> GlobalStep:
@@ -125,7 +125,7 @@ def _read_riders(riders: Tensor, local: LocalStep) -> GlobalStep:
         loss=_float32(loss_sum / unmasked) if unmasked else math.nan,
         gradient_norm=norm / unmasked if unmasked else math.nan,
         unmasked=unmasked,
-        loads_ME=riders[_SCALARS:].view_as(local.loads_ME),
+        routing_MX=riders[_SCALARS:].view_as(local.routing_MX),
         stop=stop > 0,
         save=save > 0,
     )

@@ -127,7 +127,7 @@ def backward(state: TrainState, *microbatches: Inputs, stop: bool = False, save:
     return LocalStep(
         loss_sum=loss_sum if speaks else torch.zeros_like(loss_sum),
         unmasked=sum(microbatch.unmasked for microbatch in microbatches) if speaks else 0,
-        loads_ME=_loads(state),
+        routing_MX=_loads(state),
         stop=stop,
         save=save,
     )
@@ -150,7 +150,7 @@ def update(state: TrainState, total: GlobalStep, settings: OptimizerSettings, *,
     """Take the optimizer's step and move the router's biases: the same on every rank."""
     scale = gradient_scale(total, norm_max=settings.gradient_norm_max)
     state.optimizer.step(learning_rate=rate, gradient_scale=scale)
-    held_LE = total.loads_ME[list(state.router_biases)]
+    held_LE = total.routing_MX[list(state.router_biases)]
     update_router_biases(list(state.router_biases.values()), held_LE, rate=settings.router_bias_rate)
     state.step += 1
 

@@ -27,6 +27,18 @@ def pod(name: str, *, managed: bool = True, said: str = "") -> dict[str, Any]:
     }
 
 
+def job(name: str, *, managed: bool = True, said: str = "") -> dict[str, Any]:
+    fields = {"managedFields": MANAGED} if managed else {}
+    template = {"metadata": {"managedFields": MANAGED, "name": said}, "spec": {"containers": [{"name": said}]}}
+    return {
+        "apiVersion": "polyreme.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"annotations": {"said": said}, "generation": 1, **fields, "name": name, "uid": "u"},
+        "spec": {"workers": {"template": template}},
+        "status": {"conditions": [{"message": said}]},
+    }
+
+
 def wire(value: Any) -> bytes:
     """Write as the API server does: without a space, in the order of the fields."""
     return json.dumps(value, separators=(",", ":")).encode()
@@ -36,6 +48,16 @@ def wire(value: Any) -> bytes:
 def test_an_event_is_read_without_its_managed_fields(kind: str) -> None:
     line = wire({"type": "ADDED", "object": pod("one")}) + b"\n"
     assert json.loads(without_managed_fields(line, kind)) == {"type": "ADDED", "object": pod("one", managed=False)}
+
+
+@pytest.mark.parametrize("said", ["", ',"managedFields":[', '],"name":"', '"spec":{', 'a"],"name":"b'])
+def test_a_job_is_read_without_its_own_and_with_those_that_people_wrote(said: str) -> None:
+    line = wire({"type": "ADDED", "object": job("one", said=said)}) + b"\n"
+    found = json.loads(without_managed_fields(line, "TrainingJob"))
+    assert found == {"type": "ADDED", "object": job("one", managed=False, said=said)}
+    body = wire({"apiVersion": "polyreme.dev/v1alpha1", "items": [job("one", said=said), job("two")], "kind": "List"})
+    found = json.loads(without_managed_fields(body, "TrainingJob"))
+    assert found["items"] == [job("one", managed=False, said=said), job("two", managed=False)]
 
 
 def test_every_item_of_a_list_is_read_without_them() -> None:
@@ -69,7 +91,9 @@ def test_what_people_write_is_never_cut(said: str, managed: bool) -> None:
             ).encode(),
             "Pod",
         ),
-        (wire(pod("other")), "TrainingJob"),
+        (wire(pod("other")), "Service"),
+        (wire(job("unmanaged", managed=False)), "TrainingJob"),
+        (json.dumps(job("spaces")).encode(), "TrainingJob"),
     ],
     ids=[
         "written with spaces",
@@ -77,6 +101,8 @@ def test_what_people_write_is_never_cut(said: str, managed: bool) -> None:
         "one without a spec, and another",
         "in another order",
         "another kind",
+        "a job without them",
+        "a job written with spaces",
     ],
 )
 def test_what_has_no_such_marks_is_left_whole(body: bytes, kind: str) -> None:

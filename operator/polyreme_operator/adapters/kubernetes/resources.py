@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from urllib.parse import quote
 
-from polyreme_api.labels import GROUP, PLURAL_JOB, VERSION
+from polyreme_api.labels import API_VERSION, GROUP, KIND_JOB, KIND_QUEUE, PLURAL_JOB, VERSION
 from polyreme_operator.port import CLUSTER_SCOPED, InvalidObjectError, Manifest, ObjectRef
 
 
@@ -78,6 +78,11 @@ def object_path(ref: ObjectRef, subresource: str | None = None) -> str:
 _CUT_KINDS = frozenset({"Pod", "Node"})
 """Kinds that come in thousands. The API server writes them with the managed fields last of the metadata."""
 _CUT_FROM, _CUT_BEHIND, _NAME = b',"managedFields":[', b']},"spec":{', b'"name":"'
+_OWN_HEADS = {
+    kind: f'{{"apiVersion":"{API_VERSION}","kind":"{kind}","metadata":{{'.encode() for kind in (KIND_JOB, KIND_QUEUE)
+}
+"""How the API server begins an object of our kinds, whose fields it writes in the order of the alphabet."""
+_OWN_BEHIND, _SPEC = b'],"name":"', b'"spec":{'
 
 
 def without_managed_fields(body: bytes, kind: str) -> bytes:
@@ -87,6 +92,8 @@ def without_managed_fields(body: bytes, kind: str) -> bytes:
     where quotes are escaped, nor of managed fields, whose keys are paths (``f:spec``). What is written otherwise than
     the API server does, without these marks or with a name between them, is left as it is.
     """
+    if kind in _OWN_HEADS:
+        return _without_in_own(body, _OWN_HEADS[kind])
     if kind not in _CUT_KINDS:
         return body
     kept, at = [], 0
@@ -95,6 +102,19 @@ def without_managed_fields(body: bytes, kind: str) -> bytes:
             return body
         kept.append(body[at:begin])
         at = end + 1
+    return b"".join((*kept, body[at:])) if kept else body
+
+
+def _without_in_own(body: bytes, head: bytes) -> bytes:
+    """Cut them out of objects of our kinds: before the name in the object's own metadata, nowhere deeper."""
+    kept, at = [], 0
+    while (begin := body.find(head, at)) >= 0:
+        spec = body.find(_SPEC, begin)
+        first, last = body.find(_CUT_FROM, begin, spec), body.find(_OWN_BEHIND, begin, spec)
+        if spec < 0 or not 0 <= first < last:
+            return body
+        kept.append(body[at:first])
+        at = last + 1
     return b"".join((*kept, body[at:])) if kept else body
 
 

@@ -282,6 +282,8 @@ LIST_KEYS: Mapping[tuple[str, str], str] = {
     ("TrainingQueueStatus", "usage"): "resource",
     ("TrainingQueueStatus", "decayed"): "resource",
     ("ClusterTopologyStatus", "domains"): "level",
-    ("Accounting", "lost"): "cause",
 }
 """Lists that are maps, by the field that is their key: no two entries share it, and appliers merge them."""
+
+ATOMIC = frozenset({"AttemptStatus", "Accounting", "Preemption"})
+"""Types that one writer writes whole: the API server keeps their owner once, not by field."""

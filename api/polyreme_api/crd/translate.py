@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 
-from polyreme_api.crd.rules import LIST_KEYS, RULES, Rule
+from polyreme_api.crd.rules import ATOMIC, LIST_KEYS, RULES, Rule
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -58,6 +58,8 @@ class _Translator:
         }
         for field, key in ((field, key) for (owner, field), key in LIST_KEYS.items() if owner == name):
             schema["properties"][field] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+        if name in ATOMIC:
+            schema["x-kubernetes-map-type"] = "atomic"
         if rules := RULES.get(name):
             schema["x-kubernetes-validations"] = [rule.to_object() for rule in rules]
         return schema

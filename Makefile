@@ -76,8 +76,8 @@ test-concurrent: $(DEV) ## the tests that share nothing, on two cores
 test-serial: $(DEV) ## of the same folders, the tests that start servers or several torch processes
 	@$(PYTEST) -m "$(ANYWHERE) and $(ALONE)" --junit-xml=build/reports/$@.xml $(CONCURRENT) || test $$? = 5
 
-test-whole: $(DEV) ## the folders of tests that want the machine for themselves
-	@$(if $(OTHER),$(PYTEST) -m "$(ANYWHERE)" --junit-xml=build/reports/$@.xml $(OTHER),echo "no such folder yet")
+test-whole: $(DEV) ## the folders of tests that start many processes each
+	@$(if $(OTHER),$(PYTEST) $(TWO_CORES) -m "$(ANYWHERE)" --junit-xml=build/reports/$@.xml $(OTHER),echo "no such folder yet")
 
 cluster-up: $(DEV) ## a Kubernetes control plane on this machine (KUBECONFIG, KUBEBUILDER_ASSETS, or built once with Go)
 	@$(CLUSTER) up

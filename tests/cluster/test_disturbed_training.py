@@ -19,7 +19,7 @@ from polyreme_api.history import steps_key
 from tests.cluster.kube import api_client, new_namespace
 from tests.cluster.laptop import laptop
 
-STEPS = 120
+STEPS = 60
 PATIENCE_S = 300.0
 RESOURCE = labels.RESOURCE_DEVICE
 

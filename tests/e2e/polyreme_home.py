@@ -23,7 +23,7 @@ from polyreme_api.history import COMMIT_MARKER, steps_key
 STEPS = 40
 CHECKPOINT_EVERY = 8
 RANKS = range(4)
-WAIT_S_MAX = 120.0
+WAIT_S_MAX = 280.0
 POLL_S = 0.002
 SIGNAL_LIMIT_S = 10.0
 """Longest that anything may live on behind a killed ``polyreme run``."""

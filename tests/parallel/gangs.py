@@ -17,7 +17,7 @@ import torch
 
 from polyreme_api.plan.layout import Layout
 
-END_TIMEOUT_S = 40.0
+END_TIMEOUT_S = 120.0
 _BODY = Path(__file__).with_name("rank_body.py")
 
 

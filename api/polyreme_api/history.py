@@ -18,7 +18,9 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.progress import CheckpointRef, StepRecord
 
 COMMIT_MARKER = "COMMIT.json"
-CHECKPOINT_FORMAT = 1
+DAMAGE_RECORD = "DAMAGED.json"
+"""Beside a marker: what ranks found when they read the checkpoint. No later attempt begins there."""
+CHECKPOINT_FORMAT = 2
 """Version of the layout inside a checkpoint directory; a reader refuses any other."""
 ATTEMPTS_MAX = 1_000_000
 
@@ -81,9 +83,9 @@ def claim_key(attempt: int) -> str:
     return f"attempts/{attempt:06d}.claim"
 
 
-def steps_key(attempt: int) -> str:
-    """Key of an attempt's step records."""
-    return f"steps/a{attempt:06d}.jsonl"
+def steps_key(attempt: int, part: int = 0) -> str:
+    """Key of an attempt's step records; where nothing can be appended they come in parts."""
+    return f"steps/a{attempt:06d}{f'-{part:05d}' if part else ''}.jsonl"
 
 
 def evaluation_key(attempt: int) -> str:

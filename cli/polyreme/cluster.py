@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import secrets
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ from polyreme.files import read_json
 from polyreme.home import Home, RunDirectory
 from polyreme.inject import Injection
 from polyreme.launcher.launcher import PROCESSES_FILE
-from polyreme.records import checkpoint_root
+from polyreme.records import checkpoint_folder, checkpoint_url
 from polyreme.surroundings import cluster_objects, node_labels
 from polyreme_api import environment as names
 from polyreme_api import labels
@@ -43,6 +44,8 @@ from polyreme_operator.settings import Settings
 
 NODE = "local"
 DEVICES_LEAST = 8
+BUCKET_VARIABLES = "AWS_"
+"""Beginning of the variables by which a process finds a bucket's server and may use it."""
 """Devices that this machine offers at least, unless told otherwise: a laptop can run a small gang, slowly."""
 WRITE_TRIES_MAX = 10
 
@@ -57,7 +60,7 @@ class LocalCluster:
         kubelet: ProcessKubelet,
         ref: ObjectRef,
         settings: Settings,
-        root: Path,
+        checkpoints: Path,
         clock: Clock,
         lost: asyncio.Future[EnvironmentFailedError],
     ) -> None:
@@ -67,8 +70,8 @@ class LocalCluster:
         self._settings = settings
         self._clock = clock
         self._lost = lost
-        self.checkpoint_root = root
-        """Where the job's checkpoints lie."""
+        self.checkpoints = checkpoints
+        """The folder whose step records show the newest step at once."""
 
     async def serve(self) -> None:
         """Run operator and kubelet until cancelled.
@@ -214,6 +217,8 @@ async def open_cluster(
             ),
             device_resource=job.spec.workers.device_resource,
             node_labels=node_labels(job, NODE),
+            # By the processes' own environment: what stands in a pod stands in the journal.
+            variables={name: value for name, value in os.environ.items() if name.startswith(BUCKET_VARIABLES)},
         )
         settings = Settings(
             defaults=PodDefaults(
@@ -235,7 +240,7 @@ async def open_cluster(
                 kubelet=kubelet,
                 ref=ref,
                 settings=settings,
-                root=checkpoint_root(run, job),
+                checkpoints=checkpoint_folder(checkpoint_url(run, job)) or run.checkpoints,
                 clock=clock,
                 lost=lost,
             )

@@ -7,7 +7,7 @@ from typing import Any
 
 from polyreme.gather import figures, verdict
 from polyreme.home import RunDirectory
-from polyreme.records import RunRecords, checkpoint_root
+from polyreme.records import RunRecords, checkpoint_folder, checkpoint_url
 from polyreme.report.write import REPORT_NAME
 from polyreme.timeline import Timeline
 from polyreme_api.errors import ExitCode
@@ -36,6 +36,7 @@ def outcome_of(
     head = figures(job, records, timeline.moments, now_s=now_s)
     history = records.history
     report = run.report / REPORT_NAME
+    url = checkpoint_url(run, job)
     return RunOutcome(
         row={
             "name": run.name,
@@ -55,7 +56,7 @@ def outcome_of(
             "tokensPerSecond": head.tokens_per_second,
             "restartSeconds": head.restart_s,
             "wallSeconds": head.wall_s,
-            "checkpoints": str(checkpoint_root(run, job)),
+            "checkpoints": str(checkpoint_folder(url) or url),
             "export": str(run.export) if run.export.exists() else None,
             "report": str(report) if report.exists() else None,
         },

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from polyreme.home import Home, RunDirectory
-from polyreme.records import checkpoint_root
+from polyreme.records import checkpoint_folder, checkpoint_url
 from polyreme.urls import local_folder
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
-from polyreme_api.history import COMMIT_MARKER, parse_checkpoint_name
+from polyreme_api.history import COMMIT_MARKER, attempt_key
 from polyreme_api.job import TrainingJob
-from polyreme_api.marker import ForeignFormatError, check_model, parse_marker
+from polyreme_api.marker import check_model
 from polyreme_api.plan.plan import shape_of
 from polyreme_api.plan.shapes import ModelShape
+from polyreme_api.root import State, Survey, survey
+from polyreme_api.store import ObjectStore
 
 IDLE_FIELDS = ("queueName", "priorityClassName", "preemptionPolicy", "minRuntimeSeconds")
 """Fields of the API that say how jobs share a cluster. Here a job is alone; of ``spec.topology`` the same holds."""
@@ -44,9 +44,10 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
     root = checkpoint_root(run, job)
     if fresh and root == run.checkpoints:
         return
-    check_checkpoints(root, shape_of(job.spec))
+    seen = survey(open_checkpoints(url))
+    check_checkpoints(seen, url, shape_of(job.spec))
     if not resumes:
-        check_unused(root)
+        check_unused(seen, url)
 
 
 def check_folders(run: RunDirectory, job: TrainingJob) -> None:
@@ -55,7 +56,8 @@ def check_folders(run: RunDirectory, job: TrainingJob) -> None:
     Raises:
         InvalidConfigError: Naming the field.
     """
-    places = {"spec.checkpoint.location": checkpoint_root(run, job)}
+    folder = checkpoint_folder(checkpoint_url(run, job))
+    places = {} if folder is None else {"spec.checkpoint.location": folder}
     if job.spec.export is not None and job.spec.export.location is not None:
         places["spec.export.location"] = local_folder(job.spec.export.location, field="spec.export.location")
     for field, path in places.items():
@@ -80,43 +82,51 @@ def check_data(home: Home, job: TrainingJob) -> None:
         ) from error
 
 
-def check_checkpoints(root: Path, shape: ModelShape) -> None:
+def open_checkpoints(url: str) -> ObjectStore:
+    """Open a checkpoint root.
+
+    Raises:
+        InvalidConfigError: If the URL names no store.
+    """
+    from polyreme_datahub.objects import open_store
+
+    try:
+        return open_store(url)
+    except InvalidConfigError as error:
+        raise InvalidConfigError(error.message, field="spec.checkpoint.location") from error
+
+
+def check_checkpoints(seen: Survey, url: str, shape: ModelShape) -> None:
     """Refuse a checkpoint root that holds a committed checkpoint of another model, or one that can't be read.
 
-    A damaged marker makes a checkpoint torn, as a missing one does: it is never loaded, and refuses nothing.
+    What is damaged is never loaded, as what is torn, and refuses nothing.
 
     Raises:
         InvalidConfigError: Naming the first size that differs, or what to do about the format.
     """
-    for path in sorted(root.glob(f"a*-s*/{COMMIT_MARKER}")):
-        name = path.parent.name
+    for stored in seen.checkpoints:
+        if stored.state is State.FOREIGN:
+            raise InvalidConfigError(f"{stored.why}; root {url}", field="spec.checkpoint.location")
         try:
-            parse_checkpoint_name(name)
-            marker = parse_marker(path.read_bytes(), name=name)
-        except ForeignFormatError as error:
-            raise InvalidConfigError(f"{error.message}; root {root}", field="spec.checkpoint.location") from error
-        except (InvalidConfigError, RefusedError):
-            continue
-        try:
-            check_model(marker, shape, name=name)
+            if stored.marker is not None:
+                check_model(stored.marker, shape, name=stored.name)
         except RefusedError as error:
             raise InvalidConfigError(
-                f"{error.message}; root {root}", field=f"{error.field} or spec.checkpoint.location"
+                f"{error.message}; root {url}", field=f"{error.field} or spec.checkpoint.location"
             ) from error
 
 
-def check_unused(root: Path) -> None:
+def check_unused(seen: Survey, url: str) -> None:
     """Refuse to begin a run where another one left its history: attempts are numbered from 1 in each root.
 
     Raises:
-        RefusedError: Naming the folder.
+        RefusedError: Naming the root.
     """
-    left = next(
-        (path for pattern in (f"a*-s*/{COMMIT_MARKER}", "attempts/*.json") for path in root.glob(pattern)), None
-    )
-    if left is not None:
+    committed = [stored.name for stored in seen.checkpoints if stored.state is not State.TORN]
+    left = [f"{name}/{COMMIT_MARKER}" for name in committed] + [attempt_key(point.attempt) for point in seen.points]
+    if left:
         raise RefusedError(
-            f"checkpoint root is another run's: {root} holds {left.relative_to(root)}, rule one run a root; start over "
+            f"checkpoint root is another run's: {url} holds {left[0]}, rule one run a root; start over "
             "with --fresh, move it away, or name another folder",
             field="spec.checkpoint.location",
         )

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from polyreme.clock import SystemClock
+from polyreme.records import checkpoint_folder
 from polyreme.urls import local_folder
 from polyreme_api import environment as names
 from polyreme_api.batch import BatchSource, EvaluationSource
@@ -151,7 +152,9 @@ def settings_of(
         steps=spec.training.steps,
         seed=spec.training.seed,
         checkpoint=CheckpointSettings(
-            root=local_folder(rank.checkpoint_url, field=names.CHECKPOINT_URL),
+            store=open_store(rank.checkpoint_url),
+            folder=checkpoint_folder(rank.checkpoint_url),
+            copies=Path(copies) if (copies := environment.get(names.COPIES_FOLDER)) else None,
             resume_from=rank.resume_from,
             interval_steps=spec.checkpoint.every_steps,
             kept=spec.checkpoint.keep,

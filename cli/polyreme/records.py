@@ -4,44 +4,42 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
 from polyreme.home import RunDirectory
 from polyreme.urls import local_folder
-from polyreme_api.errors import InvalidConfigError, RefusedError
-from polyreme_api.history import (
-    COMMIT_MARKER,
-    ResumePoint,
-    attempt_spans,
-    committed_steps,
-    is_history,
-    parse_checkpoint_name,
-)
+from polyreme_api.history import ResumePoint, attempt_spans, committed_steps, is_history
 from polyreme_api.job import TrainingJob
-from polyreme_api.marker import ForeignFormatError, parse_marker
 from polyreme_api.progress import CheckpointRef, StepRecord
+from polyreme_api.root import State, Survey, survey
+from polyreme_api.store import ObjectStore
 
 LOG_LINES_MAX = 200
 """Lines of a rank's log, from its end, among which its error is looked for."""
 ERROR_MARK = " ERROR "
+_STEPS_KEY = re.compile(r"steps/a([0-9]{6,7})(-[0-9]{5,})?\.jsonl")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointEntry:
-    """One checkpoint directory."""
+    """One checkpoint."""
 
     name: str
     reference: CheckpointRef
     committed: bool
-    """Whether its marker was written and its files are there in full; else the directory is torn and never loaded."""
+    """Whether its marker was written and its files are there in full; else it is torn or damaged and never loaded."""
     history: bool
     """Whether it lies on the committed history."""
     size_bytes: int
+    why: str = ""
+    """What is wrong with it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,30 +67,51 @@ class RunRecords:
         ]
 
 
-def checkpoint_root(run: RunDirectory, job: TrainingJob) -> Path:
-    """Where a job's checkpoints lie on this machine.
+def checkpoint_url(run: RunDirectory, job: TrainingJob) -> str:
+    """URL of a job's checkpoint root: a folder of this machine, or a bucket.
 
     Raises:
-        InvalidConfigError: If the location is no local folder.
+        InvalidConfigError: If the location is neither.
     """
     location = job.spec.checkpoint.location
-    return run.checkpoints if location is None else local_folder(location, field="spec.checkpoint.location")
+    if location is None:
+        return run.checkpoints.as_uri()
+    if urlsplit(location).scheme != "s3":
+        local_folder(location, field="spec.checkpoint.location")
+    return location
+
+
+def checkpoint_folder(url: str) -> Path | None:
+    """The checkpoint root as a folder, where it is one."""
+    return local_folder(url, field="spec.checkpoint.location") if urlsplit(url).scheme == "file" else None
+
+
+def read_records_at(url: str) -> RunRecords:
+    """Read a checkpoint root by its URL.
+
+    Raises:
+        RefusedError: If a resume point is damaged.
+        StoreFailedError: If the store stays away.
+    """
+    from polyreme_datahub.objects import open_store
+
+    folder = checkpoint_folder(url)
+    if folder is not None and not folder.is_dir():
+        return RunRecords(points=(), steps={}, checkpoints=(), evaluation=None)
+    store = open_store(url)
+    seen = survey(store)
+    results = [info.key for info in store.list("evaluation/a")]
+    return RunRecords(
+        points=seen.points,
+        steps=_steps(store),
+        checkpoints=_entries(seen),
+        evaluation=json.loads(store.get(results[-1])) if results else None,
+    )
 
 
 def read_records(root: Path) -> RunRecords:
-    """Read a checkpoint root; a folder that does not exist is a run that has not begun."""
-    points = sorted(
-        (ResumePoint.model_validate_json(path.read_bytes()) for path in (root / "attempts").glob("*.json")),
-        key=lambda point: point.attempt,
-    )
-    steps = {int(path.stem[1:]): read_steps(path) for path in sorted((root / "steps").glob("a*.jsonl"))}
-    results = sorted((root / "evaluation").glob("a*.json"))
-    return RunRecords(
-        points=points,
-        steps=steps,
-        checkpoints=_checkpoints(root, points),
-        evaluation=json.loads(results[-1].read_bytes()) if results else None,
-    )
+    """Read a checkpoint root on this machine; a folder that does not exist is a run that has not begun."""
+    return read_records_at(root.absolute().as_uri())
 
 
 def last_error(run: RunDirectory, attempt: int) -> str | None:
@@ -105,10 +124,10 @@ def last_error(run: RunDirectory, attempt: int) -> str | None:
     return None
 
 
-def read_steps(path: Path) -> list[StepRecord]:
-    """Read an attempt's step records; a last line without its end was torn by a crash and is no record."""
+def parse_steps(data: bytes) -> list[StepRecord]:
+    """Read step records; a last line without its end was torn by a crash and is no record."""
     records = []
-    for line in path.read_bytes().splitlines(keepends=True):
+    for line in data.splitlines(keepends=True):
         if not line.endswith(b"\n"):
             break
         try:
@@ -118,34 +137,26 @@ def read_steps(path: Path) -> list[StepRecord]:
     return records
 
 
-def _checkpoints(root: Path, points: Sequence[ResumePoint]) -> list[CheckpointEntry]:
-    spans = attempt_spans(points)
-    entries = []
-    for path in sorted(root.glob("a*-s*")):
-        try:
-            reference = parse_checkpoint_name(path.name)
-        except InvalidConfigError:
-            continue
-        committed = _is_whole(path)
-        entries.append(
-            CheckpointEntry(
-                name=path.name,
-                reference=reference,
-                committed=committed,
-                history=committed and is_history(reference, spans),
-                size_bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
-            )
+def _steps(store: ObjectStore) -> dict[int, list[StepRecord]]:
+    """Step records by attempt; those of a bucket lie in parts, whose keys are in order."""
+    steps: dict[int, list[StepRecord]] = {}
+    for info in store.list("steps/a"):
+        if (match := _STEPS_KEY.fullmatch(info.key)) is not None:
+            steps.setdefault(int(match[1]), []).extend(parse_steps(store.get(info.key)))
+    return steps
+
+
+def _entries(seen: Survey) -> list[CheckpointEntry]:
+    spans = attempt_spans(seen.points)
+    return [
+        CheckpointEntry(
+            name=stored.name,
+            reference=stored.reference,
+            # What is of another format exists; only this version can't read it, and says so when it is asked to.
+            committed=(committed := stored.state in {State.WHOLE, State.FOREIGN}),
+            history=committed and is_history(stored.reference, spans),
+            size_bytes=stored.size_bytes,
+            why=stored.why,
         )
-    return entries
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        marker = parse_marker((path / COMMIT_MARKER).read_bytes(), name=path.name)
-    except ForeignFormatError:
-        # It exists; only this version can't read it, and says so when it is asked to.
-        return True
-    except (FileNotFoundError, RefusedError):
-        return False
-    files = {file: path / file for file in marker.files}
-    return all(at.is_file() and at.stat().st_size == marker.files[file].size_bytes for file, at in files.items())
+        for stored in seen.checkpoints
+    ]

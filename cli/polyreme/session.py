@@ -28,11 +28,11 @@ from polyreme.inject import Injection
 from polyreme.outcome import RunOutcome, outcome_of
 from polyreme.output import note
 from polyreme.processes import started_at_s
-from polyreme.records import checkpoint_root, last_error, read_records
+from polyreme.records import checkpoint_folder, checkpoint_url, last_error, read_records_at
 from polyreme.reporting import publish
 from polyreme.timeline import Timeline
 from polyreme.viewing import Watcher
-from polyreme_api.errors import EnvironmentFailedError, ExitCode, RetryableError
+from polyreme_api.errors import EnvironmentFailedError, ExitCode, InvalidConfigError, RetryableError
 from polyreme_api.job import TrainingJob
 
 STOP_TIMEOUT_EXTRA_S = 30
@@ -74,6 +74,11 @@ def _serve(home: Home, run: RunDirectory, job: TrainingJob, settings: SessionSet
     home.prepare_data()
     known = claim(run, job, fresh=settings.fresh)
     preflight.check(home, run, job, resumes=known, fresh=settings.fresh)
+    if settings.injections and checkpoint_folder(checkpoint_url(run, job)) is None:
+        raise InvalidConfigError(
+            "no step to strike at is seen in a bucket: rule checkpoints in a folder",
+            field="--inject or spec.checkpoint.location",
+        )
     for words in preflight.warnings(job):
         note(words)
     if settings.fresh:
@@ -190,7 +195,7 @@ class _Session:
     async def _fault(self, injection: Injection, cluster: LocalCluster, watcher: Watcher) -> None:
         await inject(
             injection,
-            cluster.checkpoint_root,
+            cluster.checkpoints,
             self._timeline,
             self._clock,
             attempt=lambda: watcher.attempt,
@@ -198,7 +203,7 @@ class _Session:
         )
 
     def _conclude(self, job: TrainingJob) -> RunOutcome:
-        records = read_records(checkpoint_root(self._run, job))
+        records = read_records_at(checkpoint_url(self._run, job))
         publish(self._home, self._run, job, records, self._timeline, now_s=self._clock.now_s())
         outcome = outcome_of(self._run, job, records, self._timeline, self._clock.now_s())
         Watcher.write_state(self._run, outcome.row, job)

@@ -1,13 +1,20 @@
-"""Object stores by URL: a local directory behind ``polyreme_api.store.ObjectStore``, on obstore.
+"""Object stores by URL, on obstore: a local directory or an S3 bucket behind ``polyreme_api.store.ObjectStore``.
 
-A put is durable and atomic: the bytes go to a temporary name, are synced, then renamed (or hard-linked, for
-create-if-absent), and the folder is synced, with those that were made for it. obstore's runtime does not survive a
-fork, so the store opens itself once per process.
+In a directory a put is durable and atomic: the bytes go to a temporary name, are synced, then renamed (or hard-linked,
+for create-if-absent), and the folder is synced, with those that were made for it. In a bucket the server does all that;
+create-if-absent is ``If-None-Match: *``. obstore's runtime does not survive a fork, so a store opens itself once per
+process.
+
+A bucket's server and credentials come from the environment, by AWS' own names (``AWS_ENDPOINT_URL``, ``AWS_REGION``,
+``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``, web identity), and stand in no URL.
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
+import datetime
+import errno
 import os
 import secrets
 import threading
@@ -15,14 +22,15 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.store import ObjectExistsError, ObjectInfo, ObjectNotFoundError, ObjectStore, StoreFailedError
 from polyreme_datahub.locations import local_root
 
 if TYPE_CHECKING:
-    from obstore.store import LocalStore
+    from obstore.store import LocalStore, S3Store
 
 TRIES_MAX = 4
 RETRY_DELAY_S = 0.05
@@ -30,29 +38,65 @@ TEMPORARY = ".tmp"
 TEMPORARY_AGE_S = 24 * 3600.0
 """No put takes so long: what is older belongs to a writer that was killed."""
 SWEEP_MAX = 1000
+REQUEST_TRIES_MAX = 3
+"""Tries of one request to a bucket's server before a try of ours has failed."""
+REQUEST_RETRIES_S = 30
+"""Longest time over which one request is tried again."""
+REQUEST_S_MAX = 300
+"""Longest time of one request: a range of 64 MiB over a slow line."""
+CONNECT_S_MAX = 10
 
 _Result = TypeVar("_Result")
+_Store = TypeVar("_Store", "LocalStore", "S3Store")
 Sleep = Callable[[float], None]
 
 
 def open_store(url: str, *, sleep: Sleep = time.sleep) -> ObjectStore:  # noqa: TID251 - the shell's default
-    """Open the store at ``url``.
+    """Open the store at ``url``: ``file:///absolute/folder`` or ``s3://bucket/prefix``.
 
     Raises:
-        InvalidConfigError: If no store of this release has that scheme.
+        InvalidConfigError: If no store of this release has that scheme, or the URL holds credentials.
         StoreFailedError: If the directory can't be made.
     """
+    if urlsplit(url).scheme == "s3":
+        return BucketStore(*bucket_of(url), sleep=sleep)
     return LocalObjectStore(local_root(url), sleep=sleep)
 
 
-class LocalObjectStore:
-    """Objects as files under one directory."""
+def bucket_of(url: str) -> tuple[str, str]:
+    """Return bucket and prefix of an ``s3://`` URL.
 
-    def __init__(self, root: Path, *, sleep: Sleep) -> None:
-        self._root = root
+    Raises:
+        InvalidConfigError: If it names no bucket, or holds more than bucket and prefix.
+    """
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise InvalidConfigError(
+            "no place for credentials: an s3:// URL has some; they come from the environment "
+            "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)",
+            field="the URL",
+        )
+    prefix = unquote(parts.path).strip("/")
+    if not parts.netloc or ":" in parts.netloc or parts.query or parts.fragment:
+        raise InvalidConfigError(f"no bucket: {url!r}, rule s3://bucket/prefix", field="the URL")
+    return parts.netloc, _checked(prefix) if prefix else ""
+
+
+class _Objects(abc.ABC, Generic[_Store]):
+    """What directories and buckets have in common."""
+
+    def __init__(self, *, where: str, sleep: Sleep) -> None:
+        self._where = where
         self._sleep = sleep
-        self._opened: tuple[int, LocalStore] | None = None
+        self._opened: tuple[int, _Store] | None = None
         self._lock = threading.Lock()
+
+    def __eq__(self, other: object) -> bool:
+        """Two stores of one place are the same."""
+        return isinstance(other, _Objects) and type(self) is type(other) and self._where == other._where
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._where))
 
     def get(self, key: str) -> bytes:
         """Return the whole object."""
@@ -72,14 +116,6 @@ class LocalObjectStore:
             return obstore.get_range(self._store(), key, start=start, length=stop - start).to_bytes()
 
         return self._try(key, read)
-
-    def put(self, key: str, data: bytes) -> None:
-        """Write or replace the object, atomically and durably."""
-        self._try(key, lambda: self._write(_checked(key), data, overwrite=True))
-
-    def put_if_absent(self, key: str, data: bytes) -> None:
-        """Write the object unless one exists."""
-        self._try(key, lambda: self._write(_checked(key), data, overwrite=False))
 
     def exists(self, key: str) -> bool:
         """Tell whether an object lies at the key."""
@@ -110,22 +146,78 @@ class LocalObjectStore:
 
     def delete(self, key: str) -> None:
         """Remove the object; no error when there is none."""
+        with contextlib.suppress(ObjectNotFoundError):
+            self._try(key, lambda: self._remove(_checked(key)))
+
+    def _remove(self, key: str) -> None:
         import obstore
 
-        with contextlib.suppress(ObjectNotFoundError):
-            self._try(key, lambda: obstore.delete(self._store(), _checked(key)))
+        obstore.delete(self._store(), key)
 
-    def _store(self) -> LocalStore:
-        from obstore.store import LocalStore
-
+    def _store(self) -> _Store:
         with self._lock:
             if self._opened is None or self._opened[0] != os.getpid():
-                self._opened = (os.getpid(), LocalStore(self._root, mkdir=True))
-                self._sweep()
+                self._opened = (os.getpid(), self._open())
             return self._opened[1]
+
+    @abc.abstractmethod
+    def _open(self) -> _Store:
+        """Open the store in this process."""
+
+    def _try(self, key: str, call: Callable[[], _Result]) -> _Result:
+        from obstore import exceptions
+
+        for tried in range(1, TRIES_MAX + 1):
+            try:
+                return call()
+            except (FileNotFoundError, exceptions.NotFoundError) as error:
+                raise ObjectNotFoundError(f"no object at {key} under {self._where}") from error
+            except exceptions.AlreadyExistsError as error:
+                raise ObjectExistsError(f"object exists: {key}, and the first writer wins") from error
+            except (OSError, exceptions.BaseError) as error:
+                if tried == TRIES_MAX or isinstance(error, exceptions.PermissionDeniedError):
+                    reason = str(error).partition("\n")[0]
+                    raise StoreFailedError(
+                        f"object store {self._where} failed at {key} after {tried} tries: {reason}"
+                    ) from error
+                self._sleep(RETRY_DELAY_S * 2 ** (tried - 1))
+        raise AssertionError("the last try returns or raises")
+
+
+class LocalObjectStore(_Objects["LocalStore"]):
+    """Objects as files under one directory."""
+
+    def __init__(self, root: Path, *, sleep: Sleep) -> None:
+        super().__init__(where=str(root), sleep=sleep)
+        self._root = root
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write or replace the object, atomically and durably."""
+        self._try(key, lambda: self._write(_checked(key), data, overwrite=True))
+
+    def put_if_absent(self, key: str, data: bytes) -> None:
+        """Write the object unless one exists."""
+        self._try(key, lambda: self._write(_checked(key), data, overwrite=False))
+
+    def _open(self) -> LocalStore:
+        from obstore.store import LocalStore
+
+        store = LocalStore(self._root, mkdir=True)
+        self._sweep()
+        return store
+
+    def _remove(self, key: str) -> None:
+        """Durably, since others are deleted on the word that this one is gone; a folder goes with its last object."""
+        super()._remove(key)
+        folder = (self._root / key).parent
+        _sync(folder)
+        if folder != self._root:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
     def _write(self, key: str, data: bytes, *, overwrite: bool) -> None:
         import obstore
+        from obstore import exceptions
 
         store = self._store()
         path = self._root / key
@@ -137,11 +229,14 @@ class LocalObjectStore:
             obstore.put(store, temporary, data)
             _sync(self._root / temporary)
             obstore.rename(store, temporary, key, overwrite=overwrite)
-        except BaseException:
+            for folder in (path.parent, *(made.parent for made in fresh)):
+                _sync(folder)
+        except BaseException as error:
             (self._root / temporary).unlink(missing_ok=True)
+            if isinstance(error, (FileNotFoundError, exceptions.NotFoundError)):
+                # The folder went with its last object meanwhile: the next try makes it anew.
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path)) from error
             raise
-        for folder in (path.parent, *(made.parent for made in fresh)):
-            _sync(folder)
 
     def _sweep(self) -> None:
         """Remove what killed writers left under temporary names; the file system's own clock tells its age."""
@@ -156,24 +251,47 @@ class LocalObjectStore:
                 if path == mark or now_s - path.stat().st_mtime > TEMPORARY_AGE_S:
                     path.unlink(missing_ok=True)
 
-    def _try(self, key: str, call: Callable[[], _Result]) -> _Result:
-        from obstore import exceptions
 
-        for tried in range(1, TRIES_MAX + 1):
-            try:
-                return call()
-            except (FileNotFoundError, exceptions.NotFoundError) as error:
-                raise ObjectNotFoundError(f"no object at {key} under {self._root}") from error
-            except exceptions.AlreadyExistsError as error:
-                raise ObjectExistsError(f"object exists: {key}, and the first writer wins") from error
-            except (OSError, exceptions.BaseError) as error:
-                if tried == TRIES_MAX or isinstance(error, exceptions.PermissionDeniedError):
-                    reason = str(error).partition("\n")[0]
-                    raise StoreFailedError(
-                        f"object store {self._root} failed at {key} after {tried} tries: {reason}"
-                    ) from error
-                self._sleep(RETRY_DELAY_S * 2 ** (tried - 1))
-        raise AssertionError("the last try returns or raises")
+class BucketStore(_Objects["S3Store"]):
+    """Objects in an S3 bucket, under a prefix."""
+
+    def __init__(self, bucket: str, prefix: str, *, sleep: Sleep) -> None:
+        super().__init__(where=f"s3://{bucket}/{prefix}", sleep=sleep)
+        self._bucket, self._prefix = bucket, prefix
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write or replace the object; large ones in parts, which show only when all are there."""
+        import obstore
+
+        self._try(key, lambda: obstore.put(self._store(), _checked(key), data))
+
+    def put_if_absent(self, key: str, data: bytes) -> None:
+        """Write the object unless one exists."""
+        import obstore
+
+        try:
+            self._try(key, lambda: obstore.put(self._store(), _checked(key), data, mode="create", use_multipart=False))
+        except ObjectExistsError:
+            # A write whose answer was lost is tried again, and then meets itself.
+            if not data or self.get(key) != data:
+                raise
+
+    def _open(self) -> S3Store:
+        from obstore.store import S3Store
+
+        return S3Store(
+            self._bucket,
+            prefix=self._prefix or None,
+            client_options={
+                "allow_http": True,  # only where AWS_ENDPOINT_URL says http
+                "timeout": datetime.timedelta(seconds=REQUEST_S_MAX),
+                "connect_timeout": datetime.timedelta(seconds=CONNECT_S_MAX),
+            },
+            retry_config={
+                "max_retries": REQUEST_TRIES_MAX - 1,
+                "retry_timeout": datetime.timedelta(seconds=REQUEST_RETRIES_S),
+            },
+        )
 
 
 def _checked(key: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import json
 import logging
@@ -24,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint import filesystem
 
 from polyreme_api.batch import EvaluationSample, PackedBatch, TokenIds
 from polyreme_api.errors import PolyremeError, RefusedError
@@ -32,7 +30,8 @@ from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.schedules import Schedule
 from polyreme_api.plan.shapes import KIMI_VL_NANO
 from polyreme_api.progress import ProgressRecord
-from polyreme_trainer.checkpoint import directory
+from polyreme_api.store import ObjectInfo, ObjectStore, StoreFailedError
+from polyreme_datahub.objects import open_store
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
 from polyreme_trainer.model import attend, loss, tiles
 from polyreme_trainer.parallel import collectives, flat, gradients, mesh
@@ -52,6 +51,7 @@ from polyreme_trainer.train.settings import (
 from polyreme_trainer.train.state import TrainState, backward, content, open_state, reduce, update
 from tests.parallel.planted import plant
 from tests.parallel.planted_pipeline import plant as plant_in_pipeline
+from tests.unit.datahub.stores import PassingStore
 
 MEDIA, END, PAD = 5, 1, 0
 VALUES = 3 * 14 * 14
@@ -240,7 +240,9 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
         steps=request.get("steps", 10),
         pipeline=pipeline_of(request.get("pipeline")),
         checkpoint=CheckpointSettings(
-            root=Path(request["root"]),
+            store=_store(request, rank),
+            folder=None if "url" in request else Path(request["root"]),
+            copies=Path(request["copies"]) if "copies" in request else None,
             resume_from=request.get("resume_from"),
             interval_steps=request.get("interval", 4),
             kept=request.get("kept", 3),
@@ -259,12 +261,10 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
         if rank != request.get("fault_rank", 0)
         else {int(step): _fault(name) for step, name in request.get("faults", {}).items()}
     )
-    if (pause := request.get("pause")) and rank == 0:
-        _pause_before(pause)
     if request.get("full_disk_rank") == rank:
         _full_disk()
-    if (broken := request.get("broken_file")) and broken["rank"] == rank:
-        _break_file(**broken)
+    if broken := request.get("killed_at", {}).get(str(rank)):
+        _killed_at(broken)
     if request.get("bug") == "batches are not copied":
         _wrap_batches()
     litter = _litter(request.get("litter", 0))
@@ -278,7 +278,7 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
         settings,
         source=source,
         evaluation=Questions(request["questions"]) if "questions" in request else None,
-        sink=Journal(settings.checkpoint.root / "progress.jsonl") if rank == 0 else Journal(Path(os.devnull)),
+        sink=Journal(Path(request["root"]) / "progress.jsonl") if rank == 0 else Journal(Path(os.devnull)),
         clock=WallClock(),
     )
     litter.clear()
@@ -328,10 +328,10 @@ def digests(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> i
     """Load a checkpoint into this layout and write a digest of every global tensor."""
     with open_world(settings.rank, settings.layout) as world:
         state = open_state(settings, world.meshes, media_token=MEDIA)
-        root, name = settings.checkpoint.root, request["resume_from"]
-        marker = open_checkpoint(root, name, settings.shape)
+        store, name = settings.checkpoint.store, request["resume_from"]
+        marker = open_checkpoint(store, name, settings.shape)
         held = content(state, world.meshes, with_rng=False)
-        load_checkpoint(held, marker, root, name, group=world.checkpoint_group)
+        load_checkpoint(held, marker, store, name, group=world.checkpoint_group)
         whole = _whole(state, world, gradient_too=False)
         whole |= {f"bias.{layer}": bias for layer, bias in _biases(state, world).items()}
         if rank == 0:
@@ -377,37 +377,54 @@ def _full_disk() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
 
 
-def _break_file(*, rank: int, file: str, at_bytes: int, how: str) -> None:
-    """Let writing a checkpoint's file end after so many bytes: killed, stopped, or with a disk's error."""
-    real = filesystem.FileSystem.create_stream
+def _killed_at(at_bytes: int) -> None:
+    """Let the kernel end this process at the first file that grows beyond so many bytes, in the middle of the write."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (at_bytes, resource.RLIM_INFINITY))
 
-    class Breaking:
-        def __init__(self, stream: Any) -> None:
-            self._stream, self._left = stream, at_bytes
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._stream, name)
+def _store(request: Mapping[str, Any], rank: int) -> ObjectStore:
+    """The checkpoint root, with the fault that the test wants of this rank's calls."""
+    store = open_store(request.get("url", Path(request["root"]).as_uri()))
+    fault = request.get("store_fault")
+    return FaultyStore(store, **fault["how"]) if fault and fault["rank"] == rank else store
 
-        def write(self, data: Any) -> int:
-            view = memoryview(data).cast("B")
-            if len(view) <= self._left:
-                self._left -= len(view)
-                return int(self._stream.write(view))
-            self._stream.write(view[: self._left])
-            self._stream.flush()
-            if how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            elif how == "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
-                time.sleep(0.2)
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+class FaultyStore(PassingStore):
+    """Fails, stops or kills this process at a write to a key, once, or counts on failing."""
+
+    def __init__(self, store: ObjectStore, *, what: str, at: str, after: bool = False, times: int = 1) -> None:
+        super().__init__(store)
+        self._what, self._at, self._after, self._left = what, at, after, times
+
+    def put(self, key: str, data: bytes) -> None:
+        with self._fault(key):
+            super().put(key, data)
+
+    def put_if_absent(self, key: str, data: bytes) -> None:
+        with self._fault(key):
+            super().put_if_absent(key, data)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        with self._fault(f"list {prefix}"):
+            return iter(list(super().list(prefix)))
 
     @contextlib.contextmanager
-    def create_stream(self: Any, path: Any, mode: str) -> Iterator[Any]:
-        with real(self, path, mode) as stream:
-            yield Breaking(stream) if "w" in mode and str(path).endswith(file) else stream
+    def _fault(self, key: str) -> Iterator[None]:
+        strikes = key.endswith(self._at) and self._left > 0
+        self._left -= strikes
+        if strikes and not self._after:
+            self._strike()
+        yield
+        if strikes and self._after:
+            self._strike()
 
-    vars(filesystem)["FileSystem"].create_stream = create_stream
+    def _strike(self) -> None:
+        if self._what == "fail":
+            raise StoreFailedError("object store failed: input/output error")
+        os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[self._what])
+        time.sleep(0.2)  # the signal may reach another thread first: this one must not run on meanwhile
 
 
 def _wrap_batches() -> None:
@@ -428,20 +445,6 @@ def _litter(seed: int) -> list[Any]:
     draw = np.random.default_rng(seed)
     blocks = [np.empty(int(size), np.uint8) for size in draw.integers(1, 1 << 16, size=4000 if seed else 0)]
     return blocks[::2]
-
-
-def _pause_before(pause: str) -> None:
-    """Stop this process (SIGSTOP) just before it looks for a newer attempt, or just before it links the marker."""
-    name = {"fence": "check_not_fenced", "marker": "create_if_absent"}[pause]
-    real = getattr(directory, name)
-
-    def paused(*arguments: Any) -> None:
-        setattr(directory, name, real)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(0.2)  # the signal may reach another thread first: this one must not run on meanwhile
-        real(*arguments)
-
-    setattr(directory, name, paused)
 
 
 def main(request: Mapping[str, Any], rank: int, listener: socket.socket | None) -> None:

@@ -35,11 +35,11 @@ def test_an_offline_export_is_the_runs_own_bit_for_bit(start: Any, tmp_path: Pat
 def test_a_torn_or_damaged_checkpoint_is_not_exported(start: Any, tmp_path: Path) -> None:
     run, output = tmp_path / "run", tmp_path / "offline"
     assert start("train", layout=(4, 2), root=run, steps=3).wait() == [0] * 4
-    with (run / NAME / "__2_0.distcp").open("r+b") as file:
+    with (run / NAME / "00002-000.bin").open("r+b") as file:
         file.truncate(100)
     gang = start("offline", layout=(1, 1), root=run, resume_from=NAME, output=str(output))
     assert gang.wait() == [4]
-    assert f"checkpoint is damaged: {NAME}: __2_0.distcp has 100 bytes" in gang.logs()
+    assert f"checkpoint is damaged: {NAME}: 00002-000.bin: it has 100 bytes" in gang.logs()
     (run / NAME / "COMMIT.json").unlink()
     gang = start("offline", layout=(1, 1), root=run, resume_from=NAME, output=str(output))
     assert gang.wait() == [4]

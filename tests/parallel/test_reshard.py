@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from polyreme_api.blocks import BLOCK_BYTES
+from tests.roots import damaged
+
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 
 NAME = "a000001-s00000003"
@@ -51,13 +54,16 @@ def test_a_checkpoint_of_shared_layers_and_cut_streams_loads_bit_for_bit_into_an
 
 def test_a_damaged_checkpoint_is_refused_by_all_ranks_and_the_file_is_named(start: Any, tmp_path: Path) -> None:
     save(start, tmp_path)
-    victim = tmp_path / NAME / "__1_0.distcp"
+    victim = tmp_path / NAME / "00001-000.bin"
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 1
     victim.write_bytes(content)
     gang = start("train", layout=(4, 2), attempt=2, resume_from=NAME, steps=4)
-    assert gang.wait() == [4] * 4
-    assert f"checkpoint is damaged: {NAME}: __1_0.distcp has another digest than the marker says" in gang.logs()
+    assert gang.wait() == [7] * 4
+    where = f"bytes from {len(content) // 2 // BLOCK_BYTES * BLOCK_BYTES}: expected crc32"
+    for rank in range(4):
+        assert f"checkpoint is damaged: {NAME}: 00001-000.bin: {where}" in (tmp_path / f"rank-{rank}.log").read_text()
+    assert NAME in damaged(tmp_path), "no later attempt begins there"
 
 
 def test_a_torn_checkpoint_is_never_loaded(start: Any, tmp_path: Path) -> None:

@@ -21,17 +21,21 @@ from polyreme_api.history import (
     committed_steps,
 )
 from polyreme_api.progress import StepRecord
-from polyreme_trainer.checkpoint.directory import list_checkpoints, read_resume_points
+from tests.roots import list_checkpoints, read_resume_points
 
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 
 LAYOUT = (4, 2)
 STEPS = 12
 WAIT_S_MAX = 60.0
+BEFORE_THE_FENCE = {"rank": 0, "how": {"what": "stop", "at": "INDEX.json", "after": True}}
+BEFORE_THE_MARKER = {"rank": 0, "how": {"what": "stop", "at": "COMMIT.json"}}
+"""Where rank 0 stops in its first commit: before it looks for a newer attempt, or between that and its marker."""
 
 
 def fix_resume(root: Path, attempt: int) -> str | None:
     """Do what a leader does: choose where an attempt begins, once."""
+    root.mkdir(parents=True, exist_ok=True)
     chosen = choose_resume(list_checkpoints(root)[0], read_resume_points(root))
     name = None if chosen is None else checkpoint_name(chosen)
     path = root / attempt_key(attempt)
@@ -83,7 +87,7 @@ def test_losses_after_kills_and_resumes_are_those_of_an_undisturbed_run(
     assert codes[3] == -signal.SIGKILL
     assert 0 not in codes, "the other ranks notice that one is gone"
 
-    during_a_write = begin(start, root, 2, pause="fence")
+    during_a_write = begin(start, root, 2, store_fault=BEFORE_THE_FENCE)
     until(lambda: stopped(during_a_write.processes[0].pid), "rank 0 stops in its first commit")
     during_a_write.kill()
     assert [checkpoint_name(torn) for torn in list_checkpoints(root)[1]] == ["a000002-s00000004"]
@@ -132,7 +136,7 @@ def test_a_stopped_rank_that_wakes_after_its_successor_commits_nothing(
     start: Any, tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
     root = tmp_path / "late"
-    old = begin(start, root, 1, pause="fence")
+    old = begin(start, root, 1, store_fault=BEFORE_THE_FENCE)
     until(lambda: stopped(old.processes[0].pid), "rank 0 stops in its first commit")
     assert begin(start, root, 2).wait() == [0] * 4
     os.kill(old.processes[0].pid, signal.SIGCONT)
@@ -146,7 +150,7 @@ def test_a_commit_that_lands_after_the_next_attempt_has_begun_is_no_history(
     start: Any, tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
     root = tmp_path / "late"
-    old = begin(start, root, 1, pause="marker")
+    old = begin(start, root, 1, store_fault=BEFORE_THE_MARKER)
     until(lambda: stopped(old.processes[0].pid), "rank 0 stops between its look for a newer attempt and its marker")
     assert fix_resume(root, 2) is None
     os.kill(old.processes[0].pid, signal.SIGCONT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -13,25 +14,33 @@ from polyreme.commands.runs import find
 from polyreme.files import read_json
 from polyreme.home import Home
 from polyreme.output import Format, emit, nearest, note
-from polyreme.records import checkpoint_root, read_records
-from polyreme_api.errors import NotFoundError, RefusedError
+from polyreme.records import checkpoint_folder, checkpoint_url, read_records_at
+from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
 
-app = typer.Typer(help="Checkpoints of the runs on this machine.", no_args_is_help=True)
+app = typer.Typer(help="Checkpoints of runs: in a folder of this machine, or in a bucket.", no_args_is_help=True)
 
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Form of the data on standard output.")]
 NameArgument = Annotated[str, typer.Argument(help="Name of the run, or NAMESPACE/NAME.")]
+RootArgument = Annotated[
+    str,
+    typer.Argument(help="Name of the run, NAMESPACE/NAME, or a checkpoint root: file:///FOLDER or s3://BUCKET/PREFIX."),
+]
 
 
 @app.command()
-def ls(context: typer.Context, name: NameArgument, output: OutputOption = Format.TABLE) -> None:
-    """List a run's checkpoints: committed or torn, on the committed history or not.
+def ls(context: typer.Context, root: RootArgument, output: OutputOption = Format.TABLE) -> None:
+    """List a run's checkpoints: committed, torn or damaged, on the committed history or not.
 
-    Example: polyreme checkpoint ls quickstart
+    The server of a bucket and what opens it come from the environment: AWS_ENDPOINT_URL, AWS_REGION,
+    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY.
+
+    Examples:
+
+      polyreme checkpoint ls quickstart
+
+      polyreme checkpoint ls s3://bucket/team/run
     """
-    from polyreme.documents import read_job
-
-    run = find(context.obj, name)
-    records = read_records(checkpoint_root(run, read_job(run.job_file)))
+    records = read_records_at(_url(context.obj, root))
     rows = [
         {
             "name": entry.name,
@@ -40,6 +49,7 @@ def ls(context: typer.Context, name: NameArgument, output: OutputOption = Format
             "committed": entry.committed,
             "history": entry.history,
             "bytes": entry.size_bytes,
+            "why": entry.why,
         }
         for entry in records.checkpoints
     ]
@@ -54,7 +64,45 @@ def ls(context: typer.Context, name: NameArgument, output: OutputOption = Format
             ("COMMITTED", "committed"),
             ("HISTORY", "history"),
             ("BYTES", "bytes"),
+            ("WHY", "why"),
         ],
+    )
+
+
+@app.command()
+def verify(
+    context: typer.Context,
+    root: RootArgument,
+    checkpoint: Annotated[str | None, typer.Option(help="Name of the checkpoint.", show_default="the newest")] = None,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Read every byte of a checkpoint and compare it with the checksums of its marker; exit code 4 if one differs.
+
+    Examples:
+
+      polyreme checkpoint verify quickstart
+
+      polyreme checkpoint verify s3://bucket/team/run --checkpoint a000001-s00000050
+    """
+    from polyreme_datahub.objects import open_store
+    from polyreme_trainer.checkpoint.load import read_marker
+    from polyreme_trainer.checkpoint.pieces import verify_files
+
+    url = _url(context.obj, root)
+    chosen = _chosen(url, root, checkpoint)
+    store = open_store(url)
+    marker = read_marker(store, chosen)
+    with busy(f"reading {chosen}"):
+        verify_files(store, chosen, marker)
+    emit(
+        "Verified",
+        {
+            "checkpoint": chosen,
+            "files": len(marker.files),
+            "bytes": sum(file.size_bytes for file in marker.files.values()),
+        },
+        output=output,
+        columns=[("checkpoint", "checkpoint"), ("files", "files"), ("bytes", "bytes")],
     )
 
 
@@ -78,6 +126,7 @@ def export(
     from polyreme_api.plan.plan import plan_for
     from polyreme_datahub.hub import open_source
     from polyreme_datahub.loader.open import open_tokenizer, sleep_really
+    from polyreme_datahub.objects import open_store
     from polyreme_trainer.parallel.world import RankSettings
     from polyreme_trainer.train.offline import export_checkpoint
     from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
@@ -85,8 +134,8 @@ def export(
     home: Home = context.obj
     run = find(home, name)
     job = read_job(run.job_file)
-    root = checkpoint_root(run, job)
-    chosen = _chosen(root, name, checkpoint)
+    url = checkpoint_url(run, job)
+    chosen = _chosen(url, name, checkpoint)
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
         raise RefusedError(f"no empty folder: {to}; the export replaces nothing that it did not write", field="--to")
     plan = plan_for(job.spec)
@@ -96,7 +145,7 @@ def export(
         layout=plan.layout,
         shape=plan.shape,
         steps=job.spec.training.steps,
-        checkpoint=CheckpointSettings(root=root, resume_from=chosen),
+        checkpoint=CheckpointSettings(store=open_store(url), resume_from=chosen),
     )
     note(f"exporting {chosen} of {name}")
     with busy(f"exporting {chosen}"):
@@ -112,13 +161,34 @@ def export(
     )
 
 
-def _chosen(root: Path, name: str, wanted: str | None) -> str:
+def _url(home: Home, root: str) -> str:
+    """Return the URL of a checkpoint root that is named by its run or by itself.
+
+    Raises:
+        InvalidConfigError: If it is a URL of another kind, or of no folder.
+        NotFoundError: If there is no such run.
+    """
+    from polyreme.documents import read_job
+
+    if "://" not in root:
+        run = find(home, root)
+        return checkpoint_url(run, read_job(run.job_file))
+    if urlsplit(root).scheme not in {"file", "s3"}:
+        rule = "file:///FOLDER or s3://BUCKET/PREFIX"
+        raise InvalidConfigError(f"no checkpoint root: {root!r}, rule {rule}", field="ROOT")
+    folder = checkpoint_folder(root)
+    if folder is not None and not folder.is_dir():
+        raise NotFoundError(f"no checkpoint root: {folder} is no folder", field="ROOT")
+    return root
+
+
+def _chosen(url: str, name: str, wanted: str | None) -> str:
     """Return the wanted checkpoint, or the newest of the committed history.
 
     Raises:
         NotFoundError: If there is none, naming those nearest.
     """
-    entries = read_records(root).checkpoints
+    entries = read_records_at(url).checkpoints
     usable = {entry.name: entry.reference.step for entry in entries if entry.committed}
     if wanted is not None:
         if wanted not in usable:
@@ -128,5 +198,5 @@ def _chosen(root: Path, name: str, wanted: str | None) -> str:
         return wanted
     history = [entry.name for entry in entries if entry.history]
     if not history:
-        raise NotFoundError(f"run {name!r} has no committed checkpoint under {root}", field="NAME")
+        raise NotFoundError(f"run {name!r} has no committed checkpoint under {url}", field="NAME")
     return max(history, key=lambda entry: usable[entry])

@@ -68,11 +68,11 @@ def show(context: typer.Context, name: NameArgument, output: OutputOption = Form
     Example: polyreme runs show quickstart
     """
     from polyreme.documents import read_job
-    from polyreme.records import checkpoint_root, read_records
+    from polyreme.records import checkpoint_url, read_records_at
 
     run = find(context.obj, name)
     row = describe(run)
-    records = read_records(checkpoint_root(run, read_job(run.job_file)))
+    records = read_records_at(checkpoint_url(run, read_job(run.job_file)))
     row["attempts"] = [
         {"attempt": point.attempt, "resumedFrom": point.resume_from, "steps": len(records.steps.get(point.attempt, ()))}
         for point in records.points

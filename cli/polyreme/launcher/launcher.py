@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from polyreme.files import write_atomically
+from polyreme.launcher.copies import CopiesFolder
 from polyreme.launcher.leading import Leading
 from polyreme.launcher.peers import FollowerLink
 from polyreme.launcher.progress_pipe import ProgressPipe
@@ -65,6 +66,7 @@ class Launcher:
         self._link: FollowerLink | None = None
         self._pipe: ProgressPipe | None = None
         self._ended: asyncio.Future[int] | None = None
+        self._copies = CopiesFolder()
 
     async def run(self) -> int:
         """Launch until there is nothing left to do; return the exit code."""
@@ -72,6 +74,7 @@ class Launcher:
         self._ended = loop.create_future()
         loop.add_signal_handler(signal.SIGTERM, self._feed, machine.StopRequested(grace_s=GRACE_S))
         self._end_with_host()
+        self._copies.open()
         self._ranks.start()
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -84,6 +87,7 @@ class Launcher:
             if self._leading is not None:
                 await self._leading.close()
             await self._ranks.close()
+            self._copies.close()
 
     async def _meet(self, tasks: list[asyncio.Task[None]]) -> None:
         """Become the leader, or look for it."""
@@ -195,6 +199,8 @@ class Launcher:
         )
         own = {name: value for name, value in self._environment.items() if name not in _NOT_FOR_RANKS}
         variables = {**own, **described.render(), "OMP_NUM_THREADS": "1"}
+        if self._copies.path is not None:
+            variables[names.COPIES_FOLDER] = str(self._copies.path)
         if release.master_address.startswith("127."):
             variables["GLOO_SOCKET_IFNAME"] = "lo"
         self._ranks.fork(

@@ -1,25 +1,23 @@
-"""Fix where an attempt begins: once, by create-if-absent, from what is committed and history."""
+"""Fix where an attempt begins: once, by create-if-absent, from what is committed, whole and history.
+
+What is torn or damaged is passed over and named. One thing is not done in silence: where history had checkpoints and
+none of them is whole, the attempt is refused. To begin anew would throw the whole run away, and that is a person's to
+say.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 
-from polyreme_api.errors import InvalidConfigError, RefusedError
-from polyreme_api.history import (
-    COMMIT_MARKER,
-    ResumePoint,
-    attempt_key,
-    claim_key,
-    parse_checkpoint_name,
-)
-from polyreme_api.marker import ForeignFormatError, parse_marker
+from polyreme_api.errors import RefusedError
+from polyreme_api.history import ResumePoint, attempt_key, attempt_spans, claim_key, is_history
+from polyreme_api.marker import ForeignFormatError
 from polyreme_api.progress import CheckpointRef
 from polyreme_api.resume import fix_resume_point
-from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore
-
-NAMED_MAX = 3
-"""Missing files that a message names."""
+from polyreme_api.root import State, StoredCheckpoint, Survey, read_point, survey
+from polyreme_api.store import ObjectExistsError, ObjectStore
 
 
 def fix_resume(store: ObjectStore, *, attempt: int, by: str, now_s: float) -> ResumePoint | None:
@@ -27,7 +25,7 @@ def fix_resume(store: ObjectStore, *, attempt: int, by: str, now_s: float) -> Re
 
     Raises:
         ForeignFormatError: If a checkpoint is of a format that this version does not read.
-        RefusedError: If a resume point is damaged.
+        RefusedError: If a resume point is damaged, or every checkpoint of history is.
         StoreFailedError: If the store stays away.
     """
     return fix_resume_point(_StoreRoot(store), attempt=attempt, by=by, now_s=now_s)
@@ -38,60 +36,46 @@ class _StoreRoot:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
+        self._attempt = 0
 
     def claim(self, attempt: int) -> None:
         """Create the attempt's claim, if it is absent."""
+        self._attempt = attempt
         with contextlib.suppress(ObjectExistsError):
             self._store.put_if_absent(claim_key(attempt), b"")
 
-    def look(self) -> tuple[list[ResumePoint], list[CheckpointRef]]:
+    def look(self) -> tuple[Sequence[ResumePoint], Sequence[CheckpointRef]]:
         """Return the points that are fixed, and the checkpoints that are committed and whole."""
-        keys = {info.key: info.size_bytes for info in self._store.list("")}
-        points = [_point(self._store, key) for key in keys if key.startswith("attempts/") and _is_point(key)]
-        return points, _committed(self._store, keys)
+        seen = survey(self._store)
+        for foreign in seen.of(State.FOREIGN):
+            raise ForeignFormatError(foreign.why)
+        damaged = seen.of(State.DAMAGED)
+        for stored in damaged:
+            print(f"checkpoint {stored.name} is damaged and not used: {stored.why}", file=sys.stderr)
+        if not any(point.attempt == self._attempt for point in seen.points):
+            _refuse_to_begin_anew(seen, damaged)
+        return seen.points, seen.committed
 
     def put_if_absent(self, point: ResumePoint) -> ResumePoint:
         """Create the point of its attempt, and return the one that stands there then."""
         try:
             self._store.put_if_absent(attempt_key(point.attempt), point.model_dump_json(by_alias=True).encode())
         except ObjectExistsError:
-            return _point(self._store, attempt_key(point.attempt))
+            return read_point(self._store, point.attempt)
         return point
 
 
-def _point(store: ObjectStore, key: str) -> ResumePoint:
-    try:
-        return ResumePoint.model_validate_json(store.get(key))
-    except ValueError as error:
-        # Without it nobody knows what is history: nothing is guessed.
-        raise RefusedError(f"resume point {key} can't be read: it is damaged, or not ours") from error
+def _refuse_to_begin_anew(seen: Survey, damaged: Sequence[StoredCheckpoint]) -> None:
+    """Refuse an attempt that would begin at step 0 though the run had got further.
 
-
-def _is_point(key: str) -> bool:
-    stem = key.removeprefix("attempts/").removesuffix(".json")
-    return stem.isdigit() and key == attempt_key(int(stem))
-
-
-def _committed(store: ObjectStore, keys: dict[str, int]) -> list[CheckpointRef]:
-    """Checkpoints with a marker whose files are all there in full; torn ones are named in the log."""
-    committed = []
-    for key in keys:
-        name, _, rest = key.partition("/")
-        if rest != COMMIT_MARKER:
-            continue
-        try:
-            reference = parse_checkpoint_name(name)
-            marker = parse_marker(store.get(key), name=name)
-        except ForeignFormatError:
-            raise
-        except ObjectNotFoundError:
-            continue  # deleted since it was listed, as only one older than the newest is
-        except (InvalidConfigError, RefusedError) as error:
-            print(f"checkpoint {name} is torn and not used: {error}", file=sys.stderr)
-            continue
-        missing = [file for file, saved in marker.files.items() if keys.get(f"{name}/{file}") != saved.size_bytes]
-        if missing:
-            print(f"checkpoint {name} is torn and not used: {', '.join(sorted(missing)[:NAMED_MAX])}", file=sys.stderr)
-        else:
-            committed.append(reference)
-    return committed
+    Raises:
+        RefusedError: Naming what is damaged.
+    """
+    spans = attempt_spans(seen.points)
+    lost = [stored for stored in damaged if is_history(stored.reference, spans)]
+    if lost and not any(is_history(reference, spans) for reference in seen.committed):
+        named = "; ".join(f"{stored.name}: {stored.why}" for stored in lost)
+        raise RefusedError(
+            f"no checkpoint of the run is whole: {named}; put the files back, or begin another run",
+            field="spec.checkpoint.location",
+        )

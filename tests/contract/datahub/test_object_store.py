@@ -1,4 +1,4 @@
-"""What every object store promises, on a local directory."""
+"""What every object store promises: a directory, and a bucket of a real S3 server."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ from polyreme_datahub.objects import LocalObjectStore, open_store
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ObjectStore:
+def folder(tmp_path: Path) -> ObjectStore:
     return open_store(f"file://{tmp_path}/objects", sleep=lambda _: None)
+
+
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.services)])
+def store(request: pytest.FixtureRequest) -> ObjectStore:
+    found = request.getfixturevalue(request.param)
+    return open_store(found, sleep=lambda _: None) if isinstance(found, str) else found
 
 
 @pytest.fixture
@@ -62,6 +68,42 @@ def test_only_one_of_many_writers_creates_an_object(store: ObjectStore) -> None:
     assert store.get("one") == str(won[0]).encode()
 
 
+def test_a_large_object_is_read_back_by_ranges(store: ObjectStore) -> None:
+    data = bytes(range(256)) * (96 * 1024)  # 24 MiB: a bucket takes it in parts
+    store.put("large", data)
+    assert store.get_range("large", start=11 << 20, length=3) == data[11 << 20 : (11 << 20) + 3]
+    assert store.get_range("large", start=len(data) - 5, length=99) == data[-5:]
+    assert [(info.key, info.size_bytes) for info in store.list("large")] == [("large", len(data))]
+
+
+@pytest.mark.services
+def test_a_put_whose_answer_was_lost_meets_itself(bucket: str) -> None:
+    """The server's own refusal can't say whose object is there; its content does."""
+    store = open_store(bucket)
+    store.put_if_absent("one", b"mine")
+    store.put_if_absent("one", b"mine")
+    with pytest.raises(ObjectExistsError):
+        store.put_if_absent("one", b"another's")
+
+
+@pytest.mark.services
+def test_credentials_stand_in_no_url_and_in_no_error(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidConfigError, match="no place for credentials") as refused:
+        open_store("s3://me:secret@bucket/root")
+    assert "secret" not in str(refused.value)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-and-private")
+    with pytest.raises(StoreFailedError) as failed:
+        open_store(bucket, sleep=lambda _: None).put("a", b"1")
+    assert bucket in str(failed.value)
+    assert "wrong-and-private" not in str(failed.value)
+
+
+@pytest.mark.parametrize("url", ["s3:///root", "s3://bucket:80/root", "s3://bucket/root?x=1", "s3://bucket/a/../b"])
+def test_a_url_that_names_no_bucket_is_refused(url: str) -> None:
+    with pytest.raises(InvalidConfigError):
+        open_store(url)
+
+
 def test_a_listing_is_sorted_and_shows_no_temporary_file(store: ObjectStore, tmp_path: Path) -> None:
     for key in ("p/b", "p/a", "q/a", "p/c/d", "pz"):
         store.put(key, b"1")
@@ -69,25 +111,25 @@ def test_a_listing_is_sorted_and_shows_no_temporary_file(store: ObjectStore, tmp
     assert [info.key for info in store.list("p")] == ["p/a", "p/b", "p/c/d", "pz"]
     assert [info.size_bytes for info in store.list("q")] == [1]
     assert len(list(store.list(""))) == 5
-    assert list((tmp_path / "objects" / ".tmp").iterdir()) == []
+    assert list(tmp_path.glob("objects/.tmp/*")) == []
 
 
-def test_what_killed_writers_left_is_swept_when_it_is_old(store: ObjectStore, tmp_path: Path) -> None:
-    store.put("a", b"1")
-    folder = tmp_path / "objects" / ".tmp"
-    (folder / "1-old").write_bytes(b"torn")
-    os.utime(folder / "1-old", (1.0, 1.0))
-    (folder / "2-new").write_bytes(b"being written")
+def test_what_killed_writers_left_is_swept_when_it_is_old(folder: ObjectStore, tmp_path: Path) -> None:
+    folder.put("a", b"1")
+    left = tmp_path / "objects" / ".tmp"
+    (left / "1-old").write_bytes(b"torn")
+    os.utime(left / "1-old", (1.0, 1.0))
+    (left / "2-new").write_bytes(b"being written")
     open_store(f"file://{tmp_path}/objects").put("b", b"1")
-    assert [path.name for path in folder.iterdir()] == ["2-new"]
+    assert [path.name for path in left.iterdir()] == ["2-new"]
 
 
-def test_every_folder_that_a_put_made_is_synced(store: ObjectStore, tmp_path: Path, synced: list[Path]) -> None:
-    store.put("a/b/one", b"1")
+def test_every_folder_that_a_put_made_is_synced(folder: ObjectStore, tmp_path: Path, synced: list[Path]) -> None:
+    folder.put("a/b/one", b"1")
     root = tmp_path / "objects"
     assert {path for path in synced if path.is_dir()} == {root / "a/b", root / "a", root}
     synced.clear()
-    store.put("a/b/two", b"2")
+    folder.put("a/b/two", b"2")
     assert [path for path in synced if path.is_dir()] == [root / "a/b"]
 
 
@@ -100,6 +142,17 @@ def test_absence_is_said_and_a_second_delete_is_no_error(store: ObjectStore) -> 
     store.delete("some")
     store.delete("some")
     assert not store.exists("some")
+
+
+def test_a_folder_goes_with_its_last_object_and_comes_back(folder: ObjectStore, tmp_path: Path) -> None:
+    folder.put("a/b", b"1")
+    folder.put("a/c", b"1")
+    folder.delete("a/b")
+    assert (tmp_path / "objects" / "a").is_dir()
+    folder.delete("a/c")
+    assert not (tmp_path / "objects" / "a").exists()
+    folder.put("a/b", b"1")
+    assert folder.get("a/b") == b"1"
 
 
 @pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/..", "."])

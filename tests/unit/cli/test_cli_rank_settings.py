@@ -19,6 +19,7 @@ from polyreme_api.job.data import Evaluation
 from polyreme_api.job.model import ModelPart, Optimizer, Training
 from polyreme_api.job.workers import Checkpoint, Export, Parallelism
 from polyreme_api.plan.plan import plan_for
+from polyreme_datahub.objects import open_store
 from polyreme_trainer.train.settings import TrainSettings
 
 SPEC: dict[str, Any] = {
@@ -121,6 +122,8 @@ def test_a_changed_field_changes_what_the_trainer_gets(field: str) -> None:
     assert seen - {"checkpoint.plan_hash"}, "more than the hash of the plan"
 
 
+        container = {"name": "worker", "resources": {"limits": {"memory": "4Ti"}}}
+        spec["workers"]["template"] = {"spec": {"containers": [container]}}  # or no plan would fit
 def test_no_two_fields_land_in_the_same_place() -> None:
     usual = settings(SPEC)
     places = [
@@ -149,7 +152,8 @@ def test_a_pipeline_reaches_the_trainer_with_its_schedule() -> None:
 
 def test_what_is_no_field_comes_from_the_environment() -> None:
     seen = settings(SPEC)
-    assert seen.checkpoint.root == Path("/checkpoints")
+    assert seen.checkpoint.store == open_store("file:///checkpoints")
+    assert seen.checkpoint.folder == Path("/checkpoints")
     assert seen.checkpoint.resume_from == "a000002-s00000005"
     assert (seen.rank.rank, seen.rank.world, seen.rank.attempt) == (1, 4, 3)
     assert seen.export_directory == Path("/export")

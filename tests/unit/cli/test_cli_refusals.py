@@ -19,8 +19,10 @@ from polyreme.home import Home
 from polyreme.main import invoke
 from polyreme_api.errors import ExitCode, InvalidConfigError, RefusedError
 from polyreme_api.history import CHECKPOINT_FORMAT, COMMIT_MARKER
-from polyreme_api.marker import CommitMarker
+from polyreme_api.marker import CommitMarker, seal
 from polyreme_api.plan.plan import shape_digest, shape_of
+from polyreme_api.root import survey
+from tests.roots import store_at
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -87,7 +89,7 @@ REFUSALS: dict[str, tuple[Change, list[str]]] = {
         put("data.tokenizer.vocabulary", 100_000),
         ["100000 tokens", "the model embeds 512", "spec.data.tokenizer.vocabulary"],
     ),
-    "checkpoints in a bucket": (put("checkpoint.location", "s3://bucket/root"), ["s3://", "spec.checkpoint.location"]),
+    "checkpoints elsewhere": (put("checkpoint.location", "gs://bucket/root"), ["gs://", "spec.checkpoint.location"]),
     "an export into a bucket": (put("export.location", "s3://bucket/root"), ["s3://", "spec.export.location"]),
 }
 FILES: dict[str, tuple[str | bytes, list[str]]] = {
@@ -198,10 +200,10 @@ def committed(root: Path, job: dict[str, Any], **changes: Any) -> Path:
         files={},
         loader={},
         committed_at_s=0.0,
-    ).model_dump(mode="json", by_alias=True)
+    )
     path = root / "a000001-s00000002" / COMMIT_MARKER
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({**marker, **changes}))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(seal(marker.model_copy(update=changes)))
     return path
 
 
@@ -248,11 +250,11 @@ def test_a_torn_checkpoint_and_one_of_this_model_refuse_nothing(tmp_path: Path) 
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(located(root)))
     job = read_job(path)
-    preflight.check_checkpoints(root, shape_of(job.spec))
+    preflight.check_checkpoints(survey(store_at(root)), root.as_uri(), shape_of(job.spec))
     marker.write_text("{torn")
-    preflight.check_checkpoints(root, shape_of(job.spec))
+    preflight.check_checkpoints(survey(store_at(root)), root.as_uri(), shape_of(job.spec))
     marker.unlink()
-    preflight.check_checkpoints(root, shape_of(job.spec))
+    preflight.check_checkpoints(survey(store_at(root)), root.as_uri(), shape_of(job.spec))
 
 
 def test_a_swapped_root_refuses_a_run_that_would_go_on(home: Home, tmp_path: Path) -> None:
@@ -273,8 +275,8 @@ def test_a_root_with_the_attempts_of_another_run_is_not_begun_again(home: Home, 
     job, run = read_job(path), home.run("default", "refused")
     (root / "attempts").mkdir(parents=True)
     attempt = root / "attempts" / "000001.json"
-    for left in (attempt, committed(root, located(root))):
-        left.touch()
+    attempt.write_text('{"attempt": 1}')
+    for _ in (attempt, committed(root, located(root))):
         for fresh in (False, True):
             with pytest.raises(RefusedError, match="another run's"):
                 preflight.check(home, run, job, resumes=False, fresh=fresh)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
 from polyreme.launcher.resume import fix_resume
-from polyreme_api.history import COMMIT_MARKER, attempt_key, checkpoint_name
-from polyreme_api.marker import CommitMarker, ForeignFormatError, SavedFile
+from polyreme_api.errors import RefusedError
+from polyreme_api.history import CHECKPOINT_FORMAT, COMMIT_MARKER, DAMAGE_RECORD, attempt_key, checkpoint_name
+from polyreme_api.marker import CommitMarker, ForeignFormatError, SavedFile, seal
 from polyreme_api.progress import CheckpointRef
 from polyreme_datahub.objects import open_store
 
 
-def save(root: Path, attempt: int, step: int, *, format_version: int = 1) -> Path:
+def save(root: Path, attempt: int, step: int, *, format_version: int = CHECKPOINT_FORMAT) -> Path:
     """Leave what a finished save leaves."""
     name = checkpoint_name(CheckpointRef(attempt=attempt, step=step))
     data = f"{attempt}-{step}".encode()
     directory = root / name
     directory.mkdir(parents=True)
-    (directory / "__0_0.distcp").write_bytes(data)
+    (directory / "00000-000.bin").write_bytes(data)
     marker = CommitMarker(
         format=format_version,
         attempt=attempt,
@@ -30,11 +30,11 @@ def save(root: Path, attempt: int, step: int, *, format_version: int = 1) -> Pat
         model_digest="d",
         model_shape={},
         plan_hash="p",
-        files={"__0_0.distcp": SavedFile(size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())},
+        files={"00000-000.bin": SavedFile.of(data)},
         loader={},
         committed_at_s=0.0,
     )
-    (directory / COMMIT_MARKER).write_text(marker.model_dump_json(by_alias=True))
+    (directory / COMMIT_MARKER).write_bytes(seal(marker))
     return directory
 
 
@@ -76,16 +76,40 @@ def test_a_late_commit_of_an_older_attempt_is_never_history(tmp_path: Path) -> N
     assert fix(tmp_path, 3) == "a000001-s00000050"
 
 
-def test_a_torn_checkpoint_is_passed_over_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_torn_or_damaged_checkpoint_is_passed_over_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fix(tmp_path, 1)
     save(tmp_path, 1, 50)
-    (save(tmp_path, 1, 100) / "__0_0.distcp").unlink()
-    (save(tmp_path, 1, 150) / "__0_0.distcp").write_bytes(b"")
+    (save(tmp_path, 1, 100) / "00000-000.bin").unlink()
+    (save(tmp_path, 1, 150) / "00000-000.bin").write_bytes(b"")
     (save(tmp_path, 1, 200) / COMMIT_MARKER).write_text("{")
     (save(tmp_path, 1, 250) / COMMIT_MARKER).unlink()
     assert fix(tmp_path, 2) == "a000001-s00000050"
     said = capsys.readouterr().err
-    assert all(f"a000001-s00000{step} is torn" in said for step in (100, 150, 200))
+    assert "a000001-s00000100 is damaged and not used: 00000-000.bin is missing" in said
+    assert "a000001-s00000150 is damaged and not used: 00000-000.bin has 0 bytes, the marker says 5" in said
+    assert "a000001-s00000200 is damaged and not used: checkpoint marker is damaged" in said
+
+
+def test_what_ranks_found_damaged_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fix(tmp_path, 1)
+    save(tmp_path, 1, 50)
+    (save(tmp_path, 1, 100) / DAMAGE_RECORD).write_text('{"damage": ["00000-000.bin: a bit"]}')
+    assert fix(tmp_path, 2) == "a000001-s00000050"
+    assert "a000001-s00000100 is damaged and not used: 00000-000.bin: a bit" in capsys.readouterr().err
+
+
+def test_a_run_never_begins_anew_because_what_it_saved_is_damaged(tmp_path: Path) -> None:
+    fix(tmp_path, 1)
+    file = save(tmp_path, 1, 50) / "00000-000.bin"
+    file.write_bytes(b"")
+    with pytest.raises(RefusedError, match=r"no checkpoint of the run is whole: a000001-s00000050: 00000-000"):
+        fix(tmp_path, 2)
+    file.write_bytes(b"1-50")
+    assert fix(tmp_path, 2) == "a000001-s00000050"
+    file.write_bytes(b"")
+    assert fix(tmp_path, 2) == "a000001-s00000050", "what was fixed stays, and its ranks say what is wrong"
 
 
 def test_a_checkpoint_of_another_format_is_never_passed_over_in_silence(tmp_path: Path) -> None:

@@ -27,10 +27,6 @@ class FlatTensors:
     part: tuple[int, int] | None = None
     """Which of how many equal slices each tensor is; None for whole tensors."""
 
-    def staged(self) -> FlatTensors:
-        """Copy to host memory: what training does next no longer matters."""
-        return dataclasses.replace(self, buffer=self.buffer.detach().to("cpu", copy=True))
-
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield names and views."""
         for slot in self.slots:
@@ -51,10 +47,15 @@ class Content:
     plain: Mapping[str, Tensor]
     """Small tensors outside the buffers."""
 
-    def staged(self) -> Content:
-        """Copy everything to host memory: one copy a buffer, some ms for a small model."""
-        plain = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.plain.items()}
-        return Content(flat=[part.staged() for part in self.flat], plain=plain)
+    def buffers(self) -> list[Tensor]:
+        """All memory that it lies in: the flat buffers, then the small tensors by name."""
+        return [*(part.buffer for part in self.flat), *(self.plain[name] for name in sorted(self.plain))]
+
+    def over(self, buffers: Sequence[Tensor]) -> Content:
+        """The same names over other memory, given in the order of ``buffers``."""
+        flat = [dataclasses.replace(part, buffer=buffer) for part, buffer in zip(self.flat, buffers, strict=False)]
+        plain = dict(zip(sorted(self.plain), buffers[len(flat) :], strict=True))
+        return Content(flat=flat, plain=plain)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Name every tensor as distributed checkpointing wants them; views, so that a load writes in place."""

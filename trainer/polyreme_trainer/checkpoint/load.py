@@ -1,77 +1,101 @@
-"""Loading a named checkpoint into any layout, after checking that it is committed, whole, and of this model."""
+"""Loading a named checkpoint into any layout, after checking that it is committed, whole, and of this model.
+
+A rank reads the ranges that hold its own tensors and verifies every block of them; together the ranks so verify all
+that anybody uses. What one of them finds is raised by all.
+"""
 
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
 
 from polyreme_api.errors import NotFoundError, RefusedError
-from polyreme_api.history import COMMIT_MARKER, checkpoint_name
+from polyreme_api.history import COMMIT_MARKER
 from polyreme_api.marker import CommitMarker, check_model, parse_marker
 from polyreme_api.plan.shapes import ModelShape
+from polyreme_api.root import State, survey
+from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_trainer.checkpoint.content import Content
-from polyreme_trainer.checkpoint.directory import damaged_files, list_checkpoints
+from polyreme_trainer.checkpoint.hostcopy import HostCopies
+from polyreme_trainer.checkpoint.pieces import DamagedError, read_pieces
 from polyreme_trainer.parallel import collectives
 
+_FIELD = "POLYREME_RESUME_FROM"
 _log = logging.getLogger(__name__)
 
 
-def name_torn(root: Path) -> list[str]:
-    """Log and return the names of directories that were begun and never committed; they are never loaded."""
-    names = [checkpoint_name(reference) for reference in list_checkpoints(root)[1]]
-    for name in names:
-        _log.warning("torn checkpoint ignored: %s has no %s", name, COMMIT_MARKER)
-    return names
+def name_unusable(store: ObjectStore) -> list[str]:
+    """Log and return the names of what is never loaded: begun and not committed, or damaged since."""
+    unusable = survey(store).of(State.TORN, State.DAMAGED)
+    for stored in unusable:
+        _log.warning("%s checkpoint ignored: %s: %s", stored.state.value, stored.name, stored.why)
+    return [stored.name for stored in unusable]
 
 
-def read_marker(root: Path, name: str) -> CommitMarker:
+def read_marker(store: ObjectStore, name: str) -> CommitMarker:
     """Read the marker of a checkpoint.
 
     Raises:
-        NotFoundError: If there is no such directory.
+        NotFoundError: If there is nothing of that name.
         RefusedError: If the checkpoint is torn, damaged, or of another format.
     """
-    if not (root / name).is_dir():
-        raise NotFoundError(f"no checkpoint {name}: {root} holds no such directory", field="POLYREME_RESUME_FROM")
     try:
-        text = (root / name / COMMIT_MARKER).read_bytes()
-    except FileNotFoundError as error:
-        raise RefusedError(
-            f"checkpoint is torn: {name} has no {COMMIT_MARKER}", field="POLYREME_RESUME_FROM"
-        ) from error
+        text = store.get(f"{name}/{COMMIT_MARKER}")
+    except ObjectNotFoundError as error:
+        if not any(True for _ in store.list(f"{name}/")):
+            raise NotFoundError(f"no checkpoint {name}: nothing of that name in its root", field=_FIELD) from error
+        raise RefusedError(f"checkpoint is torn: {name} has no {COMMIT_MARKER}", field=_FIELD) from error
     return parse_marker(text, name=name)
 
 
-def load_checkpoint(content: Content, marker: CommitMarker, root: Path, name: str, *, group: dist.ProcessGroup) -> None:
-    """Fill the content's tensors in place; every rank calls it.
-
-    Raises:
-        RefusedError: If a file is missing or damaged (found by one rank, raised by all), or a tensor does not fit.
-    """
-    directory = root / name
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    mine = sorted(marker.files.items())[rank::ranks]
-    reasons = [why for whys in collectives.gather_to_all(damaged_files(directory, mine), group) for why in whys]
-    if reasons:
-        raise RefusedError(f"checkpoint is damaged: {name}: {'; '.join(reasons)}", field="POLYREME_RESUME_FROM")
-    try:
-        dcp.load(content.state_dict(), storage_reader=dcp.FileSystemReader(directory), process_group=group)
-    except CheckpointException as error:
-        causes = "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items()))
-        raise RefusedError(f"checkpoint does not fit: {name}: {causes}", field="POLYREME_RESUME_FROM") from error
-
-
-def open_checkpoint(root: Path, name: str, shape: ModelShape) -> CommitMarker:
+def open_checkpoint(store: ObjectStore, name: str, shape: ModelShape) -> CommitMarker:
     """Read a checkpoint's marker and refuse one of another model.
 
     Raises:
         NotFoundError: If there is no such checkpoint.
         RefusedError: If it is torn, damaged, of another format or model.
     """
-    marker = read_marker(root, name)
+    marker = read_marker(store, name)
     check_model(marker, shape, name=name)
     return marker
+
+
+def load_checkpoint(
+    content: Content,
+    marker: CommitMarker,
+    store: ObjectStore,
+    name: str,
+    *,
+    group: dist.ProcessGroup,
+    copies: HostCopies | None = None,
+) -> None:
+    """Fill the content's tensors in place; every rank calls it.
+
+    Args:
+        content: What this rank holds of the model.
+        marker: The checkpoint's marker, just read.
+        store: The checkpoint root.
+        name: The checkpoint's name.
+        group: Process group of checkpoints alone.
+        copies: Where this rank may have a copy of the same checkpoint in host memory.
+
+    Raises:
+        DamagedError: If a file is missing or damaged (found by one rank, raised by all).
+        RefusedError: If a tensor does not fit.
+        StoreFailedError: If the store stays away; on this rank alone.
+    """
+    damage: tuple[str, ...] = ()
+    refusal = ""
+    try:
+        if copies is None or not copies.restore(content, marker):
+            read_pieces(store, name, marker, content.state_dict())
+    except DamagedError as error:
+        damage = error.damage
+    except RefusedError as error:
+        refusal = error.message
+    told = collectives.gather_to_all((damage, refusal), group)
+    if all_damage := sorted({line for lines, _ in told for line in lines}):
+        raise DamagedError(name, all_damage)
+    if refusals := "; ".join(f"rank {rank}: {said}" for rank, (_, said) in enumerate(told) if said):
+        raise RefusedError(refusals, field=_FIELD)

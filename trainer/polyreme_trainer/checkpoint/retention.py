@@ -2,63 +2,95 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from polyreme_api.history import ResumePoint, attempt_spans, checkpoint_name, is_history
 from polyreme_api.progress import CheckpointRef
-from polyreme_trainer.checkpoint.directory import check_not_fenced, list_checkpoints, read_resume_points, remove
+from polyreme_api.root import State, check_not_fenced, survey
+from polyreme_api.store import ObjectStore
+from polyreme_trainer.checkpoint.commit import remove
 
 _log = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How much of history is kept."""
+
+    kept: int
+    """Newest checkpoints; at least one stays."""
+    age_s_max: float | None = None
+    """Age beyond which a checkpoint goes though it is among those; None: age does not matter."""
+
+
 def expendable(
-    committed: Sequence[CheckpointRef],
+    committed: Mapping[CheckpointRef, float],
     torn: Sequence[CheckpointRef],
     points: Sequence[ResumePoint],
     *,
     attempt: int,
-    kept: int,
+    rule: Rule,
+    now_s: float,
 ) -> list[CheckpointRef]:
-    """Choose what to delete: all but the newest ``kept`` of history, and what was left outside it.
+    """Choose what to delete: of history what the rule does not keep, and what was left outside it.
 
-    Without any resume point nothing says what history is, and every committed checkpoint counts. Without any committed
-    checkpoint in history nothing goes. What newer attempts left is theirs.
+    The newest of history always stays, and so does what the newest attempt begins at until it has committed one of its
+    own: its ranks may be reading it. Without any resume point nothing says what history is, and every committed
+    checkpoint counts. Without any committed checkpoint in history nothing goes. What newer attempts left is theirs.
 
     Args:
-        committed: Checkpoints with a marker.
-        torn: Directories without one; no save of this attempt is in flight.
+        committed: Checkpoints that are whole, and when each was committed.
+        torn: What is none: no save of this attempt is in flight.
         points: Where attempts up to this one begin.
         attempt: Number of this attempt.
-        kept: Checkpoints of history to keep; at least one stays.
+        rule: What is kept.
+        now_s: The present, by the clock that committed them.
     """
     spans = attempt_spans(points)
     known = [c for c in committed if not points or is_history(c, spans)]
     history = sorted(known, key=lambda c: (c.step, c.attempt))
     if not history:
         return []
+    newest = max(points, key=lambda point: point.attempt, default=None)
+    begun = newest.checkpoint if newest and not any(c.attempt == newest.attempt for c in history) else None
+    numbered = enumerate(reversed(history))
+    old = [
+        c
+        for number, c in numbered
+        if number and c != begun and (number >= rule.kept or _is_old(committed[c], rule, now_s))
+    ]
     stray = [c for c in committed if c not in known and c.attempt < attempt]
     left = [c for c in torn if c.attempt <= attempt]
-    return history[: max(0, len(history) - max(1, kept))] + stray + left
+    return old[::-1] + stray + left
 
 
-def retain(root: Path, *, attempt: int, kept: int) -> list[str]:
+def _is_old(committed_at_s: float, rule: Rule, now_s: float) -> bool:
+    return rule.age_s_max is not None and now_s - committed_at_s > rule.age_s_max
+
+
+def retain(store: ObjectStore, *, attempt: int, rule: Rule, now_s: float) -> list[str]:
     """Delete what is expendable, and return the names; called after a commit, by its writer, with no save in flight.
 
     Why no race loses the newest in history: a leader claims its attempt, lists, chooses; this writer commits, looks for
     a claim, deletes. If it finds none, every later list shows the commit, and no leader chooses what is older.
 
+    What is damaged stays: somebody may want to look at it, and may mend it.
+
     Raises:
         FencedError: If a newer attempt has begun: what is expendable is no longer this writer's to say.
         RefusedError: If a resume point is damaged.
-        OSError: If the disk refuses.
+        StoreFailedError: If the store refuses.
     """
-    committed, torn = list_checkpoints(root)
-    check_not_fenced(root, attempt)
-    points = [point for point in read_resume_points(root) if point.attempt <= attempt]
-    names = [checkpoint_name(c) for c in expendable(committed, torn, points, attempt=attempt, kept=kept)]
+    seen = survey(store)
+    check_not_fenced(store, attempt)
+    points = [point for point in seen.points if point.attempt <= attempt]
+    committed = {c.reference: c.marker.committed_at_s for c in seen.checkpoints if c.marker is not None}
+    torn = [stored.reference for stored in seen.of(State.TORN)]
+    gone = expendable(committed, torn, points, attempt=attempt, rule=rule, now_s=now_s)
+    names = [checkpoint_name(c) for c in gone]
     for name in names:
-        remove(root / name)
+        remove(store, name)
         _log.info("checkpoint deleted by retention: %s", name)
     return names

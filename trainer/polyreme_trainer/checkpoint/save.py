@@ -1,24 +1,23 @@
 """Saving in the background, at most one checkpoint in flight, committed only when every rank's files are durable.
 
-The step waits for one copy of the flat buffers. The rest runs in a thread: distributed save over a group of its
-own, digests, then rank 0 looks for a newer attempt and writes the marker. The outcome is broadcast, so that all ranks
-agree on what happened. Not ``async_save``: its future ends before digests and marker, which must follow in the same
-order on the same group.
+The step waits for one copy of the flat buffers. The rest runs in a thread over a process group of its own: the ranks
+agree who writes which tensor (torch's planner: what several hold is written once, evenly), write, and tell rank 0 the
+checksums; it writes index and marker. The outcome is broadcast, so that all ranks agree on what happened. Torch's own
+``async_save`` is not used: its future ends before the marker, and its file writer knows neither checksums nor buckets.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import logging
-import shutil
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlan
 
 from polyreme_api.errors import EnvironmentFailedError, FencedError, PolyremeError, RefusedError
 from polyreme_api.history import checkpoint_name
@@ -26,17 +25,20 @@ from polyreme_api.marker import CommitMarker, SavedFile
 from polyreme_api.plan.plan import shape_digest
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.progress import CheckpointRef
+from polyreme_api.root import check_not_fenced
+from polyreme_api.store import ObjectStore
+from polyreme_trainer.checkpoint.commit import commit, remove
 from polyreme_trainer.checkpoint.content import Content
-from polyreme_trainer.checkpoint.directory import check_not_fenced, commit, digest_file
-from polyreme_trainer.checkpoint.retention import retain
+from polyreme_trainer.checkpoint.hostcopy import HostCopies
+from polyreme_trainer.checkpoint.index import INDEX_NAME, Piece, write_index
+from polyreme_trainer.checkpoint.pieces import write_pieces
+from polyreme_trainer.checkpoint.retention import Rule, retain
+from polyreme_trainer.checkpoint.staging import Staged, Staging
 from polyreme_trainer.parallel import collectives
 
-SAVE_TRIES_MAX = 2
-"""Tries of one save before it counts as failed."""
 FAILED_SAVES_MAX = 2
 """Failed saves in a row that end the attempt: training goes on over the first, on the previous checkpoint."""
 
-_METADATA = ".metadata"
 _log = logging.getLogger(__name__)
 
 
@@ -44,16 +46,25 @@ _log = logging.getLogger(__name__)
 class Identity:
     """Whose checkpoints these are: the same for all of an attempt."""
 
-    root: Path
+    store: ObjectStore
     attempt: int
     shape: ModelShape
     plan_hash: str
-    kept: int
+    rule: Rule
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """What one rank has made durable, or why not."""
+
+    files: Mapping[str, SavedFile] = dataclasses.field(default_factory=dict)
+    pieces: Sequence[Piece] = ()
+    failure: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
-    committed: CheckpointRef | None = None
+    committed: CommitMarker | None = None
     failed: str = ""
     fenced: str = ""
 
@@ -68,6 +79,7 @@ class CheckpointWriter:
         group: dist.ProcessGroup,
         now_s: Callable[[], float],
         committed: Callable[[CheckpointRef], None],
+        copies: HostCopies | None = None,
     ) -> None:
         """Open the writer.
 
@@ -76,11 +88,15 @@ class CheckpointWriter:
             group: Process group of checkpoints alone.
             now_s: Wall time for the marker.
             committed: Called when a checkpoint is durable, from the saving thread.
+            copies: Where this rank keeps its newest committed copy in host memory; None: nowhere.
         """
         self._identity = identity
         self._group = group
         self._now_s = now_s
         self._committed = committed
+        self._copies = copies
+        self._staging = Staging()
+        self._plan: SavePlan | None = None
         self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._in_flight: concurrent.futures.Future[_Outcome] | None = None
         self._failures = 0
@@ -93,7 +109,7 @@ class CheckpointWriter:
             EnvironmentFailedError: If that was the last failure allowed.
         """
         self.wait(failures_max=FAILED_SAVES_MAX)
-        staged = content.staged()
+        staged = self._staging.stage(content)
         self._in_flight = self._executor.submit(self._save, staged, step, dict(loader))
 
     def wait(self, *, failures_max: int = 1) -> None:
@@ -130,73 +146,65 @@ class CheckpointWriter:
         """
         self._executor.shutdown(wait=kind is None or issubclass(kind, PolyremeError))
 
-    def _save(self, staged: Content, step: int, loader: dict[str, Any]) -> _Outcome:
+    def _save(self, staged: Staged, step: int, loader: dict[str, Any]) -> _Outcome:
         reference = CheckpointRef(attempt=self._identity.attempt, step=step)
-        directory = self._identity.root / checkpoint_name(reference)
-        files, failure = self._write(staged, directory)
-        reports = collectives.gather_to_first((files, failure), self._group)
+        content = staged.wait()
+        written = self._write(content, checkpoint_name(reference))
+        reports = collectives.gather_to_first(written, self._group)
         outcome = None if reports is None else self._commit(reference, reports, loader)
-        return collectives.from_first(outcome, self._group)
+        outcome = collectives.from_first(outcome, self._group)
+        if outcome.committed is not None and self._copies is not None:
+            self._copies.keep(content, outcome.committed)
+        return outcome
 
-    def _write(self, staged: Content, directory: Path) -> tuple[dict[str, SavedFile], str]:
-        """Write this rank's files; all ranks fail or succeed together in each try: the save itself agrees on it."""
-        failure = ""
-        for _ in range(SAVE_TRIES_MAX):
-            try:
-                dcp.save(
-                    staged.state_dict(),
-                    storage_writer=dcp.FileSystemWriter(directory),
-                    process_group=self._group,
-                )
-            except CheckpointException as error:
-                failure = "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items()))
-                continue
-            return self._digest(directory)
-        return {}, failure
-
-    def _digest(self, directory: Path) -> tuple[dict[str, SavedFile], str]:
+    def _write(self, staged: Content, name: str) -> _Written:
+        """Write this rank's files; the store tries each again by its own rule."""
+        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner(staged.state_dict())
+        if self._plan is None:
+            self._plan = _agree(planner, self._group)
         rank = dist.get_rank(self._group)
         try:
-            paths = sorted(directory.glob(f"__{rank}_*")) + ([directory / _METADATA] if rank == 0 else [])
-            return {path.name: digest_file(path) for path in paths}, ""
-        except OSError as error:
-            return {}, f"rank {rank}: {error}"
+            files, pieces = write_pieces(self._identity.store, name, self._plan.items, planner, rank=rank)
+        except (OSError, PolyremeError) as error:
+            return _Written(failure=f"rank {rank}: {error}")
+        return _Written(files=files, pieces=pieces)
 
-    def _commit(
-        self, reference: CheckpointRef, reports: list[tuple[dict[str, SavedFile], str]], loader: dict[str, Any]
-    ) -> _Outcome:
-        """Write the marker, on rank 0; of an attempt that is over, every failure is a fence (its files may be gone)."""
-        identity = self._identity
-        name = checkpoint_name(reference)
-        failure = next((failure for _, failure in reports if failure), "")
+    def _commit(self, reference: CheckpointRef, reports: Sequence[_Written], loader: dict[str, Any]) -> _Outcome:
+        """Write index and marker, on rank 0; of an attempt that is over, every failure is a fence."""
+        identity, name = self._identity, checkpoint_name(reference)
+        failure = next((report.failure for report in reports if report.failure), "")
         try:
             if failure:
                 # What was half-written would only fill the disk; every rank has ended its writes.
-                shutil.rmtree(identity.root / name, ignore_errors=True)
-                check_not_fenced(identity.root, identity.attempt)
+                with contextlib.suppress(OSError, EnvironmentFailedError):
+                    remove(identity.store, name)
+                check_not_fenced(identity.store, identity.attempt)
                 return _Outcome(failed=failure)
-            commit(identity.root, name, self._marker(reference, reports, loader))
+            marker = self._marker(reference, reports, loader)
+            commit(identity.store, marker)
             self._committed(reference)
             self._retain()
         except FencedError as error:
             return _Outcome(fenced=str(error))
-        except OSError as error:
+        except (OSError, EnvironmentFailedError) as error:
             return _Outcome(failed=str(error))
-        return _Outcome(committed=reference)
+        return _Outcome(committed=marker)
 
     def _retain(self) -> None:
         """Delete what may go; a checkpoint that could not be deleted does not undo the one just committed."""
         identity = self._identity
         try:
-            retain(identity.root, attempt=identity.attempt, kept=identity.kept)
+            retain(identity.store, attempt=identity.attempt, rule=identity.rule, now_s=self._now_s())
         except FencedError:
             raise
-        except (OSError, RefusedError) as error:
+        except (OSError, EnvironmentFailedError, RefusedError) as error:
             _log.warning("old checkpoints are not deleted: %s", error)
 
-    def _marker(
-        self, reference: CheckpointRef, reports: list[tuple[dict[str, SavedFile], str]], loader: dict[str, Any]
-    ) -> CommitMarker:
+    def _marker(self, reference: CheckpointRef, reports: Sequence[_Written], loader: dict[str, Any]) -> CommitMarker:
+        index = write_index(piece for report in reports for piece in report.pieces)
+        self._identity.store.put(f"{checkpoint_name(reference)}/{INDEX_NAME}", index)
+        files = {name: file for report in reports for name, file in report.files.items()}
         return CommitMarker(
             attempt=reference.attempt,
             step=reference.step,
@@ -204,7 +212,14 @@ class CheckpointWriter:
             model_digest=shape_digest(self._identity.shape),
             model_shape=dataclasses.asdict(self._identity.shape),
             plan_hash=self._identity.plan_hash,
-            files={name: file for files, _ in reports for name, file in files.items()},
+            files={**files, INDEX_NAME: SavedFile.of(index)},
             loader=loader,
             committed_at_s=self._now_s(),
         )
+
+
+def _agree(planner: DefaultSavePlanner, group: dist.ProcessGroup) -> SavePlan:
+    """Agree who writes what: once an attempt, since the names and sizes of its tensors do not change."""
+    plans = collectives.gather_to_first(planner.create_local_plan(), group)
+    agreed = None if plans is None else planner.create_global_plan(plans)[0]
+    return collectives.from_first(agreed, group)[dist.get_rank(group)]

@@ -1,6 +1,6 @@
 """Held-out questions after the last step: answered by free-running greedy decoding, all ranks together.
 
-The result file is written by rank 0 as a whole (temporary name, sync, rename)::
+The result is written by rank 0 as a whole::
 
     {"attempt", "step", "samples", "matched", "exactMatchRatio",
      "pages": [{"sampleId", "question", "expected", "answer", "match", "imageDigest"}]}
@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from polyreme_api.batch import EvaluationSample, EvaluationSource
 from polyreme_api.history import evaluation_key
+from polyreme_api.store import ObjectStore
 from polyreme_trainer.model.generate import generate
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.line import StageLine
@@ -81,20 +80,13 @@ def _agree(meshes: Meshes) -> Callable[[bool], bool]:
     return lambda done: collectives.all_agree(done, group)
 
 
-def write_evaluation(root: Path, attempt: int, result: dict[str, Any]) -> None:
-    """Write the result durably: the old file or the new one, never a part.
+def write_evaluation(store: ObjectStore, attempt: int, result: dict[str, Any]) -> None:
+    """Write the result durably: the old object or the new one, never a part.
 
     Raises:
-        OSError: If the disk refuses.
+        StoreFailedError: If the store refuses.
     """
-    path = root / evaluation_key(attempt)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w") as file:
-        json.dump(result, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    store.put(evaluation_key(attempt), json.dumps(result).encode())
 
 
 def _page(source: EvaluationSource, sample: EvaluationSample, tokens: list[int], stop_token: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from polyreme_trainer.parallel.gradients import GlobalStep
 from polyreme_trainer.parallel.mesh import Meshes, packs_of
 from polyreme_trainer.train.inputs import to_inputs
 from polyreme_trainer.train.optimizer import learning_rate
-from polyreme_trainer.train.records import Reporter, StepLog
+from polyreme_trainer.train.records import ObjectStepLog, Reporter, StepLog
 from polyreme_trainer.train.requests import Requests
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import TrainState, backward, content, reduce, update
@@ -42,7 +42,7 @@ class Loop:
     writer: CheckpointWriter
     requests: Requests
     reporter: Reporter
-    log: StepLog
+    log: StepLog | ObjectStepLog
     clock: Clock
 
     def run(self) -> Ending:
@@ -117,6 +117,7 @@ class Loop:
         self.reporter.step(record)
 
     def _save(self) -> None:
+        self.log.flush()
         self.writer.start(
             content(self.state, self.meshes),
             step=self.state.step,

@@ -33,7 +33,7 @@ def export_checkpoint(settings: TrainSettings, *, tokens: TokenIds, directory: P
     """
     checkpoint: CheckpointSettings = settings.checkpoint
     name = checkpoint.resume_from or ""
-    marker = open_checkpoint(checkpoint.root, name, settings.shape)
+    marker = open_checkpoint(checkpoint.store, name, settings.shape)
     with socket.create_server((LOOPBACK, 0)) as server:
         port, descriptor = server.getsockname()[1], server.detach()
     alone = dataclasses.replace(
@@ -45,6 +45,6 @@ def export_checkpoint(settings: TrainSettings, *, tokens: TokenIds, directory: P
     with open_world(alone.rank, alone.layout) as world:
         state = open_state(alone, world.meshes, media_token=tokens.media)
         held = content(state, world.meshes, with_rng=False)
-        load_checkpoint(held, marker, checkpoint.root, name, group=world.checkpoint_group)
+        load_checkpoint(held, marker, checkpoint.store, name, group=world.checkpoint_group)
         export(state, alone, world.meshes, directory, tokens=tokens)
     return marker.step

@@ -13,6 +13,12 @@ from typing import BinaryIO
 from polyreme_api.clock import Clock
 from polyreme_api.history import steps_key
 from polyreme_api.progress import CheckpointRef, ProgressRecord, ProgressSink, RankPhase, StepRecord
+from polyreme_api.store import ObjectStore
+
+FLUSH_STEPS_MAX = 100
+"""Steps of an attempt that are in no object yet."""
+PART_STEPS_MAX = 1000
+"""Steps of one object; about 300 KB."""
 
 
 class Reporter:
@@ -65,17 +71,72 @@ class StepLog:
     def write(self, record: StepRecord) -> None:
         """Append one step, which the optimizer of this rank has already taken."""
         if self.file is not None:
-            self.file.write(record.model_dump_json(by_alias=True).encode() + b"\n")
+            self.file.write(_line(record))
             self.file.flush()
+
+    def flush(self) -> None:
+        """Be at least as durable as the checkpoint that is about to be saved."""
+        if self.file is not None:
+            os.fsync(self.file.fileno())
+
+
+class ObjectStepLog:
+    """The same where nothing can be appended to: parts of some lines, the last one written anew.
+
+    It is written before each save, so that no checkpoint is ahead of its records, and at least every
+    ``FLUSH_STEPS_MAX`` steps.
+    """
+
+    def __init__(self, store: ObjectStore, attempt: int) -> None:
+        self._store = store
+        self._attempt = attempt
+        self._part = 0
+        self._lines: list[bytes] = []
+        self._unwritten = 0
+
+    def write(self, record: StepRecord) -> None:
+        """Append one step."""
+        self._lines.append(_line(record))
+        self._unwritten += 1
+        if self._unwritten == FLUSH_STEPS_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is not written yet.
+
+        Raises:
+            StoreFailedError: If the store does not take it.
+        """
+        if self._unwritten:
+            self._store.put(steps_key(self._attempt, self._part), b"".join(self._lines))
+            self._unwritten = 0
+        if len(self._lines) >= PART_STEPS_MAX:
+            self._part += 1
+            self._lines = []
+
+
+def _line(record: StepRecord) -> bytes:
+    return record.model_dump_json(by_alias=True).encode() + b"\n"
 
 
 @contextlib.contextmanager
-def open_step_log(root: Path, attempt: int, *, rank: int) -> Iterator[StepLog]:
-    """Open the log of this attempt for appending, on rank 0."""
+def open_step_log(
+    store: ObjectStore, folder: Path | None, attempt: int, *, rank: int
+) -> Iterator[StepLog | ObjectStepLog]:
+    """Open the log of this attempt for appending, on rank 0.
+
+    Raises:
+        StoreFailedError: At the end, if the store does not take the last records.
+    """
     if rank:
         yield StepLog(None)
         return
-    path = root / steps_key(attempt)
+    if folder is None:
+        log = ObjectStepLog(store, attempt)
+        yield log
+        log.flush()
+        return
+    path = folder / steps_key(attempt)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         yield StepLog(file)

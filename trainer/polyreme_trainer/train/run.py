@@ -14,11 +14,15 @@ import torch
 
 from polyreme_api.batch import BatchSource, EvaluationSource
 from polyreme_api.clock import Clock
-from polyreme_api.errors import ExitCode, FencedError, PolyremeError
+from polyreme_api.errors import EnvironmentFailedError, ExitCode, FencedError, PolyremeError
 from polyreme_api.history import parse_checkpoint_name
 from polyreme_api.progress import CheckpointRef, ProgressRecord, ProgressSink, RankPhase
-from polyreme_trainer.checkpoint.directory import check_not_fenced
-from polyreme_trainer.checkpoint.load import load_checkpoint, name_torn, open_checkpoint
+from polyreme_api.root import check_not_fenced
+from polyreme_trainer.checkpoint.commit import condemn
+from polyreme_trainer.checkpoint.hostcopy import HostCopies
+from polyreme_trainer.checkpoint.load import load_checkpoint, name_unusable, open_checkpoint
+from polyreme_trainer.checkpoint.pieces import DamagedError
+from polyreme_trainer.checkpoint.retention import Rule
 from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity
 from polyreme_trainer.parallel.world import World, open_world
 from polyreme_trainer.train.evaluation import evaluate, write_evaluation
@@ -78,9 +82,8 @@ def _train(
     requests: Requests,
     reporter: Reporter,
 ) -> int:
-    rank, root = settings.rank, settings.checkpoint.root
-    root.mkdir(parents=True, exist_ok=True)
-    check_not_fenced(root, rank.attempt)
+    rank, saved = settings.rank, settings.checkpoint
+    check_not_fenced(saved.store, rank.attempt)
     with open_world(rank, settings.layout) as world:
         reporter.phase(RankPhase.LOADING)
         state = open_state(settings, world.meshes, media_token=source.token_ids.media)
@@ -88,7 +91,7 @@ def _train(
         reporter.resumed(state.step)
         with (
             _writer(settings, world, reporter) as writer,
-            open_step_log(root, rank.attempt, rank=rank.rank) as log,
+            open_step_log(saved.store, saved.folder, rank.attempt, rank=rank.rank) as log,
         ):
             loop = Loop(
                 settings=settings,
@@ -113,17 +116,23 @@ def _train(
 
 
 def _resume(settings: TrainSettings, state: TrainState, source: BatchSource, world: World) -> None:
-    """Load the one checkpoint that the attempt was given, if any; never look for another."""
-    root, name = settings.checkpoint.root, settings.checkpoint.resume_from
+    """Load the one checkpoint that the attempt was given, if any, and never look for another; else begin the run."""
+    store, name = settings.checkpoint.store, settings.checkpoint.resume_from
     if settings.rank.rank == 0:
-        name_torn(root)
+        name_unusable(store)
     if name is None:
         torch.manual_seed(settings.seed * 1_000_003 + settings.rank.rank)
         return
-    marker = open_checkpoint(root, name, settings.shape)
+    marker = open_checkpoint(store, name, settings.shape)
     source.check_state(marker.loader)
     held = content(state, world.meshes, with_rng=marker.world == settings.rank.world)
-    load_checkpoint(held, marker, root, name, group=world.checkpoint_group)
+    try:
+        load_checkpoint(held, marker, store, name, group=world.checkpoint_group, copies=_copies(settings))
+    except DamagedError as error:
+        # Not this attempt: where it begins is fixed. The next one's leader sees the record and goes back further.
+        if settings.rank.rank == 0:
+            condemn(store, error)
+        raise EnvironmentFailedError(f"{error.message}; the next attempt begins at the checkpoint before it") from error
     if (generator := held.plain.get(f"rng.{settings.rank.rank}")) is not None:
         torch.set_rng_state(generator)
     else:
@@ -151,33 +160,39 @@ def _evaluate(
         attempt=settings.rank.attempt,
     )
     if result is not None:
-        write_evaluation(settings.checkpoint.root, settings.rank.attempt, result)
+        write_evaluation(settings.checkpoint.store, settings.rank.attempt, result)
 
 
 def _export(settings: TrainSettings, state: TrainState, source: BatchSource, world: World, directory: Path) -> None:
     """Write the trained model, unless a newer attempt has begun."""
     if settings.rank.rank == 0:
-        check_not_fenced(settings.checkpoint.root, settings.rank.attempt)
+        check_not_fenced(settings.checkpoint.store, settings.rank.attempt)
     export(state, settings, world.meshes, directory, tokens=source.token_ids)
 
 
 def _writer(settings: TrainSettings, world: World, reporter: Reporter) -> CheckpointWriter:
     return CheckpointWriter(
         Identity(
-            root=settings.checkpoint.root,
+            store=settings.checkpoint.store,
             attempt=settings.rank.attempt,
             shape=settings.shape,
             plan_hash=settings.checkpoint.plan_hash,
-            kept=settings.checkpoint.kept,
+            rule=Rule(kept=settings.checkpoint.kept, age_s_max=settings.checkpoint.age_s_max),
         ),
         group=world.checkpoint_group,
         now_s=reporter.clock.now_s,
         committed=reporter.checkpoint,
     )
 
+        copies=_copies(settings),
 
 def _reporter(settings: TrainSettings, sink: ProgressSink, clock: Clock) -> Reporter:
     resumed = settings.checkpoint.resume_from
+def _copies(settings: TrainSettings) -> HostCopies | None:
+    folder = settings.checkpoint.copies
+    return HostCopies(folder, rank=settings.rank.rank) if folder is not None else None
+
+
     reference: CheckpointRef | None = parse_checkpoint_name(resumed) if resumed else None
     first = ProgressRecord(
         attempt=settings.rank.attempt,

@@ -8,6 +8,7 @@ from pathlib import Path
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.shapes import ModelShape
+from polyreme_api.store import ObjectStore
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
 
@@ -34,12 +35,19 @@ class OptimizerSettings:
 class CheckpointSettings:
     """Where and how often."""
 
-    root: Path
+    store: ObjectStore
+    """The checkpoint root: a folder or a bucket."""
+    folder: Path | None = None
+    """The same root as a folder, where it is one: step records are appended there at once."""
+    copies: Path | None = None
+    """Folder in memory, the launcher's, for a copy of the newest checkpoint; None for no copy."""
     resume_from: str | None = None
     """Name of the checkpoint that the attempt begins at; never any other."""
     interval_steps: int = 100
     kept: int = 2
     """Committed checkpoints to keep; at least 1."""
+    age_s_max: float | None = None
+    """Age beyond which all but the newest go; None: none goes by age."""
     plan_hash: str = ""
 
     def __post_init__(self) -> None:

@@ -5,142 +5,155 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from polyreme_api.blocks import BLOCK_BYTES
 from polyreme_api.errors import FencedError, NotFoundError, RefusedError
 from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, checkpoint_name, claim_key
-from polyreme_api.marker import CommitMarker
+from polyreme_api.marker import CommitMarker, SavedFile, parse_marker, seal
 from polyreme_api.plan.plan import shape_digest
 from polyreme_api.plan.shapes import KIMI_VL_NANO, model_shape
 from polyreme_api.progress import CheckpointRef
-from polyreme_trainer.checkpoint.directory import (
-    commit,
-    create_if_absent,
-    damaged_files,
-    digest_file,
-    list_checkpoints,
-    remove,
-)
-from polyreme_trainer.checkpoint.load import name_torn, open_checkpoint
-from polyreme_trainer.checkpoint.retention import expendable, retain
+from polyreme_api.store import ObjectStore
+from polyreme_trainer.checkpoint.commit import commit, condemn, remove
+from polyreme_trainer.checkpoint.load import name_unusable, open_checkpoint
+from polyreme_trainer.checkpoint.pieces import DamagedError, verify_files
+from polyreme_trainer.checkpoint.retention import Rule, expendable, retain
+from tests.roots import at, commit_empty, damaged, list_checkpoints, store_at
+from tests.roots import marker as plain_marker
+
+KEEP_ONE = Rule(kept=1)
 
 
-def at(attempt: int, step: int) -> CheckpointRef:
-    return CheckpointRef(attempt=attempt, step=step)
+def marker(attempt: int = 1, step: int = 5, **changed: object) -> CommitMarker:
+    shape = {"model_digest": shape_digest(KIMI_VL_NANO), "model_shape": dataclasses.asdict(KIMI_VL_NANO)}
+    return plain_marker(attempt, step, **{**shape, **changed})
 
 
-def marker(attempt: int = 1, step: int = 5) -> CommitMarker:
-    return CommitMarker(
-        attempt=attempt,
-        step=step,
-        world=4,
-        model_digest=shape_digest(KIMI_VL_NANO),
-        model_shape=dataclasses.asdict(KIMI_VL_NANO),
-        plan_hash="abc",
-        files={},
-        loader={"seed": 1},
-        committed_at_s=12.5,
-    )
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return store_at(tmp_path)
 
 
-def begun(root: Path, attempt: int, step: int) -> str:
+def begun(store: ObjectStore, attempt: int, step: int) -> str:
     name = checkpoint_name(at(attempt, step))
-    (root / name).mkdir()
+    store.put(f"{name}/00000-000.bin", b"half")
     return name
 
 
-def fix(root: Path, attempt: int, resume_from: str | None) -> None:
-    path = root / attempt_key(attempt)
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(ResumePoint(attempt=attempt, resume_from=resume_from).model_dump_json(by_alias=True))
+def fix(store: ObjectStore, attempt: int, resume_from: str | None) -> None:
+    point = ResumePoint(attempt=attempt, resume_from=resume_from)
+    store.put_if_absent(attempt_key(attempt), point.model_dump_json(by_alias=True).encode())
 
 
-def test_a_commit_makes_a_checkpoint_that_reads_back(tmp_path: Path) -> None:
-    name = begun(tmp_path, 1, 5)
-    commit(tmp_path, name, marker())
-    assert open_checkpoint(tmp_path, name, KIMI_VL_NANO) == marker()
-    assert [path.name for path in (tmp_path / name).iterdir()] == [COMMIT_MARKER], "no temporary file stays"
+def test_a_commit_makes_a_checkpoint_that_reads_back(store: ObjectStore, tmp_path: Path) -> None:
+    commit(store, marker())
+    assert open_checkpoint(store, "a000001-s00000005", KIMI_VL_NANO) == marker()
+    assert [path.name for path in (tmp_path / "a000001-s00000005").iterdir()] == [COMMIT_MARKER]
 
 
-def test_a_checkpoint_is_committed_once(tmp_path: Path) -> None:
-    name = begun(tmp_path, 1, 5)
-    commit(tmp_path, name, marker())
-    with pytest.raises(FencedError, match=f"checkpoint exists: {name}"):
-        commit(tmp_path, name, marker())
+def test_a_checkpoint_is_committed_once(store: ObjectStore) -> None:
+    commit(store, marker())
+    with pytest.raises(FencedError, match="checkpoint exists: a000001-s00000005"):
+        commit(store, marker(loader={"seed": 2}))
 
 
-def test_an_attempt_with_a_successor_commits_nothing(tmp_path: Path) -> None:
-    name = begun(tmp_path, 1, 5)
-    fix(tmp_path, 2, None)
-    with pytest.raises(FencedError, match="attempt is fenced: 1, a newer one has begun"):
-        commit(tmp_path, name, marker())
+def test_an_attempt_with_a_successor_commits_nothing(store: ObjectStore, tmp_path: Path) -> None:
+    begun(store, 1, 5)
+    fix(store, 2, None)
+    with pytest.raises(FencedError, match=r"attempt is fenced: 1, a newer one has begun \(attempts/000002"):
+        commit(store, marker())
     assert list_checkpoints(tmp_path) == ([], [at(1, 5)])
 
 
-def test_what_its_successor_deleted_is_a_fence_and_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def succeeded(path: Path, _data: bytes) -> None:
-        fix(tmp_path, 2, None)
-        raise FileNotFoundError(path)
-
-    name = begun(tmp_path, 1, 5)
-    monkeypatch.setattr("polyreme_trainer.checkpoint.directory.create_if_absent", succeeded)
-    with pytest.raises(FencedError):
-        commit(tmp_path, name, marker())
-
-
-def test_create_if_absent_changes_nothing_that_is_there(tmp_path: Path) -> None:
-    create_if_absent(tmp_path / "file", b"first")
-    with pytest.raises(FileExistsError):
-        create_if_absent(tmp_path / "file", b"second")
-    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"first"]
-
-
-def test_an_unknown_format_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
-    name = begun(tmp_path, 1, 5)
-    (tmp_path / name / COMMIT_MARKER).write_text(json.dumps({"format": 99}))
+@pytest.mark.parametrize("version", [1, 99])
+def test_another_format_is_refused_and_says_what_to_do(store: ObjectStore, version: int) -> None:
+    store.put(f"a000001-s00000005/{COMMIT_MARKER}", json.dumps({"format": version}).encode())
     with pytest.raises(
-        RefusedError, match="has format 99, this version reads 1; go on with the version of polyreme that"
+        RefusedError, match=f"has format {version}, this version reads 2; go on with the version of polyreme that"
     ):
-        open_checkpoint(tmp_path, name, KIMI_VL_NANO)
+        open_checkpoint(store, "a000001-s00000005", KIMI_VL_NANO)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"step": 3}', '{"format": 1, "attempt": 0}'])
-def test_a_damaged_marker_is_refused(tmp_path: Path, text: str) -> None:
-    name = begun(tmp_path, 1, 5)
-    (tmp_path / name / COMMIT_MARKER).write_text(text)
+@pytest.mark.parametrize("text", ["{", "[]", '{"step": 3}', '{"format": 2, "attempt": 0}', "null"])
+def test_a_damaged_marker_is_refused(store: ObjectStore, text: str) -> None:
+    store.put(f"a000001-s00000005/{COMMIT_MARKER}", text.encode())
     with pytest.raises(RefusedError, match="checkpoint marker is damaged"):
-        open_checkpoint(tmp_path, name, KIMI_VL_NANO)
+        open_checkpoint(store, "a000001-s00000005", KIMI_VL_NANO)
 
 
-def test_a_checkpoint_of_another_model_is_refused_with_the_first_size_that_differs(tmp_path: Path) -> None:
-    name = begun(tmp_path, 1, 5)
-    commit(tmp_path, name, marker())
+def test_one_flipped_bit_of_a_marker_is_noticed_wherever_it_is() -> None:
+    sound = marker(files={"00000-000.bin": SavedFile.of(b"content")})
+    text = seal(sound)
+    assert parse_marker(text, name="a000001-s00000005") == sound
+    for place in range(0, len(text), 7):
+        flipped = bytearray(text)
+        flipped[place] ^= 1
+        if text[place : place + 1].isspace() and bytes(flipped[place : place + 1]).isspace():
+            continue
+        with pytest.raises(RefusedError):
+            parse_marker(bytes(flipped), name="a000001-s00000005")
+
+
+def test_a_marker_stands_for_its_own_checkpoint_alone() -> None:
+    with pytest.raises(RefusedError, match="it is the marker of a000001-s00000005"):
+        parse_marker(seal(marker()), name="a000001-s00000006")
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_the_first_size_that_differs(store: ObjectStore) -> None:
+    commit(store, marker())
     other = model_shape("kimi-vl-nano", {"decoder": {"experts": 16}, "vision": {"layers": 3}})
     with pytest.raises(RefusedError, match=r"decoder\.experts=8, this run has 16"):
-        open_checkpoint(tmp_path, name, other)
+        open_checkpoint(store, "a000001-s00000005", other)
 
 
-def test_torn_and_missing_checkpoints_are_named_and_never_opened(tmp_path: Path) -> None:
-    name = begun(tmp_path, 1, 5)
-    assert name_torn(tmp_path) == [name]
+def test_torn_and_missing_checkpoints_are_named_and_never_opened(store: ObjectStore) -> None:
+    name = begun(store, 1, 5)
+    assert name_unusable(store) == [name]
     with pytest.raises(RefusedError, match=f"checkpoint is torn: {name}"):
-        open_checkpoint(tmp_path, name, KIMI_VL_NANO)
+        open_checkpoint(store, name, KIMI_VL_NANO)
     with pytest.raises(NotFoundError, match="no checkpoint a000001-s00000009"):
-        open_checkpoint(tmp_path, "a000001-s00000009", KIMI_VL_NANO)
+        open_checkpoint(store, "a000001-s00000009", KIMI_VL_NANO)
 
 
-def test_damage_is_told_file_by_file(tmp_path: Path) -> None:
-    for name in ("good", "short", "other"):
-        (tmp_path / name).write_bytes(b"content")
-    files = {name: digest_file(tmp_path / name) for name in ("good", "short", "other")}
-    (tmp_path / "short").write_bytes(b"cont")
-    (tmp_path / "other").write_bytes(b"c0ntent")
-    assert damaged_files(tmp_path, [*files.items(), ("gone", files["good"])]) == [
-        "short has 4 bytes, the marker says 7",
-        "other has another digest than the marker says",
-        "gone is missing",
-    ]
+def test_damage_is_told_file_by_file_with_what_was_expected_and_seen(store: ObjectStore, tmp_path: Path) -> None:
+    contents = {name: name.encode() * BLOCK_BYTES for name in ("good", "flip", "shrt", "gone")}
+    name = "a000001-s00000005"
+    for file, data in contents.items():
+        store.put(f"{name}/{file}", data)
+    sound = marker(files={file: SavedFile.of(data) for file, data in contents.items()})
+    commit(store, sound)
+    verify_files(store, name, sound)
+    flipped = bytearray(contents["flip"])
+    flipped[3 * BLOCK_BYTES + 9] ^= 4
+    (tmp_path / name / "flip").write_bytes(flipped)
+    (tmp_path / name / "shrt").write_bytes(contents["shrt"][:-1])
+    (tmp_path / name / "gone").unlink()
+    with pytest.raises(DamagedError) as caught:
+        verify_files(store, name, sound)
+    flip, gone, short = caught.value.damage
+    expected, seen = (SavedFile.of(data).blocks[3] for data in (contents["flip"], flipped))
+    assert flip == f"flip: bytes from {3 * BLOCK_BYTES}: expected crc32 {expected:08x}, seen {seen:08x}"
+    assert gone == "gone: it is missing"
+    assert short == f"shrt: it has {4 * BLOCK_BYTES - 1} bytes, the marker says {4 * BLOCK_BYTES}"
+    (tmp_path / name / "gone").write_bytes(contents["gone"])
+    (tmp_path / name / "shrt").write_bytes(contents["shrt"])
+    assert damaged(tmp_path) == {}, "a listing shows sizes alone"
+    condemn(store, caught.value)
+    condemn(store, DamagedError(name, ["a later word"]))
+    assert damaged(tmp_path) == {name: "; ".join([flip, gone, short])}
+    assert list_checkpoints(tmp_path) == ([], [])
+
+
+def choose(
+    committed: list[CheckpointRef], torn: list[CheckpointRef], points: list[ResumePoint], **given: Any
+) -> list[CheckpointRef]:
+    """Let each checkpoint be as old as its step is far from 100 seconds."""
+    rule = Rule(kept=given.get("kept", 1), age_s_max=given.get("age_s_max"))
+    times = {c: float(c.step) for c in committed}
+    return expendable(times, torn, points, attempt=given["attempt"], rule=rule, now_s=100.0)
 
 
 def test_retention_keeps_the_newest_of_history_and_clears_what_older_attempts_left() -> None:
@@ -150,53 +163,76 @@ def test_retention_keeps_the_newest_of_history_and_clears_what_older_attempts_le
     ]
     committed = [at(1, 5), at(1, 10), at(1, 15), at(2, 15), at(2, 20)]
     torn = [at(1, 20), at(2, 25), at(3, 5)]
-    gone = expendable(committed, torn, points, attempt=2, kept=2)
+    gone = choose(committed, torn, points, attempt=2, kept=2)
     assert gone == [at(1, 5), at(1, 10), at(1, 15), at(1, 20), at(2, 25)]
 
 
 def test_retention_never_deletes_the_only_checkpoint_of_history() -> None:
     points = [ResumePoint(attempt=1, resume_from=None)]
-    assert expendable([at(1, 5)], [], points, attempt=1, kept=0) == []
-    assert expendable([], [at(1, 5)], points, attempt=2, kept=1) == []
+    assert choose([at(1, 5)], [], points, attempt=1, kept=0, age_s_max=0.0) == []
+    assert choose([], [at(1, 5)], points, attempt=2, kept=1) == []
 
 
 def test_a_late_commit_does_not_push_history_out() -> None:
     points = [ResumePoint(attempt=1), ResumePoint(attempt=2, resume_from=checkpoint_name(at(1, 5)))]
-    gone = expendable([at(1, 5), at(1, 10), at(1, 15)], [], points, attempt=2, kept=1)
+    gone = choose([at(1, 5), at(1, 10), at(1, 15)], [], points, attempt=2)
     assert gone == [at(1, 10), at(1, 15)]
 
 
-def test_a_fenced_attempt_deletes_nothing(tmp_path: Path) -> None:
+def test_what_is_old_goes_though_it_is_among_those_kept_and_the_newest_never() -> None:
+    points = [ResumePoint(attempt=1)]
+    committed = [at(1, 20), at(1, 50), at(1, 80), at(1, 90)]
+    assert choose(committed, [], points, attempt=1, kept=9, age_s_max=30.0) == [at(1, 20), at(1, 50)]
+    assert choose(committed, [], points, attempt=1, kept=2, age_s_max=70.0) == [at(1, 20), at(1, 50)]
+    assert choose(committed, [], points, attempt=1, kept=9, age_s_max=1.0) == committed[:3]
+
+
+def test_what_the_newest_attempt_begins_at_stays_until_it_has_one_of_its_own() -> None:
+    begin = at(1, 10)
+    points = [ResumePoint(attempt=1), ResumePoint(attempt=2, resume_from=checkpoint_name(begin))]
+    # A leader that passed over the newest one, which its ranks had found damaged, and which somebody has mended since.
+    assert choose([at(1, 5), begin], [], points, attempt=2) == [at(1, 5)]
+    assert choose([at(1, 5), begin], [], points, attempt=2, kept=9, age_s_max=1.0) == [at(1, 5)]
+    assert choose([at(1, 5), begin, at(2, 15)], [], points, attempt=2) == [at(1, 5), begin]
+
+
+def test_a_fenced_attempt_deletes_nothing(store: ObjectStore, tmp_path: Path) -> None:
     for step in (5, 10, 15):
-        commit(tmp_path, begun(tmp_path, 1, step), marker(step=step))
-    fix(tmp_path, 2, None)
+        commit_empty(store, 1, step)
+    fix(store, 2, None)
     with pytest.raises(FencedError):
-        retain(tmp_path, attempt=1, kept=1)
+        retain(store, attempt=1, rule=KEEP_ONE, now_s=0.0)
     assert len(list_checkpoints(tmp_path)[0]) == 3
 
 
-def test_retention_deletes_whole_directories(tmp_path: Path) -> None:
+def test_retention_deletes_whole_directories(store: ObjectStore, tmp_path: Path) -> None:
     for step in (5, 10, 15):
-        commit(tmp_path, begun(tmp_path, 1, step), marker(step=step))
-    assert retain(tmp_path, attempt=1, kept=1) == ["a000001-s00000005", "a000001-s00000010"]
+        begun(store, 1, step)
+        commit_empty(store, 1, step)
+    gone = ["a000001-s00000005", "a000001-s00000010"]
+    assert retain(store, attempt=1, rule=KEEP_ONE, now_s=0.0) == gone
     assert list_checkpoints(tmp_path) == ([at(1, 15)], [])
+    assert not any((tmp_path / name).exists() for name in gone)
 
 
-def test_a_checkpoint_that_is_half_deleted_is_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = begun(tmp_path, 1, 5)
-    commit(tmp_path, name, marker())
-    monkeypatch.setattr("shutil.rmtree", lambda _path: None)
-    remove(tmp_path / name)
+def test_a_checkpoint_that_is_half_deleted_is_torn(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = begun(store, 1, 5)
+    commit_empty(store, 1, 5)
+    monkeypatch.setattr(store, "list", lambda _prefix: [])
+    remove(store, name)
     assert list_checkpoints(tmp_path) == ([], [at(1, 5)])
 
 
-def test_an_attempt_whose_successor_is_about_to_choose_commits_and_deletes_nothing(tmp_path: Path) -> None:
+def test_an_attempt_whose_successor_is_about_to_choose_commits_and_deletes_nothing(
+    store: ObjectStore, tmp_path: Path
+) -> None:
     for step in (5, 10):
-        commit(tmp_path, begun(tmp_path, 1, step), marker(step=step))
-    (tmp_path / "attempts").mkdir()
-    (tmp_path / claim_key(2)).touch()
+        commit_empty(store, 1, step)
+    store.put(claim_key(2), b"")
     with pytest.raises(FencedError, match=r"attempts/000002\.claim exists"):
-        retain(tmp_path, attempt=1, kept=1)
+        retain(store, attempt=1, rule=KEEP_ONE, now_s=0.0)
     with pytest.raises(FencedError):
-        commit(tmp_path, begun(tmp_path, 1, 15), marker(step=15))
-    assert list_checkpoints(tmp_path) == ([at(1, 5), at(1, 10)], [at(1, 15)])
+        commit(store, marker(step=15))
+    assert list_checkpoints(tmp_path) == ([at(1, 5), at(1, 10)], [])

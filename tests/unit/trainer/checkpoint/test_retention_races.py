@@ -12,15 +12,15 @@ import pytest
 
 from polyreme.launcher.resume import fix_resume
 from polyreme_api.errors import FencedError
-from polyreme_api.history import COMMIT_MARKER, checkpoint_name, claim_key
-from polyreme_api.marker import CommitMarker
-from polyreme_api.progress import CheckpointRef
-from polyreme_datahub.objects import open_store
-from polyreme_trainer.checkpoint import directory, retention
+from polyreme_api.history import COMMIT_MARKER, claim_key
+from polyreme_trainer.checkpoint import retention
+from tests.roots import commit_empty, store_at
 
 WRITER, LEADER = 0, 1
-WRITER_STEPS, LEADER_STEPS = 5, 4
-"""Effects of each: commit, list, look for newer attempts, read points, delete; claim, list, read a marker, put."""
+WRITER_STEPS, LEADER_STEPS = 6, 4
+"""Turns of each: look for newer attempts, commit, list, look again, delete the marker, list what else there is; claim,
+list, read the older marker, put."""
+OLDER = "a000001-s00000005/COMMIT.json"
 WAIT_S_MAX = 20.0
 
 Pause = Callable[[], None]
@@ -71,40 +71,31 @@ class Actors:
 class PausingStore:
     """An object store that waits for its turn before each call; it can lose claims, to plant the bug."""
 
-    def __init__(self, root: Path, pause: Pause, *, without_claims: bool) -> None:
-        self._store, self._pause, self._without_claims = open_store(root.as_uri()), pause, without_claims
+    def __init__(self, root: Path, pause: Pause, *, reads_wait: bool, without_claims: bool) -> None:
+        self._reads_wait = reads_wait
+        self._store, self._pause, self._without_claims = store_at(root), pause, without_claims
+        self.calls = 0
 
     def put_if_absent(self, key: str, data: bytes) -> Any:
-        self._pause()
+        self._turn()
         return None if self._without_claims and key == claim_key(2) else self._store.put_if_absent(key, data)
 
     def list(self, prefix: str) -> Any:
-        self._pause()
+        self._turn()
         return list(self._store.list(prefix))
 
     def get(self, key: str) -> bytes:
-        self._pause()
+        if self._reads_wait and key == OLDER:
+            self._turn()
         return self._store.get(key)
 
+    def delete(self, key: str) -> None:
+        self._turn()
+        self._store.delete(key)
 
-def save(root: Path, step: int) -> None:
-    name = checkpoint_name(CheckpointRef(attempt=1, step=step))
-    (root / name).mkdir()
-    directory.commit(
-        root,
-        name,
-        CommitMarker(
-            attempt=1,
-            step=step,
-            world=1,
-            model_digest="d",
-            model_shape={},
-            plan_hash="p",
-            files={},
-            loader={},
-            committed_at_s=0.0,
-        ),
-    )
+    def _turn(self) -> None:
+        self.calls += 1
+        self._pause()
 
 
 def orders() -> Iterator[list[int]]:
@@ -114,59 +105,53 @@ def orders() -> Iterator[list[int]]:
         yield [LEADER if place in places else WRITER for place in range(total)]
 
 
-def lost(root: Path, order: Sequence[int], monkeypatch: pytest.MonkeyPatch, *, without_claims: bool = False) -> bool:
+def lost(root: Path, order: Sequence[int], *, without_claims: bool = False) -> bool:
     """Play one order; tell whether the checkpoint that the leader chose is gone."""
-    fix_resume(open_store(root.as_uri()), attempt=1, by="one", now_s=0.0)
-    save(root, 5)
+    fix_resume(store_at(root), attempt=1, by="one", now_s=0.0)
+    commit_empty(store_at(root), 1, 5)
+    stores: list[Any] = []
 
     def write() -> None:
-        save(root, 10)
-        retention.retain(root, attempt=1, kept=1)
+        commit_empty(stores[WRITER], 1, 10)
+        retention.retain(stores[WRITER], attempt=1, rule=retention.Rule(kept=1), now_s=0.0)
 
     chosen: list[str | None] = []
 
     def lead() -> None:
-        store = PausingStore(root, actors.pause, without_claims=without_claims)
-        point = fix_resume(store, attempt=2, by="two", now_s=0.0)  # type: ignore[arg-type]
+        point = fix_resume(stores[LEADER], attempt=2, by="two", now_s=0.0)
         assert point is not None
         chosen.append(point.resume_from)
 
     actors = Actors([write, lead])
-
-    def paused(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            actors.pause()
-            return real(*arguments, **options)
-
-        return call
-
-    with monkeypatch.context() as patch:
-        patch.setattr(directory, "create_if_absent", paused(directory.create_if_absent))
-        for name in ("list_checkpoints", "check_not_fenced", "read_resume_points", "remove"):
-            patch.setattr(retention, name, paused(getattr(retention, name)))
-        actors.play(order)
+    stores += [
+        PausingStore(root, actors.pause, reads_wait=who == LEADER, without_claims=without_claims)
+        for who in (WRITER, LEADER)
+    ]
+    actors.play(order)
     assert not actors.errors, (order, actors.errors)
+    assert stores[WRITER].calls <= WRITER_STEPS, stores[WRITER].calls
+    assert stores[LEADER].calls <= LEADER_STEPS, stores[LEADER].calls
     assert chosen[0] is not None, order
     return not (root / chosen[0] / COMMIT_MARKER).is_file()
 
 
 @pytest.mark.slow
-def test_no_order_of_effects_deletes_what_a_leader_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_order_of_effects_deletes_what_a_leader_chose(tmp_path: Path) -> None:
     deleted = 0
     for number, order in enumerate(orders()):
         root = tmp_path / str(number)
         root.mkdir()
-        assert not lost(root, order, monkeypatch), order
+        assert not lost(root, order), order
         deleted += not (root / "a000001-s00000005" / COMMIT_MARKER).is_file()
     assert 0 < deleted < number, "some orders delete, some are fenced"
 
 
 @pytest.mark.slow
-def test_without_a_claim_some_order_deletes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_claim_some_order_deletes_it(tmp_path: Path) -> None:
     def outcomes() -> Iterator[bool]:
         for number, order in enumerate(orders()):
             root = tmp_path / str(number)
             root.mkdir()
-            yield lost(root, order, monkeypatch, without_claims=True)
+            yield lost(root, order, without_claims=True)
 
     assert any(outcomes())

@@ -1,0 +1,26 @@
+"""What tests of several folders share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tools.s3.server import BucketServer, serve
+
+
+@pytest.fixture(scope="session")
+def bucket_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketServer]:
+    """A real S3 server with a bucket called ``bucket``; one that can't be had fails its tests: nothing is skipped."""
+    with serve(tmp_path_factory.mktemp("s3") / "buckets", buckets=("bucket",)) as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(
+    bucket_server: BucketServer, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """URL of a prefix of this test's own, in a bucket that this process and its children may use."""
+    for name, value in bucket_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://bucket/{tmp_path_factory.mktemp('prefix').name}"

@@ -1,0 +1,123 @@
+"""``INDEX.json`` of a checkpoint: where in its files each piece of each tensor lies.
+
+::
+
+    {"tensors": {"model.<parameter>": {"dtype": "float32", "shape": [64, 1408, 2048], "pieces": [
+        {"offsets": [0, 0, 0], "sizes": [32, 1408, 2048], "file": "00000-000.bin", "begin": 0}, ...]}}}
+
+A piece is the raw bytes of a box of its tensor, row by row, little-endian. The pieces of a tensor fill it without
+overlap.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from polyreme_api.errors import RefusedError
+
+INDEX_NAME = "INDEX.json"
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A box of a tensor, and where its bytes lie."""
+
+    tensor: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    """Shape of the whole tensor."""
+    offsets: tuple[int, ...]
+    """Where the box begins in the whole tensor."""
+    sizes: tuple[int, ...]
+    file: str
+    begin: int
+    """Byte at which the box begins in the file."""
+
+    @property
+    def length(self) -> int:
+        """Bytes of the box."""
+        return math.prod(self.sizes) * self.dtype.itemsize
+
+    @property
+    def index(self) -> MetadataIndex:
+        """What a plan calls it."""
+        return MetadataIndex(self.tensor, torch.Size(self.offsets))
+
+
+def write_index(pieces: Iterable[Piece]) -> bytes:
+    """Write the index of a checkpoint's pieces."""
+    tensors: dict[str, dict[str, Any]] = {}
+    for piece in sorted(pieces, key=lambda piece: (piece.tensor, piece.offsets)):
+        entry = tensors.setdefault(
+            piece.tensor, {"dtype": _NAMES[piece.dtype], "shape": list(piece.shape), "pieces": []}
+        )
+        entry["pieces"].append(
+            {"offsets": list(piece.offsets), "sizes": list(piece.sizes), "file": piece.file, "begin": piece.begin}
+        )
+    return json.dumps({"tensors": tensors}, separators=(",", ":")).encode()
+
+
+def read_index(text: bytes, *, name: str) -> list[Piece]:
+    """Read an index back.
+
+    Raises:
+        RefusedError: If it is none, though its checksum is right: a later minor version wrote it.
+    """
+    try:
+        return [
+            Piece(
+                tensor=tensor,
+                dtype=_DTYPES[entry["dtype"]],
+                shape=tuple(entry["shape"]),
+                offsets=tuple(piece["offsets"]),
+                sizes=tuple(piece["sizes"]),
+                file=piece["file"],
+                begin=piece["begin"],
+            )
+            for tensor, entry in json.loads(text)["tensors"].items()
+            for piece in entry["pieces"]
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RefusedError(f"checkpoint index can't be read: {name}/{INDEX_NAME}: {error!r}") from error
+
+
+def metadata(pieces: Sequence[Piece]) -> Metadata:
+    """Describe the tensors as torch's planners want them."""
+    tensors: dict[str, TensorStorageMetadata] = {}
+    for piece in pieces:
+        entry = tensors.setdefault(
+            piece.tensor,
+            TensorStorageMetadata(
+                properties=TensorProperties(dtype=piece.dtype), size=torch.Size(piece.shape), chunks=[]
+            ),
+        )
+        entry.chunks.append(ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes)))
+    return Metadata(dict(tensors))
+
+
+def by_index(pieces: Iterable[Piece]) -> Mapping[MetadataIndex, Piece]:
+    """Find pieces by what a plan calls them."""
+    return {piece.index: piece for piece in pieces}
+
+
+def can_hold(dtype: torch.dtype) -> bool:
+    """Whether an index has a name for the type."""
+    return dtype in _NAMES

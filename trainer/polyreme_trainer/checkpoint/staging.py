@@ -1,0 +1,65 @@
+"""Copies of a checkpoint's content in host memory: made at once, kept in buffers that are used again.
+
+The step waits for this copy and for nothing else. A buffer that is allocated anew costs more than the copy itself (its
+pages are first touched), so an attempt allocates once. On CUDA the buffers are pinned and the copies ordered on the
+stream of the step: the processor does not wait at all, and what the step does next comes after them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from polyreme_trainer.checkpoint.content import Content
+
+Allocate = Callable[[Sequence[Tensor]], list[Tensor]]
+"""Makes a host buffer for each of some tensors."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """Content in host memory."""
+
+    content: Content
+    ready: torch.cuda.Event | None = None
+    """What the copies of a device end with."""
+
+    def wait(self) -> Content:
+        """Wait until the copies are there; on a CPU they are."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        return self.content
+
+
+class Staging:
+    """One set of host buffers, for one content at a time."""
+
+    def __init__(self, allocate: Allocate | None = None) -> None:
+        self._allocate = allocate or host_buffers
+        self._buffers: list[Tensor] = []
+
+    @property
+    def buffers(self) -> Sequence[Tensor]:
+        """The buffers, once something was staged: flat ones, then the small tensors by name."""
+        return self._buffers
+
+    def stage(self, content: Content) -> Staged:
+        """Copy a content whose tensors have the sizes that the first one's had."""
+        tensors = content.buffers()
+        if not self._buffers:
+            self._buffers = self._allocate(tensors)
+        for kept, tensor in zip(self._buffers, tensors, strict=True):
+            kept.copy_(tensor.detach(), non_blocking=True)
+        ready = None
+        if any(tensor.is_cuda for tensor in tensors):
+            ready = torch.cuda.Event()
+            ready.record()
+        return Staged(content=content.over(self._buffers), ready=ready)
+
+
+def host_buffers(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Allocate host memory, pinned where it is to be filled by a device."""
+    return [torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda) for t in tensors]

@@ -41,8 +41,9 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
         )
     check_data(home, job)
     check_folders(run, job)
-    root = checkpoint_root(run, job)
-    if fresh and root == run.checkpoints:
+    url = checkpoint_url(run, job)
+    folder = checkpoint_folder(url)
+    if (fresh and folder == run.checkpoints) or (folder is not None and not folder.is_dir()):
         return
     seen = survey(open_checkpoints(url))
     check_checkpoints(seen, url, shape_of(job.spec))

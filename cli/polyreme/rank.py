@@ -27,6 +27,7 @@ from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.plan.plan import Plan
 from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
+from polyreme_datahub.objects import open_store
 from polyreme_trainer.parallel.pipeline import PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
 from polyreme_trainer.train.run import train_rank

@@ -448,6 +448,7 @@ def _litter(seed: int) -> list[Any]:
 
 
 def main(request: Mapping[str, Any], rank: int, listener: socket.socket | None) -> None:
+    os.environ |= request.get("environment", {})
     torch.set_num_threads(1)
     log = Path(request["root"]) / f"rank-{rank}.log"
     logging.basicConfig(filename=log, level=logging.INFO)

@@ -159,6 +159,7 @@ def settings_of(
             resume_from=rank.resume_from,
             interval_steps=spec.checkpoint.every_steps,
             kept=spec.checkpoint.keep,
+            age_s_max=spec.checkpoint.max_age_seconds,
             plan_hash=plan.hash,
         ),
         optimizer=OptimizerSettings(

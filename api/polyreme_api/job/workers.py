@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from polyreme_api.fields import DEVICES_MAX, REPLICAS_MAX, STEPS_MAX, Name, Part, Seconds, Url
+from polyreme_api.fields import DEVICES_MAX, REPLICAS_MAX, SECONDS_MAX, STEPS_MAX, Name, Part, Seconds, Url
 from polyreme_api.labels import RESOURCE_DEVICE
 
 Degree = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -146,6 +146,8 @@ class Checkpoint(Part):
     """Steps between checkpoints."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
     """Newest checkpoints that are kept."""
+    max_age_seconds: Annotated[int, Field(ge=1, le=SECONDS_MAX)] | None = None
+    """Age beyond which a checkpoint goes though it is among those; the newest stays whatever its age."""
     preemption_grace_seconds: Seconds = 60
     """How long a stopped or preempted job may take to checkpoint before it is ended."""
 

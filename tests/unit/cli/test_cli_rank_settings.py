@@ -51,6 +51,7 @@ CHANGES: dict[str, Any] = {
     "parallelism.microbatches": 2,
     "checkpoint.everySteps": 7,
     "checkpoint.keep": 7,
+    "checkpoint.maxAgeSeconds": 7,
     "evaluation.samplesMax": 7,
     "evaluation.answerTokensMax": 7,
     "export.location": "file:///elsewhere",

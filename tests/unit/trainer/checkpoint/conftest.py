@@ -22,6 +22,7 @@ from polyreme_trainer.parallel.flat import Slot
 @pytest.fixture(scope="session")
 def group() -> Iterator[dist.ProcessGroup]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
     yield dist.group.WORLD
     dist.destroy_process_group()
 

@@ -29,8 +29,9 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
         fresh: Whether what the run left in its own folders is set aside first.
 
     Raises:
-        InvalidConfigError: If a dataset is not known, a location is no local folder, or the checkpoint root holds
-            checkpoints of another model or of a format that this version does not read.
+        InvalidConfigError: If a dataset is not known, a location is no local folder, weights to start from do not fit,
+            or the checkpoint root holds checkpoints of another model or of a format that this version does not read.
+        NotFoundError: If there are no weights to start from where the job says.
         RefusedError: If the checkpoint root is another run's.
     """
     if job.spec.workers.runtime.mode == "Environment":
@@ -41,6 +42,8 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
         )
     check_data(home, job)
     check_folders(run, job)
+    if not resumes:
+        check_weights(job)
     url = checkpoint_url(run, job)
     folder = checkpoint_folder(url)
     if (fresh and folder == run.checkpoints) or (folder is not None and not folder.is_dir()):
@@ -61,10 +64,30 @@ def check_folders(run: RunDirectory, job: TrainingJob) -> None:
     places = {} if folder is None else {"spec.checkpoint.location": folder}
     if job.spec.export is not None and job.spec.export.location is not None:
         places["spec.export.location"] = local_folder(job.spec.export.location, field="spec.export.location")
+    if job.spec.model.weights is not None:
+        field = "spec.model.weights.location"
+        places[field] = local_folder(job.spec.model.weights.location, field=field)
     for field, path in places.items():
         existing = next(place for place in (path, *path.parents) if place.exists())
         if not existing.is_dir():
             raise InvalidConfigError(f"no folder: {existing} is a file", field=field)
+
+
+def check_weights(job: TrainingJob) -> None:
+    """Refuse weights to start from that are missing, cut short or of another model, by their headers alone.
+
+    Raises:
+        NotFoundError: If the folder or a file of it does not exist.
+        InvalidConfigError: Naming the first rule that is broken.
+    """
+    weights = job.spec.model.weights
+    if weights is None:
+        return
+    from polyreme_trainer.weights.catalogue import read_catalogue
+    from polyreme_trainer.weights.fit import check_fit
+
+    folder = local_folder(weights.location, field="spec.model.weights.location")
+    check_fit(read_catalogue(folder), shape_of(job.spec))
 
 
 def check_data(home: Home, job: TrainingJob) -> None:

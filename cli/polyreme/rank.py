@@ -131,7 +131,7 @@ def settings_of(
         raise InvalidConfigError(
             f"ranks do not fit the plan: WORLD_SIZE is {rank.world_size}, plan {plan.hash} has {plan.layout.world}"
         )
-    optimizer = spec.training.optimizer
+    optimizer, weights = spec.training.optimizer, spec.model.weights
     exported = environment.get(names.EXPORT_URL) if spec.export is not None else None
     if spec.export is not None and spec.export.location:
         exported = spec.export.location
@@ -152,6 +152,7 @@ def settings_of(
         shape=plan.shape,
         steps=spec.training.steps,
         seed=spec.training.seed,
+        weights=local_folder(weights.location, field="spec.model.weights.location") if weights else None,
         checkpoint=CheckpointSettings(
             store=open_store(rank.checkpoint_url),
             folder=checkpoint_folder(rank.checkpoint_url),

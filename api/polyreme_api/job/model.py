@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from polyreme_api.fields import STEPS_MAX, DecimalText, Part
+from polyreme_api.fields import STEPS_MAX, DecimalText, Part, Url
 
 Sizes = Annotated[dict[str, Annotated[int, Field(ge=0, le=10_000_000)]], Field(max_length=32)]
 
@@ -18,13 +18,24 @@ class ModelOverrides(Part):
     """Sizes of the decoder, as ``{experts: 16}``."""
 
 
+class Weights(Part):
+    """Weights that the run starts from instead of drawn ones; an attempt that has a checkpoint does not read them."""
+
+    format: Literal["HuggingFace"] = "HuggingFace"
+    """Names and files by Hugging Face's conventions: safetensors, an index where there are several, ``config.json``."""
+    location: Url
+    """URL of the folder; every rank reads it. Kimi-VL's names fill the whole model, DeepSeek-V3's its decoder."""
+
+
 class ModelPart(Part):
     """The model to train."""
 
     preset: Annotated[str, Field(min_length=1, max_length=63)]
-    """Name of a model preset: ``kimi-vl-nano``, ``kimi-vl-a3b``."""
+    """Name of a model preset: ``kimi-vl-nano``, ``kimi-vl-a3b``, ``moonlight-16b-a3b``."""
     overrides: ModelOverrides = Field(default_factory=ModelOverrides)
     """Sizes that differ from the preset's."""
+    weights: Weights | None = None
+    """Weights that the run starts from; none: drawn by ``training.seed``."""
 
 
 class Optimizer(Part):

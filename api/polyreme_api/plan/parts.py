@@ -75,7 +75,7 @@ def part_parameters(shape: ModelShape) -> dict[Part, Parameters]:
     shared = 3 * d.width * d.expert_ffn_width * d.shared_experts
     moe = attention_parameters(shape) + norms + shared + d.width * d.experts
     joined = v.width * v.merge**2
-    projector = 2 * v.width + joined * joined + joined + joined * d.width + d.width
+    projector = 2 * v.width + joined * joined + joined + joined * d.width + d.width if shape.sees else 0
     return {
         Part.TOWER: Parameters(common=_tower_parameters(shape) + projector),
         Part.EMBEDDING: Parameters(common=d.vocabulary * d.width),

@@ -1,7 +1,7 @@
 """Model shapes as data: the widths, depths and counts from which layouts, volumes and parameters follow.
 
-Sources: the Kimi-VL (arXiv:2504.07491) and Moonlight (arXiv:2502.16982) configurations; parameter count of
-``kimi-vl-a3b`` is 16,407,654,384.
+Sources: the Kimi-VL (arXiv:2504.07491) and Moonlight (arXiv:2502.16982) configurations; parameter counts are
+16,407,654,384 of ``kimi-vl-a3b`` and 15,960,108,544 of ``moonlight-16b-a3b``, its decoder alone.
 """
 
 from __future__ import annotations
@@ -75,13 +75,22 @@ class DecoderShape:
         return self.nope_dim + self.rope_dim
 
 
+NO_VISION = VisionShape(layers=0, width=0, heads=0, ffn_width=0)
+"""Neither tower nor projector: the model reads text alone."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A whole vision-language model: tower, projector (2x2 shuffle, two linear layers), decoder."""
+    """A whole vision-language model: tower, projector (2x2 shuffle, two linear layers), decoder; or a decoder alone."""
 
     name: str
     vision: VisionShape
     decoder: DecoderShape
+
+    @property
+    def sees(self) -> bool:
+        """Whether the model takes images."""
+        return self.vision != NO_VISION
 
 
 KIMI_VL_A3B = ModelShape(
@@ -104,6 +113,12 @@ KIMI_VL_A3B = ModelShape(
         value_dim=128,
         rope_theta=800_000.0,
     ),
+)
+
+MOONLIGHT_16B_A3B = ModelShape(
+    name="moonlight-16b-a3b",
+    vision=NO_VISION,
+    decoder=dataclasses.replace(KIMI_VL_A3B.decoder, rope_theta=50_000.0),
 )
 
 KIMI_VL_NANO = ModelShape(
@@ -133,7 +148,7 @@ KIMI_VL_NANO = ModelShape(
 
 ANY_MODEL = ModelShape(
     name="any",
-    vision=VisionShape(layers=0, width=0, heads=0, ffn_width=0),
+    vision=NO_VISION,
     decoder=DecoderShape(
         vocabulary=0,
         width=0,
@@ -156,7 +171,7 @@ ANY_MODEL = ModelShape(
 
 _MAY_BE_ZERO = frozenset({"dense_layers", "shared_experts"})
 
-PRESETS: Mapping[str, ModelShape] = {shape.name: shape for shape in (KIMI_VL_NANO, KIMI_VL_A3B)}
+PRESETS: Mapping[str, ModelShape] = {shape.name: shape for shape in (KIMI_VL_NANO, KIMI_VL_A3B, MOONLIGHT_16B_A3B)}
 
 
 def model_shape(preset: str, overrides: Mapping[str, Mapping[str, int]] | None = None) -> ModelShape:
@@ -203,16 +218,14 @@ def check_shape(shape: ModelShape) -> None:
         InvalidConfigError: Naming the first rule that is broken.
     """
     vision, decoder = shape.vision, shape.decoder
-    for part in ("vision", "decoder"):
+    for part in ("vision", "decoder") if shape.sees else ("decoder",):
         for name, size in dataclasses.asdict(getattr(shape, part)).items():
             if size is not None and size <= 0 and name not in _MAY_BE_ZERO:
                 raise InvalidConfigError(
                     f"model sizes do not fit: {part}.{name} is {size}, rule at least 1",
                     field=f"spec.model.overrides.{part}.{name}",
                 )
-    rules = (
-        (vision.width % vision.heads == 0, "vision.width", f"{vision.width} is no multiple of heads {vision.heads}"),
-        (vision.head_dim % 4 == 0, "vision.heads", f"head width {vision.head_dim} is no multiple of 4 (2-D rotary)"),
+    rules = [
         (decoder.rope_dim % 2 == 0, "decoder.rope_dim", f"{decoder.rope_dim} is odd; rotary pairs need an even width"),
         (
             1 <= decoder.experts_per_token <= decoder.experts,
@@ -224,7 +237,13 @@ def check_shape(shape: ModelShape) -> None:
             "decoder.dense_layers",
             f"{decoder.dense_layers} lies outside 0..layers ({decoder.layers})",
         ),
-    )
+    ]
+    if shape.sees:
+        width, wide = vision.width, vision.head_dim
+        rules += [
+            (width % vision.heads == 0, "vision.width", f"{width} is no multiple of heads {vision.heads}"),
+            (wide % 4 == 0, "vision.heads", f"head width {wide} is no multiple of 4 (2-D rotary)"),
+        ]
     for holds, name, why in rules:
         if not holds:
             raise InvalidConfigError(f"model sizes do not fit: {name}: {why}", field=f"spec.model.overrides.{name}")

@@ -16,7 +16,7 @@ from polyreme_api.environment import RankEnvironment
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.data import Evaluation
-from polyreme_api.job.model import ModelPart, Optimizer, Training
+from polyreme_api.job.model import ModelPart, Optimizer, Training, Weights
 from polyreme_api.job.workers import Checkpoint, Export, Parallelism
 from polyreme_api.plan.plan import plan_for
 from polyreme_datahub.objects import open_store
@@ -36,6 +36,7 @@ CHANGES: dict[str, Any] = {
     "model.preset": "kimi-vl-a3b",
     "model.overrides.decoder.layers": 4,
     "model.overrides.vision": {"layers": 1},
+    "model.weights.location": "file:///weights",
     "training.steps": 101,
     "training.seed": 7,
     "training.routerBiasRate": "0.5",
@@ -59,6 +60,8 @@ CHANGES: dict[str, Any] = {
 """A value for each field that is not its default."""
 ELSEWHERE = {
     "model.overrides": "in its parts",
+    "model.weights": "in its parts",
+    "model.weights.format": "one value",
     "training.optimizer": "in its parts",
     "training.optimizer.name": "one value",
     "training.packsPerStep": "the data source, and the plan",
@@ -75,6 +78,7 @@ ELSEWHERE = {
 }
 PARTS: dict[str, type[BaseModel]] = {
     "model": ModelPart,
+    "model.weights": Weights,
     "training": Training,
     "training.optimizer": Optimizer,
     "parallelism": Parallelism,
@@ -119,12 +123,12 @@ def test_a_changed_field_changes_what_the_trainer_gets(field: str) -> None:
     spec = changed(field, CHANGES[field])
     if field == "model.preset":
         spec["model"].pop("overrides")
+        container = {"name": "worker", "resources": {"limits": {"memory": "4Ti"}}}
+        spec["workers"]["template"] = {"spec": {"containers": [container]}}  # or no plan would fit
     seen = _differences(settings(spec), settings(SPEC))
     assert seen - {"checkpoint.plan_hash"}, "more than the hash of the plan"
 
 
-        container = {"name": "worker", "resources": {"limits": {"memory": "4Ti"}}}
-        spec["workers"]["template"] = {"spec": {"containers": [container]}}  # or no plan would fit
 def test_no_two_fields_land_in_the_same_place() -> None:
     usual = settings(SPEC)
     places = [

@@ -5,6 +5,8 @@ A directory appears whole or not at all: everything is written beside it, synced
 
     directory/           the whole model: config.json, model-0000i-of-0000n.safetensors, model.safetensors.index.json
     directory/text/      the decoder alone, for ``AutoModelForCausalLM.from_pretrained``
+
+A model that takes no images is its decoder, and lies in ``directory/`` under that part's names.
 """
 
 from __future__ import annotations
@@ -16,15 +18,13 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from polyreme_api.batch import TokenIds
-from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_trainer.export.config import model_config, text_config
-from polyreme_trainer.export.names import from_checkpoint, text_part, to_checkpoint
+from polyreme_trainer.export.names import text_part, to_checkpoint
 
 SHARD_BYTES_MAX = 4 << 30
 """Largest weights file [bytes], unless one tensor is larger."""
@@ -63,41 +63,21 @@ def export_model(
         replaced.rename(directory)  # an earlier writer was killed between its two renames
     for leftover in (partial, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
-    (partial / TEXT_DIRECTORY).mkdir(parents=True)
+    text_folder = partial / TEXT_DIRECTORY if shape.sees else partial
+    text_folder.mkdir(parents=True)
     dtype = str(state["language_model.lm_head.weight"].dtype).removeprefix("torch.")
     text = text_config(shape.decoder, tokens=tokens, dtype=dtype)
-    _write_part(partial / TEXT_DIRECTORY, to_checkpoint(text_part(state)), text, shard_bytes_max)
-    _write_part(partial, to_checkpoint(state), model_config(shape, tokens=tokens, dtype=dtype), shard_bytes_max)
+    _write_part(text_folder, to_checkpoint(text_part(state)), text, shard_bytes_max)
+    if shape.sees:
+        _write_part(partial, to_checkpoint(state), model_config(shape, tokens=tokens, dtype=dtype), shard_bytes_max)
     if tokenizer is not None:
-        for folder in (partial, partial / TEXT_DIRECTORY):
+        for folder in {partial, text_folder}:
             _write_tokenizer(folder, tokenizer, tokens)
     if directory.exists():
         directory.rename(replaced)
     partial.rename(directory)
     _sync(directory.parent)
     shutil.rmtree(replaced, ignore_errors=True)
-
-
-def load_exported(directory: pathlib.Path) -> dict[str, Tensor]:
-    """Read an export (or a released checkpoint of the same names) back as a full state dict with stacked experts.
-
-    Raises:
-        NotFoundError: If there is no export.
-        InvalidConfigError: If its files do not fit together.
-    """
-    try:
-        index = json.loads((directory / INDEX_FILE).read_text())
-        files = sorted(set(index["weight_map"].values()))
-        tensors: dict[str, Tensor] = {}
-        for file in files:
-            tensors |= load_file(directory / file)
-    except FileNotFoundError as exc:
-        raise NotFoundError(f"no export: {exc.filename} does not exist") from exc
-    except (ValueError, KeyError, SafetensorError) as exc:
-        raise InvalidConfigError(f"export can't be read: {directory}, {exc}") from exc
-    if missing := sorted(set(index["weight_map"]) - set(tensors)):
-        raise InvalidConfigError(f"export lacks a weight: {missing[0]} is in the index and in no file")
-    return from_checkpoint(tensors)
 
 
 def shards(tensors: Mapping[str, Tensor], shard_bytes_max: int) -> list[dict[str, Tensor]]:

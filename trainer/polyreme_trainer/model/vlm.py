@@ -64,7 +64,7 @@ class KimiVL(nn.Module):
         self.experts_local = range(shape.decoder.experts) if experts_local is None else experts_local
         self.section = section or whole(shape)
         self.ranks = ranks
-        if self.section.first:
+        if self.section.first and shape.sees:
             self.vision_tower = VisionTower(shape.vision, ranks)
             self.multi_modal_projector = Projector(shape, ranks)
         self.language_model = LanguageModel(
@@ -112,7 +112,18 @@ class KimiVL(nn.Module):
         )
 
     def image_features(self, patches_PC: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """Encode and project images, one row for each media token; no images give no rows and zero gradients."""
+        """Encode and project images, one row for each media token; no images give no rows and zero gradients.
+
+        Raises:
+            InvalidConfigError: If there are images and the model has no tower.
+        """
+        if not self.shape.sees:
+            if grids:
+                raise InvalidConfigError(
+                    f"model {self.shape.name} takes no images: {len(grids)} in this batch, rule none",
+                    field="spec.data.sources[].dataset or spec.model.preset",
+                )
+            return patches_PC.new_zeros((0, self.shape.decoder.width))
         features_MD: Tensor = self.multi_modal_projector(self.vision_tower(patches_PC, grids))
         return features_MD
 

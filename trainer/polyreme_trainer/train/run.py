@@ -27,6 +27,7 @@ from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity
 from polyreme_trainer.parallel.world import World, open_world
 from polyreme_trainer.train.evaluation import evaluate, write_evaluation
 from polyreme_trainer.train.export import export
+from polyreme_trainer.train.initial import begin
 from polyreme_trainer.train.loop import Ending, Loop
 from polyreme_trainer.train.records import Reporter, open_step_log
 from polyreme_trainer.train.requests import Requests, listen
@@ -122,6 +123,7 @@ def _resume(settings: TrainSettings, state: TrainState, source: BatchSource, wor
         name_unusable(store)
     if name is None:
         torch.manual_seed(settings.seed * 1_000_003 + settings.rank.rank)
+        begin(state, settings, world.meshes, group=world.checkpoint_group)
         return
     marker = open_checkpoint(store, name, settings.shape)
     source.check_state(marker.loader)
@@ -182,17 +184,17 @@ def _writer(settings: TrainSettings, world: World, reporter: Reporter) -> Checkp
         group=world.checkpoint_group,
         now_s=reporter.clock.now_s,
         committed=reporter.checkpoint,
+        copies=_copies(settings),
     )
 
-        copies=_copies(settings),
 
-def _reporter(settings: TrainSettings, sink: ProgressSink, clock: Clock) -> Reporter:
-    resumed = settings.checkpoint.resume_from
 def _copies(settings: TrainSettings) -> HostCopies | None:
     folder = settings.checkpoint.copies
     return HostCopies(folder, rank=settings.rank.rank) if folder is not None else None
 
 
+def _reporter(settings: TrainSettings, sink: ProgressSink, clock: Clock) -> Reporter:
+    resumed = settings.checkpoint.resume_from
     reference: CheckpointRef | None = parse_checkpoint_name(resumed) if resumed else None
     first = ProgressRecord(
         attempt=settings.rank.attempt,

@@ -88,6 +88,8 @@ class TrainSettings:
     pipeline: PipelineSettings = NO_STAGES
     """Stages and microbatches of a step."""
     seed: int = 0
+    weights: Path | None = None
+    """Folder of weights that a run without a checkpoint starts from; None: drawn by the seed."""
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     export_directory: Path | None = None

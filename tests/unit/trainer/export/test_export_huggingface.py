@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -9,54 +10,36 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from polyreme_api.batch import TokenIds
-from polyreme_api.errors import InvalidConfigError, NotFoundError
-from polyreme_api.plan.shapes import KIMI_VL_NANO, PRESETS
+from polyreme_api.plan.shapes import KIMI_VL_NANO, NO_VISION, PRESETS
 from polyreme_trainer.export.config import model_config
-from polyreme_trainer.export.huggingface import INDEX_FILE, export_model, load_exported
-from polyreme_trainer.export.names import from_checkpoint, to_checkpoint
+from polyreme_trainer.export.huggingface import INDEX_FILE, export_model
+from polyreme_trainer.export.names import text_part, to_checkpoint
 from polyreme_trainer.model.initialise import build_model
-from polyreme_trainer.model.moe import Router
 from polyreme_trainer.model.vlm import KimiVL
-
-TOKENS = TokenIds(media=1, end=2, pad=0)
-
-
-@pytest.fixture
-def model() -> KimiVL:
-    model = build_model(KIMI_VL_NANO, seed=5, media_token=TOKENS.media)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.startswith("language_model.model.layers") and "norm" not in name:
-                parameter.mul_(0.1 / KIMI_VL_NANO.decoder.initializer_range)
-        for router in (module for module in model.modules() if isinstance(module, Router)):
-            router.e_score_correction_bias.copy_(0.1 * torch.randn(8, generator=generator))
-    return model
-
-
-def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    assert set(ours) == set(theirs)
-    for name, tensor in ours.items():
-        assert tensor.dtype == theirs[name].dtype, name
-        assert torch.equal(tensor, theirs[name]), name
+from tests.unit.trainer.export.reading import TOKENS, assert_equal, read_back
 
 
 @pytest.mark.parametrize("shard_bytes_max", [1 << 30, 100_000])
 def test_what_is_exported_comes_back_equal(model: KimiVL, tmp_path: pathlib.Path, shard_bytes_max: int) -> None:
     export_model(model.state_dict(), KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS, shard_bytes_max=shard_bytes_max)
-    assert_equal(model.state_dict(), load_exported(tmp_path / "e"))
-    files = list((tmp_path / "e").glob("*.safetensors"))
-    assert (len(files) > 5) == (shard_bytes_max == 100_000)
+    assert_equal(model.state_dict(), read_back(tmp_path / "e"))
+    for folder in (tmp_path / "e", tmp_path / "e" / "text"):
+        files = sorted(folder.glob("*.safetensors"))
+        assert (len(files) > 5) == (shard_bytes_max == 100_000)
+        held = [load_file(file) for file in files]
+        assert all(sum(t.nbytes for t in one.values()) <= shard_bytes_max or len(one) == 1 for one in held)
+        index = json.loads((folder / INDEX_FILE).read_text())
+        assert index["weight_map"] == {name: file.name for file, one in zip(files, held, strict=True) for name in one}
+        assert index["metadata"]["total_size"] == sum(t.nbytes for one in held for t in one.values())
     assert [path.name for path in tmp_path.iterdir()] == ["e"]
 
 
 def test_bfloat16_weights_come_back_as_they_were(tmp_path: pathlib.Path) -> None:
     model = build_model(KIMI_VL_NANO, seed=5, media_token=1, dtype=torch.bfloat16)
     export_model(model.state_dict(), KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
-    assert_equal(model.state_dict(), load_exported(tmp_path / "e"))
+    assert_equal(model.state_dict(), read_back(tmp_path / "e", dtype=torch.bfloat16))
     assert json.loads((tmp_path / "e" / "config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
@@ -81,11 +64,6 @@ def test_names_are_those_of_the_released_checkpoints(model: KimiVL) -> None:
         "language_model.lm_head.weight",
     }
     assert not any("gate_up" in name for name in names)
-
-
-def test_the_order_in_which_experts_are_read_does_not_matter(model: KimiVL) -> None:
-    tensors = to_checkpoint(model.state_dict())
-    assert_equal(model.state_dict(), from_checkpoint(dict(reversed(tensors.items()))))
 
 
 @pytest.mark.slow
@@ -123,7 +101,7 @@ def test_a_second_export_replaces_the_first(model: KimiVL, tmp_path: pathlib.Pat
     export_model(model.state_dict(), KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS, shard_bytes_max=100_000)
     other = build_model(KIMI_VL_NANO, seed=6, media_token=1).state_dict()
     export_model(other, KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
-    assert_equal(other, load_exported(tmp_path / "e"))
+    assert_equal(other, read_back(tmp_path / "e"))
     assert len(list((tmp_path / "e").glob("*.safetensors"))) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["e"]
 
@@ -143,9 +121,9 @@ def test_an_export_that_was_killed_leaves_the_older_one_and_does_not_hinder_the_
         with pytest.raises(KeyboardInterrupt):
             export_model(other, KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
     assert (tmp_path / ".e.partial").exists()
-    assert_equal(state, load_exported(tmp_path / "e"))
+    assert_equal(state, read_back(tmp_path / "e"))
     export_model(other, KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
-    assert_equal(other, load_exported(tmp_path / "e"))
+    assert_equal(other, read_back(tmp_path / "e"))
     assert [path.name for path in tmp_path.iterdir()] == ["e"]
 
 
@@ -167,40 +145,22 @@ def test_an_export_killed_between_its_renames_keeps_the_older_one_until_the_next
             patch.setattr(pathlib.Path, "rename", killed_at_the_second)
             with pytest.raises(KeyboardInterrupt):
                 export_model(other, KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
-        assert_equal(state, load_exported(tmp_path / ".e.replaced"))
+        assert_equal(state, read_back(tmp_path / ".e.replaced"))
     export_model(other, KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
-    assert_equal(other, load_exported(tmp_path / "e"))
+    assert_equal(other, read_back(tmp_path / "e"))
     assert [path.name for path in tmp_path.iterdir()] == ["e"]
 
 
-def test_no_export_is_not_found(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(NotFoundError, match="no export"):
-        load_exported(tmp_path / "e")
-
-
-def test_a_torn_file_is_refused(model: KimiVL, tmp_path: pathlib.Path) -> None:
-    export_model(model.state_dict(), KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
-    (file,) = (tmp_path / "e").glob("*.safetensors")
-    file.write_bytes(file.read_bytes()[:5000])
-    with pytest.raises(InvalidConfigError, match="can't be read"):
-        load_exported(tmp_path / "e")
-
-
-def test_a_weight_that_the_index_names_and_no_file_holds_is_refused(model: KimiVL, tmp_path: pathlib.Path) -> None:
-    export_model(model.state_dict(), KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
-    path = tmp_path / "e" / INDEX_FILE
-    index = json.loads(path.read_text())
-    index["weight_map"]["language_model.absent"] = next(iter(index["weight_map"].values()))
-    path.write_text(json.dumps(index))
-    with pytest.raises(InvalidConfigError, match=r"language_model\.absent"):
-        load_exported(tmp_path / "e")
-
-
-def test_a_missing_expert_is_refused(model: KimiVL) -> None:
-    tensors = to_checkpoint(model.state_dict())
-    del tensors["language_model.model.layers.1.mlp.experts.3.up_proj.weight"]
-    with pytest.raises(InvalidConfigError, match=r"experts\.3\.up_proj"):
-        from_checkpoint(tensors)
+def test_a_model_that_takes_no_images_is_its_text_part(tmp_path: pathlib.Path) -> None:
+    shape = dataclasses.replace(KIMI_VL_NANO, vision=NO_VISION)
+    state = build_model(shape, seed=5, media_token=1).state_dict()
+    export_model(state, shape, tmp_path / "e", tokens=TOKENS)
+    assert not (tmp_path / "e" / "text").exists()
+    assert json.loads((tmp_path / "e" / "config.json").read_text())["architectures"] == ["DeepseekV3ForCausalLM"]
+    assert set(json.loads((tmp_path / "e" / INDEX_FILE).read_text())["weight_map"]) == set(
+        to_checkpoint(text_part(state))
+    )
+    assert_equal(state, read_back(tmp_path / "e", shape))
 
 
 def test_the_text_part_holds_no_vision(model: KimiVL, tmp_path: pathlib.Path) -> None:

@@ -1,0 +1,58 @@
+"""Where a run begins that has no checkpoint yet: weights drawn by the seed, or those that its job names."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch.distributed as dist
+
+from polyreme_api.errors import PolyremeError
+from polyreme_trainer.parallel import collectives
+from polyreme_trainer.parallel.mesh import Meshes, experts_of
+from polyreme_trainer.train.settings import TrainSettings
+from polyreme_trainer.train.state import TrainState
+from polyreme_trainer.weights.catalogue import read_catalogue
+from polyreme_trainer.weights.fit import check_fit
+from polyreme_trainer.weights.load import load_weights
+from polyreme_trainer.weights.pieces import Place
+
+_log = logging.getLogger(__name__)
+
+
+def begin(state: TrainState, settings: TrainSettings, meshes: Meshes, *, group: dist.ProcessGroup) -> None:
+    """Fill the model with the weights of ``settings.weights``, if there are any; every rank calls it.
+
+    Raises:
+        NotFoundError: If the folder or a file of it does not exist.
+        InvalidConfigError: If the weights are damaged, not finite, or of another model.
+        OSError: If a disk refuses. Whatever one rank meets, all raise.
+    """
+    if settings.weights is None:
+        return
+    met: PolyremeError | OSError | None = None
+    try:
+        _fill(state, settings, meshes, settings.weights)
+    except (PolyremeError, OSError) as error:
+        met = error
+    errors = [error for error in collectives.gather_to_all(met, group) if error is not None]
+    if errors:
+        raise errors[0]
+
+
+def _fill(state: TrainState, settings: TrainSettings, meshes: Meshes, folder: Path) -> None:
+    catalogue = read_catalogue(folder)
+    names = check_fit(catalogue, settings.shape)
+    slices = state.flat.tensor.slices
+    place = Place(
+        experts=experts_of(settings.layout, meshes.rank, settings.shape.decoder.experts),
+        tensor=slices.place,
+        tensor_parts=slices.count,
+    )
+    held = {name: tensor for model in state.models.values() for name, tensor in model.state_dict().items()}
+    filled = load_weights(held, catalogue, names, place)
+    total = sum(tensor.numel() for tensor in held.values())
+    _log.info(
+        "rank %d begins with weights of %s, under %s's names: %d of its %d scalars, the rest is drawn",
+        meshes.rank, folder, names.value, filled, total,
+    )  # fmt: skip

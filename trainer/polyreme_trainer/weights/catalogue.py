@@ -1,0 +1,159 @@
+"""What lies in a folder of safetensors: names, shapes and types, read from the files' headers; no weight is read.
+
+Every file that the index names is opened, so that one that is missing or cut short is known before anything is built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from polyreme_api.errors import InvalidConfigError, NotFoundError
+from polyreme_trainer.export.huggingface import CONFIG_FILE, INDEX_FILE
+from polyreme_trainer.weights import FIELD
+
+SINGLE_FILE = "model.safetensors"
+"""The one file of small models, which have no index."""
+FILES_MAX = 4096
+"""Most files of one model."""
+NAMED_MAX = 3
+"""Most names that an error lists; the rest are counted."""
+_BITS = re.compile(r"[A-Z]+(\d+)")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor in a file."""
+
+    file: str
+    dtype: str
+    """As safetensors says it: ``BF16``."""
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Catalogue:
+    """All tensors of a folder, and the ``config.json`` beside them."""
+
+    folder: Path
+    tensors: Mapping[str, Stored]
+    config: Mapping[str, Any] | None
+    """None where there is no such file."""
+
+
+def read_catalogue(folder: Path) -> Catalogue:
+    """Read the index and the header of every file.
+
+    Raises:
+        NotFoundError: If the folder, the weights or one of their files do not exist.
+        InvalidConfigError: If the index or a file is damaged, or they contradict each other.
+    """
+    weight_map = _weight_map(folder)
+    files = sorted(set(weight_map.values())) if weight_map else [SINGLE_FILE]
+    missing = [file for file in files if not (folder / file).is_file()]
+    if missing:
+        raise NotFoundError(
+            f"weights lack files: {listed(missing)} of {len(files)} that {INDEX_FILE} names, rule all of them lie in "
+            f"{folder}; copy them there",
+            field=FIELD,
+        )
+    tensors: dict[str, Stored] = {}
+    for file in files:
+        for name, stored in _header(folder / file):
+            if name in tensors:
+                raise InvalidConfigError(
+                    f"weights name a tensor twice: {name} lies in {tensors[name].file} and in {file}, rule once",
+                    field=FIELD,
+                )
+            tensors[name] = stored
+    if absent := [name for name, file in weight_map.items() if name not in tensors or tensors[name].file != file]:
+        raise InvalidConfigError(
+            f"weights lack tensors that {INDEX_FILE} names: {listed(absent)}, rule each lies in the file that it names "
+            f"({weight_map[absent[0]]} for the first)",
+            field=FIELD,
+        )
+    return Catalogue(folder=folder, tensors=tensors, config=_config(folder))
+
+
+def listed(names: list[str]) -> str:
+    """Name the first few and count the others: ``a, b, c and 5 more``."""
+    words = ", ".join(names[:NAMED_MAX])
+    return words if len(names) <= NAMED_MAX else f"{words} and {len(names) - NAMED_MAX} more"
+
+
+def unreadable(path: Path, error: Exception) -> InvalidConfigError:
+    """Say that a weights file is damaged, with its size: most often a copy was cut short."""
+    return InvalidConfigError(
+        f"weights file can't be read: {path} has {path.stat().st_size} bytes, rule a whole safetensors file "
+        f"({error}); copy it anew",
+        field=FIELD,
+    )
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    """Read which file holds which tensor; empty where a single file needs no index."""
+    if not folder.is_dir():
+        raise NotFoundError(f"no weights: {folder} is no folder", field=FIELD)
+    try:
+        text = (folder / INDEX_FILE).read_bytes()
+    except FileNotFoundError:
+        if (folder / SINGLE_FILE).is_file():
+            return {}
+        raise NotFoundError(
+            f"no weights: {folder} has neither {INDEX_FILE} nor {SINGLE_FILE}, rule one of them", field=FIELD
+        ) from None
+    try:
+        weight_map = dict(json.loads(text)["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidConfigError(
+            f"weights' index is damaged: {folder / INDEX_FILE}, rule JSON with a weight_map", field=FIELD
+        ) from error
+    strange = [str(file) for file in weight_map.values() if not isinstance(file, str) or Path(file).name != file]
+    if strange or not 0 < len(set(weight_map.values())) <= FILES_MAX:
+        raise InvalidConfigError(
+            f"weights' index is damaged: {folder / INDEX_FILE} names {listed(strange) or 'no file, or too many'}, "
+            f"rule 1 to {FILES_MAX} plain names of files in the same folder",
+            field=FIELD,
+        )
+    return weight_map
+
+
+def _header(path: Path) -> Iterator[tuple[str, Stored]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                part = file.get_slice(name)
+                dtype, shape = part.get_dtype(), tuple(part.get_shape())
+                yield name, Stored(path.name, dtype, shape, math.prod(shape) * _width_bytes(dtype))
+    except SafetensorError as error:
+        raise unreadable(path, error) from error
+
+
+def _width_bytes(dtype: str) -> int:
+    """Bytes of a scalar, from the number of bits in the type's name: ``BF16``, ``F8_E4M3``, ``BOOL``."""
+    bits = _BITS.match(dtype)
+    return max(1, int(bits[1]) // 8) if bits else 1
+
+
+def _config(folder: Path) -> Mapping[str, Any] | None:
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise InvalidConfigError(
+            f"weights' configuration is damaged: {folder / CONFIG_FILE}, rule JSON", field=FIELD
+        ) from error
+    if not isinstance(config, Mapping):
+        raise InvalidConfigError(
+            f"weights' configuration is damaged: {folder / CONFIG_FILE}, rule a JSON object", field=FIELD
+        )
+    return config

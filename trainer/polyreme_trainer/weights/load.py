@@ -1,0 +1,102 @@
+"""Filling what a rank holds from the files, slice by slice.
+
+Files are mapped, not read: a part is copied straight from the file's pages to its place, and turned into the model's
+type on the way. A mapping is given up after ``MAPPED_BYTES_MAX``, so that a rank holds its own shard and of the files
+never more than that or one tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_trainer.weights import FIELD
+from polyreme_trainer.weights.catalogue import Catalogue, Stored, unreadable
+from polyreme_trainer.weights.fit import Names
+from polyreme_trainer.weights.pieces import Piece, Place, pieces
+
+MAPPED_BYTES_MAX = 64 << 20
+"""Bytes of parts that are copied before the file is closed and opened again, unless one part is larger."""
+
+
+@torch.no_grad()
+def load_weights(held: Mapping[str, Tensor], catalogue: Catalogue, names: Names, place: Place) -> int:
+    """Fill a rank's tensors in place; those that the scheme of names does not know keep their values.
+
+    Args:
+        held: Tensors of the rank by their names in the whole model, on any device; experts stacked.
+        catalogue: Where the weights lie; they fit the model (``fit.check_fit``).
+        names: Scheme of their names.
+        place: Which slices ``held`` are.
+
+    Returns:
+        Scalars that were filled.
+
+    Raises:
+        InvalidConfigError: If a file is damaged, or a weight is not finite.
+    """
+    named = ((piece, names.of(piece.source)) for piece in pieces(held, place))
+    known = [_Known(piece, name, catalogue.tensors[name]) for piece, name in named if name in catalogue.tensors]
+    known.sort(key=lambda part: part.stored.file)
+    for file, parts in itertools.groupby(known, key=lambda part: part.stored.file):
+        for window in _windows(parts):
+            _copy(catalogue.folder / file, window)
+    return sum(part.piece.own.numel() for part in known)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Known:
+    """A piece whose tensor was found."""
+
+    piece: Piece
+    name: str
+    stored: Stored
+
+
+def _windows(parts: Iterator[_Known]) -> Iterator[list[_Known]]:
+    """Group parts to at most ``MAPPED_BYTES_MAX`` of the file, each group at least one."""
+    window: list[_Known] = []
+    mapped = 0
+    for part in parts:
+        # A part of some columns touches every page of its tensor.
+        if window and mapped + part.stored.size_bytes > MAPPED_BYTES_MAX:
+            yield window
+            window, mapped = [], 0
+        window.append(part)
+        mapped += part.stored.size_bytes
+    if window:
+        yield window
+
+
+def _copy(path: Path, window: Sequence[_Known]) -> None:
+    try:
+        with safe_open(path, framework="pt") as file:
+            for part in window:
+                _fill(part.piece, file, part.name)
+    except SafetensorError as error:
+        raise unreadable(path, error) from error
+
+
+def _fill(piece: Piece, file: Any, name: str) -> None:
+    end = piece.start + piece.own.shape[piece.dim]
+    stored = file.get_slice(name)
+    piece.own.copy_(stored[:, piece.start : end] if piece.dim else stored[piece.start : end])
+    if piece.own.numel() and not all(bound.isfinite() for bound in piece.own.aminmax()):
+        raise not_finite(name, file.get_tensor(name))
+
+
+def not_finite(name: str, whole: Tensor) -> InvalidConfigError:
+    """Count what is wrong in the whole tensor, so that ranks that hold different slices of it say the same."""
+    nans, infinities = int(whole.isnan().sum()), int(whole.isinf().sum())
+    return InvalidConfigError(
+        f"weights are not finite: {name} has {nans} NaN and {infinities} Inf among {whole.numel()} values, rule none",
+        field=FIELD,
+    )

@@ -1,0 +1,67 @@
+"""Which part of which stored tensor fills which part of a rank's own: pure arithmetic of names and slices.
+
+Legend: E experts of this rank, F expert width, D model width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from polyreme_trainer.export.names import DOWN, GATE_UP
+from polyreme_trainer.model.sharding import chunks, cut_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which slices of the whole model a rank holds; by default all of it."""
+
+    experts: range
+    """Routed experts, by their numbers in the model."""
+    tensor: int = 0
+    """Place among the tensor-parallel ranks."""
+    tensor_parts: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of a stored tensor, and where it goes."""
+
+    source: str
+    """Name in the whole model, experts one by one."""
+    own: Tensor
+    """A view of what the rank holds, of the part's shape."""
+    dim: int = 0
+    start: int = 0
+    """First index of the part along ``dim``; it is as long as ``own``, and whole along all other dimensions."""
+
+
+def pieces(held: Mapping[str, Tensor], place: Place) -> Iterator[Piece]:
+    """Cut up what a rank holds into parts that lie in one stored tensor each.
+
+    Args:
+        held: Tensors of the rank by their names in the whole model; experts stacked.
+        place: Which slices these are.
+    """
+    for name, own in held.items():
+        cut = cut_of(name) if place.tensor_parts > 1 else None
+        if name.endswith((GATE_UP, DOWN)):
+            yield from _experts(name, own, place.experts)
+        elif cut is None:
+            yield Piece(source=name, own=own)
+        else:
+            for chunk in chunks(own.shape, cut, place=place.tensor, parts=place.tensor_parts):
+                part = own.narrow(cut.dim, chunk.own, chunk.length)
+                yield Piece(source=name, own=part, dim=cut.dim, start=chunk.whole)
+
+
+def _experts(name: str, own_EXX: Tensor, experts: range) -> Iterator[Piece]:
+    stem = name.removesuffix("gate_up_proj").removesuffix("down_proj")
+    for expert, own_XX in zip(experts, own_EXX, strict=True):
+        if name.endswith(DOWN):
+            yield Piece(source=f"{stem}{expert}.down_proj.weight", own=own_XX)
+        else:
+            for part, own_FD in zip(("gate", "up"), own_XX.chunk(2), strict=True):
+                yield Piece(source=f"{stem}{expert}.{part}_proj.weight", own=own_FD)

@@ -63,6 +63,8 @@ class CommitMarker(BaseModel):
     """The model's sizes, so that a refusal can name the one that differs."""
     plan_hash: str
     """Hash of the plan by which the ranks were laid out."""
+    plan: dict[str, Any] = Field(default_factory=dict)
+    """That plan, for people: a load asks nothing of it, since any layout reads what any other wrote."""
     files: dict[str, SavedFile]
     loader: dict[str, Any]
     """State of the data source after ``step``."""

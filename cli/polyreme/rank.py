@@ -162,6 +162,7 @@ def settings_of(
             kept=spec.checkpoint.keep,
             age_s_max=spec.checkpoint.max_age_seconds,
             plan_hash=plan.hash,
+            plan=json.loads(plan.to_json()),
         ),
         optimizer=OptimizerSettings(
             learning_rate=float(optimizer.learning_rate),

@@ -51,6 +51,8 @@ class Identity:
     shape: ModelShape
     plan_hash: str
     rule: Rule
+    plan: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The plan, as plain data."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +214,7 @@ class CheckpointWriter:
             model_digest=shape_digest(self._identity.shape),
             model_shape=dataclasses.asdict(self._identity.shape),
             plan_hash=self._identity.plan_hash,
+            plan=dict(self._identity.plan),
             files={**files, INDEX_NAME: SavedFile.of(index)},
             loader=loader,
             committed_at_s=self._now_s(),

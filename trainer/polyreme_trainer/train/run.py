@@ -179,6 +179,7 @@ def _writer(settings: TrainSettings, world: World, reporter: Reporter) -> Checkp
             attempt=settings.rank.attempt,
             shape=settings.shape,
             plan_hash=settings.checkpoint.plan_hash,
+            plan=settings.checkpoint.plan,
             rule=Rule(kept=settings.checkpoint.kept, age_s_max=settings.checkpoint.age_s_max),
         ),
         group=world.checkpoint_group,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.layout import Layout
@@ -49,6 +51,8 @@ class CheckpointSettings:
     age_s_max: float | None = None
     """Age beyond which all but the newest go; None: none goes by age."""
     plan_hash: str = ""
+    plan: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The plan as plain data, kept in each checkpoint."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that would lose everything.

@@ -77,6 +77,12 @@ class StepRecord(_Record):
     step_s: float = 0.0
     ended_at_s: float = 0.0
     """Wall time of the end [s since the epoch]."""
+    expert_load_max: float = 0.0
+    """Tokens of the fullest expert over the mean of its layer's, the largest of all layers; 1 is an even load."""
+    router_entropy: float = 0.0
+    """Of a token's scores, as shares [nats], the mean over tokens and layers; the logarithm of the experts is most."""
+    rows_dropped: int = 0
+    """Rows beyond the capacity of an expert, of all layers and ranks; a token has as many rows a layer as experts."""
 
 
 class ProgressRecord(_Record):

@@ -24,10 +24,12 @@ from polyreme_api.batch import BatchSource, EvaluationSource
 from polyreme_api.environment import RankEnvironment
 from polyreme_api.errors import ExitCode, InvalidConfigError, PolyremeError
 from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
+from polyreme_api.plan.costs import Recompute
 from polyreme_api.plan.plan import Plan
 from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
 from polyreme_datahub.objects import open_store
+from polyreme_trainer.model.ways import Ways
 from polyreme_trainer.parallel.pipeline import PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
 from polyreme_trainer.train.run import train_rank
@@ -148,6 +150,10 @@ def settings_of(
         layout=plan.layout,
         pipeline=PipelineSettings(
             schedule=plan.cut.schedule, layers=plan.cut.stage_layers, microbatches=plan.cut.microbatches
+        ),
+        ways=Ways(
+            recompute=Recompute(spec.training.recompute.lower()),
+            capacity_factor=None if spec.training.capacity_factor is None else float(spec.training.capacity_factor),
         ),
         shape=plan.shape,
         steps=spec.training.steps,

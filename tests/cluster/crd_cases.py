@@ -61,6 +61,19 @@ RULED: list[Case] = [
     ),
     (
         "TrainingJob",
+        {
+            "spec.training.recompute": "Full",
+            "spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2, "schedule": "DualPipeV"},
+        },
+        ("training.recompute Full does not go with parallelism.schedule DualPipeV; use recompute: Selective",),
+    ),
+    (
+        "TrainingJob",
+        {"spec.training.capacityFactor": "0.0"},
+        ("spec.training:", "capacityFactor 0.0 lies outside its range"),
+    ),
+    (
+        "TrainingJob",
         {"spec.failurePolicy": {"rules": [{"action": "Fail"}]}},
         ("spec.failurePolicy.rules[0]:", "action Fail has neither onExitCodes nor onPodConditions; set exactly one"),
     ),

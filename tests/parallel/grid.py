@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import os
+from typing import Any
 
 TOLERANCE = 1e-5
 """Largest difference of a tensor's gradient, relative to the largest gradient of that tensor."""
@@ -51,6 +52,20 @@ def name(layout: Degrees) -> str:
     return " ".join(f"{axis}{degree}" for axis, degree in layout.items()) or "one process"
 
 
-def ways(number: int) -> dict[str, int]:
-    """Every other layout takes the ways of large models: sums of their own, tiles without a mask, logits in chunks."""
-    return {} if number % 2 else {"fused_bytes_max": 0, "dense_tokens_max": 0, "logits_max": 1 << 13}
+def ways(number: int) -> dict[str, Any]:
+    """Every other layout takes the ways of large models: sums of their own, tiles without a mask, logits in chunks.
+
+    One layout after the other holds everything, makes something anew, or everything.
+    """
+    large = {} if number % 2 else {"fused_bytes_max": 0, "dense_tokens_max": 0, "logits_max": 1 << 13}
+    return {**large, "recompute": ("none", "selective", "full")[number % 3]}
+
+
+CAPACITY = 0.75
+"""Less than an even share: every layer drops rows, on every rank."""
+CAPACITY_ALWAYS: tuple[Degrees, ...] = ({"dp": 4, "ep": 4}, {"cp": 2, "tp": 2, "ep": 2})
+
+
+def senders_key(layout: Degrees) -> tuple[int, ...]:
+    """What decides which rows are dropped: layouts of one key drop the same."""
+    return tuple(layout.get(axis, 1) for axis in ("dp", "cp", "ulysses", "tp"))

@@ -10,6 +10,7 @@ import datetime
 import os
 from typing import Any
 
+from polyreme_api.plan.schedules import V_SHAPED
 from tests.parallel.grid import Degrees, name
 
 LAYERS = 8
@@ -29,7 +30,8 @@ class Pipe:
     def request(self) -> dict[str, Any]:
         """What a gang is asked for besides its layout; a data-parallel rank has a pack a microbatch."""
         pipeline = {"schedule": self.schedule, "layers": self.layers, "microbatches": self.microbatches}
-        return {"pipeline": pipeline, "decoder": {"layers": LAYERS}, "packs": self.packs}
+        anew = "selective" if self.schedule in V_SHAPED else "full"
+        return {"pipeline": pipeline, "decoder": {"layers": LAYERS}, "packs": self.packs, "recompute": anew}
 
     @property
     def packs(self) -> int:

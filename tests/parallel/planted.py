@@ -10,7 +10,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from polyreme_trainer.parallel import collectives, context, gradients, images, mesh
+from polyreme_trainer.model import moe
+from polyreme_trainer.parallel import collectives, context, dispatch, gradients, images, mesh
 from polyreme_trainer.train import state as state_module
 
 
@@ -18,6 +19,21 @@ def plant(bug: str | None, world: Any) -> None:
     """Break this process."""
     _plant(bug, world)
     _plant_in_sharing(bug, world)
+    _plant_in_dispatch(bug)
+
+
+def _plant_in_dispatch(bug: str | None) -> None:
+    """The same, in where rows go."""
+    if bug == "a dropped row still has a gradient":
+        # It takes that of the last place, where the zero behind all places should be taken.
+        vars(moe)["_pick"] = lambda rows_XD, index, *, holes: rows_XD.index_select(
+            0, index.clamp(max=rows_XD.shape[0] - 1)
+        )
+    if bug == "an answer goes to the rank behind the one that asked":
+        real = dispatch._swap
+        vars(dispatch)["_swap"] = lambda rows_SD, outer, inner: real(rows_SD, outer, inner).roll(
+            rows_SD.shape[0] // outer, 0
+        )
 
 
 def _plant(bug: str | None, world: Any) -> None:

@@ -41,5 +41,5 @@ def plant(bug: str | None) -> None:
 
         vars(state_module)["held_sections"] = shifted
     if bug == "a stage's loads stand at another stage's layers":
-        real_loads = state_module._loads
-        vars(state_module)["_loads"] = lambda state: real_loads(state).roll(1, 0)
+        real_routing = state_module._routing
+        vars(state_module)["_routing"] = lambda state: real_routing(state).roll(1, 0)

@@ -26,6 +26,7 @@ import torch
 
 from polyreme_api.batch import EvaluationSample, PackedBatch, TokenIds
 from polyreme_api.errors import PolyremeError, RefusedError
+from polyreme_api.plan.costs import Recompute
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.schedules import Schedule
 from polyreme_api.plan.shapes import KIMI_VL_NANO
@@ -34,6 +35,8 @@ from polyreme_api.store import ObjectInfo, ObjectStore, StoreFailedError
 from polyreme_datahub.objects import open_store
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
 from polyreme_trainer.model import attend, loss, tiles
+from polyreme_trainer.model.routing import Routing
+from polyreme_trainer.model.ways import Ways
 from polyreme_trainer.parallel import collectives, flat, gradients, mesh
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings, open_world
@@ -49,6 +52,7 @@ from polyreme_trainer.train.settings import (
     TrainSettings,
 )
 from polyreme_trainer.train.state import TrainState, backward, content, open_state, reduce, update
+from tests.parallel.capacity import Dropped, senders
 from tests.parallel.planted import plant
 from tests.parallel.planted_pipeline import plant as plant_in_pipeline
 from tests.unit.datahub.stores import PassingStore
@@ -239,6 +243,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
         ),
         steps=request.get("steps", 10),
         pipeline=pipeline_of(request.get("pipeline")),
+        ways=Ways(recompute=Recompute(request.get("recompute", "none")), capacity_factor=request.get("capacity")),
         checkpoint=CheckpointSettings(
             store=_store(request, rank),
             folder=None if "url" in request else Path(request["root"]),
@@ -305,7 +310,9 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
         if source.long:
             for bias_E in state.router_biases.values():
                 bias_E[3] = -10.0  # nobody asks this expert
+        emulated = _emulated(request, state, source)
         losses, first = [], {}
+        dropped: list[list[int]] = []
         for step in range(1, settings.steps + 1):
             mine = mesh.packs_of(settings.layout, rank, source.packs_per_step)
             share = len(mine) // settings.pipeline.microbatches
@@ -316,12 +323,28 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
                 scale = gradients.gradient_scale(total, norm_max=settings.optimizer.gradient_norm_max)
                 first = {name: g * scale for name, g in _whole(state, world, gradient_too=True).items()}
                 first["norm"] = torch.tensor(total.gradient_norm)
+                routing = Routing.from_numbers(total.routing_MX)
+                dropped = list(emulated.counts.values()) if emulated else routing.dropped_LE.long().tolist()
             update(state, total, settings.optimizer, rate=2e-3)
             losses.append(total.loss)
         biases = {layer: bias.tolist() for layer, bias in sorted(_biases(state, world).items())}
         if rank == 0:
-            torch.save({"gradients": first, "losses": losses, "biases": biases}, request["output"])
+            found = {"gradients": first, "losses": losses, "biases": biases, "dropped": dropped}
+            torch.save(found, request["output"])
     return 0
+
+
+def _emulated(request: Mapping[str, Any], state: TrainState, source: Pages) -> Dropped | None:
+    """Let this one process drop what the ranks of another layout drop."""
+    if (other := request.get("as_in")) is None:
+        return None
+    of = senders(
+        layout_of(other["layout"]),
+        packs=source.packs_per_step,
+        pack_tokens=source.pack_tokens,
+        microbatches=other.get("microbatches", 1),
+    )
+    return Dropped(state, of, other["capacity"])
 
 
 def digests(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int:

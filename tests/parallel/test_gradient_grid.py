@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.parallel.gangs import gradients, largest_difference
-from tests.parallel.grid import ALWAYS, TOLERANCE, Degrees, name, turn, ways
+from tests.parallel.grid import ALWAYS, CAPACITY, CAPACITY_ALWAYS, TOLERANCE, Degrees, name, turn, ways
 
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 
@@ -35,6 +35,25 @@ def test_streams_that_are_cut_and_layers_that_are_shared_have_the_gradient_of_on
         seen = gradients(start, tmp_path / name(layout), layout, steps=2, long=True, **ways(number))
         assert largest_difference(seen, alone) <= TOLERANCE, layout
         assert seen["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE), layout
+
+
+def test_layouts_that_drop_rows_have_the_gradient_of_one_process_that_drops_the_same(
+    start: Any, tmp_path: Path
+) -> None:
+    """Dropped rows have no gradient; buffers are padded; drops are counted over all ranks, by layer and expert."""
+    whole: dict[str, Any] = {"steps": 1, "long": True}
+    alone: Any = None
+    for number, layout in enumerate(CAPACITY_ALWAYS):
+        same = {"layout": layout, "capacity": CAPACITY}
+        alone = gradients(start, tmp_path / f"as in {name(layout)}", (1, 1), **whole, as_in=same)
+        seen = gradients(start, tmp_path / name(layout), layout, **whole, capacity=CAPACITY, **ways(number + 1))
+        assert largest_difference(seen, alone) <= TOLERANCE, layout
+        assert seen["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE), layout
+        assert seen["dropped"] == alone["dropped"], layout
+        assert all(sum(layer) > 0 for layer in seen["dropped"]), layout
+    for bug in ("a dropped row still has a gradient", "an answer goes to the rank behind the one that asked"):
+        broken = gradients(start, tmp_path / bug, CAPACITY_ALWAYS[-1], **whole, capacity=CAPACITY, bug=bug)
+        assert largest_difference(broken, alone) > 100 * TOLERANCE, bug
 
 
 @pytest.mark.parametrize(

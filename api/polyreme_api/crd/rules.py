@@ -9,6 +9,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
+from polyreme_api.job.model import CAPACITY_FACTOR_MAX
 from polyreme_api.job.spec import LAUNCHER_PARTS
 from polyreme_api.metadata import CLUSTER_NAME_CHARACTERS_MAX, DNS_LABEL, JOB_NAME_CHARACTERS_MAX
 from polyreme_api.topology import HOST_LABEL, HOST_NAME
@@ -87,6 +88,14 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             "which data.sources train on; choose a dataset that is held out",
             plain="a dataset of evaluation.sets is one of data.sources; choose a dataset that is held out",
         ),
+        Rule(
+            rule="!has(self.training) || self.training.recompute != 'Full' || !has(self.parallelism.schedule) || "
+            "!(self.parallelism.schedule in ['ZBVZeroBubble', 'DualPipeV'])",
+            words="training.recompute Full does not go with parallelism.schedule {self.parallelism.schedule}; "
+            "use recompute: Selective, or schedule 1F1B or Interleaved1F1B",
+            plain="training.recompute Full does not go with the schedules ZBVZeroBubble and DualPipeV; "
+            "use recompute: Selective, or schedule 1F1B or Interleaved1F1B",
+        ),
     ),
     "Workers": (
         Rule(
@@ -110,6 +119,14 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             words=f"{{{_first_given(('sliceSize', 'sliceLevel'), repr(''))}}} stands alone: "
             "sliceSize and sliceLevel go together; set both or none",
             plain="sliceSize and sliceLevel go together; set both or none",
+        ),
+    ),
+    "Training": (
+        Rule(
+            rule="!has(self.capacityFactor) || (double(self.capacityFactor) > 0.0 && "
+            f"double(self.capacityFactor) <= {CAPACITY_FACTOR_MAX}.0)",
+            words="capacityFactor {self.capacityFactor} lies outside its range: above 0, at most "
+            f"{CAPACITY_FACTOR_MAX}; leave it out to drop nothing",
         ),
     ),
     "Parallelism": (

@@ -2,10 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from polyreme_api.fields import STEPS_MAX, DecimalText, Part, Url
 
+CAPACITY_FACTOR_MAX = 1000
 Sizes = Annotated[dict[str, Annotated[int, Field(ge=0, le=10_000_000)]], Field(max_length=32)]
 
 
@@ -74,3 +75,21 @@ class Training(Part):
     """Optimizer and learning-rate schedule."""
     router_bias_rate: DecimalText = "0.001"
     """Change of an expert's routing bias a step, against its load (DeepSeek-V3, section 2.1.2)."""
+    capacity_factor: DecimalText | None = None
+    """Rows that a rank may send to an expert in a microbatch, in shares of what each would get if all got as many, as
+    ``"1.25"``; the first ones go, the others are dropped: those tokens lack that expert. Buffers are then of one size.
+    None: no row is dropped. What is dropped hangs on layout and microbatches, and so does what is learned."""
+    recompute: Literal["None", "Selective", "Full"] = "None"
+    """What layers make anew in the backward pass, so as not to hold it: ``Selective`` norms, activations, keys and
+    values; ``Full`` each layer as a whole, with its exchanges. Losses stay the same, bit for bit. ``Full`` does not go
+    with the schedules ``ZBVZeroBubble`` and ``DualPipeV``."""
+
+    @field_validator("capacity_factor")
+    @classmethod
+    def _some_capacity(cls, text: str | None) -> str | None:
+        if text is not None and not 0 < float(text) <= CAPACITY_FACTOR_MAX:
+            raise ValueError(
+                f"capacityFactor {text} lies outside its range: above 0, at most {CAPACITY_FACTOR_MAX}; "
+                "leave it out to drop nothing"
+            )
+        return text

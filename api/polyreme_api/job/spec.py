@@ -10,7 +10,7 @@ from polyreme_api.job.data import Data, Evaluation
 from polyreme_api.job.model import ModelPart, Training
 from polyreme_api.job.policy import FailurePolicy, Health
 from polyreme_api.job.status import TrainingJobStatus
-from polyreme_api.job.workers import Checkpoint, Export, Parallelism, Scheduling, Topology, Workers
+from polyreme_api.job.workers import STAGES_MEET, Checkpoint, Export, Parallelism, Scheduling, Topology, Workers
 from polyreme_api.labels import MANAGER
 from polyreme_api.metadata import Object, ObjectMeta
 
@@ -70,6 +70,17 @@ class TrainingJobSpec(Scheduling):
             check_sources(self.data)
         if self.evaluation is not None:
             check_held_out(self.evaluation, self.data)
+        return self
+
+    @model_validator(mode="after")
+    def _recomputed_once(self) -> "TrainingJobSpec":
+        schedule = self.parallelism.schedule
+        if self.training.recompute == "Full" and schedule in STAGES_MEET:
+            raise ValueError(
+                f"training.recompute Full does not go with parallelism.schedule {schedule}, which makes gradients of "
+                "inputs and of weights apart and would make every layer anew for both; use recompute: Selective, or "
+                "schedule 1F1B or Interleaved1F1B"
+            )
         return self
 
     @model_serializer(mode="wrap")

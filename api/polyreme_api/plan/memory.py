@@ -59,9 +59,9 @@ def kept_numbers(shape: ModelShape, *, recompute: Recompute) -> dict[Part, float
             Part.HEAD: 2 * d.width,
         }
     queries, values = d.heads * d.query_dim, d.heads * d.value_dim
-    norm = 3 * d.width  # what it is given, what it divides, what it gives
+    norm = 2 * d.width + 1  # what it is given, what it gives, the scale of a row
     # Latent and its norm; queries, keys, values as wide as keys, output likewise; what the last product takes.
-    attention = norm + 3 * d.kv_rank + d.rope_dim + 4 * queries + d.heads + values
+    attention = norm + 2 * d.kv_rank + 1 + d.rope_dim + 4 * queries + d.heads + values
     dense = norm + 4 * d.dense_ffn_width
     # Rows that go to the experts, gate, up, their product twice, rows that come back; where they go, in int64.
     routed = d.experts_per_token * (2 * d.width + 4 * d.expert_ffn_width + 8)
@@ -70,9 +70,9 @@ def kept_numbers(shape: ModelShape, *, recompute: Recompute) -> dict[Part, float
     tower = v.layers * (9 * v.width + v.heads + 4 + 2 * v.ffn_width)
     if recompute is Recompute.SELECTIVE:
         # Held: what products and attention put out. Made anew: norms, activations, keys and values from the latent.
-        attention -= 2 * d.width + 2 * queries
-        dense -= 2 * d.width + 2 * d.dense_ffn_width
-        moe -= 2 * d.width + 2 * d.expert_ffn_width * (d.experts_per_token + d.shared_experts)
+        attention -= d.width + d.kv_rank + 2 * queries
+        dense -= d.width + 2 * d.dense_ffn_width
+        moe -= d.width + 2 * d.expert_ffn_width * (d.experts_per_token + d.shared_experts)
         tower -= v.layers * (2 * v.width + v.ffn_width)
     return {
         Part.TOWER: tower,

@@ -131,6 +131,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2, "microbatches": 7, "schedule": "Interleaved1F1B"}},
         "runs 7 microbatches in 3 equal rounds; set microbatches to 6 or 8",
     ),
+    (
+        {
+            "spec.training.recompute": "Full",
+            "spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2, "schedule": "DualPipeV"},
+        },
+        "training.recompute Full does not go with parallelism.schedule DualPipeV",
+    ),
+    ({"spec.training.capacityFactor": "0"}, "capacityFactor 0 lies outside its range: above 0, at most 1000"),
     # failure rules
     ({"spec.failurePolicy": {"rules": [{"action": "Fail"}]}}, "a rule has either onExitCodes or onPodConditions"),
     (

@@ -40,6 +40,8 @@ CHANGES: dict[str, Any] = {
     "training.steps": 101,
     "training.seed": 7,
     "training.routerBiasRate": "0.5",
+    "training.capacityFactor": "1.5",
+    "training.recompute": "Selective",
     "training.optimizer.learningRate": "0.5",
     "training.optimizer.beta1": "0.5",
     "training.optimizer.beta2": "0.5",

@@ -26,6 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyreme_trainer.model.recompute import anew
+
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``(q_THQ, k_THQ, v_THV) -> o_THV``: what a layer calls; a cache or a ring of ranks can stand behind it."""
 
@@ -54,7 +56,7 @@ class Segments:
             return _attend_dense(q_THQ, k_THQ, v_THV, self.mask_TT)
         value_dim = v_THV.shape[-1]
         # Flash kernels want values as wide as keys; zero columns change nothing (MLA: 192 against 128).
-        v_THQ = F.pad(v_THV, (0, q_THQ.shape[-1] - value_dim)) if value_dim < q_THQ.shape[-1] else v_THV
+        v_THQ = pad_values(v_THV, q_THQ.shape[-1])
         if self.offsets_S is not None:
             return self._attend_offsets(q_THQ, k_THQ, v_THQ, self.offsets_S)[..., :value_dim]
         if self.padding is not None:
@@ -69,7 +71,7 @@ class Segments:
         return torch.cat(parts, dim=2).squeeze(0).transpose(0, 1)
 
     def _attend_padded(self, q_THQ: Tensor, k_THQ: Tensor, v_THQ: Tensor, padding: Padding) -> Tensor:
-        q, k, v = (padding.pad(x).transpose(1, 2) for x in (q_THQ, k_THQ, v_THQ))
+        q, k, v = (x.transpose(1, 2) for x in (padding.pad(q_THQ), anew(padding.pad, k_THQ), anew(padding.pad, v_THQ)))
         # A causal row never sees what follows it, so only full attention must hide the padding.
         mask = None if self.causal else padding.mask_S11L
         out_SHLQ = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.causal)
@@ -82,6 +84,12 @@ class Segments:
         window = (-1, 0) if self.causal else (-1, -1)
         attended = varlen_attn(q_THQ, k_THQ, v_THQ, offsets_S, offsets_S, longest, longest, window_size=window)
         return cast("Tensor", attended)
+
+
+def pad_values(v_THV: Tensor, width: int) -> Tensor:
+    """Make values as wide as keys."""
+    missing = width - v_THV.shape[-1]
+    return anew(lambda values: F.pad(values, (0, missing)), v_THV) if missing else v_THV
 
 
 def segments(lengths: Sequence[int], *, causal: bool, device: torch.device, dtype: torch.dtype) -> Segments:

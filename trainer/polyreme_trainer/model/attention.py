@@ -9,12 +9,15 @@ of this rank, N width without rotation, R rotated width, Q = N + R, V value widt
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyreme_api.plan.shapes import DecoderShape
 from polyreme_trainer.model.attend import Attend
+from polyreme_trainer.model.recompute import anew
 from polyreme_trainer.model.rotary import rotate
 from polyreme_trainer.model.tensor import ALONE, TensorRanks, gather_side_by_side, row_product, share
 
@@ -23,7 +26,11 @@ LATENT_NORM_EPS = 1e-6
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm (arXiv:1910.07467); statistics in float32 whatever the input type."""
+    """Root-mean-square norm (arXiv:1910.07467); statistics in float32 whatever the input type.
+
+    An accelerator has one kernel for it. On CPU torch composes it of six operations, and keeps what each of them needs;
+    ours keeps the input and one number a row, and takes two thirds of the time.
+    """
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -32,7 +39,30 @@ class RMSNorm(nn.Module):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Divide each row by its root mean square, then scale by the weight."""
-        return F.rms_norm(x_TD, self.weight.shape, self.weight, self.eps)
+        if x_TD.device.type != "cpu":
+            return F.rms_norm(x_TD, self.weight.shape, self.weight, self.eps)
+        normed_TD: Tensor = _RMSNorm.apply(x_TD, self.weight, self.eps)
+        return normed_TD
+
+
+class _RMSNorm(torch.autograd.Function):
+    """``x * rsqrt(mean(x ** 2) + eps) * weight``."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        scale_T1 = x_TD.float().square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        ctx.save_for_backward(x_TD, weight_D, scale_T1)
+        return (x_TD.float() * scale_T1).mul_(weight_D).to(x_TD.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor, Tensor, None]:
+        x_TD, weight_D, scale_T1 = ctx.saved_tensors
+        unit_TD = x_TD.float() * scale_T1
+        by_weight_TD = grad_TD * unit_TD
+        grad_weight_D = by_weight_TD.sum(0)
+        along_T1 = by_weight_TD.mul_(weight_D).mean(-1, keepdim=True)
+        grad_x_TD = torch.addcmul(grad_TD * weight_D, unit_TD, along_T1, value=-1).mul_(scale_T1)
+        return grad_x_TD.to(x_TD.dtype), grad_weight_D.to(weight_D.dtype), None
 
 
 class LatentAttention(nn.Module):
@@ -70,14 +100,20 @@ class LatentAttention(nn.Module):
         """
         shape = self.shape
         latent_SC, k_SR = self.kv_a_proj_with_mqa(x_SD).split((shape.kv_rank, shape.rope_dim), dim=-1)
-        asked_SD = x_SD if shape.q_rank is None else self.q_a_layernorm(self.q_a_proj(x_SD))
-        asked_TD, latent_TC, k_TR = gather_side_by_side((asked_SD, self.kv_a_layernorm(latent_SC), k_SR), self.ranks)
+        asked_SD = x_SD if shape.q_rank is None else anew(self.q_a_layernorm, self.q_a_proj(x_SD))
+        latent_SC = anew(self.kv_a_layernorm, latent_SC)
+        asked_TD, latent_TC, k_TR = gather_side_by_side((asked_SD, latent_SC, k_SR), self.ranks)
         query = self.q_proj if shape.q_rank is None else self.q_b_proj
         q_THQ = query(asked_TD).unflatten(-1, (self.heads, shape.query_dim))
         q_THN, q_THR = q_THQ.split((shape.nope_dim, shape.rope_dim), dim=-1)
-        kv_THW = self.kv_b_proj(latent_TC).unflatten(-1, (self.heads, -1))
+        kv_THW = anew(self.kv_b_proj, latent_TC).unflatten(-1, (self.heads, -1))
         k_THN, v_THV = kv_THW.split((shape.nope_dim, shape.value_dim), dim=-1)
-        k_THR = rotate(k_TR.unsqueeze(1), turn_TF).expand(-1, self.heads, -1)
         q_THQ = torch.cat((q_THN, rotate(q_THR, turn_TF)), dim=-1)
-        k_THQ = torch.cat((k_THN, k_THR), dim=-1)
+        k_THQ = anew(_keys, k_THN, k_TR, turn_TF)
         return row_product(attend(q_THQ, k_THQ, v_THV).flatten(1), self.o_proj, self.ranks)
+
+
+def _keys(k_THN: Tensor, k_TR: Tensor, turn_TF: Tensor) -> Tensor:
+    """Put the rotated part, which all heads share, behind what is each head's own."""
+    k_THR = rotate(k_TR.unsqueeze(1), turn_TF).expand(-1, k_THN.shape[1], -1)
+    return torch.cat((k_THN, k_THR), dim=-1)

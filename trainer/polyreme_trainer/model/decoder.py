@@ -3,7 +3,7 @@
 A pipeline stage holds a section of it, under the names of the whole: layers are numbered through the model.
 
 Legend: T tokens, S those of this rank between layers (all without tensor parallelism), D model width, V vocabulary,
-F rotary pairs, L MoE layers, E experts.
+F rotary pairs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from polyreme_api.plan.shapes import DecoderShape
 from polyreme_trainer.model.attend import Attend
 from polyreme_trainer.model.attention import LatentAttention, RMSNorm
 from polyreme_trainer.model.moe import Dispatcher, FeedForward, MixtureOfExperts, Routed
+from polyreme_trainer.model.recompute import anew, run_layer
 from polyreme_trainer.model.rotary import decoder_turns
+from polyreme_trainer.model.routing import Routing
 from polyreme_trainer.model.section import Section
 from polyreme_trainer.model.tensor import ALONE, TensorRanks, share
+from polyreme_trainer.model.ways import PLAIN, Ways
 
 LayerAttend = Callable[[int], Attend]
 """Which attention layer ``index`` uses: the packed one for all layers, or a cache that differs by layer."""
@@ -31,8 +34,8 @@ class Decoded:
     """Hidden states after the last layer held (after the final norm, where it is held), and how tokens were routed."""
 
     hidden_TD: Tensor
-    load_LE: Tensor
-    """Tokens of this rank routed to each expert of each MoE layer held, int64."""
+    routing: Routing
+    """Of this rank's tokens, by each MoE layer held."""
     balance: Tensor | None
     """Sum of the MoE layers' balance losses, or None when not asked for."""
 
@@ -48,6 +51,7 @@ class DecoderLayer(nn.Module):
         experts_local: range | None = None,
         dispatcher: Dispatcher | None = None,
         ranks: TensorRanks = ALONE,
+        ways: Ways = PLAIN,
     ) -> None:
         super().__init__()
         self.self_attn = LatentAttention(shape, ranks)
@@ -55,7 +59,9 @@ class DecoderLayer(nn.Module):
         if index < shape.dense_layers:
             self.mlp = FeedForward(shape.width, shape.dense_ffn_width, ranks)
         else:
-            self.mlp = MixtureOfExperts(shape, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks)
+            self.mlp = MixtureOfExperts(
+                shape, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks, ways=ways
+            )
         self.input_layernorm = RMSNorm(shape.width, shape.norm_eps)
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
 
@@ -63,8 +69,8 @@ class DecoderLayer(nn.Module):
         self, x_SD: Tensor, turn_TF: Tensor, attend: Attend, document_T: Tensor | None = None
     ) -> tuple[Tensor, Routed | None]:
         """Return the stream after this layer, and its routing if it has experts."""
-        x_SD = x_SD + self.self_attn(self.input_layernorm(x_SD), turn_TF, attend)
-        normed_SD = self.post_attention_layernorm(x_SD)
+        x_SD = x_SD + self.self_attn(anew(self.input_layernorm, x_SD), turn_TF, attend)
+        normed_SD = anew(self.post_attention_layernorm, x_SD)
         if isinstance(self.mlp, FeedForward):
             return x_SD + self.mlp(normed_SD), None
         out_SD, routed = self.mlp(normed_SD, document_T)
@@ -85,18 +91,22 @@ class Decoder(nn.Module):
         experts_local: range | None = None,
         dispatcher: Dispatcher | None = None,
         ranks: TensorRanks = ALONE,
+        ways: Ways = PLAIN,
     ) -> None:
         super().__init__()
         self.shape = shape
         self.section = section
         self.ranks = ranks
+        self.recompute = ways.recompute
         if section.first:
             words = share(shape.vocabulary, ranks, what="the vocabulary")
             # A weight of our own skips the default initialisation, whose meta kernel imports the compiler (2 to 8 s).
             self.embed_tokens = nn.Embedding(words, shape.width, _weight=torch.empty(words, shape.width))
         self.layers = nn.ModuleDict(
             {
-                str(index): DecoderLayer(shape, index, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks)
+                str(index): DecoderLayer(
+                    shape, index, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks, ways=ways
+                )
                 for index in section.layers
             }
         )
@@ -127,14 +137,13 @@ class Decoder(nn.Module):
         turn_TF = decoder_turns(positions_T, rope_dim=self.shape.rope_dim, theta=self.shape.rope_theta)
         routings: list[Routed] = []
         for index, layer in self.layers.items():
-            x_SD, routed = layer(x_SD, turn_TF, attend(int(index)), document_T)
+            x_SD, routed = run_layer(self.recompute, layer, x_SD, turn_TF, attend(int(index)), document_T)
             if routed is not None:
                 routings.append(routed)
         balances = [routed.balance for routed in routings if routed.balance is not None]
-        load_LE = [routed.load_E for routed in routings]
         return Decoded(
             hidden_TD=self.norm(x_SD) if self.section.last else x_SD,
-            load_LE=torch.stack(load_LE) if load_LE else x_SD.new_zeros((0, self.shape.experts), dtype=torch.int64),
+            routing=Routing.of(routings, experts=self.shape.experts, device=x_SD.device),
             balance=torch.stack(balances).sum() if balances else None,
         )
 
@@ -152,8 +161,9 @@ class LanguageModel(nn.Module):
         experts_local: range | None = None,
         dispatcher: Dispatcher | None = None,
         ranks: TensorRanks = ALONE,
+        ways: Ways = PLAIN,
     ) -> None:
         super().__init__()
-        self.model = Decoder(shape, section, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks)
+        self.model = Decoder(shape, section, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks, ways=ways)
         if section.last:
             self.lm_head = nn.Linear(shape.width, share(shape.vocabulary, ranks, what="the vocabulary"), bias=False)

@@ -19,6 +19,7 @@ from polyreme_trainer.model.section import Section
 from polyreme_trainer.model.sharding import cut_of, slice_of, whole_shape
 from polyreme_trainer.model.tensor import ALONE, TensorRanks
 from polyreme_trainer.model.vlm import KimiVL
+from polyreme_trainer.model.ways import PLAIN, Ways
 
 STACKED = (".experts.gate_up_proj", ".experts.down_proj")
 """Ends of the names of parameters that stack experts."""
@@ -33,6 +34,7 @@ def build_model(
     experts_local: range | None = None,
     dispatcher: Dispatcher | None = None,
     ranks: TensorRanks = ALONE,
+    ways: Ways = PLAIN,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> KimiVL:
@@ -49,6 +51,7 @@ def build_model(
             experts_local=experts_local,
             dispatcher=dispatcher,
             ranks=ranks,
+            ways=ways,
         )
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):

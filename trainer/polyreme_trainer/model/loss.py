@@ -1,9 +1,15 @@
 """Token cross-entropy as a sum and a count, so that normalising by the global count happens outside.
 
+Head and loss are one operation, over some tokens at a time (as in Liger, arXiv:2410.10989): their logits are made,
+turned into their own gradient in place, and used up for the gradients of hidden states and head before the next ones
+are made. So the logits of all tokens are never held, and they are made once. Between forward and backward a gradient as
+large as the head is held, for every microbatch whose backward has not run; the orders of work that we have run it next.
+
 Tensor-parallel ranks share the vocabulary: each scores its words for all tokens, and three numbers a token are all that
 they exchange.
 
-Legend: T tokens, S those of this rank between layers, N unmasked tokens, D width, V words of this rank.
+Legend: T tokens, S those of this rank between layers, N unmasked tokens, C those of a chunk, D width, V words of this
+rank.
 """
 
 from __future__ import annotations
@@ -13,13 +19,12 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from polyreme_api.batch import IGNORED_TARGET
 from polyreme_trainer.model.tensor import ALONE, TensorRanks
 
 LOGITS_MAX = 1 << 28
-"""Logits held at a time [scalars]; beyond it the head runs in chunks that are recomputed for the gradient."""
+"""Logits held at a time [scalars]; at least those of one token."""
 
 
 def token_loss(
@@ -41,42 +46,62 @@ def token_loss(
     places_N = (targets_T != IGNORED_TARGET).nonzero().squeeze(1)
     hidden_ND, targets_N = hidden_TD.index_select(0, places_N), targets_T.index_select(0, places_N)
     count = torch.tensor(places_N.shape[0], device=hidden_TD.device)
-    rows = max(1, LOGITS_MAX // head_VD.shape[0])
-    if places_N.shape[0] <= rows:
-        return _sum(hidden_ND, head_VD, targets_N, ranks), count
-    chunks = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
-    sums = [checkpoint(_sum, hidden, head_VD, targets, ranks, use_reentrant=False) for hidden, targets in chunks]
-    return torch.stack(sums).sum(), count
+    head_VD = head_VD if torch.is_grad_enabled() else head_VD.detach()
+    return cast("Tensor", _HeadLoss.apply(hidden_ND, head_VD, targets_N, ranks)), count
 
 
-def _sum(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, ranks: TensorRanks) -> Tensor:
-    logits_NV = F.linear(hidden_ND, head_VD).float()
-    if ranks.parts == 1:
-        return F.cross_entropy(logits_NV, targets_N, reduction="sum")
-    return cast("Tensor", _SharedCrossEntropy.apply(logits_NV, targets_N, ranks))
-
-
-class _SharedCrossEntropy(torch.autograd.Function):
-    """Sum of the cross-entropy where each rank holds the logits of some words (arXiv:1909.08053, section 3)."""
+class _HeadLoss(torch.autograd.Function):
+    """Sum of the cross-entropy of ``hidden_ND @ head_VD.T``; both gradients are formed with the loss."""
 
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, ranks: TensorRanks) -> Tensor:
-        words = logits_NV.shape[1]
-        own_N = targets_N - ranks.place * words
-        held_N = (own_N >= 0) & (own_N < words)
-        own_N = own_N.clamp(0, words - 1)
-        largest_N = ranks.largest(logits_NV.amax(1))
-        shifted_NV = logits_NV - largest_N.unsqueeze(1)
-        target_N = shifted_NV.gather(1, own_N.unsqueeze(1)).squeeze(1) * held_N
-        exponential_NV = shifted_NV.exp_()
-        total_N, target_N = ranks.total(torch.stack((exponential_NV.sum(1), target_N)))
-        share_NV = exponential_NV.div_(total_N.unsqueeze(1))
-        ctx.save_for_backward(share_NV, own_N, held_N)
-        losses_N: Tensor = total_N.log() - target_N
-        return losses_N.sum()
+    def forward(ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, ranks: TensorRanks) -> Tensor:
+        rows = max(1, LOGITS_MAX // head_VD.shape[0])
+        chunks = list(zip(hidden_ND.split(rows), targets_N.split(rows), strict=True))
+        wanted = any(ctx.needs_input_grad[:2])
+        grads_CD: list[Tensor] = []
+        # Sums over several chunks are kept in float32, whatever the type of the head.
+        grad_VD = torch.zeros_like(head_VD, dtype=torch.float32 if len(chunks) > 1 else None) if wanted else None
+        losses: list[Tensor] = []
+        for hidden_CD, targets_C in chunks:
+            loss, grad_CV = _cross_entropy(F.linear(hidden_CD, head_VD).float(), targets_C, ranks)
+            losses.append(loss)
+            if grad_VD is not None:
+                grad_CV = grad_CV.to(head_VD.dtype)
+                grads_CD.append(grad_CV @ head_VD)
+                _add_product(grad_VD, grad_CV, hidden_CD)
+        if grad_VD is not None:
+            grads_ND = grads_CD[0] if len(grads_CD) == 1 else torch.cat(grads_CD)
+            ctx.save_for_backward(grads_ND, grad_VD.to(head_VD.dtype))
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        share_NV, own_N, held_N = ctx.saved_tensors
-        grad_NV = share_NV.scatter_add(1, own_N.unsqueeze(1), -held_N.to(share_NV.dtype).unsqueeze(1))
-        return grad_NV * grad, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        grad_ND, grad_VD = ctx.saved_tensors
+        return grad_ND * grad.to(grad_ND.dtype), grad_VD * grad.to(grad_VD.dtype), None, None
+
+
+def _add_product(grad_VD: Tensor, grad_CV: Tensor, hidden_CD: Tensor) -> None:
+    if grad_VD.dtype == grad_CV.dtype:
+        grad_VD.addmm_(grad_CV.T, hidden_CD)
+    else:
+        grad_VD += grad_CV.T @ hidden_CD
+
+
+def _cross_entropy(logits_CV: Tensor, targets_C: Tensor, ranks: TensorRanks) -> tuple[Tensor, Tensor]:
+    """Sum the loss of some tokens, and turn their float32 logits into its gradient, in place.
+
+    Each rank holds the logits of some words (arXiv:1909.08053, section 3).
+    """
+    words = logits_CV.shape[1]
+    own_C = targets_C - ranks.place * words
+    held_C = (own_C >= 0) & (own_C < words)
+    own_C1 = own_C.clamp(0, words - 1).unsqueeze(1)
+    logits_CV -= ranks.largest(logits_CV.amax(1)).unsqueeze(1)
+    target_C = logits_CV.gather(1, own_C1).squeeze(1) * held_C
+    exponential_CV = logits_CV.exp_()
+    total_C, target_C = ranks.total(torch.stack((exponential_CV.sum(1), target_C)))
+    losses_C = total_C.log() - target_C
+    grad_CV = exponential_CV.div_(total_C.unsqueeze(1)).scatter_add_(
+        1, own_C1, -held_C.to(logits_CV.dtype).unsqueeze(1)
+    )
+    return losses_C.sum(), grad_CV

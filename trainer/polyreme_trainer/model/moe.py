@@ -3,13 +3,21 @@
 No collective is called here. A layer sorts its rows by expert; a ``Dispatcher`` brings them to the ranks that hold
 the experts and back.
 
+Without a capacity no row is dropped. With one, a rank sends every expert the same number of rows, its capacity: the
+first ones that it routed there, in the order of the tokens that it holds between layers; empty places are zero. A row
+beyond the capacity is dropped: its expert adds nothing to the token, whose other weights stay as they are, and a token
+that lost all of its rows has its residual and the shared experts. Which rows are dropped hangs on the tokens of one
+rank alone, in one microbatch; so the number of ranks that share a step, and of microbatches, changes what is learned.
+
 Legend: T tokens, D model width, F expert width, E experts of the model, L experts of this rank, K experts a token,
-R = T * K routed rows of this rank in order of their expert, S rows that arrived for the experts of this rank.
+R = T * K routed rows of this rank in the order of their tokens, B places of rows that are sent, in the order of their
+expert (as many as R where none is dropped), S rows that arrived for the experts of this rank.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +26,9 @@ from torch import Tensor, nn
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.shapes import DecoderShape
+from polyreme_trainer.model.recompute import anew_inside
 from polyreme_trainer.model.tensor import ALONE, TensorRanks, row_product, share
+from polyreme_trainer.model.ways import PLAIN, Ways
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,6 +49,10 @@ class Routed:
 
     load_E: Tensor
     """Tokens of this rank routed to each expert of the model, int64; without gradient."""
+    dropped_E: Tensor
+    """Those of them that were dropped, int64."""
+    entropy: Tensor
+    """Entropy of each token's scores, made shares [nats], summed over tokens; float32 scalar without gradient."""
     balance: Tensor | None
     """Balance loss of this rank's documents, or None when not asked for."""
 
@@ -48,24 +62,31 @@ class Dispatcher(Protocol):
 
     An uneven all-to-all implements it: exchange ``counts_E`` first, send rows by the sums over each rank's slice of
     experts, and permute what arrives from (source rank, expert) to (expert, source rank). ``combine`` undoes both.
+    Where all ranks send ``each`` expert the same number of rows, there is nothing to exchange first.
     Every rank of the group calls both, once a layer, also with no rows.
     """
 
-    def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> Dispatched:
-        """Send rows, sorted by global expert, to where their experts are."""
+    def dispatch(self, rows_BD: Tensor, counts_E: Tensor, *, each: int | None = None) -> Dispatched:
+        """Send rows, sorted by global expert, to where their experts are.
+
+        Args:
+            rows_BD: The rows.
+            counts_E: Rows for each expert.
+            each: Rows for every expert, if they are as many for all and on all ranks of the group.
+        """
         ...
 
     def combine(self, rows_SD: Tensor, state: Any) -> Tensor:
-        """Send the experts' answers back: R rows in the order that ``dispatch`` got."""
+        """Send the experts' answers back: B rows in the order that ``dispatch`` got."""
         ...
 
 
 class LocalDispatcher:
     """All experts are here: rows stay."""
 
-    def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> Dispatched:
+    def dispatch(self, rows_BD: Tensor, counts_E: Tensor, *, each: int | None = None) -> Dispatched:  # noqa: ARG002
         """Hand the rows on."""
-        return Dispatched(rows_RD, counts_E)
+        return Dispatched(rows_BD, counts_E)
 
     def combine(self, rows_SD: Tensor, state: Any) -> Tensor:  # noqa: ARG002
         """Hand the rows back."""
@@ -91,7 +112,8 @@ class FeedForward(nn.Module):
     def forward(self, x_SD: Tensor) -> Tensor:
         """Apply to each row that this rank holds between layers."""
         x_TD = self.ranks.gather(x_SD)
-        return row_product(F.silu(self.gate_proj(x_TD)) * self.up_proj(x_TD), self.down_proj, self.ranks)
+        inner_TF = anew_inside(_gated, self.gate_proj(x_TD), self.up_proj(x_TD))
+        return row_product(inner_TF, self.down_proj, self.ranks)
 
 
 class Router(nn.Module):
@@ -132,7 +154,8 @@ class Experts(nn.Module):
         """Apply expert e to its ``counts_L[e]`` rows; rows are sorted by expert."""
         ends_L = counts_L.cumsum(0, dtype=torch.int32)
         gate_SF, up_SF = F.grouped_mm(rows_SD, self.gate_up_proj.transpose(1, 2), offs=ends_L).chunk(2, dim=-1)
-        return F.grouped_mm(F.silu(gate_SF) * up_SF, self.down_proj.transpose(1, 2), offs=ends_L)
+        inner_SF = anew_inside(_gated, gate_SF, up_SF)
+        return F.grouped_mm(inner_SF, self.down_proj.transpose(1, 2), offs=ends_L)
 
 
 class MixtureOfExperts(nn.Module):
@@ -145,10 +168,12 @@ class MixtureOfExperts(nn.Module):
         experts_local: range | None = None,
         dispatcher: Dispatcher | None = None,
         ranks: TensorRanks = ALONE,
+        ways: Ways = PLAIN,
     ) -> None:
         """Hold the experts ``experts_local`` (all by default) and reach the others through ``dispatcher``.
 
-        Routed experts are not shared among tensor-parallel ranks: each rank routes the rows that it holds.
+        Routed experts are not shared among tensor-parallel ranks: each rank routes the rows that it holds. Rows beyond
+        the capacity are dropped in training alone (``nn.Module.training``).
 
         Raises:
             InvalidConfigError: If the slice leaves the model's experts, or is partial without a dispatcher.
@@ -162,6 +187,7 @@ class MixtureOfExperts(nn.Module):
         if len(held) < shape.experts and dispatcher is None:
             raise InvalidConfigError(f"expert slice lacks a dispatcher: {held} of {shape.experts} experts are held")
         self.dispatcher: Dispatcher = dispatcher or LocalDispatcher()
+        self.capacity_factor = ways.capacity_factor
         self.gate = Router(shape)
         self.experts = Experts(shape, len(held))
         self.shared_experts = FeedForward(shape.width, shape.shared_experts * shape.expert_ffn_width, ranks)
@@ -174,16 +200,84 @@ class MixtureOfExperts(nn.Module):
             document_T: Document of each token (0, 1, ...) when the balance loss is wanted, else None.
         """
         weights_TK, experts_TK, scores_TE = self.gate(x_TD)
-        sorted_R, order_R = experts_TK.flatten().sort(stable=True)
-        place_R = order_R.argsort()
-        # bincount would make the host wait for an accelerator.
-        load_E = sorted_R.new_zeros(scores_TE.shape[1]).scatter_add_(0, sorted_R, torch.ones_like(sorted_R))
-        sent = self.dispatcher.dispatch(spread(x_TD, order_R, place_R, experts_TK.shape[1]), load_E)
-        answered_SD = self.experts(sent.rows_SD, sent.counts_L)
-        answered_RD = collect(self.dispatcher.combine(answered_SD, sent.state), order_R, place_R)
+        load_E = _load(experts_TK, scores_TE.shape[1])
+        most = self._capacity(experts_TK, load_E)
+        sent = _in_order(experts_TK, load_E) if most is None else _within_capacity(experts_TK, load_E, most)
+        came = self.dispatcher.dispatch(spread(x_TD, sent, experts_TK.shape[1]), sent.counts_E, each=sent.each)
+        answered_SD = self.experts(came.rows_SD, came.counts_L)
+        answered_RD = collect(self.dispatcher.combine(answered_SD, came.state), sent)
         routed_TD = (answered_RD.unflatten(0, experts_TK.shape) * weights_TK.unsqueeze(-1)).sum(1)
-        balance = None if document_T is None else balance_loss(scores_TE, experts_TK, document_T)
-        return routed_TD.to(x_TD.dtype) + self.shared_experts(x_TD), Routed(load_E, balance)
+        routed = Routed(
+            load_E=load_E,
+            dropped_E=torch.zeros_like(load_E) if most is None else (load_E - most).clamp_(min=0),
+            entropy=_entropy(scores_TE),
+            balance=None if document_T is None else balance_loss(scores_TE, experts_TK, document_T),
+        )
+        return routed_TD.to(x_TD.dtype) + self.shared_experts(x_TD), routed
+
+    def _capacity(self, experts_TK: Tensor, load_E: Tensor) -> int | None:
+        """Rows that this rank may send to an expert; None for any number."""
+        if self.capacity_factor is None or not self.training:
+            return None
+        return expert_capacity(experts_TK.numel(), load_E.shape[0], self.capacity_factor)
+
+
+def expert_capacity(rows: int, experts: int, factor: float) -> int:
+    """Rows that a rank may send to an expert, at least one.
+
+    Args:
+        rows: That it routes: its tokens times the experts of a token.
+        experts: Of the model.
+        factor: In shares of what each would get if all got as many.
+    """
+    return max(1, math.ceil(factor * rows / experts))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where routed rows (token * K + choice) stand among those that are sent."""
+
+    order_B: Tensor
+    """Row at each place; R at an empty one."""
+    place_R: Tensor
+    """Place of each row; B of one that is dropped."""
+    counts_E: Tensor
+    """Places of each expert."""
+    each: int | None = None
+    """Places of every expert, where rows may be dropped and places may be empty; known without asking the device."""
+
+
+def _load(experts_TK: Tensor, experts: int) -> Tensor:
+    """Count the rows of each expert; bincount would make the host wait for an accelerator."""
+    expert_R = experts_TK.flatten()
+    return expert_R.new_zeros(experts).scatter_add_(0, expert_R, torch.ones_like(expert_R))
+
+
+def _in_order(experts_TK: Tensor, load_E: Tensor) -> Places:
+    """Send all rows; those of one expert in the order of their tokens."""
+    order_R = experts_TK.flatten().argsort(stable=True)
+    return Places(order_B=order_R, place_R=order_R.argsort(), counts_E=load_E)
+
+
+def _within_capacity(experts_TK: Tensor, load_E: Tensor, most: int) -> Places:
+    """Send the first ``most`` rows of each expert, in the order of their tokens."""
+    sorted_R, order_R = experts_TK.flatten().sort(stable=True)
+    rows, places = sorted_R.shape[0], most * load_E.shape[0]
+    behind_R = torch.arange(rows, device=order_R.device) - (load_E.cumsum(0) - load_E)[sorted_R]
+    place_of_sorted_R = torch.where(behind_R < most, sorted_R * most + behind_R, places)
+    # One place more takes what is dropped, and is cut off.
+    order_B = order_R.new_full((places + 1,), rows).scatter_(0, place_of_sorted_R, order_R)[:places]
+    place_R = torch.empty_like(order_R).scatter_(0, order_R, place_of_sorted_R)
+    return Places(order_B=order_B, place_R=place_R, counts_E=torch.full_like(load_E, most), each=most)
+
+
+def _entropy(scores_TE: Tensor) -> Tensor:
+    scores_TE = scores_TE.detach()
+    return torch.special.entr(scores_TE / (scores_TE.sum(-1, keepdim=True) + 1e-20)).sum()
+
+
+def _gated(gate_XF: Tensor, up_XF: Tensor) -> Tensor:
+    return F.silu(gate_XF) * up_XF
 
 
 def balance_loss(scores_TE: Tensor, experts_TK: Tensor, document_T: Tensor) -> Tensor:
@@ -204,50 +298,57 @@ def balance_loss(scores_TE: Tensor, experts_TK: Tensor, document_T: Tensor) -> T
     return (mean_SE * fraction_SE).sum(-1).mean()
 
 
-def spread(x_TD: Tensor, order_R: Tensor, place_R: Tensor, chosen: int) -> Tensor:
-    """Copy each token to its K places in the order of experts.
+def spread(x_TD: Tensor, sent: Places, chosen: int) -> Tensor:
+    """Copy each token to the places of its K rows; empty places are zero.
 
     Args:
         x_TD: Tokens.
-        order_R: Routed row (token * K + choice) at each place.
-        place_R: Its inverse.
+        sent: Where rows go.
         chosen: K.
     """
-    rows_RD: Tensor = _Spread.apply(x_TD, order_R, place_R, chosen)
-    return rows_RD
+    rows_BD: Tensor = _Spread.apply(x_TD, sent, chosen)
+    return rows_BD
 
 
-def collect(rows_RD: Tensor, order_R: Tensor, place_R: Tensor) -> Tensor:
-    """Undo ``spread``'s order: K rows a token, side by side."""
-    ordered_RD: Tensor = _Collect.apply(rows_RD, order_R, place_R)
+def collect(rows_BD: Tensor, sent: Places) -> Tensor:
+    """Undo ``spread``'s order: K rows a token, side by side; rows that were dropped are zero."""
+    ordered_RD: Tensor = _Collect.apply(rows_BD, sent)
     return ordered_RD
 
 
+def _pick(rows_XD: Tensor, index: Tensor, *, holes: bool) -> Tensor:
+    """Take rows; where some may be missing, one past the last is zero."""
+    if holes:
+        rows_XD = torch.cat((rows_XD, rows_XD.new_zeros(1, rows_XD.shape[1])))
+    return rows_XD.index_select(0, index)
+
+
 class _Spread(torch.autograd.Function):
-    """``rows_RD[i] = x_TD[order_R[i] // K]``; its gradient sums over K in a fixed order, without atomics."""
+    """``rows_BD[i] = x_TD[order_B[i] // K]``; its gradient sums over K in a fixed order, without atomics."""
 
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, order_R: Tensor, place_R: Tensor, chosen: int) -> Tensor:
-        ctx.save_for_backward(place_R)
-        ctx.chosen = chosen
-        return x_TD.index_select(0, order_R // chosen)
+    def forward(ctx: Any, x_TD: Tensor, sent: Places, chosen: int) -> Tensor:
+        ctx.save_for_backward(sent.place_R)
+        ctx.holes, ctx.chosen = sent.each is not None, chosen
+        return _pick(x_TD, sent.order_B // chosen, holes=ctx.holes)
 
     @staticmethod
-    def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad_BD: Tensor) -> tuple[Tensor, None, None]:
         (place_R,) = ctx.saved_tensors
-        rows_TKD = grad_RD.index_select(0, place_R).unflatten(0, (grad_RD.shape[0] // ctx.chosen, ctx.chosen))
-        return rows_TKD.sum(1), None, None, None
+        rows_RD = _pick(grad_BD, place_R, holes=ctx.holes)
+        return rows_RD.unflatten(0, (rows_RD.shape[0] // ctx.chosen, ctx.chosen)).sum(1), None, None
 
 
 class _Collect(torch.autograd.Function):
-    """Rows back in the order of their tokens: a permutation, whose gradient is the inverse one."""
+    """Rows back in the order of their tokens; the gradient goes the way that the rows were sent."""
 
     @staticmethod
-    def forward(ctx: Any, rows_RD: Tensor, order_R: Tensor, place_R: Tensor) -> Tensor:
-        ctx.save_for_backward(order_R)
-        return rows_RD.index_select(0, place_R)
+    def forward(ctx: Any, rows_BD: Tensor, sent: Places) -> Tensor:
+        ctx.save_for_backward(sent.order_B)
+        ctx.holes = sent.each is not None
+        return _pick(rows_BD, sent.place_R, holes=ctx.holes)
 
     @staticmethod
-    def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor, None, None]:
-        (order_R,) = ctx.saved_tensors
-        return grad_RD.index_select(0, order_R), None, None
+    def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor, None]:
+        (order_B,) = ctx.saved_tensors
+        return _pick(grad_RD, order_B, holes=ctx.holes), None

@@ -1,7 +1,7 @@
 """A section of the model as a pipeline runs it: a stream of hidden states in, one out; the last one's is its loss.
 
 Legend: T tokens of a microbatch, S rows that a rank holds between layers, D decoder width, P patches, C values of a
-patch, L layers with experts that are held, E experts.
+patch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from polyreme_trainer.model.attend import Attend
 from polyreme_trainer.model.grid import Grid
 from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.moe import MixtureOfExperts
+from polyreme_trainer.model.routing import Routing
 from polyreme_trainer.model.vlm import KimiVL
 
 
@@ -49,7 +50,7 @@ class Stage(nn.Module):
     def __init__(self, model: KimiVL) -> None:
         super().__init__()
         self.model = model
-        self._load_LE: Tensor | None = None
+        self._routing: Routing | None = None
         self.layers_with_experts = tuple(
             index
             for index in model.section.layers
@@ -79,7 +80,7 @@ class Stage(nn.Module):
             attend=microbatch.attend,
             deliver=microbatch.deliver,
         )
-        self._load_LE = decoded.load_LE if self._load_LE is None else self._load_LE + decoded.load_LE
+        self._routing = decoded.routing if self._routing is None else self._routing + decoded.routing
         if not self.model.section.last:
             stream: Tensor = decoded.hidden_TD
             return stream
@@ -91,13 +92,13 @@ class Stage(nn.Module):
         """Rows that this rank holds between layers, of a microbatch of which it looks at so many tokens."""
         return len(range(*self.model.ranks.own_rows(tokens).indices(tokens)))
 
-    def take_loads(self) -> Tensor:
-        """Return how many tokens went to each expert since the last call (L, E).
+    def take_routing(self) -> Routing:
+        """Return how tokens were routed since the last call, by the layers with experts that are held.
 
         Raises:
             InvalidConfigError: If nothing ran since.
         """
-        if self._load_LE is None:
-            raise InvalidConfigError("no microbatch ran: a stage has no loads to tell before its first forward")
-        load_LE, self._load_LE = self._load_LE, None
-        return load_LE
+        if self._routing is None:
+            raise InvalidConfigError("no microbatch ran: a stage has no routing to tell before its first forward")
+        routing, self._routing = self._routing, None
+        return routing

@@ -23,8 +23,10 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.shapes import VisionShape
 from polyreme_trainer.model.attend import Attend, segments
 from polyreme_trainer.model.grid import Grid, GridTables, packed_tables
+from polyreme_trainer.model.recompute import anew, run_layer
 from polyreme_trainer.model.rotary import patch_turns, rotate
 from polyreme_trainer.model.tensor import ALONE, TensorRanks, row_product, share
+from polyreme_trainer.model.ways import PLAIN, Ways
 
 
 class PositionTable(nn.Module):
@@ -69,7 +71,7 @@ class VisionFeedForward(nn.Module):
 
     def forward(self, x_SW: Tensor) -> Tensor:
         """Apply to each row that this rank holds between layers."""
-        inner = F.gelu(self.fc0(self.ranks.gather(x_SW)), approximate="tanh")
+        inner = anew(_gelu, self.fc0(self.ranks.gather(x_SW)))
         return row_product(inner, self.fc1, self.ranks)
 
 
@@ -89,8 +91,8 @@ class VisionBlock(nn.Module):
 
     def forward(self, x_SW: Tensor, turn_PF: Tensor, attend: Attend) -> Tensor:
         """Return the stream after this block."""
-        x_SW = x_SW + self._attention(self.norm0(x_SW), turn_PF, attend)
-        out_SW: Tensor = x_SW + self.mlp(self.norm1(x_SW))
+        x_SW = x_SW + self._attention(anew(self.norm0, x_SW), turn_PF, attend)
+        out_SW: Tensor = x_SW + self.mlp(anew(self.norm1, x_SW))
         return out_SW
 
     def _attention(self, x_SW: Tensor, turn_PF: Tensor, attend: Attend) -> Tensor:
@@ -106,15 +108,16 @@ class VisionBlock(nn.Module):
 class VisionEncoder(nn.Module):
     """The blocks and the last norm."""
 
-    def __init__(self, shape: VisionShape, ranks: TensorRanks) -> None:
+    def __init__(self, shape: VisionShape, ranks: TensorRanks, ways: Ways) -> None:
         super().__init__()
+        self.recompute = ways.recompute
         self.blocks = nn.ModuleList(VisionBlock(shape, ranks) for _ in range(shape.layers))
         self.final_layernorm = nn.LayerNorm(shape.width, eps=shape.norm_eps)
 
     def forward(self, x_SW: Tensor, turn_PF: Tensor, attend: Attend) -> Tensor:
         """Run all blocks."""
         for block in self.blocks:
-            x_SW = block(x_SW, turn_PF, attend)
+            x_SW = run_layer(self.recompute, block, x_SW, turn_PF, attend)
         out_SW: Tensor = self.final_layernorm(x_SW)
         return out_SW
 
@@ -122,7 +125,7 @@ class VisionEncoder(nn.Module):
 class VisionTower(nn.Module):
     """From packed patches to groups of patches, one group for each language-model token."""
 
-    def __init__(self, shape: VisionShape, ranks: TensorRanks = ALONE) -> None:
+    def __init__(self, shape: VisionShape, ranks: TensorRanks = ALONE, ways: Ways = PLAIN) -> None:
         """Hold this rank's heads and inner columns.
 
         Raises:
@@ -132,7 +135,7 @@ class VisionTower(nn.Module):
         self.shape = shape
         self.ranks = ranks
         self.patch_embed = PatchEmbedding(shape)
-        self.encoder = VisionEncoder(shape, ranks)
+        self.encoder = VisionEncoder(shape, ranks, ways)
 
     def forward(self, patches_PC: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Encode images.
@@ -179,3 +182,7 @@ class VisionTower(nn.Module):
             return tables
         names = ("order_P", "row_P", "column_P", "tap_PB", "weight_PB")
         return GridTables(**{name: getattr(tables, name).to(device, non_blocking=True) for name in names})
+
+
+def _gelu(x_SF: Tensor) -> Tensor:
+    return F.gelu(x_SF, approximate="tanh")

@@ -23,6 +23,7 @@ from polyreme_trainer.model.projector import Projector
 from polyreme_trainer.model.section import Section, whole
 from polyreme_trainer.model.tensor import ALONE, TensorRanks
 from polyreme_trainer.model.vision import VisionTower
+from polyreme_trainer.model.ways import PLAIN, Ways
 
 
 class KimiVL(nn.Module):
@@ -44,6 +45,7 @@ class KimiVL(nn.Module):
         experts_local: range | None = None,
         dispatcher: Dispatcher | None = None,
         ranks: TensorRanks = ALONE,
+        ways: Ways = PLAIN,
     ) -> None:
         """Build with unset parameters; ``initialise`` or a checkpoint fills them.
 
@@ -54,6 +56,7 @@ class KimiVL(nn.Module):
             experts_local: Experts that this rank holds, all by default.
             dispatcher: Reaches the experts of other ranks.
             ranks: Tensor-parallel ranks that share the layers.
+            ways: What layers hold, and which rows they drop.
 
         Raises:
             InvalidConfigError: If ``experts_local`` or ``ranks`` do not fit the shape.
@@ -65,10 +68,10 @@ class KimiVL(nn.Module):
         self.section = section or whole(shape)
         self.ranks = ranks
         if self.section.first and shape.sees:
-            self.vision_tower = VisionTower(shape.vision, ranks)
+            self.vision_tower = VisionTower(shape.vision, ranks, ways)
             self.multi_modal_projector = Projector(shape, ranks)
         self.language_model = LanguageModel(
-            shape.decoder, self.section, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks
+            shape.decoder, self.section, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks, ways=ways
         )
 
     def forward(

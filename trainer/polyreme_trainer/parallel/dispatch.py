@@ -1,10 +1,12 @@
-"""Dropless expert dispatch by an uneven all-to-all: implements the model's ``Dispatcher``.
+"""Expert dispatch by an all-to-all: implements the model's ``Dispatcher``.
 
-A layer costs one exchange of counts and one of rows on the way there, one of rows on the way back; the gradient takes
-two more.
+Where no row is dropped, splits are uneven: a layer costs one exchange of counts and one of rows on the way there, one
+of rows on the way back; the gradient takes two more. Where every rank sends every expert the same number of rows,
+buffers are fixed and splits even: no exchange of counts, no wait for the device, and what arrives is put in order by a
+transposition.
 
-Legend: D model width, E experts of the model, L experts of this rank, N ranks of the expert-parallel group, R rows of
-this rank sorted by expert, S rows that arrived.
+Legend: D model width, E experts of the model, L experts of this rank, N ranks of the expert-parallel group, B rows that
+this rank sends, sorted by expert, C of them for each expert where these are as many for all, S rows that arrived.
 """
 
 from __future__ import annotations
@@ -30,6 +32,16 @@ class _Route:
     place_S: Tensor
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Even:
+    """The same, where every rank sends every expert as many."""
+
+    experts: int
+    """Of this rank, L."""
+    each: int
+    """Rows that a rank sends to an expert, C."""
+
+
 class AllToAllDispatcher:
     """Moves rows between the ranks of an expert-parallel group, which hold equal slices of the experts in order."""
 
@@ -37,22 +49,42 @@ class AllToAllDispatcher:
         self._group = group
         self._ranks = dist.get_world_size(group)
 
-    def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> Dispatched:
+    def dispatch(self, rows_BD: Tensor, counts_E: Tensor, *, each: int | None = None) -> Dispatched:
         """Send rows, sorted by global expert, to where their experts are; what arrives is sorted by local expert."""
+        if each is not None:
+            return self._dispatch_evenly(rows_BD, counts_E, each)
         counts_NL = collectives.exchange_counts(counts_E, self._group)
         # The one wait for the device: splits of an uneven exchange are host integers.
         sent = counts_E.view(self._ranks, -1).sum(1).tolist()
         received = counts_NL.sum(1).tolist()
-        arrived_SD = collectives.exchange_rows(rows_RD, sent=sent, received=received, group=self._group)
+        arrived_SD = collectives.exchange_rows(rows_BD, sent=sent, received=received, group=self._group)
         order_S, place_S = _by_expert(counts_NL)
         rows_SD = _Permute.apply(arrived_SD, order_S, place_S)
         return Dispatched(rows_SD, counts_NL.sum(0), _Route(sent, received, order_S, place_S))
 
     def combine(self, rows_SD: Tensor, state: Any) -> Tensor:
-        """Send the experts' answers back: R rows in the order that ``dispatch`` got."""
+        """Send the experts' answers back: B rows in the order that ``dispatch`` got."""
+        if isinstance(state, _Even):
+            return self._exchange_evenly(_swap(rows_SD, state.experts, self._ranks), state)
         route: _Route = state
         back_SD = _Permute.apply(rows_SD, route.place_S, route.order_S)
         return collectives.exchange_rows(back_SD, sent=route.received, received=route.sent, group=self._group)
+
+    def _dispatch_evenly(self, rows_BD: Tensor, counts_E: Tensor, each: int) -> Dispatched:
+        even = _Even(experts=counts_E.shape[0] // self._ranks, each=each)
+        arrived_SD = self._exchange_evenly(rows_BD, even)
+        rows_SD = _swap(arrived_SD, self._ranks, even.experts)
+        return Dispatched(rows_SD, counts_E[: even.experts] * self._ranks, even)
+
+    def _exchange_evenly(self, rows_BD: Tensor, even: _Even) -> Tensor:
+        """Give each rank as many rows as come from it."""
+        shares = [even.experts * even.each] * self._ranks
+        return collectives.exchange_rows(rows_BD, sent=shares, received=shares, group=self._group)
+
+
+def _swap(rows_SD: Tensor, outer: int, inner: int) -> Tensor:
+    """Turn blocks of rows from (outer, inner) to (inner, outer)."""
+    return rows_SD.view(outer, inner, -1, rows_SD.shape[1]).transpose(0, 1).reshape(rows_SD.shape)
 
 
 def _by_expert(counts_NL: Tensor) -> tuple[Tensor, Tensor]:

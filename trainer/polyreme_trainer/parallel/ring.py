@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
-from polyreme_trainer.model.attend import Attend, segments
+from polyreme_trainer.model.attend import Attend, pad_values, segments
 from polyreme_trainer.model.tiles import Answers, Partial, Rows, Tile, attend_tile, attend_tile_backward, tiles
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.context import StreamCut
@@ -45,7 +44,7 @@ class Ring:
     def attend(self, q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor) -> Tensor:
         """Attend to the keys of all places."""
         # Flash kernels want values as wide as keys; zero columns change nothing (MLA: 192 against 128).
-        v_THQ = F.pad(v_THV, (0, q_THQ.shape[-1] - v_THV.shape[-1]))
+        v_THQ = pad_values(v_THV, q_THQ.shape[-1])
         out_THQ: Tensor = _RingAttention.apply(q_THQ, k_THQ, v_THQ, self)
         return out_THQ[..., : v_THV.shape[-1]]
 

@@ -8,15 +8,17 @@ The result is written by rank 0 as a whole::
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from polyreme_api.batch import EvaluationSample, EvaluationSource
 from polyreme_api.history import evaluation_key
 from polyreme_api.store import ObjectStore
 from polyreme_trainer.model.generate import generate
+from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.line import StageLine
 from polyreme_trainer.parallel.mesh import Meshes
@@ -53,7 +55,7 @@ def evaluate(
     # Under expert parallelism all ranks run the same passes: equally many batches, the last ones perhaps empty.
     for batch in range(math.ceil(math.ceil(count / askers) / PROMPTS_AT_ONCE)):
         samples = [source.sample(index) for index in mine[batch * PROMPTS_AT_ONCE : (batch + 1) * PROMPTS_AT_ONCE]]
-        with whole_rows(model.ranks):
+        with whole_rows(model.ranks), _answering(state.models.values()):
             answers = generate(
                 model,
                 samples,
@@ -66,6 +68,18 @@ def evaluate(
         pages += [_page(source, sample, answer, stop_token) for sample, answer in zip(samples, answers, strict=True)]
     gathered = collectives.gather_to_first(pages, meshes.world_group)
     return None if gathered is None else _result(gathered[: stage_ranks : meshes.layout.tp], state.step, attempt)
+
+
+@contextlib.contextmanager
+def _answering(models: Iterable[KimiVL]) -> Iterator[None]:
+    """Drop no row while questions are answered: the number of prompts must not decide what an answer is."""
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for model in models:
+            model.train()
 
 
 def _line(state: TrainState, meshes: Meshes) -> StageLine | None:

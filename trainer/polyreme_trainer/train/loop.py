@@ -14,6 +14,7 @@ from polyreme_api.clock import Clock
 from polyreme_api.errors import InvalidConfigError, RunFailedError
 from polyreme_api.progress import RankPhase, StepRecord
 from polyreme_trainer.checkpoint.save import CheckpointWriter
+from polyreme_trainer.model.routing import Routing
 from polyreme_trainer.parallel.gradients import GlobalStep
 from polyreme_trainer.parallel.mesh import Meshes, packs_of
 from polyreme_trainer.train.inputs import to_inputs
@@ -103,6 +104,10 @@ class Loop:
             )
 
     def _record(self, total: GlobalStep, rate: float, *, step_s: float) -> None:
+        if self.settings.rank.rank:
+            return
+        chosen = self.settings.shape.decoder.experts_per_token
+        routing = Routing.from_numbers(total.routing_MX).summary(experts_per_token=chosen)
         record = StepRecord(
             attempt=self.settings.rank.attempt,
             step=self.state.step,
@@ -112,6 +117,9 @@ class Loop:
             tokens=self.source.packs_per_step * self.source.pack_tokens,
             step_s=step_s,
             ended_at_s=self.clock.now_s(),
+            expert_load_max=routing.load_max,
+            router_entropy=routing.entropy,
+            rows_dropped=routing.dropped,
         )
         self.log.write(record)
         self.reporter.step(record)

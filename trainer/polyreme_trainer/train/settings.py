@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.plan.costs import Recompute
 from polyreme_api.plan.layout import Layout
+from polyreme_api.plan.schedules import V_SHAPED
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.store import ObjectStore
+from polyreme_trainer.model.ways import PLAIN, Ways
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
 
@@ -91,6 +94,8 @@ class TrainSettings:
     checkpoint: CheckpointSettings
     pipeline: PipelineSettings = NO_STAGES
     """Stages and microbatches of a step."""
+    ways: Ways = PLAIN
+    """What layers hold, and which rows they drop."""
     seed: int = 0
     weights: Path | None = None
     """Folder of weights that a run without a checkpoint starts from; None: drawn by the seed."""
@@ -100,3 +105,16 @@ class TrainSettings:
     """Folder for the trained model, written by rank 0 after the last step; None for no export."""
     tokenizer: bytes | None = None
     """``tokenizer.json`` to put beside the exported model."""
+
+    def __post_init__(self) -> None:
+        """Refuse what does not go together.
+
+        Raises:
+            InvalidConfigError: Naming the fields.
+        """
+        if self.ways.recompute is Recompute.FULL and self.pipeline.schedule in V_SHAPED:
+            raise InvalidConfigError(
+                f"recompute full does not go with schedule {self.pipeline.schedule}, which makes gradients of inputs "
+                "and of weights apart and would make every layer anew for both; use selective, or another schedule",
+                field="spec.training.recompute or spec.parallelism.schedule",
+            )

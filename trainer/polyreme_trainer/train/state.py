@@ -1,6 +1,6 @@
 """All state of training on one rank: stages of the model, optimizer, router biases, step; and one step of it.
 
-Legend: M layers with experts, E experts.
+Legend: M layers with experts, E experts, L of the former on this rank, X numbers about the routing of one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 from polyreme_trainer.checkpoint.content import Content, FlatTensors
 from polyreme_trainer.model.initialise import STACKED, build_model
 from polyreme_trainer.model.moe import MixtureOfExperts
+from polyreme_trainer.model.routing import Routing, numbers_of_a_layer
 from polyreme_trainer.model.sharding import cut_of
 from polyreme_trainer.model.stage import Stage
 from polyreme_trainer.model.tensor import ALONE
@@ -70,6 +71,7 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
                 experts_local=experts_of(layout, meshes.rank, decoder.experts),
                 dispatcher=AllToAllDispatcher(meshes.ep_group) if layout.ep > 1 else None,
                 ranks=ranks,
+                ways=settings.ways,
                 device=settings.rank.device_type,
             )
         )
@@ -78,7 +80,7 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
     parameters = {name: parameter for stage in stages.values() for name, parameter in stage.model.named_parameters()}
     flat = flatten(
         parameters,
-        riders=rider_count(decoder.layers - decoder.dense_layers, decoder.experts),
+        riders=rider_count(decoder.layers - decoder.dense_layers, numbers_of_a_layer(decoder.experts)),
         tensor=Slices(
             names=frozenset(name for name in parameters if layout.tp > 1 and cut_of(name) is not None),
             place=ranks.place,
@@ -127,30 +129,30 @@ def backward(state: TrainState, *microbatches: Inputs, stop: bool = False, save:
     return LocalStep(
         loss_sum=loss_sum if speaks else torch.zeros_like(loss_sum),
         unmasked=sum(microbatch.unmasked for microbatch in microbatches) if speaks else 0,
-        routing_MX=_loads(state),
+        routing_MX=_routing(state),
         stop=stop,
         save=save,
     )
 
 
-def _loads(state: TrainState) -> Tensor:
-    """Put the loads of this rank's layers in their places among all layers with experts."""
-    loads = [stage.take_loads() for stage in state.stages.values()]
+def _routing(state: TrainState) -> Tensor:
+    """Put what this rank's layers tell in their places among all layers with experts."""
+    numbers = [stage.take_routing().numbers() for stage in state.stages.values()]
     decoder = max(state.models.items())[1].shape.decoder
     layers = decoder.layers - decoder.dense_layers
-    held_LE = torch.cat(loads)
-    if held_LE.shape[0] == layers:
-        return held_LE
-    loads_ME = held_LE.new_zeros(layers, decoder.experts)
-    loads_ME[list(state.router_biases)] = held_LE
-    return loads_ME
+    held_LX = torch.cat(numbers)
+    if held_LX.shape[0] == layers:
+        return held_LX
+    routing_MX = held_LX.new_zeros(layers, held_LX.shape[1])
+    routing_MX[list(state.router_biases)] = held_LX
+    return routing_MX
 
 
 def update(state: TrainState, total: GlobalStep, settings: OptimizerSettings, *, rate: float) -> None:
     """Take the optimizer's step and move the router's biases: the same on every rank."""
     scale = gradient_scale(total, norm_max=settings.gradient_norm_max)
     state.optimizer.step(learning_rate=rate, gradient_scale=scale)
-    held_LE = total.routing_MX[list(state.router_biases)]
+    held_LE = Routing.from_numbers(total.routing_MX).load_LE[list(state.router_biases)]
     update_router_biases(list(state.router_biases.values()), held_LE, rate=settings.router_bias_rate)
     state.step += 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.shapes import KIMI_VL_NANO
-from polyreme_trainer.model.moe import Dispatched, MixtureOfExperts, balance_loss
+from polyreme_trainer.model.moe import Dispatched, MixtureOfExperts, Router, balance_loss
+from polyreme_trainer.model.ways import PLAIN, Ways
 
 SHAPE = KIMI_VL_NANO.decoder
 RANKS = 2
@@ -34,7 +36,7 @@ class ThreadDispatcher:
         self.rank = rank
         self.board = board
 
-    def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> Dispatched:
+    def dispatch(self, rows_RD: Tensor, counts_E: Tensor, *, each: int | None = None) -> Dispatched:
         held = counts_E.shape[0] // RANKS
         rows, counts = self._exchange(rows_RD, counts_E)
         mine = slice(self.rank * held, (self.rank + 1) * held)
@@ -70,9 +72,9 @@ def fill(layer: MixtureOfExperts, whole: MixtureOfExperts, held: range) -> None:
     layer.load_state_dict(state)
 
 
-def whole_layer(seed: int = 0) -> MixtureOfExperts:
+def whole_layer(seed: int = 0, *, ways: Ways = PLAIN) -> MixtureOfExperts:
     generator = torch.Generator().manual_seed(seed)
-    layer = MixtureOfExperts(SHAPE)
+    layer = MixtureOfExperts(SHAPE, ways=ways)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
@@ -134,6 +136,58 @@ def test_routed_experts_equal_a_loop_over_tokens() -> None:
             load[expert] += 1
         torch.testing.assert_close(out_TD[token], expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(routed.load_E, load)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 4.0])
+def test_an_expert_takes_the_first_rows_up_to_its_capacity_and_the_others_add_nothing(factor: float) -> None:
+    layer = whole_layer(ways=Ways(capacity_factor=factor))
+    plain = whole_layer()
+    x_TD = torch.randn(13, SHAPE.width, generator=torch.Generator().manual_seed(5), requires_grad=True)
+    weights_TK, experts_TK, _ = plain.gate(x_TD)
+    room = [max(1, math.ceil(factor * 13 * SHAPE.experts_per_token / SHAPE.experts))] * SHAPE.experts
+    kept_TK, dropped = torch.ones_like(weights_TK), [0] * SHAPE.experts
+    for token, chosen in enumerate(experts_TK.tolist()):
+        for choice, expert in enumerate(chosen):
+            room[expert] -= 1
+            if room[expert] < 0:
+                kept_TK[token, choice], dropped[expert] = 0.0, dropped[expert] + 1
+    assert (sum(dropped) > 0) == (factor < 4)
+    vars(plain.gate)["forward"] = lambda x: (
+        Router.forward(plain.gate, x)[0] * kept_TK,
+        *Router.forward(plain.gate, x)[1:],
+    )
+    (ours, routed), (theirs, _) = layer(x_TD), plain(x_TD)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert routed.dropped_E.tolist() == dropped
+    gradients = [
+        torch.autograd.grad(out.square().mean(), [x_TD, *of.parameters()])
+        for out, of in ((ours, layer), (theirs, plain))
+    ]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_no_row_is_dropped_while_questions_are_answered() -> None:
+    layer, plain = whole_layer(ways=Ways(capacity_factor=0.1)), whole_layer()
+    x_TD = torch.randn(13, SHAPE.width, generator=torch.Generator().manual_seed(5))
+    assert not torch.equal(layer(x_TD)[0], plain(x_TD)[0])
+    assert torch.equal(layer.eval()(x_TD)[0], plain(x_TD)[0])
+
+
+def test_the_entropy_of_the_router_is_that_of_its_scores() -> None:
+    layer = whole_layer()
+    x_TD = torch.randn(13, SHAPE.width, generator=torch.Generator().manual_seed(5))
+    share_TE = torch.sigmoid(x_TD @ layer.gate.weight.T)
+    share_TE /= share_TE.sum(1, keepdim=True)
+    torch.testing.assert_close(layer(x_TD)[1].entropy, -(share_TE * share_TE.log()).sum())
+    with torch.no_grad():
+        layer.gate.weight.zero_()
+    torch.testing.assert_close(layer(x_TD)[1].entropy, torch.tensor(13 * math.log(SHAPE.experts)))
+
+
+def test_a_capacity_of_nothing_is_refused() -> None:
+    with pytest.raises(InvalidConfigError, match="capacity factor too small"):
+        Ways(capacity_factor=0.0)
 
 
 def test_the_correction_bias_changes_the_choice_but_not_the_weight_of_an_expert() -> None:

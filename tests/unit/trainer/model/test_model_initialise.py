@@ -15,7 +15,7 @@ from polyreme_trainer.model.moe import Dispatched
 class Elsewhere:
     """Never called: these tests only build."""
 
-    def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> Dispatched:
+    def dispatch(self, rows_BD: Tensor, counts_E: Tensor, *, each: int | None = None) -> Dispatched:
         raise AssertionError
 
     def combine(self, rows_SD: Tensor, state: Any) -> Tensor:

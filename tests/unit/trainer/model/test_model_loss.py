@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyreme_api.batch import IGNORED_TARGET
 from polyreme_trainer.model import loss
@@ -35,6 +38,37 @@ def test_the_sum_and_its_gradients_equal_the_plain_cross_entropy(
     theirs = torch.autograd.grad(expected, (hidden_TD, head_VD))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_logits_of_all_tokens_are_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 20 unmasked tokens over 50 words no tensor is larger than the logits of three, or the head."""
+    monkeypatch.setattr(loss, "LOGITS_MAX", 3 * 50)
+    hidden_TD, head_VD, targets_T = inputs()
+    sizes: list[int] = []
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            sizes.extend(
+                made.numel() for made in torch.utils._pytree.tree_leaves(out) if isinstance(made, torch.Tensor)
+            )
+            return out
+
+    with Counting():
+        token_loss(hidden_TD, head_VD, targets_T)[0].backward()
+    assert max(sizes) == head_VD.numel() == 400
+    monkeypatch.setattr(loss, "LOGITS_MAX", 1 << 28)
+    with Counting():
+        token_loss(hidden_TD, head_VD, targets_T)[0].backward()
+    assert max(sizes) == 20 * 50, "the whole of them would be seen"
+
+
+def test_a_loss_without_gradient_forms_none() -> None:
+    hidden_TD, head_VD, targets_T = inputs()
+    with torch.no_grad():
+        total, _ = token_loss(hidden_TD, head_VD, targets_T)
+    assert not total.requires_grad
+    torch.testing.assert_close(total, token_loss(hidden_TD, head_VD, targets_T)[0].detach())
 
 
 def test_a_fully_masked_stream_costs_nothing_and_still_has_gradients() -> None:

@@ -46,10 +46,10 @@ def test_one_section_behind_the_other_is_the_model(split: Split, batch: Batch) -
         model = build_model(KIMI_VL_NANO, seed=7, media_token=1, section=section)
         decoded = model(*inputs, stream_SD=stream_SD)
         stream_SD = decoded.hidden_TD
-        loads.append(decoded.load_LE)
+        loads.append(decoded.routing.load_LE)
     assert stream_SD is not None
     assert torch.equal(stream_SD, whole.hidden_TD)
-    assert torch.equal(torch.cat(loads), whole.load_LE)
+    assert torch.equal(torch.cat(loads), whole.routing.load_LE)
 
 
 @pytest.mark.parametrize(

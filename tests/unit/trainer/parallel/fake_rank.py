@@ -8,19 +8,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from polyreme_api.plan.costs import Recompute
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.shapes import KIMI_VL_NANO, ModelShape
 from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.vlm import KimiVL
+from polyreme_trainer.model.ways import Ways
 from polyreme_trainer.parallel.collectives import sum_over
 from polyreme_trainer.parallel.mesh import open_meshes
+from tests.unit.trainer.kept import kept_bytes
 
 WORLD, TOKENS, SIDE, MEDIA_TOKEN = 8, 256, 16, 1
 
@@ -47,29 +49,24 @@ def shape_of(layers: int, dense_layers: int, tower_layers: int) -> ModelShape:
     )
 
 
-def held_bytes(shape: ModelShape) -> dict[str, int]:
+def held_bytes(shape: ModelShape, recompute: Recompute) -> dict[str, int]:
     """Make one step; count what autograd keeps after the forward, and the state after the step."""
     torch.manual_seed(0)
-    model = KimiVL(shape, media_token=MEDIA_TOKEN)
+    model = KimiVL(shape, media_token=MEDIA_TOKEN, ways=Ways(recompute=recompute))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, Any] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage
-        return tensor
-
     media = (SIDE // shape.vision.merge) ** 2
     tokens_T = torch.full((TOKENS,), 5)
     tokens_T[:media] = MEDIA_TOKEN
     patches_PC = torch.randn(SIDE * SIDE, shape.vision.channels * shape.vision.patch_px**2)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    hidden: list[Tensor] = []
+
+    def forward() -> None:
         decoded = model(tokens_T, torch.arange(TOKENS), [0, TOKENS], patches_PC, [(SIDE, SIDE)])
-    activations = sum(storage.nbytes() for storage in kept.values())
-    loss, _ = token_loss(decoded.hidden_TD, model.language_model.lm_head.weight, tokens_T.roll(-1))
+        hidden.append(decoded.hidden_TD)
+
+    activations = kept_bytes(forward, without=model.parameters())
+    loss, _ = token_loss(hidden[0], model.language_model.lm_head.weight, tokens_T.roll(-1))
     loss.backward()
     group = open_meshes(Layout(dp=WORLD), timeout_s=60).replica_group
     optimizer = torch.optim.AdamW(model.parameters())
@@ -87,10 +84,13 @@ def held_bytes(shape: ModelShape) -> dict[str, int]:
 
 
 def main() -> None:
-    """Print what each of the shapes named on the command line holds, ``layers-dense-tower``."""
+    """Print what each of the shapes named on the command line holds, ``layers-dense-tower-recompute``."""
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
-    found = {name: held_bytes(shape_of(*map(int, name.split("-")))) for name in sys.argv[1:]}
+    found = {}
+    for name in sys.argv[1:]:
+        *sizes, recompute = name.split("-")
+        found[name] = held_bytes(shape_of(*map(int, sizes)), Recompute(recompute))
     sys.stdout.write(json.dumps(found) + "\n")
 
 

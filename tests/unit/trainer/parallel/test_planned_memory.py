@@ -27,7 +27,8 @@ Held = dict[str, dict[str, int]]
 
 @pytest.fixture(scope="module")
 def held() -> Held:
-    command = [sys.executable, "-m", "tests.unit.trainer.parallel.fake_rank", *SHAPES]
+    names = [f"{shape}-{recompute}" for shape in SHAPES for recompute in Recompute]
+    command = [sys.executable, "-m", "tests.unit.trainer.parallel.fake_rank", *names]
     paths = {**os.environ, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=paths)
     assert ended.returncode == 0, ended.stderr
@@ -42,6 +43,7 @@ def setting(name: str) -> Setting:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("recompute", Recompute)
 @pytest.mark.parametrize(
     ("part", "with_it", "without", "rows"),
     [
@@ -49,23 +51,30 @@ def setting(name: str) -> Setting:
         (Part.DENSE, "3-2-2", "2-1-2", TOKENS),
     ],
 )
-def test_a_layer_keeps_what_is_planned(held: Held, part: Part, with_it: str, without: str, rows: int) -> None:
-    kept = (held[with_it]["activations"] - held[without]["activations"]) / 4 / rows
-    assert kept == pytest.approx(kept_numbers(shape_of(2, 1, 2), recompute=Recompute.NONE)[part], rel=0.02)
+def test_a_layer_keeps_what_is_planned(
+    held: Held, part: Part, with_it: str, without: str, rows: int, recompute: Recompute
+) -> None:
+    kept = (activations(held, with_it, recompute) - activations(held, without, recompute)) / 4 / rows
+    assert kept == pytest.approx(kept_numbers(shape_of(2, 1, 2), recompute=recompute)[part], rel=0.02)
 
 
 @pytest.mark.slow
-def test_a_layer_of_the_tower_keeps_what_is_planned(held: Held) -> None:
-    kept = (held["2-1-3"]["activations"] - held["2-1-2"]["activations"]) / 4 / (SIDE * SIDE)
+@pytest.mark.parametrize("recompute", Recompute)
+def test_a_layer_of_the_tower_keeps_what_is_planned(held: Held, recompute: Recompute) -> None:
+    kept = (activations(held, "2-1-3", recompute) - activations(held, "2-1-2", recompute)) / 4 / (SIDE * SIDE)
     shape = shape_of(2, 1, 2)
-    planned = kept_numbers(shape, recompute=Recompute.NONE)[Part.TOWER] / shape.vision.layers
+    planned = kept_numbers(shape, recompute=recompute)[Part.TOWER] / shape.vision.layers
     assert kept == pytest.approx(planned, rel=0.02)
 
 
+def activations(held: Held, shape: str, recompute: Recompute) -> int:
+    return held[f"{shape}-{recompute}"]["activations"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_whole_rank_holds_what_is_planned(held: Held, name: str) -> None:
-    of = setting(name)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_whole_rank_holds_what_is_planned(held: Held, shape: str) -> None:
+    of, name = setting(shape), f"{shape}-{Recompute.NONE}"
     memory = memory_of(
         of,
         Layout(dp=WORLD),

@@ -1,0 +1,111 @@
+"""What is made anew is the same, bit for bit, and less is held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyreme_api.plan.costs import Recompute
+from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_trainer.model.initialise import build_model
+from polyreme_trainer.model.loss import token_loss
+from polyreme_trainer.model.recompute import anew, anew_inside, run_layer
+from polyreme_trainer.model.ways import Ways
+from tests.unit.trainer.kept import kept_bytes
+
+if TYPE_CHECKING:
+    from tests.unit.trainer.model.conftest import Batch
+
+STREAMS = {
+    "dense": [14, 9, 21, 6],
+    "padded": [140, 120, 110, 90],
+    "loop": [260, 20, 21, 6],
+}
+"""Lengths of documents for which each kernel of attention is chosen on CPU."""
+
+
+def step(ways: Ways, batch: Batch) -> tuple[Tensor, dict[str, Tensor], int]:
+    model = build_model(KIMI_VL_NANO, seed=3, media_token=1, ways=ways)
+    sums: list[Tensor] = []
+
+    def forward() -> None:
+        decoded = model(batch.tokens_T, batch.positions_T, batch.offsets, batch.patches_PC, batch.grids)
+        sums.append(token_loss(decoded.hidden_TD, model.language_model.lm_head.weight, batch.targets_T)[0])
+
+    held = kept_bytes(forward, without=model.parameters())
+    sums[0].backward()
+    return sums[0].detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}, held
+
+
+@pytest.mark.parametrize("capacity", [None, 1.0])
+@pytest.mark.parametrize("kernel", STREAMS)
+def test_losses_and_gradients_are_the_same_bits_and_less_is_held(
+    kernel: str, capacity: float | None, batch_of: Callable[..., Batch]
+) -> None:
+    batch = batch_of(STREAMS[kernel], [[(2, 4)], [], [(4, 4), (2, 6)], [(2, 2)]])
+    loss, gradients, most = step(Ways(capacity_factor=capacity), batch)
+    for recompute, share in ((Recompute.SELECTIVE, 0.85), (Recompute.FULL, 0.5)):
+        again, others, held = step(Ways(recompute=recompute, capacity_factor=capacity), batch)
+        assert torch.equal(again, loss)
+        assert others.keys() == gradients.keys()
+        assert all(torch.equal(others[name], gradient) for name, gradient in gradients.items())
+        assert held < share * most, recompute
+        most = held
+
+
+def run(make: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    return run_layer(Recompute.SELECTIVE, lambda: make(*inputs))
+
+
+def test_a_tensor_is_made_once_for_all_who_keep_it_and_again_for_another_backward() -> None:
+    calls: list[int] = []
+    x, first, second = (torch.randn(5, 5, requires_grad=True) for _ in range(3))
+
+    def double(given: Tensor) -> Tensor:
+        calls.append(1)
+        return given * 2
+
+    def layer(given: Tensor) -> Tensor:
+        made = anew(double, given)
+        return (made @ first + made.T @ second).sum()
+
+    out, expected = run(layer, x), torch.autograd.grad(layer(x), (x, first, second))
+    for _ in range(2):
+        calls.clear()
+        for ours, theirs in zip(torch.autograd.grad(out, (x, first, second), retain_graph=True), expected, strict=True):
+            assert torch.equal(ours, theirs)
+        assert len(calls) == 1
+
+
+def test_what_is_made_anew_from_what_is_made_anew_is_right_too() -> None:
+    x, weight = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
+
+    def layer(given: Tensor) -> Tensor:
+        inner = anew_inside(lambda a: torch.tanh(a) * 3, given)
+        outer = anew(lambda a: torch.cat((a, a)), inner)
+        return (outer[2:6] @ weight).square().sum()
+
+    assert kept_bytes(lambda: run(layer, x)) < kept_bytes(lambda: layer(x))
+    for ours, theirs in zip(
+        torch.autograd.grad(run(layer, x), (x, weight)), torch.autograd.grad(layer(x), (x, weight)), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_recipe_that_makes_something_else_is_seen(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison of bits would notice: keys that are made again without their rotation."""
+    from polyreme_trainer.model import attention
+
+    _, right, _ = step(Ways(), batch)
+    real = attention._keys
+
+    def forgetful(k_THN: Tensor, k_TR: Tensor, turn_TF: Tensor) -> Tensor:
+        return real(k_THN, k_TR, turn_TF if torch.is_grad_enabled() else torch.ones_like(turn_TF))
+
+    monkeypatch.setattr(attention, "_keys", forgetful)
+    _, wrong, _ = step(Ways(recompute=Recompute.SELECTIVE), batch)
+    assert any(not torch.equal(wrong[name], gradient) for name, gradient in right.items())

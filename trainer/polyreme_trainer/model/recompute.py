@@ -1,0 +1,177 @@
+"""What layers make anew in the backward pass, so as not to hold it: nothing, what is cheap, or all of the layer.
+
+``SELECTIVE`` keeps, and makes anew, of each layer:
+
+    kept                                    why
+    the stream that a norm is given         what everything else of the layer can be made from
+    products: queries, latents, both        a product costs most of a layer's time
+    halves of a gated feed-forward, what
+    comes out of a layer
+    what attention kernels put out          their time grows with the square of a document
+    what arrived by an exchange             an exchange is made once: gathered rows, rows for experts, a ring's keys;
+                                            one that were made again on some ranks only would wait forever
+    the choice of experts, with its order   what is chosen must not hang on the last bit of a score that is made again
+
+    made anew                               why
+    what a norm puts out                    as wide as the stream, a few operations a number
+    what an activation puts out, and the    as wide as the feed-forward, a few operations a number
+    gated product
+    keys and values of all heads            wider than the latent that they come from by the number of heads
+    values padded to the width of keys,     copies
+    segments padded to one length
+
+``FULL`` keeps the stream between layers alone, and makes each layer anew as a whole, exchanges included: every rank of
+a group holds the same layers and runs their backwards in the same order, so their exchanges meet. Zero-bubble schedules
+make the gradients of inputs and of weights apart, each of which would make the layer anew: they are refused.
+
+Either way the same operations run on the same numbers, and gradients are added up in the same order: losses and
+gradients are those of ``NONE``, bit for bit. Nothing here draws random numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from polyreme_api.plan.costs import Recompute
+
+Make = Callable[..., Tensor]
+Value = TypeVar("Value")
+
+
+def run_layer(recompute: Recompute, layer: Callable[..., Value], *inputs: Any) -> Value:
+    """Run a layer that keeps as little as ``recompute`` says; without gradient it keeps nothing anyway."""
+    if recompute is Recompute.NONE or not torch.is_grad_enabled():
+        return layer(*inputs)
+    if recompute is Recompute.FULL:
+        return cast("Value", checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False))
+    with _selective():
+        return layer(*inputs)
+
+
+def anew(make: Make, *inputs: Tensor) -> Tensor:
+    """Make a tensor that is made again whenever a backward needs it, where the layer runs selectively.
+
+    Args:
+        make: A function of ``inputs`` alone that returns a tensor of its own, not a view of them.
+        inputs: What is kept instead; some may be made anew themselves.
+    """
+    region = _REGION.get()
+    made = make(*inputs)
+    if region is not None:
+        region.can_make(made, make, inputs)
+    return made
+
+
+def anew_inside(make: Make, *inputs: Tensor) -> Tensor:
+    """The same, for a function of several operations: what they keep among themselves is not held either.
+
+    Each input must have no other use by which it gets a gradient, or bits may differ: two gradients that are added
+    inside are added in another order outside.
+    """
+    region = _REGION.get()
+    if region is None:
+        return make(*inputs)
+    made: Tensor = _Inside.apply(make, *inputs)
+    region.can_make(made, make, inputs)
+    return made
+
+
+class _Recipe:
+    """How to make a tensor again; what was made stays until all who kept it have had it."""
+
+    __slots__ = ("_inputs", "_made", "_make", "_served", "uses")
+
+    def __init__(self, make: Make, inputs: list[Tensor | _Part]) -> None:
+        self._make = make
+        self._inputs = inputs
+        self._made: Tensor | None = None
+        self._served = 0
+        self.uses = 0
+
+    def tensor(self) -> Tensor:
+        made = self._made
+        if made is None:
+            with torch.no_grad():
+                made = self._make(*(_unpack(given) for given in self._inputs))
+        self._served = (self._served + 1) % max(1, self.uses)
+        self._made = made if self._served else None
+        return made
+
+
+class _Part:
+    """A view of a tensor that can be made again, as autograd wanted to keep it."""
+
+    __slots__ = ("_offset", "_recipe", "_size", "_stride")
+
+    def __init__(self, recipe: _Recipe, view: Tensor) -> None:
+        recipe.uses += 1
+        self._recipe = recipe
+        self._size, self._stride, self._offset = view.size(), view.stride(), view.storage_offset()
+
+    def tensor(self) -> Tensor:
+        return self._recipe.tensor().as_strided(self._size, self._stride, self._offset)
+
+
+class _Region:
+    """The forward of one layer: which storages can be made again. They live as long, so no address comes twice."""
+
+    def __init__(self) -> None:
+        self._recipes: dict[int, tuple[_Recipe, Tensor]] = {}
+
+    def can_make(self, made: Tensor, make: Make, inputs: tuple[Tensor, ...]) -> None:
+        kept = [self.pack(given) for given in inputs]
+        if made.numel():  # those of nothing all have the same address
+            self._recipes[made.untyped_storage().data_ptr()] = (_Recipe(make, kept), made.detach())
+
+    def pack(self, tensor: Tensor) -> Tensor | _Part:
+        """Keep a tensor: how to make it where that is known, else itself, outside of the graph of the forward."""
+        found = self._recipes.get(tensor.untyped_storage().data_ptr())
+        if found is None or found[1].dtype != tensor.dtype:
+            return tensor.detach()
+        return _Part(found[0], tensor)
+
+
+_REGION: contextvars.ContextVar[_Region | None] = contextvars.ContextVar("region", default=None)
+
+
+@contextlib.contextmanager
+def _selective() -> Iterator[None]:
+    region = _Region()
+    token = _REGION.set(region)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(region.pack, _unpack):
+            yield
+    finally:
+        _REGION.reset(token)
+
+
+def _unpack(kept: Tensor | _Part) -> Tensor:
+    return kept.tensor() if isinstance(kept, _Part) else kept
+
+
+class _Inside(torch.autograd.Function):
+    """Several operations as one, which keeps their inputs alone and runs them again for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, make: Make, *inputs: Tensor) -> Tensor:
+        ctx.make = make
+        ctx.save_for_backward(*inputs)
+        return make(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = [
+            given.detach().requires_grad_(wanted)
+            for given, wanted in zip(ctx.saved_tensors, ctx.needs_input_grad[1:], strict=True)
+        ]
+        with torch.enable_grad():
+            made = ctx.make(*inputs)
+        gradients = iter(torch.autograd.grad(made, [given for given in inputs if given.requires_grad], grad))
+        return None, *(next(gradients) if given.requires_grad else None for given in inputs)

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from polyreme.home import RunDirectory
 from polyreme.urls import local_folder
+from polyreme_api.errors import InvalidConfigError
 from polyreme_api.history import ResumePoint, attempt_spans, committed_steps, is_history
 from polyreme_api.job import TrainingJob
 from polyreme_api.progress import CheckpointRef, StepRecord
@@ -73,11 +74,17 @@ def checkpoint_url(run: RunDirectory, job: TrainingJob) -> str:
     Raises:
         InvalidConfigError: If the location is neither.
     """
+    from polyreme_datahub.objects import bucket_of
+
     location = job.spec.checkpoint.location
     if location is None:
         return run.checkpoints.as_uri()
-    if urlsplit(location).scheme != "s3":
-        local_folder(location, field="spec.checkpoint.location")
+    try:
+        bucket_of(location) if urlsplit(location).scheme == "s3" else local_folder(location, field="")
+    except InvalidConfigError as error:
+        raise InvalidConfigError(
+            f"no checkpoint root: {error.message}, or s3://bucket/prefix", field="spec.checkpoint.location"
+        ) from error
     return location
 
 

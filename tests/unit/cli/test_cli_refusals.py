@@ -89,7 +89,14 @@ REFUSALS: dict[str, tuple[Change, list[str]]] = {
         put("data.tokenizer.vocabulary", 100_000),
         ["100000 tokens", "the model embeds 512", "spec.data.tokenizer.vocabulary"],
     ),
-    "checkpoints elsewhere": (put("checkpoint.location", "gs://bucket/root"), ["gs://", "spec.checkpoint.location"]),
+    "checkpoints elsewhere": (
+        put("checkpoint.location", "gs://bucket/root"),
+        ["gs://", "file:///absolute/path URLs, or s3://bucket/prefix", "spec.checkpoint.location"],
+    ),
+    "credentials in a URL": (
+        put("checkpoint.location", "s3://me:private" + "@bucket/root"),
+        ["no place for credentials", "AWS_SECRET_ACCESS_KEY", "spec.checkpoint.location"],
+    ),
     "an export into a bucket": (put("export.location", "s3://bucket/root"), ["s3://", "spec.export.location"]),
 }
 FILES: dict[str, tuple[str | bytes, list[str]]] = {

@@ -33,6 +33,7 @@ TWO_CORES := -n 2 --dist loadfile
 # Two control planes, one a process; a cluster that KUBECONFIG names is one. In the order of the names: the long stories are not all last.
 TWO_CLUSTERS := $(if $(KUBECONFIG),,$(TWO_CORES) --no-loadscope-reorder)
 CLUSTER := PYTHONPATH=. $(BIN)/python -m tools.cluster
+S3 := PYTHONPATH=. $(BIN)/python -m tools.s3
 BENCHMARKS := $(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks/*/run.py))
 SOAKS := $(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py))
 
@@ -63,8 +64,8 @@ check: lint ## the developer's loop: lint, unit, property, contracts on the embe
 	@$(PYTEST) $(TWO_CORES) -m "$(ANYWHERE) and not $(ALONE)" $(wildcard tests/unit tests/property tests/contract)
 
 test: $(DEV) ## set up and pass everything that CI checks
-	@# Kubernetes is built beside the other stages, with what they leave of the cores; test-cluster waits for it.
-	@mkdir -p build; nice -n 19 env $(CLUSTER) build > build/cluster-build.log 2>&1 & \
+	@# An S3 server and Kubernetes are built beside the other stages, with what they leave of the cores; who needs one waits.
+	@mkdir -p build; { nice -n 19 env $(S3) && nice -n 19 env $(CLUSTER) build; } > build/cluster-build.log 2>&1 & \
 	building=$$!; status=0; \
 	$(BIN)/python tools/stages.py lint test-concurrent test-serial test-whole test-cluster || status=$$?; \
 	kill $$building 2> /dev/null || true; exit $$status

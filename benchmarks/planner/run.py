@@ -6,13 +6,14 @@ Usage: run.py [--layouts 20] [--steps 2] [--search-only]
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import os
+import multiprocessing
 import socket
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from polyreme_api.plan.costs import Recompute, Setting
@@ -29,9 +30,10 @@ COMPUTE_S = 8.0
 """Compute of one step, over all ranks: that of one rank is an eighth."""
 GPUS, GPU_PACKS, GPU_TOKENS = 1024, 8192, 4096
 CORRELATION_MIN, SEARCH_S_MAX, SPREAD_MIN = 0.8, 30.0, 3.0
-END_S_MAX = 30.0
-"""How long a rank may take to end before it is killed: one that hangs must not be left behind."""
-RUN_S_MAX = 500
+RUN_S_MAX = 60.0
+"""How long one way to train may take before its ranks are killed: one that hangs must not be left behind."""
+MEGABYTES = (0.01, 1.0)
+"""Sizes of the all-to-alls that links are calibrated by."""
 
 
 def main() -> int:
@@ -40,12 +42,7 @@ def main() -> int:
     parser.add_argument("--layouts", type=int, default=20)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--search-only", action="store_true")
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.rank is not None:
-        standin.be_rank(options.rank, RANKS, options.work)
-        return 0
     figures = searched()
     bar = {"search_s": SEARCH_S_MAX}
     ok = figures["search_s"] < SEARCH_S_MAX
@@ -82,30 +79,19 @@ def compared(layouts: int, steps: int) -> dict[str, float]:
     """Predict, run, compare orders."""
     with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:
         work = Path(folder)
-        ranks = started(work)
-        try:
-            calibrated = told(work, "calibrate", {"megabytes": [0.01, 1.0]})
-            setting = setting_of(calibrated)
-            chosen = picked(setting, layouts)
-            rows = []
-            for estimate in chosen:
-                job = standin.job_of(setting, estimate, steps)
-                rows.append((estimate, told(work, str(len(rows)), job)["step_s"]))
-        finally:
-            (work / "end").touch()
-            for process in ranks:
-                try:
-                    process.wait(timeout=END_S_MAX)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+        calibrated = answered(work / "calibrate", functools.partial(standin.calibrated, MEGABYTES))
+        setting = setting_of(calibrated)
+        rows = []
+        for number, estimate in enumerate(picked(setting, layouts)):
+            job = standin.job_of(setting, estimate, steps)
+            rows.append((estimate, answered(work / str(number), functools.partial(standin.measured, job))["step_s"]))
     order = sorted(range(len(rows)), key=lambda at: rows[at][1])
-    for at in order:
-        estimate, measured_s = rows[at]
-        print(
-            f"predicted {estimate.step_s:7.3f} s, measured {measured_s:7.3f} s: {estimate.candidate}", file=sys.stderr
-        )
     predicted, measured = [row[0].step_s for row in rows], [row[1] for row in rows]
+    foreseen = ranks_of(predicted)
+    print("| measured place | predicted place | measured s | predicted s | way to train |\n|---|---|---|---|---|")
+    for place, at in enumerate(order):
+        row = (place + 1, foreseen[at] + 1, f"{measured[at]:.3f}", f"{predicted[at]:.3f}", rows[at][0].candidate)
+        print("| " + " | ".join(map(str, row)) + " |")
     return {
         "rank_correlation": round(rank_correlation(predicted, measured), 4),
         "spread_ratio": round(max(measured) / min(measured), 2),
@@ -122,6 +108,7 @@ def setting_of(calibrated: dict[str, float]) -> Setting:
     hardware = Hardware(
         name="gloo",
         memory_bytes=1 << 40,
+        peak_flops_per_s=training_flops(shape, mix) * TOKENS * PACKS / COMPUTE_S,
         flops_per_s=training_flops(shape, mix) * TOKENS * PACKS / COMPUTE_S,
         bytes_per_s=1e15,
         near_devices=RANKS,
@@ -170,26 +157,29 @@ def ranks_of(values: list[float]) -> list[int]:
     return places
 
 
-def started(work: Path) -> list[subprocess.Popen[bytes]]:
-    """Start the ranks."""
+def answered(path: Path, work: Callable[[int], dict[str, float]]) -> dict[str, float]:
+    """Let a gang of new processes do something together, and return the first rank's answer.
+
+    They are forked from this process, which has imported all they need and started no thread.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, "--work", str(work), "--rank"]
-    return [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(RANKS)]
-
-
-def told(work: Path, name: str, job: dict[str, object]) -> dict[str, float]:
-    """Give the ranks a job and wait for the first rank's answer."""
-    standin.write(work / f"{name}.job", job)
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=standin.be_rank, args=(rank, RANKS, port, path, work)) for rank in range(RANKS)]
+    for process in ranks:
+        process.start()
     end_s = time.monotonic() + RUN_S_MAX
-    while time.monotonic() < end_s:
-        if (work / f"{name}.done").exists():
-            answer: dict[str, float] = json.loads((work / f"{name}.done").read_text())
-            return answer
-        time.sleep(0.05)
-    raise TimeoutError(f"ranks did not answer {name} within {RUN_S_MAX} s")
+    for process in ranks:
+        process.join(max(0.0, end_s - time.monotonic()))
+    for process in ranks:
+        if process.is_alive():
+            process.kill()
+            process.join()
+    if not path.exists():
+        raise TimeoutError(f"ranks did not answer within {RUN_S_MAX} s: {path.name}")
+    answer: dict[str, float] = json.loads(path.read_text())
+    return answer
 
 
 if __name__ == "__main__":

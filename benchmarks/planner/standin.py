@@ -1,7 +1,7 @@
 """A rank whose compute is slept and whose exchanges are real: pipeline sends, all-to-alls, all-reduces, on gloo.
 
 Two cores can't show the bubbles of eight busy ranks; ranks that sleep need no core, so that every wait is as long as it
-would be. A rank reads jobs from files, in order, runs each, and the first rank answers.
+would be. Each way to train has ranks of its own, and the first of them answers.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import itertools
 import json
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,30 +69,26 @@ def stage_parts(setting: Setting, split: tuple[int, ...]) -> list[list[Part]]:
     return stages
 
 
-def be_rank(rank: int, ranks: int, work: Path) -> None:
-    """Do every job until told to end."""
+def be_rank(rank: int, ranks: int, port: int, path: Path, work: Callable[[int], dict[str, float]]) -> None:
+    """Meet the others, do the work, let the first rank write the answer, and leave nothing behind."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    for name in itertools.chain(["calibrate"], map(str, itertools.count())):
-        while not (work / f"{name}.job").exists():
-            if (work / "end").exists():
-                dist.destroy_process_group()
-                return
-            time.sleep(0.02)
-        job = json.loads((work / f"{name}.job").read_text())
-        answer = calibrated(job["megabytes"]) if name == "calibrate" else Step(job, rank).measured()
-        if rank == 0:
-            write(work / f"{name}.done", answer)
+    store = dist.TCPStore("127.0.0.1", port, ranks, is_master=rank == 0, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    answer = work(rank)
+    if rank == 0:
+        beside = path.with_suffix(".tmp")
+        beside.write_text(json.dumps(answer))
+        beside.rename(path)  # whole or not at all
+    dist.barrier()
+    dist.destroy_process_group()
 
 
-def write(path: Path, value: dict[str, Any]) -> None:
-    """Write whole or not at all."""
-    beside = path.with_suffix(".tmp")
-    beside.write_text(json.dumps(value))
-    beside.rename(path)
+def measured(job: dict[str, Any], rank: int) -> dict[str, float]:
+    """Run the steps of a job."""
+    return Step(job, rank).measured()
 
 
-def calibrated(megabytes: list[float]) -> dict[str, float]:
+def calibrated(megabytes: tuple[float, float], _: int) -> dict[str, float]:
     """Fit latency and rate of an all-to-all, in groups of two and four, ranks asleep in between as in a step."""
     took: dict[float, list[float]] = {}
     for layout in (Layout(dp=4, cp=2), Layout(dp=2, cp=4)):

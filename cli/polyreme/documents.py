@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.job import TrainingJob, load_job
+from polyreme_api.job import TrainingJob, load_job, parse_job
 from polyreme_api.kinds import KINDS, AnyObject, load_object
 from polyreme_api.labels import KIND_JOB
 
@@ -24,6 +24,15 @@ def read_job(path: Path) -> TrainingJob:
         InvalidConfigError: If the file is missing, is no YAML, holds another count of documents, or the job is refused.
     """
     return load_job(the_document(read_documents(path), path))
+
+
+def read_job_unplanned(path: Path) -> TrainingJob:
+    """Read the one TrainingJob of a file, whether a plan fits it or not.
+
+    Raises:
+        InvalidConfigError: As ``read_job``, but for what only a plan shows.
+    """
+    return parse_job(the_document(read_documents(path), path))
 
 
 def the_document(documents: Sequence[Any], path: Path) -> Any:

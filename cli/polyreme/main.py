@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from polyreme import ending
-from polyreme.commands import checkpoint, data, machine, node, plan, run, runs
+from polyreme.commands import checkpoint, data, machine, node, plan, profile, run, runs
 
 HELP = """Train mixture-of-experts vision-language models: one TrainingJob, here or on a cluster.
 
@@ -21,6 +21,8 @@ Examples:
   polyreme validate job.yaml            check a job and show its plan; starts nothing
 
   polyreme plan job.yaml                search the layout for a job's workers, and draw its schedule
+
+  polyreme profile job.yaml             run a few steps: where their time goes, by layer and exchange
 
   polyreme data register pages ./pages  register your own images and conversations
 
@@ -34,6 +36,7 @@ app = typer.Typer(name="polyreme", help=HELP, no_args_is_help=True, pretty_excep
 app.command(name="run")(run.run)
 app.command(name="validate")(run.validate)
 app.command(name="plan")(plan.plan)
+app.command(name="profile")(profile.profile)
 app.command(name="node")(node.node)
 app.command(name="doctor")(machine.doctor)
 app.command(name="version")(machine.version)

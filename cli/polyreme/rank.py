@@ -22,14 +22,17 @@ from polyreme.urls import local_folder
 from polyreme_api import environment as names
 from polyreme_api.batch import BatchSource, EvaluationSource
 from polyreme_api.environment import RankEnvironment
-from polyreme_api.errors import ExitCode, InvalidConfigError, PolyremeError
+from polyreme_api.errors import ExitCode, InvalidConfigError, PolyremeError, RunFailedError
 from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.plan.costs import Recompute
 from polyreme_api.plan.plan import Plan
+from polyreme_api.plan.refusals import out_of_memory
+from polyreme_api.plan.setting import setting_of
 from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
 from polyreme_datahub.objects import open_store
 from polyreme_trainer.model.ways import Ways
+from polyreme_trainer.parallel.device import full_memory, take_device
 from polyreme_trainer.parallel.pipeline import PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
 from polyreme_trainer.train.run import train_rank
@@ -112,13 +115,28 @@ def _train(environment: Mapping[str, str]) -> int:
     rank = RankEnvironment.parse(environment)
     job = parse_job_file(rank.job_file)
     plan = Plan.from_json(Path(rank.plan_file).read_text(encoding="utf-8"))
+    device = take_device(plan.hardware, local_rank=rank.local_rank)
     sink, clock = PipeSink(rank.progress_fd), SystemClock()
     sink.report(_phase(rank, job, RankPhase.WAITING_FOR_DATA, clock.now_s()))
     source, evaluation = _open_data(environment, job.spec)
     settings = settings_of(environment, rank, job.spec, plan)
+    settings = dataclasses.replace(settings, rank=dataclasses.replace(settings.rank, device_type=device))
     if settings.export_directory is not None:
         settings = dataclasses.replace(settings, tokenizer=_open_tokenizer(environment, job.spec))
-    return train_rank(settings, source=source, evaluation=evaluation, sink=sink, clock=clock)
+    try:
+        return train_rank(settings, source=source, evaluation=evaluation, sink=sink, clock=clock)
+    except (MemoryError, RuntimeError) as error:
+        if (told := full_memory(error)) is None:
+            raise
+        raise out_of_memory_error(job.spec, plan, told) from error
+
+
+def out_of_memory_error(spec: TrainingJobSpec, plan: Plan, told: str) -> RunFailedError:
+    """Name the largest consumers of a rank whose memory is full, and the plan that needs less."""
+    words = out_of_memory(
+        setting_of(spec, plan.shape), plan.layout, plan.cut, packs_per_step=plan.packs_per_step, told=told
+    )
+    return RunFailedError(words, field="spec.parallelism or spec.workers.replicas")
 
 
 def settings_of(

@@ -35,6 +35,10 @@ class Workers(Part):
     """Devices, and so ranks, of each pod."""
     device_resource: Annotated[str, Field(min_length=1, max_length=253)] = RESOURCE_DEVICE
     """Resource that counts devices of a node, as ``nvidia.com/gpu``."""
+    hardware: Literal["cpu", "h100-80g", "h200-141g"] | None = None
+    """Kind of device that the plan is made for, by memory and speed; a rank on another kind refuses the plan. None:
+    ``cpu`` where ``deviceResource`` is ``polyreme.dev/device``, else ``h100-80g``. A rank of ``cpu`` has 4 GiB, or its
+    share of the memory limit of the template's first container."""
     runtime: Runtime = Field(default_factory=Runtime)
     """Who starts the ranks in a worker pod."""
     template: dict[str, Any] = Field(default_factory=dict)

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
+import math
 from collections.abc import Mapping
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.flops import Mix, forward_flops
 from polyreme_api.plan.hardware import Hardware, Numerics
 from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.parts import Part, layer_parts, part_parameters
+from polyreme_api.plan.parts import Part, all_parts, layer_parts, part_parameters
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.plan.simulate import StageTimes
 from polyreme_api.plan.stages import ModelTimes, plus
@@ -40,6 +42,10 @@ RECOMPUTED: Mapping[Recompute, float] = {Recompute.NONE: 0.0, Recompute.SELECTIV
 """Share of a layer's forward that is done again."""
 
 
+COSTS_FORMAT = "polyreme.dev/costs/v1"
+"""Format of measured times in a file."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """Times of parts as the trainer measured them, on one device that does all the work of a part."""
@@ -49,8 +55,40 @@ class Measured:
     seconds_per_token: Mapping[Part, StageTimes]
     """For one token of the language model."""
 
-    def check(self, hardware: Hardware, mix: Mix) -> None:
-        """Refuse times of another device or another mix.
+    def to_json(self) -> str:
+        """Write it down."""
+        return json.dumps(
+            {
+                "format": COSTS_FORMAT,
+                "hardware": self.hardware,
+                "mix": dataclasses.asdict(self.mix),
+                "secondsPerToken": {part: dataclasses.asdict(of) for part, of in self.seconds_per_token.items()},
+            },
+            indent=2,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Measured:
+        """Read it back.
+
+        Raises:
+            InvalidConfigError: If it is something else, or not every time is a number that is not negative.
+        """
+        try:
+            data = json.loads(text)
+            if data["format"] != COSTS_FORMAT:
+                raise ValueError(f"format {data['format']!r}, rule {COSTS_FORMAT!r}")
+            times = {Part(part): StageTimes(**of) for part, of in data["secondsPerToken"].items()}
+            if not all(0 <= taken_s < math.inf for of in times.values() for taken_s in dataclasses.astuple(of)):
+                raise ValueError("a time is negative or no number")
+            return cls(hardware=str(data["hardware"]), mix=Mix(**data["mix"]), seconds_per_token=times)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InvalidConfigError(
+                f"measured times can't be read: {type(error).__name__}, {error}", field="--costs"
+            ) from error
+
+    def check(self, hardware: Hardware, mix: Mix, shape: ModelShape) -> None:
+        """Refuse times of another device, another mix, or of a model that lacks parts of this one.
 
         Raises:
             InvalidConfigError: Naming both.
@@ -63,6 +101,10 @@ class Measured:
         if self.mix != mix:
             raise InvalidConfigError(
                 f"measured times are of another mix: {self.mix}, the plan is for {mix}", field="measured.mix"
+            )
+        if missing := [part for part in dict.fromkeys(all_parts(shape)) if part not in self.seconds_per_token]:
+            raise InvalidConfigError(
+                f"measured times lack a part of the model: {', '.join(missing)}", field="measured.secondsPerToken"
             )
 
 
@@ -83,7 +125,7 @@ class Setting:
             InvalidConfigError: If they are of other hardware or another mix.
         """
         if self.measured is not None:
-            self.measured.check(self.hardware, self.mix)
+            self.measured.check(self.hardware, self.mix, self.shape)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

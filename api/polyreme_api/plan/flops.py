@@ -72,6 +72,22 @@ def training_flops(shape: ModelShape, mix: Mix) -> float:
     return TRAINING_FORWARDS * sum(flops[part] for part in all_parts(shape))
 
 
+def model_flops_utilisation(
+    shape: ModelShape, mix: Mix, *, tokens: int, step_s: float, devices: int, peak_flops_per_s: float
+) -> float:
+    """Work out MFU (PaLM, arXiv:2204.02311, appendix B): the model's operations over what the devices could do.
+
+    Args:
+        shape: Sizes of the model.
+        mix: What the tokens are of.
+        tokens: Of one step, all ranks together.
+        step_s: Time of the step.
+        devices: Devices that took part.
+        peak_flops_per_s: Of one device, by its data sheet.
+    """
+    return training_flops(shape, mix) * tokens / (step_s * devices * peak_flops_per_s)
+
+
 def _attention_products(shape: ModelShape) -> int:
     """Count the weights of attention that are multiplied: all but its norms'."""
     d = shape.decoder

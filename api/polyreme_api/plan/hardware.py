@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from polyreme_api.errors import InvalidConfigError
 
 GIB = 2**30
+PROCESSOR = "cpu"
+"""The hardware that is no accelerator."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,8 @@ class Hardware:
     """Of one device."""
     usable_share: float = 0.9
     """Share of the memory that a plan may fill; the rest is for the driver and for fragments."""
+    peak_flops_per_s: float
+    """Of matrix products, by the data sheet."""
     flops_per_s: float
     """Of matrix products, as reached."""
     bytes_per_s: float
@@ -54,6 +58,8 @@ class Hardware:
     """Of a device's share of the network between nodes, as reached."""
     near_latency_s: float
     far_latency_s: float
+    device_name: str = ""
+    """What a device calls itself, in part; empty for processors."""
 
     @property
     def usable_bytes(self) -> int:
@@ -76,6 +82,7 @@ class Hardware:
 _H100 = Hardware(
     name="h100-80g",
     memory_bytes=80 * GIB,
+    peak_flops_per_s=989e12,
     flops_per_s=0.45 * 989e12,
     bytes_per_s=0.8 * 3.35e12,
     near_devices=8,
@@ -83,6 +90,7 @@ _H100 = Hardware(
     far_bytes_per_s=0.8 * 50e9,
     near_latency_s=10e-6,
     far_latency_s=25e-6,
+    device_name="H100",
 )
 """NVIDIA's data sheets: 989 TFLOPS bf16 dense, 3.35 TB/s; NVLink 450 GB/s a direction; 400 Gb/s of network a device.
 Shares reached: 0.45 of products, 0.8 of memory and links."""
@@ -91,12 +99,15 @@ HARDWARE: Mapping[str, Hardware] = {
     for hardware in (
         _H100,
         # The same but for its memory: 4.8 TB/s.
-        dataclasses.replace(_H100, name="h200-141g", memory_bytes=int(141e9), bytes_per_s=0.8 * 4.8e12),
-        # A rank on one core of a small machine, float32; gloo on loopback: a collective takes milliseconds however
-        # small it is.
+        dataclasses.replace(
+            _H100, name="h200-141g", memory_bytes=int(141e9), bytes_per_s=0.8 * 4.8e12, device_name="H200"
+        ),
+        # A rank on one core of a small machine, float32 (two products of 16 a cycle at 3 GHz); gloo on loopback: a
+        # collective takes milliseconds however small it is.
         Hardware(
-            name="cpu",
+            name=PROCESSOR,
             memory_bytes=4 * GIB,
+            peak_flops_per_s=100e9,
             flops_per_s=20e9,
             bytes_per_s=5e9,
             near_devices=64,
@@ -108,6 +119,7 @@ HARDWARE: Mapping[str, Hardware] = {
     )
 }
 DEFAULT = _H100.name
+"""What devices of a resource that is not polyreme's own are taken to be."""
 
 
 def hardware_named(name: str) -> Hardware:

@@ -7,13 +7,14 @@ holds the sum to what a run on a fake process group keeps.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from polyreme_api.plan.costs import Recompute, Setting
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.parts import Part, all_parts, layer_parts, part_parameters
-from polyreme_api.plan.schedules import Schedule, ranks_of_stages, table
+from polyreme_api.plan.schedules import Schedule, ranks_of_stages
 from polyreme_api.plan.shapes import ModelShape
-from polyreme_api.plan.simulate import held_most
+from polyreme_api.plan.simulate import held_at_most
 from polyreme_api.plan.stages import Split
 
 LOGITS_MAX = 1 << 28
@@ -117,22 +118,31 @@ def memory_of(
     if schedule is None:
         return _rank_memory(setting, layout, stages, held=stages[0].kept, logits=logits)
     rank_of = ranks_of_stages(schedule, layout.pp)
-    kept = [round(stage.kept) for stage in stages]
     found = []
-    for rank, slots in enumerate(table(schedule, ranks=layout.pp, microbatches=microbatches)):
+    for rank, moments in enumerate(held_at_most(schedule, ranks=layout.pp, microbatches=microbatches)):
         own = [stage for stage, at in zip(stages, rank_of, strict=True) if at == rank]
-        held = held_most(slots, kept)
+        held = max(sum(count * stage.kept for count, stage in zip(counts, own, strict=True)) for counts in moments)
         found.append(_rank_memory(setting, layout, own, held=held, logits=logits if rank_of[-1] == rank else 0))
     return max(found, key=lambda memory: memory.total_bytes)
 
 
-def least_state_bytes(setting: Setting, layout: Layout) -> float:
-    """Bound the state of the fullest rank from below, whatever the split: the mean over the pipeline's ranks."""
-    parameters = part_parameters(setting.shape)
-    parts = all_parts(setting.shape)
-    common = sum(parameters[part].common for part in parts) / layout.tp / layout.pp
-    routed = sum(parameters[part].routed for part in parts) / layout.ep / layout.pp
-    return sum(_state_bytes(setting, layout, common, routed))
+def held_parameters(shape: ModelShape) -> tuple[int, int]:
+    """Count the parameters of a model that all ranks of a stage hold, and the routed experts'."""
+    parameters, parts = part_parameters(shape), all_parts(shape)
+    return sum(parameters[part].common for part in parts), sum(parameters[part].routed for part in parts)
+
+
+def least_states(setting: Setting) -> Callable[[Layout], float]:
+    """Return what bounds the state of a layout's fullest rank from below, whatever the split [bytes].
+
+    It is the mean over the pipeline's ranks.
+    """
+    common, routed = held_parameters(setting.shape)
+
+    def least(layout: Layout) -> float:
+        return sum(_state_bytes(setting, layout, common / layout.tp / layout.pp, routed / layout.ep / layout.pp))
+
+    return least
 
 
 def _state_bytes(setting: Setting, layout: Layout, common: float, routed: float) -> tuple[float, float, float]:

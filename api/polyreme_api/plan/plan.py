@@ -9,26 +9,20 @@ from typing import Any
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_api.plan.hardware import DEFAULT, HARDWARE
-from polyreme_api.plan.layout import (
-    Layout,
-    fitting_layouts,
-    fitting_worlds,
-    mesh_misfits,
-    misfits,
-    plain_layouts,
-    ulysses_degree,
-)
+from polyreme_api.plan.automatic import distance, quick_search
+from polyreme_api.plan.costs import Setting
+from polyreme_api.plan.layout import Layout, fitting_layouts, fitting_worlds, mesh_misfits, misfits, ulysses_degree
 from polyreme_api.plan.pipelines import WHOLE, Cut, cut_step, stream_volumes
+from polyreme_api.plan.refusals import check_memory, what_does_not_fit
 from polyreme_api.plan.schedules import Schedule
+from polyreme_api.plan.search import Estimate
+from polyreme_api.plan.setting import setting_of
 from polyreme_api.plan.shapes import ANY_MODEL, DecoderShape, ModelShape, VisionShape, check_shape, model_shape
-from polyreme_api.plan.volume import GroupVolume, group_volumes, nominal_volumes, state_bytes_per_rank, traffic_cost
+from polyreme_api.plan.volume import GroupVolume, group_volumes, nominal_volumes
 
 HASH_CHARACTERS = 16
-DEVICE_MEMORY_BYTES = HARDWARE[DEFAULT].memory_bytes
-"""Memory of a device that mode Auto plans for, until devices report their own."""
-STATE_SHARE_MAX = 0.7
-"""Largest share of a device's memory for weights, gradients and moments; the rest is for activations."""
+ANY_HARDWARE = ""
+"""Hardware of a plan for a container that brings its own training."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +38,8 @@ class Plan:
     volumes: tuple[GroupVolume, ...]
     cut: Cut = WHOLE
     """Pipeline schedule, layers of each stage, microbatches."""
+    hardware: str = ANY_HARDWARE
+    """What the devices are (``plan/hardware.py``); a rank on others refuses the plan."""
 
     @property
     def packs_per_rank(self) -> int:
@@ -89,6 +85,7 @@ class Plan:
             pack_tokens=data["pack_tokens"],
             volumes=tuple(GroupVolume(**volume) for volume in data["volumes"]),
             cut=_cut(data["cut"]),
+            hardware=data["hardware"],
         )
 
 
@@ -131,13 +128,17 @@ def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
     if spec.workers.runtime.mode == "Environment":
         return _plan_of_any_model(spec, count=count, scaled=replicas is not None)
     shape = shape_of(spec)
+    setting = setting_of(spec, shape)
     if spec.parallelism.mode == "Explicit":
-        layout = _explicit(spec, shape, world=world, scaled=replicas is not None)
+        scaled = replicas is not None
+        layout = _explicit(spec, setting, world=world, scaled=scaled)
+        cut = _cut_for(spec, shape, layout, packs_per_rank=spec.training.packs_per_step // layout.dp, scaled=scaled)
+        check_memory(setting, layout, cut, packs_per_step=spec.training.packs_per_step)
     else:
-        layout = _automatic(spec, shape, world=world, replicas=count)
+        chosen = _automatic(spec, setting, replicas=count)
+        layout, cut = chosen.candidate.layout, _cut_of(chosen)
     packs_per_rank = spec.training.packs_per_step // layout.dp
     tokens_per_rank = packs_per_rank * spec.data.sequence_tokens
-    cut = _cut_for(spec, shape, layout, packs_per_rank=packs_per_rank, scaled=replicas is not None)
     return Plan(
         shape=shape,
         replicas=count,
@@ -150,7 +151,13 @@ def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
             *stream_volumes(cut, pp=layout.pp, shape=shape, tokens_per_rank=tokens_per_rank),
         ),
         cut=cut,
+        hardware=setting.hardware.name,
     )
+
+
+def _cut_of(chosen: Estimate) -> Cut:
+    of = chosen.candidate
+    return Cut(schedule=of.schedule, stage_layers=chosen.split if of.schedule else (), microbatches=of.microbatches)
 
 
 def _cut_for(spec: TrainingJobSpec, shape: ModelShape, layout: Layout, *, packs_per_rank: int, scaled: bool) -> Cut:
@@ -198,49 +205,47 @@ def _asked(spec: TrainingJobSpec, *, world: int, scaled: bool, heads: int = 1) -
     return Layout(dp=dp, ep=asked.ep or 1, pp=pp, cp=cp, tp=tp, ulysses=ulysses)
 
 
-def _explicit(spec: TrainingJobSpec, shape: ModelShape, *, world: int, scaled: bool) -> Layout:
+def _explicit(spec: TrainingJobSpec, setting: Setting, *, world: int, scaled: bool) -> Layout:
+    shape = setting.shape
     layout = _asked(spec, world=world, scaled=scaled, heads=shape.decoder.heads)
     packs, tokens = spec.training.packs_per_step, spec.data.sequence_tokens
     broken = misfits(layout, world=world, shape=shape, packs_per_step=packs, pack_tokens=tokens)
     if broken:
         fitting = fitting_layouts(world=world, shape=shape, packs_per_step=packs, pack_tokens=tokens)
-        near = sorted(fitting, key=lambda other: _distance(other, layout))[:3]
+        near = sorted(fitting, key=lambda other: distance(other, layout))[:3]
         words = f"; layouts of {world} ranks that fit: {', '.join(map(str, near))}" if near else ""
         raise InvalidConfigError(f"layout does not fit: {'; '.join(broken)}{words}", field="spec.parallelism")
     return layout
 
 
-def _distance(one: Layout, other: Layout) -> tuple[int, ...]:
-    """How unlike two layouts are: by the axes that cut tokens first, then by ep."""
-    return abs(one.cp - other.cp) + abs(one.tp - other.tp), abs(one.ep - other.ep), one.ep, one.cp
+def _automatic(spec: TrainingJobSpec, setting: Setting, *, replicas: int) -> Estimate:
+    """Search; ranks that do not divide the packs must be worth having.
 
+    They can still be used, by cutting layers or packs. But where fewer workers, each with packs of its own, would be
+    as fast, the rest would wait, and the user is told so.
+    """
+    packs, devices = spec.training.packs_per_step, spec.workers.devices
+    world = replicas * devices
 
-def _automatic(spec: TrainingJobSpec, shape: ModelShape, *, world: int, replicas: int) -> Layout:
-    packs = spec.training.packs_per_step
-    plain = plain_layouts(world=world, shape=shape, packs_per_step=packs)
-    if not plain:
-        devices = spec.workers.devices
-        worlds = fitting_worlds(near=world, step=devices, shape=shape, packs_per_step=packs)
-        counts = ", ".join(str(count) for count in sorted(size // devices for size in worlds)) or "none"
-        raise InvalidConfigError(
-            f"no layout fits {replicas} workers x {devices} devices = {world} ranks: packsPerStep {packs} is not "
-            f"divisible by dp {world}; worker counts that fit: {counts}",
-            field="spec.workers.replicas or spec.training.packsPerStep",
-        )
-    tokens = packs * spec.data.sequence_tokens
-    budget = STATE_SHARE_MAX * DEVICE_MEMORY_BYTES
+    def found(ranks: int) -> Estimate | None:
+        return quick_search(setting, world=ranks, packs_per_step=packs).best
 
-    def cost(layout: Layout) -> tuple[int, int]:
-        return traffic_cost(group_volumes(layout, shape=shape, tokens_per_rank=tokens // layout.dp)), layout.ep
-
-    def roomy(layouts: list[Layout]) -> list[Layout]:
-        return [layout for layout in layouts if state_bytes_per_rank(layout, shape=shape) <= budget]
-
-    if chosen := roomy(plain):
-        return min(chosen, key=cost)
-    # Layers are shared, and streams cut, only where nothing else lets the model fit into memory.
-    every = fitting_layouts(world=world, shape=shape, packs_per_step=packs, pack_tokens=spec.data.sequence_tokens)
-    return min(roomy(every) or plain[-1:], key=cost)
+    best, leanest = found(world), quick_search(setting, world=world, packs_per_step=packs).leanest
+    if packs % world and leanest is None:
+        worlds = fitting_worlds(near=world, step=devices, shape=setting.shape, packs_per_step=packs)
+        fewer = max((size for size in worlds if size < world), default=0)
+        others = found(fewer) if fewer else None
+        if best is None or (others is not None and others.step_s <= best.step_s):
+            counts = ", ".join(str(count) for count in sorted(size // devices for size in worlds)) or "none"
+            slower = "" if best is None else f", and {best.candidate} would be no faster than {fewer} ranks"
+            raise InvalidConfigError(
+                f"no layout fits {replicas} workers x {devices} devices = {world} ranks: packsPerStep {packs} is not "
+                f"divisible by dp {world}{slower}; worker counts that fit: {counts}",
+                field="spec.workers.replicas or spec.training.packsPerStep",
+            )
+    if best is None:
+        raise what_does_not_fit(setting, leanest, replicas=replicas, devices=devices, packs_per_step=packs, found=found)
+    return best
 
 
 def _digest(value: Any) -> str:

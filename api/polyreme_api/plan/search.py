@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Iterator
 
-from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.costs import Recompute, Setting, part_times, transfer_s
-from polyreme_api.plan.hardware import GIB
+from polyreme_api.plan.costs import Recompute, Setting, exchanges, part_times, transfer_s
+from polyreme_api.plan.flops import TRAINING_FORWARDS, forward_flops
 from polyreme_api.plan.layout import Layout, divisors, misfits, ulysses_degree
-from polyreme_api.plan.memory import Memory, least_state_bytes, memory_of
-from polyreme_api.plan.parts import all_parts, part_parameters
+from polyreme_api.plan.memory import Memory, held_parameters, least_states, memory_of
+from polyreme_api.plan.parts import Part, all_parts
 from polyreme_api.plan.schedules import Schedule, ranks_of_stages, schedule_misfits, stages_per_rank
 from polyreme_api.plan.simulate import Simulated, program
 from polyreme_api.plan.stages import ModelTimes, Split, balanced_split, best_split, least_layers
@@ -33,8 +31,6 @@ WINNER_PLAYS = 400
 ROUNDS_PLAYED = 4
 """Microbatches that are played, in multiples of the pipeline's ranks; what lies beyond goes on at the same pace."""
 MICROBATCH_PACKS_MAX = 8
-LARGER_MAX = 16
-"""Times as many workers among which a refusal looks for the plan that would fit."""
 TP_MAX, CP_MAX, PP_MAX = 16, 64, 64
 
 
@@ -98,12 +94,13 @@ def search(setting: Setting, *, world: int, packs_per_step: int, supported: Supp
         runners_up: How many others to tell of.
     """
     pricer = Pricer(setting)
+    state_of = least_states(setting)
     priced: list[tuple[float, int, Candidate]] = []
     poor: list[tuple[float, int, Candidate]] = []
     for number, candidate in enumerate(candidates(setting, world=world, packs_per_step=packs_per_step)):
         if not supported(candidate):
             continue
-        state = least_state_bytes(setting, candidate.layout)
+        state = state_of(candidate.layout)
         if state > setting.hardware.usable_bytes:
             poor.append((state, number, candidate))
         else:
@@ -146,21 +143,27 @@ def search(setting: Setting, *, world: int, packs_per_step: int, supported: Supp
 def candidates(setting: Setting, *, world: int, packs_per_step: int) -> Iterator[Candidate]:
     """Go through all candidates of a world whose numbers come out even."""
     for layout in layouts(setting, world=world, packs_per_step=packs_per_step):
-        share = packs_per_step // layout.dp
-        schedules = [None] if layout.pp == 1 else list(Schedule)
-        for packs in divisors(share, MICROBATCH_PACKS_MAX):
-            microbatches = share // packs
-            for schedule in schedules:
-                if schedule is not None and not _runs(setting, schedule, layout.pp, microbatches):
-                    continue
-                for recompute in Recompute:
-                    yield Candidate(
-                        layout=layout,
-                        schedule=schedule,
-                        recompute=recompute,
-                        microbatch_packs=packs,
-                        microbatches=microbatches,
-                    )
+        yield from ways(setting, layout, packs_per_step=packs_per_step)
+
+
+def ways(setting: Setting, layout: Layout, *, packs_per_step: int) -> Iterator[Candidate]:
+    """Go through the candidates of one layout: without stages one microbatch of all packs is among them."""
+    share = packs_per_step // layout.dp
+    schedules = [None] if layout.pp == 1 else list(Schedule)
+    whole = {share} if layout.pp == 1 else set()
+    for packs in sorted({*divisors(share, MICROBATCH_PACKS_MAX), *whole}):
+        microbatches = share // packs
+        for schedule in schedules:
+            if schedule is not None and not _runs(setting, schedule, layout.pp, microbatches):
+                continue
+            for recompute in Recompute:
+                yield Candidate(
+                    layout=layout,
+                    schedule=schedule,
+                    recompute=recompute,
+                    microbatch_packs=packs,
+                    microbatches=microbatches,
+                )
 
 
 def layouts(setting: Setting, *, world: int, packs_per_step: int) -> Iterator[Layout]:
@@ -191,27 +194,53 @@ class Pricer:
     """Prices candidates of one setting; what several share is worked out once."""
 
     def __init__(self, setting: Setting) -> None:
-        self._setting = setting
+        self.setting = setting
         self._times: dict[tuple[Layout, int, Recompute], tuple[ModelTimes, dict[str, float]]] = {}
-        self._parameters = part_parameters(setting.shape)
+        self._layers_s: dict[tuple[Layout, int, Recompute], float] = {}
+        self._counts = collections.Counter(all_parts(setting.shape))
+        self._common, self._routed = held_parameters(setting.shape)
+        self._flops = forward_flops(setting.shape, setting.mix)
+
+    def bound_s(self, layout: Layout, packs_per_rank: int) -> float:
+        """Bound a step of a layout from below, whatever its schedule: the mean rank's products and exchanges [seconds].
+
+        Args:
+            layout: Degrees.
+            packs_per_rank: Of a data-parallel rank.
+        """
+        setting, together = self.setting, self._flops
+        packs = min(packs_per_rank, MICROBATCH_PACKS_MAX)
+        tokens = packs * setting.mix.sequence_tokens / (layout.cp * layout.tp)
+        moved_s = 0.0
+        for part, by_axis in exchanges(setting, layout, packs=packs).items():
+            for of in by_axis.values():
+                once_s = setting.hardware.exchange_s(of.sent_bytes, span=of.span, messages=of.messages)
+                moved_s += 2 * self._counts[part] * once_s
+        flops = sum(together[part] * count for part, count in self._counts.items())
+        fullest = max(flops / layout.pp, together[Part.TOWER], together[Part.HEAD])
+        once_s = TRAINING_FORWARDS * fullest * tokens / setting.hardware.flops_per_s + moved_s / layout.pp
+        return packs_per_rank / packs * once_s + self._ends_s(layout)
 
     def times(self, of: Candidate) -> tuple[ModelTimes, dict[str, float]]:
         """Time of the parts, and what all parts together exchange by axis [seconds a microbatch]."""
         key = (of.layout, of.microbatch_packs, of.recompute)
         if key not in self._times:
-            priced = part_times(self._setting, of.layout, packs=of.microbatch_packs, recompute=of.recompute)
-            exchanged: collections.Counter[str] = collections.Counter()
-            for part in all_parts(self._setting.shape):
-                exchanged.update(priced.exchanged_s[part])
-            self._times[key] = priced.model_times(self._setting.shape), dict(exchanged)
+            priced = part_times(self.setting, of.layout, packs=of.microbatch_packs, recompute=of.recompute)
+            exchanged: dict[str, float] = {}
+            for part, count in self._counts.items():
+                for axis, taken_s in priced.exchanged_s[part].items():
+                    exchanged[axis] = exchanged.get(axis, 0.0) + count * taken_s
+            times = priced.model_times(self.setting.shape)
+            self._times[key] = times, exchanged
+            self._layers_s[key] = sum(layer.total_s for layer in times.layers)
         return self._times[key]
 
     def quick_s(self, of: Candidate) -> float:
         """Bound the step by the fullest rank and the way through the pipeline [seconds]."""
         times, _ = self.times(of)
-        layer_s = sum(layer.total_s for layer in times.layers) / len(times.layers)
-        whole_s = times.first.total_s + times.last.total_s + layer_s * len(times.layers)
-        ends_s = self._ends_s(of)
+        layers_s = self._layers_s[of.layout, of.microbatch_packs, of.recompute]
+        whole_s = times.first.total_s + times.last.total_s + layers_s
+        ends_s = self._ends_s(of.layout)
         if of.schedule is None:
             return of.microbatches * whole_s + ends_s
         pp = of.layout.pp
@@ -243,7 +272,7 @@ class Pricer:
             split, makespan_s, busy_s = self._pipeline(of, times, plays)
             bubble_s = makespan_s - busy_s
         exchanges = {axis: taken * microbatches / of.layout.pp for axis, taken in exchanged_s.items()}
-        ends_s = self._ends_s(of)
+        ends_s = self._ends_s(of.layout)
         shares = {"compute": busy_s - sum(exchanges.values()), **exchanges, "bubble": bubble_s, "gradients": ends_s}
         step_s = makespan_s + ends_s
         return Estimate(
@@ -258,11 +287,11 @@ class Pricer:
     def _pipeline(self, of: Candidate, times: ModelTimes, plays: int) -> tuple[Split, float, float]:
         """Return split, makespan, and the mean of the ranks' work [seconds]."""
         assert of.schedule is not None
-        pp, between_s = of.layout.pp, transfer_s(self._setting, of.layout, packs=of.microbatch_packs)
+        pp, between_s = of.layout.pp, transfer_s(self.setting, of.layout, packs=of.microbatch_packs)
         shown = played_microbatches(of)
 
         def fits(split: Split) -> bool:
-            return self._memory(of, split).total_bytes <= self._setting.hardware.usable_bytes
+            return self._memory(of, split).total_bytes <= self.setting.hardware.usable_bytes
 
         split, _ = best_split(
             times,
@@ -284,7 +313,7 @@ class Pricer:
 
     def _memory(self, of: Candidate, split: Split) -> Memory:
         return memory_of(
-            self._setting,
+            self.setting,
             of.layout,
             packs=of.microbatch_packs,
             microbatches=played_microbatches(of),
@@ -298,12 +327,10 @@ class Pricer:
             return (len(times.layers),)
         return balanced_split(times, schedule=of.schedule, ranks=of.layout.pp)
 
-    def _ends_s(self, of: Candidate) -> float:
+    def _ends_s(self, layout: Layout) -> float:
         """Price what happens once a step: gradients are summed, weights are stepped [seconds]."""
-        layout, hardware, numerics = of.layout, self._setting.hardware, self._setting.numerics
-        parts = all_parts(self._setting.shape)
-        common = sum(self._parameters[part].common for part in parts) / layout.tp / layout.pp
-        routed = sum(self._parameters[part].routed for part in parts) / layout.ep / layout.pp
+        hardware, numerics = self.setting.hardware, self.setting.numerics
+        common, routed = self._common / layout.tp / layout.pp, self._routed / layout.ep / layout.pp
         taken_s = 0.0
         copies = layout.dp * layout.cp
         if copies > 1:
@@ -318,7 +345,12 @@ class Pricer:
 
 def played_microbatches(of: Candidate) -> int:
     """Microbatches of a candidate that are played."""
-    return min(of.microbatches, ROUNDS_PLAYED * of.layout.pp)
+    return min(of.microbatches, most_microbatches_played(of.layout))
+
+
+def most_microbatches_played(layout: Layout) -> int:
+    """Microbatches beyond which a pipeline goes on at the same pace, and holds no more."""
+    return ROUNDS_PLAYED * layout.pp
 
 
 def anything(_: Candidate) -> bool:
@@ -329,43 +361,6 @@ def anything(_: Candidate) -> bool:
 def trained_today(of: Candidate) -> bool:
     """Whether this version trains it: layers are never recomputed yet."""
     return of.recompute is Recompute.NONE
-
-
-def what_does_not_fit(
-    setting: Setting, found: Found, *, replicas: int, devices: int, packs_per_step: int, supported: Supported
-) -> InvalidConfigError:
-    """Word the refusal of a job that nothing fits: the largest consumers, and the plan that would fit.
-
-    Args:
-        setting: Model, mix, hardware and numerics.
-        found: The search that found nothing.
-        replicas: Worker pods.
-        devices: Devices of each.
-        packs_per_step: Of all ranks together.
-        supported: As for the search.
-    """
-    world = replicas * devices
-    if found.leanest is None:
-        return InvalidConfigError(
-            f"no plan for {world} ranks: none of the degrees that divide {packs_per_step} packs a step and the model's "
-            "sizes can be trained",
-            field="spec.workers.replicas or spec.training.packsPerStep",
-        )
-    leanest = found.leanest
-    words = f"; no plan of up to {LARGER_MAX} times as many workers fits either"
-    for times in itertools.takewhile(lambda factor: factor <= LARGER_MAX, (2**power for power in itertools.count(1))):
-        larger = search(
-            setting, world=world * times, packs_per_step=packs_per_step, supported=supported, runners_up=0
-        ).best
-        if larger is not None:
-            words = f"; {replicas * times} workers would fit: {larger.candidate}"
-            break
-    return InvalidConfigError(
-        f"model does not fit {world} x {setting.hardware.name}: the leanest plan, {leanest.candidate}, needs "
-        f"{leanest.memory.total_bytes / GIB:.1f} GiB a device of {setting.hardware.usable_bytes / GIB:.1f} usable: "
-        f"{leanest.memory.largest()}{words}",
-        field="spec.workers.replicas",
-    )
 
 
 def play(setting: Setting, estimate: Estimate) -> Simulated | None:

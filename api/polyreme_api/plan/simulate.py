@@ -175,20 +175,39 @@ def program(schedule: Schedule, *, ranks: int, microbatches: int) -> Program:
     return Program.of(table(schedule, ranks=ranks, microbatches=microbatches))
 
 
-def held_most(slots: Sequence[Slot], held_bytes: Sequence[int]) -> int:
-    """Work out the most that a rank holds of its microbatches' activations [bytes].
+Held = tuple[tuple[int, ...], ...]
+"""Microbatches that a rank holds at a time, of each of its stages in rising order: those that no other exceeds."""
 
-    A microbatch is held from its forward on until the gradient of the weights is made.
 
-    Args:
-        slots: Of one rank.
-        held_bytes: Held of one microbatch, by stage.
+@functools.lru_cache(maxsize=256)
+def held_at_most(schedule: Schedule, *, ranks: int, microbatches: int) -> tuple[Held, ...]:
+    """Work out what each rank holds of its microbatches' activations at its fullest, in microbatches of each stage.
+
+    A microbatch is held from its forward on until the gradient of the weights is made. Which of the moments is the
+    fullest depends on what the stages weigh, so all that may be are kept.
+
+    Raises:
+        InvalidConfigError: If the schedule can't run so many microbatches over so many ranks.
     """
-    held = most = 0
+    return tuple(_fullest(slots) for slots in table(schedule, ranks=ranks, microbatches=microbatches))
+
+
+def _fullest(slots: Sequence[Slot]) -> Held:
+    held = dict.fromkeys(sorted({work.stage for work in pieces(slots)}), 0)
+    moments: set[tuple[int, ...]] = set()
     for work in pieces(slots):
         if work.kind is Kind.FORWARD:
-            held += held_bytes[work.stage]
-            most = max(most, held)
+            held[work.stage] += 1
+            moments.add(tuple(held.values()))
         elif work.kind is not Kind.INPUT:
-            held -= held_bytes[work.stage]
-    return most
+            held[work.stage] -= 1
+    return tuple(
+        sorted(
+            moment
+            for moment in moments
+            if not any(
+                other != moment and all(more >= count for more, count in zip(other, moment, strict=True))
+                for other in moments
+            )
+        )
+    )

@@ -1,8 +1,7 @@
 """How many bytes each parallel group moves in a step, and how much memory a layout needs: arithmetic, no torch.
 
-The placer of the operator weighs these volumes by distance in the network; the planner picks the layout that moves
-least. Ring collectives over ``n`` ranks move ``2 (n - 1) / n`` of the buffer for all-reduce; an all-to-all moves
-``(n - 1) / n``.
+The placer of the operator weighs these volumes by distance in the network. Ring collectives over ``n`` ranks move
+``2 (n - 1) / n`` of the buffer for all-reduce; an all-to-all moves ``(n - 1) / n``.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ GRADIENT_BYTES = 4
 """Gradients are reduced in float32."""
 STATE_BYTES_PER_PARAMETER = 16
 """Weight, gradient, and two AdamW moments, float32."""
-MESSAGE_COST_BYTES = 65_536
-"""What a message costs besides its bytes, as bytes: at 10 us and 6.5 GB/s of latency and bandwidth."""
 ALL_TO_ALLS_PER_MOE_LAYER = 4
 """Dispatch and combine, forward and backward."""
 NOMINAL_BYTES: Mapping[str, int] = {"tp": 16 * 2**30, "ep": 8 * 2**30, "cp": 4 * 2**30, "dp": 2 * 2**30, "pp": 2**30}
@@ -132,11 +129,6 @@ def nominal_volumes(layout: Layout) -> tuple[GroupVolume, ...]:
         for axis in NOMINAL_BYTES
         if ranks[axis] > 1
     )
-
-
-def traffic_cost(volumes: tuple[GroupVolume, ...]) -> int:
-    """Price a layout's traffic [bytes], messages included."""
-    return sum(volume.bytes_per_rank + volume.messages * MESSAGE_COST_BYTES for volume in volumes)
 
 
 def state_bytes_per_rank(layout: Layout, *, shape: ModelShape) -> int:

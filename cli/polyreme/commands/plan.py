@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,19 +13,28 @@ from polyreme.output import Format, emit, emit_tables
 from polyreme_api.errors import ExitCode, InvalidConfigError
 
 if TYPE_CHECKING:
-    from polyreme_api.plan.costs import Setting
+    from polyreme_api.plan.costs import Measured, Setting
     from polyreme_api.plan.search import Estimate, Found
 
 RUNNERS_UP = 5
+IMAGE_PATCHES = typer.Option(
+    help="Patches of one image, before the tower joins them.", show_default="1024, or what fits a pack"
+)
+VISUAL_SHARE = typer.Option(help="Share of the tokens that are image features, 0 to 1.", show_default="0.5")
 
 
 def plan(
     job: Annotated[Path, typer.Argument(help="YAML file with one TrainingJob; - reads standard input.")],
     hardware: Annotated[
-        str, typer.Option(help="Kind of device that the plan is for: cpu, h100-80g, h200-141g.")
-    ] = "h100-80g",
-    image_patches: Annotated[int, typer.Option(help="Patches of one image, before the tower joins them.")] = 1024,
-    visual_share: Annotated[float, typer.Option(help="Share of the tokens that are image features, 0 to 1.")] = 0.5,
+        str | None,
+        typer.Option(help="Kind of device that the plan is for: cpu, h100-80g, h200-141g.", show_default="the job's"),
+    ] = None,
+    image_patches: Annotated[int | None, IMAGE_PATCHES] = None,
+    visual_share: Annotated[float | None, VISUAL_SHARE] = None,
+    costs: Annotated[
+        Path | None,
+        typer.Option(help="File of measured times (polyreme profile --costs), instead of operations and rates."),
+    ] = None,
     untrained: Annotated[
         bool,
         typer.Option(
@@ -48,26 +58,33 @@ def plan(
 
       polyreme plan job.yaml --hardware h200-141g --visual-share 0.3 --untrained
 
-      polyreme plan job.yaml -o json
+      polyreme plan job.yaml --costs costs.json -o json
     """
-    from polyreme.documents import read_job
+    from polyreme.documents import read_job_unplanned
     from polyreme_api.plan.costs import Setting
-    from polyreme_api.plan.flops import Mix
-    from polyreme_api.plan.hardware import FLOAT32, MIXED, hardware_named
+    from polyreme_api.plan.hardware import MIXED, hardware_named
     from polyreme_api.plan.plan import shape_of
-    from polyreme_api.plan.search import anything, search, trained_today, what_does_not_fit
+    from polyreme_api.plan.refusals import what_does_not_fit
+    from polyreme_api.plan.search import anything, search, trained_today
+    from polyreme_api.plan.setting import hardware_of, mix_of, numerics_of
 
-    spec = read_job(job).spec
+    spec = read_job_unplanned(job).spec
     if spec.workers.runtime.mode == "Environment":
         raise InvalidConfigError(
             "nothing to search: the job's container brings its own training, its layout is its own",
             field="spec.workers.runtime.mode",
         )
+    shape = shape_of(spec)
+    measured = None if costs is None else _measured(costs)
+    mix = mix_of(shape, spec.data.sequence_tokens, image_patches=image_patches, visual_share=visual_share)
+    if measured is not None and image_patches is None and visual_share is None:
+        mix = dataclasses.replace(measured.mix, sequence_tokens=spec.data.sequence_tokens)
     setting = Setting(
-        shape=shape_of(spec),
-        mix=Mix(sequence_tokens=spec.data.sequence_tokens, image_patches=image_patches, visual_share=visual_share),
-        hardware=hardware_named(hardware),
-        numerics=MIXED if untrained else FLOAT32,
+        shape=shape,
+        mix=mix,
+        hardware=hardware_of(spec) if hardware is None else hardware_named(hardware),
+        numerics=MIXED if untrained else numerics_of(spec),
+        measured=measured,
     )
     supported = anything if untrained else trained_today
     found = search(
@@ -80,14 +97,27 @@ def plan(
     if found.best is None:
         raise what_does_not_fit(
             setting,
-            found,
+            found.leanest,
             replicas=spec.workers.replicas,
             devices=spec.workers.devices,
             packs_per_step=spec.training.packs_per_step,
-            supported=supported,
+            found=lambda world: (
+                search(
+                    setting, world=world, packs_per_step=spec.training.packs_per_step, supported=supported, runners_up=0
+                ).best
+            ),
         )
     _show(setting, found, found.best, output)
     return ExitCode.OK
+
+
+def _measured(path: Path) -> Measured:
+    from polyreme_api.plan.costs import Measured
+
+    try:
+        return Measured.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfigError(f"measured times can't be read: {path}: {error}", field="--costs") from error
 
 
 def _show(setting: Setting, found: Found, best: Estimate, output: Format) -> None:

@@ -109,13 +109,17 @@ def _fitting(key: _SameSpec, counts: range) -> tuple[int, ...]:
 
 
 def _candidates(spec: TrainingJobSpec, counts: range) -> Iterator[int]:
-    """Yield the counts whose dp divides the batch and the ranks: cheap, and true of few."""
+    """Yield the counts whose dp divides the batch and the ranks: cheap, and true of few; and, of mode Auto, the wish.
+
+    The planner may cut layers or packs for a wish of other ranks; for every count it would mostly search in vain.
+    """
     asked = spec.parallelism
     stage = (asked.pp or 1) * (asked.cp or 1) * (asked.tp or 1)
     packs = spec.training.packs_per_step if spec.workers.runtime.mode == "Launcher" else 0
     for count in counts:
         world = count * spec.workers.devices
-        if world % stage == 0 and packs % (world // stage) == 0:
+        wished = count == spec.workers.replicas and asked.mode == "Auto"
+        if wished or (world % stage == 0 and packs % (world // stage) == 0):
             yield count
 
 

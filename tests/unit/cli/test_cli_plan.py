@@ -24,7 +24,7 @@ BIG = {"spec.model.preset": "kimi-vl-a3b", "spec.data.sequenceTokens": 4096, "sp
 
 @pytest.mark.slow
 def test_the_choice_comes_with_runners_up_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = job_file(tmp_path, BIG | {"spec.workers": {"replicas": 4, "devices": 8}})
+    path = job_file(tmp_path, BIG | {"spec.workers": {"replicas": 4, "devices": 8, "hardware": "h100-80g"}})
     assert invoke(["plan", path, "-o", "json"]) == ExitCode.OK
     item = json.loads(capsys.readouterr().out)["item"]
     assert item["memoryGiB"] <= 72
@@ -38,7 +38,7 @@ def test_the_choice_comes_with_runners_up_and_a_picture(tmp_path: Path, capsys: 
 
 def test_a_small_job_on_processors_needs_no_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = job_file(tmp_path, {"spec.workers": {"replicas": 2, "devices": 2}})
-    assert invoke(["plan", path, "--hardware", "cpu", "--runners-up", "0", "-o", "json"]) == ExitCode.OK
+    assert invoke(["plan", path, "--runners-up", "0", "-o", "json"]) == ExitCode.OK
     item = json.loads(capsys.readouterr().out)["item"]
     assert item["plan"].startswith("dp4")
     assert item["picture"] == item["runnersUp"] == []
@@ -46,7 +46,7 @@ def test_a_small_job_on_processors_needs_no_pipeline(tmp_path: Path, capsys: pyt
 
 @pytest.mark.slow
 def test_what_does_not_fit_ends_with_the_code_of_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["plan", job_file(tmp_path, BIG)]) == ExitCode.USAGE
+    assert invoke(["plan", job_file(tmp_path, BIG), "--hardware", "h100-80g"]) == ExitCode.USAGE
     told = capsys.readouterr().err
     assert "does not fit 1 x h100-80g" in told
     assert "change spec.workers.replicas" in told

@@ -13,9 +13,10 @@ from polyreme_api.plan.costs import Measured, PartTimes, Recompute, Setting, par
 from polyreme_api.plan.flops import Mix, forward_flops
 from polyreme_api.plan.hardware import FLOAT32, HARDWARE, MIXED, hardware_named
 from polyreme_api.plan.layout import Layout, misfits
-from polyreme_api.plan.memory import Memory, least_state_bytes, memory_of
+from polyreme_api.plan.memory import Memory, least_states, memory_of
 from polyreme_api.plan.parts import Part, all_parts, parameter_count
 from polyreme_api.plan.picture import picture
+from polyreme_api.plan.refusals import what_does_not_fit
 from polyreme_api.plan.schedules import Schedule
 from polyreme_api.plan.search import (
     Candidate,
@@ -26,7 +27,6 @@ from polyreme_api.plan.search import (
     played_microbatches,
     search,
     trained_today,
-    what_does_not_fit,
 )
 from polyreme_api.plan.shapes import KIMI_VL_A3B, KIMI_VL_NANO
 from polyreme_api.plan.simulate import StageTimes, program
@@ -111,9 +111,16 @@ def test_a_model_that_fits_nowhere_is_told_with_its_consumers_and_the_plan_that_
     setting = setting_of()
     found = search(setting, world=2, packs_per_step=256, supported=trained_today)
     assert found.best is None
-    error = what_does_not_fit(setting, found, replicas=1, devices=2, packs_per_step=256, supported=trained_today)
+    error = what_does_not_fit(
+        setting,
+        found.leanest,
+        replicas=1,
+        devices=2,
+        packs_per_step=256,
+        found=lambda world: search(setting, world=world, packs_per_step=256, supported=trained_today).best,
+    )
     assert isinstance(error, InvalidConfigError)
-    assert error.field == "spec.workers.replicas"
+    assert error.field == "spec.workers.replicas or spec.workers.hardware"
     for words in (
         "does not fit 2 x h100-80g",
         "optimizer",
@@ -130,13 +137,15 @@ def test_a_world_that_no_pack_count_divides_over_is_told() -> None:
     setting = setting_of(shape=KIMI_VL_NANO, tokens=161)
     found = search(setting, world=7, packs_per_step=5, supported=trained_today)
     assert found.best is None
-    error = what_does_not_fit(setting, found, replicas=7, devices=1, packs_per_step=5, supported=trained_today)
+    error = what_does_not_fit(
+        setting, found.leanest, replicas=7, devices=1, packs_per_step=5, found=lambda _: found.best
+    )
     assert "no plan for 7 ranks" in error.message
 
 
 def test_state_is_sixteen_bytes_a_parameter_on_one_rank() -> None:
     setting = setting_of(numerics=FLOAT32)
-    assert least_state_bytes(setting, Layout()) == pytest.approx(16 * parameter_count(KIMI_VL_A3B))
+    assert least_states(setting)(Layout()) == pytest.approx(16 * parameter_count(KIMI_VL_A3B))
     one = Candidate(layout=Layout(), schedule=None, recompute=Recompute.NONE, microbatch_packs=1, microbatches=1)
     of = memory(setting, one, (27,))
     assert of.weights_bytes + of.gradients_bytes + of.optimizer_bytes == pytest.approx(
@@ -149,13 +158,13 @@ def test_what_is_divided_is_held_in_parts(layout: Layout) -> None:
     routed = 16 * 26 * 64 * 3 * 2048 * 1408
     common = 16 * parameter_count(KIMI_VL_A3B) - routed
     expected = (common / layout.tp + routed / layout.ep) / layout.pp
-    assert least_state_bytes(setting_of(), layout) == pytest.approx(expected)
+    assert least_states(setting_of())(layout) == pytest.approx(expected)
 
 
 def test_moments_are_divided_over_those_who_hold_the_same() -> None:
     layout = Layout(dp=8, ep=2)
-    plain = least_state_bytes(setting_of(numerics=dataclasses.replace(MIXED, sharded_optimizer=False)), layout)
-    sharded = least_state_bytes(setting_of(numerics=MIXED), layout)
+    plain = least_states(setting_of(numerics=dataclasses.replace(MIXED, sharded_optimizer=False)))(layout)
+    sharded = least_states(setting_of(numerics=MIXED))(layout)
     routed = 26 * 64 * 3 * 2048 * 1408
     common = parameter_count(KIMI_VL_A3B) - routed
     assert plain - sharded == pytest.approx(12 * (common * 7 / 8 + routed / 2 * 3 / 4))

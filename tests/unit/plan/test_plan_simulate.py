@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyreme_api.errors import InvalidConfigError, PolyremeError
@@ -20,7 +20,7 @@ from polyreme_api.plan.schedules import (
     stages_per_rank,
     table,
 )
-from polyreme_api.plan.simulate import Program, StageTimes, held_most, program
+from polyreme_api.plan.simulate import Program, StageTimes, held_at_most, program
 
 EVEN = StageTimes(forward_s=1, input_s=1, weight_s=1)
 F, B, I, W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT
@@ -127,12 +127,26 @@ def test_a_table_that_waits_for_itself_is_told() -> None:
         Program.of(crossed)
 
 
-def test_a_rank_holds_what_it_has_begun_and_not_ended() -> None:
-    slots = ((Work(F, 0, 0),), (Work(F, 0, 1),), (Work(I, 0, 0),), (Work(F, 3, 0),), (Work(W, 0, 0),), (Work(B, 3, 0),))
-    assert held_most(slots, [10, 0, 0, 7]) == 27
+@pytest.mark.parametrize("schedule", list(Schedule))
+@given(weights=st.lists(st.integers(0, 9), min_size=2, max_size=2))
+@settings(max_examples=5)
+def test_a_rank_holds_what_it_has_begun_and_not_ended(schedule: Schedule, weights: list[int]) -> None:
+    """Against a walk through the table, with any weight of the two stages of a rank."""
+    for slots, moments in zip(
+        table(schedule, ranks=4, microbatches=16), held_at_most(schedule, ranks=4, microbatches=16), strict=True
+    ):
+        stages = sorted({work.stage for slot in slots for work in slot})
+        held = most = 0
+        for work in (work for slot in slots for work in slot):
+            weight = weights[stages.index(work.stage)]
+            held += weight if work.kind is F else -weight if work.kind is not I else 0
+            most = max(most, held)
+        assert most == max(
+            sum(count * weight for count, weight in zip(counts, weights, strict=False)) for counts in moments
+        )
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_the_first_rank_of_one_forward_one_backward_holds_one_microbatch_a_stage(ranks: int) -> None:
-    rows = table(Schedule.ONE_F_ONE_B, ranks=ranks, microbatches=4 * ranks)
-    assert [held_most(slots, [1] * ranks) for slots in rows] == list(range(ranks, 0, -1))
+    held = held_at_most(Schedule.ONE_F_ONE_B, ranks=ranks, microbatches=4 * ranks)
+    assert held == tuple(((count,),) for count in range(ranks, 0, -1))

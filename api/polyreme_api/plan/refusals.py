@@ -1,0 +1,123 @@
+"""Words for what does not fit the memory: the largest consumers, what would fit, and the field to change."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.plan.automatic import nearest
+from polyreme_api.plan.costs import Recompute, Setting
+from polyreme_api.plan.hardware import GIB
+from polyreme_api.plan.layout import Layout
+from polyreme_api.plan.memory import Memory, memory_of
+from polyreme_api.plan.pipelines import Cut
+from polyreme_api.plan.search import Estimate, most_microbatches_played
+
+LARGER_MAX = 16
+"""Times as many workers among which a refusal looks for the plan that would fit."""
+CHECKS_KEPT = 4096
+
+
+def what_does_not_fit(
+    setting: Setting,
+    leanest: Estimate | None,
+    *,
+    replicas: int,
+    devices: int,
+    packs_per_step: int,
+    found: Callable[[int], Estimate | None],
+) -> InvalidConfigError:
+    """Word the refusal of a job that nothing fits: the largest consumers, and the plan that would fit.
+
+    Args:
+        setting: Model, mix, hardware and numerics.
+        leanest: What needs least memory of all that was searched; None where nothing could be searched.
+        replicas: Worker pods.
+        devices: Devices of each.
+        packs_per_step: Of all ranks together.
+        found: Searches the best plan of so many ranks.
+    """
+    world = replicas * devices
+    if leanest is None:
+        return InvalidConfigError(
+            f"no plan for {world} ranks: none of the degrees that divide {packs_per_step} packs a step and the model's "
+            "sizes can be trained",
+            field="spec.workers.replicas or spec.training.packsPerStep",
+        )
+    words = f"no plan of up to {LARGER_MAX} times as many workers fits either"
+    for times in itertools.takewhile(lambda factor: factor <= LARGER_MAX, (2**power for power in itertools.count(1))):
+        if (larger := found(world * times)) is not None:
+            words = f"{replicas * times} workers would fit: {larger.candidate}"
+            break
+    return InvalidConfigError(
+        f"model does not fit {world} x {setting.hardware.name}: the leanest plan, {leanest.candidate}, "
+        f"{_needs(setting, leanest.memory)}; {words}",
+        field="spec.workers.replicas or spec.workers.hardware",
+    )
+
+
+def memory_of_cut(setting: Setting, layout: Layout, cut: Cut, *, packs_per_step: int) -> Memory:
+    """Work out the fullest rank of a layout with a step cut as it is."""
+    return memory_of(
+        setting,
+        layout,
+        packs=packs_per_step // layout.dp // cut.microbatches,
+        microbatches=min(cut.microbatches, most_microbatches_played(layout)),
+        recompute=Recompute.NONE,
+        schedule=cut.schedule,
+        split=cut.stage_layers or (setting.shape.decoder.layers,),
+    )
+
+
+def check_memory(setting: Setting, layout: Layout, cut: Cut, *, packs_per_step: int) -> None:
+    """Refuse a layout that was asked for and does not fit the memory.
+
+    Raises:
+        InvalidConfigError: Naming the largest consumers, and the layout most like it that fits.
+    """
+    if words := _misfit(setting, layout, cut, packs_per_step):
+        raise InvalidConfigError(words, field="spec.parallelism")
+
+
+@functools.lru_cache(maxsize=CHECKS_KEPT)
+def _misfit(setting: Setting, layout: Layout, cut: Cut, packs_per_step: int) -> str:
+    """Say why a layout does not fit the memory; empty where it does."""
+    memory = memory_of_cut(setting, layout, cut, packs_per_step=packs_per_step)
+    if memory.total_bytes <= setting.hardware.usable_bytes:
+        return ""
+    near = nearest(setting, layout, packs_per_step=packs_per_step)
+    words = f"no layout of {layout.world} ranks fits; raise spec.workers.replicas"
+    if near is not None:
+        words = f"the nearest that fits: {near.candidate}, {near.memory.total_bytes / GIB:.1f} GiB"
+    return f"layout does not fit {setting.hardware.name}: {layout} {_needs(setting, memory)}; {words}"
+
+
+def out_of_memory(setting: Setting, layout: Layout, cut: Cut, *, packs_per_step: int, told: str) -> str:
+    """Word what became of a rank that ran out of memory: its largest consumers by arithmetic, and what would fit.
+
+    Args:
+        setting: Model, mix, hardware and numerics.
+        layout: Of the rank's attempt.
+        cut: Of its step.
+        packs_per_step: Of all ranks together.
+        told: What the allocator said.
+    """
+    memory = memory_of_cut(setting, layout, cut, packs_per_step=packs_per_step)
+    usable = min(setting.hardware.usable_bytes, int(0.9 * memory.total_bytes))
+    hardware = dataclasses.replace(setting.hardware, memory_bytes=usable, usable_share=1.0)
+    near = nearest(dataclasses.replace(setting, hardware=hardware), layout, packs_per_step=packs_per_step)
+    words = f"no layout of {layout.world} ranks needs less; raise spec.workers.replicas"
+    if near is not None:
+        words = f"a layout that needs less: {near.candidate}, {near.memory.total_bytes / GIB:.2g} GiB"
+    return (
+        f"rank ran out of memory: {told}; the plan, {layout}, counts {memory.total_bytes / GIB:.2g} GiB a device: "
+        f"{memory.largest()}; {words}"
+    )
+
+
+def _needs(setting: Setting, memory: Memory) -> str:
+    total, usable = memory.total_bytes / GIB, setting.hardware.usable_bytes / GIB
+    return f"needs {total:.1f} GiB a device of {usable:.1f} usable: {memory.largest()}"

@@ -1,0 +1,47 @@
+"""The device of a rank: whether it is what the plan was made for, and whether an error means that it is full."""
+
+from __future__ import annotations
+
+import torch
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.plan.hardware import GIB, PROCESSOR, hardware_named
+
+_CPU_IS_FULL = "can't allocate memory"
+"""How torch's allocator for processors says it, in an error of no type of its own."""
+
+
+def take_device(hardware: str, *, local_rank: int) -> str:
+    """Take this rank's device, of the kind that the plan was made for, and return its type for torch.
+
+    Args:
+        hardware: Kind of device (``plan/hardware.py``).
+        local_rank: This rank among those of its pod.
+
+    Raises:
+        InvalidConfigError: If this rank has no such device, naming the one that it has.
+    """
+    wanted = hardware_named(hardware)
+    if wanted.name == PROCESSOR:
+        return "cpu"
+    needs = f"plan is made for other hardware: {wanted.name} ({wanted.memory_bytes / GIB:.0f} GiB)"
+    field = "spec.workers.hardware"
+    if not torch.cuda.is_available():
+        raise InvalidConfigError(f"{needs}, this rank has processors only", field=field)
+    if local_rank >= torch.cuda.device_count():
+        raise InvalidConfigError(
+            f"{needs}, and local rank {local_rank} has none of its own: {torch.cuda.device_count()} seen", field=field
+        )
+    seen = torch.cuda.get_device_properties(local_rank)
+    if wanted.device_name not in seen.name or seen.total_memory < wanted.usable_bytes:
+        raise InvalidConfigError(f"{needs}, this rank has {seen.name} ({seen.total_memory / GIB:.0f} GiB)", field=field)
+    torch.cuda.set_device(local_rank)
+    return "cuda"
+
+
+def full_memory(error: BaseException) -> str | None:
+    """Return what the allocator said where an error means that a device's or the host's memory is full, else None."""
+    told = " ".join(str(error).split())
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _CPU_IS_FULL in told:
+        return told.partition(" If reserved but unallocated")[0] or type(error).__name__
+    return None

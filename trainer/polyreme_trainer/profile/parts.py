@@ -1,0 +1,143 @@
+"""How long each part of a model takes on one device: forward, gradient of the inputs, gradient of the weights.
+
+A part is built alone, run on a made-up pack, and timed with the device waited for. The gradient of the inputs is timed
+by itself; that of the weights is what the whole backward takes longer.
+
+Legend: T tokens, D decoder width.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from polyreme_api.clock import Clock
+from polyreme_api.plan.flops import Mix
+from polyreme_api.plan.parts import Part, all_parts
+from polyreme_api.plan.shapes import ModelShape
+from polyreme_api.plan.simulate import StageTimes
+from polyreme_trainer.model.attend import segments
+from polyreme_trainer.model.initialise import build_model
+from polyreme_trainer.model.loss import token_loss
+from polyreme_trainer.model.section import Section
+from polyreme_trainer.model.vlm import KimiVL
+from polyreme_trainer.profile.synthetic import MEDIA_TOKEN, Images, synthetic_packs
+from polyreme_trainer.train.inputs import Inputs, to_inputs
+
+REPEATS = 5
+"""Timed runs of a part, behind one that is not counted; their median is told."""
+
+
+def measure_parts(
+    shape: ModelShape,
+    mix: Mix,
+    *,
+    device: str,
+    clock: Clock,
+    repeats: int = REPEATS,
+    dtype: torch.dtype = torch.float32,
+) -> dict[Part, StageTimes]:
+    """Time one part of each kind that the model has [seconds for one token of the language model].
+
+    Args:
+        shape: Sizes of the model.
+        mix: What a pack holds.
+        device: Where to run.
+        clock: Steady time.
+        repeats: Timed runs; the median counts.
+        dtype: Of weights and activations.
+    """
+    batch = to_inputs(synthetic_packs(shape, mix, packs=1, seed=0), device=device)
+    times: dict[Part, StageTimes] = {}
+    for part in dict.fromkeys(all_parts(shape)):
+        run, inputs, weights = _part(shape, part, batch, device=device, dtype=dtype)
+        took = _timed(run, inputs, weights, device=device, clock=clock, repeats=repeats)
+        # Whole square images are not quite the mix: the tower is told for the patches that the mix has.
+        share = _tower_share(shape, mix) if part is Part.TOWER else 1.0
+        each = share / mix.sequence_tokens
+        times[part] = StageTimes(
+            forward_s=took.forward_s * each, input_s=took.input_s * each, weight_s=took.weight_s * each
+        )
+    return times
+
+
+def _tower_share(shape: ModelShape, mix: Mix) -> float:
+    patches = Images.of(shape, mix).patches
+    return mix.patches_per_token(shape) * mix.sequence_tokens / patches if patches else 1.0
+
+
+def _part(
+    shape: ModelShape, part: Part, batch: Inputs, *, device: str, dtype: torch.dtype
+) -> tuple[Callable[[], Tensor], list[Tensor], list[Tensor]]:
+    """Build a part: what to run, the inputs whose gradient the part before would wait for, and the weights."""
+    d = shape.decoder
+    tokens = batch.tokens_T.shape[0]
+    stream_TD = torch.randn(tokens, d.width, device=device, dtype=dtype, requires_grad=True)
+
+    def built(layers: range, *, first: bool = False, last: bool = False) -> KimiVL:
+        section = Section(layers=layers, first=first, last=last)
+        return build_model(shape, seed=0, media_token=MEDIA_TOKEN, section=section, device=device, dtype=dtype)
+
+    if part in {Part.TOWER, Part.EMBEDDING}:
+        model = built(range(0), first=True)
+        if part is Part.TOWER:
+            tower: list[Tensor] = [*model.vision_tower.parameters(), *model.multi_modal_projector.parameters()]
+            return lambda: model.image_features(batch.patches_PC, batch.grids), [], tower
+        table: list[Tensor] = [model.language_model.model.embed_tokens.weight]
+        return lambda: model.language_model.model.embed(batch.tokens_T), [], table
+    if part is Part.HEAD:
+        model = built(range(d.layers, d.layers), last=True)
+
+        def loss() -> Tensor:
+            hidden_TD = model.language_model.model.norm(stream_TD)
+            return token_loss(hidden_TD, model.language_model.lm_head.weight, batch.targets_T)[0]
+
+        return loss, [stream_TD], list(model.parameters())
+    index = 0 if part is Part.DENSE else d.dense_layers
+    model = built(range(index, index + 1))
+    documents = segments([tokens], causal=True, device=stream_TD.device, dtype=dtype)
+
+    def layer() -> Tensor:
+        return model.decode(stream_TD, batch.positions_T, lambda _: documents.attend).hidden_TD
+
+    return layer, [stream_TD], list(model.parameters())
+
+
+def _timed(
+    run: Callable[[], Tensor],
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    *,
+    device: str,
+    clock: Clock,
+    repeats: int,
+) -> StageTimes:
+    """Time a part, by the median of each of its three pieces [seconds]."""
+
+    def rounds() -> Iterator[tuple[float, float, float]]:
+        for _ in range(repeats + 1):
+            begin_s = _now_s(device, clock)
+            out = run()
+            forward_s = _now_s(device, clock) - begin_s
+            grad = torch.randn_like(out) if out.ndim else torch.ones_like(out)
+            input_s = _gradient_s(out, grad, inputs, device, clock) if inputs else 0.0
+            whole_s = _gradient_s(out, grad, [*inputs, *weights], device, clock)
+            yield forward_s, input_s, max(0.0, whole_s - input_s)
+
+    forward_s, input_s, weight_s = (statistics.median(column) for column in zip(*list(rounds())[1:], strict=True))
+    return StageTimes(forward_s=forward_s, input_s=input_s, weight_s=weight_s)
+
+
+def _gradient_s(out: Tensor, grad: Tensor, of: Sequence[Tensor], device: str, clock: Clock) -> float:
+    begin_s = _now_s(device, clock)
+    torch.autograd.grad(out, of, grad, retain_graph=True, allow_unused=True)
+    return _now_s(device, clock) - begin_s
+
+
+def _now_s(device: str, clock: Clock) -> float:
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return clock.steady_s()

@@ -24,10 +24,9 @@ from polyreme_api.batch import BatchSource, EvaluationSource
 from polyreme_api.environment import RankEnvironment
 from polyreme_api.errors import ExitCode, InvalidConfigError, PolyremeError, RunFailedError
 from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
-from polyreme_api.plan.costs import Recompute
 from polyreme_api.plan.plan import Plan
 from polyreme_api.plan.refusals import out_of_memory
-from polyreme_api.plan.setting import setting_of
+from polyreme_api.plan.setting import recompute_of, setting_of
 from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
 from polyreme_datahub.objects import open_store
@@ -134,7 +133,12 @@ def _train(environment: Mapping[str, str]) -> int:
 def out_of_memory_error(spec: TrainingJobSpec, plan: Plan, told: str) -> RunFailedError:
     """Name the largest consumers of a rank whose memory is full, and the plan that needs less."""
     words = out_of_memory(
-        setting_of(spec, plan.shape), plan.layout, plan.cut, packs_per_step=plan.packs_per_step, told=told
+        setting_of(spec, plan.shape),
+        plan.layout,
+        plan.cut,
+        packs_per_step=plan.packs_per_step,
+        told=told,
+        recompute=recompute_of(spec),
     )
     return RunFailedError(words, field="spec.parallelism or spec.workers.replicas")
 
@@ -170,7 +174,7 @@ def settings_of(
             schedule=plan.cut.schedule, layers=plan.cut.stage_layers, microbatches=plan.cut.microbatches
         ),
         ways=Ways(
-            recompute=Recompute(spec.training.recompute.lower()),
+            recompute=recompute_of(spec),
             capacity_factor=None if spec.training.capacity_factor is None else float(spec.training.capacity_factor),
         ),
         shape=plan.shape,

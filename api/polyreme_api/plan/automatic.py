@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from polyreme_api.plan.costs import Setting
+from polyreme_api.plan.costs import Recompute, Setting
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.memory import least_states
 from polyreme_api.plan.schedules import stages_per_rank
@@ -45,13 +45,14 @@ KEPT = 4_096
 
 
 @functools.lru_cache(maxsize=KEPT)
-def quick_search(setting: Setting, *, world: int, packs_per_step: int) -> Found:
+def quick_search(setting: Setting, *, world: int, packs_per_step: int, recompute: Recompute = Recompute.NONE) -> Found:
     """Search what this version trains, within the budgets above.
 
     Args:
         setting: Model, mix, hardware and numerics; nothing measured.
         world: Ranks.
         packs_per_step: Of all ranks together.
+        recompute: What layers make anew.
     """
     pricer, usable = Pricer(setting), setting.hardware.usable_bytes
     roomy: list[tuple[float, int, Layout]] = []
@@ -63,7 +64,7 @@ def quick_search(setting: Setting, *, world: int, packs_per_step: int) -> Found:
         lean.append((state, number, layout))
         if state <= usable:
             roomy.append((pricer.bound_s(layout, packs_per_step // layout.dp), number, layout))
-    sieve = _Sieve(pricer, usable, packs_per_step)
+    sieve = _Sieve(pricer, recompute, packs_per_step)
     roomy.sort()
     fitting = sieve.fitting([layout for _, _, layout in roomy], [bound_s for bound_s, _, _ in roomy])
     if not fitting:
@@ -75,18 +76,21 @@ def quick_search(setting: Setting, *, world: int, packs_per_step: int) -> Found:
     return Found(best=best, runners_up=(), leanest=None, examined=len(lean), unfit=len(lean) - len(roomy))
 
 
-def nearest(setting: Setting, asked: Layout, *, packs_per_step: int) -> Estimate | None:
+def nearest(
+    setting: Setting, asked: Layout, *, packs_per_step: int, recompute: Recompute = Recompute.NONE
+) -> Estimate | None:
     """Find the layout most like the one asked for that fits the memory, with microbatches and schedule that do.
 
     Args:
         setting: Model, mix, hardware and numerics.
         asked: Says how many ranks there are.
         packs_per_step: Of all ranks together.
+        recompute: What layers make anew.
     """
     found = itertools.islice(layouts(setting, world=asked.world, packs_per_step=packs_per_step), LAYOUTS_MAX)
     state_of, usable = least_states(setting), setting.hardware.usable_bytes
     near = sorted((layout for layout in found if state_of(layout) <= usable), key=lambda of: distance(of, asked))
-    fitting = _Sieve(Pricer(setting), usable, packs_per_step).fitting(near, count=1)
+    fitting = _Sieve(Pricer(setting), recompute, packs_per_step).fitting(near, count=1)
     return fitting[0] if fitting else None
 
 
@@ -99,9 +103,10 @@ def distance(one: Layout, other: Layout) -> tuple[int, ...]:
 class _Sieve:
     """Lets candidates through that fit the memory, and remembers the leanest of the others."""
 
-    def __init__(self, pricer: Pricer, usable_bytes: int, packs_per_step: int) -> None:
+    def __init__(self, pricer: Pricer, recompute: Recompute, packs_per_step: int) -> None:
         self._pricer = pricer
-        self._usable_bytes = usable_bytes
+        self._usable_bytes = pricer.setting.hardware.usable_bytes
+        self._recompute = recompute
         self._packs_per_step = packs_per_step
         self.leanest: Estimate | None = None
 
@@ -140,7 +145,11 @@ class _Sieve:
     def _ways(self, layout: Layout) -> list[Candidate]:
         """List the candidates of a layout that are trained, cheapest first."""
         setting = self._pricer.setting
-        known = [of for of in ways(setting, layout, packs_per_step=self._packs_per_step) if trained_today(of)]
+        known = [
+            of
+            for of in ways(setting, layout, packs_per_step=self._packs_per_step)
+            if of.recompute is self._recompute and trained_today(of)
+        ]
         priced = [(_rounded(self._pricer.quick_s(of)), of.microbatches, number) for number, of in enumerate(known)]
         return [known[number] for _, _, number in sorted(priced)]
 

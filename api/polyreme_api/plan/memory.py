@@ -115,14 +115,15 @@ def memory_of(
     """
     stages = _stage_bytes(setting, layout, packs=packs, recompute=recompute, split=split)
     logits = _logits_bytes(setting, layout, packs=packs)
+    anew = _layer_bytes(setting, layout, packs=packs) if recompute is Recompute.FULL else 0.0
     if schedule is None:
-        return _rank_memory(setting, layout, stages, held=stages[0].kept, logits=logits)
+        return _rank_memory(setting, layout, stages, held=stages[0].kept + anew, logits=logits)
     rank_of = ranks_of_stages(schedule, layout.pp)
     found = []
     for rank, moments in enumerate(held_at_most(schedule, ranks=layout.pp, microbatches=microbatches)):
         own = [stage for stage, at in zip(stages, rank_of, strict=True) if at == rank]
         held = max(sum(count * stage.kept for count, stage in zip(counts, own, strict=True)) for counts in moments)
-        found.append(_rank_memory(setting, layout, own, held=held, logits=logits if rank_of[-1] == rank else 0))
+        found.append(_rank_memory(setting, layout, own, held=held + anew, logits=logits if rank_of[-1] == rank else 0))
     return max(found, key=lambda memory: memory.total_bytes)
 
 
@@ -187,6 +188,16 @@ def _stage_bytes(
             )
         )
     return stages
+
+
+def _layer_bytes(setting: Setting, layout: Layout, *, packs: int) -> float:
+    """Work out what the fullest layer holds while it is made anew, and only then."""
+    shape = setting.shape
+    kept = kept_numbers(shape, recompute=Recompute.NONE)
+    tokens = packs * setting.mix.sequence_tokens / (layout.cp * layout.tp)
+    layers = [kept[part] for part in layer_parts(shape)]
+    block = kept[Part.TOWER] / shape.vision.layers * setting.mix.patches_per_token(shape)
+    return max(*layers, block) * tokens * setting.numerics.activation_bytes
 
 
 def _logits_bytes(setting: Setting, layout: Layout, *, packs: int) -> float:

@@ -10,13 +10,13 @@ from typing import Any
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.plan.automatic import distance, quick_search
-from polyreme_api.plan.costs import Setting
+from polyreme_api.plan.costs import Recompute, Setting
 from polyreme_api.plan.layout import Layout, fitting_layouts, fitting_worlds, mesh_misfits, misfits, ulysses_degree
 from polyreme_api.plan.pipelines import WHOLE, Cut, cut_step, stream_volumes
 from polyreme_api.plan.refusals import check_memory, what_does_not_fit
 from polyreme_api.plan.schedules import Schedule
-from polyreme_api.plan.search import Estimate
-from polyreme_api.plan.setting import setting_of
+from polyreme_api.plan.search import Estimate, Found
+from polyreme_api.plan.setting import recompute_of, setting_of
 from polyreme_api.plan.shapes import ANY_MODEL, DecoderShape, ModelShape, VisionShape, check_shape, model_shape
 from polyreme_api.plan.volume import GroupVolume, group_volumes, nominal_volumes
 
@@ -133,7 +133,7 @@ def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
         scaled = replicas is not None
         layout = _explicit(spec, setting, world=world, scaled=scaled)
         cut = _cut_for(spec, shape, layout, packs_per_rank=spec.training.packs_per_step // layout.dp, scaled=scaled)
-        check_memory(setting, layout, cut, packs_per_step=spec.training.packs_per_step)
+        check_memory(setting, layout, cut, packs_per_step=spec.training.packs_per_step, recompute=recompute_of(spec))
     else:
         chosen = _automatic(spec, setting, replicas=count)
         layout, cut = chosen.candidate.layout, _cut_of(chosen)
@@ -227,10 +227,14 @@ def _automatic(spec: TrainingJobSpec, setting: Setting, *, replicas: int) -> Est
     packs, devices = spec.training.packs_per_step, spec.workers.devices
     world = replicas * devices
 
-    def found(ranks: int) -> Estimate | None:
-        return quick_search(setting, world=ranks, packs_per_step=packs).best
+    def searched(ranks: int, recompute: Recompute) -> Found:
+        return quick_search(setting, world=ranks, packs_per_step=packs, recompute=recompute)
 
-    best, leanest = found(world), quick_search(setting, world=world, packs_per_step=packs).leanest
+    def found(ranks: int) -> Estimate | None:
+        return searched(ranks, asked).best
+
+    asked = recompute_of(spec)
+    best, leanest = found(world), searched(world, asked).leanest
     if packs % world and leanest is None:
         worlds = fitting_worlds(near=world, step=devices, shape=setting.shape, packs_per_step=packs)
         fewer = max((size for size in worlds if size < world), default=0)
@@ -244,7 +248,15 @@ def _automatic(spec: TrainingJobSpec, setting: Setting, *, replicas: int) -> Est
                 field="spec.workers.replicas or spec.training.packsPerStep",
             )
     if best is None:
-        raise what_does_not_fit(setting, leanest, replicas=replicas, devices=devices, packs_per_step=packs, found=found)
+        raise what_does_not_fit(
+            setting,
+            leanest,
+            replicas=replicas,
+            devices=devices,
+            packs_per_step=packs,
+            found=found,
+            anew=lambda: searched(world, Recompute.FULL).best,
+        )
     return best
 
 

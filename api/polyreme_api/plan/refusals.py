@@ -19,6 +19,7 @@ from polyreme_api.plan.search import Estimate, most_microbatches_played
 LARGER_MAX = 16
 """Times as many workers among which a refusal looks for the plan that would fit."""
 CHECKS_KEPT = 4096
+RECOMPUTE_FIELD = "spec.training.recompute: Full"
 
 
 def what_does_not_fit(
@@ -29,6 +30,7 @@ def what_does_not_fit(
     devices: int,
     packs_per_step: int,
     found: Callable[[int], Estimate | None],
+    anew: Callable[[], Estimate | None] | None = None,
 ) -> InvalidConfigError:
     """Word the refusal of a job that nothing fits: the largest consumers, and the plan that would fit.
 
@@ -39,6 +41,7 @@ def what_does_not_fit(
         devices: Devices of each.
         packs_per_step: Of all ranks together.
         found: Searches the best plan of so many ranks.
+        anew: Searches the best plan of these ranks that makes layers anew, where that was not searched yet.
     """
     world = replicas * devices
     if leanest is None:
@@ -47,55 +50,78 @@ def what_does_not_fit(
             "sizes can be trained",
             field="spec.workers.replicas or spec.training.packsPerStep",
         )
+    if anew is not None and (other := anew()) is not None:
+        return InvalidConfigError(
+            f"{_too_large(setting, leanest, world)}; with {RECOMPUTE_FIELD} it would fit: {other.candidate}",
+            field=f"{RECOMPUTE_FIELD} or spec.workers.replicas",
+        )
     words = f"no plan of up to {LARGER_MAX} times as many workers fits either"
     for times in itertools.takewhile(lambda factor: factor <= LARGER_MAX, (2**power for power in itertools.count(1))):
         if (larger := found(world * times)) is not None:
             words = f"{replicas * times} workers would fit: {larger.candidate}"
             break
     return InvalidConfigError(
-        f"model does not fit {world} x {setting.hardware.name}: the leanest plan, {leanest.candidate}, "
-        f"{_needs(setting, leanest.memory)}; {words}",
+        f"{_too_large(setting, leanest, world)}; {words}",
         field="spec.workers.replicas or spec.workers.hardware",
     )
 
 
-def memory_of_cut(setting: Setting, layout: Layout, cut: Cut, *, packs_per_step: int) -> Memory:
+def _too_large(setting: Setting, leanest: Estimate, world: int) -> str:
+    return (
+        f"model does not fit {world} x {setting.hardware.name}: the leanest plan, {leanest.candidate}, "
+        f"{_needs(setting, leanest.memory)}"
+    )
+
+
+def memory_of_cut(
+    setting: Setting, layout: Layout, cut: Cut, *, packs_per_step: int, recompute: Recompute = Recompute.NONE
+) -> Memory:
     """Work out the fullest rank of a layout with a step cut as it is."""
     return memory_of(
         setting,
         layout,
         packs=packs_per_step // layout.dp // cut.microbatches,
         microbatches=min(cut.microbatches, most_microbatches_played(layout)),
-        recompute=Recompute.NONE,
+        recompute=recompute,
         schedule=cut.schedule,
         split=cut.stage_layers or (setting.shape.decoder.layers,),
     )
 
 
-def check_memory(setting: Setting, layout: Layout, cut: Cut, *, packs_per_step: int) -> None:
+def check_memory(
+    setting: Setting, layout: Layout, cut: Cut, *, packs_per_step: int, recompute: Recompute = Recompute.NONE
+) -> None:
     """Refuse a layout that was asked for and does not fit the memory.
 
     Raises:
         InvalidConfigError: Naming the largest consumers, and the layout most like it that fits.
     """
-    if words := _misfit(setting, layout, cut, packs_per_step):
+    if words := _misfit(setting, layout, cut, packs_per_step, recompute):
         raise InvalidConfigError(words, field="spec.parallelism")
 
 
 @functools.lru_cache(maxsize=CHECKS_KEPT)
-def _misfit(setting: Setting, layout: Layout, cut: Cut, packs_per_step: int) -> str:
+def _misfit(setting: Setting, layout: Layout, cut: Cut, packs_per_step: int, recompute: Recompute) -> str:
     """Say why a layout does not fit the memory; empty where it does."""
-    memory = memory_of_cut(setting, layout, cut, packs_per_step=packs_per_step)
+    memory = memory_of_cut(setting, layout, cut, packs_per_step=packs_per_step, recompute=recompute)
     if memory.total_bytes <= setting.hardware.usable_bytes:
         return ""
-    near = nearest(setting, layout, packs_per_step=packs_per_step)
+    near = nearest(setting, layout, packs_per_step=packs_per_step, recompute=recompute)
     words = f"no layout of {layout.world} ranks fits; raise spec.workers.replicas"
     if near is not None:
         words = f"the nearest that fits: {near.candidate}, {near.memory.total_bytes / GIB:.1f} GiB"
     return f"layout does not fit {setting.hardware.name}: {layout} {_needs(setting, memory)}; {words}"
 
 
-def out_of_memory(setting: Setting, layout: Layout, cut: Cut, *, packs_per_step: int, told: str) -> str:
+def out_of_memory(
+    setting: Setting,
+    layout: Layout,
+    cut: Cut,
+    *,
+    packs_per_step: int,
+    told: str,
+    recompute: Recompute = Recompute.NONE,
+) -> str:
     """Word what became of a rank that ran out of memory: its largest consumers by arithmetic, and what would fit.
 
     Args:
@@ -104,11 +130,13 @@ def out_of_memory(setting: Setting, layout: Layout, cut: Cut, *, packs_per_step:
         cut: Of its step.
         packs_per_step: Of all ranks together.
         told: What the allocator said.
+        recompute: What layers make anew.
     """
-    memory = memory_of_cut(setting, layout, cut, packs_per_step=packs_per_step)
+    memory = memory_of_cut(setting, layout, cut, packs_per_step=packs_per_step, recompute=recompute)
     usable = min(setting.hardware.usable_bytes, int(0.9 * memory.total_bytes))
     hardware = dataclasses.replace(setting.hardware, memory_bytes=usable, usable_share=1.0)
-    near = nearest(dataclasses.replace(setting, hardware=hardware), layout, packs_per_step=packs_per_step)
+    roomier = dataclasses.replace(setting, hardware=hardware)
+    near = nearest(roomier, layout, packs_per_step=packs_per_step, recompute=recompute)
     words = f"no layout of {layout.world} ranks needs less; raise spec.workers.replicas"
     if near is not None:
         words = f"a layout that needs less: {near.candidate}, {near.memory.total_bytes / GIB:.2g} GiB"

@@ -17,7 +17,7 @@ from polyreme_api.plan.flops import TRAINING_FORWARDS, forward_flops
 from polyreme_api.plan.layout import Layout, divisors, misfits, ulysses_degree
 from polyreme_api.plan.memory import Memory, held_parameters, least_states, memory_of
 from polyreme_api.plan.parts import Part, all_parts
-from polyreme_api.plan.schedules import Schedule, ranks_of_stages, schedule_misfits, stages_per_rank
+from polyreme_api.plan.schedules import V_SHAPED, Schedule, ranks_of_stages, schedule_misfits, stages_per_rank
 from polyreme_api.plan.simulate import Simulated, program
 from polyreme_api.plan.stages import ModelTimes, Split, balanced_split, best_split, least_layers
 
@@ -359,8 +359,8 @@ def anything(_: Candidate) -> bool:
 
 
 def trained_today(of: Candidate) -> bool:
-    """Whether this version trains it: layers are never recomputed yet."""
-    return of.recompute is Recompute.NONE
+    """Whether this version trains it: gradients of inputs and weights apart would make every layer anew for both."""
+    return of.recompute is not Recompute.FULL or of.schedule not in V_SHAPED
 
 
 def play(setting: Setting, estimate: Estimate) -> Simulated | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.labels import RESOURCE_DEVICE
-from polyreme_api.plan.costs import Setting
+from polyreme_api.plan.costs import Recompute, Setting
 from polyreme_api.plan.flops import Mix
 from polyreme_api.plan.hardware import DEFAULT, FLOAT32, HARDWARE, PROCESSOR, Hardware, Numerics
 from polyreme_api.plan.shapes import ModelShape
@@ -56,6 +56,11 @@ def hardware_of(spec: TrainingJobSpec) -> Hardware:
 def numerics_of(_: TrainingJobSpec) -> Numerics:
     """Return the bytes of what a job's ranks hold: float32 throughout is what the trainer does."""
     return FLOAT32
+
+
+def recompute_of(spec: TrainingJobSpec) -> Recompute:
+    """Return what a job's layers make anew."""
+    return Recompute(spec.training.recompute.lower())
 
 
 def _memory_limit(template: Mapping[str, Any]) -> int | None:

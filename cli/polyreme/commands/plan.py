@@ -39,7 +39,7 @@ def plan(
         bool,
         typer.Option(
             "--untrained",
-            help="Search what this version does not train yet, too: recomputation, bfloat16, sharded moments.",
+            help="Search what this version does not train yet, too: bfloat16, sharded moments.",
         ),
     ] = False,
     runners_up: Annotated[int, typer.Option(min=0, max=40, help="How many others to show.")] = RUNNERS_UP,

@@ -13,11 +13,12 @@ from polyreme_api.job import TrainingJobSpec, load_job, parse_job
 from polyreme_api.job.workers import Workers
 from polyreme_api.plan import automatic
 from polyreme_api.plan.automatic import FINALISTS, LAYOUTS_MAX, WEIGHED_MAX, nearest, quick_search
+from polyreme_api.plan.costs import Recompute
 from polyreme_api.plan.hardware import HARDWARE, MIXED
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.plan import plan_for
 from polyreme_api.plan.refusals import memory_of_cut, out_of_memory
-from polyreme_api.plan.schedules import Schedule
+from polyreme_api.plan.schedules import V_SHAPED, Schedule
 from polyreme_api.plan.search import Pricer, search, trained_today
 from polyreme_api.plan.setting import hardware_of, setting_of
 from polyreme_api.plan.shapes import KIMI_VL_A3B, KIMI_VL_NANO
@@ -45,7 +46,12 @@ def test_the_choice_is_as_good_as_that_of_the_whole_search(world: int, packs: in
     )
     quick, whole = (
         quick_search(setting, world=world, packs_per_step=packs).best,
-        search(setting, world=world, packs_per_step=packs, supported=trained_today).best,
+        search(
+            setting,
+            world=world,
+            packs_per_step=packs,
+            supported=lambda of: trained_today(of) and of.recompute is Recompute.NONE,
+        ).best,
     )
     assert quick is not None
     assert whole is not None
@@ -98,16 +104,33 @@ def test_ranks_that_do_not_divide_the_packs_must_be_worth_having() -> None:
 
 def test_a_model_that_fits_nowhere_is_told_with_its_consumers_and_the_workers_that_would_do() -> None:
     with pytest.raises(InvalidConfigError) as refused:
-        plan_for(big(1, 4))
+        plan_for(big(1, 2))
     words = refused.value.message
-    for part in ("does not fit 4 x h100-80g", "the leanest plan, dp", "of 72.0 usable: optimizer", "activations"):
+    for part in ("does not fit 2 x h100-80g", "the leanest plan, dp", "of 72.0 usable: optimizer", "activations"):
         assert part in words
     assert refused.value.field == "spec.workers.replicas or spec.workers.hardware"
     workers = int(words.partition(" workers would fit: ")[0].rpartition(" ")[2])
-    plan = plan_for(big(workers, 4))
-    assert memory_of_cut(
-        setting_of(big(workers, 4), plan.shape), plan.layout, plan.cut, packs_per_step=64
-    ).total_bytes <= (HARDWARE["h100-80g"].usable_bytes)
+    spec = big(workers, 2)
+    plan = plan_for(spec)
+    memory = memory_of_cut(setting_of(spec, plan.shape), plan.layout, plan.cut, packs_per_step=64)
+    assert memory.total_bytes <= HARDWARE["h100-80g"].usable_bytes
+
+
+def test_making_layers_anew_is_offered_where_it_makes_a_model_fit() -> None:
+    with pytest.raises(InvalidConfigError, match=r"with spec\.training\.recompute: Full it would fit: dp") as refused:
+        plan_for(big(1, 4))
+    assert refused.value.field == "spec.training.recompute: Full or spec.workers.replicas"
+    training = big(1, 4).training.model_copy(update={"recompute": "Full"})
+    spec = big(1, 4).model_copy(update={"training": training})
+    plan = plan_for(spec)
+    assert plan.cut.schedule not in V_SHAPED, "gradients apart would make every layer anew twice"
+    assert f"it would fit: {plan.layout}" in refused.value.message
+    # And the layout that was chosen is refused again where layers hold all that they make.
+    asked = {axis: getattr(plan.layout, axis) for axis in ("dp", "ep", "pp", "cp", "tp")}
+    plain = big(1, 4, **asked, microbatches=plan.cut.microbatches)
+    plan_for(plain.model_copy(update={"training": training}))
+    with pytest.raises(InvalidConfigError, match="no layout of 4 ranks fits"):
+        plan_for(plain)
 
 
 def test_an_explicit_layout_that_does_not_fit_names_the_nearest_that_does() -> None:

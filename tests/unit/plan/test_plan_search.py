@@ -17,7 +17,7 @@ from polyreme_api.plan.memory import Memory, least_states, memory_of
 from polyreme_api.plan.parts import Part, all_parts, parameter_count
 from polyreme_api.plan.picture import picture
 from polyreme_api.plan.refusals import what_does_not_fit
-from polyreme_api.plan.schedules import Schedule
+from polyreme_api.plan.schedules import V_SHAPED, Schedule
 from polyreme_api.plan.search import (
     Candidate,
     Estimate,
@@ -67,7 +67,7 @@ def test_a_plan_that_does_not_fit_is_never_returned(world: int, memory_gib: int,
         assert sum(estimate.split) == 27
         assert of.layout.world == world
         assert of.layout.dp * of.microbatches * of.microbatch_packs == packs
-        assert recomputed or of.recompute is Recompute.NONE
+        assert recomputed or of.recompute is not Recompute.FULL or of.schedule not in V_SHAPED
         assert not misfits(of.layout, world=world, shape=setting.shape, packs_per_step=packs)
 
 

@@ -87,6 +87,26 @@ def fitting_microbatches(schedule: Schedule | None, *, pp: int, packs_per_rank: 
     ]
 
 
+def accumulated_microbatches(schedule: Schedule | None, *, pp: int, packs_per_rank: int, packs: int) -> int | None:
+    """Say in how many microbatches a resized rank runs its packs, so that none has more packs than it had before.
+
+    A step keeps its packs at every size of a gang, and so its tokens: fewer ranks accumulate over more microbatches,
+    in the memory that one always took.
+
+    Args:
+        schedule: Order of work; None without stages.
+        pp: Ranks of the pipeline.
+        packs_per_rank: Packs of a data-parallel rank in a step, at the new size.
+        packs: Packs of a microbatch, at the size that the job was written for.
+
+    Returns:
+        The fewest that fit, the most where none is enough, None where the schedule can run none.
+    """
+    fitting = fitting_microbatches(schedule, pp=pp, packs_per_rank=packs_per_rank)
+    enough = [count for count in fitting if packs_per_rank <= count * packs]
+    return min(enough, default=fitting[-1] if fitting else None)
+
+
 def default_layers(shape: ModelShape, *, schedule: Schedule, pp: int, pack_tokens: int) -> tuple[int, ...]:
     """Deal the layers so that ranks have equal work by operations, tower and head priced; nothing is measured.
 

@@ -12,7 +12,14 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.plan.automatic import distance, quick_search
 from polyreme_api.plan.costs import Recompute, Setting
 from polyreme_api.plan.layout import Layout, fitting_layouts, fitting_worlds, mesh_misfits, misfits, ulysses_degree
-from polyreme_api.plan.pipelines import WHOLE, Cut, cut_step, stream_volumes
+from polyreme_api.plan.pipelines import (
+    DEFAULT_SCHEDULE,
+    WHOLE,
+    Cut,
+    accumulated_microbatches,
+    cut_step,
+    stream_volumes,
+)
 from polyreme_api.plan.refusals import check_memory, what_does_not_fit
 from polyreme_api.plan.schedules import Schedule
 from polyreme_api.plan.search import Estimate, Found
@@ -161,17 +168,21 @@ def _cut_of(chosen: Estimate) -> Cut:
 
 
 def _cut_for(spec: TrainingJobSpec, shape: ModelShape, layout: Layout, *, packs_per_rank: int, scaled: bool) -> Cut:
-    """Cut a step as the job asks; at another size than it was written for, microbatches fit themselves to the packs."""
+    """Cut a step as the job asks; at another size than it was written for, a microbatch keeps its packs."""
     asked = spec.parallelism
     schedule = None if asked.schedule is None else Schedule(asked.schedule)
-    keep = asked.microbatches is not None and not (scaled and packs_per_rank % asked.microbatches)
+    microbatches = asked.microbatches
+    if scaled and (microbatches is not None or layout.pp == 1):
+        order = schedule or (DEFAULT_SCHEDULE if layout.pp > 1 else None)
+        written = spec.training.packs_per_step // (asked.dp or layout.dp) // (microbatches or 1)
+        microbatches = accumulated_microbatches(order, pp=layout.pp, packs_per_rank=packs_per_rank, packs=written)
     return cut_step(
         shape,
         pp=layout.pp,
         packs_per_rank=packs_per_rank,
         pack_tokens=spec.data.sequence_tokens,
         schedule=schedule,
-        microbatches=asked.microbatches if keep else None,
+        microbatches=microbatches,
     )
 
 

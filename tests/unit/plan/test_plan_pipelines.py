@@ -11,7 +11,7 @@ import pytest
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import load_job
 from polyreme_api.job.workers import STAGES_MEET, Parallelism
-from polyreme_api.plan.pipelines import Cut, cut_step, fitting_microbatches
+from polyreme_api.plan.pipelines import Cut, accumulated_microbatches, cut_step, fitting_microbatches
 from polyreme_api.plan.plan import Plan, plan_for
 from polyreme_api.plan.schedules import V_SHAPED, Schedule, schedule_misfits, stages_per_rank
 from polyreme_api.plan.shapes import KIMI_VL_A3B, KIMI_VL_NANO
@@ -90,3 +90,22 @@ def test_at_another_size_the_microbatches_fit_themselves_to_the_packs() -> None:
     spec = load_job(job_with({**PIPED, "spec.parallelism": piped})).spec
     assert plan_for(spec, replicas=2).cut.microbatches == 4
     assert plan_for(spec, replicas=4).cut.microbatches == 2
+
+
+def test_fewer_ranks_accumulate_and_no_microbatch_takes_more_packs_than_before() -> None:
+    def at(packs_per_rank: int, schedule: Schedule | None = None, pp: int = 1) -> int | None:
+        return accumulated_microbatches(schedule, pp=pp, packs_per_rank=packs_per_rank, packs=2)
+
+    assert [at(packs) for packs in (1, 2, 4, 6, 8)] == [1, 1, 2, 3, 4]
+    assert at(3) == 3, "two microbatches do not divide three packs"
+    assert at(8, Schedule.ZBV, pp=4) == 8, "so many does the schedule need"
+    assert at(2, Schedule.ZBV, pp=4) is None
+
+
+def test_a_resized_job_keeps_the_packs_of_a_microbatch() -> None:
+    spec = load_job(job_with({"spec.training.packsPerStep": 8, "spec.parallelism": {"mode": "Explicit", "dp": 1}})).spec
+    written = plan_for(spec)
+    assert (written.layout.dp, written.cut.microbatches) == (1, 1)
+    halved = spec.model_copy(update={"parallelism": spec.parallelism.model_copy(update={"dp": 2})})
+    assert plan_for(halved, replicas=1).cut.microbatches == 2
+    assert plan_for(halved, replicas=4).cut.microbatches == 1

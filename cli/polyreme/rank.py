@@ -27,6 +27,7 @@ from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.plan.plan import Plan
 from polyreme_api.plan.refusals import out_of_memory
 from polyreme_api.plan.setting import recompute_of, setting_of
+from polyreme_api.plan.state import divides_update
 from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
 from polyreme_datahub.objects import open_store
@@ -35,10 +36,13 @@ from polyreme_trainer.parallel.device import full_memory, take_device
 from polyreme_trainer.parallel.pipeline import PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
 from polyreme_trainer.train.run import train_rank
+from polyreme_trainer.train.schedule import Schedule
 from polyreme_trainer.train.settings import (
     CheckpointSettings,
     EvaluationSettings,
+    OptimizerName,
     OptimizerSettings,
+    Precision,
     TrainSettings,
 )
 
@@ -192,16 +196,23 @@ def settings_of(
             plan_hash=plan.hash,
             plan=json.loads(plan.to_json()),
         ),
+        precision=Precision(spec.training.precision),
         optimizer=OptimizerSettings(
+            name=OptimizerName(optimizer.name),
             learning_rate=float(optimizer.learning_rate),
+            final_learning_rate=float(optimizer.final_learning_rate),
+            schedule=Schedule(optimizer.schedule),
             warmup_steps=optimizer.warmup_steps,
             decay_steps=optimizer.decay_steps,
             beta1=float(optimizer.beta1),
             beta2=float(optimizer.beta2),
+            momentum=float(optimizer.momentum),
             epsilon=float(optimizer.epsilon),
             weight_decay=float(optimizer.weight_decay),
             gradient_norm_max=float(optimizer.clip_norm),
             router_bias_rate=float(spec.training.router_bias_rate),
+            divided=divides_update(spec.training, plan.shape),
+            state_on_host=optimizer.state_memory == "Host",
         ),
         evaluation=_evaluation_settings(spec),
         export_directory=local_folder(exported, field="spec.export.location") if exported else None,

@@ -45,13 +45,16 @@ from polyreme_trainer.train import run
 from polyreme_trainer.train.export import join_slices
 from polyreme_trainer.train.inputs import to_inputs
 from polyreme_trainer.train.offline import export_checkpoint
+from polyreme_trainer.train.schedule import Schedule as Shape
 from polyreme_trainer.train.settings import (
     CheckpointSettings,
     EvaluationSettings,
+    OptimizerName,
     OptimizerSettings,
+    Precision,
     TrainSettings,
 )
-from polyreme_trainer.train.state import TrainState, backward, content, open_state, reduce, update
+from polyreme_trainer.train.state import TrainState, backward, content, open_state, reduce, settle, update
 from tests.parallel.capacity import Dropped, senders
 from tests.parallel.planted import plant
 from tests.parallel.planted_pipeline import plant as plant_in_pipeline
@@ -226,6 +229,14 @@ def pipeline_of(given: Mapping[str, Any] | None) -> PipelineSettings:
     )
 
 
+def optimizer_of(request: Mapping[str, Any]) -> OptimizerSettings:
+    """What differs from the defaults, names as text."""
+    given: dict[str, Any] = {"warmup_steps": 2, "gradient_norm_max": request.get("clip", 1.0)}
+    kinds = {"name": OptimizerName, "schedule": Shape}
+    given |= {name: kinds.get(name, lambda same: same)(value) for name, value in request.get("optimizer", {}).items()}
+    return OptimizerSettings(**given)
+
+
 def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket | None) -> TrainSettings:
     layout = layout_of(request["layout"])
     return TrainSettings(
@@ -253,7 +264,8 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
             kept=request.get("kept", 3),
             plan_hash="p",
         ),
-        optimizer=OptimizerSettings(warmup_steps=2, gradient_norm_max=request.get("clip", 1.0)),
+        precision=Precision(request.get("precision", "float32")),
+        optimizer=optimizer_of(request),
         evaluation=EvaluationSettings(samples_max=50, answer_tokens_max=4),
         export_directory=Path(request["export"]) if "export" in request else None,
     )
@@ -327,9 +339,11 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
                 dropped = list(emulated.counts.values()) if emulated else routing.dropped_LE.long().tolist()
             update(state, total, settings.optimizer, rate=2e-3)
             losses.append(total.loss)
+        settle(state)
+        values = _whole(state, world, gradient_too=False) if request.get("values") else {}
         biases = {layer: bias.tolist() for layer, bias in sorted(_biases(state, world).items())}
         if rank == 0:
-            found = {"gradients": first, "losses": losses, "biases": biases, "dropped": dropped}
+            found = {"gradients": first, "losses": losses, "biases": biases, "dropped": dropped, "values": values}
             torch.save(found, request["output"])
     return 0
 
@@ -367,17 +381,34 @@ def digests(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> i
 def _whole(state: TrainState, world: Any, *, gradient_too: bool) -> dict[str, torch.Tensor]:
     """All parameters with their moments, or their gradients, experts joined."""
     whole: dict[str, torch.Tensor] = {}
-    for part, moments in zip(state.flat.parts, state.optimizer.moments, strict=True):
-        buffers = (
-            {"gradient": part.gradients}
-            if gradient_too
-            else {"value": part.values, "first": moments.first, "second": moments.second}
-        )
-        for kind, buffer in buffers.items():
-            for name, view in part.views(buffer):
-                whole[f"{kind}.{name}"] = join_slices(name, view, state.flat, world.meshes).clone()
+    for own in state.optimizer.states:
+        held = {kind.value: (buffer, begin) for kind, buffer, begin in own.buffers()}
+        held["value"] = (own.part.values if own.part.masters is None else own.part.masters, 0)
+        if gradient_too:
+            held = {"gradient": (own.part.own_gradients, 0)}
+        for kind, (buffer, begin) in held.items():
+            joined = _joined(state, own.part, buffer, begin)
+            for name, view in own.part.views(joined):
+                if not view.isnan().any():
+                    whole[f"{kind}.{name}"] = join_slices(name, view, state.flat, world.meshes).clone()
     stages = collectives.gather_to_all(whole, world.meshes.pp_group)
     return {name: tensor for stage in stages for name, tensor in stage.items()}
+
+
+def _joined(state: TrainState, part: Any, buffer: torch.Tensor, begin: int) -> torch.Tensor:
+    """One number a scalar, brought together from the ranks that divide a part; NaN where none has it."""
+    if buffer.shape[0] == part.length:
+        return buffer
+    joined = torch.full((part.length,), torch.nan)
+    end = begin + buffer.shape[0]
+    for piece in part.pieces:
+        if not begin <= piece.own < end:
+            continue
+        piece.of(joined).copy_(piece.of_own(buffer, begin=begin))
+        if state.divided is not None and (copies := state.divided.copies_of(part)) is not None:
+            whole = piece.bucket.of(joined)
+            collectives.begin_gather(whole, piece.of(joined).clone(), copies.group).wait()
+    return joined
 
 
 def _biases(state: TrainState, world: Any) -> dict[int, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What is trained: a model preset, changed sizes, the optimizer and its schedule."""
+"""What is trained: a model preset, changed sizes, precision, the optimizer and its schedule."""
 
 from typing import Annotated, Literal
 
@@ -40,16 +40,23 @@ class ModelPart(Part):
 
 
 class Optimizer(Part):
-    """Optimizer and learning-rate schedule: warm-up, constant, linear decay to zero over the last steps."""
+    """Optimizer, learning-rate schedule, and where the optimizer's state lies."""
 
-    name: Literal["AdamW"] = "AdamW"
-    """The optimizer."""
+    name: Literal["AdamW", "Muon"] = "AdamW"
+    """``Muon`` updates the matrices of layers and experts; embedding, head, router and all vectors are AdamW's."""
     learning_rate: DecimalText = "1e-3"
     """Peak learning rate."""
+    final_learning_rate: DecimalText = "0"
+    """Learning rate to which a decay falls."""
+    schedule: Literal["WSD", "Cosine"] = "WSD"
+    """Shape of the learning rate behind its warm-up: ``WSD`` stays, then falls on a line over ``decaySteps`` (with 0 it
+    is constant); ``Cosine`` falls on half a cosine, over ``decaySteps`` or, with 0, all steps behind the warm-up."""
     beta1: DecimalText = "0.9"
-    """Decay of the first moment."""
+    """Decay of AdamW's first moment."""
     beta2: DecimalText = "0.98"
-    """Decay of the second moment."""
+    """Decay of AdamW's second moment."""
+    momentum: DecimalText = "0.95"
+    """Decay of Muon's momentum."""
     epsilon: DecimalText = "1e-8"
     """Added to the root of the second moment."""
     weight_decay: DecimalText = "0.05"
@@ -59,7 +66,14 @@ class Optimizer(Part):
     warmup_steps: Annotated[int, Field(ge=0, le=STEPS_MAX)] = 0
     """Steps over which the learning rate rises from zero."""
     decay_steps: Annotated[int, Field(ge=0, le=STEPS_MAX)] = 0
-    """Last steps of the run, over which the learning rate falls to zero."""
+    """Last steps of the run, over which the learning rate falls to ``finalLearningRate``."""
+    state_sharding: Literal["Auto", "Whole", "Sharded"] = "Auto"
+    """Who holds moments, and float32 weights beside narrower ones: ``Whole``, every rank those of all its weights;
+    ``Sharded``, ranks that hold the same weights divide their update (ZeRO-1). ``Auto``: ``Sharded`` where the state of
+    the whole model takes more than 1 GiB."""
+    state_memory: Literal["Device", "Host"] = "Device"
+    """Where that state lies. ``Host``: in pinned memory of the host, copied to the device and back at every step; on
+    processors there is no other memory, and it changes nothing."""
 
 
 class Training(Part):
@@ -71,8 +85,10 @@ class Training(Part):
     """Packs of ``data.sequenceTokens`` tokens that all ranks together train on in one step."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of the initial weights."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Type in which the model computes; the router's scores, gradients and the optimizer stay float32."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
-    """Optimizer and learning-rate schedule."""
+    """Optimizer, its schedule and its state."""
     router_bias_rate: DecimalText = "0.001"
     """Change of an expert's routing bias a step, against its load (DeepSeek-V3, section 2.1.2)."""
     capacity_factor: DecimalText | None = None

@@ -30,9 +30,9 @@ class Numerics:
 
 
 FLOAT32 = Numerics()
-"""What the trainer does today."""
+"""float32 throughout, and each rank with the moments of all that it holds."""
 MIXED = Numerics(weight_bytes=2, gradient_bytes=4, optimizer_bytes=12, activation_bytes=2, sharded_optimizer=True)
-"""bfloat16 with float32 gradients and master weights, moments sharded: what large runs do."""
+"""bfloat16 with float32 gradients and originals, state divided: what large runs do."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

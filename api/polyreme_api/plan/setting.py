@@ -10,8 +10,9 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.labels import RESOURCE_DEVICE
 from polyreme_api.plan.costs import Recompute, Setting
 from polyreme_api.plan.flops import Mix
-from polyreme_api.plan.hardware import DEFAULT, FLOAT32, HARDWARE, PROCESSOR, Hardware, Numerics
+from polyreme_api.plan.hardware import DEFAULT, HARDWARE, PROCESSOR, Hardware, Numerics
 from polyreme_api.plan.shapes import ModelShape
+from polyreme_api.plan.state import divides_update, state_bytes
 
 IMAGE_PATCHES = 1024
 """Patches of one image where packs are long enough for it: the plan does not know the images."""
@@ -26,7 +27,7 @@ def setting_of(spec: TrainingJobSpec, shape: ModelShape) -> Setting:
         shape=shape,
         mix=mix_of(shape, spec.data.sequence_tokens),
         hardware=hardware_of(spec),
-        numerics=numerics_of(spec),
+        numerics=numerics_of(spec, shape),
     )
 
 
@@ -53,9 +54,17 @@ def hardware_of(spec: TrainingJobSpec) -> Hardware:
     return dataclasses.replace(hardware, memory_bytes=limit // spec.workers.devices)
 
 
-def numerics_of(_: TrainingJobSpec) -> Numerics:
-    """Return the bytes of what a job's ranks hold: float32 throughout is what the trainer does."""
-    return FLOAT32
+def numerics_of(spec: TrainingJobSpec, shape: ModelShape) -> Numerics:
+    """Return the bytes of what a job's ranks hold; state in host memory is none of the device's."""
+    training = spec.training
+    working = 4 if training.precision == "float32" else 2
+    away = training.optimizer.state_memory == "Host" and hardware_of(spec).name != PROCESSOR
+    return Numerics(
+        weight_bytes=working,
+        optimizer_bytes=0 if away else state_bytes(training),
+        activation_bytes=working,
+        sharded_optimizer=divides_update(training, shape),
+    )
 
 
 def recompute_of(spec: TrainingJobSpec) -> Recompute:

@@ -39,7 +39,7 @@ def plan(
         bool,
         typer.Option(
             "--untrained",
-            help="Search what this version does not train yet, too: bfloat16, sharded moments.",
+            help="Search with bfloat16 and divided state, whatever the job asks for.",
         ),
     ] = False,
     runners_up: Annotated[int, typer.Option(min=0, max=40, help="How many others to show.")] = RUNNERS_UP,
@@ -83,7 +83,7 @@ def plan(
         shape=shape,
         mix=mix,
         hardware=hardware_of(spec) if hardware is None else hardware_named(hardware),
-        numerics=MIXED if untrained else numerics_of(spec),
+        numerics=MIXED if untrained else numerics_of(spec, shape),
         measured=measured,
     )
     supported = anything if untrained else trained_today

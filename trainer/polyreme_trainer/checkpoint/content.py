@@ -27,6 +27,10 @@ class FlatTensors:
     part: tuple[int, int] | None = None
     """Which of how many equal slices each tensor is; None for whole tensors."""
 
+    def outline(self) -> tuple[object, ...]:
+        """What lies where: names, places, sizes, which slices, type."""
+        return self.prefix, [(s.name, s.start, s.shape) for s in self.slots], self.part, str(self.buffer.dtype)
+
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield names and views."""
         for slot in self.slots:

@@ -149,10 +149,7 @@ def _over(data: mmap.mmap, buffers: Sequence[Tensor]) -> list[Tensor]:
 
 def _layout(content: Content) -> str:
     """What lies where: names, sizes, types, and which slices."""
-    flat = [
-        (part.prefix, [(s.name, s.start, s.shape) for s in part.slots], part.part, str(part.buffer.dtype))
-        for part in content.flat
-    ]
+    flat = [part.outline() for part in content.flat]
     plain = [(name, tuple(t.shape), str(t.dtype)) for name, t in sorted(content.plain.items())]
     return _digest(repr((flat, plain)).encode())
 

@@ -149,6 +149,18 @@ def gather_slices(slice_LX: Tensor, group: dist.ProcessGroup) -> Tensor:
     return joined
 
 
+def begin_reduce_scatter(own: Tensor, whole: Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """Begin to sum a buffer over the group into equal shares, one a rank, in order; both are in use meanwhile."""
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return cast("dist.Work", scatter(own, whole, group=group, async_op=True))
+
+
+def begin_gather(whole: Tensor, own: Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """Begin to join the equal shares of all ranks, in order; ``own`` may be this rank's place in ``whole``."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return cast("dist.Work", gather(whole, own, group=group, async_op=True))
+
+
 class _Gather(torch.autograd.Function):
     """All-gather of rows; its gradient is a reduce-scatter."""
 

@@ -2,21 +2,35 @@
 
 On CPU an optimizer step over 650 k parameters takes 0.5 ms flat against some ms tensor by tensor, and a gloo all-reduce
 costs nearly the same for one float as for a MiB.
+
+Ranks that hold the same parameters may divide their update (ZeRO-1, arXiv:1910.02054). A buffer then is a row of
+buckets, each of equal shares, one a rank: a bucket's gradient is reduce-scattered into the shares, its values are
+gathered from them. Matrices that an optimizer must see whole lie inside one share; all else is cut wherever it falls.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 FUSED_BYTES_MAX = 4 << 20
 """Gradients of all slices up to this size ride in the dense all-reduce: another one costs 5 ms, a MiB more 1 ms."""
+BUCKET_SCALARS = 40_000_000
+"""Scalars that are exchanged at a time when ranks divide the update: fewer would not fill a link, more would leave
+nothing to overlap with."""
 _ALIGNMENT = 16
 """Elements to which every parameter is aligned: grouped matrix products on CUDA need 16 bytes. The gaps stay zero."""
+_SLOTS_A_SHARE = 4
+"""Whole matrices that a bucket needs a share, at least: dealt out largest first, shares are then nearly even."""
+
+Outline = tuple[str, tuple[int, ...]]
+"""Name and shape of a parameter."""
+Named = tuple[str, nn.Parameter]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,29 +51,120 @@ class Slot:
         return buffer[self.start : self.start + self.length].view(self.shape)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """The ranks that divide the update of a buffer."""
+
+    count: int = 1
+    place: int = 0
+    """Which of them this rank is."""
+    bucket_scalars: int = BUCKET_SCALARS
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """A part of a buffer that is exchanged at once."""
+
+    start: int
+    length: int
+    """A multiple of the shares."""
+    whole: bool = False
+    """Whether its matrices are whole in one share each."""
+
+    @property
+    def end(self) -> int:
+        """First scalar behind it."""
+        return self.start + self.length
+
+    def of(self, buffer: Tensor) -> Tensor:
+        """The bucket's part of a buffer."""
+        return buffer[self.start : self.end]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What this rank updates of a bucket."""
+
+    bucket: Bucket
+    start: int
+    """In the buffer."""
+    length: int
+    own: int
+    """In a buffer that holds what this rank updates and nothing else."""
+
+    def of(self, buffer: Tensor) -> Tensor:
+        """The piece's part of a whole buffer."""
+        return buffer[self.start : self.start + self.length]
+
+    def of_own(self, buffer: Tensor, *, begin: int = 0) -> Tensor:
+        """The piece's part of a buffer that holds what this rank updates, from its scalar ``begin`` on."""
+        return buffer[self.own - begin : self.own - begin + self.length]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    slots: tuple[Slot, ...]
+    buckets: tuple[Bucket, ...]
+    whole_end: int
+    matrices_end: int
+    length: int
+
+
 class FlatParameters:
     """Parameters moved into one buffer, matrices first; their gradients in another, then ``riders`` and ``guests``.
 
     After construction every parameter is a view of ``values`` and its ``grad`` a view of ``gradients``: backward
-    accumulates in place.
+    accumulates in place, in float32 whatever the type of the values.
     """
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], *, riders: int = 0, guests: int = 0) -> None:
-        parameters = sorted(named, key=lambda item: item[1].ndim < 2)
-        self.slots = _lay_out(parameters)
-        self.length = _aligned(self.slots[-1].start + self.slots[-1].length) if self.slots else 0
-        vectors = [slot.start for slot in self.slots if len(slot.shape) < 2]
-        self.matrices_end = min(vectors, default=self.length)
+    def __init__(
+        self,
+        named: Iterable[Named],
+        *,
+        riders: int = 0,
+        guests: int = 0,
+        whole: Collection[str] = (),
+        shares: Shares = Shares(),
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Move the parameters.
+
+        Args:
+            named: Parameters by their global names, float32.
+            riders: Numbers that ride in the gradients' all-reduce.
+            guests: Gradients of other parameters that share it.
+            whole: Matrices that one rank must update whole; they come first.
+            shares: Ranks that divide the update.
+            dtype: Type of the values. Where it is narrower, the float32 originals of what this rank updates are kept.
+        """
+        parameters = dict(named)
+        plan = _lay_out([(name, tuple(p.shape)) for name, p in parameters.items()], frozenset(whole), shares)
+        self.slots, self.buckets, self.length = plan.slots, plan.buckets, plan.length
+        self.shares = shares
+        self.whole_end = plan.whole_end
+        """Scalars before this one belong to matrices that one rank updates whole."""
+        self.matrices_end = plan.matrices_end
         """Scalars before this one belong to matrices, which alone decay."""
-        like = parameters[0][1] if parameters else torch.empty(0)
-        self.values = torch.zeros(self.length, dtype=like.dtype, device=like.device)
+        self.pieces = _pieces(plan.buckets, shares)
+        self.own_length = sum(piece.length for piece in self.pieces)
+        self.own_whole_length = sum(piece.length for piece in self.pieces if piece.bucket.whole)
+        self._parameters = [parameters[slot.name] for slot in self.slots]
+        device = self._parameters[0].device if self._parameters else torch.device("cpu")
         self._riders_end = self.length + riders
-        self._reduced = torch.zeros(self._riders_end + guests, dtype=like.dtype, device=like.device)
-        for slot, (_, parameter) in zip(self.slots, parameters, strict=True):
-            slot.view(self.values).copy_(parameter.detach())
+        self._reduced = torch.zeros(self._riders_end + guests, device=device)
+        self._own_gradients = torch.zeros(self.own_length, device=device) if shares.count > 1 else None
+        originals = torch.zeros(self.length, device=device)
+        for slot, parameter in zip(self.slots, self._parameters, strict=True):
+            slot.view(originals).copy_(parameter.detach())
+        self.values = originals.to(dtype)
+        """All parameters, of the type in which the model computes."""
+        own = [originals[:0], *(piece.of(originals) for piece in self.pieces)]
+        self.masters = None if dtype == torch.float32 else torch.cat(own)
+        """float32 originals of what this rank updates; None where the values are float32 themselves."""
+        for slot, parameter in zip(self.slots, self._parameters, strict=True):
             parameter.data = slot.view(self.values)
+            parameter.grad_dtype = torch.float32
             parameter.grad = slot.view(self._reduced)
-        self._parameters = [parameter for _, parameter in parameters]
 
     @property
     def gradients(self) -> Tensor:
@@ -81,6 +186,28 @@ class FlatParameters:
         """Gradients, riders and guests: what one all-reduce sums."""
         return self._reduced
 
+    @property
+    def own_gradients(self) -> Tensor:
+        """Summed gradients of what this rank updates, one piece behind the other."""
+        return self.gradients if self._own_gradients is None else self._own_gradients
+
+    def own_values(self, piece: Piece) -> Tensor:
+        """Return what the optimizer changes, in float32; ``publish`` then brings it into the values.
+
+        Originals may have moved to host memory.
+        """
+        return piece.of(self.values) if self.masters is None else piece.of_own(self.masters)
+
+    def publish(self, piece: Piece, updated: Tensor | None = None) -> None:
+        """Round what the optimizer changed, or a copy of it on the device, to the type in which the model computes."""
+        if self.masters is not None:
+            piece.of(self.values).copy_(piece.of_own(self.masters) if updated is None else updated)
+
+    def adopt(self) -> None:
+        """Take the values, which somebody else has set, as the originals."""
+        for piece in self.pieces if self.masters is not None else ():
+            self.own_values(piece).copy_(piece.of(self.values))
+
     def clear_gradients(self) -> None:
         """Set gradients, riders and guests to zero, before a backward pass."""
         self._reduced.zero_()
@@ -96,6 +223,10 @@ class FlatParameters:
         for slot in self.slots:
             yield slot.name, slot.view(buffer)
 
+    def parameters(self) -> Iterator[tuple[Slot, nn.Parameter]]:
+        """Yield each parameter with its place."""
+        return zip(self.slots, self._parameters, strict=True)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Slices:
@@ -108,6 +239,8 @@ class Slices:
     """Slices of a whole parameter."""
     copies: int = 1
     """Ranks of a stage that hold the same slice."""
+    copy: int = 0
+    """Which of these this rank is."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,15 +259,17 @@ class FlatModel:
 
     dense: FlatParameters
     """Whole parameters, the same on all ranks of the stage."""
+    exact: FlatParameters
+    """Those of them that stay float32 where the model computes in another type; else empty."""
     tensor: SlicedParameters
     """Slices of the tensor-parallel group, the same on the ranks of dp x cp."""
     experts: SlicedParameters
     """Experts of this rank, the same on the ranks of edp."""
 
     @property
-    def parts(self) -> tuple[FlatParameters, FlatParameters, FlatParameters]:
-        """All buffers: dense, tensor slices, experts."""
-        return self.dense, self.tensor.flat, self.experts.flat
+    def parts(self) -> tuple[FlatParameters, ...]:
+        """All buffers: dense, exact, tensor slices, experts."""
+        return self.dense, self.exact, self.tensor.flat, self.experts.flat
 
     def clear_gradients(self) -> None:
         """Set all gradients, and what rides with them, to zero, before a step's first backward pass."""
@@ -142,35 +277,88 @@ class FlatModel:
             part.clear_gradients()
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """How parameters are kept for the optimizer."""
+
+    dtype: torch.dtype = torch.float32
+    """Type in which the model computes."""
+    exact: frozenset[str] = frozenset()
+    """Parameters that stay float32 all the same."""
+    whole: frozenset[str] = frozenset()
+    """Matrices that one rank must update whole."""
+    divided: bool = False
+    """Whether ranks that hold the same divide the update."""
+    bucket_scalars: int = BUCKET_SCALARS
+
+
+PLAIN = Update()
+"""float32, every rank updates all that it holds."""
+
+
 def flatten(
-    named: Mapping[str, nn.Parameter], *, riders: int, tensor: Slices = Slices(), experts: Slices = Slices()
+    named: Mapping[str, nn.Parameter],
+    *,
+    riders: int,
+    stage: Shares = Shares(),
+    tensor: Slices = Slices(),
+    experts: Slices = Slices(),
+    update: Update = PLAIN,
 ) -> FlatModel:
     """Move a model's parameters into flat buffers, which replaces their storage.
 
     Slices with copies need a sum over those copies: an all-reduce of their own. When all slices together are small,
-    they ride in the dense one instead: every rank adds its slice at the slice's own place, zeros elsewhere.
+    they ride in the dense one instead: every rank adds its slice at the slice's own place, zeros elsewhere. Where ranks
+    divide the update, every part is reduced by itself.
 
     Args:
         named: All trained parameters of this rank by their global names.
         riders: Numbers that ride in the dense all-reduce.
+        stage: The ranks that hold the same whole parameters.
         tensor: Parameters of which this rank holds a tensor-parallel slice.
         experts: Stacked experts, of which this rank holds some.
+        update: How they are kept for the optimizer.
     """
+
+    def shares(count: int, place: int) -> Shares:
+        given = dataclasses.replace(stage, count=count, place=place, bucket_scalars=update.bucket_scalars)
+        return given if update.divided else Shares()
+
     cut = tensor.names | experts.names
-    parts = [FlatParameters((name, p) for name, p in named.items() if name in s.names) for s in (tensor, experts)]
-    rooms = [_guest_room(part, slices) for part, slices in zip(parts, (tensor, experts), strict=True)]
-    dense = FlatParameters(
-        ((name, p) for name, p in named.items() if name not in cut), riders=riders, guests=sum(rooms)
+    exact_names = update.exact - cut if update.dtype != torch.float32 else frozenset()
+    parts = [
+        FlatParameters(
+            ((name, p) for name, p in named.items() if name in slices.names),
+            whole=update.whole,
+            shares=shares(slices.copies, slices.copy),
+            dtype=update.dtype,
+        )
+        for slices in (tensor, experts)
+    ]
+    exact = FlatParameters(
+        ((name, p) for name, p in named.items() if name in exact_names), shares=shares(stage.count, stage.place)
     )
+    rooms = [0 if update.divided else _guest_room(*both) for both in zip(parts, (tensor, experts), strict=True)]
+    exact_room = 0 if update.divided else exact.length
+    dense = FlatParameters(
+        ((name, p) for name, p in named.items() if name not in cut | exact_names),
+        riders=riders,
+        guests=sum(rooms) + exact_room,
+        whole=update.whole,
+        shares=shares(stage.count, stage.place),
+        dtype=update.dtype,
+    )
+    if exact_room:
+        exact.keep_gradients_in(dense.guests[:exact_room])
     sliced: list[SlicedParameters] = []
-    begin = 0
+    begin = exact_room
     for part, slices, room in zip(parts, (tensor, experts), rooms, strict=True):
         if room:
             own = begin + slices.place * part.length
             part.keep_gradients_in(dense.guests[own : own + part.length])
         sliced.append(SlicedParameters(flat=part, slices=slices, fused=room > 0))
         begin += room
-    return FlatModel(dense=dense, tensor=sliced[0], experts=sliced[1])
+    return FlatModel(dense=dense, exact=exact, tensor=sliced[0], experts=sliced[1])
 
 
 def _guest_room(part: FlatParameters, slices: Slices) -> int:
@@ -179,12 +367,86 @@ def _guest_room(part: FlatParameters, slices: Slices) -> int:
     return slices.count * part.length if fits else 0
 
 
-def _lay_out(parameters: Sequence[tuple[str, nn.Parameter]]) -> tuple[Slot, ...]:
-    starts = itertools.accumulate((_aligned(p.numel()) for _, p in parameters), initial=0)
-    return tuple(
-        Slot(name=name, start=start, shape=tuple(p.shape)) for (name, p), start in zip(parameters, starts, strict=False)
+def _lay_out(named: Sequence[Outline], whole: frozenset[str], shares: Shares) -> _Plan:
+    """Place whole matrices first, then the other matrices, then vectors; each in the order of the model."""
+    unit = _ALIGNMENT * shares.count
+    slots, buckets = _lay_out_whole([of for of in named if of[0] in whole], shares)
+    whole_end = buckets[-1].end if buckets else 0
+    matrices = [of for of in named if of[0] not in whole and len(of[1]) > 1]
+    vectors = [of for of in named if of[0] not in whole and len(of[1]) < 2]
+    small = shares.count == 1 or _room(matrices) + _room(vectors) <= shares.bucket_scalars
+    matrices_end = whole_end + _room(matrices)
+    edges = [whole_end] if small else [whole_end, whole_end + _rounded(_room(matrices), unit)]
+    vectors_begin = matrices_end if small else edges[-1]
+    edges.append(edges[-1] + _rounded(vectors_begin + _room(vectors) - edges[-1], unit))
+    size = max(unit, shares.bucket_scalars // unit * unit) if shares.count > 1 else max(1, edges[-1])
+    for start, stop in itertools.pairwise(edges):
+        buckets += [Bucket(start=at, length=min(size, stop - at)) for at in range(start, stop, size)]
+    return _Plan(
+        slots=(*slots, *_row(matrices, whole_end), *_row(vectors, vectors_begin)),
+        buckets=tuple(buckets),
+        whole_end=whole_end,
+        matrices_end=matrices_end,
+        length=edges[-1],
     )
 
 
+def _lay_out_whole(first: Sequence[Outline], shares: Shares) -> tuple[list[Slot], list[Bucket]]:
+    slots: list[Slot] = []
+    buckets: list[Bucket] = []
+    for group in _groups(first, shares):
+        begin = buckets[-1].end if buckets else 0
+        hands = _deal(group, shares.count)
+        share = max(map(_room, hands))
+        for place, hand in enumerate(hands):
+            slots += _row(hand, begin + place * share)
+        buckets.append(Bucket(start=begin, length=share * shares.count, whole=True))
+    return slots, buckets
+
+
+def _row(group: Sequence[Outline], begin: int) -> list[Slot]:
+    starts = itertools.accumulate((_aligned(math.prod(shape)) for _, shape in group), initial=begin)
+    return [Slot(name=name, start=start, shape=shape) for (name, shape), start in zip(group, starts, strict=False)]
+
+
+def _room(group: Sequence[Outline]) -> int:
+    return sum(_aligned(math.prod(shape)) for _, shape in group)
+
+
+def _groups(first: Sequence[Outline], shares: Shares) -> list[Sequence[Outline]]:
+    """Cut whole matrices, in the order of the model, into what one bucket exchanges."""
+    if not first:
+        return []
+    scalars = sum(math.prod(shape) for _, shape in first)
+    wanted = -(-scalars // shares.bucket_scalars)
+    count = max(1, min(wanted, len(first) // (_SLOTS_A_SHARE * shares.count))) if shares.count > 1 else 1
+    size = -(-len(first) // count)
+    return [first[begin : begin + size] for begin in range(0, len(first), size)]
+
+
+def _deal(group: Sequence[Outline], count: int) -> list[list[Outline]]:
+    """Deal matrices to shares, the largest first, each to the share that has least; the same on all ranks."""
+    hands: list[list[Outline]] = [[] for _ in range(count)]
+    if count == 1:
+        return [list(group)]
+    for of in sorted(group, key=lambda of: -math.prod(of[1])):
+        min(hands, key=_room).append(of)
+    return hands
+
+
+def _pieces(buckets: Sequence[Bucket], shares: Shares) -> tuple[Piece, ...]:
+    pieces: list[Piece] = []
+    own = 0
+    for bucket in buckets:
+        length = bucket.length // shares.count
+        pieces.append(Piece(bucket=bucket, start=bucket.start + shares.place * length, length=length, own=own))
+        own += length
+    return tuple(pieces)
+
+
 def _aligned(length: int) -> int:
-    return -(-length // _ALIGNMENT) * _ALIGNMENT
+    return _rounded(length, _ALIGNMENT)
+
+
+def _rounded(length: int, unit: int) -> int:
+    return -(-length // unit) * unit

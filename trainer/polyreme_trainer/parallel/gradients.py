@@ -12,8 +12,11 @@ makes the mean:
 Slices have an all-reduce of their own unless they are small (``flat.flatten``). The numbers that ride along must reach
 all ranks; where there are several stages, a second, small all-reduce over the world carries them.
 
-The clipping norm is the norm of the whole model's gradient: each scalar of the model counts once, however many copies
-of it there are.
+Where ranks divide the update (``zero.py``), gradients are summed into the shares of their owners only, and the numbers
+that ride along, with the squared norms of all shares, take one small all-reduce over the world.
+
+The clipping norm is the norm of the whole model's gradient, in float32: each scalar of the model counts once, however
+many copies of it there are.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from torch import Tensor
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.flat import FlatModel
 from polyreme_trainer.parallel.mesh import Meshes
+from polyreme_trainer.parallel.zero import DividedUpdate
 
 _COUNT_BASE = 4096
 """Counts ride as two digits of this base: float32 adds whole numbers exactly up to 2**24 only."""
@@ -80,7 +84,8 @@ def rider_count(expert_layers: int, numbers: int) -> int:
 
 def reduce_step(flat: FlatModel, local: LocalStep, meshes: Meshes) -> GlobalStep:
     """Sum gradients in place (not yet divided by the count) and return what the ranks agree on."""
-    riders, square = flat.dense.riders, torch.zeros(())
+    riders = flat.dense.riders
+    square = riders.new_zeros(())
     for part, group in ((flat.tensor, meshes.replica_group), (flat.experts, meshes.edp_group)):
         if not part.fused:
             collectives.sum_over(part.flat.gradients, group)
@@ -92,6 +97,16 @@ def reduce_step(flat: FlatModel, local: LocalStep, meshes: Meshes) -> GlobalStep
     if meshes.layout.pp > 1:
         _sum_stages(riders, meshes)
     return _read_riders(riders, local)
+
+
+def reduce_divided(flat: FlatModel, divided: DividedUpdate, local: LocalStep, meshes: Meshes) -> GlobalStep:
+    """Sum gradients into the shares of their owners and return what the ranks agree on."""
+    divided.finish()
+    # Shares do not overlap, so every scalar of the model is squared on one rank, that of a part without copies too.
+    square = torch.stack([_square(part.own_gradients) for part in flat.parts if part.length]).sum()
+    _write_riders(flat.dense.riders, local, square)
+    collectives.sum_over(flat.dense.riders, meshes.world_group)
+    return _read_riders(flat.dense.riders, local)
 
 
 def _sum_stages(riders: Tensor, meshes: Meshes) -> None:

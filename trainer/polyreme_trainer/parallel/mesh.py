@@ -163,12 +163,12 @@ def open_meshes(layout: Layout, *, timeout_s: float) -> Meshes:
     for name, axes in GROUP_AXES.items():
         ranks = group_ranks(layout, rank, axes)
         if ranks not in opened:
-            opened[ranks] = _open_group(ranks, timeout_s)
+            opened[ranks] = open_group(ranks, timeout_s=timeout_s)
         groups[name] = opened[ranks]
     return Meshes(layout=layout, rank=rank, **groups)
 
 
-def _open_group(ranks: tuple[int, ...], timeout_s: float) -> dist.ProcessGroup:
+def open_group(ranks: tuple[int, ...], *, timeout_s: float) -> dist.ProcessGroup:
     """Open a group; only its ranks call, so no rank waits for groups that it is not in."""
     timeout = datetime.timedelta(seconds=timeout_s)
     return cast("dist.ProcessGroup", dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True))

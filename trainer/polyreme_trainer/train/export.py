@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -33,7 +33,8 @@ def export(state: TrainState, settings: TrainSettings, meshes: Meshes, directory
     held = {name: tensor for model in state.models.values() for name, tensor in model.state_dict().items()}
     joined = ((name, join_slices(name, tensor, state.flat, meshes)) for name, tensor in held.items())
     whole: dict[str, Tensor] = {}
-    for name, tensor in _to_first(joined, list(held), settings.shape, meshes):
+    dtypes = {name: tensor.dtype for name, tensor in held.items()}
+    for name, tensor in _to_first(joined, dtypes, settings.shape, meshes):
         if meshes.rank == 0:
             whole[name] = tensor.to("cpu")
     if meshes.rank == 0:
@@ -42,14 +43,14 @@ def export(state: TrainState, settings: TrainSettings, meshes: Meshes, directory
 
 
 def _to_first(
-    joined: Iterator[tuple[str, Tensor]], held: Sequence[str], shape: ModelShape, meshes: Meshes
+    joined: Iterator[tuple[str, Tensor]], held: Mapping[str, torch.dtype], shape: ModelShape, meshes: Meshes
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield this rank's tensors and, on rank 0, those that the later ranks of its pipeline send, one by one."""
     own, speaks = meshes.place("pp"), meshes.rank % (meshes.layout.world // meshes.layout.pp) == 0
     if meshes.layout.pp == 1 or not speaks:
         yield from joined  # to join slices takes every rank of the stage
         return
-    names = collectives.gather_to_all(held, meshes.pp_group)
+    dtypes = collectives.gather_to_all(held, meshes.pp_group)
     for name, tensor in joined:
         if own:
             collectives.send(tensor, 0, meshes.pp_group)
@@ -57,8 +58,8 @@ def _to_first(
             yield name, tensor
     sizes = outline(shape) if own == 0 else {}
     for place in range(1, meshes.layout.pp) if own == 0 else ():
-        for name in names[place]:
-            received = torch.empty(sizes[name].shape, dtype=sizes[name].dtype)
+        for name, dtype in dtypes[place].items():
+            received = torch.empty(sizes[name].shape, dtype=dtype)
             collectives.receive(received, place, meshes.pp_group)
             yield name, received
 

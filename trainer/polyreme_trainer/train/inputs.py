@@ -63,7 +63,7 @@ class Sharing:
         return self.context.ring * self.context.ulysses * self.tp
 
 
-def sharing_of(meshes: Meshes, *, media_token: int, merge: int) -> Sharing | None:
+def sharing_of(meshes: Meshes, *, media_token: int, merge: int, dtype: torch.dtype = torch.float32) -> Sharing | None:
     """Return how this rank shares its streams, or None if it has them for itself."""
     layout = meshes.layout
     if layout.cp * layout.tp == 1:
@@ -77,7 +77,13 @@ def sharing_of(meshes: Meshes, *, media_token: int, merge: int) -> Sharing | Non
     )
     rank = meshes.place("cp") * layout.tp + meshes.place("tp")
     return Sharing(
-        context=context, tp=layout.tp, rank=rank, group=meshes.shard_group, media_token=media_token, merge=merge
+        context=context,
+        tp=layout.tp,
+        rank=rank,
+        group=meshes.shard_group,
+        media_token=media_token,
+        merge=merge,
+        dtype=dtype,
     )
 
 

@@ -18,9 +18,9 @@ from polyreme_trainer.model.routing import Routing
 from polyreme_trainer.parallel.gradients import GlobalStep
 from polyreme_trainer.parallel.mesh import Meshes, packs_of
 from polyreme_trainer.train.inputs import to_inputs
-from polyreme_trainer.train.optimizer import learning_rate
 from polyreme_trainer.train.records import ObjectStepLog, Reporter, StepLog
 from polyreme_trainer.train.requests import Requests
+from polyreme_trainer.train.schedule import learning_rate
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import TrainState, backward, content, reduce, update
 

@@ -13,7 +13,7 @@ from polyreme_trainer.parallel.pipeline import NO_STAGES
 from polyreme_trainer.parallel.world import RankSettings, open_world
 from polyreme_trainer.train.export import export
 from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
-from polyreme_trainer.train.state import content, open_state
+from polyreme_trainer.train.state import content, open_state, restored
 
 LOOPBACK = "127.0.0.1"
 
@@ -44,7 +44,8 @@ def export_checkpoint(settings: TrainSettings, *, tokens: TokenIds, directory: P
     )
     with open_world(alone.rank, alone.layout) as world:
         state = open_state(alone, world.meshes, media_token=tokens.media)
-        held = content(state, world.meshes, with_rng=False)
+        held = content(state, world.meshes, with_rng=False, with_optimizer=False)
         load_checkpoint(held, marker, checkpoint.store, name, group=world.checkpoint_group)
+        restored(state)
         export(state, alone, world.meshes, directory, tokens=tokens)
     return marker.step

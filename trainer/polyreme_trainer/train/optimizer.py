@@ -1,93 +1,215 @@
-"""AdamW (arXiv:1711.05101) over flat buffers, its schedule, and the router's bias rule.
+"""AdamW (arXiv:1711.05101) and Muon over flat buffers, and the router's bias rule.
 
 Why not ``torch.optim.AdamW``: its first construction imports the compiler (1.5 s from a warm disk cache, 10 s from a
 cold one, in each rank or in the parent they are forked from), and its state is keyed by parameter number, which no
 other layout could read. The arithmetic is torch's own fused kernel, 0.5 ms for 650 k parameters where the unfused
 formula takes 2.3 ms.
+
+A rank keeps state for what it updates, and for nothing else: everything, or its shares of all buckets. AdamW takes each
+scalar for itself, so the sum of the shares is the whole update bit by bit. Muon takes matrices whole. A share holds
+whole matrices (``flat.py``), so it costs no exchange there; slices of tensor ranks are gathered first, and each rank of
+such a group makes all of the direction and keeps its slice. Without shares every copy makes the same directions.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import enum
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_trainer.parallel.flat import FlatModel, FlatParameters
+from polyreme_trainer.model.sharding import cut_of, join, slice_of
+from polyreme_trainer.parallel import collectives
+from polyreme_trainer.parallel.flat import FlatModel, FlatParameters, Piece, Slot
+from polyreme_trainer.train import muon
 from polyreme_trainer.train.settings import OptimizerSettings
+
+Updated = Callable[[FlatParameters, Piece], None]
+
+
+class Kind(enum.StrEnum):
+    """What a buffer of state holds; its name in a checkpoint."""
+
+    FIRST = "first"
+    """Running mean of the gradient."""
+    SECOND = "second"
+    """Running mean of its square."""
+    MOMENTUM = "momentum"
+    """Running sum of the gradient."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Moments:
-    """Running means of the gradient and of its square, in the layout of their parameters."""
+class PartState:
+    """State of what this rank updates of one part, in the order of its pieces."""
 
-    parameters: FlatParameters
+    part: FlatParameters
+    momentum: Tensor
+    """Of matrices that are updated whole."""
     first: Tensor
+    """Of everything behind them, as ``second``."""
     second: Tensor
 
+    def buffers(self) -> Iterator[tuple[Kind, Tensor, int]]:
+        """Yield each buffer with its kind, and the scalar of what this rank updates at which it begins."""
+        yield Kind.MOMENTUM, self.momentum, 0
+        yield Kind.FIRST, self.first, self.part.own_whole_length
+        yield Kind.SECOND, self.second, self.part.own_whole_length
 
-class FlatAdamW:
-    """AdamW with decoupled weight decay on matrices only: norms, biases and other vectors do not decay."""
 
-    def __init__(self, flat: FlatModel, settings: OptimizerSettings) -> None:
+class Optimizer:
+    """AdamW with decoupled weight decay on matrices only (norms, biases and other vectors do not decay), or Muon.
+
+    State may live in pinned host memory: each piece is then copied to the device, updated and copied back, one piece
+    on the device at a time. Where the model itself is on the host, nothing is copied.
+    """
+
+    def __init__(
+        self, flat: FlatModel, settings: OptimizerSettings, *, tensor_group: dist.ProcessGroup | None = None
+    ) -> None:
+        """Make empty state.
+
+        Args:
+            flat: Parameters, laid out for this optimizer (``flat.Update.whole``).
+            settings: Rates and decays.
+            tensor_group: The ranks that hold the other slices of the tensor-parallel part; None for whole tensors.
+        """
         self._settings = settings
-        self.moments = tuple(
-            Moments(parameters=part, first=torch.zeros_like(part.values), second=torch.zeros_like(part.values))
-            for part in flat.parts
-        )
+        self._sliced = flat.tensor
+        self._tensor_group = tensor_group
+        self.states = tuple(self._empty(part) for part in flat.parts)
         self.steps = 0
         """Steps taken, for the bias correction."""
 
-    def step(self, *, learning_rate: float, gradient_scale: float) -> None:
-        """Update all parameters from their gradients times ``gradient_scale``, and clear nothing."""
+    def _empty(self, part: FlatParameters) -> PartState:
+        if part.masters is not None:
+            part.masters = self._home(part.masters)
+        lengths = part.own_whole_length, *[part.own_length - part.own_whole_length] * 2
+        momentum, first, second = (self._home(torch.zeros(length, device=part.values.device)) for length in lengths)
+        return PartState(part=part, momentum=momentum, first=first, second=second)
+
+    def _home(self, state: Tensor) -> Tensor:
+        return state.cpu().pin_memory() if self._settings.state_on_host and state.device.type != "cpu" else state
+
+    def step(self, *, learning_rate: float, gradient_scale: float, updated: Updated | None = None) -> None:
+        """Update all parameters of this rank from their summed gradients times ``gradient_scale``, and clear nothing.
+
+        Args:
+            learning_rate: Of this step.
+            gradient_scale: What makes the clipped mean of a sum.
+            updated: Called behind each piece.
+        """
         self.steps += 1
-        for moments in self.moments:
-            boundary, length = moments.parameters.matrices_end, moments.parameters.length
-            self._update(moments, slice(0, boundary), learning_rate, gradient_scale, self._settings.weight_decay)
-            self._update(moments, slice(boundary, length), learning_rate, gradient_scale, 0.0)
+        for state in self.states:
+            for piece in state.part.pieces:
+                values = self._visit(state.part.own_values(piece), state.part)
+                if piece.bucket.whole:
+                    self._turn(state, piece, values, learning_rate, gradient_scale)
+                else:
+                    self._move(state, piece, values, learning_rate, gradient_scale)
+                _leave(state.part.own_values(piece), values)
+                state.part.publish(piece, values)
+                if updated is not None:
+                    updated(state.part, piece)
 
-    def _update(self, moments: Moments, part: slice, learning_rate: float, scale: float, weight_decay: float) -> None:
-        if part.start == part.stop:
-            return
-        values = moments.parameters.values
-        torch._fused_adamw_(
-            [values[part]],
-            [moments.parameters.gradients[part]],
-            [moments.first[part]],
-            [moments.second[part]],
-            [],
-            [torch.tensor(float(self.steps), device=values.device)],
-            lr=learning_rate,
-            beta1=self._settings.beta1,
-            beta2=self._settings.beta2,
-            weight_decay=weight_decay,
-            eps=self._settings.epsilon,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=torch.tensor(1.0 / scale, device=values.device),
-            found_inf=None,
-        )
+    def settle(self) -> None:
+        """Wait until state in host memory is what the last step made it."""
+        if any(state.part.values.device.type == "cuda" for state in self.states) and self._settings.state_on_host:
+            torch.cuda.synchronize()
 
-    def named(self) -> Iterator[tuple[str, FlatParameters, Tensor]]:
-        """Yield the state's buffers by the name of their kind."""
-        for moments in self.moments:
-            yield "first", moments.parameters, moments.first
-            yield "second", moments.parameters, moments.second
+    def _visit(self, home: Tensor, part: FlatParameters) -> Tensor:
+        return home.to(part.values.device, non_blocking=True)
+
+    def _move(self, state: PartState, piece: Piece, values: Tensor, learning_rate: float, scale: float) -> None:
+        """AdamW, in two calls: of what decays, and of what does not."""
+        part, settings, begin = state.part, self._settings, state.part.own_whole_length
+        homes = [piece.of_own(buffer, begin=begin) for buffer in (state.first, state.second)]
+        first, second = (self._visit(home, part) for home in homes)
+        gradients = piece.of_own(part.own_gradients)
+        decayed = min(max(part.matrices_end - piece.start, 0), piece.length)
+        for cut, decay in ((slice(0, decayed), settings.weight_decay), (slice(decayed, piece.length), 0.0)):
+            if cut.start == cut.stop:
+                continue
+            torch._fused_adamw_(
+                [values[cut]],
+                [gradients[cut]],
+                [first[cut]],
+                [second[cut]],
+                [],
+                [torch.tensor(float(self.steps), device=values.device)],
+                lr=learning_rate,
+                beta1=settings.beta1,
+                beta2=settings.beta2,
+                weight_decay=decay,
+                eps=settings.epsilon,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=torch.tensor(1.0 / scale, device=values.device),
+                found_inf=None,
+            )
+        _leave(homes[0], first)
+        _leave(homes[1], second)
+
+    def _turn(self, state: PartState, piece: Piece, values: Tensor, learning_rate: float, scale: float) -> None:
+        """Muon: momentum scalar by scalar, then directions matrix by matrix."""
+        settings, home = self._settings, piece.of_own(state.momentum)
+        gradients = piece.of_own(state.part.own_gradients)
+        momentum = self._visit(home, state.part)
+        momentum.mul_(settings.momentum).add_(gradients, alpha=scale)
+        ahead = (gradients * scale).add_(momentum, alpha=settings.momentum)  # Nesterov
+        _leave(home, momentum)
+        values.mul_(1.0 - learning_rate * settings.weight_decay)
+        for slot, direction in self._directions(state.part, piece, ahead):
+            place = slot.start - piece.start
+            rows, columns = muon.matrices_of(slot.name, direction).shape[1:]
+            size = learning_rate * muon.step_size(rows, columns)
+            own = self._own_slice(state.part, slot, direction)
+            values[place : place + slot.length].view(slot.shape).add_(own, alpha=-size)
+
+    def _directions(self, part: FlatParameters, piece: Piece, ahead: Tensor) -> Iterator[tuple[Slot, Tensor]]:
+        """Make the direction of each whole parameter of a piece, matrices of one shape in one batch."""
+        slots = [slot for slot in part.slots if piece.start <= slot.start < piece.start + piece.length]
+        wholes = self._wholes(part, piece, slots, ahead)
+        alike: dict[tuple[int, int], list[tuple[Slot, Tensor]]] = defaultdict(list)
+        for slot, whole in zip(slots, wholes, strict=True):
+            matrices_BMN = muon.matrices_of(slot.name, whole)
+            alike[matrices_BMN.shape[1], matrices_BMN.shape[2]].append((slot, whole))
+        # bfloat16 is enough for a direction; on processors it is slower, and float32 makes all layouts agree.
+        dtype = torch.bfloat16 if ahead.device.type == "cuda" else torch.float32
+        for group in alike.values():
+            batches = [muon.matrices_of(slot.name, whole) for slot, whole in group]
+            turned = muon.orthogonal(torch.cat(batches), dtype=dtype).split([batch.shape[0] for batch in batches])
+            for (slot, whole), direction_BMN in zip(group, turned, strict=True):
+                yield slot, direction_BMN.reshape(whole.shape)
+
+    def _wholes(self, part: FlatParameters, piece: Piece, slots: Sequence[Slot], ahead: Tensor) -> list[Tensor]:
+        def of(buffer: Tensor, slot: Slot) -> Tensor:
+            place = slot.start - piece.start
+            return buffer[place : place + slot.length].view(slot.shape)
+
+        if part is not self._sliced.flat or self._tensor_group is None:
+            return [of(ahead, slot) for slot in slots]
+        gathered = collectives.gather_slices(ahead.unsqueeze(0), self._tensor_group)
+        return [
+            of(ahead, slot) if (cut := cut_of(slot.name)) is None else join([of(row, slot) for row in gathered], cut)
+            for slot in slots
+        ]
+
+    def _own_slice(self, part: FlatParameters, slot: Slot, direction: Tensor) -> Tensor:
+        cut, slices = cut_of(slot.name), self._sliced.slices
+        if part is not self._sliced.flat or self._tensor_group is None or cut is None:
+            return direction
+        return slice_of(direction, cut, place=slices.place, parts=slices.count)
 
 
-def learning_rate(step: int, settings: OptimizerSettings, *, steps: int) -> float:
-    """Linear warm-up, constant, then linear decay to zero over the last steps; step ``steps`` is the last above zero.
-
-    Args:
-        step: The step about to be taken, from 1.
-        settings: Peak and shape.
-        steps: Steps of the whole run, not of this attempt.
-    """
-    warm = min(1.0, step / settings.warmup_steps) if settings.warmup_steps else 1.0
-    left = min(1.0, (steps - step + 1) / settings.decay_steps) if settings.decay_steps else 1.0
-    return settings.learning_rate * warm * left
+def _leave(home: Tensor, visited: Tensor) -> None:
+    """Bring state back to where it lives."""
+    if home.device != visited.device:
+        home.copy_(visited, non_blocking=True)
 
 
 def update_router_biases(biases: Sequence[Tensor], loads_ME: Tensor, *, rate: float) -> None:

@@ -32,7 +32,7 @@ from polyreme_trainer.train.loop import Ending, Loop
 from polyreme_trainer.train.records import Reporter, open_step_log
 from polyreme_trainer.train.requests import Requests, listen
 from polyreme_trainer.train.settings import TrainSettings
-from polyreme_trainer.train.state import TrainState, content, open_state
+from polyreme_trainer.train.state import TrainState, adopted, content, open_state, restored
 
 EXIT_FENCED = 17
 EXIT_STOPPED = 75
@@ -124,6 +124,8 @@ def _resume(settings: TrainSettings, state: TrainState, source: BatchSource, wor
     if name is None:
         torch.manual_seed(settings.seed * 1_000_003 + settings.rank.rank)
         begin(state, settings, world.meshes, group=world.checkpoint_group)
+        if settings.weights is not None:
+            adopted(state)
         return
     marker = open_checkpoint(store, name, settings.shape)
     source.check_state(marker.loader)
@@ -135,6 +137,7 @@ def _resume(settings: TrainSettings, state: TrainState, source: BatchSource, wor
         if settings.rank.rank == 0:
             condemn(store, error)
         raise EnvironmentFailedError(f"{error.message}; the next attempt begins at the checkpoint before it") from error
+    restored(state)
     if (generator := held.plain.get(f"rng.{settings.rank.rank}")) is not None:
         torch.set_rng_state(generator)
     else:

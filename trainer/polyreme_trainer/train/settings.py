@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,41 @@ from polyreme_api.plan.schedules import V_SHAPED
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.store import ObjectStore
 from polyreme_trainer.model.ways import PLAIN, Ways
+from polyreme_trainer.parallel.flat import BUCKET_SCALARS
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
+from polyreme_trainer.train.schedule import Schedule
+
+
+class OptimizerName(enum.StrEnum):
+    """Which rule updates the parameters."""
+
+    ADAMW = "AdamW"
+    MUON = "Muon"
+
+
+class Precision(enum.StrEnum):
+    """In which type the model computes; originals, gradients, moments and routing are float32 in any case."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
-    """AdamW, its schedule, clipping, and the router's bias rule."""
+    """AdamW or Muon, its schedule and state, clipping, and the router's bias rule."""
 
+    name: OptimizerName = OptimizerName.ADAMW
     learning_rate: float = 2e-3
+    final_learning_rate: float = 0.0
+    """Where the learning rate falls to."""
+    schedule: Schedule = Schedule.WSD
     warmup_steps: int = 20
     """First steps, over which the learning rate rises linearly."""
     decay_steps: int = 0
-    """Last steps of the run, over which the learning rate falls linearly to zero."""
+    """Last steps of the run, over which the learning rate falls; 0: none, and with a cosine all behind the warm-up."""
+    momentum: float = 0.95
+    """Decay of Muon's momentum; what it does not update is AdamW's."""
     beta1: float = 0.9
     beta2: float = 0.98
     epsilon: float = 1e-8
@@ -34,6 +57,12 @@ class OptimizerSettings:
     gradient_norm_max: float = 1.0
     """Norm to which the gradient of the whole model is clipped; 0 clips nothing."""
     router_bias_rate: float = 1e-3
+    divided: bool = False
+    """Whether ranks that hold the same weights divide their update, and so its state (ZeRO-1)."""
+    bucket_scalars: int = BUCKET_SCALARS
+    """Scalars that are exchanged at a time then."""
+    state_on_host: bool = False
+    """Whether that state lives in host memory; where the model does, it does anyway."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +128,7 @@ class TrainSettings:
     seed: int = 0
     weights: Path | None = None
     """Folder of weights that a run without a checkpoint starts from; None: drawn by the seed."""
+    precision: Precision = Precision.FLOAT32
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     export_directory: Path | None = None

@@ -6,11 +6,13 @@ Legend: M layers with experts, E experts, L of the former on this rank, X number
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from polyreme_trainer.checkpoint.content import Content, FlatTensors
+from polyreme_trainer.checkpoint.divided import DividedTensors
 from polyreme_trainer.model.initialise import STACKED, build_model
 from polyreme_trainer.model.moe import MixtureOfExperts
 from polyreme_trainer.model.routing import Routing, numbers_of_a_layer
@@ -19,14 +21,27 @@ from polyreme_trainer.model.stage import Stage
 from polyreme_trainer.model.tensor import ALONE
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel.dispatch import AllToAllDispatcher
-from polyreme_trainer.parallel.flat import FlatModel, Slices, flatten
-from polyreme_trainer.parallel.gradients import GlobalStep, LocalStep, gradient_scale, reduce_step, rider_count
+from polyreme_trainer.parallel.flat import FlatModel, FlatParameters, Shares, Slices, Update, flatten
+from polyreme_trainer.parallel.gradients import (
+    GlobalStep,
+    LocalStep,
+    gradient_scale,
+    reduce_divided,
+    reduce_step,
+    rider_count,
+)
 from polyreme_trainer.parallel.mesh import Meshes, experts_of, sparse_place
 from polyreme_trainer.parallel.pipeline import Pipeline, held_sections, open_pipeline, stage_ranks
 from polyreme_trainer.parallel.tensor import TensorGroup
+from polyreme_trainer.parallel.zero import DividedUpdate, divide_update
 from polyreme_trainer.train.inputs import Inputs, Sharing, sharing_of
-from polyreme_trainer.train.optimizer import FlatAdamW, update_router_biases
-from polyreme_trainer.train.settings import OptimizerSettings, TrainSettings
+from polyreme_trainer.train.muon import whole_names
+from polyreme_trainer.train.optimizer import Optimizer, update_router_biases
+from polyreme_trainer.train.settings import OptimizerName, OptimizerSettings, Precision, TrainSettings
+
+DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
+_EXACT = ".mlp.gate.weight"
+"""End of the names of parameters that stay float32: scores that choose experts are made in it."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -39,7 +54,9 @@ class TrainState:
     stage_ranks: tuple[int, ...]
     """Which rank of the pipeline holds each stage."""
     flat: FlatModel
-    optimizer: FlatAdamW
+    optimizer: Optimizer
+    divided: DividedUpdate | None
+    """Exchanges of the update that ranks divide; None where each makes all of it."""
     router_biases: dict[int, Tensor]
     """By the number of their layer among all of the model that have experts."""
     sharing: Sharing | None = None
@@ -81,28 +98,57 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
     flat = flatten(
         parameters,
         riders=rider_count(decoder.layers - decoder.dense_layers, numbers_of_a_layer(decoder.experts)),
+        stage=Shares(count=layout.world // layout.pp, place=meshes.rank % (layout.world // layout.pp)),
         tensor=Slices(
             names=frozenset(name for name in parameters if layout.tp > 1 and cut_of(name) is not None),
             place=ranks.place,
             count=layout.tp,
             copies=layout.dp * layout.cp,
+            copy=meshes.rank % (layout.world // layout.pp) // layout.tp,
         ),
         experts=Slices(
             names=frozenset(name for name in parameters if name.endswith(STACKED)),
             place=sparse_place(layout, meshes.rank)["ep"],
             count=layout.ep,
             copies=layout.edp,
+            copy=sparse_place(layout, meshes.rank)["edp"],
         ),
+        update=_update(settings, parameters),
     )
     return TrainState(
         stages=stages,
         pipeline=open_pipeline(stages, settings.pipeline, meshes, device=settings.rank.device_type),
         stage_ranks=stage_ranks(settings.pipeline, layout.pp),
         flat=flat,
-        optimizer=FlatAdamW(flat, settings.optimizer),
+        optimizer=Optimizer(flat, settings.optimizer, tensor_group=meshes.tp_group if layout.tp > 1 else None),
+        divided=_divided(settings, flat, meshes),
         router_biases=_router_biases(stages, dense_layers=decoder.dense_layers),
-        sharing=sharing_of(meshes, media_token=media_token, merge=settings.shape.vision.merge),
+        sharing=sharing_of(
+            meshes,
+            media_token=media_token,
+            merge=settings.shape.vision.merge,
+            dtype=DTYPES[settings.precision],
+        ),
     )
+
+
+def _update(settings: TrainSettings, parameters: Mapping[str, Tensor]) -> Update:
+    whole: frozenset[str] = frozenset()
+    if settings.optimizer.name is OptimizerName.MUON:
+        whole = whole_names((name, tuple(parameter.shape)) for name, parameter in parameters.items())
+    return Update(
+        dtype=DTYPES[settings.precision],
+        exact=frozenset(name for name in parameters if name.endswith(_EXACT)),
+        whole=whole,
+        divided=settings.optimizer.divided,
+        bucket_scalars=settings.optimizer.bucket_scalars,
+    )
+
+
+def _divided(settings: TrainSettings, flat: FlatModel, meshes: Meshes) -> DividedUpdate | None:
+    if not settings.optimizer.divided:
+        return None
+    return divide_update(flat, meshes, timeout_s=settings.rank.collective_timeout_s)
 
 
 def _router_biases(stages: dict[int, Stage], *, dense_layers: int) -> dict[int, Tensor]:
@@ -121,7 +167,10 @@ def backward(state: TrainState, *microbatches: Inputs, stop: bool = False, save:
     Raises:
         InvalidConfigError: If microbatches do not fit the model or each other.
     """
+    settle(state)
     state.flat.clear_gradients()
+    if state.divided is not None:
+        state.divided.begin(len(microbatches))
     loss_sum = state.pipeline.run(microbatches)
     last = max(state.models.items())[1]
     # Tensor ranks, and the ranks of a pipeline, have the same tokens: the one that makes their loss speaks for all.
@@ -149,29 +198,86 @@ def _routing(state: TrainState) -> Tensor:
 
 
 def update(state: TrainState, total: GlobalStep, settings: OptimizerSettings, *, rate: float) -> None:
-    """Take the optimizer's step and move the router's biases: the same on every rank."""
+    """Take the optimizer's step and move the router's biases: the same on every rank.
+
+    Parameters that other ranks update are on their way behind it (``settle``).
+    """
     scale = gradient_scale(total, norm_max=settings.gradient_norm_max)
-    state.optimizer.step(learning_rate=rate, gradient_scale=scale)
+    updated = None if state.divided is None else state.divided.gather
+    state.optimizer.step(learning_rate=rate, gradient_scale=scale, updated=updated)
     held_LE = Routing.from_numbers(total.routing_MX).load_LE[list(state.router_biases)]
     update_router_biases(list(state.router_biases.values()), held_LE, rate=settings.router_bias_rate)
     state.step += 1
 
 
+def settle(state: TrainState) -> None:
+    """Wait until parameters and state are what the last step made them; whoever reads them calls it first."""
+    if state.divided is not None:
+        state.divided.settle()
+    state.optimizer.settle()
+
+
 def reduce(state: TrainState, local: LocalStep, meshes: Meshes) -> GlobalStep:
     """Agree with all ranks on gradients, loss, counts, loads and requests."""
+    if state.divided is not None:
+        return reduce_divided(state.flat, state.divided, local, meshes)
     return reduce_step(state.flat, local, meshes)
 
 
-def content(state: TrainState, meshes: Meshes, *, with_rng: bool = True) -> Content:
-    """Name everything that a checkpoint must hold, as views of the live buffers (the generator's state is a copy)."""
-    slices = {id(part.flat): (part.slices.place, part.slices.count) for part in (state.flat.tensor, state.flat.experts)}
-    parts = [
-        FlatTensors(prefix=prefix, slots=part.slots, buffer=buffer, part=slices.get(id(part)))
-        for prefix, part, buffer in (
-            *(("model", part, part.values) for part in state.flat.parts),
-            *((f"optimizer.{kind}", part, buffer) for kind, part, buffer in state.optimizer.named()),
-        )
+def content(state: TrainState, meshes: Meshes, *, with_rng: bool = True, with_optimizer: bool = True) -> Content:
+    """Name everything that a checkpoint must hold, as views of the live buffers (the generator's state is a copy).
+
+    Weights are float32 there whatever the model computes in: a load into their originals is followed by ``restored``.
+    """
+    settle(state)
+    weights = [_weights(state.flat, part) for part in state.flat.parts]
+    moments = [
+        _held(state.flat, own.part, prefix=f"optimizer.{kind}", buffer=buffer, begin=begin)
+        for own in state.optimizer.states
+        for kind, buffer, begin in own.buffers()
     ]
     biases = {f"router_bias.{layer}": bias for layer, bias in state.router_biases.items()}
     generator = {f"rng.{meshes.rank}": torch.get_rng_state()} if with_rng else {}
-    return Content(flat=parts, plain={**biases, **generator})
+    flat = [part for part in (*weights, *(moments if with_optimizer else ())) if part.slots]
+    return Content(flat=flat, plain={**biases, **generator})
+
+
+def restored(state: TrainState) -> None:
+    """Bring the parameters in line with originals that were loaded; every rank calls it."""
+    for part in state.flat.parts if any(part.masters is not None for part in state.flat.parts) else ():
+        for piece in part.pieces:
+            part.publish(piece)
+            if state.divided is not None:
+                state.divided.gather(part, piece)
+    settle(state)
+
+
+def adopted(state: TrainState) -> None:
+    """Take parameters that were set from elsewhere as the originals."""
+    for part in state.flat.parts:
+        part.adopt()
+
+
+def _weights(flat: FlatModel, part: FlatParameters) -> FlatTensors:
+    """Name weights: where the model computes in another type their originals, of what this rank updates."""
+    if part.masters is None:
+        return FlatTensors(prefix="model", slots=part.slots, buffer=part.values, part=_part_of(flat, part))
+    return _held(flat, part, prefix="model", buffer=part.masters, begin=0)
+
+
+def _held(flat: FlatModel, part: FlatParameters, *, prefix: str, buffer: Tensor, begin: int) -> FlatTensors:
+    """Name what this rank holds of one number a scalar, of what it updates from its scalar ``begin`` on."""
+    end = begin + buffer.shape[0]
+    pieces = [piece for piece in part.pieces if begin <= piece.own < end]
+    first, last = (pieces[0].bucket.start, pieces[-1].bucket.end) if pieces else (0, 0)
+    slots = tuple(slot for slot in part.slots if first <= slot.start < last)
+    sliced = _part_of(flat, part)
+    if part.shares.count > 1:
+        return DividedTensors(prefix=prefix, slots=slots, buffer=buffer, part=sliced, pieces=pieces, begin=begin)
+    moved = tuple(dataclasses.replace(slot, start=slot.start - first) for slot in slots)
+    return FlatTensors(prefix=prefix, slots=moved, buffer=buffer, part=sliced)
+
+
+def _part_of(flat: FlatModel, part: FlatParameters) -> tuple[int, int] | None:
+    slices = {id(sliced.flat): sliced.slices for sliced in (flat.tensor, flat.experts)}.get(id(part))
+    return None if slices is None else (slices.place, slices.count)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 import torch
 from torch import nn
 
-from polyreme_trainer.parallel.flat import FlatModel, Slices, flatten
+from polyreme_trainer.parallel.flat import FlatModel, FlatParameters, Shares, Slices, flatten
 from polyreme_trainer.parallel.gradients import GlobalStep, gradient_scale
 
 
@@ -59,3 +62,31 @@ def test_clipping_scales_by_the_norm_of_the_mean_gradient() -> None:
     assert gradient_scale(step(0.5), norm_max=1.0) == 0.1
     assert gradient_scale(step(4.0), norm_max=1.0) == pytest.approx(0.025)
     assert gradient_scale(step(4.0), norm_max=0.0) == 0.1
+
+
+@pytest.mark.parametrize("bucket_scalars", [600, 1 << 20])
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_whole_matrices_lie_in_one_share_and_buckets_in_equal_ones(ranks: int, bucket_scalars: int) -> None:
+    shapes = {f"whole.{number}": (9, 10 + number) for number in range(30)} | {"table": (50, 7), "norm": (33,)}
+    whole = [name for name in shapes if name.startswith("whole")]
+    flat = FlatParameters(
+        ((name, nn.Parameter(torch.ones(shape))) for name, shape in shapes.items()),
+        whole=whole,
+        shares=Shares(count=ranks, place=1, bucket_scalars=bucket_scalars),
+    )
+    edges = [(bucket.start, bucket.end) for bucket in flat.buckets]
+    assert edges[0][0] == 0
+    assert edges[-1][1] == flat.length
+    assert all(one[1] == other[0] for one, other in itertools.pairwise(edges))
+    assert all(bucket.length % (16 * ranks) == 0 for bucket in flat.buckets)
+    assert float(flat.values.sum()) == sum(math.prod(shape) for shape in shapes.values()), "no two overlap"
+    for slot in flat.slots:
+        bucket = next(bucket for bucket in flat.buckets if bucket.start <= slot.start < bucket.end)
+        assert bucket.whole == (slot.name in whole)
+        if bucket.whole:
+            share = bucket.length // ranks
+            assert (slot.start - bucket.start) // share == (slot.start + slot.length - 1 - bucket.start) // share
+    if bucket_scalars == 600 and ranks == 2:
+        assert sum(bucket.whole for bucket in flat.buckets) == 3, "four matrices a share at least"
+    used = sum(16 * -(-math.prod(shapes[name]) // 16) for name in whole)
+    assert flat.whole_end <= 1.34 * used

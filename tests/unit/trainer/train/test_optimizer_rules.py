@@ -1,4 +1,4 @@
-"""The flat optimizer is AdamW; its schedule and the router's rule are those that are written."""
+"""The flat optimizer is AdamW; the router's rule is the one that is written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_trainer.parallel.flat import flatten
-from polyreme_trainer.train.optimizer import FlatAdamW, learning_rate, update_router_biases
+from polyreme_trainer.train.optimizer import Optimizer, update_router_biases
 from polyreme_trainer.train.settings import OptimizerSettings
 
 
@@ -19,7 +19,7 @@ def test_ten_steps_are_those_of_torch_with_decay_on_matrices_only() -> None:
     theirs.load_state_dict(ours.state_dict())
     settings = OptimizerSettings(weight_decay=0.3, beta2=0.95)
     flat = flatten(dict(ours.named_parameters()), riders=0)
-    mine = FlatAdamW(flat, settings)
+    mine = Optimizer(flat, settings)
     peer = torch.optim.AdamW(
         [{"params": [theirs.weight], "weight_decay": 0.3}, {"params": [theirs.bias], "weight_decay": 0.0}],
         betas=(settings.beta1, settings.beta2),
@@ -37,18 +37,6 @@ def test_ten_steps_are_those_of_torch_with_decay_on_matrices_only() -> None:
         peer.step()
     torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(ours.bias, theirs.bias, rtol=1e-6, atol=1e-7)
-
-
-def test_the_learning_rate_rises_stays_and_falls_to_its_last_step() -> None:
-    settings = OptimizerSettings(learning_rate=1.0, warmup_steps=4, decay_steps=5)
-    rates = [learning_rate(step, settings, steps=20) for step in range(1, 21)]
-    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert rates[14:] == pytest.approx([1.0, 1.0, 0.8, 0.6, 0.4, 0.2])
-
-
-def test_without_warm_up_and_decay_the_rate_is_constant() -> None:
-    settings = OptimizerSettings(learning_rate=0.5, warmup_steps=0, decay_steps=0)
-    assert {learning_rate(step, settings, steps=3) for step in (1, 2, 3)} == {0.5}
 
 
 def test_a_busy_expert_is_made_less_likely_and_an_idle_one_more() -> None:

@@ -1,0 +1,42 @@
+"""Learning rates are those that are written, step by step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from polyreme_trainer.train.schedule import Schedule, learning_rate
+from polyreme_trainer.train.settings import OptimizerSettings
+
+
+def rates(steps: int, **settings: object) -> list[float]:
+    shape = OptimizerSettings(learning_rate=1.0, **settings)  # type: ignore[arg-type]
+    return [learning_rate(step, shape, steps=steps) for step in range(1, steps + 1)]
+
+
+def test_the_learning_rate_rises_stays_and_falls_to_its_last_step() -> None:
+    seen = rates(20, warmup_steps=4, decay_steps=5)
+    assert seen[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert seen[14:] == pytest.approx([1.0, 1.0, 0.8, 0.6, 0.4, 0.2])
+
+
+def test_without_warm_up_and_decay_the_rate_is_constant() -> None:
+    assert set(rates(3, warmup_steps=0, decay_steps=0)) == {1.0}
+
+
+def test_a_decay_ends_a_step_before_the_final_rate() -> None:
+    assert rates(4, warmup_steps=0, decay_steps=4, final_learning_rate=0.2) == pytest.approx([1.0, 0.8, 0.6, 0.4])
+
+
+def test_a_cosine_falls_from_the_end_of_the_warm_up_slowly_at_first_and_at_last() -> None:
+    seen = rates(12, warmup_steps=2, schedule=Schedule.COSINE, final_learning_rate=0.1)
+    expected = [0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * gone / 10)) for gone in range(10)]
+    assert seen[2:] == pytest.approx(expected)
+    assert seen[:2] == pytest.approx([0.5, 1.0])
+
+
+def test_a_cosine_over_the_last_steps_stays_before_them() -> None:
+    seen = rates(12, warmup_steps=2, decay_steps=4, schedule=Schedule.COSINE)
+    assert seen[1:9] == pytest.approx([1.0] * 8)
+    assert seen[9:] == pytest.approx([0.5 * (1 + math.cos(math.pi * gone / 4)) for gone in (1, 2, 3)])

@@ -42,7 +42,8 @@ from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings, open_world
 from polyreme_trainer.train import inputs as inputs_module
 from polyreme_trainer.train import run
-from polyreme_trainer.train.export import join_slices
+from polyreme_trainer.train.export import export, join_slices
+from polyreme_trainer.train.initial import begin
 from polyreme_trainer.train.inputs import to_inputs
 from polyreme_trainer.train.offline import export_checkpoint
 from polyreme_trainer.train.schedule import Schedule as Shape
@@ -267,6 +268,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
         precision=Precision(request.get("precision", "float32")),
         optimizer=optimizer_of(request),
         evaluation=EvaluationSettings(samples_max=50, answer_tokens_max=4),
+        weights=Path(request["weights"]) if "weights" in request else None,
         export_directory=Path(request["export"]) if "export" in request else None,
     )
 
@@ -306,6 +308,16 @@ def offline(request: Mapping[str, Any], _rank: int, settings: TrainSettings) -> 
     """Export a checkpoint in this one process."""
     alone = dataclasses.replace(settings, layout=Layout(dp=4, ep=2))  # as the job has it; not read
     export_checkpoint(alone, tokens=Pages.token_ids, directory=Path(request["output"]))
+    return 0
+
+
+def start_from(_request: Mapping[str, Any], _rank: int, settings: TrainSettings) -> int:
+    """Begin with weights, and export them before any step."""
+    assert settings.export_directory is not None
+    with open_world(settings.rank, settings.layout) as world:
+        state = open_state(settings, world.meshes, media_token=MEDIA)
+        begin(state, settings, world.meshes, group=world.checkpoint_group)
+        export(state, settings, world.meshes, settings.export_directory, tokens=Pages.token_ids)
     return 0
 
 
@@ -506,7 +518,8 @@ def main(request: Mapping[str, Any], rank: int, listener: socket.socket | None) 
     torch.set_num_threads(1)
     log = Path(request["root"]) / f"rank-{rank}.log"
     logging.basicConfig(filename=log, level=logging.INFO)
-    body = {"train": train, "gradient": gradient, "digests": digests, "offline": offline}[request["body"]]
+    bodies = {"train": train, "gradient": gradient, "digests": digests, "offline": offline, "start from": start_from}
+    body = bodies[request["body"]]
     code = 1
     try:
         code = body(request, rank, settings_of(request, rank, listener))

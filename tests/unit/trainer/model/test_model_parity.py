@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.parts import parameter_count
-from polyreme_api.plan.shapes import PRESETS, ModelShape, model_shape
+from polyreme_api.plan.shapes import KIMI_VL_NANO, MOONLIGHT_16B_A3B, NO_VISION, PRESETS, ModelShape, model_shape
+from polyreme_trainer.export.config import text_config
+from polyreme_trainer.export.names import text_part
+from polyreme_trainer.model.initialise import build_model, outline
 from polyreme_trainer.model.loss import token_loss
+from polyreme_trainer.model.moe import MixtureOfExperts
 from polyreme_trainer.model.vlm import KimiVL
 
 if TYPE_CHECKING:
@@ -25,6 +31,36 @@ def test_the_model_has_exactly_the_parameters_that_the_plan_counts(shape: ModelS
     with torch.device("meta"):
         model = KimiVL(shape, media_token=1)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(shape)
+
+
+RELEASED = {"kimi-vl-a3b": 16_407_654_384, "moonlight-16b-a3b": 15_960_108_544}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_the_released_models_have_exactly_their_parameters(name: str) -> None:
+    with torch.device("meta"):
+        model = KimiVL(PRESETS[name], media_token=1)
+    assert sum(parameter.numel() for parameter in model.parameters()) == RELEASED[name]
+    assert hasattr(model, "vision_tower") == (name == "kimi-vl-a3b")
+
+
+@pytest.mark.slow
+def test_moonlight_is_a_references_model_name_by_name_and_shape_by_shape() -> None:
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    with torch.device("meta"):
+        reference = DeepseekV3ForCausalLM(DeepseekV3Config(**text_config(MOONLIGHT_16B_A3B.decoder))).state_dict()
+    ours = text_part(outline(MOONLIGHT_16B_A3B))
+    assert {name: tensor.shape for name, tensor in ours.items()} == {n: t.shape for n, t in reference.items()}
+
+
+def test_a_model_that_takes_no_images_refuses_them_in_words() -> None:
+    model = build_model(dataclasses.replace(KIMI_VL_NANO, vision=NO_VISION), seed=0, media_token=1)
+    tokens_T = torch.tensor([3, 4, 5])
+    with pytest.raises(InvalidConfigError, match=r"model kimi-vl-nano takes no images: 1 in this batch, rule none"):
+        model(tokens_T, torch.arange(3), [0, 3], torch.zeros(4, 588), [(2, 2)])
+    hidden_TD = model(tokens_T, torch.arange(3), [0, 3], torch.zeros(0, 588), []).hidden_TD
+    assert hidden_TD.shape == (3, KIMI_VL_NANO.decoder.width)
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
@@ -53,7 +89,7 @@ def test_the_tower_equals_a_reference_and_a_wrong_rotation_does_not(
         ours = model.vision_tower(batch.patches_PC, batch.grids)
         theirs = references.vision(model)(pixels, grid_thw=grid_thw).pooler_output
         planted = references.vision(model, deinterleave=False)(pixels, grid_thw=grid_thw).pooler_output
-    assert _error(ours, theirs) < TOLERANCE
+    assert (ours - theirs).abs().max() < TOLERANCE
     assert (ours - planted).abs().max() > 1e-2
 
 
@@ -71,7 +107,62 @@ def test_the_decoder_equals_a_reference_document_by_document(
         ours = model.logits(model(tokens_T, batch.positions_T, batch.offsets, no_patches, []).hidden_TD)
         for start, end in zip(batch.offsets, batch.offsets[1:], strict=False):
             theirs = reference(input_ids=tokens_T[start:end].unsqueeze(0)).logits[0]
-            assert _error(ours[start:end], theirs) < TOLERANCE
+            assert (ours[start:end] - theirs).abs().max() < TOLERANCE
+
+
+@pytest.mark.slow
+def test_each_layer_equals_a_references_and_so_does_its_routing(
+    model: KimiVL, batch: Batch, references: References
+) -> None:
+    """Routing is compared first: two runs that choose other experts differ, though both are right."""
+    reference = references.text(model)
+    ours: dict[str, torch.Tensor] = {}
+    theirs: dict[str, torch.Tensor] = {}
+    for index, layer in model.language_model.model.layers.items():
+        _watch(layer, f"layer {index}", ours)
+        _watch(reference.model.layers[int(index)], f"layer {index}", theirs)
+        if isinstance(layer.mlp, MixtureOfExperts):
+            layer.mlp.gate.register_forward_hook(_routing(index, ours))
+            reference.model.layers[int(index)].mlp.experts.register_forward_pre_hook(_routed(index, theirs))
+    end = batch.offsets[1]
+    tokens_T = batch.tokens_T[:end].clamp(min=2)
+    with torch.no_grad():
+        model(tokens_T, batch.positions_T[:end], [0, end], batch.patches_PC[:0], [])
+        reference(input_ids=tokens_T.unsqueeze(0))
+    assert ours.keys() == theirs.keys()
+    assert sum(name.startswith("routing") for name in ours) == 2
+    for name in sorted(ours, reverse=True):
+        assert (ours[name] - theirs[name]).abs().max() < TOLERANCE, name
+
+
+def _watch(layer: torch.nn.Module, name: str, seen: dict[str, torch.Tensor]) -> None:
+    """Keep what a layer puts out: a tensor, or a tuple that begins with it."""
+
+    def keep(_layer: object, _arguments: object, output: Any) -> None:
+        seen[name] = (output[0] if isinstance(output, tuple) else output).reshape(-1, KIMI_VL_NANO.decoder.width)
+
+    layer.register_forward_hook(keep)
+
+
+def _routing(index: str, seen: dict[str, torch.Tensor]) -> Callable[..., None]:
+    """Keep each token's weight of each expert, 0 for those not chosen, as our router says it."""
+
+    def keep(_router: object, _arguments: object, output: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+        weights_TK, experts_TK, scores_TE = output
+        seen[f"routing {index}"] = torch.zeros_like(scores_TE).scatter_(1, experts_TK, weights_TK)
+
+    return keep
+
+
+def _routed(index: str, seen: dict[str, torch.Tensor]) -> Callable[..., None]:
+    """Keep the same of what the reference gives to its experts."""
+
+    def keep(_experts: object, arguments: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+        x_TD, experts_TK, weights_TK = arguments
+        weight_TE = x_TD.new_zeros((x_TD.shape[0], KIMI_VL_NANO.decoder.experts))
+        seen[f"routing {index}"] = weight_TE.scatter_(1, experts_TK, weights_TK)
+
+    return keep
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ CRC-32 (zlib): damage is what it finds, a flipped bit or a torn write; it is no 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 BLOCK_BYTES = 1 << 20
 """Bytes that one checksum covers; the last block of a file may be shorter."""
@@ -16,6 +16,22 @@ def checksums(data: bytes | bytearray | memoryview) -> tuple[int, ...]:
     """Return the checksum of each block of ``data``, which begins at a block's begin."""
     view = memoryview(data).cast("B")
     return tuple(zlib.crc32(view[begin : begin + BLOCK_BYTES]) for begin in range(0, len(view), BLOCK_BYTES))
+
+
+def checksums_of_parts(parts: Iterable[bytes | memoryview]) -> tuple[int, ...]:
+    """Return the checksum of each block of parts that lie one behind the other."""
+    found: list[int] = []
+    checksum, left = 0, BLOCK_BYTES
+    for part in parts:
+        view = memoryview(part).cast("B")
+        while len(view):
+            checksum = zlib.crc32(view[:left], checksum)
+            taken = min(left, len(view))
+            view, left = view[taken:], left - taken
+            if not left:
+                found.append(checksum)
+                checksum, left = 0, BLOCK_BYTES
+    return tuple(found) if left == BLOCK_BYTES else (*found, checksum)
 
 
 def aligned(begin: int, end: int, size: int) -> tuple[int, int]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
-from polyreme_api.blocks import BLOCK_BYTES, checksums
+from polyreme_api.blocks import BLOCK_BYTES, checksums, checksums_of_parts
 from polyreme_api.errors import RefusedError
 from polyreme_api.history import CHECKPOINT_FORMAT, COMMIT_MARKER, checkpoint_name
 from polyreme_api.plan.plan import shape_digest
@@ -39,6 +39,11 @@ class SavedFile(BaseModel):
     def of(cls, data: bytes | bytearray | memoryview) -> SavedFile:
         """Describe a file that holds ``data``."""
         return cls(size_bytes=memoryview(data).nbytes, blocks=checksums(data))
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[bytes | memoryview]) -> SavedFile:
+        """Describe a file that holds parts one behind the other."""
+        return cls(size_bytes=sum(len(part) for part in parts), blocks=checksums_of_parts(parts))
 
     @model_validator(mode="after")
     def _blocks_cover_the_file(self) -> SavedFile:

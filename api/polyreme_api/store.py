@@ -7,10 +7,13 @@ object, the new one, or none, never a part.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from polyreme_api.errors import EnvironmentFailedError, NotFoundError, RefusedError
+
+Data = bytes | Sequence[bytes | memoryview]
+"""What is put: the bytes of an object, or its parts in order, which nobody needs to join first."""
 
 
 class ObjectNotFoundError(NotFoundError):
@@ -49,7 +52,7 @@ class ObjectStore(Protocol):
         """Return ``length`` bytes from ``start``, fewer only at the object's end."""
         ...
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Data) -> None:
         """Write or replace the object, atomically and durably."""
         ...
 

@@ -19,14 +19,21 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.store import ObjectExistsError, ObjectInfo, ObjectNotFoundError, ObjectStore, StoreFailedError
+from polyreme_api.store import (
+    Data,
+    ObjectExistsError,
+    ObjectInfo,
+    ObjectNotFoundError,
+    ObjectStore,
+    StoreFailedError,
+)
 from polyreme_datahub.locations import local_root
 
 if TYPE_CHECKING:
@@ -45,6 +52,8 @@ REQUEST_RETRIES_S = 30
 REQUEST_S_MAX = 300
 """Longest time of one request: a range of 64 MiB over a slow line."""
 CONNECT_S_MAX = 10
+JOINED_BYTES_MAX = 5 << 20
+"""Parts of at most so many bytes together go to a bucket in one request: it takes more in pieces of this size."""
 
 _Result = TypeVar("_Result")
 _Store = TypeVar("_Store", "LocalStore", "S3Store")
@@ -191,7 +200,7 @@ class LocalObjectStore(_Objects["LocalStore"]):
         super().__init__(where=str(root), sleep=sleep)
         self._root = root
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Data) -> None:
         """Write or replace the object, atomically and durably."""
         self._try(key, lambda: self._write(_checked(key), data, overwrite=True))
 
@@ -215,7 +224,7 @@ class LocalObjectStore(_Objects["LocalStore"]):
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
-    def _write(self, key: str, data: bytes, *, overwrite: bool) -> None:
+    def _write(self, key: str, data: Data, *, overwrite: bool) -> None:
         import obstore
         from obstore import exceptions
 
@@ -226,8 +235,7 @@ class LocalObjectStore(_Objects["LocalStore"]):
         fresh = [folder for folder in path.parents if folder.is_relative_to(self._root) and not folder.exists()]
         temporary = f"{TEMPORARY}/{os.getpid()}-{secrets.token_hex(8)}"
         try:
-            obstore.put(store, temporary, data)
-            _sync(self._root / temporary)
+            _write_file(self._root / temporary, data)
             obstore.rename(store, temporary, key, overwrite=overwrite)
             for folder in (path.parent, *(made.parent for made in fresh)):
                 _sync(folder)
@@ -259,11 +267,13 @@ class BucketStore(_Objects["S3Store"]):
         super().__init__(where=f"s3://{bucket}/{prefix}", sleep=sleep)
         self._bucket, self._prefix = bucket, prefix
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Data) -> None:
         """Write or replace the object; large ones in parts, which show only when all are there."""
         import obstore
 
-        self._try(key, lambda: obstore.put(self._store(), _checked(key), data))
+        parts = _parts(data)
+        whole = b"".join(parts) if sum(len(part) for part in parts) <= JOINED_BYTES_MAX else None
+        self._try(key, lambda: obstore.put(self._store(), _checked(key), parts if whole is None else whole))
 
     def put_if_absent(self, key: str, data: bytes) -> None:
         """Write the object unless one exists."""
@@ -292,6 +302,21 @@ class BucketStore(_Objects["S3Store"]):
                 "retry_timeout": datetime.timedelta(seconds=REQUEST_RETRIES_S),
             },
         )
+
+
+def _parts(data: Data) -> Sequence[bytes | memoryview]:
+    return [data] if isinstance(data, bytes) else data
+
+
+def _write_file(path: Path, data: Data) -> None:
+    """Write a new file and sync it, without a copy of what is written."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("xb", buffering=0) as file:
+        for part in _parts(data):
+            view = memoryview(part).cast("B")
+            while len(view):
+                view = view[file.write(view) :]
+        os.fsync(file.fileno())
 
 
 def _checked(key: str) -> str:

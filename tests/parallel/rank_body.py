@@ -31,7 +31,7 @@ from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.schedules import Schedule
 from polyreme_api.plan.shapes import KIMI_VL_NANO
 from polyreme_api.progress import ProgressRecord
-from polyreme_api.store import ObjectInfo, ObjectStore, StoreFailedError
+from polyreme_api.store import Data, ObjectInfo, ObjectStore, StoreFailedError
 from polyreme_datahub.objects import open_store
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
 from polyreme_trainer.model import attend, loss, tiles
@@ -464,7 +464,7 @@ class FaultyStore(PassingStore):
         super().__init__(store)
         self._what, self._at, self._after, self._left = what, at, after, times
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Data) -> None:
         with self._fault(key):
             super().put(key, data)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from polyreme.launcher.copies import CopiesFolder
 from polyreme.launcher.resume import fix_resume
 from polyreme.main import invoke
 from polyreme.records import read_records_at
@@ -26,17 +27,25 @@ def losses(url: str) -> dict[int, float]:
 
 
 def test_a_run_in_a_bucket_is_that_of_a_folder_through_kills_memory_damage_and_another_layout(
-    start: Any, bucket: str, bucket_server: BucketServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    start: Any,
+    bucket: str,
+    bucket_server: BucketServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     assert begin(start, tmp_path / "folder", 1).wait() == [0] * 4
     undisturbed = losses((tmp_path / "folder").as_uri())
     store, environment = open_store(bucket), dict(bucket_server.environment)
-    (tmp_path / "memory").mkdir()
+    memory = CopiesFolder()
+    memory.open()
+    assert memory.path is not None
+    request.addfinalizer(memory.close)
 
-    def attempt(number: int, *, layout: Any = (4, 2), **request: Any) -> Any:
+    def attempt(number: int, *, layout: Any = (4, 2), **asked: Any) -> Any:
         point = fix_resume(store, attempt=number, by="one", now_s=0.0)
         assert point is not None
-        where = {"url": bucket, "environment": environment, "copies": str(tmp_path / "memory")}
+        where = {"url": bucket, "environment": environment, "copies": str(memory.path)}
         return start(
             "train",
             layout=layout,
@@ -45,22 +54,20 @@ def test_a_run_in_a_bucket_is_that_of_a_folder_through_kills_memory_damage_and_a
             resume_from=point.resume_from,
             steps=12,
             **where,
-            **request,
+            **asked,
         )
 
-    killed = attempt(1, faults={10: "kill"}, fault_rank=2)
-    assert killed.wait()[2] == -signal.SIGKILL
-
-    from_memory = attempt(2, faults={11: "kill"}, fault_rank=0)
+    assert attempt(1, faults={6: "stop"}, fault_rank=2).wait() == [75] * 4
+    from_memory = attempt(2, faults={7: "kill"}, fault_rank=0)
     assert from_memory.wait()[0] == -signal.SIGKILL
-    assert from_memory.logs().count("checkpoint a000001-s00000008 taken from host memory") == 4
+    assert from_memory.logs().count("checkpoint a000001-s00000006 taken from host memory") == 4
 
     # The bucket loses a bit, and the pod its memory: ranks find it, and the next leader goes back further.
-    key = "a000001-s00000008/00001-000.bin"
+    key = "a000001-s00000006/00001-000.bin"
     data = bytearray(store.get(key))
     data[-1] ^= 2
     store.put(key, bytes(data))
-    for copy in (tmp_path / "memory").iterdir():
+    for copy in memory.path.glob("rank-*"):
         copy.unlink()
     assert invoke(["checkpoint", "verify", bucket]) == ExitCode.REFUSED
     assert "00001-000.bin: bytes from" in capsys.readouterr().err
@@ -68,20 +75,20 @@ def test_a_run_in_a_bucket_is_that_of_a_folder_through_kills_memory_damage_and_a
 
     last = attempt(4, layout={"dp": 2, "ep": 2})
     assert last.wait() == [0] * 2, last.logs()
-    assert "damaged checkpoint ignored: a000001-s00000008: 00001-000.bin: bytes from" in last.logs()
+    assert "damaged checkpoint ignored: a000001-s00000006: 00001-000.bin: bytes from" in last.logs()
     seen = losses(bucket)
     assert [seen[step] for step in range(1, 5)] == [undisturbed[step] for step in range(1, 5)]
     assert seen == pytest.approx(undisturbed, rel=1e-4)
     points = read_records_at(bucket).points
-    assert [point.resume_from for point in points] == [None, *["a000001-s00000008"] * 2, "a000001-s00000004"]
+    assert [point.resume_from for point in points] == [None, *["a000001-s00000006"] * 2, "a000001-s00000004"]
 
     assert invoke(["checkpoint", "verify", bucket]) == ExitCode.OK
     capsys.readouterr()
     assert invoke(["checkpoint", "ls", bucket, "-o", "json"]) == ExitCode.OK
     shown = {row["name"]: row for row in json.loads(capsys.readouterr().out)["items"]}
     assert shown["a000004-s00000012"]["history"]
-    assert not shown["a000001-s00000008"]["committed"]
-    assert "expected crc32" in shown["a000001-s00000008"]["why"]
+    assert not shown["a000001-s00000006"]["committed"]
+    assert "expected crc32" in shown["a000001-s00000006"]["why"]
     secret = environment["AWS_SECRET_ACCESS_KEY"]
     written = [path.read_text() for path in tmp_path.rglob("rank-*.log")] + [repr(shown)]
     assert not any(secret in text for text in written)

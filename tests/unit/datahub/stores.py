@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from polyreme_api.store import ObjectInfo, ObjectStore
+from polyreme_api.store import Data, ObjectInfo, ObjectStore
 
 
 class PassingStore:
@@ -19,7 +19,7 @@ class PassingStore:
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         return self._store.get_range(key, start=start, length=length)
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Data) -> None:
         self._store.put(key, data)
 
     def put_if_absent(self, key: str, data: bytes) -> None:

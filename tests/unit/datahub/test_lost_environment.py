@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyreme_api.errors import EnvironmentFailedError, ExitCode
-from polyreme_api.store import ObjectStore, StoreFailedError
+from polyreme_api.store import Data, ObjectStore, StoreFailedError
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.processing import Processing
 from polyreme_datahub.registry.engine import open_database
@@ -24,7 +24,7 @@ class FullStore(PassingStore):
         super().__init__(store)
         self._left = writes
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Data) -> None:
         self._spend()
         super().put(key, data)
 

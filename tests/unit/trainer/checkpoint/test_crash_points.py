@@ -10,7 +10,7 @@ import torch.distributed as dist
 from polyreme.launcher.resume import fix_resume
 from polyreme_api.plan.shapes import KIMI_VL_NANO
 from polyreme_api.root import State, survey
-from polyreme_api.store import ObjectStore
+from polyreme_api.store import Data, ObjectStore
 from polyreme_datahub.objects import open_store
 from polyreme_trainer.checkpoint import pieces
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
@@ -33,7 +33,7 @@ class DyingStore(PassingStore):
         self._left, self._behind = at, behind
         self.died = False
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Data) -> None:
         self._before()
         super().put(key, data)
         self._after()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from polyreme.launcher.copies import PREFIX, CopiesFolder
 from polyreme_api.marker import CommitMarker
-from polyreme_api.store import ObjectStore
+from polyreme_api.store import Data, ObjectStore
 from polyreme_trainer.checkpoint import hostcopy
 from polyreme_trainer.checkpoint.hostcopy import HostCopies
 from polyreme_trainer.checkpoint.load import load_checkpoint, read_marker
@@ -37,7 +37,8 @@ def restored(copies: HostCopies, of: CommitMarker, **size: int) -> bool:
 
 
 @pytest.fixture
-def copies(tmp_path: Path) -> HostCopies:
+def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostCopies:
+    monkeypatch.setattr(hostcopy, "FREE_SHARE_MIN", 0.0)  # this folder is on a disk, which may be full
     (tmp_path / "memory").mkdir()
     return HostCopies(tmp_path / "memory", rank=3)
 
@@ -60,7 +61,7 @@ def test_a_save_that_failed_leaves_the_copy_of_the_one_before(
     root: ObjectStore, group: dist.ProcessGroup, copies: HostCopies
 ) -> None:
     class Full(PassingStore):
-        def put(self, key: str, data: bytes) -> None:
+        def put(self, key: str, data: Data) -> None:
             if "s00000010" in key:
                 raise OSError(28, "no space left on device")
             super().put(key, data)
@@ -131,6 +132,7 @@ def test_where_memory_is_short_no_copy_is_kept_and_the_save_is_good(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.setattr(hostcopy, "FREE_SHARE_MIN", 0.25)
     usage = shutil.disk_usage(tmp_path)._replace(total=40_000, free=20_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
     with caplog.at_level(logging.WARNING), writer_of(root, group, copies=copies) as writer:

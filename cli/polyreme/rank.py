@@ -124,7 +124,7 @@ def _train(environment: Mapping[str, str]) -> int:
     source, evaluation = _open_data(environment, job.spec)
     settings = settings_of(environment, rank, job.spec, plan)
     settings = dataclasses.replace(settings, rank=dataclasses.replace(settings.rank, device_type=device))
-    if settings.export_directory is not None:
+    if settings.export_directory is not None or settings.weights is not None:
         settings = dataclasses.replace(settings, tokenizer=_open_tokenizer(environment, job.spec))
     try:
         return train_rank(settings, source=source, evaluation=evaluation, sink=sink, clock=clock)

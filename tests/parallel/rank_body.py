@@ -40,10 +40,9 @@ from polyreme_trainer.model.ways import Ways
 from polyreme_trainer.parallel import collectives, flat, gradients, mesh
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings, open_world
+from polyreme_trainer.train import initial, run
 from polyreme_trainer.train import inputs as inputs_module
-from polyreme_trainer.train import run
 from polyreme_trainer.train.export import export, join_slices
-from polyreme_trainer.train.initial import begin
 from polyreme_trainer.train.inputs import to_inputs
 from polyreme_trainer.train.offline import export_checkpoint
 from polyreme_trainer.train.schedule import Schedule as Shape
@@ -269,6 +268,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
         optimizer=optimizer_of(request),
         evaluation=EvaluationSettings(samples_max=50, answer_tokens_max=4),
         weights=Path(request["weights"]) if "weights" in request else None,
+        tokenizer=request["tokenizer"].encode() if "tokenizer" in request else None,
         export_directory=Path(request["export"]) if "export" in request else None,
     )
 
@@ -316,7 +316,7 @@ def start_from(_request: Mapping[str, Any], _rank: int, settings: TrainSettings)
     assert settings.export_directory is not None
     with open_world(settings.rank, settings.layout) as world:
         state = open_state(settings, world.meshes, media_token=MEDIA)
-        begin(state, settings, world.meshes, group=world.checkpoint_group)
+        initial.begin(state, settings, world.meshes, group=world.checkpoint_group)
         export(state, settings, world.meshes, settings.export_directory, tokens=Pages.token_ids)
     return 0
 

@@ -16,18 +16,19 @@ from polyreme_trainer.model.initialise import build_model
 
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 
+TOKENIZER = '{"added_tokens": [{"id": 0, "content": "pad"}, {"id": 1, "content": "end"}]}'
 FIRST_OF_THE_SECOND_RANK = "language_model.model.layers.2.mlp.experts.4.down_proj.weight"
 
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
-    """A whole model under Kimi-VL's names, in several files, other than the ranks would draw."""
+    """A whole model under Kimi-VL's names, other than the ranks would draw."""
     state = build_model(KIMI_VL_NANO, seed=77, media_token=5).state_dict()
     for name, tensor in state.items():
         if tensor.ndim == 1:
             tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(len(name))))
     tokens = TokenIds(media=5, end=1, pad=0)
-    export_model(state, KIMI_VL_NANO, tmp_path / "weights", tokens=tokens, shard_bytes_max=4 << 20)
+    export_model(state, KIMI_VL_NANO, tmp_path / "weights", tokens=tokens, tokenizer=TOKENIZER.encode())
     return tmp_path / "weights"
 
 
@@ -48,13 +49,21 @@ def test_what_ranks_begin_with_is_what_the_files_hold(
     """They export before any step: the same bytes, the text part too."""
     own = tmp_path / "own"
     gang = start(
-        "start from", layout=layout, root=tmp_path / "run", weights=str(weights), export=str(own), pipeline=pipeline
+        "start from",
+        layout=layout,
+        root=tmp_path / "run",
+        weights=str(weights),
+        export=str(own),
+        pipeline=pipeline,
+        tokenizer=TOKENIZER.replace("end", "stop"),
     )
     assert gang.wait() == [0] * 4, gang.logs()
     files = {str(path.relative_to(weights)) for path in weights.rglob("*") if path.is_file()}
     assert len(files) > 5
     assert files == {str(path.relative_to(own)) for path in own.rglob("*") if path.is_file()}
-    assert all((own / file).read_bytes() == (weights / file).read_bytes() for file in files)
+    differ = {file for file in files if (own / file).read_bytes() != (weights / file).read_bytes()}
+    assert differ == {f"{part}{name}" for part in ("", "text/") for name in ("tokenizer.json", "tokenizer_config.json")}
+    assert gang.logs().count("were made with another tokenizer") == 1, "the first rank says it"
 
 
 def test_a_weight_that_is_not_finite_ends_every_rank_before_any_step_though_one_alone_reads_it(

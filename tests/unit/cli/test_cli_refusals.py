@@ -11,17 +11,22 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 import yaml
 
 from polyreme import preflight
 from polyreme.documents import read_job
 from polyreme.home import Home
 from polyreme.main import invoke
+from polyreme_api.batch import TokenIds
 from polyreme_api.errors import ExitCode, InvalidConfigError, RefusedError
 from polyreme_api.history import CHECKPOINT_FORMAT, COMMIT_MARKER
 from polyreme_api.marker import CommitMarker, seal
 from polyreme_api.plan.plan import shape_digest, shape_of
+from polyreme_api.plan.shapes import model_shape
 from polyreme_api.root import survey
+from polyreme_trainer.export.huggingface import export_model
+from polyreme_trainer.model.initialise import outline
 from tests.roots import store_at
 
 Change = Callable[[dict[str, Any]], None]
@@ -97,6 +102,10 @@ REFUSALS: dict[str, tuple[Change, list[str]]] = {
         put("checkpoint.location", "s3://me:private" + "@bucket/root"),
         ["no place for credentials", "AWS_SECRET_ACCESS_KEY", "spec.checkpoint.location"],
     ),
+    "weights in a bucket": (
+        put("model.weights", {"location": "s3://bucket/weights"}),
+        ["s3://", "file:///absolute/path", "spec.model.weights.location"],
+    ),
     "an export into a bucket": (put("export.location", "s3://bucket/root"), ["s3://", "spec.export.location"]),
 }
 FILES: dict[str, tuple[str | bytes, list[str]]] = {
@@ -155,6 +164,39 @@ def test_a_file_is_refused_with_one_line_and_nothing_starts(
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     said = refused(home, path, capsys)
     assert [word for word in words if word not in said] == [], said
+
+
+def test_weights_to_start_from_that_do_not_fit_are_refused_by_their_headers(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before data are made or a rank starts; ``validate`` reads them where they are on this machine."""
+    shape = model_shape("kimi-vl-nano")
+    state = {name: torch.zeros(tensor.shape) for name, tensor in outline(shape).items()}
+    export_model(state, shape, tmp_path / "weights", tokens=TokenIds(media=1, end=2, pad=0))
+    job = manifest()
+    put("model.weights.location", (tmp_path / "weights").as_uri())(job)
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    assert invoke(["--home", str(home.path), "validate", str(path)]) == ExitCode.OK
+    put("model.overrides.decoder.experts", 16)(job)
+    path.write_text(yaml.safe_dump(job))
+    said = refused(home, path, capsys)
+    assert "config.json says n_routed_experts is 8, rule 16" in said
+    assert "change spec.model.overrides.decoder.experts" in said
+
+
+def test_weights_that_are_not_there_end_a_run_and_pass_validation_since_they_may_lie_elsewhere(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = manifest()
+    put("model.weights.location", (tmp_path / "weights").as_uri())(job)
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    assert invoke(["--home", str(home.path), "validate", str(path)]) == ExitCode.OK
+    capsys.readouterr()
+    assert invoke(["--home", str(home.path), "run", str(path)]) == ExitCode.NOT_FOUND
+    assert f"no weights: {tmp_path / 'weights'} is no folder" in capsys.readouterr().err
+    assert not (home.path / "runs").exists()
 
 
 def test_a_missing_file_is_refused(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

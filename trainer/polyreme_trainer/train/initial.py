@@ -8,6 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from polyreme_api.errors import PolyremeError
+from polyreme_trainer.export.huggingface import TOKENIZER_FILE
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.mesh import Meshes, experts_of
 from polyreme_trainer.train.settings import TrainSettings
@@ -38,6 +39,19 @@ def begin(state: TrainState, settings: TrainSettings, meshes: Meshes, *, group: 
     errors = [error for error in collectives.gather_to_all(met, group) if error is not None]
     if errors:
         raise errors[0]
+    if meshes.rank == 0:
+        _compare_tokenizers(settings.weights, settings.tokenizer)
+
+
+def _compare_tokenizers(folder: Path, own: bytes | None) -> None:
+    """Say when a token's number means another text to the weights: no file's shape shows that."""
+    theirs = folder / TOKENIZER_FILE
+    if own is not None and theirs.is_file() and theirs.read_bytes() != own:
+        _log.warning(
+            "weights of %s were made with another tokenizer: their %s is not this job's, so a number means "
+            "another text; rule the same datasets and data.tokenizer, or embeddings that are trained anew",
+            folder, TOKENIZER_FILE,
+        )  # fmt: skip
 
 
 def _fill(state: TrainState, settings: TrainSettings, meshes: Meshes, folder: Path) -> None:

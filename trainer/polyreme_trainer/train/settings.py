@@ -134,7 +134,7 @@ class TrainSettings:
     export_directory: Path | None = None
     """Folder for the trained model, written by rank 0 after the last step; None for no export."""
     tokenizer: bytes | None = None
-    """``tokenizer.json`` to put beside the exported model."""
+    """``tokenizer.json`` to put beside the exported model, and to compare with that of ``weights``."""
 
     def __post_init__(self) -> None:
         """Refuse what does not go together.

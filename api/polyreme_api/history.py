@@ -88,6 +88,11 @@ def steps_key(attempt: int, part: int = 0) -> str:
     return f"steps/a{attempt:06d}{f'-{part:05d}' if part else ''}.jsonl"
 
 
+def routing_key(attempt: int) -> str:
+    """Key of where tokens went in the last steps of an attempt, by layer and expert."""
+    return f"routing/a{attempt:06d}.json"
+
+
 def evaluation_key(attempt: int) -> str:
     """Key of the held-out result that an attempt wrote."""
     return f"evaluation/a{attempt:06d}.json"

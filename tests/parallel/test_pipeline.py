@@ -106,8 +106,10 @@ def test_stages_answer_together_and_export_what_one_process_exports(
 ) -> None:
     pipe = Pipe(degrees, "1F1B", TWO["1F1B"], microbatches=2)
     root, own, offline = tmp_path / "run", tmp_path / "own", tmp_path / "offline"
-    gang = start("train", layout=degrees, root=root, steps=3, export=str(own), questions=7, **pipe.request)
+    run: dict[str, Any] = {"steps": 3, "interval": 2, "questions": 7, "capacity": 0.75, **pipe.request}
+    gang = start("train", layout=degrees, root=root, export=str(own), **run)
     assert gang.wait() == [0] * 4, gang.logs()
+    _check_routing(root)
     gang = start("offline", layout=(1, 1), root=root, resume_from=NAME, output=str(offline), decoder=DECODER)
     assert gang.wait() == [0], gang.logs()
     assert _files(offline) == _files(own)
@@ -115,6 +117,20 @@ def test_stages_answer_together_and_export_what_one_process_exports(
     assert gang.wait() == [0], gang.logs()
     answers = [json.loads((root / "evaluation" / f"a00000{number}.json").read_text())["pages"] for number in (1, 2)]
     assert answers[0] == answers[1]
+
+
+def _check_routing(root: Path) -> None:
+    """The log has three numbers a step; the table has the window since the save after step 2, by layer and expert."""
+    steps = [json.loads(line) for line in (root / "steps" / "a000001.jsonl").read_text().splitlines()]
+    table = json.loads((root / "routing" / "a000001.json").read_text())
+    assert (table["fromStep"], table["step"]) == (3, 3)
+    assert [layer["layer"] for layer in table["layers"]] == list(range(1, LAYERS))
+    assert sum(sum(layer["dropped"]) for layer in table["layers"]) == steps[2]["rowsDropped"] > 0
+    fullest = max(max(layer["load"]) * len(layer["load"]) / sum(layer["load"]) for layer in table["layers"])
+    assert steps[2]["expertLoadMax"] == pytest.approx(fullest)
+    mean = sum(layer["entropy"] for layer in table["layers"]) / len(table["layers"])
+    assert steps[2]["routerEntropy"] == pytest.approx(mean, rel=1e-5)
+    assert all(layer["tokens"] * 2 == sum(layer["load"]) for layer in table["layers"])
 
 
 def _digests(start: Any, root: Path, pipe: Pipe) -> dict[str, str]:

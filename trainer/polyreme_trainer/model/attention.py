@@ -57,12 +57,14 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor, Tensor, None]:
         x_TD, weight_D, scale_T1 = ctx.saved_tensors
-        unit_TD = x_TD.float() * scale_T1
-        by_weight_TD = grad_TD * unit_TD
-        grad_weight_D = by_weight_TD.sum(0)
-        along_T1 = by_weight_TD.mul_(weight_D).mean(-1, keepdim=True)
-        grad_x_TD = torch.addcmul(grad_TD * weight_D, unit_TD, along_T1, value=-1).mul_(scale_T1)
-        return grad_x_TD.to(x_TD.dtype), grad_weight_D.to(weight_D.dtype), None
+        dtype, weight_dtype = x_TD.dtype, weight_D.dtype
+        grad_TD, x_TD, weight_D = grad_TD.float(), x_TD.float(), weight_D.float()
+        by_x_TD = grad_TD * x_TD
+        along_T1 = torch.mv(by_x_TD, weight_D).unsqueeze(1).mul_(scale_T1**3).div_(x_TD.shape[1])
+        grad_x_TD = (grad_TD * weight_D).mul_(scale_T1).addcmul_(x_TD, along_T1, value=-1)
+        # Not a product with a vector, which adds rows up one by one: a thousand lose 3e-6 of their sum.
+        grad_weight_D = by_x_TD.mul_(scale_T1).sum(0)
+        return grad_x_TD.to(dtype), grad_weight_D.to(weight_dtype), None
 
 
 class LatentAttention(nn.Module):

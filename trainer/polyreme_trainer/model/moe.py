@@ -256,7 +256,8 @@ def _load(experts_TK: Tensor, experts: int) -> Tensor:
 def _in_order(experts_TK: Tensor, load_E: Tensor) -> Places:
     """Send all rows; those of one expert in the order of their tokens."""
     order_R = experts_TK.flatten().argsort(stable=True)
-    return Places(order_B=order_R, place_R=order_R.argsort(), counts_E=load_E)
+    place_R = torch.empty_like(order_R).scatter_(0, order_R, torch.arange(order_R.shape[0], device=order_R.device))
+    return Places(order_B=order_R, place_R=place_R, counts_E=load_E)
 
 
 def _within_capacity(experts_TK: Tensor, load_E: Tensor, most: int) -> Places:

@@ -59,7 +59,7 @@ def anew(make: Make, *inputs: Tensor) -> Tensor:
     """Make a tensor that is made again whenever a backward needs it, where the layer runs selectively.
 
     Args:
-        make: A function of ``inputs`` alone that returns a tensor of its own, not a view of them.
+        make: A function of ``inputs`` alone.
         inputs: What is kept instead; some may be made anew themselves.
     """
     region = _REGION.get()
@@ -67,6 +67,12 @@ def anew(make: Make, *inputs: Tensor) -> Tensor:
     if region is not None:
         region.can_make(made, make, inputs)
     return made
+
+
+def copy_anew(make: Make, given: Tensor) -> Tensor:
+    """The same, for a copy: only if what it is a copy of is made anew; else the copy is kept in its place."""
+    region = _REGION.get()
+    return anew(make, given) if region is not None and region.knows(given) else make(given)
 
 
 def anew_inside(make: Make, *inputs: Tensor) -> Tensor:
@@ -126,16 +132,21 @@ class _Region:
         self._recipes: dict[int, tuple[_Recipe, Tensor]] = {}
 
     def can_make(self, made: Tensor, make: Make, inputs: tuple[Tensor, ...]) -> None:
-        kept = [self.pack(given) for given in inputs]
-        if made.numel():  # those of nothing all have the same address
-            self._recipes[made.untyped_storage().data_ptr()] = (_Recipe(make, kept), made.detach())
+        address = made.untyped_storage().data_ptr()
+        # A view of an input is kept with it; tensors of nothing all have the same address.
+        if made.numel() and all(address != given.untyped_storage().data_ptr() for given in inputs):
+            self._recipes[address] = (_Recipe(make, [self.pack(given) for given in inputs]), made.detach())
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether it can be made again."""
+        found = self._recipes.get(tensor.untyped_storage().data_ptr())
+        return found is not None and found[1].dtype == tensor.dtype
 
     def pack(self, tensor: Tensor) -> Tensor | _Part:
         """Keep a tensor: how to make it where that is known, else itself, outside of the graph of the forward."""
-        found = self._recipes.get(tensor.untyped_storage().data_ptr())
-        if found is None or found[1].dtype != tensor.dtype:
+        if not self.knows(tensor):
             return tensor.detach()
-        return _Part(found[0], tensor)
+        return _Part(self._recipes[tensor.untyped_storage().data_ptr()][0], tensor)
 
 
 _REGION: contextvars.ContextVar[_Region | None] = contextvars.ContextVar("region", default=None)

@@ -23,6 +23,7 @@ from polyreme_trainer.train.requests import Requests
 from polyreme_trainer.train.schedule import learning_rate
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import TrainState, backward, content, reduce, update
+from polyreme_trainer.train.tables import RoutingTable
 
 
 class Ending(enum.Enum):
@@ -44,6 +45,7 @@ class Loop:
     requests: Requests
     reporter: Reporter
     log: StepLog | ObjectStepLog
+    routing: RoutingTable
     clock: Clock
 
     def run(self) -> Ending:
@@ -122,10 +124,12 @@ class Loop:
             rows_dropped=routing.dropped,
         )
         self.log.write(record)
+        self.routing.add(total.routing_MX, step=self.state.step)
         self.reporter.step(record)
 
     def _save(self) -> None:
         self.log.flush()
+        self.routing.write(step=self.state.step)
         self.writer.start(
             content(self.state, self.meshes),
             step=self.state.step,

@@ -33,6 +33,7 @@ from polyreme_trainer.train.records import Reporter, open_step_log
 from polyreme_trainer.train.requests import Requests, listen
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import TrainState, adopted, content, open_state, restored
+from polyreme_trainer.train.tables import RoutingTable
 
 EXIT_FENCED = 17
 EXIT_STOPPED = 75
@@ -103,6 +104,7 @@ def _train(
                 requests=requests,
                 reporter=reporter,
                 log=log,
+                routing=RoutingTable(saved.store, settings.shape.decoder, attempt=rank.attempt),
                 clock=reporter.clock,
             )
             if loop.run() is Ending.STOPPED:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 STREAMS = {
     "dense": [14, 9, 21, 6],
+    "rows": [60, 60, 60, 60],
+    "padded rows": [90, 60, 70, 60],
     "padded": [140, 120, 110, 90],
     "loop": [260, 20, 21, 6],
 }

@@ -21,6 +21,8 @@ Call = Callable[..., tuple[int, str, str]]
 COMMANDS = [
     ["run"],
     ["validate"],
+    ["plan"],
+    ["profile"],
     ["doctor"],
     ["version"],
     ["data", "register"],

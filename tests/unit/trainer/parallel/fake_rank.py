@@ -6,6 +6,7 @@ Run in a process of its own: a fake group can't be left again without traces.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import sys
 
@@ -18,12 +19,27 @@ from polyreme_api.plan.costs import Recompute
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.shapes import KIMI_VL_NANO, ModelShape
 from polyreme_trainer.model.loss import token_loss
+from polyreme_trainer.model.section import sections
+from polyreme_trainer.model.tensor import ALONE
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.model.ways import Ways
 from polyreme_trainer.parallel.collectives import sum_over
-from polyreme_trainer.parallel.mesh import open_meshes
+from polyreme_trainer.parallel.dispatch import AllToAllDispatcher
+from polyreme_trainer.parallel.mesh import experts_of, open_meshes
+from polyreme_trainer.parallel.tensor import TensorGroup
 from tests.unit.trainer.kept import kept_bytes
 
+WIDE = (6, 1, 2)
+"""Layers, dense ones of them, and layers of the tower of the model whose weights layouts divide."""
+LAYOUTS = (
+    (Layout(dp=8), (6,)),
+    (Layout(dp=8, ep=8), (6,)),
+    (Layout(dp=4, tp=2, ep=4), (6,)),
+    (Layout(dp=2, cp=2, tp=2, ulysses=2), (6,)),
+    (Layout(dp=2, pp=4, ep=2), (1, 2, 2, 1)),
+    (Layout(dp=2, pp=2, tp=2, ep=4), (2, 4)),
+)
+"""Layouts of eight ranks, and the decoder layers of their stages."""
 WORLD, TOKENS, SIDE, MEDIA_TOKEN = 8, 256, 16, 1
 
 
@@ -83,14 +99,41 @@ def held_bytes(shape: ModelShape, recompute: Recompute) -> dict[str, int]:
     }
 
 
+def weight_bytes(layout: Layout, split: tuple[int, ...]) -> int:
+    """Build each stage of a layout without memory, as the first of its ranks would; return the fullest one's weights.
+
+    One stage a pipeline rank.
+    """
+    shape, meshes = shape_of(*WIDE), open_meshes(layout, timeout_s=60)
+    edges = itertools.pairwise(itertools.accumulate(split, initial=0))
+    held = []
+    for section in sections(shape, list(edges)):
+        with torch.device("meta"):
+            model = KimiVL(
+                shape,
+                media_token=MEDIA_TOKEN,
+                section=section,
+                experts_local=experts_of(layout, 0, shape.decoder.experts),
+                dispatcher=AllToAllDispatcher(meshes.ep_group) if layout.ep > 1 else None,
+                ranks=TensorGroup(meshes.tp_group) if layout.tp > 1 else ALONE,
+            )
+        held.append(sum(parameter.nbytes for parameter in model.parameters()))
+    return max(held)
+
+
 def main() -> None:
-    """Print what each of the shapes named on the command line holds, ``layers-dense-tower-recompute``."""
+    """Print what each of the shapes named on the command line holds, ``layers-dense-tower-recompute``.
+
+    And, under the name of each layout, the weights of its fullest rank.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
     found = {}
     for name in sys.argv[1:]:
         *sizes, recompute = name.split("-")
         found[name] = held_bytes(shape_of(*map(int, sizes)), Recompute(recompute))
+    for layout, split in LAYOUTS:
+        found[str(layout)] = {"weights": weight_bytes(layout, split)}
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -16,11 +16,15 @@ from polyreme_api.plan.hardware import FLOAT32, HARDWARE
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.memory import kept_numbers, memory_of
 from polyreme_api.plan.parts import Part
-from tests.unit.trainer.parallel.fake_rank import SIDE, TOKENS, WORLD, shape_of
+from polyreme_api.plan.schedules import Schedule
+from tests.unit.trainer.parallel.fake_rank import LAYOUTS, SIDE, TOKENS, WIDE, WORLD, shape_of
 
 ROOT = Path(__file__).parents[4]
 SHAPES = ("2-1-2", "3-1-2", "3-2-2", "2-1-3")
 """Layers, dense ones of them, layers of the tower: neighbours differ by one layer of one kind."""
+
+STATE_ERROR_OF_TP = 0.05
+"""Share by which the planned state may be off where tensor ranks do not share what every one of them holds whole."""
 
 Held = dict[str, dict[str, int]]
 
@@ -88,3 +92,24 @@ def test_the_whole_rank_holds_what_is_planned(held: Held, shape: str) -> None:
     assert memory.gradients_bytes == held[name]["gradients"]
     assert memory.optimizer_bytes == held[name]["optimizer"]
     assert memory.activations_bytes == pytest.approx(held[name]["activations"], rel=0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "split"), LAYOUTS, ids=lambda value: str(value) if isinstance(value, Layout) else ""
+)
+def test_a_layout_divides_the_state_as_planned(held: Held, layout: Layout, split: tuple[int, ...]) -> None:
+    memory = memory_of(
+        setting("-".join(map(str, WIDE))),
+        layout,
+        packs=1,
+        microbatches=layout.pp,
+        recompute=Recompute.NONE,
+        schedule=Schedule.ONE_F_ONE_B if layout.pp > 1 else None,
+        split=split,
+    )
+    seen = held[str(layout)]["weights"]
+    error = {1: 0.0, 2: STATE_ERROR_OF_TP}[layout.tp]
+    assert abs(memory.weights_bytes - seen) <= error * seen
+    assert memory.gradients_bytes == memory.weights_bytes
+    assert memory.optimizer_bytes == 2 * memory.weights_bytes

@@ -1,0 +1,120 @@
+"""``polyreme profile``: two real ranks, a table by layer and exchange, a trace, and costs that the planner reads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from polyreme.main import invoke
+from polyreme_api.errors import ExitCode
+from polyreme_api.plan.costs import Measured
+from polyreme_api.plan.flops import training_flops
+from polyreme_api.plan.hardware import HARDWARE
+from polyreme_api.plan.parts import Part
+from polyreme_api.plan.shapes import KIMI_VL_NANO
+from tests.unit.api.jobs import job_with
+
+FEW = {
+    "format": "polyreme.dev/costs/v1",
+    "hardware": "cpu",
+    "mix": {"sequence_tokens": 64, "image_patches": 128, "visual_share": 0.5},
+    "secondsPerToken": {"head": {"forward_s": 1e-6, "input_s": 1e-6, "weight_s": 1e-6}},
+}
+"""Measured times of one part."""
+SHELL = [sys.executable, "-c", "from polyreme.main import main; main()"]
+"""The command in a process of its own: ranks are forked, and a process that has trained has threads."""
+
+
+def job_file(folder: Path, changes: dict[str, object]) -> str:
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(job_with(changes)))
+    return str(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parallel
+def test_a_profile_shows_where_the_time_went_and_the_planner_reads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, traces, costs = job_file(tmp_path, {"spec.workers.replicas": 2}), tmp_path / "traces", tmp_path / "costs.json"
+    command = ["profile", path, "--steps", "1", "--trace", str(traces), "--costs", str(costs), "-o", "json"]
+    ended = subprocess.run([*SHELL, *command], check=False, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == ExitCode.OK, ended.stderr
+    item = json.loads(ended.stdout)["item"]
+    assert item["layout"] == "dp2"
+    named = [(line["rank"], line["name"]) for line in item["layers"]]
+    layers = ["tower", "projector", "dense layer 0", "moe layer 1", "moe layer 2"]
+    assert named[:5] == [(0, name) for name in layers]
+    assert {rank for rank, _ in named} == {0, 1}
+    for line in item["layers"]:
+        if line["name"] in layers:
+            assert line["forward"] > 0
+            assert line["backward"] > 0
+            assert line["seconds"] <= item["stepSeconds"]
+    assert {line["name"] for line in item["exchanges"]} == {"gloo:all_reduce"}
+
+    measured = Measured.from_json(costs.read_text())
+    assert set(measured.seconds_per_token) == set(Part)
+    assert all(of.forward_s > 0 for of in measured.seconds_per_token.values())
+    # Two ranks of 128 tokens each: the closed formula, by hand.
+    peak = 2 * HARDWARE["cpu"].peak_flops_per_s * item["stepSeconds"]
+    assert item["mfu"] == pytest.approx(training_flops(KIMI_VL_NANO, measured.mix) * 4 * 64 / peak)
+
+    for rank in (0, 1):
+        events = json.loads((traces / f"rank{rank}.json").read_text())["traceEvents"]
+        seen = {event.get("name") for event in events}
+        assert {"moe layer 1 forward", "moe layer 1 backward", "tower backward"} <= seen
+
+    assert invoke(["plan", path, "--costs", str(costs), "-o", "json"]) == ExitCode.OK
+    by_measure = json.loads(capsys.readouterr().out)["item"]
+    assert invoke(["plan", path, "-o", "json"]) == ExitCode.OK
+    by_rates = json.loads(capsys.readouterr().out)["item"]
+    assert by_measure["stepSeconds"] != by_rates["stepSeconds"]
+
+    assert invoke(["plan", path, "--costs", str(costs), "--hardware", "h100-80g"]) == ExitCode.USAGE
+    assert "measured times are of other hardware: cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"spec.workers.replicas": 32, "spec.training.packsPerStep": 32}, "too many ranks for one machine: 32"),
+        ({"spec.workers": {"runtime": {"mode": "Environment"}}}, "nothing to profile"),
+    ],
+)
+def test_what_can_not_be_profiled_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], words: str
+) -> None:
+    assert invoke(["profile", job_file(tmp_path, changes)]) == ExitCode.USAGE
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": "other"}',
+        json.dumps(FEW | {"secondsPerToken": {"head": {"forward_s": -1, "input_s": 0, "weight_s": 0}}}),
+    ],
+)
+def test_costs_that_are_none_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_text(text)
+    assert invoke(["plan", job_file(tmp_path, {}), "--costs", str(costs)]) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    assert "measured times can't be read" in told
+    assert "--costs" in told
+
+
+def test_costs_that_lack_a_part_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_text(json.dumps(FEW))
+    assert invoke(["plan", job_file(tmp_path, {}), "--costs", str(costs)]) == ExitCode.USAGE
+    assert "lack a part of the model: tower, embedding, dense layer, moe layer" in capsys.readouterr().err

@@ -78,7 +78,7 @@ test-serial: $(DEV) ## of the same folders, the tests that start servers or seve
 	@$(PYTEST) -m "$(ANYWHERE) and $(ALONE)" --junit-xml=build/reports/$@.xml $(CONCURRENT) || test $$? = 5
 
 test-whole: $(DEV) ## the folders of tests that start many processes each
-	@$(if $(OTHER),$(PYTEST) --timeout=900 $(TWO_CORES) -m "$(ANYWHERE)" --junit-xml=build/reports/$@.xml $(OTHER),echo "no such folder yet")
+	@$(if $(OTHER),$(PYTEST) --timeout=900 -n 3 --dist loadfile -m "$(ANYWHERE)" --junit-xml=build/reports/$@.xml $(OTHER),echo "no such folder yet")
 
 cluster-up: $(DEV) ## a Kubernetes control plane on this machine (KUBECONFIG, KUBEBUILDER_ASSETS, or built once with Go)
 	@$(CLUSTER) up

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVarTuple
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVarTuple, cast
 
 from polyreme_api.errors import PolyremeError
 
@@ -16,6 +17,11 @@ TURNS_MAX = 20_000
 """Turns of the loop at one moment; what a simulation has to do at one moment takes a few hundred."""
 EPOCH_S = 1_700_000_000.0
 """Wall time at which simulations begin."""
+_RESOLUTION_S = 1e-9
+"""Timers that are so near are due together."""
+_TIMERS_MIN = 100
+_CANCELLED_SHARE = 0.5
+"""When there are more timers than these, and more of them than this share are cancelled, all cancelled ones go."""
 
 
 class Process:
@@ -34,11 +40,9 @@ class Process:
         context.run(_PROCESS.set, self)
         return context
 
-    def holds(self, handle: asyncio.Handle) -> bool:
-        """Keep what would run until the process goes on, if it is stopped."""
-        if self.stopped:
-            self._parked.append(handle)
-        return self.stopped
+    def park(self, handle: asyncio.Handle) -> None:
+        """Keep what would run until the process goes on."""
+        self._parked.append(handle)
 
     def stop(self) -> None:
         """SIGSTOP."""
@@ -55,91 +59,135 @@ _PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
 
 
 class _Handle(asyncio.Handle):
-    """A callback, and the process whose it is."""
+    """A callback, and the process whose it is. Millions are made: what debugging needs is left out."""
 
     __slots__ = ("process",)
 
-    process: Process | None
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], loop: VirtualLoop, context: contextvars.Context
+    ) -> None:
+        self._callback, self._args, self._loop, self._context = callback, args, loop, context
+        self._cancelled, self._repr, self._source_traceback = False, None, None
+        self.process: Process | None = context.get(_PROCESS)
 
-    def _run(self) -> None:
-        if self.process is None or not self.process.holds(self):
-            super()._run()
+    def run(self) -> None:
+        """Run, unless it was cancelled; what belongs to a process that is stopped waits for it."""
+        if self._cancelled:
+            return
+        if self.process is not None and self.process.stopped:
+            self.process.park(self)
+        else:
+            self._run()
 
 
-class _TimerHandle(asyncio.TimerHandle):
-    """A timer, and the process whose it is."""
+class _Timer(_Handle):
+    """The same for a time."""
 
-    __slots__ = ("process",)
+    __slots__ = ("_timers", "_when", "waits")
 
-    process: Process | None
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: VirtualLoop,
+        context: contextvars.Context,
+    ) -> None:
+        super().__init__(callback, args, loop, context)
+        self._when, self._timers = when, loop.timers
+        self.waits = True
 
-    def enter(self, scheduled: list[asyncio.TimerHandle]) -> None:
-        """Join the loop's timers."""
-        heapq.heappush(scheduled, self)
-        self._scheduled = True
+    def when(self) -> float:
+        """Return the time."""
+        return self._when
 
-    def _run(self) -> None:
-        if self.process is None or not self.process.holds(self):
-            super()._run()
+    def cancel(self) -> None:
+        """Don't run."""
+        if self.waits and not self._cancelled:
+            self._timers.cancelled += 1
+        super().cancel()
+
+    def __lt__(self, other: object) -> bool:
+        """Of two at one time neither goes first: times are compared before."""
+        return False
+
+
+class _Timers:
+    """A heap of timers, each behind its time; in all that order rests on the same as asyncio's own."""
+
+    def __init__(self) -> None:
+        self.cancelled = 0
+        self._heap: list[tuple[float, _Timer]] = []
+
+    def push(self, when: float, timer: _Timer) -> None:
+        """Set one."""
+        heapq.heappush(self._heap, (when, timer))
+
+    def tidy(self) -> None:
+        """Forget cancelled ones: all of them when they are most, else those that come first."""
+        heap = self._heap
+        if len(heap) > _TIMERS_MIN and self.cancelled > len(heap) * _CANCELLED_SHARE:
+            self._heap = [entry for entry in heap if not entry[1].cancelled()]
+            heapq.heapify(self._heap)
+            self.cancelled = 0
+            return
+        while heap and heap[0][1].cancelled():
+            heapq.heappop(heap)[1].waits = False
+            self.cancelled -= 1
+
+    def next_s(self) -> float | None:
+        """Return when the first is due; None if none is set."""
+        return self._heap[0][0] if self._heap else None
+
+    def pop(self, end_s: float) -> Iterator[_Timer]:
+        """Yield those that are due before a time."""
+        heap = self._heap
+        while heap and heap[0][0] < end_s:
+            timer = heapq.heappop(heap)[1]
+            timer.waits = False
+            yield timer
 
 
 class SimStalledError(PolyremeError):
     """The simulated world would wait for ever, or turn for ever while no time passes."""
 
 
-class _NoSelector:
-    """Waits for nothing but time."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-        self._turns = 0
-        """Turns of the loop since time passed."""
-
-    def select(self, timeout: float | None) -> list[Any]:
-        """Let the time pass that the loop would have slept."""
-        if timeout is None:
-            raise SimStalledError("nothing is ready and no timer is set")
-        before_s = self._loop.time()
-        self._loop.advance(timeout)
-        self._turns = self._turns + 1 if self._loop.time() == before_s else 0
-        if self._turns > TURNS_MAX:
-            raise SimStalledError(
-                f"somebody is busy without end at {before_s:.3f} s: {TURNS_MAX} turns, and no time passes"
-            )
-        return []
-
-
 class VirtualLoop(asyncio.BaseEventLoop):
-    """``asyncio.BaseEventLoop`` over a selector that only lets time pass."""
+    """``asyncio.BaseEventLoop`` that waits for nothing but time, and lets it pass at once."""
 
     def __init__(self) -> None:
         super().__init__()
         self._now_s = 0.0
-        self._selector = _NoSelector(self)
+        self._turns = 0
+        """Turns since time passed."""
+        self.timers = _Timers()
+        self._ready: deque[_Handle]
+        self._stopping: bool
 
     def time(self) -> float:
         """Return virtual seconds since the loop's beginning."""
         return self._now_s
 
-    def advance(self, delay_s: float) -> None:
-        """Let time pass, to the next timer exactly: sums of small differences must not miss it."""
-        scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
-        if delay_s > 0 and scheduled:
-            self._now_s = max(self._now_s, min(self._now_s + delay_s, scheduled[0].when()))
-
     def call_soon(
         self, callback: Callable[[*_Ts], object], *args: *_Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         """Run a callback next, in its process."""
-        context = contextvars.copy_context() if context is None else context
-        handle = _Handle(callback, args, self, context)
-        handle.process = context.get(_PROCESS)
-        self.run_next((handle,))
+        handle = _Handle(callback, args, self, contextvars.copy_context() if context is None else context)
+        self._ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        """Run a callback next, whoever is stopped: so the interpreter clears up behind generators."""
+        handle = _Handle(callback, args, self, contextvars.copy_context() if context is None else context)
+        handle.process = None
+        self._ready.append(handle)
         return handle
 
     def run_next(self, handles: Iterable[asyncio.Handle]) -> None:
         """Put callbacks behind those that are ready."""
-        self._ready.extend(handles)  # type: ignore[attr-defined]
+        self._ready.extend(handles)  # type: ignore[arg-type]
 
     def call_at(
         self,
@@ -150,10 +198,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         """Run a callback at a time, in its process."""
         context = contextvars.copy_context() if context is None else context
-        timer = _TimerHandle(when, callback, args, self, context)
-        timer.process = context.get(_PROCESS)
-        timer.enter(self._scheduled)  # type: ignore[attr-defined]
-        return timer
+        timer = _Timer(when, callback, args, self, context)
+        self.timers.push(when, timer)
+        return cast("asyncio.TimerHandle", timer)
 
     def call_later(
         self,
@@ -165,8 +212,29 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Run a callback after a delay, in its process."""
         return self.call_at(self._now_s + delay, callback, *args, context=context)
 
-    def _process_events(self, event_list: list[Any]) -> None:
-        """No files, no events."""
+    def _run_once(self) -> None:
+        """Let the time pass that nobody has anything to do in, and run what is ready then."""
+        self.timers.tidy()
+        if self._ready or self._stopping:
+            self._turns += 1
+        else:
+            self._pass_time()
+        if self._turns > TURNS_MAX:
+            raise SimStalledError(
+                f"somebody is busy without end at {self._now_s:.3f} s: {TURNS_MAX} turns, and no time passes"
+            )
+        ready = self._ready
+        ready.extend(self.timers.pop(self._now_s + _RESOLUTION_S))
+        for _ in range(len(ready)):
+            ready.popleft().run()
+
+    def _pass_time(self) -> None:
+        """Go to the next timer exactly: sums of small differences must not miss it."""
+        when_s, before_s = self.timers.next_s(), self._now_s
+        if when_s is None:
+            raise SimStalledError("nothing is ready and no timer is set")
+        self._now_s = max(before_s, min(before_s + max(0.0, when_s - before_s), when_s))
+        self._turns = self._turns + 1 if self._now_s == before_s else 0
 
     def _write_to_self(self) -> None:
         """No other thread ever wakes this loop."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import UTC, datetime
 
 from polyreme_api.errors import InvalidConfigError
 
+_KEPT = 4096
+"""Times that are kept: a status is read many times, its times are few."""
+
 
 def rfc3339(at_s: float) -> str:
     """Write a time with microseconds, as ``metav1.MicroTime`` does."""
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    # Several times faster than strftime; the offset is always +00:00.
+    return f"{datetime.fromtimestamp(at_s, UTC).isoformat(timespec='microseconds')[:-6]}Z"
 
 
+@functools.lru_cache(maxsize=_KEPT)
 def parse_rfc3339(text: str) -> float:
     """Read a time back [s since the epoch].
 

@@ -41,6 +41,10 @@ from polyreme_operator.types.intents import INTENTS_KEY, render_intents
 from polyreme_operator.types.observer import Observer
 
 SECRET_BYTES = 32
+_NO_OBJECTS = (WriteStatus, EmitEvent)
+_SHOWN = ("arrival", *TrainingJobStatus.model_computed_fields)
+"""What goes along with every change: fields that are worked out from the others, for people, and the arrival, which is
+known before it is written."""
 
 
 class Applier:
@@ -83,7 +87,10 @@ class Applier:
         for action in actions:
             if isinstance(action, WriteStatus):
                 await self._one(action)
-        objects = [action for action in actions if not isinstance(action, WriteStatus | EmitEvent)]
+        objects = [action for action in actions if not isinstance(action, _NO_OBJECTS)]
+        if not objects:
+            self._announce_all(actions)
+            return True
         job, left = self._model.job(uid), iter(objects)
         failed: list[PortError] = []
 
@@ -97,13 +104,16 @@ class Applier:
 
         workers = min(len(objects), self._settings.writes_max)
         results = await asyncio.gather(*(work() for _ in range(workers)), return_exceptions=True)
-        for action in actions:
-            if isinstance(action, EmitEvent):
-                self._announce(action)
+        self._announce_all(actions)
         for result in (*results, *failed):
             if isinstance(result, BaseException):
                 raise result
         return next(left, None) is None
+
+    def _announce_all(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, EmitEvent):
+                self._announce(action)
 
     async def write_intents(self, write: WriteIntents, ref: ObjectRef) -> None:
         """Write a batch of intents by compare-and-swap.
@@ -272,13 +282,10 @@ class Applier:
 
 def status_patch(before: TrainingJobStatus, after: TrainingJobStatus) -> dict[str, Any]:
     """Return the merge patch from one status to another: the top-level fields that differ, whole; None removes."""
-    patch: dict[str, Any] = {}
-    shown = after.model_dump(mode="json", by_alias=True, exclude_none=True)
-    for name, field in TrainingJobStatus.model_fields.items():
-        if getattr(before, name) != getattr(after, name):
-            alias = field.alias or name
-            patch[alias] = shown.get(alias)
-    # What is worked out from the others, for people: it changes when they do. And the arrival, which we know unwritten.
-    if patch:
-        patch |= {name: shown[name] for name in ("arrival", *TrainingJobStatus.model_computed_fields)}
-    return patch
+    fields = TrainingJobStatus.model_fields
+    changed = [name for name in fields if getattr(before, name) != getattr(after, name)]
+    if not changed:
+        return {}
+    shown = after.model_dump(mode="json", by_alias=True, exclude_none=True, include={*changed, *_SHOWN})
+    aliases = [fields[name].alias or name for name in changed]
+    return {alias: shown.get(alias) for alias in aliases} | {name: shown[name] for name in _SHOWN}

@@ -205,7 +205,8 @@ class _Operator:
         return Changes(asks=first)
 
     def _note(self, changes: Changes) -> None:
-        self._dirty.update(dict.fromkeys(sorted(changes.jobs)))
+        if changes.jobs:
+            self._dirty.update(dict.fromkeys(sorted(changes.jobs)))
         if changes.capacity or changes.asks:
             self._dirty[SCHEDULE] = None
         if changes.taken and not self._unsynced:
@@ -216,16 +217,18 @@ class _Operator:
     # ------------------------------------------------------------------------------------------------------ dispatch
 
     async def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
             if not self._unsynced:
                 self._ring()
                 self._start(tasks)
+            idle_s = self._idle_s()
+            alarm = loop.call_later(idle_s, self._wake.set) if idle_s > 0 else loop.call_soon(self._wake.set)
             try:
-                async with asyncio.timeout(self._idle_s()):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+                await self._wake.wait()
+            finally:
+                alarm.cancel()
 
     def _ring(self) -> None:
         """Make dirty what time has made due."""
@@ -246,6 +249,8 @@ class _Operator:
 
     def _start(self, tasks: asyncio.TaskGroup) -> None:
         """Start a pass for each dirty key that has none; admission first, of jobs the one that has waited longest."""
+        if not self._dirty:
+            return
         now_s = self._clock.now_s()
         for key in (SCHEDULE, TELL, *self._ready_jobs()):
             if key not in self._dirty or key in self._busy:

@@ -207,7 +207,7 @@ class ClusterModel:
         known = self.nodes.views
         return JobScene(
             job=job,
-            pods=tuple(pods[ref] for ref in sorted(pods)),
+            pods=tuple(sorted(pods.values(), key=_by_name)),
             nodes={name: known[name] for name in names if name in known},
             lease=self._leases.get(uid),
             pending=self.told.pending(job, tree=self._tree, now_s=now_s),
@@ -435,6 +435,10 @@ class ClusterModel:
         self._asking.discard(uid)
         self.told.forget(uid)
         return Changes(jobs={uid}, capacity=self.jobs.remove(uid).freed)
+
+
+def _by_name(pod: PodView) -> tuple[str, str]:
+    return pod.namespace, pod.name
 
 
 def _ref_of(manifest: Manifest) -> ObjectRef:

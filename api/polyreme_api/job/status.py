@@ -236,7 +236,10 @@ class TrainingJobStatus(StatusPart):
 
     def condition(self, kind: str) -> Condition | None:
         """Return the condition of a type."""
-        return next((condition for condition in self.conditions if condition.type == kind), None)
+        for condition in self.conditions:
+            if condition.type == kind:
+                return condition
+        return None
 
     def is_true(self, kind: str) -> bool:
         """Tell whether a condition is present and True."""

@@ -177,7 +177,7 @@ class FollowerMachine:
             case RankExited():
                 return _on_exit(state, event)
             case RanksSeen():
-                return dataclasses.replace(state, seen=event), ()
+                return (state, ()) if event == state.seen else (dataclasses.replace(state, seen=event), ())
             case Tick():
                 return _on_tick(state, now_s)
             case StopRequested(grace_s=grace_s):

@@ -11,10 +11,23 @@ _FROM_RANK = frozenset({"phase", "step", "steps", "loss", "tokens_per_second", "
 
 def is_urgent(before: ProgressRecord | None, now: ProgressRecord) -> bool:
     """Tell whether a change is told at once: attempt, phase, checkpoint, exit, outcome; steps wait for a renewal."""
-    if before is None:
-        return True
-    told = ("attempt", "phase", "released", "checkpoint", "exits", "outcome", "resumed_from_step", "message")
-    return any(getattr(before, name) != getattr(now, name) for name in told)
+    if before is None or before is now:
+        return before is None
+    return _told(before) != _told(now)
+
+
+def _told(record: ProgressRecord) -> tuple[object, ...]:
+    """What of a record is told at once when it changes."""
+    return (
+        record.attempt,
+        record.phase,
+        record.released,
+        record.checkpoint,
+        record.exits,
+        record.outcome,
+        record.resumed_from_step,
+        record.message,
+    )
 
 
 def with_word_of_rank(known: ProgressRecord, said: ProgressRecord) -> ProgressRecord:

@@ -6,6 +6,7 @@ must hold, taints NoSchedule and NoExecute must be tolerated, PreferNoSchedule i
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -115,8 +116,15 @@ def tolerated(text: str, taints: Sequence[Taint]) -> bool:
         text: The pod's tolerations, as ``Constraints`` has them.
         taints: The node's.
     """
-    tolerations = json.loads(text) if text and taints else []
+    tolerations = _tolerations(text) if text and taints else ()
     return all(tolerates(tolerations, taint) for taint in taints)
+
+
+@functools.lru_cache(maxsize=REMEMBERED_MAX)
+def _tolerations(text: str) -> Sequence[Mapping[str, Any]]:
+    """Read tolerations; of many jobs they are the same few."""
+    read: list[Mapping[str, Any]] = json.loads(text)
+    return tuple(read)
 
 
 def tolerates(tolerations: Sequence[Mapping[str, Any]], taint: Taint) -> bool:

@@ -169,17 +169,16 @@ def _observed(
         say(ConditionType.RESIZE_REFUSED, True, Reason.NO_FIT, scene.refused)
     status = with_class(job, status, now_s=now_s)
     changed = status is not job.status
-    status = status.model_copy(
-        update={
-            "replicas": len(pods),
-            "ready_replicas": attempt.replicas if released else joined,
-            "priority": job.priority,
-            "observed_generation": job.generation,
-            "retry_at": None,
-        }
+    status = _updated(
+        status,
+        replicas=len(pods),
+        ready_replicas=attempt.replicas if released else joined,
+        priority=job.priority,
+        observed_generation=job.generation,
+        retry_at=None,
     )
     status = with_checkpoint(status, record, now_s=now_s)
-    if record is not None and (changed or status != job.status):
+    if record is not None and (changed or (status is not job.status and status != job.status)):
         status = status.model_copy(update={"step": max(status.step, record.step)})
     return status
 
@@ -202,12 +201,12 @@ def _pod_actions(
         return removed
     nodes = attempt.placement.node_by_index()
     mode = binding.mode_of(defaults.binding, scene, attempt)
-    pattern = manifests.WorkerPods(scene.job, spec, attempt, defaults=defaults, mode=mode)
-    created = tuple(
-        CreatePod(pattern=pattern, index=index, node=node, binds=mode == "GangBinder")
-        for index, node in enumerate(nodes)
-        if index not in pods
-    )
+    missing = [(index, node) for index, node in enumerate(nodes) if index not in pods]
+    created: tuple[CreatePod, ...] = ()
+    if missing:
+        pattern = manifests.WorkerPods(scene.job, spec, attempt, defaults=defaults, mode=mode)
+        binds = mode == "GangBinder"
+        created = tuple(CreatePod(pattern=pattern, index=index, node=node, binds=binds) for index, node in missing)
     return (*removed, *created, *binding.binds(scene, attempt))
 
 
@@ -253,13 +252,12 @@ def _waiting(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Decision:
                 now_s=now_s,
                 generation=generation,
             )
-    status = with_class(job, status, now_s=now_s).model_copy(
-        update={
-            "replicas": len(scene.pods),
-            "ready_replicas": 0,
-            "priority": job.priority,
-            "observed_generation": generation,
-        }
+    status = _updated(
+        with_class(job, status, now_s=now_s),
+        replicas=len(scene.pods),
+        ready_replicas=0,
+        priority=job.priority,
+        observed_generation=generation,
     )
     resumed = spec.suspend or job.status.is_true(ConditionType.SUSPENDED)
     return Decision(actions=(*removed, *_status_write(scene, status, tells=not resumed)))
@@ -395,10 +393,16 @@ def _wake(decision: Decision, at_s: float | None) -> Decision:
     return dataclasses.replace(decision, wake_at_s=at_s)
 
 
+def _updated(status: TrainingJobStatus, **fields: object) -> TrainingJobStatus:
+    """Return a status with some fields as they are now; the same object where they are so already, as mostly."""
+    changed = {name: value for name, value in fields.items() if getattr(status, name) != value}
+    return status.model_copy(update=changed) if changed else status
+
+
 def _status_write(scene: JobScene, after: TrainingJobStatus, *, tells: bool = False) -> tuple[Action, ...]:
     """Write a status, and tell what it changes; nothing where it changes nothing."""
     job = scene.job
-    if after == job.status:
+    if after is job.status or after == job.status:
         return ()
     write = WriteStatus(
         ref=job.ref,

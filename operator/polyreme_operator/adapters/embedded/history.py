@@ -17,6 +17,8 @@ class WatchHistory:
         self._kind = kind
         self._limit = limit
         self._changes: list[Change] = []
+        self._versions: list[int] = []
+        """Of the changes."""
         self._forgotten = oldest
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -28,16 +30,17 @@ class WatchHistory:
     def append(self, change: Change) -> None:
         """Add the newest change and wake who waits."""
         self._changes.append(change)
+        self._versions.append(change.version)
         if len(self._changes) > 2 * self._limit:
             cut = len(self._changes) - self._limit
-            self._forgotten = self._changes[cut - 1].version
-            del self._changes[:cut]
+            self._forgotten = self._versions[cut - 1]
+            del self._changes[:cut], self._versions[:cut]
         self.wake()
 
     def forget(self, version: int) -> None:
         """Drop what is not newer than ``version``, as compaction of etcd does."""
-        cut = bisect.bisect_right(self._changes, version, key=lambda change: change.version)
-        del self._changes[:cut]
+        cut = bisect.bisect_right(self._versions, version)
+        del self._changes[:cut], self._versions[:cut]
         self._forgotten = max(self._forgotten, version)
         self.wake()
 
@@ -51,7 +54,7 @@ class WatchHistory:
             raise GoneError(
                 f"watch history of {self._kind} is gone: resource version {version}, kept behind {self._forgotten}"
             )
-        start = bisect.bisect_right(self._changes, version, key=lambda change: change.version)
+        start = bisect.bisect_right(self._versions, version)
         return self._changes[start : start + limit]
 
     def wake(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from polyreme_operator.port import InvalidObjectError, Manifest, WatchEvent, WatchEventType
 
+_ENCODER = json.JSONEncoder(allow_nan=False)
 _MARSHAL_VERSION = 2
 """Later versions keep two uses of one dictionary as one: a caller's change to its copy would then show twice."""
 
@@ -73,7 +74,7 @@ def own_json(value: Any) -> Any:
         InvalidObjectError: If it holds what JSON can't.
     """
     try:
-        return json.loads(json.dumps(value, allow_nan=False))
+        return json.loads(_ENCODER.encode(value))
     except (TypeError, ValueError) as error:
         raise InvalidObjectError(f"object is no JSON: {error}") from error
 

@@ -183,12 +183,12 @@ class Changes:
     def _put_queue(self, name: str, spec: dict[str, Any]) -> None:
         ref = ObjectRef(kind="TrainingQueue", name=name)
         try:
-            known = self._world.store.get(ref)
+            known = self._world.store.shown(ref)
         except PortError:
             self._world.store.create(queue_manifest(name, spec, labels.API_VERSION))
             return
         gone = dict.fromkeys(known["spec"].keys() - spec.keys())
-        self._world.store.patch(ref, {"spec": {**gone, **spec}})
+        self._world.store.change(ref, {"spec": {**gone, **spec}})
 
     def _change_queue(self) -> bool:
         """Give all queues other quotas."""
@@ -208,7 +208,7 @@ class Changes:
         ref = ObjectRef(kind="TrainingQueue", name=name)
 
         def say(policy: str) -> None:
-            self._try(lambda: self._world.store.patch(ref, {"spec": {"stopPolicy": policy}}))
+            self._try(lambda: self._world.store.change(ref, {"spec": {"stopPolicy": policy}}))
 
         say(policy)
         self._world.after(self._rng.choice(AWAY_S), lambda: say("None"))
@@ -221,7 +221,7 @@ class Changes:
         below = self._rng.choice([name for name in sorted(self._scenario.queues) if name != COHORT])
 
         def say(parent: str | None) -> None:
-            self._try(lambda: self._world.store.patch(ref, {"spec": {"parent": parent}}))
+            self._try(lambda: self._world.store.change(ref, {"spec": {"parent": parent}}))
 
         say(below)
         self._world.after(self._rng.choice(AWAY_S), lambda: say(None))
@@ -240,7 +240,7 @@ class Changes:
             ref = ObjectRef(kind="ClusterTopology", name="default")
             manifest = topology_manifest([("rack", RACK)])
             try:
-                self._world.store.patch(ref, {"spec": manifest["spec"]})
+                self._world.store.change(ref, {"spec": manifest["spec"]})
             except PortError:
                 self._world.store.create(manifest)
 
@@ -260,7 +260,7 @@ class Changes:
                 return False
         else:
             levels = topology_manifest([("zone", "example.com/zone"), ("rack", RACK)])["spec"]
-            self._try(lambda: self._world.store.patch(ref, {"spec": levels}))
+            self._try(lambda: self._world.store.change(ref, {"spec": levels}))
         self._world.after(self._rng.choice(AWAY_S), self._put_topology)
         return True
 
@@ -268,7 +268,7 @@ class Changes:
 
     def _delete(self, ref: ObjectRef) -> bool:
         try:
-            self._world.store.delete(ref, uid=self._world.store.get(ref)["metadata"]["uid"])
+            self._world.store.delete(ref, uid=self._world.store.shown(ref)["metadata"]["uid"])
         except PortError:
             return False
         return True

@@ -90,7 +90,7 @@ class Chaos:
         self._changes.mend()
         for record in list(world.store.records("TrainingJob")):
             if record.manifest["spec"].get("suspend"):
-                world.store.patch(ObjectRef.of(record.manifest), {"spec": {"suspend": False}})
+                world.store.change(ObjectRef.of(record.manifest), {"spec": {"suspend": False}})
 
     def _do(self, name: str, act: Callable[[], bool]) -> None:
         if self._world.faulty and act():
@@ -164,7 +164,7 @@ class Chaos:
         if not jobs:
             return False
         try:
-            self._world.store.patch(ObjectRef.of(self._rng.choice(jobs).manifest), {"spec": spec})
+            self._world.store.change(ObjectRef.of(self._rng.choice(jobs).manifest), {"spec": spec})
         except PortError:
             return False
         return True
@@ -191,13 +191,13 @@ class Chaos:
         if not jobs:
             return False
         ref = ObjectRef.of(self._rng.choice(jobs).manifest)
-        self._world.store.patch(ref, {"spec": {"suspend": True}})
+        self._world.store.change(ref, {"spec": {"suspend": True}})
         self._world.after(self._rng.choice((0.5, 5.0, 40.0)), lambda: self._resume(ref))
         return True
 
     def _resume(self, ref: ObjectRef) -> None:
         try:
-            self._world.store.patch(ref, {"spec": {"suspend": False}})
+            self._world.store.change(ref, {"spec": {"suspend": False}})
         except PortError:
             return
 

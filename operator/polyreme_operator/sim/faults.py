@@ -256,24 +256,27 @@ class FaultyPort:
         if self._draw("crash_after", point):
             self._life.crash()
             return
-        for fault, unknown in (("error_after", ServerError("500")), ("timeout_after", PortTimeoutError("timeout"))):
-            if self._draw(fault, point):
-                _answer(answer, error=unknown)
-                return
+        if self._draw("error_after", point):
+            _answer(answer, error=ServerError("500"))
+            return
+        if self._draw("timeout_after", point):
+            _answer(answer, error=PortTimeoutError("timeout"))
+            return
         await asyncio.sleep(self._rng.random() * (SLOW_S if late_answer else LATENCY_S))
         _answer(answer, result=result)
 
     def _refused(self, point: str, answer: asyncio.Future[Any]) -> bool:
         """Answer with an error before anything is done, perhaps."""
-        for fault, error in (
-            ("too_many", TooManyRequestsError("429", delay_s=1.0 + self._rng.random())),
-            ("error_before", ServerError("500")),
-            ("timeout_before", PortTimeoutError("timeout")),
-        ):
-            if self._draw(fault, point):
-                _answer(answer, error=error)
-                return True
-        return False
+        delay_s = 1.0 + self._rng.random()
+        if self._draw("too_many", point):
+            _answer(answer, error=TooManyRequestsError("429", delay_s=delay_s))
+        elif self._draw("error_before", point):
+            _answer(answer, error=ServerError("500"))
+        elif self._draw("timeout_before", point):
+            _answer(answer, error=PortTimeoutError("timeout"))
+        else:
+            return False
+        return True
 
     async def _answered(self, act: Callable[[], Any], answer: asyncio.Future[Any], latency_s: float) -> None:
         try:
@@ -301,6 +304,8 @@ class FaultyPort:
 
     def _draw(self, fault: str, point: str) -> bool:
         faults = self._faults()
+        if faults is NO_FAULTS:
+            return False
         chance: float = max(faults.aimed, getattr(faults, fault)) if point == faults.aim else getattr(faults, fault)
         if chance <= 0.0 or self._rng.random() >= chance:
             return False

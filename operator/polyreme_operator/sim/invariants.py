@@ -60,6 +60,8 @@ class Facts:
         self.jobs: dict[str, Manifest] = {}
         self.pods: dict[str, Manifest] = {}
         """Worker pods, by UID; those of others are the capacity's."""
+        self._truths: dict[str, frozenset[str]] = {}
+        """Conditions of each job that hold."""
         self.capacity = CapacityFacts(self)
         self.leaders = LeaderFacts(self)
         self.waiting = WaitingFacts(self)
@@ -117,7 +119,7 @@ class Facts:
 
     def true(self, uid: str, kind: str) -> bool:
         """Tell whether a condition of a job holds."""
-        return _true(self.jobs[uid].get("status") or {}, kind)
+        return kind in self._truths[uid]
 
     def landing(self, sent_s: float) -> None:
         """A write of the operator lands now that was sent then."""
@@ -143,10 +145,14 @@ class Facts:
         uid, name = manifest["metadata"]["uid"], manifest["metadata"]["name"]
         if deleted:
             self.jobs.pop(uid, None)
+            self._truths.pop(uid, None)
             return
         known = self.jobs.get(uid) or {}
         before, status = known.get("status") or {}, manifest.get("status") or {}
         self.jobs[uid] = manifest
+        self._truths[uid] = frozenset(
+            entry["type"] for entry in status.get("conditions") or () if entry["status"] == "True"
+        )
         self.restarts[uid] = status.get("restarts", 0)
         self.preemptions.changed(uid, known, manifest, world)
         old, new = before.get("attempt"), status.get("attempt")

@@ -108,7 +108,7 @@ class Kubelets:
         node.up = node.present = False
         self._kill_all(name)
         ref = ObjectRef(kind="Node", name=name)
-        self._store.delete(ref, uid=self._store.get(ref)["metadata"]["uid"])
+        self._store.delete(ref, uid=self._store.shown(ref)["metadata"]["uid"])
         self._world.soon(POD_GARBAGE_S, lambda: self._clear(name))
 
     def add_again(self, name: str, *, owned: bool) -> None:
@@ -119,7 +119,7 @@ class Kubelets:
 
     def patch(self, name: str, patch: Manifest) -> None:
         """Change a Node object, as an administrator does."""
-        self._store.patch(ObjectRef(kind="Node", name=name), patch)
+        self._store.change(ObjectRef(kind="Node", name=name), patch)
 
     def _sync_bound_to(self, name: str) -> None:
         """Do what a kubelet does that begins: it lists the pods of its node, those that wait for their end too."""
@@ -152,7 +152,7 @@ class Kubelets:
         if not self.nodes[name].present:
             return
         condition = {"type": "Ready", "status": status, "lastTransitionTime": self._now()}
-        self._store.patch(
+        self._store.change(
             ObjectRef(kind="Node", name=name), {"status": {"conditions": [condition]}}, subresource="status"
         )
 
@@ -193,7 +193,7 @@ class Kubelets:
 
     def _pod(self, ref: ObjectRef, uid: str) -> Manifest | None:
         try:
-            pod = self._store.get(ref)
+            pod = self._store.shown(ref)
         except NotFoundError:
             return None
         return pod if pod["metadata"]["uid"] == uid else None
@@ -228,7 +228,7 @@ class Kubelets:
         return ours + sum(devices for node, devices in self.foreign.values() if node == name)
 
     def _set_status(self, ref: ObjectRef, status: dict[str, Any]) -> None:
-        self._store.patch(ref, {"status": status}, subresource="status")
+        self._store.change(ref, {"status": status}, subresource="status")
 
     def launcher_ended(self, launcher: SimLauncher, code: int) -> None:
         """A launcher's process is gone; its kubelet says so, if it can."""
@@ -239,7 +239,7 @@ class Kubelets:
         if not self.nodes[launcher.node].up:
             return
         try:
-            pod = self._store.get(ref)
+            pod = self._store.shown(ref)
             if pod["metadata"]["uid"] != uid:
                 return
             if pod["metadata"].get("deletionTimestamp") is not None:

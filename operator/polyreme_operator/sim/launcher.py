@@ -355,7 +355,7 @@ class SimLauncher:
         name = labels.job_object_name(self.pod.job, self.pod.job_uid)
         ref = ObjectRef(kind="Lease", namespace=self.pod.namespace, name=name)
         try:
-            lease = self.world.store.get(ref)
+            lease = self.world.store.shown(ref)
             text = (lease["metadata"].get("annotations") or {}).get(labels.ANNOTATION_PROGRESS)
             known = ProgressRecord.model_validate_json(text) if text else None
             if known is not None and known.outdates(record):
@@ -363,7 +363,7 @@ class SimLauncher:
                 return True
             told = record.model_copy(update={"updated_at_s": self.world.clock.now_s()})
             annotation = {labels.ANNOTATION_PROGRESS: told.model_dump_json(by_alias=True, exclude_defaults=True)}
-            self.world.store.patch(ref, {"metadata": {"annotations": annotation}})
+            self.world.store.change(ref, {"metadata": {"annotations": annotation}})
         except PortError:
             return False
         self.feed_leader(l.LeaseWritten(record=record))

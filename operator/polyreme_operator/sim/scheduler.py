@@ -78,7 +78,7 @@ class KubeScheduler:
             "lastTransitionTime": rfc3339(self._world.clock.now_s()),
         }
         self._world.reached["Unschedulable", ""] += 1
-        self._world.store.patch(ObjectRef.of(pod), {"status": {"conditions": [condition]}}, subresource="status")
+        self._world.store.change(ObjectRef.of(pod), {"status": {"conditions": [condition]}}, subresource="status")
 
 
 def accepts(pod: Manifest, node: Manifest) -> bool:

@@ -104,8 +104,8 @@ class World:
         self.kubelets.add(SimNode(name=name, devices=devices, labels=tags or {}), owned=owned)
 
     def node_object(self, name: str) -> Manifest:
-        """Return a machine's Node object."""
-        return self.store.get(ObjectRef(kind="Node", name=name))
+        """Return a machine's Node object, for looking at it only."""
+        return self.store.shown(ObjectRef(kind="Node", name=name))
 
     def usable(self, name: str) -> bool:
         """Tell whether new pods may go to a machine, as far as its Node object says."""
@@ -153,7 +153,7 @@ class World:
     def pod_exists(self, launcher: SimLauncher) -> bool:
         """Tell whether a launcher's pod is still in the store."""
         try:
-            return bool(self.store.get(launcher.ref)["metadata"]["uid"] == launcher.pod_uid)
+            return bool(self.store.shown(launcher.ref)["metadata"]["uid"] == launcher.pod_uid)
         except NotFoundError:
             return False
 

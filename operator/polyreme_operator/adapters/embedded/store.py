@@ -123,6 +123,10 @@ class Store:
         """Return a copy of the object."""
         return self._found(ref).copy()
 
+    def shown(self, ref: ObjectRef) -> Manifest:
+        """Return the object itself, which nobody changes: for looking at it only."""
+        return self._found(ref).manifest
+
     def list(
         self,
         kind: str,
@@ -180,6 +184,17 @@ class Store:
         subresource: str | None = None,
     ) -> Manifest:
         """Merge into an object by compare-and-swap."""
+        return self.change(ref, merge_patch, resource_version=resource_version, subresource=subresource).copy()
+
+    def change(
+        self,
+        ref: ObjectRef,
+        merge_patch: Manifest,
+        *,
+        resource_version: str | None = None,
+        subresource: str | None = None,
+    ) -> Record:
+        """Do as ``patch`` does, for those who don't want a copy of what came of it."""
         old = self._found(ref)
         patch: Manifest = own_json(merge_patch)
         metadata = patch.get("metadata")
@@ -187,7 +202,7 @@ class Store:
         _check_version(ref, old, asked)
         new = rules.patched(old.manifest, merge(old.manifest, patch), subresource=subresource)
         if new == old.manifest:
-            return old.copy()
+            return old
         rules.check_sizes(new)
         metadata = {**new["metadata"], "resourceVersion": str(self._version + 1)}
         if rules.bumps_generation(old.manifest, new):
@@ -198,7 +213,7 @@ class Store:
             self._remove(record)
         else:
             self._commit(WatchEventType.MODIFIED, record)
-        return record.copy()
+        return record
 
     def delete(
         self, ref: ObjectRef, *, uid: str | None, resource_version: str | None = None, grace_period_s: int | None = None

@@ -130,13 +130,11 @@ def cost(jobs: tuple[Running, ...]) -> float:
 
 def cheapest(case: Case) -> float | None:
     stopping = {job.uid for job in case.jobs if job.stopping}
-    costs = [
-        cost(victims)
-        for count in range(len(case.jobs) + 1)
-        for victims in itertools.combinations(case.jobs, count)
-        if starts_without(case, stopping | {job.uid for job in victims}) and permitted(case, victims)
-    ]
-    return min(costs, default=None)
+    choices = [some for count in range(len(case.jobs) + 1) for some in itertools.combinations(case.jobs, count)]
+    for victims in sorted(choices, key=cost):
+        if starts_without(case, stopping | {job.uid for job in victims}) and permitted(case, victims):
+            return cost(victims)
+    return None
 
 
 def choose(case: Case) -> Victims | None:

@@ -29,6 +29,12 @@ class Cut:
     microbatches: int = 1
     """Microbatches of a data-parallel rank in a step, each of whole packs and equally many."""
 
+    def __str__(self) -> str:
+        """Name it in one line, ``4 microbatches, 1F1B, layers 6 7 7 7``."""
+        count = f"{self.microbatches} microbatch{'es' if self.microbatches > 1 else ''}"
+        stages = "" if self.schedule is None else f", {self.schedule}, layers {' '.join(map(str, self.stage_layers))}"
+        return count + stages
+
 
 WHOLE = Cut()
 """One stage, one microbatch."""

@@ -41,6 +41,21 @@ def test_the_counts_that_a_job_accepts_are_its_wish_and_smaller_ones_that_fit(
     assert tuple(elastic.sizes(elastic_job(**bounds))) == expected
 
 
+@pytest.mark.slow
+def test_a_wish_of_ranks_that_do_not_divide_the_packs_is_offered_where_the_planner_can_use_them() -> None:
+    workers = {"replicas": 3, "devices": 8, "minReplicas": 1, "hardware": "h100-80g"}
+    owner = job(
+        model={"preset": "kimi-vl-a3b"},
+        data={"sources": [{"name": "a", "dataset": "sample/digits"}], "sequenceTokens": 4096},
+        training={"steps": 50, "packsPerStep": 64},
+        workers=workers,
+    )
+    assert tuple(elastic.sizes(owner)) == (3, 2, 1)
+    plan = elastic.plan_at(owner, 3)
+    assert plan is not None
+    assert plan.layout.world == 24
+
+
 def test_a_running_job_may_grow_to_its_wish_and_beyond_it_to_its_bound() -> None:
     assert tuple(elastic.larger_sizes(elastic_job(4, high=12), 4)) == (12, 6)
     assert tuple(elastic.larger_sizes(elastic_job(4), 2)) == (4, 3)

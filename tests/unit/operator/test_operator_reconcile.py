@@ -178,6 +178,17 @@ def test_a_job_that_no_layout_fits_fails_as_misconfigured_and_says_what_would_fi
     assert "worker counts that fit" in failed.message
 
 
+def test_a_job_that_does_not_fit_the_memory_fails_with_its_consumers_and_what_would_fit() -> None:
+    workers = {"replicas": 1, "devices": 2, "hardware": "h100-80g"}
+    model, training = {"preset": "kimi-vl-a3b"}, {"steps": 50, "packsPerStep": 64}
+    status = written(decide(scene(job(model=model, training=training, workers=workers))))
+    failed = status.condition("Failed")
+    assert (failed.status, failed.reason) == ("True", "Misconfigured")
+    assert "does not fit 2 x h100-80g" in failed.message
+    assert "GiB a device of 72.0 usable: optimizer" in failed.message
+    assert "would fit: dp" in failed.message
+
+
 def test_a_waiting_job_says_why() -> None:
     pending = Pending(reason=Reason.WAITING_FOR_CAPACITY, message="needs 4 devices; 2 free on 1 node")
     status = written(decide(scene(job(), pending=pending)))

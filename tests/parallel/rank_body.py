@@ -29,7 +29,7 @@ from polyreme_api.errors import PolyremeError, RefusedError
 from polyreme_api.plan.costs import Recompute
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.schedules import Schedule
-from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_api.plan.shapes import KIMI_VL_NANO, NO_VISION
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.store import Data, ObjectInfo, ObjectStore, StoreFailedError
 from polyreme_datahub.objects import open_store
@@ -68,7 +68,7 @@ class Pages:
     """Made-up packed pages: a pure function of (step, pack), with images and answers of many sizes.
 
     ``long`` ones are few and long, three of the first packs' with an image: documents then lie across the cuts of a
-    stream, and there are more ranks than images.
+    stream, and there are more ranks than images. ``text`` ones have no image.
     """
 
     token_ids = TokenIds(media=MEDIA, end=END, pad=PAD)
@@ -83,9 +83,10 @@ class Pages:
         hooks: Mapping[int, Any] | None = None,
         begin_bytes: int = 0,
         long: bool = False,
+        text: bool = False,
     ):
         self.packs_per_step, self._seed, self._infinite_at, self._hooks = packs, seed, infinite_at, hooks or {}
-        self._begin_bytes, self.long = begin_bytes, long
+        self._begin_bytes, self.long, self._text = begin_bytes, long, text
 
     def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
         self._hooks.get(step, lambda: None)()
@@ -126,16 +127,15 @@ class Pages:
         left = self.pack_tokens
         while True:
             rows, columns, digits = 2 * int(draw.integers(1, 3)), 2 * int(draw.integers(1, 4)), int(draw.integers(1, 5))
-            media = rows * columns // 4
+            media = 0 if self._text else rows * columns // 4
             answer = draw.integers(10, 20, size=digits).tolist()
             page = [2, *[MEDIA] * media, 4, *answer, END]
             if len(page) > left:
                 return documents
             left -= len(page)
             masked = [-100] * (1 + media) + [*answer, END, -100]
-            documents.append(
-                (page, masked, draw.standard_normal((rows * columns, VALUES), np.float32), (rows, columns))
-            )
+            image = draw.standard_normal((rows * columns, VALUES), np.float32)
+            documents.append((page, masked, image, None if self._text else (rows, columns)))
 
     def _long_documents(self, step: int, pack: int) -> list[Any]:
         draw = np.random.default_rng([self._seed, step, pack, 1])
@@ -250,7 +250,9 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
         ),
         layout=layout,
         shape=dataclasses.replace(
-            KIMI_VL_NANO, decoder=dataclasses.replace(KIMI_VL_NANO.decoder, **request.get("decoder", {}))
+            KIMI_VL_NANO,
+            vision=NO_VISION if request.get("text") else KIMI_VL_NANO.vision,
+            decoder=dataclasses.replace(KIMI_VL_NANO.decoder, **request.get("decoder", {})),
         ),
         steps=request.get("steps", 10),
         pipeline=pipeline_of(request.get("pipeline")),
@@ -292,6 +294,7 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
         infinite_at=request.get("infinite_at", 0),
         hooks=hooks,
         begin_bytes=request.get("begin_bytes", 0),
+        text=not settings.shape.sees,
     )
     code = run.train_rank(
         settings,

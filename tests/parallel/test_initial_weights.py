@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,21 @@ def test_what_ranks_begin_with_is_what_the_files_hold(
     differ = {file for file in files if (own / file).read_bytes() != (weights / file).read_bytes()}
     assert differ == {f"{part}{name}" for part in ("", "text/") for name in ("tokenizer.json", "tokenizer_config.json")}
     assert gang.logs().count("were made with another tokenizer") == 1, "the first rank says it"
+
+
+def test_a_decoder_alone_begins_with_the_text_part_and_trains_where_all_is_shared(
+    start: Any, weights: Path, tmp_path: Path
+) -> None:
+    """The same first loss in both layouts: cut streams, layers and experts, and one rank."""
+    losses: list[list[float]] = []
+    for layout in ({"cp": 2, "tp": 2, "ep": 4}, {"dp": 1}):
+        run = tmp_path / str(len(losses))
+        gang = start("train", layout=layout, root=run, weights=str(weights / "text"), steps=2, text=True)
+        assert set(gang.wait()) == {0}, gang.logs()
+        lines = (run / "steps" / "a000001.jsonl").read_text().splitlines()
+        losses.append([json.loads(line)["loss"] for line in lines])
+    assert len(losses[0]) == 2
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_a_weight_that_is_not_finite_ends_every_rank_before_any_step_though_one_alone_reads_it(

@@ -196,7 +196,7 @@ def _layer_bytes(setting: Setting, layout: Layout, *, packs: int) -> float:
     kept = kept_numbers(shape, recompute=Recompute.NONE)
     tokens = packs * setting.mix.sequence_tokens / (layout.cp * layout.tp)
     layers = [kept[part] for part in layer_parts(shape)]
-    block = kept[Part.TOWER] / shape.vision.layers * setting.mix.patches_per_token(shape)
+    block = kept[Part.TOWER] / max(1, shape.vision.layers) * setting.mix.patches_per_token(shape)
     return max(*layers, block) * tokens * setting.numerics.activation_bytes
 
 

@@ -7,7 +7,7 @@ import pytest
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import load_job
 from polyreme_api.plan.layout import Layout, fitting_worlds
-from polyreme_api.plan.parts import expert_parameters, parameter_count
+from polyreme_api.plan.parts import Part, expert_parameters, parameter_count, part_parameters
 from polyreme_api.plan.plan import Plan, plan_for, shape_digest
 from polyreme_api.plan.shapes import KIMI_VL_A3B, KIMI_VL_NANO, model_shape
 from polyreme_api.plan.volume import state_bytes_per_rank
@@ -16,6 +16,16 @@ from tests.unit.api.jobs import job_with
 
 def test_kimi_vl_a3b_has_the_published_parameter_count() -> None:
     assert parameter_count(KIMI_VL_A3B) == 16_407_654_384
+
+
+def test_moonlight_is_planned_as_a_decoder_alone() -> None:
+    workers = {"replicas": 1, "devices": 4, "hardware": "h200-141g"}
+    changes = {"spec.model.preset": "moonlight-16b-a3b", "spec.workers": workers, "spec.training.packsPerStep": 4}
+    plan = plan_for(load_job(job_with(changes)).spec)
+    assert not plan.shape.sees
+    assert parameter_count(plan.shape) == 15_960_108_544
+    assert part_parameters(plan.shape)[Part.TOWER].total == 0
+    assert Plan.from_json(plan.to_json()) == plan
 
 
 def test_overrides_change_only_what_they_name() -> None:

@@ -28,7 +28,7 @@ from polyreme_api.plan.search import (
     search,
     trained_today,
 )
-from polyreme_api.plan.shapes import KIMI_VL_A3B, KIMI_VL_NANO
+from polyreme_api.plan.shapes import KIMI_VL_A3B, KIMI_VL_NANO, MOONLIGHT_16B_A3B, ModelShape
 from polyreme_api.plan.simulate import StageTimes, program
 from polyreme_api.plan.stages import balanced_split
 from tests.unit.plan.plan_settings import setting_of
@@ -170,9 +170,10 @@ def test_moments_are_divided_over_those_who_hold_the_same() -> None:
     assert plain - sharded == pytest.approx(12 * (common * 7 / 8 + routed / 2 * 3 / 4))
 
 
+@pytest.mark.parametrize("shape", [KIMI_VL_A3B, MOONLIGHT_16B_A3B], ids=lambda shape: shape.name)
 @pytest.mark.parametrize("recompute", [Recompute.SELECTIVE, Recompute.FULL])
-def test_recomputation_takes_time_and_gives_memory(recompute: Recompute) -> None:
-    setting, layout = setting_of(), Layout(dp=8, ep=8)
+def test_recomputation_takes_time_and_gives_memory(recompute: Recompute, shape: ModelShape) -> None:
+    setting, layout = setting_of(shape=shape), Layout(dp=8, ep=8)
     plain = part_times(setting, layout, packs=1, recompute=Recompute.NONE).times[Part.MOE]
     again = part_times(setting, layout, packs=1, recompute=recompute).times[Part.MOE]
     assert again.input_s > plain.input_s

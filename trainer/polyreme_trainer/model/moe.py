@@ -274,7 +274,8 @@ def _within_capacity(experts_TK: Tensor, load_E: Tensor, most: int) -> Places:
 
 def _entropy(scores_TE: Tensor) -> Tensor:
     scores_TE = scores_TE.detach()
-    return torch.special.entr(scores_TE / (scores_TE.sum(-1, keepdim=True) + 1e-20)).sum()
+    entropy: Tensor = torch.special.entr(scores_TE / (scores_TE.sum(-1, keepdim=True) + 1e-20)).sum()
+    return entropy
 
 
 def _gated(gate_XF: Tensor, up_XF: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from polyreme_api.plan.automatic import quick_search
 from polyreme_api.plan.costs import Recompute, Setting
 from polyreme_api.plan.flops import Mix, training_flops
 from polyreme_api.plan.hardware import FLOAT32, HARDWARE, MIXED, Hardware
@@ -29,6 +30,7 @@ RANKS, PACKS, TOKENS = 8, 16, 256
 COMPUTE_S = 8.0
 """Compute of one step, over all ranks: that of one rank is an eighth."""
 GPUS, GPU_PACKS, GPU_TOKENS = 1024, 8192, 4096
+AUTO_WORLDS, PACKS_OF_A_RANK = (4, 64, 1024), 8
 CORRELATION_MIN, SEARCH_S_MAX, SPREAD_MIN = 0.8, 30.0, 3.0
 RUN_S_MAX = 60.0
 """How long one way to train may take before its ranks are killed: one that hangs must not be left behind."""
@@ -66,7 +68,27 @@ def searched() -> dict[str, float]:
     print(f"1,024 GPUs, {found.examined} candidates: {found.best.candidate} {found.best.step_s:.3f} s", file=sys.stderr)
     for other, why in found.runners_up:
         print(f"  {other.candidate} {other.step_s:.3f} s: {why}", file=sys.stderr)
-    return {"search_s": round(took_s, 2), "search_cpu_s": round(took_cpu_s, 2), "search_candidates": found.examined}
+    quick = {f"auto_{world}_cpu_s": auto_cpu_s(world) for world in AUTO_WORLDS}
+    return {
+        "search_s": round(took_s, 2),
+        "search_cpu_s": round(took_cpu_s, 2),
+        "search_candidates": found.examined,
+        **quick,
+    }
+
+
+def auto_cpu_s(world: int) -> float:
+    """Search as mode Auto does, nothing kept from before; the trainer's float32 on devices that have room for it."""
+    setting = Setting(
+        shape=KIMI_VL_A3B, mix=Mix(sequence_tokens=GPU_TOKENS), hardware=HARDWARE["h200-141g"], numerics=FLOAT32
+    )
+    quick_search.cache_clear()
+    begin_s = time.process_time()
+    found = quick_search(setting, world=world, packs_per_step=PACKS_OF_A_RANK * world)
+    took_s = time.process_time() - begin_s
+    assert found.best is not None
+    print(f"{world} devices, mode Auto: {found.best.candidate} {found.best.step_s:.3f} s", file=sys.stderr)
+    return round(took_s, 3)
 
 
 def stand_in_shape() -> ModelShape:

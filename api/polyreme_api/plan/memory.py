@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 
 from polyreme_api.plan.costs import Recompute, Setting
+from polyreme_api.plan.hardware import GIB
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.parts import Part, all_parts, layer_parts, part_parameters
 from polyreme_api.plan.schedules import Schedule, ranks_of_stages
@@ -42,7 +43,12 @@ class Memory:
         """Name the consumers, the largest first."""
         named = {field.name.removesuffix("_bytes"): getattr(self, field.name) for field in dataclasses.fields(self)}
         ordered = sorted(named.items(), key=lambda item: -item[1])
-        return ", ".join(f"{name} {size / 2**30:.1f} GiB" for name, size in ordered if size)
+        return ", ".join(f"{name} {size_words(size)}" for name, size in ordered if size)
+
+
+def size_words(size_bytes: float) -> str:
+    """Write a size down: in GiB, and in MiB where that would be nothing."""
+    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB / 10 else f"{size_bytes / 2**20:.1f} MiB"
 
 
 def kept_numbers(shape: ModelShape, *, recompute: Recompute) -> dict[Part, float]:

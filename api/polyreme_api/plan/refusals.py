@@ -12,7 +12,7 @@ from polyreme_api.plan.automatic import nearest
 from polyreme_api.plan.costs import Recompute, Setting
 from polyreme_api.plan.hardware import GIB
 from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.memory import Memory, memory_of
+from polyreme_api.plan.memory import Memory, memory_of, size_words
 from polyreme_api.plan.pipelines import Cut
 from polyreme_api.plan.search import Estimate, most_microbatches_played
 
@@ -109,7 +109,7 @@ def _misfit(setting: Setting, layout: Layout, cut: Cut, packs_per_step: int, rec
     near = nearest(setting, layout, packs_per_step=packs_per_step, recompute=recompute)
     words = f"no layout of {layout.world} ranks fits; raise spec.workers.replicas"
     if near is not None:
-        words = f"the nearest that fits: {near.candidate}, {near.memory.total_bytes / GIB:.1f} GiB"
+        words = f"the nearest that fits: {near.candidate}, {size_words(near.memory.total_bytes)}"
     return f"layout does not fit {setting.hardware.name}: {layout} {_needs(setting, memory)}; {words}"
 
 
@@ -139,9 +139,9 @@ def out_of_memory(
     near = nearest(roomier, layout, packs_per_step=packs_per_step, recompute=recompute)
     words = f"no layout of {layout.world} ranks needs less; raise spec.workers.replicas"
     if near is not None:
-        words = f"a layout that needs less: {near.candidate}, {near.memory.total_bytes / GIB:.2g} GiB"
+        words = f"a layout that needs less: {near.candidate}, {size_words(near.memory.total_bytes)}"
     return (
-        f"rank ran out of memory: {told}; the plan, {layout}, counts {memory.total_bytes / GIB:.2g} GiB a device: "
+        f"rank ran out of memory: {told}; the plan, {layout}, counts {size_words(memory.total_bytes)} a device: "
         f"{memory.largest()}; {words}"
     )
 

@@ -7,11 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.planted_bugs import CAUGHT_WITHIN, PLANTED, QUICKLY_CAUGHT, ROOT, first_caught, patch_file
+from tests.sim.planted_bugs import (
+    CAUGHT_WITHIN,
+    PLANTED,
+    QUICKLY_MAX,
+    ROOT,
+    SHOWN_BY,
+    first_caught,
+    patch_file,
+    plant,
+    shown_by,
+)
+
+SEEN = sorted(bug for bug, seeds in CAUGHT_WITHIN.items() if bug in SHOWN_BY or seeds <= QUICKLY_MAX)
 
 
 def test_every_planted_bug_has_its_bound() -> None:
-    assert sorted(CAUGHT_WITHIN) == sorted(path.stem for path in PLANTED.glob("*.patch"))
+    planted = sorted(path.stem for path in PLANTED.glob("*.patch"))
+    assert sorted(CAUGHT_WITHIN) == planted
+    assert set(SHOWN_BY) <= set(planted)
 
 
 @pytest.mark.parametrize("bug", sorted(CAUGHT_WITHIN))
@@ -24,6 +38,11 @@ def test_a_planted_bug_still_fits_the_sources(bug: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("bug", sorted(QUICKLY_CAUGHT))
+@pytest.mark.parametrize("bug", SEEN)
 def test_the_simulator_catches_a_planted_bug(bug: str, tmp_path: Path) -> None:
-    assert first_caught(bug, tmp_path) is not None, f"{bug} went unseen for {CAUGHT_WITHIN[bug]} seeds"
+    """By the seeds that are known to show it; where a change of the sources has moved those, by any."""
+    plant(bug, tmp_path)
+    if shown_by(bug, tmp_path) is None:
+        seeds = first_caught(bug, tmp_path)
+        assert seeds is not None, f"{bug} went unseen by its own seeds, and for {CAUGHT_WITHIN[bug]} more"
+        print(f"{bug} is seen by seed {seeds - 1} now: put it into SHOWN_BY")

@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from polyreme_operator.sim.campaign import replay, run_campaign, table
-from tests.sim.planted_bugs import CAUGHT_WITHIN, first_caught
+from tests.sim.planted_bugs import CAUGHT_WITHIN, first_caught, plant
 
 SEEDS = 100_000
 FIRST = 1000
@@ -66,6 +66,7 @@ def _caught(processes: int) -> int:
     caught = 0
     for bug in sorted(CAUGHT_WITHIN):
         with tempfile.TemporaryDirectory() as directory:
+            plant(bug, Path(directory))
             seeds = first_caught(bug, Path(directory), processes=processes)
         caught += seeds is not None
         sys.stderr.write(f"{bug}: {'not seen' if seeds is None else f'seen by seed {seeds - 1}'}\n")

@@ -1,4 +1,4 @@
-"""``python -m polyreme_operator.sim``: ``--seed N`` replays one seed, ``--seeds N`` runs many."""
+"""``python -m polyreme_operator.sim``: ``--seed N`` replays one seed or some, ``--seeds N`` runs many."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN_MAX = 10
 def main(arguments: list[str] | None = None) -> int:
     """Run the simulator; 0 when no rule was broken."""
     parser = argparse.ArgumentParser(prog="python -m polyreme_operator.sim", description=__doc__)
-    parser.add_argument("--seed", type=int, help="replay this seed")
+    parser.add_argument("--seed", type=int, nargs="+", help="replay this seed, or these one after another")
     parser.add_argument("--seeds", type=int, default=100, help="run this many seeds")
     parser.add_argument("--first", type=int, default=0, help="first of those seeds")
     parser.add_argument("--processes", type=int, default=2, help="processes to use")
@@ -25,19 +25,24 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
     if options.seed is not None:
-        return _replay(options.seed)
+        return _replay(options.seed, until_violation=options.until_violation)
     return _many(options)
 
 
-def _replay(seed: int) -> int:
-    result = simulate(seed)
-    for violation in result.violations:
-        sys.stdout.write(f"{violation}\n")
-    sys.stdout.write(
-        f"seed {seed}: trace {result.trace}, {result.changes} writes, {result.attempts} attempts, "
-        f"{result.succeeded} jobs succeeded, {len(result.violations)} violations\n"
-    )
-    return 1 if result.violations else 0
+def _replay(seeds: list[int], *, until_violation: bool) -> int:
+    broken = 0
+    for seed in seeds:
+        result = simulate(seed)
+        broken += bool(result.violations)
+        for violation in result.violations:
+            sys.stdout.write(f"{violation}\n")
+        sys.stdout.write(
+            f"seed {seed}: trace {result.trace}, {result.changes} writes, {result.attempts} attempts, "
+            f"{result.succeeded} jobs succeeded, {len(result.violations)} violations\n"
+        )
+        if broken and until_violation:
+            break
+    return 1 if broken else 0
 
 
 def _many(options: argparse.Namespace) -> int:

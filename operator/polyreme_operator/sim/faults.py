@@ -82,8 +82,8 @@ class Life(Protocol):
     def broke(self, rule: str, what: str) -> None:
         """Note a broken rule: what was written without a precondition."""
 
-    def sending(self, verb: str, kind: str, name: str) -> None:
-        """Note a write that leaves the process now."""
+    def sending(self, verb: str, ref: ObjectRef, *, uid: str) -> None:
+        """Note a write that leaves the process now; ``uid`` is the object's, or its owner's for one that is created."""
 
     def landing(self, sent_s: float) -> None:
         """Note that a write lands now, and when it was sent."""
@@ -138,8 +138,9 @@ class FaultyPort:
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Create, perhaps without hearing of it."""
+        owners = manifest["metadata"].get("ownerReferences") or [{"uid": ""}]
         made: Manifest = await self._call(
-            "create", ObjectRef.of(manifest), lambda: self._cluster.store.create(manifest)
+            "create", ObjectRef.of(manifest), lambda: self._cluster.store.create(manifest), uid=owners[0]["uid"]
         )
         return made
 
@@ -181,13 +182,14 @@ class FaultyPort:
             lambda: self._cluster.store.delete(
                 ref, uid=uid, resource_version=resource_version, grace_period_s=grace_period_s
             ),
+            uid=uid,
         )
 
     async def bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         """Bind a pod, perhaps without hearing of it."""
         if not uid:
             self._life.broke("every binding bears a UID", str(ref))
-        await self._call("bind", ref, lambda: self._cluster.store.bind(ref, uid=uid, node=node))
+        await self._call("bind", ref, lambda: self._cluster.store.bind(ref, uid=uid, node=node), uid=uid)
 
     async def watch(
         self, kind: str, *, resource_version: str, namespace: str | None = None
@@ -202,14 +204,14 @@ class FaultyPort:
                 return
             yield event
 
-    async def _call(self, verb: str, ref: ObjectRef, act: Callable[[], Any], *, more: str = "") -> Any:
+    async def _call(self, verb: str, ref: ObjectRef, act: Callable[[], Any], *, more: str = "", uid: str = "") -> Any:
         """Send a call on its way and wait for its answer."""
         if self._cut:
             raise PortTimeoutError("the process is dead")
         answer: asyncio.Future[Any] = self._loop.create_future()
         way = self._write(_point(verb, ref) + more, verb, ref, act, answer) if verb in _WRITES else None
         if way is not None:
-            self._life.sending(verb, ref.kind, ref.name)
+            self._life.sending(verb, ref, uid=uid)
         # What is on its way belongs to no process: it goes on when the sender is stopped or dead.
         task = self._loop.create_task(way or self._read(verb, ref, act, answer), context=contextvars.Context())
         self._travelling.add(task)

@@ -19,6 +19,7 @@ from polyreme_operator.sim.capacity import CapacityFacts
 from polyreme_operator.sim.leaders import LeaderFacts
 from polyreme_operator.sim.places import PlaceFacts
 from polyreme_operator.sim.preemptions import PreemptionFacts
+from polyreme_operator.sim.successors import SuccessorFacts
 from polyreme_operator.sim.waiting import WaitingFacts
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Facts:
         self.preemptions = PreemptionFacts(self)
         self.batches = BatchFacts(self)
         self.places = PlaceFacts(self)
+        self.successors = SuccessorFacts(self)
         self._joined: dict[tuple[str, int], dict[int, int]] = {}
         self._forked: set[tuple[str, int, int]] = set()
         self._released: set[tuple[str, int]] = set()

@@ -11,6 +11,16 @@ from collections.abc import Mapping
 
 BEGINS = "patch TrainingJob that begins an attempt"
 """A write point: admissions, restarts, moves and resizes."""
+NODE_TROUBLE = (
+    "foreign pod",
+    "node cordoned",
+    "node cut off",
+    "node dies",
+    "node out of service",
+    "node removed",
+    "node tainted",
+)
+"""After each of these nobody can say for a while what the operator may take nodes to hold."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +38,12 @@ class Profile:
     """Whether there are always queues that lend to each other, and limits to it."""
     one_queue: bool = False
     """Whether there is always one queue."""
+    apart: bool = False
+    """Whether there are always two queues that share nothing."""
     queued: float = 0.7
     """Share of the jobs that wait in a queue that somebody made."""
+    turns: tuple[int, ...] = ()
+    """Which of the queues, of one job after the other; drawn if there are none."""
     sizes: tuple[tuple[int, int], ...] = ()
     """Workers and devices of each, of one job after the other; drawn if there are none."""
     rising: float = 0.3
@@ -40,6 +54,8 @@ class Profile:
     """How many are submitted while faults last; drawn if 0."""
     within_s: float = 0.0
     """Within so much time; drawn if 0."""
+    at_s: tuple[float, ...] = ()
+    """From when on, for one job after the other; from the beginning on if there are none."""
     long: bool = False
     """Whether jobs last longer than the faults."""
     strict: float = 0.25
@@ -137,7 +153,27 @@ PODS = Profile(
     events_min=10,
     favours={"pod deleted": 20, "launcher stopped": 12, "launcher killed": 8, "node cut off": 6, "suspend": 6},
 )
-PROFILES = (MIXED, RACKS, OTHERS, RANKS, QUOTAS, WAYS, WRITES, PODS)
+HOLDS = Profile(
+    name="what is held",
+    nodes=(2, 2),
+    racks=0.0,
+    apart=True,
+    turns=(0, 0, 1, 0, 0, 0, 0),
+    sizes=((1, 2), (1, 2), (1, 1), (2, 2), (1, 2), (2, 2), (1, 2)),
+    rising=1.0,
+    jobs=7,
+    at_s=(0.0, 0.0, 10.0, 18.0, 20.0, 50.0, 52.0),
+    within_s=1.0,
+    long=True,
+    favours={"launcher stopped": 12, "suspend": 8, **dict.fromkeys(NODE_TROUBLE, 0)},
+    final_save_s=8.0,
+    api_faults=0.1,
+    aims={"": 1},
+)
+"""Two make way for a third, one of them sooner than the other, when a fourth comes that goes before it and exceeds the
+quota: then nothing but what is held for the third keeps a lesser job of another queue from what came free first."""
+_ONE_TURN = (RACKS, OTHERS, RANKS, QUOTAS, WAYS, WRITES, PODS)
+PROFILES = (MIXED, *_ONE_TURN, HOLDS, *_ONE_TURN)
 
 
 def profile_of(seed: int) -> Profile:

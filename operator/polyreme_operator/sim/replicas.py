@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from polyreme_operator.leadership import LEASE_NAME, lead
 from polyreme_operator.loop import run_operator
+from polyreme_operator.port import ObjectRef
 from polyreme_operator.settings import Settings
 from polyreme_operator.sim.eventloop import Process, VirtualLoop
 from polyreme_operator.sim.faults import FaultyPort, PortFaults
@@ -95,10 +96,12 @@ class Replica:
         """Note a broken rule."""
         self._world.facts.broke(rule, what, self._world)
 
-    def sending(self, verb: str, kind: str, name: str) -> None:
+    def sending(self, verb: str, ref: ObjectRef, *, uid: str) -> None:
         """Note a write."""
-        if name != LEASE_NAME:
-            self._world.facts.leaders.sending(self._identity, f"{verb} {kind} {name}", self._world)
+        facts = self._world.facts
+        if ref.name != LEASE_NAME:
+            facts.leaders.sending(self._identity, f"{verb} {ref.kind} {ref.name}", self._world)
+        facts.successors.sending(self._identity, verb, ref, uid=uid, world=self._world)
 
     def landing(self, sent_s: float) -> None:
         """Note that a write lands."""

@@ -147,7 +147,9 @@ class _Simulation:
             world.add_node(name, devices, tags={RACK: rack}, owned=scenario.owned)
         self._changes.mend()
         for number in range(scenario.jobs):
-            world.soon(scenario.within_s, lambda number=number: self._submit(f"j{number}"))  # type: ignore[misc]
+            from_s = scenario.profile.at_s[number] if scenario.profile.at_s else 0.0
+            within_s = world.rng.random() * scenario.within_s
+            world.after(from_s + within_s, lambda number=number: self._submit(f"j{number}"))  # type: ignore[misc]
         replicas = [self._loop.create_task(replica.keep()) for replica in self._replicas]
         if self._enabled:
             await self._disturb()

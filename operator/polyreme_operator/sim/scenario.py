@@ -101,10 +101,12 @@ def draw_scenario(rng: random.Random, profile: Profile, *, aim: str = "") -> Sce
 
 
 def draw_queues(rng: random.Random, profile: Profile) -> dict[str, dict[str, Any]]:
-    """Draw no queue, one, or a cohort of two that lend to each other."""
+    """Draw no queue, one, two, or a cohort of two that lend to each other."""
     if profile.one_queue:
         # Where quota is scarce, too, it guards what nodes are held for: mostly, nodes alone shall decide.
         return {BORROWER: queue_spec(nominal=rng.choice((1, 3, 3)) * sum(profile.nodes))}
+    if profile.apart:
+        return {name: queue_spec(nominal=sum(profile.nodes)) for name in (BORROWER, LENDER)}
     shape = 1.0 if profile.cohort else rng.random()
     if shape < 0.35:
         return {}
@@ -177,7 +179,7 @@ def _draw_spec(scenario: Scenario, rng: random.Random, *, steps: int, number: in
         "training": {"steps": steps, "packsPerStep": PACKS},
         "workers": workers,
         "topology": _topology(scenario, replicas * devices, rng),
-        "queueName": _queue(scenario, rng),
+        "queueName": _queue(scenario, rng, number),
         "priority": min(number, HIGHEST) if scenario.rising else rng.choice((0, 0, 1, 2)),
         **({"priorityClassName": URGENT} if rng.random() < 0.1 else {}),
         "failurePolicy": _failure_policy(scenario.profile, rng),
@@ -192,8 +194,10 @@ def _draw_spec(scenario: Scenario, rng: random.Random, *, steps: int, number: in
     }
 
 
-def _queue(scenario: Scenario, rng: random.Random) -> str:
-    names = sorted(scenario.queues)
+def _queue(scenario: Scenario, rng: random.Random, number: int) -> str:
+    names, turns = sorted(scenario.queues), scenario.profile.turns
+    if turns:
+        return names[turns[number % len(turns)]]
     return rng.choice(names) if names and rng.random() < scenario.profile.queued else "default"
 
 

@@ -34,8 +34,11 @@ def setting_of(spec: TrainingJobSpec, shape: ModelShape) -> Setting:
 def mix_of(
     shape: ModelShape, pack_tokens: int, *, image_patches: int | None = None, visual_share: float | None = None
 ) -> Mix:
-    """Say what a pack holds; what is not given is guessed: half of it images, and none larger than fits there."""
-    share = VISUAL_SHARE if visual_share is None else visual_share
+    """Say what a pack holds; what is not given is guessed: half of it images, and none larger than fits there.
+
+    A decoder alone is given none.
+    """
+    share = (VISUAL_SHARE if visual_share is None else visual_share) if shape.sees else 0.0
     if image_patches is None:
         image_patches = max(1, min(IMAGE_PATCHES, int(pack_tokens * share) * shape.vision.merge**2))
     return Mix(sequence_tokens=pack_tokens, image_patches=image_patches, visual_share=share)

@@ -19,6 +19,7 @@ from polyreme_api.plan.flops import Mix
 from polyreme_api.plan.parts import Part, all_parts
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.plan.simulate import StageTimes
+from polyreme_api.plan.stages import NOTHING
 from polyreme_trainer.model.attend import segments
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.loss import token_loss
@@ -53,6 +54,9 @@ def measure_parts(
     batch = to_inputs(synthetic_packs(shape, mix, packs=1, seed=0), device=device)
     times: dict[Part, StageTimes] = {}
     for part in dict.fromkeys(all_parts(shape)):
+        if part is Part.TOWER and not batch.grids:
+            times[part] = NOTHING
+            continue
         run, inputs, weights = _part(shape, part, batch, device=device, dtype=dtype)
         took = _timed(run, inputs, weights, device=device, clock=clock, repeats=repeats)
         # Whole square images are not quite the mix: the tower is told for the patches that the mix has.

@@ -78,7 +78,7 @@ class Spans:
 def watched(stage: Stage) -> Iterator[tuple[str, nn.Module]]:
     """Name the layers of a stage."""
     model = stage.model
-    if model.section.first:
+    if model.section.first and model.shape.sees:
         yield "tower", model.vision_tower
         yield "projector", model.multi_modal_projector
     for index in model.section.layers:

@@ -31,10 +31,12 @@ class Images:
     def of(cls, shape: ModelShape, mix: Mix) -> Images:
         """Come as near to the mix as whole square images do: at least one image wherever there shall be any."""
         merge = shape.vision.merge
+        if not mix.visual_share:
+            return cls(count=0, side=merge, merge=merge)
         side = max(1, round(math.sqrt(mix.image_patches) / merge)) * merge
         wanted = mix.sequence_tokens * mix.visual_share * merge**2 / side**2
         room = mix.sequence_tokens * merge**2 // side**2
-        return cls(count=min(room, max(1, round(wanted)) if mix.visual_share else 0), side=side, merge=merge)
+        return cls(count=min(room, max(1, round(wanted))), side=side, merge=merge)
 
     @property
     def patches(self) -> int:
@@ -44,7 +46,7 @@ class Images:
     @property
     def tokens(self) -> int:
         """Features that they become."""
-        return self.patches // self.merge**2
+        return self.patches // self.merge**2 if self.count else 0
 
 
 def synthetic_packs(shape: ModelShape, mix: Mix, *, packs: int, seed: int) -> PackedBatch:

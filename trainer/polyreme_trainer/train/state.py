@@ -244,8 +244,8 @@ def content(state: TrainState, meshes: Meshes, *, with_rng: bool = True, with_op
 
 def restored(state: TrainState) -> None:
     """Bring the parameters in line with originals that were loaded; every rank calls it."""
-    for part in state.flat.parts if any(part.masters is not None for part in state.flat.parts) else ():
-        for piece in part.pieces:
+    for part in state.flat.parts:
+        for piece in () if part.masters is None else part.pieces:
             part.publish(piece)
             if state.divided is not None:
                 state.divided.gather(part, piece)

@@ -8,6 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from polyreme_api.job.model import Training
+from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_api.plan.state import state_bytes
+from polyreme_trainer.model.initialise import STACKED, build_model
 from polyreme_trainer.parallel.flat import FlatModel, Shares, Slices, Update, flatten
 from polyreme_trainer.train import muon
 from polyreme_trainer.train.optimizer import Optimizer
@@ -154,6 +158,28 @@ def test_narrow_values_are_their_originals_rounded_and_small_steps_are_not_lost(
             assert torch.equal(value, rounded), name
     seen = together(dataclasses.replace(update, divided=True, bucket_scalars=500), settings)
     assert all(torch.equal(seen[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_rank_holds_the_state_that_is_planned(precision: str) -> None:
+    ranks = 4
+    training = Training.model_validate({"steps": 1, "packsPerStep": 1, "precision": precision})
+    model = build_model(KIMI_VL_NANO, seed=0, media_token=5)
+    parameters = dict(model.named_parameters())
+    update = Update(dtype=getattr(torch, precision), divided=True)
+    stacks = frozenset(name for name in parameters if name.endswith(STACKED))
+    flat = flatten(
+        parameters,
+        riders=0,
+        stage=Shares(count=ranks, place=1),
+        experts=Slices(names=stacks, copies=ranks, copy=1),
+        update=update,
+    )
+    optimizer = Optimizer(flat, OptimizerSettings())
+    held = [buffer for state in optimizer.states for _, buffer, _ in state.buffers()]
+    held += [part.masters for part in flat.parts if part.masters is not None]
+    planned = state_bytes(training) * sum(parameter.numel() for parameter in parameters.values()) / ranks
+    assert sum(buffer.nbytes for buffer in held) == pytest.approx(planned, rel=0.01)
 
 
 def test_gradients_of_narrow_values_add_up_in_float32() -> None:

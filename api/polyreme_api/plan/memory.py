@@ -20,8 +20,7 @@ from polyreme_api.plan.stages import Split
 
 LOGITS_MAX = 1 << 28
 """Logits that the head holds at a time [scalars]; beyond it runs in chunks (``trainer/model/loss.py``)."""
-LOGIT_COPIES = 3
-"""Logits in float32, their log-softmax, and its gradient."""
+FLOAT32_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,5 +207,8 @@ def _layer_bytes(setting: Setting, layout: Layout, *, packs: int) -> float:
 
 def _logits_bytes(setting: Setting, layout: Layout, *, packs: int) -> float:
     tokens = packs * setting.mix.sequence_tokens / layout.cp
-    numbers = min(tokens * setting.shape.decoder.vocabulary / layout.tp, LOGITS_MAX)
-    return LOGIT_COPIES * 4 * numbers
+    words, number = setting.shape.decoder.vocabulary / layout.tp, setting.numerics.activation_bytes
+    # Float32 numbers become their own gradient; in another type they are made before, and handed on behind.
+    logit = FLOAT32_BYTES if number == FLOAT32_BYTES else FLOAT32_BYTES + 2 * number
+    head_gradient = FLOAT32_BYTES * words * setting.shape.decoder.width  # held until the backward of its microbatch
+    return logit * min(tokens * words, LOGITS_MAX) + head_gradient

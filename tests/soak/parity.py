@@ -12,6 +12,7 @@ images, for drawn weights and for loud ones, with which attention is sharp and a
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -61,18 +62,20 @@ def main() -> int:
 
 def _reference(folder: Path) -> Any:
     """Build its model by our configuration, and load our files by its own reading of Kimi-VL's names."""
-    from nemo_automodel.components.models.common import BackendConfig
-    from nemo_automodel.components.models.kimivl.model import KimiVLConfig, KimiVLForConditionalGeneration
-
+    package = "nemo_automodel.components.models"
+    common = importlib.import_module(f"{package}.common")
+    theirs = importlib.import_module(f"{package}.kimivl.model")
     config = json.loads((folder / "config.json").read_text())
-    reference = KimiVLForConditionalGeneration.from_config(
-        KimiVLConfig(
+    reference = theirs.KimiVLForConditionalGeneration.from_config(
+        theirs.KimiVLConfig(
             vision_config=config["vision_config"],
             text_config=config["text_config"],
             media_placeholder_token_id=config["media_placeholder_token_id"],
             pad_token_id=config["pad_token_id"],
         ),
-        backend=BackendConfig(attn="sdpa", linear="torch", rms_norm="torch", experts="torch", dispatcher="torch"),
+        backend=common.BackendConfig(
+            **dict.fromkeys(("linear", "rms_norm", "experts", "dispatcher"), "torch"), attn="sdpa"
+        ),
     ).float()
     tensors = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
     renamed = {

@@ -1,0 +1,142 @@
+"""Made-up pages and questions for the ranks of these tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from polyreme_api.batch import EvaluationSample, PackedBatch, TokenIds
+from polyreme_api.errors import RefusedError
+
+MEDIA, END, PAD = 5, 1, 0
+VALUES = 3 * 14 * 14
+
+
+class Pages:
+    """Made-up packed pages: a pure function of (step, pack), with images and answers of many sizes.
+
+    ``long`` ones are few and long, three of the first packs' with an image: documents then lie across the cuts of a
+    stream, and there are more ranks than images. ``text`` ones have no image.
+    """
+
+    token_ids = TokenIds(media=MEDIA, end=END, pad=PAD)
+    pack_tokens = 96
+
+    def __init__(
+        self,
+        *,
+        packs: int = 4,
+        seed: int = 3,
+        infinite_at: int = 0,
+        hooks: Mapping[int, Any] | None = None,
+        begin_bytes: int = 0,
+        long: bool = False,
+        text: bool = False,
+    ):
+        self.packs_per_step, self._seed, self._infinite_at, self._hooks = packs, seed, infinite_at, hooks or {}
+        self._begin_bytes, self.long, self._text = begin_bytes, long, text
+
+    def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
+        self._hooks.get(step, lambda: None)()
+        tokens: list[int] = []
+        targets: list[int] = []
+        positions: list[int] = []
+        offsets, images, grids = [0], [], []
+        for pack in range(first, first + count):
+            begun = len(tokens)
+            for document in self._long_documents(step, pack) if self.long else self._documents(step, pack):
+                tokens += document[0]
+                targets += document[1]
+                positions += range(len(document[0]))
+                offsets.append(len(tokens))
+                if document[3] is not None:
+                    images.append(document[2])
+                    grids.append(document[3])
+            gap = begun + self.pack_tokens - len(tokens)
+            tokens, targets, positions = tokens + [PAD] * gap, targets + [-100] * gap, positions + list(range(gap))
+            offsets.append(len(tokens))
+        patches = np.concatenate([np.zeros((0, VALUES), np.float32), *images])
+        if step == self._infinite_at and first == 0:
+            patches[0, 0] = np.inf
+        return PackedBatch(
+            tokens_T=_placed(np.array(tokens), self._begin_bytes),
+            targets_T=_placed(np.array(targets), self._begin_bytes),
+            positions_T=_placed(np.array(positions), self._begin_bytes),
+            document_offsets=np.array(offsets, np.int32),
+            patches_PC=_placed(patches, self._begin_bytes),
+            grids_I2=np.array(grids, np.int32).reshape(-1, 2),
+            sample_ids=[str(number) for number in range(len(grids))],
+            unmasked_tokens=sum(target != -100 for target in targets),
+        )
+
+    def _documents(self, step: int, pack: int) -> list[Any]:
+        draw = np.random.default_rng([self._seed, step, pack])
+        documents: list[Any] = []
+        left = self.pack_tokens
+        while True:
+            rows, columns, digits = 2 * int(draw.integers(1, 3)), 2 * int(draw.integers(1, 4)), int(draw.integers(1, 5))
+            media = 0 if self._text else rows * columns // 4
+            answer = draw.integers(10, 20, size=digits).tolist()
+            page = [2, *[MEDIA] * media, 4, *answer, END]
+            if len(page) > left:
+                return documents
+            left -= len(page)
+            masked = [-100] * (1 + media) + [*answer, END, -100]
+            image = draw.standard_normal((rows * columns, VALUES), np.float32)
+            documents.append((page, masked, image, None if self._text else (rows, columns)))
+
+    def _long_documents(self, step: int, pack: int) -> list[Any]:
+        draw = np.random.default_rng([self._seed, step, pack, 1])
+        first = int(draw.integers(40, 70))
+        documents: list[Any] = []
+        for number, length in enumerate((first, self.pack_tokens - first - 2)):
+            grid = (4, 2 * int(draw.integers(1, 5))) if number == 0 and pack < 3 else None
+            media = grid[0] * grid[1] // 4 if grid else 0
+            answer = draw.integers(10, 20, size=length - media - 3).tolist()
+            page = [2, *[MEDIA] * media, 4, *answer, END]
+            image = draw.standard_normal((4 * media, VALUES), np.float32)
+            documents.append((page, [-100] * (1 + media) + [*answer, END, -100], image, grid))
+        return documents
+
+    def state(self, step: int) -> dict[str, Any]:
+        return {"seed": self._seed, "step": step}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        if state["seed"] != self._seed:
+            raise RefusedError(f"data order differs: seed {state['seed']}, this run has {self._seed}")
+
+
+def _placed(array: Any, begin_bytes: int) -> Any:
+    """The same numbers, beginning so many bytes after a multiple of 64: where a heap happens to have room."""
+    room = np.empty(array.nbytes + 128, np.uint8)
+    begin = -room.ctypes.data % 64 + begin_bytes
+    placed = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    placed[...] = array
+    return placed
+
+
+class Questions:
+    """Some held-out pages."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def sample(self, index: int) -> EvaluationSample:
+        draw = np.random.default_rng([9, index])
+        return EvaluationSample(
+            sample_id=f"page-{index}",
+            prompt_tokens=[2, MEDIA, MEDIA, 4],
+            patches_PC=draw.standard_normal((8, VALUES), np.float32),
+            grids_I2=np.array([[2, 4]], np.int32),
+            question="what does the page say",
+            expected=str(index),
+            image_digest=f"{index:064x}",
+        )
+
+    def text(self, tokens: Any) -> str:
+        return " ".join(str(token) for token in tokens)

@@ -104,7 +104,7 @@ class Parallelism(Part):
     microbatches: Degree | None = None
     """Parts of a data-parallel rank's packs that run one after the other, each of whole packs; they must divide the
     packs of such a rank. ``1F1B`` and ``Interleaved1F1B`` need at least pp of them, the others 2 x pp. None: with a
-    pipeline as many as fit, else 1."""
+    pipeline as many as fit, else 1. A gang of another size runs microbatches of as many packs, more or fewer."""
 
     @model_validator(mode="after")
     def _by_mode(self) -> "Parallelism":

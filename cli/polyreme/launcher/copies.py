@@ -16,6 +16,8 @@ from typing import IO
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - memory that looks like files, which is the point
 PREFIX = "polyreme-copies-"
+EMPTY_AGE_S = 60.0
+"""Age beyond which a folder without a copy is nobody's: a launcher locks its own within moments."""
 SWEEP_MAX = 100
 """Folders of others that one launcher looks at."""
 _OWNER = "owner"
@@ -33,11 +35,11 @@ class CopiesFolder:
     def open(self) -> None:
         """Make the folder, and take away those that nobody owns any more."""
         with contextlib.suppress(OSError):
-            self._sweep()
             path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._memory))
             self._lock = (path / _OWNER).open("wb")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.path = path
+            self._sweep(path.stat().st_mtime)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -48,10 +50,12 @@ class CopiesFolder:
             self._lock.close()
             self._lock = None
 
-    def _sweep(self) -> None:
+    def _sweep(self, now_s: float) -> None:
+        """Take away what nobody owns; ``now_s`` is by the file system's own clock."""
         for path in sorted(self._memory.glob(f"{PREFIX}*"))[:SWEEP_MAX]:
             with contextlib.suppress(OSError), (path / _OWNER).open("rb") as lock:
-                # One that was just made and is not locked yet belongs to somebody who is this far: it has no copy.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if path.stat().st_uid == os.getuid() and any(path.glob("rank-*")):
+                # One that was just made and is not locked yet belongs to somebody who is this far: it has no copy.
+                left = any(path.glob("rank-*")) or now_s - path.stat().st_mtime > EMPTY_AGE_S
+                if path.stat().st_uid == os.getuid() and left:
                     shutil.rmtree(path, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -156,7 +157,11 @@ def test_a_folder_goes_with_its_launcher_and_with_the_next_one_if_it_was_killed(
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
-    assert len(list(tmp_path.glob(f"{PREFIX}*"))) == 2
+    assert len(list(tmp_path.glob(f"{PREFIX}*"))) == 2, "its own and the killed one's"
+    left = tmp_path / f"{PREFIX}left"
+    left.mkdir()
+    (left / "owner").touch()
+    os.utime(left, (1.0, 1.0))
     late = CopiesFolder(tmp_path)
     late.open()
     assert late.path is not None

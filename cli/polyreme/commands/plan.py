@@ -35,13 +35,6 @@ def plan(
         Path | None,
         typer.Option(help="File of measured times (polyreme profile --costs), instead of operations and rates."),
     ] = None,
-    untrained: Annotated[
-        bool,
-        typer.Option(
-            "--untrained",
-            help="Search with bfloat16 and divided state, whatever the job asks for.",
-        ),
-    ] = False,
     runners_up: Annotated[int, typer.Option(min=0, max=40, help="How many others to show.")] = RUNNERS_UP,
     output: Annotated[
         Format, typer.Option("-o", "--output", help="Form of the data on standard output.")
@@ -56,16 +49,16 @@ def plan(
 
       polyreme plan job.yaml
 
-      polyreme plan job.yaml --hardware h200-141g --visual-share 0.3 --untrained
+      polyreme plan job.yaml --hardware h200-141g --visual-share 0.3
 
       polyreme plan job.yaml --costs costs.json -o json
     """
     from polyreme.documents import read_job_unplanned
     from polyreme_api.plan.costs import Setting
-    from polyreme_api.plan.hardware import MIXED, hardware_named
+    from polyreme_api.plan.hardware import hardware_named
     from polyreme_api.plan.plan import shape_of
     from polyreme_api.plan.refusals import what_does_not_fit
-    from polyreme_api.plan.search import anything, search, trained_today
+    from polyreme_api.plan.search import search, trained_today
     from polyreme_api.plan.setting import hardware_of, mix_of, numerics_of
 
     spec = read_job_unplanned(job).spec
@@ -83,15 +76,14 @@ def plan(
         shape=shape,
         mix=mix,
         hardware=hardware_of(spec) if hardware is None else hardware_named(hardware),
-        numerics=MIXED if untrained else numerics_of(spec, shape),
+        numerics=numerics_of(spec, shape),
         measured=measured,
     )
-    supported = anything if untrained else trained_today
     found = search(
         setting,
         world=spec.workers.replicas * spec.workers.devices,
         packs_per_step=spec.training.packs_per_step,
-        supported=supported,
+        supported=trained_today,
         runners_up=runners_up,
     )
     if found.best is None:
@@ -103,7 +95,11 @@ def plan(
             packs_per_step=spec.training.packs_per_step,
             found=lambda world: (
                 search(
-                    setting, world=world, packs_per_step=spec.training.packs_per_step, supported=supported, runners_up=0
+                    setting,
+                    world=world,
+                    packs_per_step=spec.training.packs_per_step,
+                    supported=trained_today,
+                    runners_up=0,
                 ).best
             ),
         )

@@ -82,11 +82,14 @@ def profile(
     profiles = _run(spec, plan, mix, steps=steps, trace=trace)
     _show(plan, mix, profiles, output)
     if costs is not None:
+        import torch
+
         from polyreme_trainer.parallel.device import take_device
         from polyreme_trainer.profile.parts import measure_parts
 
         device = take_device(plan.hardware, local_rank=0)
-        times = measure_parts(plan.shape, mix, device=device, clock=SystemClock())
+        dtype = getattr(torch, spec.training.precision)
+        times = measure_parts(plan.shape, mix, device=device, clock=SystemClock(), dtype=dtype)
         measured = Measured(hardware=plan.hardware, mix=mix, seconds_per_token=times)
         costs.write_text(measured.to_json() + "\n", encoding="utf-8")
         note(f"times of the parts: {costs}")

@@ -19,7 +19,7 @@ from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.plan import plan_for
 from polyreme_api.plan.refusals import memory_of_cut, out_of_memory
 from polyreme_api.plan.schedules import V_SHAPED, Schedule
-from polyreme_api.plan.search import Pricer, search, trained_today
+from polyreme_api.plan.search import Candidate, Estimate, Pricer, search, trained_today
 from polyreme_api.plan.setting import hardware_of, setting_of
 from polyreme_api.plan.shapes import KIMI_VL_A3B, KIMI_VL_NANO
 from tests.unit.api.jobs import job_with
@@ -219,6 +219,22 @@ def test_a_rank_whose_memory_is_full_hears_what_takes_it_and_what_needs_less() -
     less = float(words.rpartition(", ")[2].removesuffix(" GiB"))
     assert "a layout that needs less: " in words
     assert less <= 0.91 * held
+
+
+def test_nothing_is_weighed_that_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Candidate] = []
+    weigh = Pricer.weighed
+
+    def weighed(self: Pricer, of: Candidate) -> Estimate:
+        seen.append(of)
+        return weigh(self, of)
+
+    monkeypatch.setattr(Pricer, "weighed", weighed)
+    quick_search.cache_clear()
+    quick_search(plan_settings.setting_of(), world=8, packs_per_step=64, recompute=Recompute.FULL)
+    assert {of.recompute for of in seen} == {Recompute.FULL}
+    assert {of.schedule for of in seen} >= {Schedule.ONE_F_ONE_B}
+    assert not {of.schedule for of in seen} & V_SHAPED
 
 
 def test_layouts_beyond_the_budget_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ ALLOWED = {
     "type", "description", "default", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems",
     "maxItems", "minProperties", "maxProperties", "required", "properties", "items", "additionalProperties",
     "x-kubernetes-validations", "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
-    "x-kubernetes-preserve-unknown-fields",
+    "x-kubernetes-preserve-unknown-fields", "x-kubernetes-map-type",
 }  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def test_a_decimal_keeps_its_pattern() -> None:
     decimals = [
         node for path, node in NODES.items() if path.startswith("spec.training.optimizer.") and "maxLength" in node
     ]
-    assert len(decimals) == 6
+    assert len(decimals) == 8
     assert all("pattern" in node for node in decimals)
 
 
@@ -245,6 +245,11 @@ def test_every_type_with_a_validator_of_several_fields_has_rules(name: str) -> N
 def test_types_with_validators_are_covered_by_rules() -> None:
     validated = {name for name, found in TYPES.items() if found.__pydantic_decorators__.model_validators}
     assert validated <= set(RULES) | set(OBJECT_RULES)
+
+
+def test_what_one_writer_writes_whole_has_one_owner() -> None:
+    atomic = {path for path, node in NODES.items() if node.get("x-kubernetes-map-type") == "atomic"}
+    assert atomic == {"status.attempt", "status.accounting", "status.preemption"}
 
 
 def test_conditions_are_a_map_by_type() -> None:

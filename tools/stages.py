@@ -68,9 +68,8 @@ def render(stages: Sequence[Stage]) -> str:
     for stage in stages:
         verdict = "ok" if stage.status == 0 else "FAILED"
         tests = ", ".join(f"{count} {name}" for name, count in stage.tests.items())
-        rows.append(
-            f"{stage.target:<18} {verdict:<7} {stage.wall_s:>7.1f} s  {stage.cpu_s:>7.1f} s of processors  {tests}".rstrip()
-        )
+        times = f"{stage.wall_s:>7.1f} s  {stage.cpu_s:>7.1f} s of processors"
+        rows.append(f"{stage.target:<18} {verdict:<7} {times}  {tests}".rstrip())
     failed = [stage.target for stage in stages if stage.status]
     rows.append(f"FAILED: {', '.join(failed)}" if failed else "all passed")
     return "\n".join(["", "=== summary", *rows])

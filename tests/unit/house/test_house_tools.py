@@ -84,8 +84,8 @@ def test_every_stage_is_counted_and_one_failure_fails_the_whole(tmp_path: Path) 
     report = tmp_path / "unit.xml"
     report.write_text('<testsuites><testsuite tests="5" failures="1" errors="1" skipped="1"/></testsuites>')
     assert stages.counts(report) == {"passed": 2, "failed": 2, "skipped": 1}
-    failed = stages.Stage(target="unit", status=2, wall_s=1.0, tests=stages.counts(report))
-    passed = stages.Stage(target="lint", status=0, wall_s=1.0, tests={})
+    failed = stages.Stage(target="unit", status=2, wall_s=1.0, cpu_s=1.5, tests=stages.counts(report))
+    passed = stages.Stage(target="lint", status=0, wall_s=1.0, cpu_s=1.5, tests={})
     assert stages.render([passed, failed]).endswith("FAILED: unit")
     assert "2 passed, 2 failed, 1 skipped" in stages.render([passed, failed])
     assert stages.render([passed]).endswith("all passed")

@@ -36,8 +36,8 @@ def expendable(
 ) -> list[CheckpointRef]:
     """Choose what to delete: of history what the rule does not keep, and what was left outside it.
 
-    The newest of history always stays, and so does what the newest attempt begins at until it has committed one of its
-    own: its ranks may be reading it. Without any resume point nothing says what history is, and every committed
+    The newest of history always stays: until the newest attempt has committed one of its own, that is the one that it
+    begins at, since history is cut there. Without any resume point nothing says what history is, and every committed
     checkpoint counts. Without any committed checkpoint in history nothing goes. What newer attempts left is theirs.
 
     Args:
@@ -53,14 +53,8 @@ def expendable(
     history = sorted(known, key=lambda c: (c.step, c.attempt))
     if not history:
         return []
-    newest = max(points, key=lambda point: point.attempt, default=None)
-    begun = newest.checkpoint if newest and not any(c.attempt == newest.attempt for c in history) else None
     numbered = enumerate(reversed(history))
-    old = [
-        c
-        for number, c in numbered
-        if number and c != begun and (number >= rule.kept or _is_old(committed[c], rule, now_s))
-    ]
+    old = [c for number, c in numbered if number and (number >= rule.kept or _is_old(committed[c], rule, now_s))]
     stray = [c for c in committed if c not in known and c.attempt < attempt]
     left = [c for c in torn if c.attempt <= attempt]
     return old[::-1] + stray + left

@@ -110,7 +110,7 @@ def test_a_record_that_was_half_written_is_no_copy(copies: HostCopies, tmp_path:
 
 
 def test_a_process_that_dies_while_it_copies_leaves_no_copy(
-    copies: HostCopies, monkeypatch: pytest.MonkeyPatch
+    copies: HostCopies, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     copies.keep(make_content(1), marker(1, 5))
 
@@ -121,6 +121,7 @@ def test_a_process_that_dies_while_it_copies_leaves_no_copy(
     with pytest.raises(KeyboardInterrupt):
         copies.keep(make_content(2), marker(1, 10))
     monkeypatch.undo()
+    assert list((tmp_path / "memory").glob("*.json")) == [], "no record stands beside bytes that are not its own"
     assert not restored(copies, marker(1, 5))
     assert not restored(copies, marker(1, 10))
 

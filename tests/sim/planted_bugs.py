@@ -21,7 +21,7 @@ PLANTED = Path(__file__).parent / "planted"
 SOURCES = (("api", "polyreme_api"), ("operator", "polyreme_operator"))
 SHOWN_BY: dict[str, tuple[int, ...]] = {
     "replacement_does_not_wait": (0, 1),
-    "reservation_ignored": (8, 24),
+    "reservation_ignored": (8,),
 }
 CAUGHT_WITHIN = {
     "bound_without_uid": 10,

@@ -168,7 +168,6 @@ HOLDS = Profile(
     favours={"launcher stopped": 12, "suspend": 8, **dict.fromkeys(NODE_TROUBLE, 0)},
     final_save_s=8.0,
     api_faults=0.1,
-    aims={"": 1},
 )
 """Two make way for a third, one of them sooner than the other, when a fourth comes that goes before it and exceeds the
 quota: then nothing but what is held for the third keeps a lesser job of another queue from what came free first."""

@@ -69,10 +69,8 @@ async def run_operator(
         entropy: Secret bytes; ``secrets.token_bytes``.
         observer: Who is told what was done.
     """
-    operator = _Operator(
-        port, clock, settings or Settings(), rng=rng, entropy=entropy, observer=observer or NullObserver()
-    )
-    await operator.run()
+    told = observer or NullObserver()
+    await _Operator(port, clock, settings or Settings(), rng=rng, entropy=entropy, observer=told).run()
 
 
 class _Operator:
@@ -446,12 +444,8 @@ class _Operator:
         began_s = self._clock.steady_s()
         cluster = self._model.cluster(leases_read=leases_read)
         spent_s: list[float] = []
-        batch = schedule(
-            cluster,
-            self._clock.now_s(),
-            limits=self._settings.limits,
-            stopwatch=Stopwatch(self._clock.steady_s, spent_s),
-        )
+        stopwatch = Stopwatch(self._clock.steady_s, spent_s)
+        batch = schedule(cluster, self._clock.now_s(), limits=self._settings.limits, stopwatch=stopwatch)
         cycle_s = self._clock.steady_s() - began_s
         self._observer.decided(self._model.seen(cycle_s=cycle_s, placement_s=tuple(spent_s)))
         return batch

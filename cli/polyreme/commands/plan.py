@@ -13,6 +13,7 @@ from polyreme.output import Format, emit, emit_tables
 from polyreme_api.errors import ExitCode, InvalidConfigError
 
 if TYPE_CHECKING:
+    from polyreme_api.job import TrainingJobSpec
     from polyreme_api.plan.costs import Measured, Setting
     from polyreme_api.plan.search import Estimate, Found
 
@@ -54,57 +55,65 @@ def plan(
       polyreme plan job.yaml --costs costs.json -o json
     """
     from polyreme.documents import read_job_unplanned
+    from polyreme_api.plan.refusals import what_does_not_fit
+    from polyreme_api.plan.search import search, trained_today
+
+    spec = read_job_unplanned(job).spec
+    measured = None if costs is None else _measured(costs)
+    setting = _setting(spec, hardware, measured, image_patches=image_patches, visual_share=visual_share)
+    workers, packs = spec.workers, spec.training.packs_per_step
+
+    def searched(world: int, others: int) -> Found:
+        return search(setting, world=world, packs_per_step=packs, supported=trained_today, runners_up=others)
+
+    found = searched(workers.replicas * workers.devices, runners_up)
+    if found.best is None:
+        raise what_does_not_fit(
+            setting,
+            found.leanest,
+            replicas=workers.replicas,
+            devices=workers.devices,
+            packs_per_step=packs,
+            found=lambda world: searched(world, 0).best,
+        )
+    _show(setting, found, found.best, output)
+    return ExitCode.OK
+
+
+def _setting(
+    spec: TrainingJobSpec,
+    hardware: str | None,
+    measured: Measured | None,
+    *,
+    image_patches: int | None,
+    visual_share: float | None,
+) -> Setting:
+    """Return what is searched for: the job's own, but for what the options say.
+
+    Raises:
+        InvalidConfigError: If the job has no layout of ours, or an option is out of its bounds.
+    """
     from polyreme_api.plan.costs import Setting
     from polyreme_api.plan.hardware import hardware_named
     from polyreme_api.plan.plan import shape_of
-    from polyreme_api.plan.refusals import what_does_not_fit
-    from polyreme_api.plan.search import search, trained_today
     from polyreme_api.plan.setting import hardware_of, mix_of, numerics_of
 
-    spec = read_job_unplanned(job).spec
     if spec.workers.runtime.mode == "Environment":
         raise InvalidConfigError(
             "nothing to search: the job's container brings its own training, its layout is its own",
             field="spec.workers.runtime.mode",
         )
     shape = shape_of(spec)
-    measured = None if costs is None else _measured(costs)
     mix = mix_of(shape, spec.data.sequence_tokens, image_patches=image_patches, visual_share=visual_share)
     if measured is not None and image_patches is None and visual_share is None:
         mix = dataclasses.replace(measured.mix, sequence_tokens=spec.data.sequence_tokens)
-    setting = Setting(
+    return Setting(
         shape=shape,
         mix=mix,
         hardware=hardware_of(spec) if hardware is None else hardware_named(hardware),
         numerics=numerics_of(spec, shape),
         measured=measured,
     )
-    found = search(
-        setting,
-        world=spec.workers.replicas * spec.workers.devices,
-        packs_per_step=spec.training.packs_per_step,
-        supported=trained_today,
-        runners_up=runners_up,
-    )
-    if found.best is None:
-        raise what_does_not_fit(
-            setting,
-            found.leanest,
-            replicas=spec.workers.replicas,
-            devices=spec.workers.devices,
-            packs_per_step=spec.training.packs_per_step,
-            found=lambda world: (
-                search(
-                    setting,
-                    world=world,
-                    packs_per_step=spec.training.packs_per_step,
-                    supported=trained_today,
-                    runners_up=0,
-                ).best
-            ),
-        )
-    _show(setting, found, found.best, output)
-    return ExitCode.OK
 
 
 def _measured(path: Path) -> Measured:

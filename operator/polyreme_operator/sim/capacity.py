@@ -38,12 +38,9 @@ class CapacityFacts:
         self.queues = Queues({})
         self._past: list[tuple[float, Queues, Domains]] = []
         """What stood until when."""
-        self._since_s = 0.0
-        """Since when what stands now does."""
         self.domains = Domains({}, [])
         self._usable: frozenset[str] = frozenset()
         """Nodes to which new pods may go."""
-        self._usable_since_s = 0.0
         self._usable_past: list[tuple[float, frozenset[str]]] = []
         """The same until when."""
         self.foreign: dict[str, tuple[str, int, float]] = {}
@@ -161,19 +158,19 @@ class CapacityFacts:
         """Remember what stood until now."""
         now_s = world.time_s()
         self._past = [entry for entry in self._past if now_s - entry[0] < BLIND_S]
-        if now_s > self._since_s:
-            # What stood for no time at all, as when several queues are made at once, nobody has seen.
+        if now_s > 0.0:
+            # While the cluster is made there is no operator yet. Later ones see of many changes at once each by itself.
             self._past.append((now_s, self.queues, self.domains))
-        self.changed_s = self._since_s = now_s
+        self.changed_s = now_s
 
     def _node_changed(self, name: str, *, usable: bool, world: World) -> None:
         names = self._usable | {name} if usable else self._usable - {name}
         if names != self._usable:
             now_s = world.time_s()
             self._usable_past = [entry for entry in self._usable_past if now_s - entry[0] < BLIND_S]
-            if now_s > self._usable_since_s:
+            if now_s > 0.0:
                 self._usable_past.append((now_s, self._usable))
-            self._usable, self._usable_since_s = names, now_s
+            self._usable = names
 
     def _pod_changed(self, pod: Manifest, world: World) -> None:
         if pod["spec"].get("nodeName") and (pod.get("status") or {}).get("phase") == "Running":

@@ -104,6 +104,17 @@ def test_a_preemptor_whose_room_was_lost_does_not_hold_what_is_left() -> None:
     assert admitted_uids(schedule(cluster, NOW_S)) == {"uid-small"}
 
 
+def test_quota_that_is_held_for_a_lesser_preemptor_keeps_no_greater_one_waiting() -> None:
+    """Others made way for both; each needs all of the quota."""
+    lesser, greater = job("lesser", replicas=4, priority=3), job("greater", replicas=4, priority=5)
+    left = gone(asked_to_make_way("first", lesser))
+    right = gone(asked_to_make_way("second", greater, ("n1", "n1")))
+    queue = QueueView(name="default", quotas=(Quota(resource=DEVICE, nominal=4),))
+    jobs, nodes = (left, right, lesser, greater), (node(devices=2), node("n1", 2))
+    cluster = cluster_of(jobs=jobs, nodes=nodes, queues=(queue,))
+    assert admitted_uids(schedule(cluster, NOW_S)) == {"uid-greater"}
+
+
 def test_what_was_made_free_for_a_job_is_held_for_one_start_and_not_for_the_next() -> None:
     high, top = job("high", replicas=2, priority=5), job("top", replicas=2, priority=9)
     victim = gone(asked_to_make_way("low", high))

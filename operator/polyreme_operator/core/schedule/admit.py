@@ -6,6 +6,7 @@ A class of jobs of which one does not fit is not looked at again before somethin
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 from polyreme_api.plan.plan import Plan
 from polyreme_operator.core import elastic
@@ -73,19 +74,24 @@ class _Admissions:
             if uid in cluster.waiting and closed(cluster.tree, cluster.waiting[uid].queue) is None
         }
         held = [reservation_of(work, cluster.jobs[uid], victims) for uid, victims in asked.items() if victims]
-        for reservation in held:
-            hold(work, reservation)
-        for reservation in sorted(held, key=lambda each: _rank(each.by)):
-            job = reservation.by
-            if not reservation.stopping:
-                let_go(work, job)
-                found = self._find(job, blocked_for(work, job))
-                if isinstance(found, Pending):
-                    # They made way for nothing: another took it, or a node is gone. Its turn comes as others' does.
-                    continue
-                work.admit(job, found.rows_W, found.plan)
-                continue
-            self._makes_way_for.update(dict.fromkeys(asked[job.uid], job))
+        in_order = sorted(held, key=lambda each: _rank(each.by))
+        # Nodes and quota are held from equals and lesser ones: what is held for a lesser one comes behind.
+        for _, equals in itertools.groupby(in_order, key=lambda each: each.by.priority):
+            together = list(equals)
+            for reservation in together:
+                hold(work, reservation)
+            for reservation in together:
+                if reservation.stopping:
+                    self._makes_way_for.update(dict.fromkeys(asked[reservation.by.uid], reservation.by))
+                else:
+                    self._start_in_reserve(reservation.by)
+
+    def _start_in_reserve(self, job: JobView) -> None:
+        """Start a preemptor whose victims have gone; one that can't start any more waits as others do."""
+        let_go(self._work, job)
+        found = self._find(job, blocked_for(self._work, job))
+        if isinstance(found, Found):
+            self._work.admit(job, found.rows_W, found.plan)
 
     def _look_at(self, waiting: Waiting, order: SchedulingOrder) -> None:
         work, job = self._work, self._cluster.jobs[waiting.uid]

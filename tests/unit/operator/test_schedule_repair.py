@@ -77,3 +77,22 @@ def test_a_gang_that_lies_together_no_longer_does_not_grow() -> None:
         stopped = dataclasses.replace(wished, status=stop_for_resize(owner, NOW_S - 1000))
         after = only(schedule(cluster_of(jobs=(stopped,), nodes=nodes, levels=RACKS), NOW_S)).after
         assert after.attempt.replicas == size
+
+
+def test_nobody_is_put_beside_a_gang_that_moves_in_the_same_round_and_wants_its_rack_for_itself() -> None:
+    owner = running("owner", ("a0",), topology={"exclusive": "rack"})
+    nodes = (lost("a0", "a"), in_rack("b0", "b", 1), in_rack("b1", "b", 2))
+    batch = schedule(cluster_of(jobs=(owner, job("j", replicas=2)), nodes=nodes, levels=RACKS), NOW_S)
+    write = only(batch)
+    assert (write.uid, write.after.attempt.placement.node_by_index()) == ("uid-owner", ["b0"])
+
+
+def test_nobody_is_put_beside_a_gang_that_grows_in_the_same_round_and_wants_its_rack_for_itself() -> None:
+    owner = running("owner", ("a0",), topology={"exclusive": "rack"})
+    wish = job("owner", replicas=2, topology={"exclusive": "rack"})
+    wished = dataclasses.replace(owner, spec=wish.spec, plan=wish.plan, generation=owner.generation + 1)
+    stopped = dataclasses.replace(wished, status=stop_for_resize(owner, NOW_S - 1000))
+    nodes = (in_rack("a0", "a", 1), in_rack("b0", "b", 1), in_rack("b1", "b", 2))
+    batch = schedule(cluster_of(jobs=(stopped, job("j", replicas=2)), nodes=nodes, levels=RACKS), NOW_S)
+    write = only(batch)
+    assert (write.uid, write.after.attempt.placement.node_by_index()) == ("uid-owner", ["a0", "b0"])

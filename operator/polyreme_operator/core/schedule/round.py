@@ -205,11 +205,19 @@ class Round:
         return found
 
     def book(self, job: JobView, rows_W: RowArray, *, sign: int = 1) -> None:
-        """Charge new places of a job to nodes and queue, or take that back."""
+        """Charge new places of a job to nodes and queue, domains that it has for itself included; or take that back."""
         assert job.spec is not None, "only jobs that can be read are placed"
         charge(self.inventory, gang_of(job, len(rows_W)), rows_W, sign=sign)
         move = self.quotas.charge if sign > 0 else self.quotas.release
         move(job.spec.queue_name, job.requests, len(rows_W))
+        own_N = domain_rows(self.inventory, job.spec.topology.exclusive, rows_W)
+        if own_N is None:
+            return
+        if sign > 0:
+            self.exclusive[job.uid] = own_N | self.exclusive.get(job.uid, own_N)
+        else:
+            del self.exclusive[job.uid]
+            self.exclusive |= exclusive_domains(self.inventory, self.cluster.jobs, (job.uid,))
 
     def intend(self, job: JobView) -> None:
         """Put the next attempt of a job among the intents: it takes capacity that others might take, too."""
@@ -234,9 +242,6 @@ class Round:
         assert job.spec is not None, "only jobs that can be read are placed"
         self.book(job, rows_W)
         self.intend(job)
-        own_N = domain_rows(self.inventory, job.spec.topology.exclusive, rows_W)
-        if own_N is not None:
-            self.exclusive[job.uid] = own_N
         self.write(job, transition.admit(job, self.names(rows_W), self.now_s, plan=plan))
 
 

@@ -47,6 +47,8 @@ class CapacityFacts:
         """Node, devices and time of binding of pods that are none of ours, by UID."""
         self._foreign_past: list[tuple[float, str, int]] = []
         """Until when such pods were there, where, and with how many devices."""
+        self._strays: set[str] = set()
+        """Pods, by UID, whose creation landed behind the admission that it was sent under: a write that was late."""
         self.changed_s = 0.0
         """When last something changed that decides who waits, and why."""
 
@@ -55,6 +57,7 @@ class CapacityFacts:
         deleted, record = change.type is WatchEventType.DELETED, change.record
         match record.kind:
             case "Pod" if labels.LABEL_JOB_UID in (record.manifest["metadata"].get("labels") or {}):
+                self._note_stray(change, world)
                 if not deleted:
                     self._pod_changed(record.manifest, world)
             case "Pod":
@@ -174,7 +177,21 @@ class CapacityFacts:
 
     def _pod_changed(self, pod: Manifest, world: World) -> None:
         if pod["spec"].get("nodeName") and (pod.get("status") or {}).get("phase") == "Running":
-            self._check_nodes(self._held()[0], world)
+            self._check_nodes(self._held(aside=self._strays)[0], world)
+
+    def _note_stray(self, change: Change, world: World) -> None:
+        """Remember a pod that comes when its job is admitted no longer, while writes may be late.
+
+        Nobody knows of it before it is there. It holds a place until it is told to go; those to whom the place was
+        given meanwhile wait for it, as kube-scheduler and kubelets see to: no node holds more than it can.
+        """
+        record = change.record
+        if change.type is WatchEventType.DELETED:
+            self._strays.discard(record.uid)
+        elif change.type is WatchEventType.ADDED and self.blind(world):
+            job = record.manifest["metadata"]["labels"][labels.LABEL_JOB_UID]
+            if job in self._facts.jobs and not self._facts.true(job, "Admitted"):
+                self._strays.add(record.uid)
 
     def _foreign_changed(self, uid: str, pod: Manifest, deleted: bool, world: World) -> None:
         node = pod["spec"].get("nodeName")
@@ -190,8 +207,13 @@ class CapacityFacts:
 
     # --------------------------------------------------------------------------------------------------------- checks
 
-    def _held(self, *, without: Collection[str] = ()) -> tuple[Counter[str], Counter[str]]:
-        """Return the devices that admitted placements and pods that run hold, each place once, by node and by queue."""
+    def _held(self, *, without: Collection[str] = (), aside: Collection[str] = ()) -> tuple[Counter[str], Counter[str]]:
+        """Return the devices that admitted placements and pods that run hold, each place once, by node and by queue.
+
+        Args:
+            without: Jobs that do not count.
+            aside: Pods that do not count.
+        """
         places: dict[tuple[str, int, str], tuple[int, str]] = {}
         for uid, job in self._facts.jobs.items():
             if uid in without or not self._facts.true(uid, "Admitted"):
@@ -201,7 +223,7 @@ class CapacityFacts:
             for index, node in enumerate(fact.nodes):
                 places[uid, index, node] = (fact.devices, queue)
         for pod in self._facts.pods.values():
-            if (pod.get("status") or {}).get("phase") != "Running":
+            if (pod.get("status") or {}).get("phase") != "Running" or pod["metadata"]["uid"] in aside:
                 continue
             tags = pod["metadata"]["labels"]
             if tags[labels.LABEL_JOB_UID] in without:

@@ -43,7 +43,7 @@ def _plant(bug: str | None, world: Any) -> None:
         collectives.sum_over = lambda buffer, group: None if group is world.meshes.edp_group else real(buffer, group)
     if bug == "an expert's gradient lies in the wrong slice":
         real_place = mesh.sparse_place
-        wrong = lambda layout, rank: {"ep": 1 - real_place(layout, rank)["ep"] * (rank < 2)}
+        wrong = lambda layout, rank: {**real_place(layout, rank), "ep": 1 - real_place(layout, rank)["ep"] * (rank < 2)}
         vars(state_module)["sparse_place"] = wrong
     if bug == "each rank divides by its own count":
         total = gradients.reduce_step

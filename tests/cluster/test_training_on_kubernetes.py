@@ -86,7 +86,7 @@ class Machine:
             "data": {"sequenceTokens": 160, "seed": 17, "sources": [{"name": "one", "dataset": "sample/digits-1"}]},
             "training": {"steps": steps, "packsPerStep": 2, "seed": 1},
             "parallelism": {"mode": "Explicit", "dp": 2, "ep": 1},
-            "workers": {"replicas": 2, "devices": 1, "deviceResource": self.resource},
+            "workers": {"replicas": 2, "devices": 1, "deviceResource": self.resource, "hardware": "cpu"},
             "checkpoint": {"everySteps": 3, "keep": 2},
         }
         metadata = {"name": name, "namespace": self.namespace}

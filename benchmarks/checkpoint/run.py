@@ -22,6 +22,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from polyreme.launcher.copies import MEMORY
 from polyreme_api.marker import CommitMarker
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.shapes import KIMI_VL_NANO
@@ -44,7 +45,6 @@ TENSORS, ROWS, COLUMNS = 36, 512, 488
 BARS = {"stall_ratio_dcp_save": 10.0}
 LOADS = 3
 WAIT_S_MAX = 300.0
-MEMORY = Path("/dev/shm")  # noqa: S108 - where a launcher has its ranks keep their copies
 
 
 class Ran(NamedTuple):

@@ -33,6 +33,8 @@ class Line:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._open: set[asyncio.StreamWriter] = set()
+        self._passes = asyncio.Event()
+        self._passes.set()
         self._server: asyncio.Server | None = None
         self._port = 0
         self.mend()
@@ -49,6 +51,10 @@ class Line:
     def cut(self) -> None:
         """Break every connection, and refuse new ones."""
         self._do(self._cut())
+
+    def hold(self) -> None:
+        """Keep every connection, and let nothing through until it is cut."""
+        self._loop.call_soon_threadsafe(self._passes.clear)
 
     def close(self) -> None:
         """Cut it for good."""
@@ -69,6 +75,9 @@ class Line:
             self._server.close()
         for writer in list(self._open):
             writer.transport.abort()
+        self._passes.set()
+        while self._open:
+            await asyncio.sleep(0)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -79,19 +88,19 @@ class Line:
         both = {writer, far_writer}
         self._open |= both
         try:
-            await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+            await asyncio.gather(self._copy(reader, far_writer), self._copy(far_reader, writer))
         finally:
             self._open -= both
             for end in both:
                 end.transport.abort()
 
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(65_536):
-            writer.write(data)
-            await writer.drain()
-    writer.transport.abort()
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65_536):
+                await self._passes.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.transport.abort()
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import gc
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,14 @@ from polyreme_operator.port import (
     WatchEventType,
 )
 from tests.cluster.kube import api_client, kubectl, new_namespace
+from tests.cluster.outages import Line, line_to
 from tests.contract.manifests import job, lease, pod, ref, uid
 
 PATIENCE_S = 60.0
 POLL_S = 0.05
 CALLS = 200
 CONNECTIONS = 4
+WATCHES = 16
 
 
 def test_lists_and_watches_reach_over_all_namespaces_in_pages(kubeconfig: str) -> None:
@@ -63,6 +67,35 @@ def test_many_calls_share_a_few_connections(kubeconfig: str) -> None:
 
     with api_client(kubeconfig) as api, new_namespace(api) as namespace:
         asyncio.run(story(namespace))
+
+
+def test_watches_that_are_given_up_leave_no_socket_behind(
+    kubeconfig: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def follow(cluster: KubernetesCluster, version: str) -> None:
+        async for _ in cluster.watch("Pod", resource_version=version):
+            pass
+
+    async def story(line: Line) -> None:
+        async with KubernetesCluster(from_kubeconfig(ours)) as cluster:
+            version = (await cluster.list("Lease", limit=1)).resource_version
+            watches = [asyncio.ensure_future(follow(cluster, version)) for _ in range(WATCHES)]
+            # Long enough for each to be answered: it is an open stream that is given up.
+            await asyncio.sleep(0.5)
+            # TLS says good-bye and waits to be answered, here in vain.
+            line.hold()
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+
+    ours = tmp_path / "kubeconfig"
+    shutil.copy(kubeconfig, ours)
+    said: list[str] = []
+    with line_to(ours) as line:
+        asyncio.run(story(line))
+        monkeypatch.setattr("sys.unraisablehook", lambda raised: said.append(str(raised.exc_value)))
+        gc.collect()
+    assert said == []
 
 
 def test_a_kind_that_is_not_installed_is_not_found(kubeconfig: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 
 from polyreme_api.errors import NotFoundError, RefusedError, RetryableError
 from polyreme_api.labels import GROUP, PLURAL_JOB, VERSION
@@ -61,7 +62,10 @@ class ApiClient:
         tls = ssl.create_default_context(cafile=str(CLUSTER_CA)) if CLUSTER_CA.exists() else True
         timeout = aiohttp.ClientTimeout(total=REQUEST_S, connect=CONNECT_S)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=tls), timeout=timeout, read_bufsize=LINE_BYTES_MAX, trust_env=False
+            connector=aiohttp.TCPConnector(ssl=tls, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED),
+            timeout=timeout,
+            read_bufsize=LINE_BYTES_MAX,
+            trust_env=False,
         )
 
     async def close(self) -> None:

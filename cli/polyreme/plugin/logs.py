@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import aiohttp
+from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_operator.adapters.kubernetes.answers import error_of
@@ -69,7 +70,7 @@ async def copy(
     query = {"container": container, "follow": str(follow).lower(), "previous": str(previous).lower()}
     if tail is not None:
         query["tailLines"] = str(tail)
-    connector = aiohttp.TCPConnector(ssl=connection.tls or True)
+    connector = aiohttp.TCPConnector(ssl=connection.tls or True, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=None if follow else SILENCE_S)
     try:
         async with (

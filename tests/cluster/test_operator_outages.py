@@ -13,7 +13,7 @@ from polyreme_api.times import parse_rfc3339
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
 from polyreme_operator.leadership import LEASE_NAME, LEASE_S
-from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_operator.port import Manifest, NotFoundError, ObjectRef
 from tests.cluster.kube import api_client, new_namespace, until
 from tests.cluster.operators import (
     NAMESPACE,
@@ -167,7 +167,8 @@ async def _leader(cluster: KubernetesCluster, replicas: list[Replica]) -> tuple[
     """Wait until one leads, and return it and what the Lease says."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            with contextlib.suppress(StopIteration):
+            # On a new cluster there is no Lease before the first replica makes it.
+            with contextlib.suppress(StopIteration, NotFoundError):
                 spec: Manifest = (await cluster.get(LEASE))["spec"]
                 words = f"leading as {spec.get('holderIdentity') or 'nobody'}"
                 return next(each for each in replicas if words in each.log.read_text()), spec

@@ -42,6 +42,15 @@ REFUSED: dict[str, tuple[Manifest, str, str]] = {
         "topology spread constraints (kubernetes.io/hostname)",
         "topologySpreadConstraints",
     ),
+    "port": (
+        {
+            "containers": [
+                {"name": "main", "image": "none.example/none:1", "ports": [{"containerPort": 80, "hostPort": 8080}]}
+            ]
+        },
+        "ports of their host (8080)",
+        "containers[].ports[].hostPort",
+    ),
     "gated": (
         {"schedulingGates": [{"name": "example.com/later"}]},
         "scheduling gates (example.com/later)",

@@ -3,8 +3,8 @@
 ``NodeName`` skips every scheduler, for a cluster that nobody else uses (``polyreme run``). ``NodeAffinity`` lets
 kube-scheduler bind, held to one node: safe where others schedule too, since one scheduler counts all pods.
 ``GangBinder`` has the operator bind by itself, only onto nodes that bear the taint of its own, where nobody else's pods
-come; it does none of a scheduler's other work, so pods that need volumes bound, devices claimed or other pods looked at
-are refused. A job that has a worker elsewhere is bound by affinity, all of it.
+come; it does none of a scheduler's other work, so pods that need volumes bound, devices claimed, ports of their host or
+other pods looked at are refused. A job that has a worker elsewhere is bound by affinity, all of it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def refusal(spec: TrainingJobSpec) -> str:
         for kind in ("persistentVolumeClaim", "ephemeral"):
             if kind in volume:
                 return _sentence(f"volume {volume.get('name', '?')} ({kind})", f"volumes[].{kind}")
+    if held := _host_ports(body):
+        return _sentence(f"ports of their host ({', '.join(held[:_NAMED_MAX])})", "containers[].ports[].hostPort")
     affinity = body.get("affinity") or {}
     for kind in ("podAffinity", "podAntiAffinity"):
         if affinity.get(kind):
@@ -89,8 +91,18 @@ def _held_to(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
     return {**affinity, "nodeAffinity": {**own, _REQUIRED: {"nodeSelectorTerms": held}}}
 
 
+def _host_ports(body: Mapping[str, Any]) -> list[str]:
+    """Return the ports that only one pod of a node can have; with the host's network these are all of them."""
+    everything = bool(body.get("hostNetwork"))
+    containers = (*(body.get("initContainers") or ()), *(body.get("containers") or ()))
+    ports = [port for container in containers for port in container.get("ports") or ()]
+    held = (port.get("hostPort") or (port.get("containerPort") if everything else None) for port in ports)
+    return [str(port) for port in held if port]
+
+
 def _sentence(what: str, field: str) -> str:
     return (
-        f"the gang binder binds no pods with {what}: it binds no volumes, claims no devices, looks at no other pods; "
+        f"the gang binder binds no pods with {what}: it binds no volumes, claims no devices, "
+        "looks at no other pods and no ports; "
         f"drop spec.workers.template.spec.{field} or install the operator with binding NodeAffinity"
     )

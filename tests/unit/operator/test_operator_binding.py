@@ -107,6 +107,12 @@ def test_no_other_pod_is_bound(fields: dict[str, Any], nodes: Any) -> None:
         ({"affinity": {"podAntiAffinity": {"a": []}}}, "affinity.podAntiAffinity"),
         ({"topologySpreadConstraints": [{"topologyKey": "zone"}]}, "topologySpreadConstraints"),
         ({"schedulingGates": [{"name": "g"}]}, "schedulingGates"),
+        ({"containers": [{"name": "m", "ports": [{"hostPort": 80}]}]}, "containers[].ports[].hostPort"),
+        ({"initContainers": [{"name": "m", "ports": [{"hostPort": 80}]}]}, "containers[].ports[].hostPort"),
+        (
+            {"hostNetwork": True, "containers": [{"name": "m", "ports": [{"containerPort": 80}]}]},
+            "containers[].ports[].hostPort",
+        ),
     ],
 )
 def test_the_gang_binder_refuses_what_it_can_not_bind_and_names_the_field(template: dict[str, Any], named: str) -> None:
@@ -118,6 +124,11 @@ def test_the_gang_binder_refuses_what_it_can_not_bind_and_names_the_field(templa
     assert f"drop spec.workers.template.spec.{named} or" in failed.message
     other = decide(scene(owner), "NodeAffinity")
     assert not any(isinstance(action, WriteStatus) and action.after.finished for action in other.actions)
+
+
+def test_a_port_that_a_pod_has_for_itself_is_nothing_to_the_gang_binder() -> None:
+    owner = templated({"containers": [{"name": "m", "ports": [{"containerPort": 80}]}]})
+    assert not any(isinstance(action, WriteStatus) and action.after.finished for action in decide(scene(owner)).actions)
 
 
 def test_a_job_whose_pods_run_is_not_ended_by_a_change_of_the_installation() -> None:

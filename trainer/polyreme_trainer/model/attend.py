@@ -1,7 +1,8 @@
 """Attention within the segments (documents, images) of one packed stream.
 
-Every kernel computes the same sum; the choice is a pure function of device, type and lengths, so a step repeats bit by
-bit. On CPU, measured on one thread, forward and backward, 4 heads:
+Every kernel computes the same sum; the choice is a pure function of device, type and lengths, so on CPU a step repeats
+bit by bit. (On CUDA the backward of the flash kernel adds in whatever order its blocks end, unless
+``torch.use_deterministic_algorithms`` is set.) On CPU, measured on one thread, forward and backward, 4 heads:
 
     stream                            dense     padded    loop
     160 tokens, 8 documents of 20     0.41 ms   0.42 ms   0.73 ms
@@ -10,8 +11,8 @@ bit. On CPU, measured on one thread, forward and backward, 4 heads:
 
 Dense is one masked product of all with all; padded makes rows of equal length; the loop wastes nothing where lengths
 differ much. Causal rows of up to 128 tokens are masked products of their own, a row and head at a time: 2.8 ms against
-3.7 ms of the flash kernel for 48 documents of 20, 3.2 against 3.4 for 8 of 128. An accelerator takes offsets and needs
-none of this.
+3.7 ms of the flash kernel for 48 documents of 20, 3.2 against 3.4 for 8 of 128. An accelerator's flash kernel takes
+offsets and needs none of this; it takes 16-bit types alone, so float32 goes there the way that it goes on CPU.
 
 Legend: T tokens or patches of the stream, S segments, L longest segment, H heads, N = S * H, Q width of a query or key
 head, V width of a value head, X any width.
@@ -37,6 +38,8 @@ DENSE_TOKENS_MAX = 192
 """Longest stream [tokens] for which the dense masked product is used on CPU."""
 ROW_TOKENS_MAX = 128
 """Longest causal row [tokens] for which a masked product is used on CPU; of 256 tokens both kernels take as long."""
+HALF_TYPES = (torch.bfloat16, torch.float16)
+"""What the flash kernels of an accelerator take."""
 PADDING_RATIO_MAX = 2.0
 """Most padded rows for each token; beyond it segments run one by one."""
 
@@ -109,15 +112,21 @@ def segments(lengths: Sequence[int], *, causal: bool, device: torch.device, dtyp
     """
     kept = tuple(length for length in lengths if length)
     total = sum(kept)
-    small = device.type == "cpu" and dtype == torch.float32 and total <= DENSE_TOKENS_MAX
+    small = dtype == torch.float32 and total <= DENSE_TOKENS_MAX
     if small or not total:  # no kernel but a product takes a stream of no tokens
         return Segments(lengths=kept, causal=causal, mask_TT=segment_mask(kept, causal=causal).to(device, dtype))
-    if device.type != "cpu":
+    if takes_offsets(device, dtype):
         ends_S = torch.tensor(kept, dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        return Segments(lengths=kept, causal=causal, offsets_S=F.pad(ends_S, (1, 0)).to(device))
+        offsets_S = F.pad(ends_S, (1, 0)).to(device, non_blocking=True)
+        return Segments(lengths=kept, causal=causal, offsets_S=offsets_S)
     if len(kept) * max(kept) <= PADDING_RATIO_MAX * total:
-        return Segments(lengths=kept, causal=causal, padding=_padding(kept, dtype, causal=causal))
+        return Segments(lengths=kept, causal=causal, padding=_padding(kept, dtype, causal=causal).to(device))
     return Segments(lengths=kept, causal=causal)
+
+
+def takes_offsets(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there is a flash kernel that takes cumulative lengths: on accelerators, for 16-bit types."""
+    return device.type != "cpu" and dtype in HALF_TYPES
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +148,18 @@ class Padding:
         """Whether every place has a token: rows are then the stream itself."""
         return self.token_R.shape == self.place_T.shape
 
+    def to(self, device: torch.device) -> Padding:
+        """Bring it to where the stream is."""
+        if device == self.token_R.device:
+            return self
+        return Padding(
+            segments=self.segments,
+            token_R=self.token_R.to(device),
+            place_T=self.place_T.to(device),
+            mask_S11L=self.mask_S11L.to(device),
+            mask_LL=None if self.mask_LL is None else self.mask_LL.to(device),
+        )
+
     def pad(self, x_THQ: Tensor) -> Tensor:
         """Return (S, L, H, Q); what stands in the padding is finite and means nothing."""
         x_RHQ: Tensor = _Pad.apply(x_THQ, self.token_R, self.place_T)
@@ -154,7 +175,7 @@ class Padding:
 def _padding(lengths: tuple[int, ...], dtype: torch.dtype, *, causal: bool) -> Padding:
     longest = max(lengths)
     length_S = torch.tensor(lengths)
-    segment_T = torch.repeat_interleave(torch.arange(len(lengths)), length_S)
+    segment_T = torch.repeat_interleave(torch.arange(len(lengths)), length_S, output_size=sum(lengths))
     # Token t of segment s moves by what all segments before s lack to the longest.
     place_T = torch.arange(segment_T.shape[0]) + (segment_T * longest - (length_S.cumsum(0) - length_S)[segment_T])
     token_R = torch.zeros(len(lengths) * longest, dtype=torch.int64)
@@ -206,7 +227,8 @@ def _heads_first(x_THQ: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
 
 def segment_mask(lengths: tuple[int, ...], *, causal: bool) -> Tensor:
     """Return (T, T): 0 where a token may look at another of its segment, -inf elsewhere."""
-    segment_T = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths, dtype=torch.int64))
+    length_S = torch.tensor(lengths, dtype=torch.int64)
+    segment_T = torch.repeat_interleave(torch.arange(len(lengths)), length_S, output_size=sum(lengths))
     seen_TT = segment_T.unsqueeze(1) == segment_T
     if causal:
         seen_TT = seen_TT.tril()

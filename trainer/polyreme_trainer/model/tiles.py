@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polyreme_trainer.model.attend import DENSE_TOKENS_MAX, segment_mask
+from polyreme_trainer.model.attend import DENSE_TOKENS_MAX, segment_mask, takes_offsets
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +131,9 @@ def attend_tile(tile: Tile, rows: Rows) -> tuple[Tensor, Tensor]:
         out (queries of the tile, H, Q) and float32 log-sum-exp (queries of the tile, H).
     """
     own = rows.of(tile)
-    if own.q_THQ.device.type != "cpu":
+    if takes_offsets(own.q_THQ.device, own.q_THQ.dtype):
         return _forward_offsets(tile, own)
-    if _is_small(own):
+    if _is_dense(own):
         scores_HTU = _scores(tile, own)
         lse_HT = scores_HTU.logsumexp(-1)
         out_HTQ = (scores_HTU - lse_HT.unsqueeze(-1)).exp_() @ own.v_UHQ.transpose(0, 1)
@@ -151,9 +151,9 @@ def attend_tile_backward(tile: Tile, rows: Rows, answers: Answers) -> tuple[Tens
         answers: Of the whole part of the queries, over all keys that they see anywhere, in the type of the queries.
     """
     own, seen = rows.of(tile), answers.of(tile)
-    if own.q_THQ.device.type != "cpu":
+    if takes_offsets(own.q_THQ.device, own.q_THQ.dtype):
         return _backward_offsets(tile, own, seen)
-    if _is_small(own):
+    if _is_dense(own):
         return _backward_dense(tile, own, seen)
     parts = [
         _backward_flash(Rows(*part[:3]), Answers(*part[3:]), causal=bool(tile.causal))
@@ -163,9 +163,10 @@ def attend_tile_backward(tile: Tile, rows: Rows, answers: Answers) -> tuple[Tens
     return grad_q, grad_k, grad_v
 
 
-def _is_small(rows: Rows) -> bool:
+def _is_dense(rows: Rows) -> bool:
+    """Whether a tile is small; on an accelerator every one of float32 is dense, where no kernel gives the sums."""
     longest = max(rows.q_THQ.shape[0], rows.k_UHQ.shape[0])
-    return rows.q_THQ.dtype == torch.float32 and longest <= DENSE_TOKENS_MAX
+    return rows.q_THQ.dtype == torch.float32 and (longest <= DENSE_TOKENS_MAX or rows.q_THQ.device.type != "cpu")
 
 
 def _split(tile: Tile, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
@@ -181,7 +182,7 @@ def _scores(tile: Tile, rows: Rows) -> Tensor:
     if not tile.causal:
         plain_HTU: Tensor = torch.bmm(q_HTQ, k_HQU) * scale
         return plain_HTU
-    mask_TU = segment_mask(tile.causal, causal=True)
+    mask_TU = segment_mask(tile.causal, causal=True).to(rows.q_THQ.device)
     scores_HTU: Tensor = torch.baddbmm(mask_TU, q_HTQ, k_HQU, alpha=scale)
     return scores_HTU
 

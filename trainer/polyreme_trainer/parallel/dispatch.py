@@ -55,10 +55,9 @@ class AllToAllDispatcher:
             return self._dispatch_evenly(rows_BD, counts_E, each)
         counts_NL = collectives.exchange_counts(counts_E, self._group)
         # The one wait for the device: splits of an uneven exchange are host integers.
-        sent = counts_E.view(self._ranks, -1).sum(1).tolist()
-        received = counts_NL.sum(1).tolist()
+        sent, received = torch.stack((counts_E.view(self._ranks, -1).sum(1), counts_NL.sum(1))).tolist()
         arrived_SD = collectives.exchange_rows(rows_BD, sent=sent, received=received, group=self._group)
-        order_S, place_S = _by_expert(counts_NL)
+        order_S, place_S = _by_expert(counts_NL, sum(received))
         rows_SD = _Permute.apply(arrived_SD, order_S, place_S)
         return Dispatched(rows_SD, counts_NL.sum(0), _Route(sent, received, order_S, place_S))
 
@@ -87,11 +86,16 @@ def _swap(rows_SD: Tensor, outer: int, inner: int) -> Tensor:
     return rows_SD.view(outer, inner, -1, rows_SD.shape[1]).transpose(0, 1).reshape(rows_SD.shape)
 
 
-def _by_expert(counts_NL: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the order that turns (rank, expert) into (expert, rank), and its inverse."""
+def _by_expert(counts_NL: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Return the order that turns (rank, expert) into (expert, rank), and its inverse.
+
+    Args:
+        counts_NL: Rows from each rank for each expert.
+        rows: All of them: known on the host, so that an accelerator is not asked for them.
+    """
     ranks, experts = counts_NL.shape
     blocks = torch.arange(experts, device=counts_NL.device).repeat(ranks)
-    expert_S = blocks.repeat_interleave(counts_NL.flatten())
+    expert_S = blocks.repeat_interleave(counts_NL.flatten(), output_size=rows)
     order_S = expert_S.argsort(stable=True)
     return order_S, order_S.argsort()
 

@@ -128,7 +128,9 @@ def to_inputs(batch: PackedBatch, *, device: torch.device | str, sharing: Sharin
 
 
 def _tensor(array: object, device: torch.device | str) -> Tensor:
-    return torch.tensor(np.asarray(array), device=device)
+    """Copy; to an accelerator by pinned memory, which torch's allocator keeps until the copy is done: nobody waits."""
+    host = torch.tensor(np.asarray(array))
+    return host if torch.device(device).type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 def _images(grids: Sequence[Grid], sharing: Sharing) -> tuple[tuple[int, ...], ...]:

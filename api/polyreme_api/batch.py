@@ -62,14 +62,12 @@ class TokenIds:
 class BatchSource(Protocol):
     """Training data as a pure function of (plan, step)."""
 
-    @property
-    def packs_per_step(self) -> int:
-        """Packs that all ranks together train on in one step."""
+    def packs_in(self, step: int) -> int:
+        """Packs that all ranks together train on in a step (steps count from 1)."""
         ...
 
-    @property
-    def pack_tokens(self) -> int:
-        """Tokens of one pack."""
+    def pack_tokens_in(self, step: int) -> int:
+        """Tokens of one pack of a step."""
         ...
 
     @property
@@ -120,6 +118,20 @@ class EvaluationSource(Protocol):
 
     def sample(self, index: int) -> EvaluationSample:
         """Return one sample."""
+        ...
+
+    @property
+    def set_names(self) -> Sequence[str]:
+        """Names of the held-out sets."""
+        ...
+
+    @property
+    def pack_sets(self) -> Sequence[int]:
+        """Which set each held-out pack is of, in the order of the packs."""
+        ...
+
+    def pack(self, number: int) -> PackedBatch:
+        """Return one pack of held-out samples, as long as any trained on; behind the last an empty one."""
         ...
 
     def text(self, tokens: Sequence[int]) -> str:

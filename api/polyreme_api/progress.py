@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 MESSAGE_CHARACTERS_MAX = 1024
+ALL_SETS = ""
+"""Name under which the held-out loss of all sets together stands."""
 EXITS_MAX = 64
 """Rank exits that one record carries; the first ones tell the cause."""
 
@@ -68,6 +70,8 @@ class StepRecord(_Record):
 
     attempt: int = Field(ge=1)
     step: int = Field(ge=1)
+    stage: str = ""
+    """Stage of training; empty where the job names none."""
     loss: float
     """Global mean over unmasked tokens; JSON text of the float round-trips bit for bit."""
     gradient_norm: float = 0.0
@@ -81,6 +85,8 @@ class StepRecord(_Record):
     """Tokens of the fullest expert over the mean of its layer's, the largest of all layers; 1 is an even load."""
     router_entropy: float = 0.0
     """Of a token's scores, as shares [nats], the mean over tokens and layers; the logarithm of the experts is most."""
+    held_out: dict[str, float] = Field(default_factory=dict)
+    """Held-out loss behind the step, by set, mean over unmasked tokens; empty where none was due."""
     rows_dropped: int = 0
     """Rows beyond the capacity of an expert, of all layers and ranks; a token has as many rows a layer as experts."""
 
@@ -99,6 +105,12 @@ class ProgressRecord(_Record):
     step: int = Field(default=0, ge=0)
     steps: int = Field(default=0, ge=0)
     loss: float | None = None
+    stage: str = ""
+    """Stage of training of that step; empty where the job names none."""
+    held_out_loss: float | None = None
+    """Newest held-out loss of all sets."""
+    held_out_step: int | None = None
+    """Step behind which it was measured."""
     tokens_per_second: float | None = None
     step_seconds: float | None = None
     checkpoint: CheckpointRef | None = None

@@ -23,12 +23,14 @@ from polyreme.report.data import (
     MixtureWeights,
     ReportData,
     StageRow,
+    TrainedStage,
 )
 from polyreme.timeline import Moment
 from polyreme_api.fields import Condition
 from polyreme_api.job import TrainingJob
 from polyreme_api.plan.plan import plan_for
 from polyreme_api.progress import StepRecord
+from polyreme_api.training_stages import EVERYTHING, Learner, mixture_changes, training_stages
 
 PAGES_SHOWN_MAX = 24
 """Held-out pages in the report, wrong ones first."""
@@ -83,6 +85,7 @@ def gather(
         thrown_away=records.discarded,
         attempts=_attempts(job, records, moments),
         accounting=_accounting(job),
+        training_stages=_training_stages(job),
         mixture=_mixture(job),
         stages=[_stage(row) for row in data.get("stages", ())],
         dead_letters=[_dead_letter(row) for row in data.get("deadLetters", ())],
@@ -203,9 +206,22 @@ def _mixture(job: TrainingJob) -> list[MixtureWeights]:
     first = MixtureWeights(step=1, weights={source.name: source.weight for source in job.spec.data.sources})
     changes = [
         MixtureWeights(step=change.from_step, weights={weight.source: weight.weight for weight in change.weights})
-        for change in job.spec.data.schedule
+        for change in mixture_changes(job.spec)
     ]
     return [first, *changes]
+
+
+def _training_stages(job: TrainingJob) -> list[TrainedStage]:
+    return [
+        TrainedStage(
+            name=stage.name,
+            first_step=stage.first_step,
+            last_step=stage.last_step,
+            trains=[] if stage.learners == EVERYTHING else [part for part in Learner if part in stage.learners],
+        )
+        for stage in training_stages(job.spec)
+        if stage.name
+    ]
 
 
 def _stage(row: Mapping[str, Any]) -> StageRow:

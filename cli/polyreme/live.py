@@ -51,7 +51,11 @@ class RunView:
     attempt: int = 0
     step: int = 0
     steps: int = 0
+    training_stage: str = ""
+    """Stage of training; empty where the job names none."""
     loss: float | None = None
+    held_out_loss: float | None = None
+    """The newest."""
     tokens_per_second: float | None = None
     goodput: float | None = None
     left_s: float | None = None
@@ -141,7 +145,9 @@ def plain_line(view: RunView) -> str:
         parts.append(f"workers {view.ready}/{view.replicas}")
     if view.step:
         parts.append(f"step {view.step}/{view.steps}")
+        parts += [f"stage {view.training_stage}"] if view.training_stage else []
         parts += [f"loss {_loss(view.loss)}"] if view.loss is not None else []
+        parts += [f"held out {_loss(view.held_out_loss)}"] if view.held_out_loss is not None else []
         parts += [rate(view.tokens_per_second)] if view.tokens_per_second is not None else []
         parts += [f"{duration(view.left_s)} to go"] if view.left_s is not None else []
     else:
@@ -165,7 +171,9 @@ def _figures(view: RunView) -> Table:
         ("phase", view.phase or NOTHING),
         ("workers", f"{view.ready}/{view.replicas}" if view.replicas else NOTHING),
         ("step", f"{view.step}/{view.steps}" if view.steps else NOTHING),
+        *([("stage", view.training_stage)] if view.training_stage else []),
         ("loss", _loss(view.loss)),
+        *([("held out", _loss(view.held_out_loss))] if view.held_out_loss is not None else []),
         ("throughput", rate(view.tokens_per_second)),
         ("goodput", share(view.goodput)),
         ("checkpoint", NOTHING if view.checkpoint_step is None else str(view.checkpoint_step)),

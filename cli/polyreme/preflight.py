@@ -13,6 +13,7 @@ from polyreme_api.plan.plan import shape_of
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.root import State, Survey, survey
 from polyreme_api.store import ObjectStore
+from polyreme_api.training_stages import shape_at, training_stages
 
 IDLE_FIELDS = ("queueName", "priorityClassName", "preemptionPolicy", "minRuntimeSeconds")
 """Fields of the API that say how jobs share a cluster. Here a job is alone; of ``spec.topology`` the same holds."""
@@ -87,7 +88,7 @@ def check_weights(job: TrainingJob) -> None:
     from polyreme_trainer.weights.fit import check_fit
 
     folder = local_folder(weights.location, field="spec.model.weights.location")
-    check_fit(read_catalogue(folder), shape_of(job.spec))
+    check_fit(read_catalogue(folder), shape_at(shape_of(job.spec), training_stages(job.spec), 1))
 
 
 def check_data(home: Home, job: TrainingJob) -> None:

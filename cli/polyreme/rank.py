@@ -29,6 +29,7 @@ from polyreme_api.plan.refusals import out_of_memory
 from polyreme_api.plan.setting import recompute_of, setting_of
 from polyreme_api.plan.state import divides_update
 from polyreme_api.progress import ProgressRecord, RankPhase
+from polyreme_api.training_stages import kinds_of_packs, training_stages
 from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
 from polyreme_datahub.objects import open_store
 from polyreme_trainer.model.ways import Ways
@@ -140,7 +141,7 @@ def out_of_memory_error(spec: TrainingJobSpec, plan: Plan, told: str) -> RunFail
         setting_of(spec, plan.shape),
         plan.layout,
         plan.cut,
-        packs_per_step=plan.packs_per_step,
+        packs_per_step=kinds_of_packs(spec)[0].per_step,
         told=told,
         recompute=recompute_of(spec),
     )
@@ -183,6 +184,7 @@ def settings_of(
         ),
         shape=plan.shape,
         steps=spec.training.steps,
+        stages=training_stages(spec) if spec.training.stages else (),
         seed=spec.training.seed,
         weights=local_folder(weights.location, field="spec.model.weights.location") if weights else None,
         checkpoint=CheckpointSettings(
@@ -245,7 +247,9 @@ def _evaluation_settings(spec: TrainingJobSpec) -> EvaluationSettings:
     if spec.evaluation is None:
         return EvaluationSettings()
     return EvaluationSettings(
-        samples_max=spec.evaluation.samples_max, answer_tokens_max=spec.evaluation.answer_tokens_max
+        every_steps=spec.evaluation.every_steps,
+        samples_max=spec.evaluation.samples_max,
+        answer_tokens_max=spec.evaluation.answer_tokens_max,
     )
 
 

@@ -137,7 +137,9 @@ class Watcher:
             attempt=self.attempt,
             step=step,
             steps=steps,
+            training_stage=current.stage if current else "",
             loss=current.loss if current else None,
+            held_out_loss=current.held_out_loss if current else None,
             tokens_per_second=current.tokens_per_second if current else None,
             goodput=self._goodput(step, pace_s),
             left_s=(steps - step) * pace_s if pace_s and step < steps else None,
@@ -185,7 +187,9 @@ def _row(
         "attempt": view.attempt,
         "step": view.step,
         "steps": view.steps,
+        "stage": progress.stage or None if progress else None,
         "loss": progress.loss if progress else None,
+        "heldOutLoss": progress.held_out_loss if progress else None,
     }
 
 

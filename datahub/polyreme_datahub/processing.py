@@ -26,7 +26,7 @@ from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.work import ActionRow, DeadLetter, StageCount
 from polyreme_datahub.sources.digits import sample_sources
 from polyreme_datahub.sources.open import describe_source
-from polyreme_datahub.spec_data import plan_data
+from polyreme_datahub.spec_data import longest_pack, plan_data
 from polyreme_datahub.stages.compose import Compose
 from polyreme_datahub.stages.decode import Decode
 from polyreme_datahub.stages.indexing import Indexer, IndexParameters
@@ -138,7 +138,7 @@ class Processing:
         digest, tokenizer = self._tokenizer(list(trained.values()), spec.data.tokenizer.vocabulary)
         operations[TOKENIZE] = Tokenize(tokenizer, digest=digest, parameters=images)
         self._tokenize(operations)
-        parameters = IndexParameters(images=images, tokenizer=digest, sequence_tokens=spec.data.sequence_tokens)
+        parameters = IndexParameters(images=images, tokenizer=digest, sequence_tokens=longest_pack(spec))
         self._index(operations, parameters, tokenizer)
         reports = {version.id: self._report(version, parameters) for version in self._versions.values()}
         manifests = {reference: reports[version.id].manifest for reference, version in both.items()}

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.plan.plan import shape_of
+from polyreme_api.training_stages import packs_of_stages
+
+
+def longest_pack(spec: TrainingJobSpec) -> int:
+    """Tokens of the longest pack of any stage: longer samples have no turn in the whole run."""
+    return max(packs.tokens for packs in packs_of_stages(spec))
 
 
 def plan_data(spec: TrainingJobSpec) -> dict[str, object]:
     """Return it as a JSON-able value."""
     shape = shape_of(spec).vision
+    tokens = longest_pack(spec)
+    longest = {"longest_tokens": tokens} if tokens != spec.data.sequence_tokens else {}
     return {
         "sources": [source.dataset for source in spec.data.sources],
         "evaluation": [part.dataset for part in spec.evaluation.sets] if spec.evaluation else [],
@@ -16,4 +24,5 @@ def plan_data(spec: TrainingJobSpec) -> dict[str, object]:
         "vocabulary": spec.data.tokenizer.vocabulary,
         "patch_px": shape.patch_px,
         "merge": shape.merge,
+        **longest,
     }

@@ -74,6 +74,24 @@ RULED: list[Case] = [
     ),
     (
         "TrainingJob",
+        {"spec.training.steps": 9, "spec.training.stages": [{"name": "a", "steps": 4}, {"name": "b", "steps": 4}]},
+        ("spec.training:", "steps of stages add up to 8, steps is 9; change steps to 8, or a stage's"),
+    ),
+    (
+        "TrainingJob",
+        {"spec.training.steps": 8, "spec.training.stages": [{"name": "a", "steps": 4}] * 2},
+        ("spec.training.stages[1]:", "Duplicate value", '"name":"a"'),
+    ),
+    (
+        "TrainingJob",
+        {
+            "spec.training.steps": 4,
+            "spec.training.stages": [{"name": "a", "steps": 4, "weights": [{"source": "one", "weight": 0}]}],
+        },
+        ("spec.training.stages[0]:", "every weight of stage a is 0; raise one, or leave weights out"),
+    ),
+    (
+        "TrainingJob",
         {"spec.failurePolicy": {"rules": [{"action": "Fail"}]}},
         ("spec.failurePolicy.rules[0]:", "action Fail has neither onExitCodes nor onPodConditions; set exactly one"),
     ),

@@ -18,7 +18,8 @@ class Pages:
     """Made-up packed pages: a pure function of (step, pack), with images and answers of many sizes.
 
     ``long`` ones are few and long, three of the first packs' with an image: documents then lie across the cuts of a
-    stream, and there are more ranks than images. ``text`` ones have no image.
+    stream, and there are more ranks than images. ``text`` ones have no image. ``packed`` says how many
+    packs of how many tokens a step has, by the first step that has them.
     """
 
     token_ids = TokenIds(media=MEDIA, end=END, pad=PAD)
@@ -34,9 +35,23 @@ class Pages:
         begin_bytes: int = 0,
         long: bool = False,
         text: bool = False,
+        packed: Mapping[int, tuple[int, int]] | None = None,
+        empty: bool = False,
     ):
+        self._empty = empty
+        self._packed = sorted((packed or {}).items())
         self.packs_per_step, self._seed, self._infinite_at, self._hooks = packs, seed, infinite_at, hooks or {}
         self._begin_bytes, self.long, self._text = begin_bytes, long, text
+
+    def packs_in(self, step: int) -> int:
+        return self._packs_of(step)[0]
+
+    def pack_tokens_in(self, step: int) -> int:
+        return self._packs_of(step)[1]
+
+    def _packs_of(self, step: int) -> tuple[int, int]:
+        usual = self.packs_per_step, self.pack_tokens
+        return next((packs for first, packs in reversed(self._packed) if first <= step), usual)
 
     def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
         self._hooks.get(step, lambda: None)()
@@ -54,7 +69,7 @@ class Pages:
                 if document[3] is not None:
                     images.append(document[2])
                     grids.append(document[3])
-            gap = begun + self.pack_tokens - len(tokens)
+            gap = begun + self.pack_tokens_in(step) - len(tokens)
             tokens, targets, positions = tokens + [PAD] * gap, targets + [-100] * gap, positions + list(range(gap))
             offsets.append(len(tokens))
         patches = np.concatenate([np.zeros((0, VALUES), np.float32), *images])
@@ -74,7 +89,7 @@ class Pages:
     def _documents(self, step: int, pack: int) -> list[Any]:
         draw = np.random.default_rng([self._seed, step, pack])
         documents: list[Any] = []
-        left = self.pack_tokens
+        left = 0 if self._empty else self.pack_tokens_in(step)
         while True:
             rows, columns, digits = 2 * int(draw.integers(1, 3)), 2 * int(draw.integers(1, 4)), int(draw.integers(1, 5))
             media = 0 if self._text else rows * columns // 4
@@ -137,6 +152,18 @@ class Questions:
             expected=str(index),
             image_digest=f"{index:064x}",
         )
+
+    set_names = ("odd", "even")
+
+    @property
+    def pack_sets(self) -> list[int]:
+        return [number % 2 for number in range(self._count)]
+
+    def pack(self, number: int) -> PackedBatch:
+        """One page a pack, with an answer that is learned; behind the last pack nothing."""
+        if number >= self._count:
+            return Pages(packs=1, text=True, empty=True).packs(1, first=0, count=1)
+        return Pages(packs=1, seed=77).packs(number + 1, first=0, count=1)
 
     def text(self, tokens: Any) -> str:
         return " ".join(str(token) for token in tokens)

@@ -31,6 +31,7 @@ from polyreme_api.plan.schedules import Schedule
 from polyreme_api.plan.shapes import KIMI_VL_NANO, NO_VISION
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.store import Data, ObjectInfo, ObjectStore, StoreFailedError
+from polyreme_api.training_stages import Learner, OwnRate, TrainingStage
 from polyreme_datahub.objects import open_store
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
 from polyreme_trainer.model import attend, loss, tiles
@@ -106,6 +107,18 @@ def optimizer_of(request: Mapping[str, Any]) -> OptimizerSettings:
     return OptimizerSettings(**given)
 
 
+def stages_of(request: Mapping[str, Any]) -> tuple[TrainingStage, ...]:
+    """Stages by name, steps, what learns, and what else differs."""
+    found: list[TrainingStage] = []
+    for given in request.get("stages", ()):
+        more = dict(given)
+        learners = frozenset(Learner(part) for part in more.pop("learners", list(Learner)))
+        rate = OwnRate(**more.pop("rate")) if "rate" in more else None
+        first = found[-1].last_step + 1 if found else 1
+        found.append(TrainingStage(first_step=first, learners=learners, rate=rate, **more))
+    return tuple(found)
+
+
 def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket | None) -> TrainSettings:
     layout = layout_of(request["layout"])
     return TrainSettings(
@@ -124,6 +137,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
             decoder=dataclasses.replace(KIMI_VL_NANO.decoder, **request.get("decoder", {})),
         ),
         steps=request.get("steps", 10),
+        stages=stages_of(request),
         pipeline=pipeline_of(request.get("pipeline")),
         ways=Ways(recompute=Recompute(request.get("recompute", "none")), capacity_factor=request.get("capacity")),
         checkpoint=CheckpointSettings(
@@ -137,7 +151,9 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
         ),
         precision=Precision(request.get("precision", "float32")),
         optimizer=optimizer_of(request),
-        evaluation=EvaluationSettings(samples_max=50, answer_tokens_max=4),
+        evaluation=EvaluationSettings(
+            every_steps=request.get("evaluated_every", 0), samples_max=50, answer_tokens_max=4
+        ),
         weights=Path(request["weights"]) if "weights" in request else None,
         tokenizer=request["tokenizer"].encode() if "tokenizer" in request else None,
         export_directory=Path(request["export"]) if "export" in request else None,
@@ -159,11 +175,13 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
         _wrap_batches()
     litter = _litter(request.get("litter", 0))
     source = Pages(
+        packs=request.get("packs", 4),
         seed=request.get("data_seed", 3),
         infinite_at=request.get("infinite_at", 0),
         hooks=hooks,
         begin_bytes=request.get("begin_bytes", 0),
         text=not settings.shape.sees,
+        packed={int(step): tuple(packs) for step, packs in request.get("packed", {}).items()},
     )
     code = run.train_rank(
         settings,
@@ -246,18 +264,21 @@ def _emulated(request: Mapping[str, Any], state: TrainState, source: Pages) -> D
 
 
 def digests(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int:
-    """Load a checkpoint into this layout and write a digest of every global tensor."""
+    """Load a checkpoint into this layout and write a digest of every global tensor; of several, by their names."""
+    found: dict[str, dict[str, str]] = {}
     with open_world(settings.rank, settings.layout) as world:
         state = open_state(settings, world.meshes, media_token=MEDIA)
-        store, name = settings.checkpoint.store, request["resume_from"]
-        marker = open_checkpoint(store, name, settings.shape)
-        held = content(state, world.meshes, with_rng=False)
-        load_checkpoint(held, marker, store, name, group=world.checkpoint_group)
-        whole = _whole(state, world, gradient_too=False)
-        whole |= {f"bias.{layer}": bias for layer, bias in _biases(state, world).items()}
+        store = settings.checkpoint.store
+        for name in request.get("names", [request["resume_from"]]):
+            marker = open_checkpoint(store, name, settings.shape)
+            held = content(state, world.meshes, with_rng=False)
+            load_checkpoint(held, marker, store, name, group=world.checkpoint_group)
+            whole = _whole(state, world, gradient_too=False)
+            whole |= {f"bias.{layer}": bias for layer, bias in _biases(state, world).items()}
+            found[name] = {n: hashlib.sha256(t.contiguous().numpy().tobytes()).hexdigest() for n, t in whole.items()}
         if rank == 0:
             Path(request["output"]).write_text(
-                json.dumps({n: hashlib.sha256(t.contiguous().numpy().tobytes()).hexdigest() for n, t in whole.items()})
+                json.dumps(found if "names" in request else found[request["resume_from"]])
             )
     return 0
 

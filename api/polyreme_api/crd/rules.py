@@ -77,6 +77,7 @@ _TRAINED_ON = "self.data.sources.exists(s, s.dataset.split('@', 2)[0] == e.datas
 _CONDITIONS_GIVEN = "has(self.onPodConditions) && size(self.onPodConditions) > 0"
 _XIDS_GIVEN = "(has(self.onXids) && size(self.onXids) > 0)"
 _NODE_CONDITIONS_GIVEN = "(has(self.onNodeConditions) && size(self.onNodeConditions) > 0)"
+_STAGE_STEPS = "self.stages.map(s, s.steps).sum()"
 _LIMITED = "has(q.borrowingLimit) || has(q.lendingLimit)"
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
@@ -127,6 +128,19 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             f"double(self.capacityFactor) <= {CAPACITY_FACTOR_MAX}.0)",
             words="capacityFactor {self.capacityFactor} lies outside its range: above 0, at most "
             f"{CAPACITY_FACTOR_MAX}; leave it out to drop nothing",
+        ),
+        Rule(
+            rule=f"!has(self.stages) || size(self.stages) == 0 || {_STAGE_STEPS} == self.steps",
+            words=f"steps of stages add up to {{{_STAGE_STEPS}}}, steps is {{self.steps}}; "
+            f"change steps to {{{_STAGE_STEPS}}}, or a stage's",
+            plain="steps of stages do not add up to steps; change one of them",
+        ),
+    ),
+    "Stage": (
+        Rule(
+            rule="!has(self.weights) || size(self.weights) == 0 || self.weights.exists(w, w.weight > 0)",
+            words="every weight of stage {self.name} is 0; raise one, or leave weights out",
+            plain="every weight of a stage is 0; raise one, or leave weights out",
         ),
     ),
     "Parallelism": (
@@ -259,8 +273,8 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
     ),
 }
-"""Rules by the pydantic type whose validators say the same. That changes of the mixture weigh known sources is the one
-thing that no rule says: over 1,024 changes, the server's budget does not allow it, and the operator refuses the job."""
+"""Rules by the pydantic type whose validators say the same. That changes of the mixture and stages weigh known sources
+is what no rule says: over 1,024 changes, the server's budget does not allow it, and the operator refuses the job."""
 
 
 def _name_rule(characters_max: int, why: str) -> Rule:
@@ -290,6 +304,8 @@ OBJECT_RULES: Mapping[str, tuple[Rule, ...]] = {
 LIST_KEYS: Mapping[tuple[str, str], str] = {
     ("Data", "schedule"): "fromStep",
     ("MixtureChange", "weights"): "source",
+    ("Training", "stages"): "name",
+    ("Stage", "weights"): "source",
     ("Evaluation", "sets"): "name",
     ("TrainingQueueSpec", "quotas"): "resource",
     ("TrainingJobStatus", "conditions"): "type",

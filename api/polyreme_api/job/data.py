@@ -7,6 +7,7 @@ from pydantic import Field
 from polyreme_api.fields import STEPS_MAX, DatasetReference, Name, Part, Seconds
 
 Weight = Annotated[int, Field(ge=0, le=65_536)]
+PackTokens = Annotated[int, Field(ge=16, le=1_048_576)]
 
 
 class Source(Part):
@@ -52,7 +53,7 @@ class Data(Part):
     """Datasets of the mixture."""
     schedule: Annotated[list[MixtureChange], Field(max_length=1024)] = Field(default_factory=list)
     """Changes of the weights during the run, by rising step."""
-    sequence_tokens: Annotated[int, Field(ge=16, le=1_048_576)]
+    sequence_tokens: PackTokens
     """Tokens of one pack; longer samples are refused as dead letters."""
     tokenizer: Tokenizer = Field(default_factory=Tokenizer)
     """The tokenizer."""
@@ -72,8 +73,11 @@ class EvaluationSet(Part):
 
 
 class Evaluation(Part):
-    """Held-out questions, answered by free-running decoding after the last step."""
+    """Held-out questions, answered by free-running decoding after the last step, and their loss on the way."""
 
+    every_steps: Annotated[int, Field(ge=0, le=STEPS_MAX)] = 0
+    """Steps between two measurements of the held-out loss, also behind the last step; 0: none. It is the loss of the
+    expected answers, of the same samples, and changes nothing of what is trained."""
     sets: Annotated[list[EvaluationSet], Field(min_length=1, max_length=64)]
     """Held-out datasets."""
     samples_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1000

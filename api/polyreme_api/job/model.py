@@ -2,11 +2,17 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from polyreme_api.fields import STEPS_MAX, DecimalText, Part, Url
+from polyreme_api.fields import STEPS_MAX, DecimalText, Name, Part, Url
+from polyreme_api.job.data import PackTokens, SourceWeight
 
 CAPACITY_FACTOR_MAX = 1000
+STAGES_MAX = 16
+PacksPerStep = Annotated[int, Field(ge=1, le=1_000_000)]
+ModelPartName = Literal["Tower", "Projector", "Decoder"]
+EVERY_PART: tuple[ModelPartName, ...] = ("Tower", "Projector", "Decoder")
+StepCount = Annotated[int, Field(ge=0, le=STEPS_MAX)]
 Sizes = Annotated[dict[str, Annotated[int, Field(ge=0, le=10_000_000)]], Field(max_length=32)]
 
 
@@ -63,9 +69,9 @@ class Optimizer(Part):
     """Decoupled weight decay, on matrices only."""
     clip_norm: DecimalText = "1.0"
     """Largest global norm of the gradient; ``"0"`` clips nothing."""
-    warmup_steps: Annotated[int, Field(ge=0, le=STEPS_MAX)] = 0
+    warmup_steps: StepCount = 0
     """Steps over which the learning rate rises from zero."""
-    decay_steps: Annotated[int, Field(ge=0, le=STEPS_MAX)] = 0
+    decay_steps: StepCount = 0
     """Last steps of the run, over which the learning rate falls to ``finalLearningRate``."""
     state_sharding: Literal["Auto", "Whole", "Sharded"] = "Auto"
     """Who holds moments, and float32 weights beside narrower ones: ``Whole``, every rank those of all its weights;
@@ -76,12 +82,49 @@ class Optimizer(Part):
     processors there is no other memory, and it changes nothing."""
 
 
+class Stage(Part):
+    """Some steps in which other parts learn, at another rate, at other positions or from other packs.
+
+    A stage that names any of ``learningRate``, ``finalLearningRate``, ``schedule``, ``warmupSteps`` and ``decaySteps``
+    has a schedule of its own, over its own steps; one that names none goes on along the optimizer's over the whole run.
+    """
+
+    name: Name
+    """Name in records and in the report."""
+    steps: Annotated[int, Field(ge=1, le=STEPS_MAX)]
+    """Optimizer steps of the stage; those of all stages add up to ``training.steps``."""
+    trains: Annotated[list[ModelPartName], Field(min_length=1, max_length=3)] = Field(
+        default_factory=lambda: list(EVERY_PART)
+    )
+    """Parts that learn; the others keep their weights and the optimizer's state bit for bit, with them, of a decoder,
+    the routing biases."""
+    learning_rate: DecimalText | None = None
+    """Peak learning rate; none: the optimizer's."""
+    final_learning_rate: DecimalText | None = None
+    """Learning rate to which a decay falls; none: the optimizer's."""
+    schedule: Literal["WSD", "Cosine"] | None = None
+    """Shape of the learning rate; none: the optimizer's."""
+    warmup_steps: StepCount | None = None
+    """First steps of the stage, over which the learning rate rises from zero; none: it begins at its peak."""
+    decay_steps: StepCount | None = None
+    """Last steps of the stage, over which the learning rate falls; none: 0."""
+    rope_theta: Annotated[int, Field(ge=2, le=1_000_000_000)] | None = None
+    """Base of the decoder's rotary positions; none: that of the stage before, at first the preset's."""
+    packs_per_step: PacksPerStep | None = None
+    """Packs of a step; none: ``training.packsPerStep``."""
+    sequence_tokens: PackTokens | None = None
+    """Tokens of one pack; none: ``data.sequenceTokens``. Samples that are longer have no turn in this stage."""
+    weights: Annotated[list[SourceWeight], Field(max_length=256)] = Field(default_factory=list)
+    """Weights of the sources from the stage's first step on, as a change of ``data.schedule``: sources that are not
+    named get weight 0. Empty: the weights stay what they were."""
+
+
 class Training(Part):
     """How long and how the model is trained."""
 
     steps: Annotated[int, Field(ge=1, le=STEPS_MAX)]
     """Optimizer steps of the whole run."""
-    packs_per_step: Annotated[int, Field(ge=1, le=1_000_000)]
+    packs_per_step: PacksPerStep
     """Packs of ``data.sequenceTokens`` tokens that all ranks together train on in one step."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of the initial weights."""
@@ -89,6 +132,8 @@ class Training(Part):
     """Type in which the model computes; the router's scores, gradients and the optimizer stay float32."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """Optimizer, its schedule and its state."""
+    stages: Annotated[list[Stage], Field(max_length=STAGES_MAX)] = Field(default_factory=list)
+    """Stages of the run, one behind the other; empty: everything learns at every step."""
     router_bias_rate: DecimalText = "0.001"
     """Change of an expert's routing bias a step, against its load (DeepSeek-V3, section 2.1.2)."""
     capacity_factor: DecimalText | None = None
@@ -109,3 +154,15 @@ class Training(Part):
                 "leave it out to drop nothing"
             )
         return text
+
+    @model_validator(mode="after")
+    def _stages_fill_the_run(self) -> "Training":
+        names = [stage.name for stage in self.stages]
+        if doubled := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two stages are named {doubled[0]!r}; names are unique")
+        total = sum(stage.steps for stage in self.stages)
+        if self.stages and total != self.steps:
+            raise ValueError(
+                f"steps of stages add up to {total}, steps is {self.steps}; change steps to {total}, or a stage's"
+            )
+        return self

@@ -39,7 +39,7 @@ class TrainingJobSpec(Scheduling):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     """When and where the state of training is saved."""
     evaluation: Evaluation | None = None
-    """Held-out questions after the last step."""
+    """Held-out questions after the last step, and their loss on the way."""
     export: Export | None = None
     """What is written after the last step."""
     failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
@@ -68,6 +68,7 @@ class TrainingJobSpec(Scheduling):
     def _references(self) -> "TrainingJobSpec":
         if "data" in self.model_fields_set:
             check_sources(self.data)
+            check_stages(self.training, self.data)
         if self.evaluation is not None:
             check_held_out(self.evaluation, self.data)
         return self
@@ -129,6 +130,30 @@ def check_sources(data: Data) -> None:
                 )
         if not any(weight.weight for weight in change.weights):
             raise ValueError(f"data.schedule: every weight from step {change.from_step} on is 0; raise one")
+
+
+def check_stages(training: Training, data: Data) -> None:
+    """Refuse stages whose weights do not fit the mixture.
+
+    Raises:
+        ValueError: Naming the stage.
+    """
+    known = {source.name for source in data.sources}
+    changes = {change.from_step for change in data.schedule}
+    first = 1
+    for stage in training.stages:
+        where, weighed = f"training.stages: {stage.name!r}", [weight.source for weight in stage.weights]
+        if doubled := sorted({name for name in weighed if weighed.count(name) > 1}):
+            raise ValueError(f"{where} weighs {doubled[0]!r} twice; drop one")
+        if strange := [name for name in weighed if name not in known]:
+            raise ValueError(
+                f"{where} weighs source {strange[0]!r}, sources are {', '.join(sorted(known))}; change weights[].source"
+            )
+        if weighed and not any(weight.weight for weight in stage.weights):
+            raise ValueError(f"{where} gives every source weight 0; raise one, or leave weights out")
+        if weighed and first in changes:
+            raise ValueError(f"{where} gives weights from step {first} on, and so does data.schedule; drop one of them")
+        first += stage.steps
 
 
 def check_held_out(evaluation: Evaluation, data: Data) -> None:

@@ -6,7 +6,12 @@ from polyreme_api.launch.messages import Exited
 from polyreme_api.progress import ProgressRecord
 
 CODE_STOPPED = 75
-_FROM_RANK = frozenset({"phase", "step", "steps", "loss", "tokens_per_second", "step_seconds", "checkpoint", "message"})
+_FROM_RANK = frozenset(
+    {
+        "phase", "step", "steps", "stage", "loss", "held_out_loss", "held_out_step", "tokens_per_second",
+        "step_seconds", "checkpoint", "message",
+    }
+)  # fmt: skip
 
 
 def is_urgent(before: ProgressRecord | None, now: ProgressRecord) -> bool:

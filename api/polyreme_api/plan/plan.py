@@ -26,6 +26,7 @@ from polyreme_api.plan.search import Estimate, Found
 from polyreme_api.plan.setting import recompute_of, setting_of
 from polyreme_api.plan.shapes import ANY_MODEL, DecoderShape, ModelShape, VisionShape, check_shape, model_shape
 from polyreme_api.plan.volume import GroupVolume, group_volumes, nominal_volumes
+from polyreme_api.training_stages import Packs, check_learners, kinds_of_packs
 
 HASH_CHARACTERS = 16
 ANY_HARDWARE = ""
@@ -135,15 +136,19 @@ def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
     if spec.workers.runtime.mode == "Environment":
         return _plan_of_any_model(spec, count=count, scaled=replicas is not None)
     shape = shape_of(spec)
+    check_learners(spec, shape)
+    longest, *others = kinds_of_packs(spec)
     setting = setting_of(spec, shape)
     if spec.parallelism.mode == "Explicit":
         scaled = replicas is not None
-        layout = _explicit(spec, setting, world=world, scaled=scaled)
-        cut = _cut_for(spec, shape, layout, packs_per_rank=spec.training.packs_per_step // layout.dp, scaled=scaled)
-        check_memory(setting, layout, cut, packs_per_step=spec.training.packs_per_step, recompute=recompute_of(spec))
+        layout = _explicit(spec, setting, longest, world=world, scaled=scaled)
+        cut = _cut_for(spec, shape, layout, longest, scaled=scaled)
+        check_memory(setting, layout, cut, packs_per_step=longest.per_step, recompute=recompute_of(spec))
     else:
-        chosen = _automatic(spec, setting, replicas=count)
+        chosen = _automatic(spec, setting, longest, replicas=count)
         layout, cut = chosen.candidate.layout, _cut_of(chosen)
+    for packs in others:
+        _check_stage(spec, shape, layout, cut, packs)
     packs_per_rank = spec.training.packs_per_step // layout.dp
     tokens_per_rank = packs_per_rank * spec.data.sequence_tokens
     return Plan(
@@ -162,25 +167,51 @@ def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
     )
 
 
+def _check_stage(spec: TrainingJobSpec, shape: ModelShape, layout: Layout, cut: Cut, packs: Packs) -> None:
+    """Hold the layout, which was found for the longest packs of all stages, to those of another stage.
+
+    Raises:
+        InvalidConfigError: Naming the stage and what does not fit.
+    """
+    broken = list(
+        misfits(layout, world=layout.world, shape=shape, packs_per_step=packs.per_step, pack_tokens=packs.tokens)
+    )
+    if not broken and packs.per_step // layout.dp % cut.microbatches:
+        broken = [f"{cut.microbatches} microbatches do not divide {packs.per_step // layout.dp} packs of a rank"]
+    where = f"layout {layout} of the longest packs does not fit stage {packs.stage!r}"
+    if broken:
+        raise InvalidConfigError(
+            f"{where}, which has {packs.per_step} packs of {packs.tokens} tokens: {'; '.join(broken)}; one layout "
+            "trains all stages",
+            field="spec.training.stages[].packsPerStep or spec.parallelism",
+        )
+    setting = setting_of(spec, shape, pack_tokens=packs.tokens)
+    try:
+        check_memory(setting, layout, cut, packs_per_step=packs.per_step, recompute=recompute_of(spec))
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"{where}: {error.message}", field=error.field) from error
+
+
 def _cut_of(chosen: Estimate) -> Cut:
     of = chosen.candidate
     return Cut(schedule=of.schedule, stage_layers=chosen.split if of.schedule else (), microbatches=of.microbatches)
 
 
-def _cut_for(spec: TrainingJobSpec, shape: ModelShape, layout: Layout, *, packs_per_rank: int, scaled: bool) -> Cut:
+def _cut_for(spec: TrainingJobSpec, shape: ModelShape, layout: Layout, packs: Packs, *, scaled: bool) -> Cut:
     """Cut a step as the job asks; at another size than it was written for, a microbatch keeps its packs."""
+    packs_per_rank = packs.per_step // layout.dp
     asked = spec.parallelism
     schedule = None if asked.schedule is None else Schedule(asked.schedule)
     microbatches = asked.microbatches
     if scaled and (microbatches is not None or layout.pp == 1):
         order = schedule or (DEFAULT_SCHEDULE if layout.pp > 1 else None)
-        written = spec.training.packs_per_step // (asked.dp or layout.dp) // (microbatches or 1)
+        written = packs.per_step // (asked.dp or layout.dp) // (microbatches or 1)
         microbatches = accumulated_microbatches(order, pp=layout.pp, packs_per_rank=packs_per_rank, packs=written)
     return cut_step(
         shape,
         pp=layout.pp,
         packs_per_rank=packs_per_rank,
-        pack_tokens=spec.data.sequence_tokens,
+        pack_tokens=packs.tokens,
         schedule=schedule,
         microbatches=microbatches,
     )
@@ -216,10 +247,10 @@ def _asked(spec: TrainingJobSpec, *, world: int, scaled: bool, heads: int = 1) -
     return Layout(dp=dp, ep=asked.ep or 1, pp=pp, cp=cp, tp=tp, ulysses=ulysses)
 
 
-def _explicit(spec: TrainingJobSpec, setting: Setting, *, world: int, scaled: bool) -> Layout:
+def _explicit(spec: TrainingJobSpec, setting: Setting, longest: Packs, *, world: int, scaled: bool) -> Layout:
     shape = setting.shape
     layout = _asked(spec, world=world, scaled=scaled, heads=shape.decoder.heads)
-    packs, tokens = spec.training.packs_per_step, spec.data.sequence_tokens
+    packs, tokens = longest.per_step, longest.tokens
     broken = misfits(layout, world=world, shape=shape, packs_per_step=packs, pack_tokens=tokens)
     if broken:
         fitting = fitting_layouts(world=world, shape=shape, packs_per_step=packs, pack_tokens=tokens)
@@ -229,13 +260,13 @@ def _explicit(spec: TrainingJobSpec, setting: Setting, *, world: int, scaled: bo
     return layout
 
 
-def _automatic(spec: TrainingJobSpec, setting: Setting, *, replicas: int) -> Estimate:
+def _automatic(spec: TrainingJobSpec, setting: Setting, longest: Packs, *, replicas: int) -> Estimate:
     """Search; ranks that do not divide the packs must be worth having.
 
     They can still be used, by cutting layers or packs. But where fewer workers, each with packs of its own, would be
     as fast, the rest would wait, and the user is told so.
     """
-    packs, devices = spec.training.packs_per_step, spec.workers.devices
+    packs, devices = longest.per_step, spec.workers.devices
     world = replicas * devices
 
     def searched(ranks: int, recompute: Recompute) -> Found:

@@ -13,6 +13,7 @@ from polyreme_api.plan.flops import Mix
 from polyreme_api.plan.hardware import DEFAULT, HARDWARE, PROCESSOR, Hardware, Numerics
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.plan.state import divides_update, state_bytes
+from polyreme_api.training_stages import kinds_of_packs
 
 IMAGE_PATCHES = 1024
 """Patches of one image where packs are long enough for it: the plan does not know the images."""
@@ -21,11 +22,18 @@ VISUAL_SHARE = 0.5
 _UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
-def setting_of(spec: TrainingJobSpec, shape: ModelShape) -> Setting:
-    """Say what a job's plan is made for; equal jobs give equal settings."""
+def setting_of(spec: TrainingJobSpec, shape: ModelShape, *, pack_tokens: int | None = None) -> Setting:
+    """Say what a job's plan is made for; equal jobs give equal settings.
+
+    Args:
+        spec: What the user wants.
+        shape: Its model.
+        pack_tokens: Tokens of a pack; None for the longest of all stages.
+    """
+    tokens = kinds_of_packs(spec)[0].tokens if pack_tokens is None else pack_tokens
     return Setting(
         shape=shape,
-        mix=mix_of(shape, spec.data.sequence_tokens),
+        mix=mix_of(shape, tokens),
         hardware=hardware_of(spec),
         numerics=numerics_of(spec, shape),
     )

@@ -124,6 +124,7 @@ def export(
     """
     from polyreme.documents import read_job
     from polyreme_api.plan.plan import plan_for
+    from polyreme_api.training_stages import training_stages
     from polyreme_datahub.hub import open_source
     from polyreme_datahub.loader.open import open_tokenizer, sleep_really
     from polyreme_datahub.objects import open_store
@@ -145,6 +146,7 @@ def export(
         layout=plan.layout,
         shape=plan.shape,
         steps=job.spec.training.steps,
+        stages=training_stages(job.spec),
         checkpoint=CheckpointSettings(store=open_store(url), resume_from=chosen),
     )
     note(f"exporting {chosen} of {name}")

@@ -43,8 +43,9 @@ def plan(
 ) -> int:
     """Search the layout for a job's workers: the choice, the runners-up and why they lost, and the schedule as text.
 
-    Times are estimates from operations, bytes and the rates of the hardware; nothing is started. Exit codes: 0, or 2
-    where the job is refused or nothing fits the memory.
+    Of a job with stages of training, for the longest packs; validate holds its layout to all of them. Times are
+    estimates from operations, bytes and the rates of the hardware; nothing is started. Exit codes: 0, or 2 where the
+    job is refused or nothing fits the memory.
 
     Examples:
 
@@ -57,11 +58,12 @@ def plan(
     from polyreme.documents import read_job_unplanned
     from polyreme_api.plan.refusals import what_does_not_fit
     from polyreme_api.plan.search import search, trained_today
+    from polyreme_api.training_stages import kinds_of_packs
 
     spec = read_job_unplanned(job).spec
     measured = None if costs is None else _measured(costs)
     setting = _setting(spec, hardware, measured, image_patches=image_patches, visual_share=visual_share)
-    workers, packs = spec.workers, spec.training.packs_per_step
+    workers, packs = spec.workers, kinds_of_packs(spec)[0].per_step
 
     def searched(world: int, others: int) -> Found:
         return search(setting, world=world, packs_per_step=packs, supported=trained_today, runners_up=others)
@@ -97,6 +99,7 @@ def _setting(
     from polyreme_api.plan.hardware import hardware_named
     from polyreme_api.plan.plan import shape_of
     from polyreme_api.plan.setting import hardware_of, mix_of, numerics_of
+    from polyreme_api.training_stages import kinds_of_packs
 
     if spec.workers.runtime.mode == "Environment":
         raise InvalidConfigError(
@@ -104,9 +107,10 @@ def _setting(
             field="spec.workers.runtime.mode",
         )
     shape = shape_of(spec)
-    mix = mix_of(shape, spec.data.sequence_tokens, image_patches=image_patches, visual_share=visual_share)
+    tokens = kinds_of_packs(spec)[0].tokens
+    mix = mix_of(shape, tokens, image_patches=image_patches, visual_share=visual_share)
     if measured is not None and image_patches is None and visual_share is None:
-        mix = dataclasses.replace(measured.mix, sequence_tokens=spec.data.sequence_tokens)
+        mix = dataclasses.replace(measured.mix, sequence_tokens=tokens)
     return Setting(
         shape=shape,
         mix=mix,

@@ -13,6 +13,7 @@ from polyreme_api.errors import ExitCode
 
 if TYPE_CHECKING:
     from polyreme_api.job import TrainingJob
+    from polyreme_api.training_stages import Packs, TrainingStage
 
 JobArgument = Annotated[Path, typer.Argument(help="YAML file with one TrainingJob; - reads standard input.")]
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Form of the data on standard output.")]
@@ -133,6 +134,7 @@ def _show_plan(home: Home, checked: TrainingJob, output: Format) -> int:
     from polyreme_api.plan.parts import parameter_count
     from polyreme_api.plan.plan import plan_for
     from polyreme_api.plan.volume import state_bytes_per_rank
+    from polyreme_api.training_stages import packs_of_stages, training_stages
 
     run = home.run(checked.metadata.namespace, checked.metadata.name)
     preflight.check_folders(run, checked)
@@ -144,7 +146,8 @@ def _show_plan(home: Home, checked: TrainingJob, output: Format) -> int:
         preflight.check_data(home, checked)
     for words in preflight.warnings(checked):
         note(words)
-    plan = plan_for(checked.spec)
+    spec = checked.spec
+    plan = plan_for(spec)
     value = {
         "name": checked.metadata.name,
         "model": plan.shape.name,
@@ -155,6 +158,9 @@ def _show_plan(home: Home, checked: TrainingJob, output: Format) -> int:
         "cut": str(plan.cut),
         "planHash": plan.hash,
         "packsPerRank": plan.packs_per_rank,
+        "stages": "; ".join(
+            _stage_words(*both) for both in zip(training_stages(spec), packs_of_stages(spec), strict=True)
+        ),
         "stateBytesPerRank": state_bytes_per_rank(plan.layout, shape=plan.shape),
         "traffic": "; ".join(
             f"{group.axis} {group.bytes_per_rank} B a step in {group.messages} messages" for group in plan.volumes
@@ -174,8 +180,18 @@ def _show_plan(home: Home, checked: TrainingJob, output: Format) -> int:
             ("cut", "cut"),
             ("plan", "planHash"),
             ("packs a rank", "packsPerRank"),
+            ("training", "stages"),
             ("state bytes a rank", "stateBytesPerRank"),
             ("traffic a rank", "traffic"),
         ],
     )
     return ExitCode.OK
+
+
+def _stage_words(stage: TrainingStage, packs: Packs) -> str:
+    from polyreme_api.training_stages import EVERYTHING
+
+    alone = "" if stage.learners == EVERYTHING else f" of {' and '.join(sorted(stage.learners))}"
+    theta = "" if stage.rope_theta is None else f", theta {stage.rope_theta:g}"
+    words = f"{stage.steps} steps{alone}, {packs.per_step} x {packs.tokens} tokens{theta}"
+    return f"{stage.name} {words}".strip()

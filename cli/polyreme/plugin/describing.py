@@ -12,6 +12,7 @@ from polyreme.plugin.printing import columns, facts
 from polyreme.plugin.rows import age, goodput, message_of, progress_of, ready_of, reason_of, state_of
 from polyreme.plugin.snapshot import Snapshot
 from polyreme.words import duration, rate, share
+from polyreme_api.progress import ProgressRecord
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
@@ -57,13 +58,21 @@ def _head(seen: Snapshot, job: JobView) -> list[tuple[str, object]]:
         ("Step", f"{step} of {steps}" if steps else step),
         ("Phase", record.phase.value if record is not None else None),
         ("Pace", f"{duration(record.step_seconds)} a step, {rate(record.tokens_per_second)}" if record else None),
+        ("Stage", record.stage or None if record is not None else None),
         ("Loss", record.loss if record is not None else None),
+        ("Held-out loss", _held_out(record)),
         ("Checkpoint", f"step {checkpoint.step} of attempt {checkpoint.attempt}" if checkpoint is not None else None),
         ("Restarts", status.restarts),
         ("Preemptions", status.preemption_count or None),
         ("Goodput", share(ratio) if (ratio := goodput(job)) is not None else None),
         ("Age", age(seen.now_s - job.created_s)),
     ]
+
+
+def _held_out(record: ProgressRecord | None) -> str | None:
+    if record is None or record.held_out_loss is None:
+        return None
+    return f"{record.held_out_loss:.4f} behind step {record.held_out_step}"
 
 
 def _conditions(seen: Snapshot, job: JobView) -> RenderableType | None:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 from polyreme.report import svg
-from polyreme.report.data import AttemptRow, MixtureWeights, ReportData
+from polyreme.report.data import AttemptRow, MixtureWeights, ReportData, TrainedStage
 from polyreme.report.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Scale
 from polyreme.report.timeline import attempt_spans, end_of
 from polyreme.words import clock, duration, share, short_weights
-from polyreme_api.progress import StepRecord
+from polyreme_api.progress import ALL_SETS, StepRecord
 
 COLOURS = 6
 """Colours of attempts, which then repeat; the style sheet has one variable for each."""
@@ -25,10 +25,13 @@ _BUCKETS = 160
 
 
 def loss_chart(data: ReportData) -> str:
-    """Draw the loss over steps: history by attempt, thrown-away steps dashed, resume points, changes of the mixture."""
+    """Draw the loss over steps: history by attempt, thrown-away steps dashed, held-out loss, resume points, borders."""
     finite = [record.loss for record in [*data.steps, *data.thrown_away] if math.isfinite(record.loss)]
     if not finite:
         return ""
+    held_out = [(record.step, record.held_out[ALL_SETS]) for record in data.steps if ALL_SETS in record.held_out]
+    held_out = [(step, loss) for step, loss in held_out if math.isfinite(loss)]
+    finite += [loss for _, loss in held_out]
     logarithmic = min(finite) > 0
     y = _y_scale(min(finite), max(finite), bottom=_LOSS_PX - BOTTOM, logarithmic=logarithmic)
     last = max([data.steps_planned, *(record.step for record in [*data.steps, *data.thrown_away])])
@@ -44,6 +47,10 @@ def loss_chart(data: ReportData) -> str:
         parts.append(svg.line(_points(records, x, y), f"raw c{attempt % COLOURS}"))
         trend = [(x(record.step), y(smooth[record.step])) for record in records if record.step in smooth]
         parts.append(svg.line(svg.thin(trend), f"trend c{attempt % COLOURS}", title=f"attempt {attempt}"))
+    marks = svg.thin([(x(step), y(loss)) for step, loss in held_out])
+    parts += [svg.line(marks, "held-out", title="held-out loss")] if len(marks) > 1 else []
+    parts += [svg.dot(at, height, "held-out", title="held-out loss") for at, height in marks[:MARKS_MAX]]
+    parts += _stage_marks(data.training_stages, x=x, y=y)
     parts += _resume_marks(data, x=x, y=y)
     parts += [
         svg.dot(x(record.step), y.to_px, "bad", title=f"step {record.step}: loss {record.loss}")
@@ -148,6 +155,17 @@ def _mixture_marks(mixture: Sequence[MixtureWeights], *, x: Scale, y: Scale) -> 
         at = x(change.step)
         parts.append(svg.rule(at, y.to_px, y.from_px, "mixture", title=f"mixture from step {change.step}"))
         parts.append(svg.label(at + 4, y.to_px + 10 + 13 * (number % 3), short_weights(change.weights), "mark"))
+    return parts
+
+
+def _stage_marks(stages: Sequence[TrainedStage], *, x: Scale, y: Scale) -> list[str]:
+    """Name each stage of training where it begins, at the lower end, and draw its border."""
+    parts = []
+    for stage in stages[:MARKS_MAX]:
+        at = x(stage.first_step)
+        words = f"stage {stage.name} from step {stage.first_step}"
+        parts += [svg.rule(at, y.to_px, y.from_px, "stage", title=words)] if stage.first_step > 1 else []
+        parts.append(svg.label(at + 4, y.from_px - 22, stage.name, "mark"))
     return parts
 
 

@@ -71,6 +71,17 @@ class MixtureWeights:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedStage:
+    """A stage of training."""
+
+    name: str
+    first_step: int
+    last_step: int
+    trains: Sequence[str]
+    """Parts that learn; empty for all."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
     """What one processing stage did for one dataset."""
 
@@ -147,6 +158,8 @@ class ReportData:
     """Steps that were trained, and trained again by a later attempt."""
     attempts: Sequence[AttemptRow] = ()
     accounting: AccountingShares = dataclasses.field(default_factory=AccountingShares)
+    training_stages: Sequence[TrainedStage] = ()
+    """Empty where the job names none."""
     mixture: Sequence[MixtureWeights] = ()
     """Weights at the start (step 1) and every change."""
     stages: Sequence[StageRow] = ()

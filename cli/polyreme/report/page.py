@@ -86,8 +86,21 @@ def _learning(data: ReportData) -> str:
         key.append(f"<li>and {len(numbers) - LEGEND_MAX} more</li>")
     if data.thrown_away:
         key.append('<li><i class="dashed"></i>trained, lost, trained again</li>')
-    words = _mixture_words(data)
+    if any(record.held_out for record in data.steps):
+        key.append('<li><i class="dot"></i>held out</li>')
+    words = _stage_words(data) + _mixture_words(data)
     return f'<h2>Loss</h2>{words}<div class="card">{picture}<ul class="key">{"".join(key)}</ul></div>'
+
+
+def _stage_words(data: ReportData) -> str:
+    if not data.training_stages:
+        return ""
+    listed = "; ".join(
+        f"{stage.name}, steps {stage.first_step} to {stage.last_step}"
+        + (f", {' and '.join(stage.trains)} alone" if stage.trains else "")
+        for stage in data.training_stages
+    )
+    return f'<p class="soft">Trained in stages ({safe(listed)}).</p>'
 
 
 def _mixture_words(data: ReportData) -> str:

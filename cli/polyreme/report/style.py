@@ -57,6 +57,9 @@ svg text.c0 { fill: var(--c0); } svg text.c1 { fill: var(--c1); } svg text.c2 { 
 svg text.c3 { fill: var(--c3); } svg text.c4 { fill: var(--c4); } svg text.c5 { fill: var(--c5); }
 line.resume { stroke-width: 1; opacity: 0.5; } circle.resume { fill: var(--card); stroke-width: 2.2; }
 line.mixture { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 4; }
+line.stage { stroke: var(--soft); stroke-width: 1; }
+polyline.held-out { stroke: var(--accent); stroke-width: 1.6; stroke-dasharray: 1 3; }
+circle.held-out { fill: var(--accent); }
 circle.bad { fill: var(--bad); }
 .span.starting { fill: var(--warn); opacity: 0.75; } .span.training { fill: var(--good); }
 .span.lost { fill: var(--bad); opacity: 0.8; } .span.finishing { fill: var(--accent); }
@@ -67,7 +70,7 @@ circle.bad { fill: var(--bad); }
 .key i.starting { background: var(--warn); } .key i.training { background: var(--good); }
 .key i.lost { background: var(--bad); } .key i.finishing { background: var(--accent); }
 .key i.line, .key i.dashed { width: 20px; height: 0; border-radius: 0; border-top: 2.4px solid; vertical-align: 4px; }
-.key i.dashed { border-top-style: dashed; }
+.key i.dashed { border-top-style: dashed; } .key i.dot { background: var(--accent); border-radius: 50%; }
 .key .c0 { color: var(--c0); } .key .c1 { color: var(--c1); } .key .c2 { color: var(--c2); }
 .key .c3 { color: var(--c3); } .key .c4 { color: var(--c4); } .key .c5 { color: var(--c5); }
 .table { overflow-x: auto; }

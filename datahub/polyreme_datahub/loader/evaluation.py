@@ -1,4 +1,4 @@
-"""Held-out questions for free-running decoding: ``polyreme_api.batch.EvaluationSource``."""
+"""Held-out samples: questions for free-running decoding, packs for their loss (``EvaluationSource``)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from polyreme_api.batch import EvaluationSample
+from polyreme_api.batch import EvaluationSample, PackedBatch
+from polyreme_datahub.loader.packing import pack
 from polyreme_datahub.loader.shards import MappedIndex
-from polyreme_datahub.loader.source import normalise
+from polyreme_datahub.loader.source import CHANNELS, assemble, cut, normalise
 from polyreme_datahub.loader.text import TokenText
 
 
@@ -20,7 +21,13 @@ class HeldOutSource:
     """
 
     def __init__(
-        self, names: Sequence[str], indexes: Sequence[MappedIndex], *, samples_max: int, tokenizer: bytes
+        self,
+        names: Sequence[str],
+        indexes: Sequence[MappedIndex],
+        *,
+        samples_max: int,
+        pack_tokens: int,
+        tokenizer: bytes,
     ) -> None:
         self._indexes = indexes
         self._names = names
@@ -32,6 +39,9 @@ class HeldOutSource:
             for number in range(count)
             if index.is_whole(number * len(index) // count)
         ]
+        self._pack_tokens = pack_tokens
+        self._packs = [made for at in range(len(indexes)) for made in self._packs_of(at)]
+        """Set and samples of each pack."""
 
     def __len__(self) -> int:
         """Count of samples."""
@@ -55,6 +65,32 @@ class HeldOutSource:
             expected=details["expected"],
             image_digest=details["pages"][0] if details["pages"] else "",
         )
+
+    @property
+    def set_names(self) -> Sequence[str]:
+        """Names of the sets."""
+        return self._names
+
+    @property
+    def pack_sets(self) -> Sequence[int]:
+        """Which set each pack is of."""
+        return [at for at, _ in self._packs]
+
+    def pack(self, number: int) -> PackedBatch:
+        """Return a pack of whole samples of one set, as they are trained on; behind the last an empty one."""
+        at, samples = self._packs[number] if number < len(self._packs) else (0, [])
+        manifest = self._indexes[at].manifest
+        return assemble(
+            [[cut(self._indexes[at], sample) for sample in samples]],
+            pack_tokens=self._pack_tokens,
+            pad=manifest.token_ids["pad"],
+            values=CHANNELS * manifest.patch_px**2,
+        )
+
+    def _packs_of(self, at: int) -> list[tuple[int, list[int]]]:
+        samples = [sample for of, sample in self._places if of == at]
+        lengths = self._indexes[at].lengths[samples].tolist()
+        return [(at, [samples[place] for place in places]) for places in pack(lengths, capacity=self._pack_tokens)]
 
     def text(self, tokens: Sequence[int]) -> str:
         """Decode answer tokens to text, without special tokens."""

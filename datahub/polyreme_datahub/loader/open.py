@@ -14,13 +14,14 @@ from typing import Any
 
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_api.training_stages import mixture_changes, packs_of_stages
 from polyreme_datahub.index.format import plan_key
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.order import ORDER_VERSION, WINDOW_PACKS, OrderPlan, Segment
 from polyreme_datahub.loader.shards import MappedIndex, read_blob
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.locations import local_root
-from polyreme_datahub.spec_data import plan_data
+from polyreme_datahub.spec_data import longest_pack, plan_data
 
 POLL_S = 0.2
 
@@ -44,6 +45,9 @@ def open_packs(objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: flo
     )
     facts = [names, digests, spec.data.seed, [[s.first_step, s.weights] for s in order.segments]]
     facts += [order.packs_per_step, order.pack_tokens, ORDER_VERSION, WINDOW_PACKS]
+    packed = [[order.packs_in(segment), order.tokens_in(segment)] for segment in order.segments]
+    if packed != [[order.packs_per_step, order.pack_tokens]] * len(packed):
+        facts += packed
     identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     return PackedSource(order, indexes, identity=identity, tombstones=root / "tombstones")
 
@@ -61,6 +65,7 @@ def open_held_out(
         [part.name for part in sets],
         [MappedIndex(root, plan["manifests"][part.dataset]) for part in sets],
         samples_max=spec.evaluation.samples_max,
+        pack_tokens=longest_pack(spec),
         tokenizer=read_blob(root, plan["tokenizer"]),
     )
 
@@ -72,13 +77,25 @@ def open_tokenizer(objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s:
 
 
 def segments_of(spec: TrainingJobSpec) -> tuple[Segment, ...]:
-    """Return the weights of the sources by step, in the order of the sources."""
+    """Return the weights of the sources by step, in the order of the sources, and the packs of each stage."""
     names = [source.name for source in spec.data.sources]
-    segments = [Segment(first_step=1, weights=tuple(source.weight for source in spec.data.sources))]
-    for change in spec.data.schedule:
-        weights = {weight.source: weight.weight for weight in change.weights}
-        segment = Segment(first_step=change.from_step, weights=tuple(weights.get(name, 0) for name in names))
-        segments = [*segments, segment] if change.from_step > 1 else [segment]
+    weights = {1: tuple(source.weight for source in spec.data.sources)}
+    for change in mixture_changes(spec):
+        given = {weight.source: weight.weight for weight in change.weights}
+        weights[change.from_step] = tuple(given.get(name, 0) for name in names)
+    packs = {of.first_step: of for of in packs_of_stages(spec)}
+    segments: list[Segment] = []
+    packed = packs[1]
+    for first_step in sorted({*weights, *packs}):
+        before, packed = packed, packs.get(first_step, packed)
+        # Stages whose steps are packed alike have no border between them.
+        if first_step in weights or (before.per_step, before.tokens) != (packed.per_step, packed.tokens):
+            weighed = weights.get(first_step) or segments[-1].weights
+            segments.append(
+                Segment(
+                    first_step=first_step, weights=weighed, packs_per_step=packed.per_step, pack_tokens=packed.tokens
+                )
+            )
     return tuple(segments)
 
 

@@ -1,10 +1,12 @@
 """The order of a run: which sample lies in which pack of which step, as a pure function of (plan, step).
 
-Slots 0, 1, 2, ... of a segment (steps with the same weights) name a source each; a source's samples come in epochs,
-each a keyed permutation. A window is a whole number of steps: as many slots as its packs hold are packed together,
-and the packs are shuffled. A window begins where the one before ended, so its first slot depends on the lengths before
-it: first slots are found forwards once and remembered, and the state of a checkpoint bears the one that it needs, so
-that a resume packs a single window. Nothing depends on how many ranks ask, or in which order.
+Slots 0, 1, 2, ... of a segment (steps with the same weights and packs) name a source each; a source's samples come in
+epochs, each a keyed permutation. Samples that are longer than a segment's packs have no turn in it: an epoch is one of
+those that fit. Where other samples fit than in the segment before, a source begins its next epoch. A window is a whole
+number of steps: as many slots as its packs hold are packed together, and the packs are shuffled. A window begins where
+the one before ended, so its first slot depends on the lengths before it: first slots are found forwards once and
+remembered, and the state of a checkpoint bears the one that it needs, so that a resume packs a single window. Nothing
+depends on how many ranks ask, or in which order.
 """
 
 from __future__ import annotations
@@ -36,11 +38,15 @@ SLOTS_PER_PACK_MIN = 16
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Steps with the same weights."""
+    """Steps with the same weights, and the same packs."""
 
     first_step: int
     """Counts from 1."""
     weights: tuple[int, ...]
+    packs_per_step: int | None = None
+    """None: the plan's."""
+    pack_tokens: int | None = None
+    """None: the plan's."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +61,18 @@ class OrderPlan:
     segments: tuple[Segment, ...]
     packs_per_step: int
     pack_tokens: int
+
+    def segment_of(self, step: int) -> Segment:
+        """Return the segment of a step."""
+        return self.segments[bisect.bisect_right(self.segments, step, key=lambda of: of.first_step) - 1]
+
+    def packs_in(self, segment: Segment) -> int:
+        """Packs of each step of a segment."""
+        return segment.packs_per_step or self.packs_per_step
+
+    def tokens_in(self, segment: Segment) -> int:
+        """Tokens of each pack of a segment."""
+        return segment.pack_tokens or self.pack_tokens
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,7 +93,7 @@ class _Window:
     slot: int
     """First slot, counted within the segment."""
     base: tuple[int, ...]
-    """Samples that each source gave before the segment."""
+    """Turns of each source before the segment: whole epochs of the samples that fit, and what is left."""
 
 
 class Order:
@@ -84,17 +102,20 @@ class Order:
     def __init__(self, plan: OrderPlan, *, window_packs: int = WINDOW_PACKS) -> None:
         self._plan = plan
         self._mixtures = [Mixture(segment.weights) for segment in plan.segments]
+        self._window_packs = window_packs
+        fitting = {tokens: _fitting(plan, tokens) for tokens in {plan.tokens_in(of) for of in plan.segments}}
+        self._fitting = [fitting[plan.tokens_in(segment)] for segment in plan.segments]
+        """By segment and source: the samples that fit; None for all."""
         self._check()
-        self._window_steps = max(1, window_packs // plan.packs_per_step)
         self._known = [self._window(0, 1, 0, (0,) * len(plan.names))]
         self._filled: OrderedDict[int, tuple[int, list[list[Slot]]]] = OrderedDict()
 
     def packs(self, step: int) -> list[list[Slot]]:
         """Return the samples of each pack of a step; a pack may be empty where the window runs short."""
         window = self._find(step)
-        packs = self._fill(window)[1]
-        first = (step - window.first_step) * self._plan.packs_per_step
-        return packs[first : first + self._plan.packs_per_step]
+        packs, count = self._fill(window)[1], self._plan.packs_in(self._plan.segments[window.segment])
+        first = (step - window.first_step) * count
+        return packs[first : first + count]
 
     def place(self, step: int) -> dict[str, object]:
         """Say in some JSON-able numbers where the window of a step begins; ``jump`` takes them."""
@@ -127,7 +148,7 @@ class Order:
             return False
         passed = step - self._plan.segments[segment].first_step
         window = self._window(segment, step, slot, tuple(whole[3:]))
-        if passed < 0 or passed % self._window_steps or window.steps < 1 or (passed == 0) != (slot == 0):
+        if passed < 0 or passed % self._window_steps(segment) or window.steps < 1 or (passed == 0) != (slot == 0):
             return False
         self._keep(window)
         return True
@@ -157,12 +178,29 @@ class Order:
         following = window.segment + 1
         if following < len(segments) and segments[following].first_step == next_step:
             taken = self._mixtures[window.segment].taken(slot)
-            base = tuple(before + more for before, more in zip(window.base, taken, strict=True))
-            return self._window(following, next_step, 0, base)
+            turns = [before + more for before, more in zip(window.base, taken, strict=True)]
+            return self._window(following, next_step, 0, self._base(window.segment, following, turns))
         return self._window(window.segment, next_step, slot, window.base)
 
+    def _base(self, segment: int, following: int, turns: Sequence[int]) -> tuple[int, ...]:
+        """Carry each source's turns into the next segment; where other samples fit there, its next epoch begins."""
+        base: list[int] = []
+        for source, turn in enumerate(turns):
+            size, next_size = self._size(segment, source), self._size(following, source)
+            # What fits is told by the tokens of a pack alone, so as many are the same ones. None have no turn.
+            alike = size == next_size or not size or not next_size
+            base.append(turn if alike else -(-turn // size) * next_size)
+        return tuple(base)
+
+    def _size(self, segment: int, source: int) -> int:
+        fitting = self._fitting[segment][source]
+        return int(self._plan.lengths[source].size if fitting is None else fitting.size)
+
+    def _window_steps(self, segment: int) -> int:
+        return max(1, self._window_packs // self._plan.packs_in(self._plan.segments[segment]))
+
     def _window(self, segment: int, first_step: int, slot: int, base: tuple[int, ...]) -> _Window:
-        segments, steps = self._plan.segments, self._window_steps
+        segments, steps = self._plan.segments, self._window_steps(segment)
         if segment + 1 < len(segments):
             steps = min(steps, segments[segment + 1].first_step - first_step)
         return _Window(segment, first_step, steps, slot, base)
@@ -172,8 +210,9 @@ class Order:
         if window.first_step in self._filled:
             self._filled.move_to_end(window.first_step)
             return self._filled[window.first_step]
-        packs_max = window.steps * self._plan.packs_per_step
-        capacity = self._plan.pack_tokens
+        segment = self._plan.segments[window.segment]
+        packs_max = window.steps * self._plan.packs_in(segment)
+        capacity = self._plan.tokens_in(segment)
         want = packs_max * SLOTS_PER_PACK_MIN
         while True:
             slots, lengths = self._slots(window, want)
@@ -200,20 +239,32 @@ class Order:
             if not mine.size:
                 continue
             turn = window.base[source] + taken[source] + np.arange(mine.size)
-            epoch, position = np.divmod(turn, lengths.size)
+            fitting, size = self._fitting[window.segment][source], self._size(window.segment, source)
+            epoch, position = np.divmod(turn, size)
             for number in range(int(epoch[0]), int(epoch[-1]) + 1):
                 now = epoch == number
                 key = f"{self._plan.seed}:{self._plan.names[source]}:{number}"
-                sample_N[mine[now]] = permute(position[now], size=lengths.size, key=key)
+                place = permute(position[now], size=size, key=key)
+                sample_N[mine[now]] = place if fitting is None else fitting[place]
             epoch_N[mine] = epoch
             length_N[mine] = lengths[sample_N[mine]]
         slots = [Slot(*row) for row in zip(source_N.tolist(), epoch_N.tolist(), sample_N.tolist(), strict=True)]
         return slots, length_N
 
     def _check(self) -> None:
-        for segment in self._plan.segments:
-            for name, weight, lengths in zip(self._plan.names, segment.weights, self._plan.lengths, strict=True):
-                if weight and not lengths.size:
+        for number, segment in enumerate(self._plan.segments):
+            for source, (name, weight) in enumerate(zip(self._plan.names, segment.weights, strict=True)):
+                if weight and not self._size(number, source):
+                    samples, tokens = self._plan.lengths[source].size, self._plan.tokens_in(segment)
+                    short = f" of at most {tokens} tokens, of {samples}" if samples else ""
                     raise SourceInvalidError(
-                        f"source {name} has weight {weight} from step {segment.first_step} on, and no sample"
+                        f"source {name} has weight {weight} from step {segment.first_step} on, and no sample{short}"
                     )
+
+
+def _fitting(plan: OrderPlan, tokens: int) -> list[npt.NDArray[np.int64] | None]:
+    found: list[npt.NDArray[np.int64] | None] = []
+    for lengths in plan.lengths:
+        fits = lengths <= tokens
+        found.append(None if fits.all() else np.flatnonzero(fits))
+    return found

@@ -32,16 +32,20 @@ _NORMAL = ((np.arange(256, dtype=np.float32) / np.float32(255)) - np.float32(0.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Document:
+class Document:
+    """A sample as the trainer takes it."""
+
     tokens_T: npt.NDArray[np.int64]
     targets_T: npt.NDArray[np.int64]
     patches_PC: npt.NDArray[np.float32]
     grids_I2: npt.NDArray[np.int32]
     sample_id: str
     unmasked: int
+    """Targets that are not masked."""
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of its arrays."""
         return self.patches_PC.nbytes + self.tokens_T.nbytes + self.targets_T.nbytes + self.grids_I2.nbytes
 
 
@@ -57,19 +61,17 @@ class PackedSource:
         manifest = indexes[0].manifest
         self._ids = TokenIds(**manifest.token_ids)
         self._patch_values = CHANNELS * manifest.patch_px**2
-        self._cache: OrderedDict[tuple[int, int], _Document] = OrderedDict()
+        self._cache: OrderedDict[tuple[int, int], Document] = OrderedDict()
         self._cached_bytes = 0
         self._mourned = 0
 
-    @property
-    def packs_per_step(self) -> int:
-        """Packs that all ranks together train on in one step."""
-        return self._plan.packs_per_step
+    def packs_in(self, step: int) -> int:
+        """Packs that all ranks together train on in a step."""
+        return self._plan.packs_in(self._plan.segment_of(step))
 
-    @property
-    def pack_tokens(self) -> int:
-        """Tokens of one pack."""
-        return self._plan.pack_tokens
+    def pack_tokens_in(self, step: int) -> int:
+        """Tokens of one pack of a step."""
+        return self._plan.tokens_in(self._plan.segment_of(step))
 
     @property
     def token_ids(self) -> TokenIds:
@@ -78,38 +80,11 @@ class PackedSource:
 
     def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
         """Return packs ``first .. first + count`` of ``step`` (steps count from 1)."""
-        if count < 1 or first < 0 or first + count > self.packs_per_step:
-            raise RefusedError(f"no packs {first}..{first + count}: a step has {self.packs_per_step}")
+        if count < 1 or first < 0 or first + count > self.packs_in(step):
+            raise RefusedError(f"no packs {first}..{first + count}: step {step} has {self.packs_in(step)}")
         packs = self._order.packs(step)[first : first + count]
-        total = count * self.pack_tokens
-        tokens_T = np.full(total, self._ids.pad, dtype=np.int64)
-        targets_T = np.full(total, IGNORED_TARGET, dtype=np.int64)
-        offsets, documents = [0], []
-        for number, slots in enumerate(packs):
-            at = number * self.pack_tokens
-            for slot in slots:
-                document = self._document(slot)
-                stop = at + document.tokens_T.size
-                tokens_T[at:stop] = document.tokens_T
-                targets_T[at:stop] = document.targets_T
-                documents.append(document)
-                offsets.append(stop)
-                at = stop
-            if at < (number + 1) * self.pack_tokens:
-                offsets.append((number + 1) * self.pack_tokens)
-        bounds = np.array(offsets, dtype=np.int32)
-        return PackedBatch(
-            tokens_T=tokens_T,
-            targets_T=targets_T,
-            positions_T=np.arange(total) - np.repeat(bounds[:-1], np.diff(bounds)).astype(np.int64),
-            document_offsets=bounds,
-            patches_PC=np.concatenate(
-                [np.zeros((0, self._patch_values), np.float32), *(d.patches_PC for d in documents)]
-            ),
-            grids_I2=np.concatenate([np.zeros((0, 2), np.int32), *(d.grids_I2 for d in documents)]),
-            sample_ids=[document.sample_id for document in documents],
-            unmasked_tokens=sum(document.unmasked for document in documents),
-        )
+        documents = [[self._document(slot) for slot in slots] for slots in packs]
+        return assemble(documents, pack_tokens=self.pack_tokens_in(step), pad=self._ids.pad, values=self._patch_values)
 
     def state(self, step: int) -> Mapping[str, Any]:
         """Describe where a loader stands after ``step``."""
@@ -128,40 +103,24 @@ class PackedSource:
             )
         self._order.jump(state.get("window", {}))
 
-    def _document(self, slot: Slot) -> _Document:
+    def _document(self, slot: Slot) -> Document:
         key = (slot.source, slot.sample)
         found = self._cache.get(key)
         if found is not None:
             self._cache.move_to_end(key)
             return found
         index = self._indexes[slot.source]
-        document = (self._cut if index.is_whole(slot.sample) else self._hole)(index, slot.sample)
+        document = cut(index, slot.sample) if index.is_whole(slot.sample) else self._hole(index, slot.sample)
         self._cache[key] = document
         self._cached_bytes += document.size_bytes
         while self._cached_bytes > PATCH_CACHE_BYTES_MAX and len(self._cache) > 1:
             self._cached_bytes -= self._cache.popitem(last=False)[1].size_bytes
         return document
 
-    def _cut(self, index: MappedIndex, sample: int) -> _Document:
-        tokens, learned = index.tokens(sample)
-        tokens_T = tokens.astype(np.int64)
-        targets_T = np.full(tokens_T.size, IGNORED_TARGET, dtype=np.int64)
-        following = learned[1:].astype(bool)
-        targets_T[:-1][following] = tokens_T[1:][following]
-        patches, grids = index.images(sample)
-        return _Document(
-            tokens_T,
-            targets_T,
-            normalise(patches, channels=index.manifest.channels),
-            grids,
-            index.sample_id(sample),
-            int(np.count_nonzero(following)),
-        )
-
-    def _hole(self, index: MappedIndex, sample: int) -> _Document:
+    def _hole(self, index: MappedIndex, sample: int) -> Document:
         length = int(index.lengths[sample])
         self._mourn(index, sample)
-        return _Document(
+        return Document(
             np.full(length, self._ids.pad, dtype=np.int64),
             np.full(length, IGNORED_TARGET, dtype=np.int64),
             np.zeros((0, self._patch_values), np.float32),
@@ -186,6 +145,61 @@ class PackedSource:
             temporary = folder / f".{sample}.{os.getpid()}"
             temporary.write_text(json.dumps(note), "utf-8")
             temporary.replace(folder / f"{sample}.json")
+
+
+def cut(index: MappedIndex, sample: int) -> Document:
+    """Read a whole sample: targets are the tokens that follow, where they are learned."""
+    tokens, learned = index.tokens(sample)
+    tokens_T = tokens.astype(np.int64)
+    targets_T = np.full(tokens_T.size, IGNORED_TARGET, dtype=np.int64)
+    following = learned[1:].astype(bool)
+    targets_T[:-1][following] = tokens_T[1:][following]
+    patches, grids = index.images(sample)
+    return Document(
+        tokens_T,
+        targets_T,
+        normalise(patches, channels=index.manifest.channels),
+        grids,
+        index.sample_id(sample),
+        int(np.count_nonzero(following)),
+    )
+
+
+def assemble(packs: Sequence[Sequence[Document]], *, pack_tokens: int, pad: int, values: int) -> PackedBatch:
+    """Lay documents out as packs, one behind the other; what is left of a pack is a document of padding.
+
+    Args:
+        packs: Documents of each pack, which fit it.
+        pack_tokens: Tokens of a pack.
+        pad: Token of the padding.
+        values: Values of a patch.
+    """
+    total = len(packs) * pack_tokens
+    tokens_T = np.full(total, pad, dtype=np.int64)
+    targets_T = np.full(total, IGNORED_TARGET, dtype=np.int64)
+    offsets = [0]
+    for number, documents in enumerate(packs):
+        at = number * pack_tokens
+        for document in documents:
+            stop = at + document.tokens_T.size
+            tokens_T[at:stop] = document.tokens_T
+            targets_T[at:stop] = document.targets_T
+            offsets.append(stop)
+            at = stop
+        if at < (number + 1) * pack_tokens:
+            offsets.append((number + 1) * pack_tokens)
+    bounds = np.array(offsets, dtype=np.int32)
+    laid = [document for documents in packs for document in documents]
+    return PackedBatch(
+        tokens_T=tokens_T,
+        targets_T=targets_T,
+        positions_T=np.arange(total) - np.repeat(bounds[:-1], np.diff(bounds)).astype(np.int64),
+        document_offsets=bounds,
+        patches_PC=np.concatenate([np.zeros((0, values), np.float32), *(d.patches_PC for d in laid)]),
+        grids_I2=np.concatenate([np.zeros((0, 2), np.int32), *(d.grids_I2 for d in laid)]),
+        sample_ids=[document.sample_id for document in laid],
+        unmasked_tokens=sum(document.unmasked for document in laid),
+    )
 
 
 def normalise(patches: npt.NDArray[np.uint8], *, channels: int) -> npt.NDArray[np.float32]:

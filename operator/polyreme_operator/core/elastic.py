@@ -15,6 +15,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.plan.plan import Plan, plan_for
 from polyreme_api.progress import ProgressRecord, RankPhase
+from polyreme_api.training_stages import packs_common
 from polyreme_operator.types.reasons import Cause
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
@@ -115,7 +116,7 @@ def _candidates(spec: TrainingJobSpec, counts: range) -> Iterator[int]:
     """
     asked = spec.parallelism
     stage = (asked.pp or 1) * (asked.cp or 1) * (asked.tp or 1)
-    packs = spec.training.packs_per_step if spec.workers.runtime.mode == "Launcher" else 0
+    packs = packs_common(spec) if spec.workers.runtime.mode == "Launcher" else 0
     for count in counts:
         world = count * spec.workers.devices
         wished = count == spec.workers.replicas and asked.mode == "Auto"

@@ -22,16 +22,23 @@ WINDOW_PACKS = 6
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> OrderPlan:
+def plans(draw: st.DrawFn, *, staged: bool = False) -> OrderPlan:
+    """Any plan; ``staged`` ones may have other packs in each segment, and samples that are too long for some."""
     sources = draw(st.integers(1, 4))
     tokens = draw(st.integers(8, 64))
+    least = tokens // 6 + 1
     lengths = tuple(
-        np.array(draw(st.lists(st.integers(tokens // 6 + 1, tokens), min_size=1, max_size=20)), dtype=np.int64)
+        np.array([least, *draw(st.lists(st.integers(least, tokens), max_size=19))], dtype=np.int64)
         for _ in range(sources)
     )
+    packs = st.sampled_from([None, 1, 2, 6]) if staged else st.none()
+    shorter = st.sampled_from([None, tokens // 2, tokens // 2, 2 * tokens]) if staged else st.none()
     weights = st.lists(st.integers(0, 9), min_size=sources, max_size=sources).filter(any)
     changes = sorted(draw(st.sets(st.integers(2, STEPS), max_size=3)))
-    segments = tuple(Segment(first_step=step, weights=tuple(draw(weights))) for step in (1, *changes))
+    segments = tuple(
+        Segment(first_step=step, weights=tuple(draw(weights)), packs_per_step=draw(packs), pack_tokens=draw(shorter))
+        for step in (1, *changes)
+    )
     return OrderPlan(
         seed=draw(st.integers(0, 1000)),
         names=tuple(f"source-{at}" for at in range(sources)),
@@ -48,7 +55,7 @@ def slots_by_step(plan: OrderPlan) -> list[list[list[Slot]]]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(plans(), st.integers(1, STEPS))
+@given(plans() | plans(staged=True), st.integers(1, STEPS))
 def test_every_step_restores_to_the_same_tail(plan: OrderPlan, step: int) -> None:
     whole = slots_by_step(plan)
     fresh = Order(plan, window_packs=WINDOW_PACKS)
@@ -57,7 +64,7 @@ def test_every_step_restores_to_the_same_tail(plan: OrderPlan, step: int) -> Non
 
 
 @settings(max_examples=25, deadline=None)
-@given(plans(), st.integers(1, STEPS))
+@given(plans() | plans(staged=True), st.integers(1, STEPS))
 def test_a_place_leads_to_the_same_tail_without_the_steps_before(plan: OrderPlan, step: int) -> None:
     whole = slots_by_step(plan)
     place = Order(plan, window_packs=WINDOW_PACKS).place(step)
@@ -103,12 +110,37 @@ def test_beginnings_in_memory_are_bounded_and_the_packs_stay(plan: OrderPlan) ->
 
 
 @settings(max_examples=25, deadline=None)
-@given(plans())
+@given(plans() | plans(staged=True))
 def test_no_pack_overflows_and_every_step_has_all_its_packs(plan: OrderPlan) -> None:
-    for packs in slots_by_step(plan):
-        assert len(packs) == plan.packs_per_step
+    for step, packs in enumerate(slots_by_step(plan), start=1):
+        segment = next(of for of in reversed(plan.segments) if of.first_step <= step)
+        assert plan.segment_of(step) == segment
+        assert len(packs) == (segment.packs_per_step or plan.packs_per_step)
         for slots in packs:
-            assert sum(int(plan.lengths[slot.source][slot.sample]) for slot in slots) <= plan.pack_tokens
+            tokens = segment.pack_tokens or plan.pack_tokens
+            assert sum(int(plan.lengths[slot.source][slot.sample]) for slot in slots) <= tokens
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(staged=True))
+def test_a_change_of_packs_doubles_no_sample_of_an_epoch(plan: OrderPlan) -> None:
+    seen = Counter((s.source, s.epoch, s.sample) for packs in slots_by_step(plan) for p in packs for s in p)
+    assert set(seen.values()) <= {1}
+
+
+def test_a_stage_of_longer_packs_begins_an_epoch_of_all_that_fit() -> None:
+    segments = (
+        Segment(first_step=1, weights=(1,)),
+        Segment(first_step=4, weights=(1,), packs_per_step=1, pack_tokens=100),
+    )
+    lengths = (np.array([10, 10, 10, 90, 60]),)
+    plan = OrderPlan(seed=3, names=("s",), lengths=lengths, segments=segments, packs_per_step=2, pack_tokens=20)
+    slots = [[slot for packs in step for slot in packs] for step in slots_by_step(plan)]
+    short, long = [slot for step in slots[:3] for slot in step], [slot for step in slots[3:] for slot in step]
+    assert {slot.sample for slot in short} == {0, 1, 2}, "the long ones have no turn"
+    first = max(slot.epoch for slot in short) + 1
+    assert min(slot.epoch for slot in long) == first
+    assert {slot.sample for slot in long if slot.epoch == first} == {0, 1, 2, 3, 4}
 
 
 @settings(max_examples=25, deadline=None)

@@ -95,6 +95,8 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.shape = shape
+        self.rope_theta = shape.rope_theta
+        """Base of the rotary positions: a stage of training may have another than the shape."""
         self.section = section
         self.ranks = ranks
         self.recompute = ways.recompute
@@ -134,7 +136,7 @@ class Decoder(nn.Module):
             attend: Which tokens see which, by layer.
             document_T: Document of each token when the balance loss is wanted, else None.
         """
-        turn_TF = decoder_turns(positions_T, rope_dim=self.shape.rope_dim, theta=self.shape.rope_theta)
+        turn_TF = decoder_turns(positions_T, rope_dim=self.shape.rope_dim, theta=self.rope_theta)
         routings: list[Routed] = []
         for index, layer in self.layers.items():
             x_SD, routed = run_layer(self.recompute, layer, x_SD, turn_TF, attend(int(index)), document_T)

@@ -45,7 +45,7 @@ def token_loss(
     hidden_TD = ranks.gather(hidden_SD)
     places_N = (targets_T != IGNORED_TARGET).nonzero().squeeze(1)
     hidden_ND, targets_N = hidden_TD.index_select(0, places_N), targets_T.index_select(0, places_N)
-    count = torch.tensor(places_N.shape[0], device=hidden_TD.device)
+    count = torch.full((), places_N.shape[0], dtype=torch.int64, device=hidden_TD.device)
     head_VD = head_VD if torch.is_grad_enabled() else head_VD.detach()
     return cast("Tensor", _HeadLoss.apply(hidden_ND, head_VD, targets_N, ranks)), count
 
@@ -57,27 +57,27 @@ class _HeadLoss(torch.autograd.Function):
     def forward(ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, ranks: TensorRanks) -> Tensor:
         rows = max(1, LOGITS_MAX // head_VD.shape[0])
         chunks = list(zip(hidden_ND.split(rows), targets_N.split(rows), strict=True))
-        wanted = any(ctx.needs_input_grad[:2])
+        hidden_wanted, head_wanted = ctx.needs_input_grad[:2]
         grads_CD: list[Tensor] = []
         # Sums over several chunks are kept in float32, whatever the type of the head.
-        grad_VD = torch.zeros_like(head_VD, dtype=torch.float32 if len(chunks) > 1 else None) if wanted else None
+        grad_VD = torch.zeros_like(head_VD, dtype=torch.float32 if len(chunks) > 1 else None) if head_wanted else None
         losses: list[Tensor] = []
         for hidden_CD, targets_C in chunks:
             loss, grad_CV = _cross_entropy(F.linear(hidden_CD, head_VD).float(), targets_C, ranks)
             losses.append(loss)
-            if grad_VD is not None:
-                grad_CV = grad_CV.to(head_VD.dtype)
+            grad_CV = grad_CV.to(head_VD.dtype)
+            if hidden_wanted:
                 grads_CD.append(grad_CV @ head_VD)
+            if grad_VD is not None:
                 _add_product(grad_VD, grad_CV, hidden_CD)
-        if grad_VD is not None:
-            grads_ND = grads_CD[0] if len(grads_CD) == 1 else torch.cat(grads_CD)
-            ctx.save_for_backward(grads_ND, grad_VD.to(head_VD.dtype))
+        grads_ND = (grads_CD[0] if len(grads_CD) == 1 else torch.cat(grads_CD)) if hidden_wanted else None
+        ctx.save_for_backward(grads_ND, None if grad_VD is None else grad_VD.to(head_VD.dtype))
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        grad_ND, grad_VD = ctx.saved_tensors
-        return grad_ND * grad.to(grad_ND.dtype), grad_VD * grad.to(grad_VD.dtype), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        grad_ND, grad_VD = (made if made is None else made * grad.to(made.dtype) for made in ctx.saved_tensors)
+        return grad_ND, grad_VD, None, None
 
 
 def _add_product(grad_VD: Tensor, grad_CV: Tensor, hidden_CD: Tensor) -> None:

@@ -126,7 +126,7 @@ class Scheduled:
         group: dist.ProcessGroup,
         device: torch.device,
     ) -> None:
-        """Hold the stages; the schedule is built when the first step tells the size of a microbatch.
+        """Hold the stages; the schedule is built when a step tells the size of its microbatches.
 
         Args:
             stages: This rank's, by their number.
@@ -148,16 +148,12 @@ class Scheduled:
         """Run forward and backward of every microbatch; all ranks of the group call it together.
 
         Raises:
-            InvalidConfigError: If microbatches differ in tokens, from each other or from those of the step before.
+            InvalidConfigError: If microbatches differ in tokens from each other.
         """
         size = self._size(microbatches)
-        if self._schedule is None:
-            self._schedule, self._built_for = self._build(*size), size
         if size != self._built_for:
-            raise InvalidConfigError(
-                f"microbatches do not fit the pipeline: {size[0]} of {size[1]} tokens, it was built for "
-                f"{self._built_for[0]} of {self._built_for[1]}"
-            )
+            # Packs change where a stage of training does: at the same step on every rank, so all build anew together.
+            self._schedule, self._built_for = self._build(*size), size
         losses: list[Tensor] = []
         for stage in self._schedule_stages:
             stage.has_backward = True

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.flat import FlatModel, FlatParameters, Piece
@@ -33,8 +34,8 @@ class _Turn:
 
     part: FlatParameters
     piece: Piece
-    parameters: int
-    """Parameters that lie in it, at least partly."""
+    parameters: list[nn.Parameter]
+    """Those that lie in it, at least partly."""
     left: int = 0
     """Gradients of microbatches that are still to be made."""
 
@@ -58,13 +59,14 @@ class Copies:
             for slot, parameter in turn.part.parameters():
                 if slot.start < turn.piece.bucket.end and turn.piece.bucket.start < slot.start + slot.length:
                     parameter.register_post_accumulate_grad_hook(self._hook(index))
-                    turn.parameters += 1
+                    turn.parameters.append(parameter)
 
     def begin(self, passes: int) -> None:
         """Expect the gradients of a step: so many backward passes."""
         self._next = 0
         for turn in self._turns:
-            turn.left = passes * turn.parameters
+            # What stands still gets no gradient, and nobody waits for it.
+            turn.left = passes * sum(parameter.requires_grad for parameter in turn.parameters)
 
     def finish(self) -> None:
         """Reduce what is left, and wait for all of it: the owners' shares are then summed."""
@@ -164,4 +166,4 @@ def _turns(part: FlatParameters) -> list[_Turn]:
     """Order a part's buckets as the backward pass makes them: the last matrices first, vectors (of all layers) last."""
     matrices = [piece for piece in part.pieces if piece.bucket.start < part.matrices_end]
     vectors = [piece for piece in part.pieces if piece.bucket.start >= part.matrices_end]
-    return [_Turn(part=part, piece=piece, parameters=0) for piece in (*reversed(matrices), *reversed(vectors))]
+    return [_Turn(part=part, piece=piece, parameters=[]) for piece in (*reversed(matrices), *reversed(vectors))]

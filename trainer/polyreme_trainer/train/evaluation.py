@@ -1,6 +1,10 @@
-"""Held-out questions after the last step: answered by free-running greedy decoding, all ranks together.
+"""Held-out samples: their loss while the run trains, and their questions, answered, after its last step.
 
-The result is written by rank 0 as a whole::
+The loss is teacher-forced, over the forward that trains and its layout, on packs of one set each. Nothing of it is kept
+in the model, nothing is drawn at random: a run has the same losses with and without it. Where there are stages, a
+stream goes through them one after the other, as for answers.
+
+Questions are answered by free-running greedy decoding, all ranks together. The result is written by rank 0 as a whole::
 
     {"attempt", "step", "samples", "matched", "exactMatchRatio",
      "pages": [{"sampleId", "question", "expected", "answer", "match", "imageDigest"}]}
@@ -14,17 +18,24 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from polyreme_api.batch import EvaluationSample, EvaluationSource
 from polyreme_api.history import evaluation_key
+from polyreme_api.progress import ALL_SETS
 from polyreme_api.store import ObjectStore
+from polyreme_trainer.model.decoder import Decoded
 from polyreme_trainer.model.generate import generate
+from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.line import StageLine
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.parallel.tensor import whole_rows
+from polyreme_trainer.train.inputs import Inputs, to_inputs
 from polyreme_trainer.train.settings import EvaluationSettings
-from polyreme_trainer.train.state import TrainState
+from polyreme_trainer.train.state import TrainState, settle
 
 PROMPTS_AT_ONCE = 64
 """Prompts that a rank decodes together."""
@@ -70,9 +81,68 @@ def evaluate(
     return None if gathered is None else _result(gathered[: stage_ranks : meshes.layout.tp], state.step, attempt)
 
 
+@torch.no_grad()
+def held_out_losses(state: TrainState, source: EvaluationSource, meshes: Meshes, *, device: str) -> dict[str, float]:
+    """Measure the held-out loss; every rank calls it, and gets the same.
+
+    Returns:
+        Mean over unmasked tokens, by set, and of all sets under ``ALL_SETS``; sets without such tokens are left out.
+    """
+    settle(state)
+    sets, names = source.pack_sets, source.set_names
+    last = max(state.models.items())[1]
+    speaks = last.section.last and last.ranks.place == 0
+    sums_N2 = torch.zeros(len(names), 2, dtype=torch.float64, device=device)
+    with _answering(state.models.values()):
+        # Ranks that share experts run equally many passes: behind the last pack there are empty ones.
+        for first in range(0, len(sets), meshes.layout.dp):
+            number = first + meshes.place("dp")
+            microbatch = to_inputs(source.pack(number), device=device, sharing=state.sharing)
+            loss_sum = _loss_sum(state, microbatch, meshes)
+            if speaks and number < len(sets) and loss_sum is not None:
+                sums_N2[sets[number], 0] += loss_sum
+                sums_N2[sets[number], 1] += microbatch.unmasked
+    collectives.sum_over(sums_N2, meshes.world_group)
+    rows = dict(zip((ALL_SETS, *names), (sums_N2.sum(0).tolist(), *sums_N2.tolist()), strict=True))
+    return {name: loss_sum / unmasked for name, (loss_sum, unmasked) in rows.items() if unmasked}
+
+
+def _loss_sum(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor | None:
+    """Run a microbatch forwards through all stages; None on ranks without the last one."""
+
+    def begin(model: KimiVL) -> Tensor:
+        features_MD = model.image_features(microbatch.patches_PC, microbatch.grids)
+        deliver = microbatch.deliver
+        return model.embed(microbatch.tokens_T, features_MD if deliver is None else deliver(features_MD))
+
+    def run(model: KimiVL, stream_SD: Tensor) -> Tensor:
+        # Not by the stage: it adds up how tokens are routed, and what moves the router's biases is trained tokens.
+        decoded: Decoded = model(
+            microbatch.tokens_T,
+            microbatch.positions_T,
+            microbatch.document_offsets,
+            microbatch.patches_PC,
+            microbatch.grids,
+            stream_SD=stream_SD,
+            attend=microbatch.attend,
+        )
+        return decoded.hidden_TD
+
+    model = max(state.models.items())[1]
+    line = _line(state, meshes)
+    if line is None:
+        hidden_SD: Tensor | None = run(model, begin(model))
+    else:
+        rows = model.ranks.own_rows(microbatch.tokens_T.shape[0])
+        hidden_SD = line.through(rows.stop - rows.start, begin, run)
+    if hidden_SD is None:
+        return None
+    return token_loss(hidden_SD, model.language_model.lm_head.weight, microbatch.targets_T, model.ranks)[0]
+
+
 @contextlib.contextmanager
 def _answering(models: Iterable[KimiVL]) -> Iterator[None]:
-    """Drop no row while questions are answered: the number of prompts must not decide what an answer is."""
+    """Drop no row while held-out samples are looked at: how many there are at once must not decide what comes out."""
     for model in models:
         model.eval()
     try:

@@ -56,7 +56,7 @@ def _compare_tokenizers(folder: Path, own: bytes | None) -> None:
 
 def _fill(state: TrainState, settings: TrainSettings, meshes: Meshes, folder: Path) -> None:
     catalogue = read_catalogue(folder)
-    names = check_fit(catalogue, settings.shape)
+    names = check_fit(catalogue, settings.shape_at(1))
     slices = state.flat.tensor.slices
     place = Place(
         experts=experts_of(settings.layout, meshes.rank, settings.shape.decoder.experts),

@@ -9,20 +9,22 @@ import dataclasses
 import enum
 from collections.abc import Iterator
 
-from polyreme_api.batch import BatchSource, PackedBatch
+from polyreme_api.batch import BatchSource, EvaluationSource, PackedBatch
 from polyreme_api.clock import Clock
 from polyreme_api.errors import InvalidConfigError, RunFailedError
 from polyreme_api.progress import RankPhase, StepRecord
+from polyreme_api.training_stages import times_learned
 from polyreme_trainer.checkpoint.save import CheckpointWriter
 from polyreme_trainer.model.routing import Routing
 from polyreme_trainer.parallel.gradients import GlobalStep
 from polyreme_trainer.parallel.mesh import Meshes, packs_of
+from polyreme_trainer.train.evaluation import held_out_losses
 from polyreme_trainer.train.inputs import to_inputs
 from polyreme_trainer.train.records import ObjectStepLog, Reporter, StepLog
 from polyreme_trainer.train.requests import Requests
-from polyreme_trainer.train.schedule import learning_rate
+from polyreme_trainer.train.schedule import rate_of
 from polyreme_trainer.train.settings import TrainSettings
-from polyreme_trainer.train.state import TrainState, backward, content, reduce, update
+from polyreme_trainer.train.state import TrainState, backward, content, enter, reduce, update
 from polyreme_trainer.train.tables import RoutingTable
 
 
@@ -46,6 +48,8 @@ class Loop:
     reporter: Reporter
     log: StepLog | ObjectStepLog
     routing: RoutingTable
+    evaluation: EvaluationSource | None
+    """Held-out samples, for their loss on the way."""
     clock: Clock
 
     def run(self) -> Ending:
@@ -70,6 +74,7 @@ class Loop:
     def _step(self) -> GlobalStep:
         begun_s = self.clock.steady_s()
         settings, number = self.settings, self.state.step + 1
+        enter(self.state, settings.stage_of(number))
         device = settings.rank.device_type
         microbatches = [to_inputs(batch, device=device, sharing=self.state.sharing) for batch in self._batches(number)]
         stop, save = self.requests.stop, self.requests.save
@@ -77,14 +82,23 @@ class Loop:
         total = reduce(self.state, local, self.meshes)
         self.requests.save &= not save
         self._check(total, number)
-        rate = learning_rate(number, settings.optimizer, steps=settings.steps)
-        update(self.state, total, settings.optimizer, rate=rate)
-        self._record(total, rate, step_s=self.clock.steady_s() - begun_s)
+        rate, learned = rate_of(number, settings), times_learned(settings.all_stages, number)
+        update(self.state, total, settings.optimizer, rate=rate, learned=learned)
+        step_s = self.clock.steady_s() - begun_s
+        self._record(total, rate, step_s=step_s, held_out=self._held_out())
         return total
+
+    def _held_out(self) -> dict[str, float]:
+        """Measure the held-out loss where it is due, by the step alone."""
+        every, step = self.settings.evaluation.every_steps, self.state.step
+        if self.evaluation is None or not every or (step % every and step != self.settings.steps):
+            return {}
+        device = self.settings.rank.device_type
+        return held_out_losses(self.state, self.evaluation, self.meshes, device=device)
 
     def _batches(self, number: int) -> Iterator[PackedBatch]:
         """Read this rank's packs of a step, a microbatch at a time: each of whole packs, and equally many."""
-        mine = packs_of(self.settings.layout, self.meshes.rank, self.source.packs_per_step)
+        mine = packs_of(self.settings.layout, self.meshes.rank, self.source.packs_in(number))
         count = self.settings.pipeline.microbatches
         if len(mine) % count:
             raise InvalidConfigError(
@@ -105,7 +119,7 @@ class Loop:
                 field="spec.training.optimizer.learningRate, or the data of that step",
             )
 
-    def _record(self, total: GlobalStep, rate: float, *, step_s: float) -> None:
+    def _record(self, total: GlobalStep, rate: float, *, step_s: float, held_out: dict[str, float]) -> None:
         if self.settings.rank.rank:
             return
         chosen = self.settings.shape.decoder.experts_per_token
@@ -116,8 +130,10 @@ class Loop:
             loss=total.loss,
             gradient_norm=total.gradient_norm,
             learning_rate=rate,
-            tokens=self.source.packs_per_step * self.source.pack_tokens,
+            stage=self.settings.stage_of(self.state.step).name,
+            tokens=self.source.packs_in(self.state.step) * self.source.pack_tokens_in(self.state.step),
             step_s=step_s,
+            held_out=held_out,
             ended_at_s=self.clock.now_s(),
             expert_load_max=routing.load_max,
             router_entropy=routing.entropy,

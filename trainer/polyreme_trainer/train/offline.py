@@ -47,5 +47,6 @@ def export_checkpoint(settings: TrainSettings, *, tokens: TokenIds, directory: P
         held = content(state, world.meshes, with_rng=False, with_optimizer=False)
         load_checkpoint(held, marker, checkpoint.store, name, group=world.checkpoint_group)
         restored(state)
-        export(state, alone, world.meshes, directory, tokens=tokens)
+        as_trained = dataclasses.replace(alone, shape=settings.shape_at(marker.step))
+        export(state, as_trained, world.meshes, directory, tokens=tokens)
     return marker.step

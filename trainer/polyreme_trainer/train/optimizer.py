@@ -16,13 +16,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.training_stages import Learner
 from polyreme_trainer.model.sharding import cut_of, join, slice_of
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.flat import FlatModel, FlatParameters, Piece, Slot
@@ -61,6 +62,29 @@ class PartState:
         yield Kind.SECOND, self.second, self.part.own_whole_length
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Run:
+    """Scalars of a piece that learn."""
+
+    start: int
+    stop: int
+    times: int
+    """How often they have, this step included: for the bias correction."""
+
+    @property
+    def cut(self) -> slice:
+        return slice(self.start, self.stop)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Due:
+    """What a piece's update is made with."""
+
+    rate: float
+    scale: float
+    runs: Sequence[_Run]
+
+
 class Optimizer:
     """AdamW with decoupled weight decay on matrices only (norms, biases and other vectors do not decay), or Muon.
 
@@ -82,8 +106,9 @@ class Optimizer:
         self._sliced = flat.tensor
         self._tensor_group = tensor_group
         self.states = tuple(self._empty(part) for part in flat.parts)
+        self._learners = {id(part): _learners(part) for part in flat.parts}
         self.steps = 0
-        """Steps taken, for the bias correction."""
+        """Steps taken: the bias correction where no stages say how often a part has learned."""
 
     def _empty(self, part: FlatParameters) -> PartState:
         if part.masters is not None:
@@ -95,26 +120,49 @@ class Optimizer:
     def _home(self, state: Tensor) -> Tensor:
         return state.cpu().pin_memory() if self._settings.state_on_host and state.device.type != "cpu" else state
 
-    def step(self, *, learning_rate: float, gradient_scale: float, updated: Updated | None = None) -> None:
-        """Update all parameters of this rank from their summed gradients times ``gradient_scale``, and clear nothing.
+    def step(
+        self,
+        *,
+        learning_rate: float,
+        gradient_scale: float,
+        learned: Mapping[Learner, int] | None = None,
+        updated: Updated | None = None,
+    ) -> None:
+        """Update the parameters of this rank from their summed gradients times ``gradient_scale``, and clear nothing.
 
         Args:
             learning_rate: Of this step.
             gradient_scale: What makes the clipped mean of a sum.
-            updated: Called behind each piece.
+            learned: How often each part of the model that learns has learned, this step included; weights and state of
+                the others stay. None: all of them, at every step.
+            updated: Called behind each piece, also of what stays.
         """
         self.steps += 1
+        if learned is None:
+            learned = dict.fromkeys(Learner, self.steps)
         for state in self.states:
             for piece in state.part.pieces:
-                values = self._visit(state.part.own_values(piece), state.part)
-                if piece.bucket.whole:
-                    self._turn(state, piece, values, learning_rate, gradient_scale)
-                else:
-                    self._move(state, piece, values, learning_rate, gradient_scale)
-                _leave(state.part.own_values(piece), values)
-                state.part.publish(piece, values)
+                if runs := self._runs(state.part, piece, learned):
+                    values = self._visit(state.part.own_values(piece), state.part)
+                    due = _Due(learning_rate, gradient_scale, runs)
+                    (self._turn if piece.bucket.whole else self._move)(state, piece, values, due)
+                    _leave(state.part.own_values(piece), values)
+                    state.part.publish(piece, values)
                 if updated is not None:
                     updated(state.part, piece)
+
+    def _runs(self, part: FlatParameters, piece: Piece, learned: Mapping[Learner, int]) -> list[_Run]:
+        """Return the scalars of a piece that learn; neighbours that have learned equally often are one run."""
+        runs: list[_Run] = []
+        for start, stop, learner in self._learners[id(part)]:
+            begin, end = max(start - piece.start, 0), min(stop - piece.start, piece.length)
+            times = learned.get(learner)
+            if begin >= end or times is None:
+                continue
+            if runs and runs[-1].stop == begin and runs[-1].times == times:
+                begin = runs.pop().start
+            runs.append(_Run(begin, end, times))
+        return runs
 
     def settle(self) -> None:
         """Wait until state in host memory is what the last step made it."""
@@ -124,55 +172,56 @@ class Optimizer:
     def _visit(self, home: Tensor, part: FlatParameters) -> Tensor:
         return home.to(part.values.device, non_blocking=True)
 
-    def _move(self, state: PartState, piece: Piece, values: Tensor, learning_rate: float, scale: float) -> None:
-        """AdamW, in two calls: of what decays, and of what does not."""
+    def _move(self, state: PartState, piece: Piece, values: Tensor, due: _Due) -> None:
+        """AdamW, in two calls a run: of what decays, and of what does not."""
         part, settings, begin = state.part, self._settings, state.part.own_whole_length
         homes = [piece.of_own(buffer, begin=begin) for buffer in (state.first, state.second)]
         first, second = (self._visit(home, part) for home in homes)
         gradients = piece.of_own(part.own_gradients)
         decayed = min(max(part.matrices_end - piece.start, 0), piece.length)
-        for cut, decay in ((slice(0, decayed), settings.weight_decay), (slice(decayed, piece.length), 0.0)):
-            if cut.start == cut.stop:
-                continue
+        for cut, times, decay in _cuts(due.runs, decayed=decayed, weight_decay=settings.weight_decay):
             torch._fused_adamw_(
                 [values[cut]],
                 [gradients[cut]],
                 [first[cut]],
                 [second[cut]],
                 [],
-                [torch.tensor(float(self.steps), device=values.device)],
-                lr=learning_rate,
+                [torch.tensor(float(times), device=values.device)],
+                lr=due.rate,
                 beta1=settings.beta1,
                 beta2=settings.beta2,
                 weight_decay=decay,
                 eps=settings.epsilon,
                 amsgrad=False,
                 maximize=False,
-                grad_scale=torch.tensor(1.0 / scale, device=values.device),
+                grad_scale=torch.tensor(1.0 / due.scale, device=values.device),
                 found_inf=None,
             )
         _leave(homes[0], first)
         _leave(homes[1], second)
 
-    def _turn(self, state: PartState, piece: Piece, values: Tensor, learning_rate: float, scale: float) -> None:
+    def _turn(self, state: PartState, piece: Piece, values: Tensor, due: _Due) -> None:
         """Muon: momentum scalar by scalar, then directions matrix by matrix."""
         settings, home = self._settings, piece.of_own(state.momentum)
         gradients = piece.of_own(state.part.own_gradients)
         momentum = self._visit(home, state.part)
-        momentum.mul_(settings.momentum).add_(gradients, alpha=scale)
-        ahead = (gradients * scale).add_(momentum, alpha=settings.momentum)  # Nesterov
+        for run in due.runs:
+            momentum[run.cut].mul_(settings.momentum).add_(gradients[run.cut], alpha=due.scale)
+            values[run.cut].mul_(1.0 - due.rate * settings.weight_decay)
+        ahead = (gradients * due.scale).add_(momentum, alpha=settings.momentum)  # Nesterov
         _leave(home, momentum)
-        values.mul_(1.0 - learning_rate * settings.weight_decay)
-        for slot, direction in self._directions(state.part, piece, ahead):
+        for slot, direction in self._directions(state.part, piece, ahead, due.runs):
             place = slot.start - piece.start
             rows, columns = muon.matrices_of(slot.name, direction).shape[1:]
-            size = learning_rate * muon.step_size(rows, columns)
+            size = due.rate * muon.step_size(rows, columns)
             own = self._own_slice(state.part, slot, direction)
             values[place : place + slot.length].view(slot.shape).add_(own, alpha=-size)
 
-    def _directions(self, part: FlatParameters, piece: Piece, ahead: Tensor) -> Iterator[tuple[Slot, Tensor]]:
-        """Make the direction of each whole parameter of a piece, matrices of one shape in one batch."""
-        slots = [slot for slot in part.slots if piece.start <= slot.start < piece.start + piece.length]
+    def _directions(
+        self, part: FlatParameters, piece: Piece, ahead: Tensor, runs: Sequence[_Run]
+    ) -> Iterator[tuple[Slot, Tensor]]:
+        """Make the direction of each whole parameter of a piece that learns, matrices of one shape in one batch."""
+        slots = [slot for slot in part.slots if any(run.start <= slot.start - piece.start < run.stop for run in runs)]
         wholes = self._wholes(part, piece, slots, ahead)
         alike: dict[tuple[int, int], list[tuple[Slot, Tensor]]] = defaultdict(list)
         for slot, whole in zip(slots, wholes, strict=True):
@@ -204,6 +253,35 @@ class Optimizer:
         if part is not self._sliced.flat or self._tensor_group is None or cut is None:
             return direction
         return slice_of(direction, cut, place=slices.place, parts=slices.count)
+
+
+def learner_of(name: str) -> Learner:
+    """Say which part of the model a parameter is of."""
+    prefix = name.partition(".")[0]
+    return {"vision_tower": Learner.TOWER, "multi_modal_projector": Learner.PROJECTOR}.get(prefix, Learner.DECODER)
+
+
+def _learners(part: FlatParameters) -> list[tuple[int, int, Learner]]:
+    """Return which scalars of a buffer are of which part of the model; a gap belongs to what stands before it."""
+    slots = sorted(part.slots, key=lambda slot: slot.start)
+    stops = [*(slot.start for slot in slots[1:]), part.length]
+    found: list[tuple[int, int, Learner]] = []
+    for slot, stop in zip(slots, stops, strict=False):
+        start = found[-1][1] if found else 0
+        learner = learner_of(slot.name)
+        if found and found[-1][2] is learner:
+            start = found.pop()[0]
+        found.append((start, stop, learner))
+    return found
+
+
+def _cuts(runs: Sequence[_Run], *, decayed: int, weight_decay: float) -> Iterator[tuple[slice, int, float]]:
+    """Cut runs where decay ends: yield scalars, how often they have learned, and their decay."""
+    for run in runs:
+        border = min(max(decayed, run.start), run.stop)
+        for start, stop, decay in ((run.start, border, weight_decay), (border, run.stop, 0.0)):
+            if start < stop:
+                yield slice(start, stop), run.times, decay
 
 
 def _leave(home: Tensor, visited: Tensor) -> None:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from polyreme_api.clock import Clock
 from polyreme_api.history import steps_key
-from polyreme_api.progress import CheckpointRef, ProgressRecord, ProgressSink, RankPhase, StepRecord
+from polyreme_api.progress import ALL_SETS, CheckpointRef, ProgressRecord, ProgressSink, RankPhase, StepRecord
 from polyreme_api.store import ObjectStore
 
 FLUSH_STEPS_MAX = 100
@@ -46,6 +46,8 @@ class Reporter:
                 "phase": RankPhase.TRAINING,
                 "step": step.step,
                 "loss": step.loss,
+                "stage": step.stage,
+                **({"held_out_loss": step.held_out[ALL_SETS], "held_out_step": step.step} if step.held_out else {}),
                 "step_seconds": step.step_s,
                 "tokens_per_second": step.tokens / step.step_s if step.step_s else None,
             }

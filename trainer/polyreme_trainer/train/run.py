@@ -7,6 +7,7 @@ own reason.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from polyreme_trainer.train.loop import Ending, Loop
 from polyreme_trainer.train.records import Reporter, open_step_log
 from polyreme_trainer.train.requests import Requests, listen
 from polyreme_trainer.train.settings import TrainSettings
-from polyreme_trainer.train.state import TrainState, adopted, content, open_state, restored
+from polyreme_trainer.train.state import TrainState, adopted, content, enter, open_state, restored
 from polyreme_trainer.train.tables import RoutingTable
 
 EXIT_FENCED = 17
@@ -90,6 +91,7 @@ def _train(
         reporter.phase(RankPhase.LOADING)
         state = open_state(settings, world.meshes, media_token=source.token_ids.media)
         _resume(settings, state, source, world)
+        enter(state, settings.stage_of(state.step + 1))
         reporter.resumed(state.step)
         with (
             _writer(settings, world, reporter) as writer,
@@ -104,6 +106,7 @@ def _train(
                 requests=requests,
                 reporter=reporter,
                 log=log,
+                evaluation=evaluation,
                 routing=RoutingTable(saved.store, settings.shape.decoder, attempt=rank.attempt),
                 clock=reporter.clock,
             )
@@ -174,7 +177,8 @@ def _export(settings: TrainSettings, state: TrainState, source: BatchSource, wor
     """Write the trained model, unless a newer attempt has begun."""
     if settings.rank.rank == 0:
         check_not_fenced(settings.checkpoint.store, settings.rank.attempt)
-    export(state, settings, world.meshes, directory, tokens=source.token_ids)
+    as_trained = dataclasses.replace(settings, shape=settings.shape_at(state.step))
+    export(state, as_trained, world.meshes, directory, tokens=source.token_ids)
 
 
 def _writer(settings: TrainSettings, world: World, reporter: Reporter) -> CheckpointWriter:

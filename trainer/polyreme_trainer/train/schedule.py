@@ -10,12 +10,13 @@ microbatches, so tokens a step stay what they were, and with them the learning r
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from polyreme_trainer.train.settings import OptimizerSettings
+    from polyreme_trainer.train.settings import OptimizerSettings, TrainSettings
 
 
 class Schedule(enum.StrEnum):
@@ -23,6 +24,23 @@ class Schedule(enum.StrEnum):
 
     WSD = "WSD"
     COSINE = "Cosine"
+
+
+def rate_of(step: int, settings: TrainSettings) -> float:
+    """Say the learning rate of a step: along its stage's own schedule, or along the optimizer's over the whole run."""
+    stage = settings.stage_of(step)
+    if stage.rate is None:
+        return learning_rate(step, settings.optimizer, steps=settings.steps)
+    said, usual = stage.rate, settings.optimizer
+    own = dataclasses.replace(
+        usual,
+        learning_rate=usual.learning_rate if said.learning_rate is None else said.learning_rate,
+        final_learning_rate=usual.final_learning_rate if said.final_learning_rate is None else said.final_learning_rate,
+        schedule=usual.schedule if said.schedule is None else Schedule(said.schedule),
+        warmup_steps=said.warmup_steps,
+        decay_steps=said.decay_steps,
+    )
+    return learning_rate(step - stage.first_step + 1, own, steps=stage.steps)
 
 
 def learning_rate(step: int, settings: OptimizerSettings, *, steps: int) -> float:

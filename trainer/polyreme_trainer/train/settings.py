@@ -14,6 +14,7 @@ from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.schedules import V_SHAPED
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.store import ObjectStore
+from polyreme_api.training_stages import TrainingStage, shape_at, stage_of
 from polyreme_trainer.model.ways import PLAIN, Ways
 from polyreme_trainer.parallel.flat import BUCKET_SCALARS
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
@@ -105,8 +106,10 @@ class CheckpointSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettings:
-    """Held-out pages after the last step."""
+    """Held-out pages after the last step, and their loss on the way."""
 
+    every_steps: int = 0
+    """Steps between two measurements of the held-out loss, which is then also measured behind the last; 0: none."""
     samples_max: int = 2000
     answer_tokens_max: int = 16
 
@@ -121,6 +124,8 @@ class TrainSettings:
     steps: int
     """Steps of the whole run; an attempt that resumes at step s trains the rest."""
     checkpoint: CheckpointSettings
+    stages: tuple[TrainingStage, ...] = ()
+    """Stages of training; empty: everything learns at every step."""
     pipeline: PipelineSettings = NO_STAGES
     """Stages and microbatches of a step."""
     ways: Ways = PLAIN
@@ -148,3 +153,16 @@ class TrainSettings:
                 "and of weights apart and would make every layer anew for both; use selective, or another schedule",
                 field="spec.training.recompute or spec.parallelism.schedule",
             )
+
+    def stage_of(self, step: int) -> TrainingStage:
+        """Return the stage of training of a step; of one behind the last, the last one."""
+        return stage_of(self.all_stages, step)
+
+    @property
+    def all_stages(self) -> tuple[TrainingStage, ...]:
+        """At least one."""
+        return self.stages or (TrainingStage(steps=self.steps),)
+
+    def shape_at(self, step: int) -> ModelShape:
+        """Return the model's shape as it is trained at a step: a stage may turn positions by another theta."""
+        return shape_at(self.shape, self.all_stages, step)

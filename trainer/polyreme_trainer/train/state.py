@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from polyreme_api.training_stages import Learner, TrainingStage
 from polyreme_trainer.checkpoint.content import Content, FlatTensors
 from polyreme_trainer.checkpoint.divided import DividedTensors
 from polyreme_trainer.model.initialise import STACKED, build_model
@@ -36,7 +37,7 @@ from polyreme_trainer.parallel.tensor import TensorGroup
 from polyreme_trainer.parallel.zero import DividedUpdate, divide_update
 from polyreme_trainer.train.inputs import Inputs, Sharing, sharing_of
 from polyreme_trainer.train.muon import whole_names
-from polyreme_trainer.train.optimizer import Optimizer, update_router_biases
+from polyreme_trainer.train.optimizer import Optimizer, learner_of, update_router_biases
 from polyreme_trainer.train.settings import OptimizerName, OptimizerSettings, Precision, TrainSettings
 
 DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
@@ -63,6 +64,8 @@ class TrainState:
     """The ranks that share this one's streams; no part of a checkpoint."""
     step: int = 0
     """Steps taken in the whole run."""
+    stage: TrainingStage | None = None
+    """Stage of training that was entered; no part of a checkpoint, since it follows from the step."""
 
     @property
     def models(self) -> dict[int, KimiVL]:
@@ -197,16 +200,47 @@ def _routing(state: TrainState) -> Tensor:
     return routing_MX
 
 
-def update(state: TrainState, total: GlobalStep, settings: OptimizerSettings, *, rate: float) -> None:
+def enter(state: TrainState, stage: TrainingStage) -> None:
+    """Let the parts learn that learn in a stage of training, at its positions; nothing where it is the present one.
+
+    What stands still requires no gradient, so none is made: its place in the buffers stays zero, and adds nothing to
+    norm and clipping.
+    """
+    if state.stage == stage:
+        return
+    for model in state.models.values():
+        decoder = model.language_model.model
+        decoder.rope_theta = model.shape.decoder.rope_theta if stage.rope_theta is None else stage.rope_theta
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(learner_of(name) in stage.learners)
+    state.stage = stage
+
+
+def update(
+    state: TrainState,
+    total: GlobalStep,
+    settings: OptimizerSettings,
+    *,
+    rate: float,
+    learned: Mapping[Learner, int] | None = None,
+) -> None:
     """Take the optimizer's step and move the router's biases: the same on every rank.
 
     Parameters that other ranks update are on their way behind it (``settle``).
+
+    Args:
+        state: With gradients that are summed.
+        total: What the ranks agree on.
+        settings: Of the optimizer.
+        rate: Learning rate of the step.
+        learned: How often each part that learns has learned, this step included; None: all of them, at every step.
     """
     scale = gradient_scale(total, norm_max=settings.gradient_norm_max)
     updated = None if state.divided is None else state.divided.gather
-    state.optimizer.step(learning_rate=rate, gradient_scale=scale, updated=updated)
-    held_LE = Routing.from_numbers(total.routing_MX).load_LE[list(state.router_biases)]
-    update_router_biases(list(state.router_biases.values()), held_LE, rate=settings.router_bias_rate)
+    state.optimizer.step(learning_rate=rate, gradient_scale=scale, learned=learned, updated=updated)
+    if learned is None or Learner.DECODER in learned:
+        held_LE = Routing.from_numbers(total.routing_MX).load_LE[list(state.router_biases)]
+        update_router_biases(list(state.router_biases.values()), held_LE, rate=settings.router_bias_rate)
     state.step += 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from polyreme_api.job.model import Training
 from polyreme_api.plan.shapes import KIMI_VL_NANO
 from polyreme_api.plan.state import state_bytes
+from polyreme_api.training_stages import Learner
 from polyreme_trainer.model.initialise import STACKED, build_model
 from polyreme_trainer.parallel.flat import FlatModel, Shares, Slices, Update, flatten
 from polyreme_trainer.train import muon
-from polyreme_trainer.train.optimizer import Optimizer
+from polyreme_trainer.train.optimizer import Optimizer, learner_of
 from polyreme_trainer.train.settings import OptimizerSettings
 
 SHAPES = {
@@ -23,8 +25,8 @@ SHAPES = {
     "layers.0.o_proj.weight": (24, 30),
     "layers.0.experts.gate_up_proj": (4, 20, 24),
     "layers.0.experts.down_proj": (4, 24, 10),
-    "blocks.0.wqkv.weight": (72, 24),
-    "blocks.0.wqkv.bias": (72,),
+    "vision_tower.blocks.0.wqkv.weight": (72, 24),
+    "vision_tower.blocks.0.wqkv.bias": (72,),
     "layers.0.norm.weight": (24,),
     "layers.1.q_proj.weight": (30, 24),
     "layers.1.mlp.gate.weight": (4, 24),
@@ -50,18 +52,25 @@ def held(update: Update, *, ranks: int = 1, place: int = 0) -> FlatModel:
     )
 
 
-def stepped(flat: FlatModel, settings: OptimizerSettings) -> None:
-    """Take three steps from summed gradients, as a reduction leaves them."""
+Learned = Sequence[Mapping[Learner, int] | None]
+ALL: Learned = (None, None, None)
+
+
+def stepped(flat: FlatModel, settings: OptimizerSettings, learned: Learned = ALL) -> Optimizer:
+    """Take three steps from summed gradients, as a reduction leaves them; what stands still has none."""
     optimizer = Optimizer(flat, settings)
-    for step in (1, 2, 3):
-        gradients = drawn(step)
+    for step, parts in enumerate(learned, start=1):
+        gradients = {
+            name: gradient * (parts is None or learner_of(name) in parts) for name, gradient in drawn(step).items()
+        }
         for part in flat.parts:
             for name, view in part.views(part.gradients):
                 view.copy_(gradients[name])
             if part.shares.count > 1:
                 for piece in part.pieces:
                     piece.of_own(part.own_gradients).copy_(piece.of(part.gradients))
-        optimizer.step(learning_rate=0.01 * step, gradient_scale=0.3)
+        optimizer.step(learning_rate=0.01 * step, gradient_scale=0.3, learned=parts)
+    return optimizer
 
 
 def values(ranks: list[FlatModel]) -> dict[str, Tensor]:
@@ -76,16 +85,16 @@ def values(ranks: list[FlatModel]) -> dict[str, Tensor]:
     return whole
 
 
-def together(update: Update, settings: OptimizerSettings) -> dict[str, Tensor]:
+def together(update: Update, settings: OptimizerSettings, learned: Learned = ALL) -> dict[str, Tensor]:
     flats = [held(update, ranks=RANKS, place=place) for place in range(RANKS)]
     for flat in flats:
-        stepped(flat, settings)
+        stepped(flat, settings, learned)
     return values(flats)
 
 
-def alone(update: Update, settings: OptimizerSettings) -> dict[str, Tensor]:
+def alone(update: Update, settings: OptimizerSettings, learned: Learned = ALL) -> dict[str, Tensor]:
     flat = held(update)
-    stepped(flat, settings)
+    stepped(flat, settings, learned)
     return values([flat])
 
 
@@ -158,6 +167,47 @@ def test_narrow_values_are_their_originals_rounded_and_small_steps_are_not_lost(
             assert torch.equal(value, rounded), name
     seen = together(dataclasses.replace(update, divided=True, bucket_scalars=500), settings)
     assert all(torch.equal(seen[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Muon"])
+def test_what_stands_still_keeps_its_bits_and_what_learns_counts_its_own_steps(name: str) -> None:
+    """Decay, momentum and moments of the decoder begin when it does: as in a run that has those steps alone."""
+    settings = OptimizerSettings(weight_decay=0.3)
+    whole = muon.whole_names(SHAPES.items()) if name == "Muon" else frozenset[str]()
+    tower, decoder = Learner.TOWER, Learner.DECODER
+    still = [{tower: 1}, {tower: 2}, {tower: 3}]
+    flat = held(Update(whole=whole))
+    optimizer = stepped(flat, settings, still)
+    seen, first = values([flat]), drawn(0)
+    expected = alone(Update(whole=whole), settings)
+    for parameter, value in seen.items():
+        learns = learner_of(parameter) is tower
+        assert torch.equal(value, (expected if learns else first)[parameter]), parameter
+    for state in optimizer.states:
+        for _, buffer, begin in state.buffers():
+            for slot in state.part.slots:
+                if learner_of(slot.name) is decoder and 0 <= slot.start - begin < buffer.shape[0]:
+                    assert not buffer[slot.start - begin :][: slot.length].any(), slot.name
+
+    # The decoder learns in the third step alone, and has its own first step then.
+    late = [{tower: 1}, {tower: 2}, {decoder: 1}]
+    seen = alone(Update(whole=whole), settings, late)
+    flat = held(Update(whole=whole))
+    own = Optimizer(flat, settings)
+    for part in flat.parts:
+        for parameter, view in part.views(part.gradients):
+            view.copy_(drawn(3)[parameter])
+    own.step(learning_rate=0.03, gradient_scale=0.3)
+    for parameter, value in values([flat]).items():
+        if learner_of(parameter) is decoder:
+            assert torch.equal(seen[parameter], value), parameter
+
+    # Shares are cut anywhere, also through what stands still.
+    update = Update(whole=whole, divided=True, bucket_scalars=300)
+    for parameter, value in together(update, settings, late).items():
+        torch.testing.assert_close(seen[parameter], value, rtol=1e-5, atol=1e-6)
+        if learner_of(parameter) is tower and name == "AdamW":
+            assert torch.equal(seen[parameter], value), parameter
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

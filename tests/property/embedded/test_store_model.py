@@ -115,7 +115,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             assert [change.version for change in rest] == [seen for seen in self.versions if seen > middle]
 
 
-StoreAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+StoreAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestStoreAgainstModel = StoreAgainstModel.TestCase
 
 

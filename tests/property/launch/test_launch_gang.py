@@ -353,7 +353,7 @@ def order(record: ProgressRecord) -> tuple[int, int]:
     return record.attempt, record.replacement
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seed=st.integers(0, 2**32 - 1))
 @pytest.mark.slow
 def test_no_order_of_events_breaks_the_barrier(seed: int) -> None:
@@ -363,7 +363,7 @@ def test_no_order_of_events_breaks_the_barrier(seed: int) -> None:
         gang.step()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32 - 1))
 @pytest.mark.slow
 def test_a_gang_that_is_left_in_peace_runs_to_success(seed: int) -> None:

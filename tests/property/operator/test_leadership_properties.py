@@ -13,7 +13,7 @@ RATE_MIN, RATE_MAX = 0.82, 1.22
 STORM_S = 400.0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32),
     rates=st.tuples(*[st.floats(RATE_MIN, RATE_MAX)] * 3),

@@ -170,7 +170,7 @@ def check(model: ClusterModel, there: dict[ObjectRef, Manifest]) -> None:
 
 
 @given(steps=histories(), order=st.randoms(use_true_random=False), looks=st.integers(0, 3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_is_counted_along_equals_a_recount(steps: Any, order: Any, looks: int) -> None:
     """Events of one object may come late, twice, or never, once a list has told how it ended."""
     model = ClusterModel()
@@ -193,7 +193,7 @@ def test_what_is_counted_along_equals_a_recount(steps: Any, order: Any, looks: i
 
 
 @given(steps=histories())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_it_is_right_after_every_event_in_order(steps: Any) -> None:
     model = ClusterModel()
     for at, (what, manifest) in enumerate(steps, start=1):

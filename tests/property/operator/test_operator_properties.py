@@ -59,7 +59,7 @@ def taken(seen: dict[str, Any], batch: Any) -> tuple[Counter[str], int]:
 
 
 @given(nodes=NODES, jobs=JOBS, limit=st.integers(0, 24))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_batch_never_takes_more_than_there_is(nodes: Any, jobs: Any, limit: int) -> None:
     seen = build(nodes, jobs, limit)
     on_node, whole = taken(seen, schedule(cluster_of(**seen), NOW_S))
@@ -68,7 +68,7 @@ def test_a_batch_never_takes_more_than_there_is(nodes: Any, jobs: Any, limit: in
 
 
 @given(nodes=NODES, jobs=JOBS, limit=st.integers(0, 24), shuffle=st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_batch_depends_on_what_is_and_not_on_its_order(nodes: Any, jobs: Any, limit: int, shuffle: Any) -> None:
     seen = build(nodes, jobs, limit)
     mixed = dict(seen)
@@ -83,7 +83,7 @@ def test_a_batch_depends_on_what_is_and_not_on_its_order(nodes: Any, jobs: Any, 
 
 
 @given(nodes=NODES, jobs=JOBS, limit=st.integers(0, 24))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_every_job_that_waits_is_told_why_and_the_others_are_not(nodes: Any, jobs: Any, limit: int) -> None:
     cluster = cluster_of(**build(nodes, jobs, limit))
     batch = schedule(cluster, NOW_S)
@@ -132,7 +132,7 @@ def applied(seen: JobScene, actions: Any) -> JobScene:
 
 
 @given(pods=PODS, record=RECORDS, suspend=st.booleans(), created=st.integers(0, 2))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_reconcile_settles_within_a_few_passes(pods: Any, record: Any, suspend: bool, created: int) -> None:
     owner = admitted(job(suspend=suspend), replicas=created)
     views = tuple(

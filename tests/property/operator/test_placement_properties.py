@@ -55,7 +55,7 @@ def asked(workers: int, required: str | None, sliced: str | None, size: int, exc
     size=st.integers(1, 3),
     exclusive=st.sampled_from([None, None, "rack", "block"]),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_a_gang_is_placed_exactly_when_it_can_be_and_as_near_as_it_can_be(
     hosts: list[tuple[int, int, int, bool, int]],
     workers: int,
@@ -97,7 +97,7 @@ def test_a_gang_is_placed_exactly_when_it_can_be_and_as_near_as_it_can_be(
     hosts=HOSTS,
     gangs=st.lists(st.tuples(st.integers(1, 5), LEVEL, st.sampled_from([1, 2])), max_size=6),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_gangs_after_gangs_never_take_more_than_there_is(
     hosts: list[tuple[int, int, int, bool, int]], gangs: list[tuple[int, str | None, int]]
 ) -> None:
@@ -121,7 +121,7 @@ def test_gangs_after_gangs_never_take_more_than_there_is(
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_equal_clusters_give_equal_places(data: st.DataObject) -> None:
     """In whatever order the nodes became known."""
     request = data.draw(trafficked(workers_max=12))
@@ -165,7 +165,7 @@ def scattered(draw: Any, request: GangRequest) -> Inventory:
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_cost_is_bytes_times_distance_and_never_above_by_rank(data: st.DataObject) -> None:
     request = data.draw(trafficked(workers_max=24))
     inventory = scattered(data.draw, request)
@@ -181,7 +181,7 @@ def test_the_cost_is_bytes_times_distance_and_never_above_by_rank(data: st.DataO
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_orders_of_small_gangs_are_the_best_there_are(data: st.DataObject) -> None:
     request = data.draw(trafficked(workers_max=6))
     inventory = scattered(data.draw, request)
@@ -193,7 +193,7 @@ def test_orders_of_small_gangs_are_the_best_there_are(data: st.DataObject) -> No
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_slices_stay_together_whatever_talks(data: st.DataObject) -> None:
     request = data.draw(trafficked(workers_max=24))
     sizes = [size for size in (2, 3, 4) if request.workers % size == 0]

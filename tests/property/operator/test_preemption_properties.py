@@ -144,7 +144,7 @@ def choose(case: Case) -> Victims | None:
 
 
 @given(case=st.booleans().flatmap(lambda packed: cases(packed=packed)))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_the_choice_is_as_good_as_any(case: Case) -> None:
     before = case.nodes.used_NR.copy(), case.nodes.busy_N.copy()
     found, least = choose(case), cheapest(case)

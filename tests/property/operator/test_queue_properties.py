@@ -64,7 +64,7 @@ def room_by_cuts(tree: QueueTree, used: dict[str, int], name: str) -> int | None
 
 
 @given(queues=forests(), steps=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5), st.booleans()), max_size=25))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_admitted_jobs_are_never_over_any_quota(queues: list[QueueView], steps: Any) -> None:
     tree = QueueTree.of(queues)
     ledger, used = QuotaLedger(tree, {}), dict.fromkeys(tree.views, 0)
@@ -137,7 +137,7 @@ def age_of(job: Waiting) -> tuple[float, str]:
     weights=st.lists(st.integers(1, 3), min_size=6, max_size=6),
     deeds=st.lists(st.sampled_from(("admit", "refuse", "pass")), min_size=20, max_size=20),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_lazy_order_is_the_defined_one(
     queues: list[QueueView], drawn: Any, aging: float, weights: list[int], deeds: list[str]
 ) -> None:
@@ -162,7 +162,7 @@ def test_the_lazy_order_is_the_defined_one(
 
 
 @given(drawn=st.lists(JOB, max_size=20), out=st.lists(st.integers(0, 19)), back=st.lists(st.integers(0, 19)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_an_index_that_was_kept_is_one_made_anew(drawn: Any, out: list[int], back: list[int]) -> None:
     jobs = jobs_of(drawn, 3)
     index, kept = WaitingIndex(jobs), {job.uid: job for job in jobs}

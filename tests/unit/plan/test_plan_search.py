@@ -53,7 +53,7 @@ def memory(setting: Setting, of: Candidate, split: tuple[int, ...]) -> Memory:
     packs=st.sampled_from([32, 64, 96]),
     recomputed=st.booleans(),
 )
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_a_plan_that_does_not_fit_is_never_returned(world: int, memory_gib: int, packs: int, recomputed: bool) -> None:
     base = setting_of(numerics=MIXED)
     setting = dataclasses.replace(base, hardware=dataclasses.replace(base.hardware, memory_bytes=memory_gib * 2**30))

@@ -43,7 +43,7 @@ models = st.builds(
 
 @pytest.mark.slow
 @given(times=models, schedule=st.sampled_from(Schedule), transfer_s=st.sampled_from([0.0, 0.5]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_split_of_a_small_model_is_better(times: ModelTimes, schedule: Schedule, transfer_s: float) -> None:
     play = program(schedule, ranks=2, microbatches=MICROBATCHES).makespan_s
     stages = len(ranks_of_stages(schedule, 2))
@@ -61,7 +61,7 @@ def test_no_split_of_a_small_model_is_better(times: ModelTimes, schedule: Schedu
     schedule=st.sampled_from(Schedule),
     ranks=st.integers(2, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_rank_need_have_less_at_most(first: float, layers: int, last: float, schedule: Schedule, ranks: int) -> None:
     """Layers of one cost: the balanced split's fullest rank has as little as that of any split by ranks."""
     rank_of = ranks_of_stages(schedule, ranks)
@@ -84,7 +84,7 @@ def test_no_rank_need_have_less_at_most(first: float, layers: int, last: float, 
 
 
 @given(times=models, schedule=st.sampled_from(Schedule), ranks=st.integers(2, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_split_that_is_not_allowed_is_never_taken(times: ModelTimes, schedule: Schedule, ranks: int) -> None:
     if schedule_misfits(schedule, ranks=ranks, microbatches=2 * ranks):
         return

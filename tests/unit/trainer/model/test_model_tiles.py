@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -57,7 +57,6 @@ def by_pieces(cut: StreamCut, qkv: Sequence[Tensor], offsets: Sequence[int], gra
 
 
 @pytest.mark.parametrize("dense_tokens_max", [0, 192], ids=["flash", "dense"])
-@settings(deadline=None)
 @given(
     borders=st.lists(st.integers(1, TOKENS - 1), unique=True, max_size=8),
     shape=st.sampled_from([(1, 1), (2, 1), (3, 1), (4, 1), (2, 2)]),

@@ -12,6 +12,8 @@ from polyreme_api.errors import RefusedError
 
 MEDIA, END, PAD = 5, 1, 0
 VALUES = 3 * 14 * 14
+HELD_OUT_STEP = 5
+"""Held-out packs are those of this step, so the held-out loss before it is the loss of it."""
 
 
 class Pages:
@@ -160,10 +162,9 @@ class Questions:
         return [number % 2 for number in range(self._count)]
 
     def pack(self, number: int) -> PackedBatch:
-        """One page a pack, with an answer that is learned; behind the last pack nothing."""
-        if number >= self._count:
-            return Pages(packs=1, text=True, empty=True).packs(1, first=0, count=1)
-        return Pages(packs=1, seed=77).packs(number + 1, first=0, count=1)
+        """A pack of the step that is trained as ``HELD_OUT_STEP``; behind the last pack nothing."""
+        empty = number >= self._count
+        return Pages(packs=1, text=empty, empty=empty).packs(HELD_OUT_STEP, first=0 if empty else number, count=1)
 
     def text(self, tokens: Any) -> str:
         return " ".join(str(token) for token in tokens)

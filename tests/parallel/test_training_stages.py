@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.parallel.pages import HELD_OUT_STEP
+
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 
 STEPS = 8
@@ -75,9 +77,12 @@ def test_what_a_stage_does_not_train_stays_and_a_resume_in_any_stage_changes_not
     assert changed(first, second) == tower
     assert changed(fifth, sixth) == {(kind, "language_model") for kind in (*kinds, "bias")}
     for attempt, step in ((2, 3), (3, 7)):
-        again = start("train", attempt=attempt, resume_from=f"a000001-s{step:08d}", **run)
+        more = {"questions": 8, "evaluated_every": 3} if attempt == 2 else {}
+        again = start("train", attempt=attempt, resume_from=f"a000001-s{step:08d}", **run, **more)
         assert again.wait() == [0] * 2, again.logs()
-        assert losses(tmp_path, attempt) == losses(tmp_path, 1)[step:]
+        assert losses(tmp_path, attempt) == losses(tmp_path, 1)[step:], "also with looks at what is held out"
+    assert [of["step"] for of in records(tmp_path, 2) if of["heldOut"]] == [6, 8]
+    assert not any(of["heldOut"] for attempt in (1, 3) for of in records(tmp_path, attempt))
     exported = start(
         "offline", layout={"dp": 1}, root=tmp_path, resume_from="a000001-s00000006", stages=STAGES, steps=STEPS,
         output=str(tmp_path / "sixth"),
@@ -88,7 +93,8 @@ def test_what_a_stage_does_not_train_stays_and_a_resume_in_any_stage_changes_not
 
 def test_a_pipeline_trains_the_stages_of_one_process(start: Any, tmp_path: Path) -> None:
     """Also where all layers of a rank stand still, and its orders make gradients of weights apart."""
-    run = {**RUN, "interval": STEPS, "decoder": {"layers": LAYERS}, "optimizer": {"weight_decay": 0.1}}
+    held_out = {"questions": RUN["packs"], "evaluated_every": 4}
+    run = {**RUN, **held_out, "interval": STEPS, "decoder": {"layers": LAYERS}, "optimizer": {"weight_decay": 0.1}}
     alone = start("train", layout={"dp": 1}, root=tmp_path / "alone", **run)
     pipeline = {"schedule": "ZBVZeroBubble", "layers": [1] * LAYERS, "microbatches": 4}
     piped = start("train", layout={"pp": 2, "tp": 2, "ep": 2}, root=tmp_path / "piped", pipeline=pipeline, **run)
@@ -98,3 +104,13 @@ def test_a_pipeline_trains_the_stages_of_one_process(start: Any, tmp_path: Path)
     seen = records(tmp_path / "piped", 1)
     for quantity in ("loss", "gradientNorm", "learningRate"):
         assert [of[quantity] for of in seen] == pytest.approx([of[quantity] for of in expected], rel=2e-4), quantity
+    for of in (seen, expected):
+        told = {record["step"]: record["heldOut"] for record in of if record["heldOut"]}
+        assert list(told) == [4, 8]
+        before = told[HELD_OUT_STEP - 1]
+        assert before.keys() == {"", "odd", "even"}
+        assert before[""] == pytest.approx(of[HELD_OUT_STEP - 1]["loss"], rel=1e-5), (
+            "the loss of the packs of that step"
+        )
+        assert before["odd"] != before["even"]
+    assert seen[7]["heldOut"] == pytest.approx(expected[7]["heldOut"], rel=2e-4)

@@ -75,7 +75,7 @@ RULED: list[Case] = [
     (
         "TrainingJob",
         {"spec.training.steps": 9, "spec.training.stages": [{"name": "a", "steps": 4}, {"name": "b", "steps": 4}]},
-        ("spec.training:", "steps of stages add up to 8, steps is 9; change steps to 8, or a stage's"),
+        ("spec.training:", "steps of stages add up to 8, steps is 9; change steps to 8, or those of a stage"),
     ),
     (
         "TrainingJob",

@@ -43,6 +43,8 @@ def _cel_text(words: str) -> str:
     Formatted in one call: the server can't bound the cost of joining texts whose length it does not know.
     """
     text = _VALUE.sub("%s", words.replace("%", "%%"))
+    if "'" in text:
+        raise ValueError(f"words of a rule hold an apostrophe, which ends a text in CEL: {words}")
     return f"'{text}'.format([{', '.join(_VALUE.findall(words))}])"
 
 
@@ -132,7 +134,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             rule=f"!has(self.stages) || size(self.stages) == 0 || {_STAGE_STEPS} == self.steps",
             words=f"steps of stages add up to {{{_STAGE_STEPS}}}, steps is {{self.steps}}; "
-            f"change steps to {{{_STAGE_STEPS}}}, or a stage's",
+            f"change steps to {{{_STAGE_STEPS}}}, or those of a stage",
             plain="steps of stages do not add up to steps; change one of them",
         ),
     ),

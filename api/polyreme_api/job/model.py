@@ -163,6 +163,6 @@ class Training(Part):
         total = sum(stage.steps for stage in self.stages)
         if self.stages and total != self.steps:
             raise ValueError(
-                f"steps of stages add up to {total}, steps is {self.steps}; change steps to {total}, or a stage's"
+                f"steps of stages add up to {total}, steps is {self.steps}; change steps to {total}, or those of a stage"
             )
         return self

@@ -119,7 +119,7 @@ def _trains(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_steps, "steps of stages add up to 100, steps is 90; change steps to 100, or a stage's"),
+        (_steps, "steps of stages add up to 100, steps is 90; change steps to 100, or those of a stage"),
         (_name, "two stages are named 'align'; names are unique"),
         (_source, "training.stages: 'cool-down' weighs source 'bad', sources are good, rest"),
         (_zero, "training.stages: 'cool-down' gives every source weight 0"),

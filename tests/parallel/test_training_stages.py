@@ -35,8 +35,10 @@ def records(root: Path, attempt: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (root / "steps" / f"a{attempt:06d}.jsonl").read_text().splitlines()]
 
 
-def losses(root: Path, attempt: int) -> list[float]:
-    return [record["loss"] for record in records(root, attempt)]
+def trained(root: Path, attempt: int) -> list[tuple[float, ...]]:
+    """What steps say of what was trained: also how tokens were routed, by which biases move."""
+    quantities = "loss", "gradientNorm", "learningRate", "expertLoadMax", "routerEntropy"
+    return [tuple(record[quantity] for quantity in quantities) for record in records(root, attempt)]
 
 
 def states(start: Any, root: Path, *steps: int) -> list[dict[str, str]]:
@@ -80,7 +82,7 @@ def test_what_a_stage_does_not_train_stays_and_a_resume_in_any_stage_changes_not
         more = {"questions": 8, "evaluated_every": 3} if attempt == 2 else {}
         again = start("train", attempt=attempt, resume_from=f"a000001-s{step:08d}", **run, **more)
         assert again.wait() == [0] * 2, again.logs()
-        assert losses(tmp_path, attempt) == losses(tmp_path, 1)[step:], "also with looks at what is held out"
+        assert trained(tmp_path, attempt) == trained(tmp_path, 1)[step:], "also with looks at what is held out"
     assert [of["step"] for of in records(tmp_path, 2) if of["heldOut"]] == [6, 8]
     assert not any(of["heldOut"] for attempt in (1, 3) for of in records(tmp_path, attempt))
     exported = start(
@@ -102,8 +104,11 @@ def test_a_pipeline_trains_the_stages_of_one_process(start: Any, tmp_path: Path)
         assert set(gang.wait()) == {0}, gang.logs()
     expected = records(tmp_path / "alone", 1)
     seen = records(tmp_path / "piped", 1)
-    for quantity in ("loss", "gradientNorm", "learningRate"):
-        assert [of[quantity] for of in seen] == pytest.approx([of[quantity] for of in expected], rel=2e-4), quantity
+    assert [of["learningRate"] for of in seen] == [of["learningRate"] for of in expected]
+    for quantity in ("loss", "gradientNorm"):
+        ours, theirs = ([record[quantity] for record in of] for of in (seen, expected))
+        assert ours[:3] == pytest.approx(theirs[:3], rel=2e-5), quantity
+        assert ours == pytest.approx(theirs, rel=1e-2), f"{quantity}, with a token or two routed elsewhere"
     for of in (seen, expected):
         told = {record["step"]: record["heldOut"] for record in of if record["heldOut"]}
         assert list(told) == [4, 8]
@@ -113,4 +118,4 @@ def test_a_pipeline_trains_the_stages_of_one_process(start: Any, tmp_path: Path)
             "the loss of the packs of that step"
         )
         assert before["odd"] != before["even"]
-    assert seen[7]["heldOut"] == pytest.approx(expected[7]["heldOut"], rel=2e-4)
+    assert seen[7]["heldOut"] == pytest.approx(expected[7]["heldOut"], rel=1e-2)

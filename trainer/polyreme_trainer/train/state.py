@@ -201,19 +201,24 @@ def _routing(state: TrainState) -> Tensor:
 
 
 def enter(state: TrainState, stage: TrainingStage) -> None:
-    """Let the parts learn that learn in a stage of training, at its positions; nothing where it is the present one.
+    """Train as a stage of training says from now on; nothing where it is the present one."""
+    if state.stage == stage:
+        return
+    for model in state.models.values():
+        let_learn(model, stage)
+    state.stage = stage
+
+
+def let_learn(model: KimiVL, stage: TrainingStage) -> None:
+    """Let the parts learn that learn in a stage of training, at its positions.
 
     What stands still requires no gradient, so none is made: its place in the buffers stays zero, and adds nothing to
     norm and clipping.
     """
-    if state.stage == stage:
-        return
-    for model in state.models.values():
-        decoder = model.language_model.model
-        decoder.rope_theta = model.shape.decoder.rope_theta if stage.rope_theta is None else stage.rope_theta
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(learner_of(name) in stage.learners)
-    state.stage = stage
+    decoder = model.language_model.model
+    decoder.rope_theta = model.shape.decoder.rope_theta if stage.rope_theta is None else stage.rope_theta
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(learner_of(name) in stage.learners)
 
 
 def update(

@@ -13,6 +13,7 @@ import pytest
 
 from polyreme_api.batch import IGNORED_TARGET, PackedBatch
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, RefusedError
+from polyreme_api.job.model import Training
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub import hub
 from polyreme_datahub.errors import IndexDamagedError
@@ -150,6 +151,58 @@ def test_the_held_out_answer_is_not_in_the_prompt(home: Home) -> None:
 def test_training_and_held_out_pages_share_no_scan() -> None:
     assert not set(scans_of(heldout=False)) & set(scans_of(heldout=True))
     assert len(scans_of(heldout=False)) + len(scans_of(heldout=True)) == 1797
+
+
+def staged() -> TrainingJobSpec:
+    """As ``spec``, with a stage of longer packs from step 5 on."""
+    stages = [
+        {"name": "usual", "steps": 4},
+        {
+            "name": "long",
+            "steps": 96,
+            "sequenceTokens": 128,
+            "packsPerStep": 2,
+            "weights": [{"source": "s1", "weight": 1}],
+        },
+    ]
+    given = spec()
+    training = given.training.model_dump(by_alias=True) | {"stages": stages}
+    return given.model_copy(update={"training": Training.model_validate(training)})
+
+
+def test_a_stage_of_longer_packs_goes_on_where_the_one_before_ended(home: Home) -> None:
+    home.process(staged())
+    usual, source = (hub.open_source(home.objects, given) for given in (spec(), staged()))
+    assert [(source.packs_in(step), source.pack_tokens_in(step)) for step in (1, 4, 5, 100)] == [
+        (4, 64), (4, 64), (2, 128), (2, 128),
+    ]  # fmt: skip
+    assert same(source.packs(3, first=0, count=4), usual.packs(3, first=0, count=4)), "the same up to the border"
+    late = source.packs(9, first=0, count=2)
+    assert (len(np.asarray(late.tokens_T)), np.asarray(late.document_offsets)[-1]) == (256, 256)
+    fresh = hub.open_source(home.objects, staged())
+    fresh.check_state(source.state(8))
+    assert same(fresh.packs(9, first=0, count=2), late), "from the state of a checkpoint, without the steps before"
+    assert same(fresh.packs(9, first=1, count=1), hub.open_source(home.objects, staged()).packs(9, first=1, count=1))
+    with pytest.raises(RefusedError, match="no packs 0\\.\\.3: step 9 has 2"):
+        source.packs(9, first=0, count=3)
+    with pytest.raises(RefusedError, match="loader state is of other data"):
+        usual.check_state(source.state(8))
+
+
+def test_held_out_packs_hold_each_sample_once_with_its_answer(home: Home) -> None:
+    held = hub.open_evaluation(home.objects, spec())
+    assert held is not None
+    assert held.set_names == ["h0"]
+    assert set(held.pack_sets) == {0}
+    packs = [held.pack(number) for number in range(len(held.pack_sets))]
+    assert sorted(name for batch in packs for name in batch.sample_ids) == sorted(
+        held.sample(index).sample_id for index in range(len(held))
+    )
+    assert [np.asarray(batch.tokens_T).size for batch in packs] == [64] * len(packs)
+    assert sum(batch.unmasked_tokens for batch in packs) == 4 * len(held), "three digits and the end"
+    behind = held.pack(len(packs))
+    assert (behind.unmasked_tokens, list(behind.sample_ids)) == (0, [])
+    assert np.asarray(behind.document_offsets).tolist() == [0, 64]
 
 
 def test_a_state_of_other_data_is_refused(home: Home) -> None:

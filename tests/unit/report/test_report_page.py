@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from polyreme.report import ReportData, build_report, write_report
-from polyreme.report.data import AnsweredPage, AttemptRow, Figures
+from polyreme.report.data import AnsweredPage, AttemptRow, Figures, TrainedStage
 from polyreme.report.page import PAGES_MAX, shown_pages
 from polyreme_api.errors import EnvironmentFailedError
-from polyreme_api.progress import StepRecord
+from polyreme_api.progress import ALL_SETS, StepRecord
 from tests.unit.report.samples import START_S, png, record, two_kills
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'&\x00\u202e\ud800"
@@ -223,3 +223,23 @@ def test_pictures_are_embedded_byte_for_byte() -> None:
     page = AnsweredPage(png=picture, question="q", expected="1", answer="1", right=True)
 
     assert base64.b64encode(picture).decode() in build_report(empty(pages=[page]))
+
+
+def test_stages_of_training_and_the_held_out_loss_are_drawn() -> None:
+    steps = [
+        record(1, step, at_s=step, loss=3.0 / step).model_copy(
+            update={"held_out": {ALL_SETS: 4.0 / step, "set": 4.0 / step} if step % 2 == 0 else {}}
+        )
+        for step in range(1, 9)
+    ]
+    stages = [
+        TrainedStage(name="align", first_step=1, last_step=3, trains=["Tower", "Projector"]),
+        TrainedStage(name="joint", first_step=4, last_step=8, trains=[]),
+    ]
+    html = build_report(empty(steps=steps, steps_planned=8, training_stages=stages))
+    page = read(html)
+    assert "Trained in stages (align, steps 1 to 3, Tower and Projector alone; joint, steps 4 to 8)." in page.text
+    assert "stage joint from step 4" in page.text
+    assert html.count('class="held-out"') == 1 + 4, "a line and its dots"
+    assert "held out" in page.text
+    assert "stages" not in read(build_report(empty(steps=steps))).text

@@ -35,9 +35,10 @@ TWO_CLUSTERS := $(if $(KUBECONFIG),,$(TWO_CORES) --no-loadscope-reorder)
 CLUSTER := PYTHONPATH=. $(BIN)/python -m tools.cluster
 S3 := PYTHONPATH=. $(BIN)/python -m tools.s3
 BENCHMARKS := $(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks/*/run.py))
+GPU_PEERS := $(or $(POLYREME_GPU_PEERS),$(HOME)/.cache/polyreme/gpu-peers)
 SOAKS := $(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py))
 
-.PHONY: help setup quickstart lint check test test-concurrent test-serial test-whole cluster-up cluster-down test-cluster docs lock format clean bench
+.PHONY: help setup quickstart lint check test test-concurrent test-serial test-whole cluster-up cluster-down test-cluster test-device docs lock format clean bench gpu-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -106,7 +107,14 @@ bench-%: $(DEV) ## one benchmark
 	@test -f benchmarks/$*/run.py || { echo "no benchmarks/$*/run.py; there are: $(BENCHMARKS)" >&2; exit 2; }
 	@$(BIN)/python benchmarks/$*/run.py
 
-bench: $(addprefix bench-,$(BENCHMARKS)) ## every benchmark, one after the other
+# The GPU suite is by itself: without a CUDA device it ends with code 7.
+bench: $(addprefix bench-,$(filter-out gpu,$(BENCHMARKS))) ## every benchmark that needs no accelerator, one after the other
+
+gpu-peers: $(DEV) ## whom the GPU suite compares with, in a folder of their own
+	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target "$(GPU_PEERS)" -r benchmarks/gpu/peers.txt
+
+test-device: $(DEV) ## the tests on an accelerator; they fail where there is none
+	@$(PYTEST) --timeout=900 -m device --junit-xml=build/reports/$@.xml tests/device
 
 soak-%: $(DEV) ## one test that is too long for CI
 	@test -f tests/soak/$*.py || { echo "no tests/soak/$*.py; there are: $(SOAKS)" >&2; exit 2; }

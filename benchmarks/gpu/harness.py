@@ -1,0 +1,276 @@
+"""What the runners of the GPU suite share: the device, how a step is timed, what it cannot be faster than, the report.
+
+A step is timed by CUDA events, one run at a time: the L2 cache is flushed before each, and the median of the runs is
+the figure. On a processor (``--rehearse``) the same code runs at toy sizes: it shows that the paths work, and its times
+say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyreme_api.plan.hardware import GIB, HARDWARE, Hardware
+
+WARM_RUNS, TIMED_RUNS = 10, 20
+FLUSHED_BYTES = 256 << 20
+"""More than the L2 cache of any device: 50 MiB of an H100 and an H200."""
+NO_DEVICE_CODE = 7
+"""How a benchmark ends without a CUDA device: the environment has to be mended (docs/reference/exit-codes.md)."""
+PEERS_FOLDER = Path(os.environ.get("POLYREME_GPU_PEERS", Path.home() / ".cache" / "polyreme" / "gpu-peers"))
+BYTES_PER_S = {"h100-80g": 3.35e12, "h200-141g": 4.8e12}
+"""Of the device's memory, by the data sheet; the planner's rates are shares of them."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a benchmark runs, and how large."""
+
+    device: torch.device
+    rehearsal: bool
+    """Toy sizes on a processor."""
+    hardware: Hardware
+    """What limits are derived from."""
+    ours_only: bool = False
+    """Leave peers out: a first run on a new device wants its answer soon."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What models compute in."""
+        return torch.float32 if self.rehearsal else torch.bfloat16
+
+    @property
+    def peak_bytes_per_s(self) -> float:
+        """Of the device's memory, by the data sheet."""
+        return BYTES_PER_S.get(self.hardware.name, self.hardware.bytes_per_s)
+
+    def floor_ms(self, flops: float, moved_bytes: float) -> float:
+        """Return what nothing can be faster than (roofline, Williams et al., CACM 52(4), 2009)."""
+        return 1e3 * max(flops / self.hardware.peak_flops_per_s, moved_bytes / self.peak_bytes_per_s)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """One thing, run many times."""
+
+    median_ms: float
+    least_ms: float
+    most_ms: float
+    peak_gib: float
+    """Most memory that torch held while it ran, all that stood there before included; 0 on a processor."""
+
+    def figures(self, name: str) -> dict[str, float]:
+        """Name them."""
+        return {
+            f"{name}_ms": round(self.median_ms, 3),
+            f"{name}_least_ms": round(self.least_ms, 3),
+            f"{name}_most_ms": round(self.most_ms, 3),
+            f"{name}_peak_gib": round(self.peak_gib, 3),
+        }
+
+
+def measure(step: Callable[[], object], place: Place) -> Timing:
+    """Run a step until it is warm, then time it."""
+    warm, timed = (1, 2) if place.rehearsal else (WARM_RUNS, TIMED_RUNS)
+    for _ in range(warm):
+        step()
+    times = _on_processor(step, timed) if place.rehearsal else _by_events(step, timed, place.device)
+    peak = 0 if place.rehearsal else torch.cuda.max_memory_allocated() - FLUSHED_BYTES
+    return Timing(median_ms=statistics.median(times), least_ms=min(times), most_ms=max(times), peak_gib=peak / GIB)
+
+
+def _by_events(step: Callable[[], object], runs: int, device: torch.device) -> list[float]:
+    flushed = torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device=device)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    times: list[float] = []
+    for _ in range(runs):
+        flushed.zero_()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        step()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return times
+
+
+def _on_processor(step: Callable[[], object], runs: int) -> list[float]:
+    times: list[float] = []
+    for _ in range(runs):
+        begun_s = time.perf_counter()
+        step()
+        times.append(1e3 * (time.perf_counter() - begun_s))
+    return times
+
+
+def product_bytes(rows: int, inner: int, columns: int, groups: int = 1, *, number_bytes: int = 2) -> int:
+    """Bytes of a product and of its two gradients, each operand read once and each result written once.
+
+    Args:
+        rows: Of all groups together.
+        inner: Width that is summed over.
+        columns: Of the result.
+        groups: Matrices on the right.
+        number_bytes: Of one number.
+    """
+    return 3 * number_bytes * (rows * inner + groups * inner * columns + rows * columns)
+
+
+class SkippedError(Exception):
+    """A peer that cannot run here; its words go into the figures."""
+
+
+def attempt(figures: dict[str, Any], name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+    """Run a peer and take its figures; where it fails, say by what under its name: a peer never ends a benchmark.
+
+    Returns:
+        Its figures, or None.
+    """
+    try:
+        found = run()
+    except SkippedError as error:
+        figures[f"{name}_skipped"] = str(error)
+    except torch.OutOfMemoryError:
+        figures[f"{name}_skipped"] = "out of memory"
+    except Exception as error:  # noqa: BLE001 - whatever a library of others raises is a finding
+        words = " ".join(str(error).split())
+        figures[f"{name}_skipped"] = f"{type(error).__name__}: {words[:300]}"
+    else:
+        figures |= found
+        release()
+        return found
+    release()
+    return None
+
+
+def attempt_peer(
+    figures: dict[str, Any], name: str, place: Place, run: Callable[[], dict[str, Any]]
+) -> dict[str, Any] | None:
+    """Run a peer, unless peers are left out."""
+    if place.ours_only:
+        figures[f"{name}_skipped"] = "left out by --ours-only"
+        return None
+    return attempt(figures, name, run)
+
+
+def need_device(place: Place, why: str) -> None:
+    """Skip what a processor cannot run.
+
+    Raises:
+        SkippedError: In a rehearsal.
+    """
+    if place.rehearsal:
+        raise SkippedError(f"rehearsal on a processor: {why}")
+
+
+def release() -> None:
+    """Give memory of what is gone back, so that it counts against nobody else."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def opened(place: Place, name: str) -> Iterator[None]:
+    """Print what the device is and how it stands, before and after."""
+    say(name, "begins on", _standing(place))
+    yield
+    say(name, "ended on", _standing(place))
+
+
+def say(*words: object) -> None:
+    """Write to the log; figures alone go to standard output."""
+    sys.stderr.write(" ".join(map(str, words)) + "\n")
+    sys.stderr.flush()
+
+
+def _standing(place: Place) -> str:
+    if place.rehearsal:
+        return "a processor, at toy sizes: times say nothing"
+    asked = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu,pstate"
+    try:
+        told = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader", f"--id={torch.cuda.current_device()}"],
+            capture_output=True, text=True, timeout=30, check=True,
+        ).stdout.strip()  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        told = f"{torch.cuda.get_device_name()}, clocks unknown: {error}"
+    return f"{told} (torch {torch.__version__})"
+
+
+def device_figures(place: Place) -> dict[str, Any]:
+    """What a reader must know beside any time."""
+    return {"device": _standing(place), "rehearsal": place.rehearsal}
+
+
+def find_place(*, rehearse: bool, ours_only: bool = False) -> Place:
+    """Take the device.
+
+    Raises:
+        SystemExit: With ``NO_DEVICE_CODE`` where there is none, or none whose limits are known.
+    """
+    if rehearse:
+        torch.set_num_threads(1)
+        hardware = HARDWARE["h200-141g"]
+        return Place(device=torch.device("cpu"), rehearsal=True, hardware=hardware, ours_only=ours_only)
+    if not torch.cuda.is_available():
+        say(
+            "no CUDA device: torch sees none here, the GPU suite needs an H100 or H200 and its driver "
+            "(--rehearse runs every part at toy sizes on a processor)"
+        )
+        raise SystemExit(NO_DEVICE_CODE)
+    name = torch.cuda.get_device_name()
+    for hardware in HARDWARE.values():
+        if hardware.device_name and hardware.device_name in name:
+            torch.cuda.set_device(0)
+            device = torch.device("cuda", 0)
+            return Place(device=device, rehearsal=False, hardware=hardware, ours_only=ours_only)
+    known = ", ".join(sorted(hardware.device_name for hardware in HARDWARE.values() if hardware.device_name))
+    say(f"no limits are known for this device: {name}, known are {known}")
+    raise SystemExit(NO_DEVICE_CODE)
+
+
+Bench = Callable[[Place], tuple[dict[str, Any], dict[str, float], bool]]
+"""Runs; returns figures, bars, and whether they are met."""
+
+
+def run_alone(name: str, bench: Bench, words: str | None) -> int:
+    """Run one benchmark as a command and print its line; 0 when its bars are met."""
+    parser = argparse.ArgumentParser(description=words)
+    parser.add_argument("--rehearse", action="store_true", help="toy sizes on a processor")
+    parser.add_argument("--ours-only", action="store_true", help="leave peers out")
+    options = parser.parse_args()
+    place = find_place(rehearse=options.rehearse, ours_only=options.ours_only)
+    # Behind our own libraries: a peer's folder brings what it needs and replaces nothing.
+    sys.path.append(str(PEERS_FOLDER))
+    torch.manual_seed(0)
+    with opened(place, name):
+        figures, bar, ok = bench(place)
+    figures = device_figures(place) | figures
+    sys.stdout.write(json.dumps({"name": f"bench-gpu-{name}", "figures": figures, "bar": bar, "ok": ok}) + "\n")
+    return 0 if ok else 1
+
+
+def judged(figures: dict[str, Any], bar: dict[str, float], place: Place) -> bool:
+    """Whether every figure that has a bar reaches it; a rehearsal is judged by having run."""
+    return place.rehearsal or all(figures.get(name, float("-inf")) >= least for name, least in bar.items())
+
+
+def scalar_difference(own: Tensor | float, other: Tensor | float) -> float:
+    """Relative difference of two losses."""
+    return abs(float(own) - float(other)) / max(1e-12, abs(float(other)))

@@ -1,0 +1,55 @@
+"""The GPU suite, one benchmark after the other, each in a process of its own; README.md says what each measures.
+
+Usage: run.py [--only G4 ...] [--rehearse] [--ours-only]
+
+Ends with 0 when every bar is met, 1 when one is not or a benchmark failed, 7 when there is no CUDA device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+FILES = {path.name.partition("_")[0].upper(): path for path in sorted(FOLDER.glob("g[0-9]_*.py"))}
+NO_DEVICE_CODE = 7
+LIMIT_S = 1800.0
+"""Longest run of one benchmark: compilers of peers take minutes."""
+
+
+def main() -> int:
+    """Run what is asked for; each prints its own line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", type=str.upper, choices=sorted(FILES), default=sorted(FILES))
+    parser.add_argument("--rehearse", action="store_true", help="toy sizes on a processor")
+    parser.add_argument("--ours-only", action="store_true", help="leave peers out")
+    options = parser.parse_args()
+    passed = [
+        flag for flag, given in {"--rehearse": options.rehearse, "--ours-only": options.ours_only}.items() if given
+    ]
+    # Fragments of a model that is gone must not fail the next one.
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **os.environ}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FOLDER), environment.get("PYTHONPATH"))))
+    missed: list[str] = []
+    for name in options.only:
+        try:
+            code = subprocess.run(
+                [sys.executable, str(FILES[name]), *passed], env=environment, timeout=LIMIT_S, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            sys.stderr.write(f"{name} was ended: it ran for {LIMIT_S:.0f} s, rule at most that\n")
+            code = 1
+        if code == NO_DEVICE_CODE:
+            return code
+        if code:
+            missed.append(name)
+    if missed:
+        sys.stderr.write(f"bars not met, or benchmarks failed: {', '.join(missed)}\n")
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

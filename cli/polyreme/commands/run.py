@@ -189,9 +189,13 @@ def _show_plan(home: Home, checked: TrainingJob, output: Format) -> int:
 
 
 def _stage_words(stage: TrainingStage, packs: Packs) -> str:
-    from polyreme_api.training_stages import EVERYTHING
+    from polyreme_api.training_stages import EVERYTHING, Learner
 
-    alone = "" if stage.learners == EVERYTHING else f" of {' and '.join(sorted(stage.learners))}"
+    alone = (
+        ""
+        if stage.learners == EVERYTHING
+        else f" of {' and '.join(part for part in Learner if part in stage.learners)}"
+    )
     theta = "" if stage.rope_theta is None else f", theta {stage.rope_theta:g}"
     words = f"{stage.steps} steps{alone}, {packs.per_step} x {packs.tokens} tokens{theta}"
     return f"{stage.name} {words}".strip()

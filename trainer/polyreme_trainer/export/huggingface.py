@@ -3,6 +3,9 @@
 A directory appears whole or not at all: everything is written beside it, synced, and renamed. Writing does not need
 ``transformers``.
 
+Tensors may come one by one, and none is held: files are laid out by the sizes of all tensors before the first one
+comes, and each is written to its place. ``safetensors`` itself writes a file from tensors that are all in memory.
+
     directory/           the whole model: config.json, model-0000i-of-0000n.safetensors, model.safetensors.index.json
     directory/text/      the decoder alone, for ``AutoModelForCausalLM.from_pretrained``
 
@@ -15,10 +18,10 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from safetensors.torch import save_file
+import torch
 from torch import Tensor
 
 from polyreme_api.batch import TokenIds
@@ -33,6 +36,8 @@ INDEX_FILE = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+_TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_HEADER_ALIGNMENT = 8
 
 
 def export_model(
@@ -44,10 +49,36 @@ def export_model(
     tokenizer: bytes | None = None,
     shard_bytes_max: int = SHARD_BYTES_MAX,
 ) -> None:
+    """Write a model that is here: the full state dict of ``KimiVL``, all experts in it, on any device.
+
+    See ``export_tensors``.
+    """
+    export_tensors(
+        state,
+        state.items(),
+        shape,
+        directory,
+        tokens=tokens,
+        tokenizer=tokenizer,
+        shard_bytes_max=shard_bytes_max,
+    )
+
+
+def export_tensors(
+    expected: Mapping[str, Tensor],
+    tensors: Iterable[tuple[str, Tensor]],
+    shape: ModelShape,
+    directory: pathlib.Path,
+    *,
+    tokens: TokenIds,
+    tokenizer: bytes | None = None,
+    shard_bytes_max: int = SHARD_BYTES_MAX,
+) -> None:
     """Write the whole model and its text part; an older export at ``directory`` is replaced.
 
     Args:
-        state: Full state dict of ``KimiVL``, all experts in it, on any device.
+        expected: Names, shapes and types of all tensors, in the order of the files; only these are read.
+        tensors: The tensors, in any order, on any device. Of each only one is held, while it is written.
         shape: Sizes of the model.
         directory: Where the export shall be; its parent is made.
         tokens: Special tokens for the configuration.
@@ -56,6 +87,7 @@ def export_model(
 
     Raises:
         OSError: If the disk refuses; the older export is kept, at the latest by the next call.
+        ValueError: If a tensor did not come, or is not as it was expected.
     """
     partial = directory.with_name(f".{directory.name}.partial")
     replaced = directory.with_name(f".{directory.name}.replaced")
@@ -65,11 +97,18 @@ def export_model(
         shutil.rmtree(leftover, ignore_errors=True)
     text_folder = partial / TEXT_DIRECTORY if shape.sees else partial
     text_folder.mkdir(parents=True)
-    dtype = str(state["language_model.lm_head.weight"].dtype).removeprefix("torch.")
-    text = text_config(shape.decoder, tokens=tokens, dtype=dtype)
-    _write_part(text_folder, to_checkpoint(text_part(state)), text, shard_bytes_max)
-    if shape.sees:
-        _write_part(partial, to_checkpoint(state), model_config(shape, tokens=tokens, dtype=dtype), shard_bytes_max)
+    dtype = str(expected["language_model.lm_head.weight"].dtype).removeprefix("torch.")
+    text = _Part(text_folder, to_checkpoint(text_part(expected)), shard_bytes_max)
+    whole = _Part(partial, to_checkpoint(expected), shard_bytes_max) if shape.sees else None
+    for name, tensor in tensors:
+        one = {name: tensor}
+        text.write(to_checkpoint(text_part(one)))
+        if whole is not None:
+            whole.write(to_checkpoint(one))
+        del one, tensor  # before the next one is made
+    text.finish(text_config(shape.decoder, tokens=tokens, dtype=dtype))
+    if whole is not None:
+        whole.finish(model_config(shape, tokens=tokens, dtype=dtype))
     if tokenizer is not None:
         for folder in {partial, text_folder}:
             _write_tokenizer(folder, tokenizer, tokens)
@@ -93,22 +132,65 @@ def shards(tensors: Mapping[str, Tensor], shard_bytes_max: int) -> list[dict[str
     return groups
 
 
-def _write_part(
-    directory: pathlib.Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], shard_bytes_max: int
-) -> None:
-    weight_map: dict[str, str] = {}
-    groups = shards(tensors, shard_bytes_max)
-    for number, group in enumerate(groups, start=1):
-        file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        # A view of a stacked tensor shares its storage, which the format does not allow: copy one shard at a time.
-        copies = {name: tensor.detach().cpu().clone() for name, tensor in group.items()}
-        save_file(copies, directory / file, metadata={"format": "pt"})
-        _sync(directory / file)
-        weight_map |= dict.fromkeys(group, file)
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    _write_json(directory / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
-    _write_json(directory / CONFIG_FILE, config)
-    _sync(directory)
+class _Part:
+    """The weights of one folder: files that are laid out at once, and filled as tensors come; index and config last."""
+
+    def __init__(self, directory: pathlib.Path, expected: Mapping[str, Tensor], shard_bytes_max: int) -> None:
+        self._directory = directory
+        self._expected = expected
+        self._weight_map: dict[str, str] = {}
+        self._begin: dict[str, int] = {}
+        """Where in its file a tensor that is still to come begins."""
+        groups = shards(expected, shard_bytes_max)
+        for number, group in enumerate(groups, start=1):
+            file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+            self._weight_map |= dict.fromkeys(group, file)
+            header, begins = _lay_out(group)
+            self._begin |= begins
+            (directory / file).write_bytes(header)
+
+    def write(self, tensors: Mapping[str, Tensor]) -> None:
+        """Write tensors to their places."""
+        for name, tensor in tensors.items():
+            if name not in self._begin or tensor.shape != self._expected[name].shape:
+                raise ValueError(f"export does not fit: {name} {tuple(tensor.shape)} is not a tensor that was expected")
+            if tensor.dtype != self._expected[name].dtype:
+                raise ValueError(f"export does not fit: {name} is {tensor.dtype}, not {self._expected[name].dtype}")
+            with (self._directory / self._weight_map[name]).open("r+b") as file:
+                file.seek(self._begin.pop(name))
+                file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+    def finish(self, config: Mapping[str, Any]) -> None:
+        """Make the files durable, then write what says that they are whole."""
+        if self._begin:
+            raise ValueError(f"export lacks {len(self._begin)} tensors, the first is {next(iter(self._begin))}")
+        for file in dict.fromkeys(self._weight_map.values()):
+            _sync(self._directory / file)
+        total = sum(tensor.nbytes for tensor in self._expected.values())
+        index = {"metadata": {"total_size": total}, "weight_map": self._weight_map}
+        _write_json(self._directory / INDEX_FILE, index)
+        _write_json(self._directory / CONFIG_FILE, config)
+        _sync(self._directory)
+
+
+def _lay_out(group: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int]]:
+    """Make the header of a file (huggingface.co/docs/safetensors, "Format"), and say where each tensor begins.
+
+    Wide types first, so that each begins at a multiple of its own size.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    begins: dict[str, int] = {}
+    end = 0
+    for name, tensor in sorted(group.items(), key=lambda item: -item[1].itemsize):
+        begins[name], end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": _TYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begins[name], end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _HEADER_ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text, {name: 8 + len(text) + begin for name, begin in begins.items()}
 
 
 def _write_tokenizer(directory: pathlib.Path, tokenizer: bytes, tokens: TokenIds) -> None:

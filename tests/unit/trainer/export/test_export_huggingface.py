@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from polyreme_api.batch import TokenIds
 from polyreme_api.plan.shapes import KIMI_VL_NANO, NO_VISION, PRESETS
 from polyreme_trainer.export.config import model_config
-from polyreme_trainer.export.huggingface import INDEX_FILE, export_model
+from polyreme_trainer.export.huggingface import INDEX_FILE, export_model, export_tensors
 from polyreme_trainer.export.names import text_part, to_checkpoint
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.vlm import KimiVL
@@ -34,6 +37,61 @@ def test_what_is_exported_comes_back_equal(model: KimiVL, tmp_path: pathlib.Path
         assert index["weight_map"] == {name: file.name for file, one in zip(files, held, strict=True) for name in one}
         assert index["metadata"]["total_size"] == sum(t.nbytes for one in held for t in one.values())
     assert [path.name for path in tmp_path.iterdir()] == ["e"]
+
+
+def test_tensors_that_come_one_by_one_are_never_held(model: KimiVL, tmp_path: pathlib.Path) -> None:
+    """Whatever is made of one, views included, is gone before the next is asked for; they come in another order."""
+    expected = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
+    alive: list[weakref.ref[Any]] = []
+
+    def one_by_one() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in reversed(model.state_dict().items()):
+            assert not any(storage() for storage in alive), "the one before is still held"
+            made = tensor.clone()
+            alive.append(weakref.ref(made))
+            yield name, made
+            del made
+
+    export_tensors(expected, one_by_one(), KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS, shard_bytes_max=100_000)
+    assert len(alive) == len(expected)
+    assert_equal(model.state_dict(), read_back(tmp_path / "e"))
+
+
+def test_an_export_that_lacks_a_tensor_is_none(model: KimiVL, tmp_path: pathlib.Path) -> None:
+    state = model.state_dict()
+    came = dict(list(state.items())[:-1])
+    with pytest.raises(ValueError, match=r"export lacks 1 tensors, the first is lm_head\.weight"):
+        export_tensors(state, came.items(), KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
+    assert not (tmp_path / "e").exists()
+    assert not list(tmp_path.rglob(INDEX_FILE)), "the index is written last"
+
+
+def test_a_tensor_of_another_type_is_refused(model: KimiVL, tmp_path: pathlib.Path) -> None:
+    state = model.state_dict()
+    narrow = ((name, tensor.bfloat16()) for name, tensor in state.items())
+    with pytest.raises(ValueError, match=r"is torch\.bfloat16, not torch\.float32"):
+        export_tensors(state, narrow, KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
+
+
+def test_types_of_several_widths_lie_at_multiples_of_their_own(tmp_path: pathlib.Path) -> None:
+    """Routers stay float32 in a bfloat16 model."""
+    state = build_model(KIMI_VL_NANO, seed=5, media_token=1, dtype=torch.bfloat16).state_dict()
+    mixed = {name: tensor.float() if name.endswith("gate.weight") else tensor for name, tensor in state.items()}
+    export_model(mixed, KIMI_VL_NANO, tmp_path / "e", tokens=TOKENS)
+    (file,) = (tmp_path / "e").glob("*.safetensors")
+    text = file.read_bytes()
+    header = json.loads(text[8 : 8 + int.from_bytes(text[:8], "little")])
+    sizes = {"F32": 4, "BF16": 2}
+    header.pop("__metadata__")
+    assert {of["dtype"] for of in header.values()} == set(sizes)
+    assert all(of["data_offsets"][0] % sizes[of["dtype"]] == 0 for of in header.values())
+    assert_equal(
+        {name: tensor.to(torch.bfloat16) for name, tensor in mixed.items()}, _narrow(read_back(tmp_path / "e"))
+    )
+
+
+def _narrow(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to(torch.bfloat16) for name, tensor in state.items()}
 
 
 def test_bfloat16_weights_come_back_as_they_were(tmp_path: pathlib.Path) -> None:

@@ -43,6 +43,7 @@ from polyreme_trainer.train.settings import (
     EvaluationSettings,
     OptimizerName,
     OptimizerSettings,
+    ParameterSharding,
     Precision,
     TrainSettings,
 )
@@ -199,6 +200,7 @@ def settings_of(
             plan=json.loads(plan.to_json()),
         ),
         precision=Precision(spec.training.precision),
+        parameter_sharding=ParameterSharding(spec.training.parameter_sharding),
         optimizer=OptimizerSettings(
             name=OptimizerName(optimizer.name),
             learning_rate=float(optimizer.learning_rate),

@@ -69,6 +69,24 @@ RULED: list[Case] = [
     ),
     (
         "TrainingJob",
+        {"spec.training.parameterSharding": "FSDP2", "spec.training.optimizer": {"name": "Muon"}},
+        ("spec.training:", "parameterSharding FSDP2 does not go with optimizer.name Muon"),
+    ),
+    (
+        "TrainingJob",
+        {"spec.training.parameterSharding": "FSDP2", "spec.training.optimizer": {"stateSharding": "Whole"}},
+        ("spec.training:", "optimizer.stateSharding is Whole; leave stateSharding out"),
+    ),
+    (
+        "TrainingJob",
+        {
+            "spec.training.parameterSharding": "FSDP2",
+            "spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2},
+        },
+        ("training.parameterSharding FSDP2 does not go with parallelism.pp 2",),
+    ),
+    (
+        "TrainingJob",
         {"spec.training.capacityFactor": "0.0"},
         ("spec.training:", "capacityFactor 0.0 lies outside its range"),
     ),

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from polyreme_trainer.model import moe
-from polyreme_trainer.parallel import collectives, context, dispatch, gradients, images, mesh
+from polyreme_trainer.parallel import collectives, context, dispatch, gradients, images, mesh, sharded
 from polyreme_trainer.train import state as state_module
 
 
@@ -20,6 +20,36 @@ def plant(bug: str | None, world: Any) -> None:
     _plant(bug, world)
     _plant_in_sharing(bug, world)
     _plant_in_dispatch(bug)
+    _plant_in_rows(bug, world)
+
+
+def _plant_in_rows(bug: str | None, world: Any) -> None:
+    """The same, in how rows of parameters are gathered and summed."""
+    if bug == "rows are divided by their ranks":
+        from torch.distributed.fsdp import FSDPModule
+
+        FSDPModule.set_gradient_divide_factor = lambda self, factor: None  # type: ignore[method-assign]
+    if bug == "rows of experts are not summed over their copies":
+        from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+
+        real = _fsdp_collectives.DefaultReduceScatter.__call__
+        copies = dist.get_process_group_ranks(world.meshes.edp_group)
+
+        def own_part(self: Any, output_tensor: Any, input_tensor: Any, group: Any, op: Any, **more: Any) -> Any:
+            if dist.get_process_group_ranks(group) != copies:
+                return real(self, output_tensor, input_tensor, group, op, **more)
+            output_tensor.copy_(input_tensor.chunk(dist.get_world_size(group))[dist.get_rank(group)])
+            return None
+
+        vars(_fsdp_collectives)["DefaultReduceScatter"].__call__ = own_part
+    if bug == "layers stay gathered":
+        begin = sharded._begin
+
+        def begin_and_keep(stage: Any) -> None:
+            begin(stage)
+            stage.set_reshard_after_forward(False)
+
+        vars(sharded)["_begin"] = begin_and_keep
 
 
 def _plant_in_dispatch(bug: str | None) -> None:

@@ -39,6 +39,7 @@ from polyreme_trainer.model.routing import Routing
 from polyreme_trainer.model.ways import Ways
 from polyreme_trainer.parallel import collectives, flat, gradients, mesh
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
+from polyreme_trainer.parallel.sharded import ShardedParameters, is_sharded
 from polyreme_trainer.parallel.world import RankSettings, open_world
 from polyreme_trainer.train import initial, run
 from polyreme_trainer.train import inputs as inputs_module
@@ -51,6 +52,7 @@ from polyreme_trainer.train.settings import (
     EvaluationSettings,
     OptimizerName,
     OptimizerSettings,
+    ParameterSharding,
     Precision,
     TrainSettings,
 )
@@ -150,6 +152,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
             plan_hash="p",
         ),
         precision=Precision(request.get("precision", "float32")),
+        parameter_sharding=ParameterSharding(request.get("parameter_sharding", "None")),
         optimizer=optimizer_of(request),
         evaluation=EvaluationSettings(
             every_steps=request.get("evaluated_every", 0), samples_max=50, answer_tokens_max=4
@@ -225,6 +228,7 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
             for bias_E in state.router_biases.values():
                 bias_E[3] = -10.0  # nobody asks this expert
         emulated = _emulated(request, state, source)
+        gathered = _watch(state)
         losses, first = [], {}
         dropped: list[list[int]] = []
         for step in range(1, settings.steps + 1):
@@ -246,8 +250,23 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
         biases = {layer: bias.tolist() for layer, bias in sorted(_biases(state, world).items())}
         if rank == 0:
             found = {"gradients": first, "losses": losses, "biases": biases, "dropped": dropped, "values": values}
-            torch.save(found, request["output"])
+            torch.save(found | {"gathered": max(gathered, default=0)}, request["output"])
     return 0
+
+
+def _watch(state: TrainState) -> list[int]:
+    """Count, whenever a layer runs forward, the layers whose rows are gathered."""
+    rows = [slot.name for part in state.flat.sharded for slot in part.slots if ".layers." in slot.name]
+    counts: list[int] = []
+    for model in state.models.values() if rows else ():
+
+        def count(*_: Any, model: Any = model) -> None:
+            whole = {name.split(".")[3] for name in rows if not is_sharded(model.get_parameter(name))}
+            counts.append(len(whole))
+
+        for layer in model.language_model.model.layers.values():
+            layer.register_forward_pre_hook(count)
+    return counts
 
 
 def _emulated(request: Mapping[str, Any], state: TrainState, source: Pages) -> Dropped | None:
@@ -288,7 +307,7 @@ def _whole(state: TrainState, world: Any, *, gradient_too: bool) -> dict[str, to
     whole: dict[str, torch.Tensor] = {}
     for own in state.optimizer.states:
         held = {kind.value: (buffer, begin) for kind, buffer, begin in own.buffers()}
-        held["value"] = (own.part.values if own.part.masters is None else own.part.masters, 0)
+        held["value"] = (_values(own.part), 0)
         if gradient_too:
             held = {"gradient": (own.part.own_gradients, 0)}
         for kind, (buffer, begin) in held.items():
@@ -300,8 +319,25 @@ def _whole(state: TrainState, world: Any, *, gradient_too: bool) -> dict[str, to
     return {name: tensor for stage in stages for name, tensor in stage.items()}
 
 
+def _values(part: Any) -> torch.Tensor:
+    """Originals of what this rank updates, in one buffer."""
+    if isinstance(part, ShardedParameters):
+        rows = torch.zeros(part.own_length)
+        for piece in part.pieces:
+            piece.of_own(rows).copy_(part.own_values(piece))
+        return rows
+    values: torch.Tensor = part.values if part.masters is None else part.masters
+    return values
+
+
 def _joined(state: TrainState, part: Any, buffer: torch.Tensor, begin: int) -> torch.Tensor:
     """One number a scalar, brought together from the ranks that divide a part; NaN where none has it."""
+    if isinstance(part, ShardedParameters):
+        joined = torch.zeros(part.length)
+        for piece in part.pieces:
+            piece.of(joined).copy_(piece.of_own(buffer) if buffer.numel() else torch.tensor(torch.nan))
+        collectives.sum_over(joined, part.group)
+        return joined
     if buffer.shape[0] == part.length:
         return buffer
     joined = torch.full((part.length,), torch.nan)

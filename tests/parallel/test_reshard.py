@@ -23,9 +23,9 @@ def save(start: Any, root: Path, layout: Degrees = (4, 2)) -> None:
     assert start("train", layout=layout, root=root, steps=3).wait() == [0] * 4
 
 
-def digests(start: Any, root: Path, layout: Degrees) -> dict[str, str]:
+def digests(start: Any, root: Path, layout: Degrees, **request: Any) -> dict[str, str]:
     output = root / "digests.json"
-    gang = start("digests", layout=layout, root=root, resume_from=NAME, output=str(output))
+    gang = start("digests", layout=layout, root=root, resume_from=NAME, output=str(output), **request)
     assert set(gang.wait()) == {0}, gang.logs()
     found: dict[str, str] = json.loads(output.read_text())
     return found
@@ -50,6 +50,9 @@ def test_a_checkpoint_of_shared_layers_and_cut_streams_loads_bit_for_bit_into_an
     layouts: list[Degrees] = [{"tp": 4, "ep": 4}, {"dp": 2, "cp": 2}, (1, 1)]
     for layout in layouts:
         assert digests(start, tmp_path, layout) == same, layout
+    rows: list[Degrees] = [shared, {"dp": 3}]
+    for layout in rows:  # of slices, and such of which some ranks have fewer
+        assert digests(start, tmp_path, layout, parameter_sharding="FSDP2") == same, layout
 
 
 def test_a_damaged_checkpoint_is_refused_by_all_ranks_and_the_file_is_named(start: Any, tmp_path: Path) -> None:

@@ -99,6 +99,15 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             plain="training.recompute Full does not go with the schedules ZBVZeroBubble and DualPipeV; "
             "use recompute: Selective, or schedule 1F1B or Interleaved1F1B",
         ),
+        Rule(
+            rule="!has(self.training) || self.training.parameterSharding == 'None' || !has(self.parallelism.pp) || "
+            "self.parallelism.pp == 1",
+            words="training.parameterSharding {self.training.parameterSharding} does not go with parallelism.pp "
+            "{self.parallelism.pp}: a pipeline holds what was gathered until its last microbatch; use pp: 1 and a "
+            "higher ep or tp, or parameterSharding: None with optimizer.stateSharding: Sharded",
+            plain="training.parameterSharding FSDP2 does not go with a parallelism.pp above 1; use pp: 1 and a higher "
+            "ep or tp, or parameterSharding: None with optimizer.stateSharding: Sharded",
+        ),
     ),
     "Workers": (
         Rule(
@@ -130,6 +139,16 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             f"double(self.capacityFactor) <= {CAPACITY_FACTOR_MAX}.0)",
             words="capacityFactor {self.capacityFactor} lies outside its range: above 0, at most "
             f"{CAPACITY_FACTOR_MAX}; leave it out to drop nothing",
+        ),
+        Rule(
+            rule="self.parameterSharding == 'None' || self.optimizer.name != 'Muon'",
+            words="parameterSharding {self.parameterSharding} does not go with optimizer.name Muon, which needs whole "
+            "matrices; use AdamW, or parameterSharding: None with optimizer.stateSharding: Sharded",
+        ),
+        Rule(
+            rule="self.parameterSharding == 'None' || self.optimizer.stateSharding != 'Whole'",
+            words="parameterSharding {self.parameterSharding} shards the state of the optimizer too, "
+            "optimizer.stateSharding is Whole; leave stateSharding out, or use parameterSharding: None",
         ),
         Rule(
             rule=f"!has(self.stages) || size(self.stages) == 0 || {_STAGE_STEPS} == self.steps",

@@ -130,6 +130,10 @@ class Training(Part):
     """Seed of the initial weights."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Type in which the model computes; the router's scores, gradients and the optimizer stay float32."""
+    parameter_sharding: Literal["None", "FSDP2"] = "None"
+    """Who holds parameters: ``None``, every rank all that it computes with; ``FSDP2``, ranks that would hold the same
+    hold rows of it, and gather a layer when it runs (torch's ``fully_shard``), which shards gradients and the
+    optimizer's state with it. ``FSDP2`` needs AdamW and ``pp: 1``."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """Optimizer, its schedule and its state."""
     stages: Annotated[list[Stage], Field(max_length=STAGES_MAX)] = Field(default_factory=list)
@@ -156,6 +160,22 @@ class Training(Part):
         return text
 
     @model_validator(mode="after")
+    def _rows_go_with_it(self) -> "Training":
+        if self.parameter_sharding == "None":
+            return self
+        if self.optimizer.name == "Muon":
+            raise ValueError(
+                f"parameterSharding {self.parameter_sharding} does not go with optimizer.name Muon, which needs whole "
+                "matrices; use AdamW, or parameterSharding: None with optimizer.stateSharding: Sharded"
+            )
+        if self.optimizer.state_sharding == "Whole":
+            raise ValueError(
+                f"parameterSharding {self.parameter_sharding} shards the state of the optimizer too, "
+                "optimizer.stateSharding is Whole; leave stateSharding out, or use parameterSharding: None"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _stages_fill_the_run(self) -> "Training":
         names = [stage.name for stage in self.stages]
         if doubled := sorted({name for name in names if names.count(name) > 1}):
@@ -163,6 +183,7 @@ class Training(Part):
         total = sum(stage.steps for stage in self.stages)
         if self.stages and total != self.steps:
             raise ValueError(
-                f"steps of stages add up to {total}, steps is {self.steps}; change steps to {total}, or those of a stage"
+                f"steps of stages add up to {total}, steps is {self.steps}; "
+                f"change steps to {total}, or those of a stage"
             )
         return self

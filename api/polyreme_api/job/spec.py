@@ -84,6 +84,17 @@ class TrainingJobSpec(Scheduling):
             )
         return self
 
+    @model_validator(mode="after")
+    def _rows_without_stages(self) -> "TrainingJobSpec":
+        sharding, stages = self.training.parameter_sharding, self.parallelism.pp or 1
+        if sharding != "None" and stages > 1:
+            raise ValueError(
+                f"training.parameterSharding {sharding} does not go with parallelism.pp {stages}: a pipeline holds "
+                "what was gathered until its last microbatch; use pp: 1 and a higher ep or tp, or parameterSharding: "
+                "None with optimizer.stateSharding: Sharded"
+            )
+        return self
+
     @model_serializer(mode="wrap")
     def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out parts that were never given: what stands for them is no job's."""

@@ -24,9 +24,13 @@ class Numerics:
     gradient_bytes: int = 4
     optimizer_bytes: int = 8
     """Moments of AdamW, and the float32 weight where the working one is narrower."""
+    matrix_optimizer_bytes: int | None = None
+    """The same of a matrix that Muon updates, with one moment; None: all are AdamW's."""
     activation_bytes: int = 4
     sharded_optimizer: bool = False
     """Whether the ranks that hold the same weights divide their moments (ZeRO-1, arXiv:1910.02054)."""
+    sharded_parameters: bool = False
+    """Whether they hold rows of them, and gather a layer when it runs (FSDP2)."""
 
 
 FLOAT32 = Numerics()

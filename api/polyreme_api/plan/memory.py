@@ -89,11 +89,22 @@ def kept_numbers(shape: ModelShape, *, recompute: Recompute) -> dict[Part, float
     }
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What a rank computes with of the weights [scalars]."""
+
+    common: float
+    """Of all ranks of the dense mesh's slice."""
+    matrices: float
+    """Those of them that lie in matrices of layers."""
+    routed: float
+    unit: tuple[float, float] = (0.0, 0.0)
+    """The largest part that is gathered at once where parameters are sharded: of the former, and routed ones."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _StageBytes:
-    weights: float
-    """Weights [scalars] that all ranks of the dense mesh's slice hold, and routed ones."""
-    routed: float
+    held: _Held
     kept: float
 
 
@@ -144,24 +155,75 @@ def least_states(setting: Setting) -> Callable[[Layout], float]:
     It is the mean over the pipeline's ranks.
     """
     common, routed = held_parameters(setting.shape)
+    parameters = part_parameters(setting.shape)
+    matrices = sum(parameters[part].matrices for part in all_parts(setting.shape))
 
     def least(layout: Layout) -> float:
-        return sum(_state_bytes(setting, layout, common / layout.tp / layout.pp, routed / layout.ep / layout.pp))
+        held = _Held(
+            common=common / layout.tp / layout.pp,
+            matrices=matrices / layout.tp / layout.pp,
+            routed=routed / layout.ep / layout.pp,
+        )
+        return sum(_state_bytes(setting, layout, held))
 
     return least
 
 
-def _state_bytes(setting: Setting, layout: Layout, common: float, routed: float) -> tuple[float, float, float]:
+def _state_bytes(setting: Setting, layout: Layout, held: _Held) -> tuple[float, float, float]:
+    """Work out the bytes of weights, gradients and the optimizer's state."""
+    if setting.numerics.sharded_parameters:
+        return _row_bytes(setting, layout, held)
     numerics = setting.numerics
     copies = (layout.dp * layout.cp, layout.edp) if numerics.sharded_optimizer else (1, 1)
-    held = common + routed
-    moments = numerics.optimizer_bytes * (common / copies[0] + routed / copies[1])
-    return numerics.weight_bytes * held, numerics.gradient_bytes * held, moments
+    # Beside the gradients of all that a rank holds lie the sums of its shares.
+    shares = sum(part / ranks for part, ranks in zip((held.common, held.routed), copies, strict=True) if ranks > 1)
+    return (
+        numerics.weight_bytes * (held.common + held.routed),
+        numerics.gradient_bytes * (held.common + held.routed) + FLOAT32_BYTES * shares,
+        _moment_bytes(setting, held, copies),
+    )
+
+
+def _moment_bytes(setting: Setting, held: _Held, copies: tuple[int, int]) -> float:
+    numerics = setting.numerics
+    of_matrices = numerics.optimizer_bytes
+    if numerics.matrix_optimizer_bytes is not None:
+        of_matrices = numerics.matrix_optimizer_bytes
+    rest = numerics.optimizer_bytes * (held.common - held.matrices)
+    return (rest + of_matrices * held.matrices) / copies[0] + of_matrices * held.routed / copies[1]
+
+
+def _row_bytes(setting: Setting, layout: Layout, held: _Held) -> tuple[float, float, float]:
+    """The same where ranks hold rows: of these weights, sums and moments in float32; besides, what is gathered at once.
+
+    torch holds the unit that runs, the next one, and what that one arrived in; a unit's gradients, and what they are
+    summed from. Parts that nobody shares are held as otherwise.
+    """
+    numerics = setting.numerics
+    weights = gradients = moments = 0.0
+    parts = zip((held.common, held.routed), (layout.dp * layout.cp, layout.edp), held.unit, strict=True)
+    for scalars, ranks, unit in parts:
+        if ranks == 1:
+            weights += numerics.weight_bytes * scalars
+            gradients += numerics.gradient_bytes * scalars
+            moments += numerics.optimizer_bytes * scalars
+            continue
+        original = FLOAT32_BYTES if numerics.optimizer_bytes and numerics.weight_bytes < FLOAT32_BYTES else 0
+        weights += FLOAT32_BYTES * scalars / ranks + 3 * numerics.weight_bytes * unit
+        gradients += FLOAT32_BYTES * scalars / ranks + (numerics.weight_bytes + FLOAT32_BYTES) * unit
+        moments += (numerics.optimizer_bytes - original) * scalars / ranks
+    return weights, gradients, moments
 
 
 def _rank_memory(setting: Setting, layout: Layout, stages: list[_StageBytes], *, held: float, logits: float) -> Memory:
-    common, routed = sum(stage.weights for stage in stages), sum(stage.routed for stage in stages)
-    weights, gradients, moments = _state_bytes(setting, layout, common, routed)
+    of = [stage.held for stage in stages]
+    together = _Held(
+        common=sum(stage.common for stage in of),
+        matrices=sum(stage.matrices for stage in of),
+        routed=sum(stage.routed for stage in of),
+        unit=max((stage.unit for stage in of), key=sum),
+    )
+    weights, gradients, moments = _state_bytes(setting, layout, together)
     return Memory(
         weights_bytes=round(weights),
         gradients_bytes=round(gradients),
@@ -185,14 +247,21 @@ def _stage_bytes(
         begin += count
         parts += [Part.TOWER, Part.EMBEDDING] if at == 0 else []
         parts += [Part.HEAD] if at == len(split) - 1 else []
-        stages.append(
-            _StageBytes(
-                weights=sum(parameters[part].common for part in parts) / layout.tp,
-                routed=sum(parameters[part].routed for part in parts) / layout.ep,
-                kept=sum(kept[part] * streams[part] for part in parts) * number,
-            )
+        held = _Held(
+            common=sum(parameters[part].common for part in parts) / layout.tp,
+            matrices=sum(parameters[part].matrices for part in parts) / layout.tp,
+            routed=sum(parameters[part].routed for part in parts) / layout.ep,
+            unit=max((_unit(setting, layout, part) for part in parts), key=sum),
         )
+        stages.append(_StageBytes(held, kept=sum(kept[part] * streams[part] for part in parts) * number))
     return stages
+
+
+def _unit(setting: Setting, layout: Layout, part: Part) -> tuple[float, float]:
+    """What of a part is gathered at once [scalars]: all of it, and of the tower a layer."""
+    parameters = part_parameters(setting.shape)[part]
+    layers = max(1, setting.shape.vision.layers) if part is Part.TOWER else 1
+    return parameters.common / layout.tp / layers, parameters.routed / layout.ep
 
 
 def _layer_bytes(setting: Setting, layout: Layout, *, packs: int) -> float:

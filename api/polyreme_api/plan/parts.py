@@ -34,6 +34,8 @@ class Parameters:
     """Held by every rank of the stage."""
     routed: int = 0
     """Of the routed experts, which the expert-parallel ranks divide."""
+    matrices: int = 0
+    """Those of ``common`` that lie in matrices of layers, which Muon updates; routed ones all do."""
 
     @property
     def total(self) -> int:
@@ -76,11 +78,17 @@ def part_parameters(shape: ModelShape) -> dict[Part, Parameters]:
     moe = attention_parameters(shape) + norms + shared + d.width * d.experts
     joined = v.width * v.merge**2
     projector = 2 * v.width + joined * joined + joined + joined * d.width + d.width if shape.sees else 0
+    vectors = norms + d.kv_rank + (d.q_rank or 0)
+    tower = v.layers * (4 * v.width * v.width + 2 * v.width * v.ffn_width) + joined * (joined + d.width) * shape.sees
     return {
-        Part.TOWER: Parameters(common=_tower_parameters(shape) + projector),
+        Part.TOWER: Parameters(common=_tower_parameters(shape) + projector, matrices=tower),
         Part.EMBEDDING: Parameters(common=d.vocabulary * d.width),
-        Part.DENSE: Parameters(common=dense),
-        Part.MOE: Parameters(common=moe, routed=3 * d.width * d.expert_ffn_width * d.experts),
+        Part.DENSE: Parameters(common=dense, matrices=dense - vectors),
+        Part.MOE: Parameters(
+            common=moe,
+            routed=3 * d.width * d.expert_ffn_width * d.experts,
+            matrices=moe - vectors - d.width * d.experts,
+        ),
         Part.HEAD: Parameters(common=d.vocabulary * d.width + d.width),
     }
 

@@ -169,7 +169,9 @@ def ways(setting: Setting, layout: Layout, *, packs_per_step: int) -> Iterator[C
 def layouts(setting: Setting, *, world: int, packs_per_step: int) -> Iterator[Layout]:
     """Go through the layouts of a world that the model's sizes allow."""
     d, tokens = setting.shape.decoder, setting.mix.sequence_tokens
-    for pp in divisors(world, min(PP_MAX, d.layers + 2)):
+    # Rows of parameters do not go with stages (``job.spec``).
+    stages_max = 1 if setting.numerics.sharded_parameters else min(PP_MAX, d.layers + 2)
+    for pp in divisors(world, stages_max):
         for tp in divisors(math.gcd(world // pp, d.heads), min(TP_MAX, setting.hardware.near_devices)):
             for cp in divisors(world // pp // tp, CP_MAX):
                 dp = world // pp // tp // cp
@@ -240,7 +242,7 @@ class Pricer:
         times, _ = self.times(of)
         layers_s = self._layers_s[of.layout, of.microbatch_packs, of.recompute]
         whole_s = times.first.total_s + times.last.total_s + layers_s
-        ends_s = self._ends_s(of.layout)
+        ends_s = self._ends_s(of.layout, of.microbatches)
         if of.schedule is None:
             return of.microbatches * whole_s + ends_s
         pp = of.layout.pp
@@ -272,7 +274,7 @@ class Pricer:
             split, makespan_s, busy_s = self._pipeline(of, times, plays)
             bubble_s = makespan_s - busy_s
         exchanges = {axis: taken * microbatches / of.layout.pp for axis, taken in exchanged_s.items()}
-        ends_s = self._ends_s(of.layout)
+        ends_s = self._ends_s(of.layout, of.microbatches)
         shares = {"compute": busy_s - sum(exchanges.values()), **exchanges, "bubble": bubble_s, "gradients": ends_s}
         step_s = makespan_s + ends_s
         return Estimate(
@@ -327,17 +329,23 @@ class Pricer:
             return (len(times.layers),)
         return balanced_split(times, schedule=of.schedule, ranks=of.layout.pp)
 
-    def _ends_s(self, layout: Layout) -> float:
-        """Price what happens once a step: gradients are summed, weights are stepped [seconds]."""
+    def _ends_s(self, layout: Layout, microbatches: int = 1) -> float:
+        """Price what happens once a step: gradients are summed, weights are stepped [seconds].
+
+        Where ranks hold rows of parameters, these are gathered twice a microbatch, and gradients summed once.
+        """
         hardware, numerics = self.setting.hardware, self.setting.numerics
+        moved = 2 * numerics.gradient_bytes
+        if numerics.sharded_parameters:
+            moved = microbatches * (2 * numerics.weight_bytes + numerics.gradient_bytes)
         common, routed = self._common / layout.tp / layout.pp, self._routed / layout.ep / layout.pp
         taken_s = 0.0
         copies = layout.dp * layout.cp
         if copies > 1:
-            sent = 2 * common * numerics.gradient_bytes * (copies - 1) / copies
+            sent = common * moved * (copies - 1) / copies
             taken_s += hardware.exchange_s(sent, span=copies * layout.tp)
         if layout.edp > 1:
-            sent = 2 * routed * numerics.gradient_bytes * (layout.edp - 1) / layout.edp
+            sent = routed * moved * (layout.edp - 1) / layout.edp
             taken_s += hardware.exchange_s(sent, span=layout.edp * layout.ep)
         touched = 2 * sum((numerics.weight_bytes, numerics.gradient_bytes, numerics.optimizer_bytes))
         return taken_s + (common + routed) * touched / hardware.bytes_per_s

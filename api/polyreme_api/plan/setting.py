@@ -12,7 +12,7 @@ from polyreme_api.plan.costs import Recompute, Setting
 from polyreme_api.plan.flops import Mix
 from polyreme_api.plan.hardware import DEFAULT, HARDWARE, PROCESSOR, Hardware, Numerics
 from polyreme_api.plan.shapes import ModelShape
-from polyreme_api.plan.state import divides_update, state_bytes
+from polyreme_api.plan.state import divides_update, matrix_state_bytes, state_bytes
 from polyreme_api.training_stages import kinds_of_packs
 
 IMAGE_PATCHES = 1024
@@ -73,8 +73,10 @@ def numerics_of(spec: TrainingJobSpec, shape: ModelShape) -> Numerics:
     return Numerics(
         weight_bytes=working,
         optimizer_bytes=0 if away else state_bytes(training),
+        matrix_optimizer_bytes=0 if away else matrix_state_bytes(training),
         activation_bytes=working,
         sharded_optimizer=divides_update(training, shape),
+        sharded_parameters=training.parameter_sharding == "FSDP2",
     )
 
 

@@ -13,9 +13,15 @@ SHARDED_FROM_BYTES = 1 << 30
 def state_bytes(training: Training) -> int:
     """Bytes of the optimizer's state for one parameter: moments, and the float32 weight beside a narrower one.
 
-    Muon holds one moment of most parameters, and two of the rest; all are counted with two.
+    Muon holds one moment of most parameters (``matrix_state_bytes``), and two of the rest; where the default is chosen
+    by the size of the whole, all are counted with two.
     """
     return 8 if training.precision == "float32" else 12
+
+
+def matrix_state_bytes(training: Training) -> int:
+    """Bytes of the optimizer's state for one parameter of a layer's matrix."""
+    return state_bytes(training) - (4 if training.optimizer.name == "Muon" else 0)
 
 
 def divides_update(training: Training, shape: ModelShape) -> bool:

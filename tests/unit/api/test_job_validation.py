@@ -138,6 +138,21 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "training.recompute Full does not go with parallelism.schedule DualPipeV",
     ),
+    (
+        {"spec.training.parameterSharding": "FSDP2", "spec.training.optimizer": {"name": "Muon"}},
+        "parameterSharding FSDP2 does not go with optimizer.name Muon, which needs whole matrices; use AdamW",
+    ),
+    (
+        {"spec.training.parameterSharding": "FSDP2", "spec.training.optimizer": {"stateSharding": "Whole"}},
+        "optimizer.stateSharding is Whole; leave stateSharding out, or use parameterSharding: None",
+    ),
+    (
+        {
+            "spec.training.parameterSharding": "FSDP2",
+            "spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2},
+        },
+        "training.parameterSharding FSDP2 does not go with parallelism.pp 2: a pipeline holds what was gathered",
+    ),
     ({"spec.training.capacityFactor": "0"}, "capacityFactor 0 lies outside its range: above 0, at most 1000"),
     # failure rules
     ({"spec.failurePolicy": {"rules": [{"action": "Fail"}]}}, "a rule has either onExitCodes or onPodConditions"),

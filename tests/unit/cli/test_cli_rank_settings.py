@@ -49,6 +49,7 @@ CHANGES: dict[str, Any] = {
     "training.optimizer.finalLearningRate": "0.5",
     "training.optimizer.schedule": "Cosine",
     "training.optimizer.momentum": "0.5",
+    "training.parameterSharding": "FSDP2",
     "training.optimizer.stateSharding": "Sharded",
     "training.optimizer.stateMemory": "Host",
     "training.optimizer.beta1": "0.5",

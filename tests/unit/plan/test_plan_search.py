@@ -23,6 +23,7 @@ from polyreme_api.plan.search import (
     Estimate,
     anything,
     candidates,
+    layouts,
     play,
     played_microbatches,
     search,
@@ -167,7 +168,23 @@ def test_moments_are_divided_over_those_who_hold_the_same() -> None:
     sharded = least_states(setting_of(numerics=MIXED))(layout)
     routed = 26 * 64 * 3 * 2048 * 1408
     common = parameter_count(KIMI_VL_A3B) - routed
-    assert plain - sharded == pytest.approx(12 * (common * 7 / 8 + routed / 2 * 3 / 4))
+    shares = 4 * (common / 8 + routed / 2 / 4)
+    assert plain - sharded == pytest.approx(12 * (common * 7 / 8 + routed / 2 * 3 / 4) - shares)
+
+
+def test_rows_are_held_in_float32_with_two_moments_and_a_gradient() -> None:
+    layout, numerics = Layout(dp=8, ep=2), dataclasses.replace(MIXED, sharded_parameters=True)
+    routed = 26 * 64 * 3 * 2048 * 1408
+    common = parameter_count(KIMI_VL_A3B) - routed
+    assert least_states(setting_of(numerics=numerics))(layout) == pytest.approx(16 * (common / 8 + routed / 2 / 4))
+    alone = least_states(setting_of(numerics=numerics))(Layout(tp=4, ep=4))
+    assert alone == pytest.approx(18 * (common / 4 + routed / 4)), "nobody to share with"
+
+
+def test_rows_do_not_go_with_stages() -> None:
+    rows = setting_of(numerics=dataclasses.replace(MIXED, sharded_parameters=True))
+    assert any(layout.pp > 1 for layout in layouts(setting_of(), world=8, packs_per_step=8))
+    assert {layout.pp for layout in layouts(rows, world=8, packs_per_step=8)} == {1}
 
 
 @pytest.mark.parametrize("shape", [KIMI_VL_A3B, MOONLIGHT_16B_A3B], ids=lambda shape: shape.name)

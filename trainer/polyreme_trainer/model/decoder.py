@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from polyreme_api.plan.shapes import DecoderShape
 from polyreme_trainer.model.attend import Attend
 from polyreme_trainer.model.attention import LatentAttention, RMSNorm
+from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.moe import Dispatcher, FeedForward, MixtureOfExperts, Routed
 from polyreme_trainer.model.recompute import anew, run_layer
 from polyreme_trainer.model.rotary import decoder_turns
@@ -150,10 +151,25 @@ class Decoder(nn.Module):
         )
 
 
+class Head(nn.Linear):
+    """Scores words. The loss is made in here too: a weight that lies elsewhere is brought when its module is called."""
+
+    def __init__(self, shape: DecoderShape, ranks: TensorRanks) -> None:
+        super().__init__(shape.width, share(shape.vocabulary, ranks, what="the vocabulary"), bias=False)
+        self.ranks = ranks
+
+    def forward(self, hidden_SD: Tensor, targets_T: Tensor | None = None) -> Tensor:
+        """Score this rank's words after each hidden state; with targets, sum their loss instead (``token_loss``)."""
+        if targets_T is None:
+            return super().forward(hidden_SD)
+        loss_sum, _ = token_loss(hidden_SD, self.weight, targets_T, self.ranks)
+        return loss_sum
+
+
 class LanguageModel(nn.Module):
     """Decoder and, on the last stage, untied output head."""
 
-    lm_head: nn.Linear
+    lm_head: Head
 
     def __init__(
         self,
@@ -168,4 +184,4 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.model = Decoder(shape, section, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks, ways=ways)
         if section.last:
-            self.lm_head = nn.Linear(shape.width, share(shape.vocabulary, ranks, what="the vocabulary"), bias=False)
+            self.lm_head = Head(shape, ranks)

@@ -184,7 +184,7 @@ def _generate_batch(
     new_tokens_max: int,
     agree: Callable[[bool], bool],
 ) -> list[list[int]]:
-    device = next(model.parameters()).device
+    device = model.like.device
     lengths_B = torch.tensor([len(prompt.prompt_tokens) for prompt in prompts], dtype=torch.int64, device=device)
     row_B = torch.arange(len(prompts), device=device)
     cache, hidden_BD = _prefill(model, line, prompts, lengths_B, new_tokens_max)
@@ -222,7 +222,7 @@ def _prefill(
     model: KimiVL, line: Line, prompts: Sequence[Prompt], lengths_B: Tensor, new_tokens_max: int
 ) -> tuple[_Cache, Tensor | None]:
     """Run the prompts packed; return the cache and the last hidden state of each prompt, where the end is held."""
-    like = next(model.parameters())
+    like = model.like
     tokens = [token for prompt in prompts for token in prompt.prompt_tokens]
     tokens_T = torch.tensor(tokens, dtype=torch.int64, device=like.device)
     lengths: list[int] = lengths_B.tolist()
@@ -248,9 +248,7 @@ def _features(model: KimiVL, prompts: Sequence[Prompt]) -> Tensor:
     values = model.shape.vision.channels * model.shape.vision.patch_px**2
     patches = [np.asarray(prompt.patches_PC, dtype=np.float32).reshape(-1, values) for prompt in prompts]
     # A copy, as in training: what an answer is must not hang on where NumPy's heap had room.
-    patches_PC = torch.tensor(
-        np.concatenate([np.zeros((0, values), np.float32), *patches]), device=next(model.parameters()).device
-    )
+    patches_PC = torch.tensor(np.concatenate([np.zeros((0, values), np.float32), *patches]), device=model.like.device)
     grids = [(int(rows), int(columns)) for prompt in prompts for rows, columns in np.asarray(prompt.grids_I2)]
     return model.image_features(patches_PC, grids)
 

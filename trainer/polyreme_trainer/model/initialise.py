@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,15 @@ from polyreme_trainer.model.ways import PLAIN, Ways
 
 STACKED = (".experts.gate_up_proj", ".experts.down_proj")
 """Ends of the names of parameters that stack experts."""
+
+
+Rows = tuple[Tensor, int]
+"""Rows of a parameter, and the number of the first among all of it."""
+
+
+def all_rows(parameter: Tensor) -> Rows:
+    """A parameter that is held whole."""
+    return parameter, 0
 
 
 def build_model(
@@ -40,6 +50,8 @@ def build_model(
 ) -> KimiVL:
     """Build and initialise a model; parameters in ``dtype``, the router's correction bias in float32.
 
+    On the device ``meta`` it takes no memory, and has no values.
+
     Raises:
         InvalidConfigError: If ``experts_local`` or ``ranks`` do not fit the shape.
     """
@@ -53,6 +65,8 @@ def build_model(
             ranks=ranks,
             ways=ways,
         )
+    if torch.device(device).type == "meta":
+        return model
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             empty = torch.empty(parameter.shape, dtype=dtype, device=device)
@@ -70,41 +84,44 @@ def outline(shape: ModelShape) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def initialise(model: KimiVL, *, seed: int) -> None:
+def initialise(model: KimiVL, *, seed: int, rows_of: Callable[[Tensor], Rows] = all_rows) -> None:
     """Fill every parameter: weights normal, norms one, biases and correction biases zero.
 
     Args:
         model: Any slice of the model.
         seed: The run's seed.
+        rows_of: Which rows of a parameter are here; one tensor at a time is drawn whole.
     """
     for name, parameter in model.named_parameters():
+        own, first = rows_of(parameter)
+        end = first + own.shape[0]
         if name.endswith(".bias"):
-            parameter.zero_()
+            own.zero_()
         elif "norm" in name.rsplit(".", 2)[-2]:
-            parameter.fill_(1.0)
+            own.fill_(1.0)
         elif name.endswith(STACKED):
-            for place, expert in enumerate(model.experts_local):
-                _draw(parameter[place], f"{name}.{expert}", seed, _spread(name, parameter[place], model.shape))
+            for place, expert in enumerate(model.experts_local[first:end]):
+                own[place].copy_(_drawn(own.shape[1:], f"{name}.{expert}", seed, model.shape))
         elif model.ranks.parts > 1 and (cut := cut_of(name)) is not None:
-            whole = torch.empty(whole_shape(parameter.shape, cut, model.ranks.parts))
-            _draw(whole, name, seed, _spread(name, whole, model.shape))
-            parameter.copy_(slice_of(whole, cut, place=model.ranks.place, parts=model.ranks.parts))
+            whole = _drawn(whole_shape(parameter.shape, cut, model.ranks.parts), name, seed, model.shape)
+            own.copy_(slice_of(whole, cut, place=model.ranks.place, parts=model.ranks.parts)[first:end])
         else:
-            _draw(parameter, name, seed, _spread(name, parameter, model.shape))
+            own.copy_(_drawn(parameter.shape, name, seed, model.shape)[first:end])
     for _, buffer in model.named_buffers():
         buffer.zero_()
 
 
-def _spread(name: str, parameter: Tensor, shape: ModelShape) -> float:
+def _drawn(sizes: Sequence[int], name: str, seed: int, shape: ModelShape) -> Tensor:
+    """Draw a whole tensor, in float32 and in host memory."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.randn(tuple(sizes), generator=generator, dtype=torch.float32).mul_(_spread(name, sizes, shape))
+
+
+def _spread(name: str, sizes: Sequence[int], shape: ModelShape) -> float:
     """Standard deviation: the decoder's own, and one over the root of the inputs for tower and projector."""
     if name.startswith("language_model."):
         return shape.decoder.initializer_range
     if name.endswith("pos_emb.weight"):
         return shape.decoder.initializer_range
-    return 1.0 / math.sqrt(parameter[0].numel())
-
-
-def _draw(parameter: Tensor, name: str, seed: int, spread: float) -> None:
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float32) * spread)
+    return 1.0 / math.sqrt(math.prod(sizes[1:]))

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from polyreme_api.errors import InvalidConfigError
 from polyreme_trainer.model.attend import Attend
 from polyreme_trainer.model.grid import Grid
-from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.moe import MixtureOfExperts
 from polyreme_trainer.model.routing import Routing
 from polyreme_trainer.model.vlm import KimiVL
@@ -84,8 +83,7 @@ class Stage(nn.Module):
         if not self.model.section.last:
             stream: Tensor = decoded.hidden_TD
             return stream
-        head_VD = self.model.language_model.lm_head.weight
-        loss_sum, _ = token_loss(decoded.hidden_TD, head_VD, microbatch.targets_T, self.model.ranks)
+        loss_sum: Tensor = self.model.language_model.lm_head(decoded.hidden_TD, microbatch.targets_T)
         return loss_sum
 
     def rows(self, tokens: int) -> int:

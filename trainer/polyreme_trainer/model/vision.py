@@ -54,6 +54,7 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, patches_PC: Tensor, tap_PB: Tensor, weight_PB: Tensor) -> Tensor:
         """Embed patches (float pixels, channel-major)."""
+        patches_PC = patches_PC.to(self.proj.weight.dtype)
         embedded_PW = F.linear(patches_PC, self.proj.weight.flatten(1), self.proj.bias)
         position_PW: Tensor = self.pos_emb(tap_PB, weight_PB)
         return embedded_PW + position_PW
@@ -151,7 +152,7 @@ class VisionTower(nn.Module):
         Raises:
             InvalidConfigError: If grids do not match the patches or the merge.
         """
-        shape, weight = self.shape, self.patch_embed.proj.weight
+        shape = self.shape
         lengths = [rows * columns for rows, columns in grids]
         if sum(lengths) != patches_PC.shape[0]:
             raise InvalidConfigError(
@@ -159,7 +160,7 @@ class VisionTower(nn.Module):
             )
         tables = self._tables(grids)
         own = self._own_patches(sum(lengths))
-        patches_SC = patches_PC.to(weight.dtype).index_select(0, own(tables.order_P))
+        patches_SC = patches_PC.index_select(0, own(tables.order_P))
         x_SW = self.patch_embed(patches_SC, own(tables.tap_PB), own(tables.weight_PB))
         turn_PF = patch_turns(tables.row_P, tables.column_P, head_dim=shape.head_dim, theta=shape.rope_theta)
         images = segments(lengths, causal=False, device=x_SW.device, dtype=x_SW.dtype)

@@ -62,6 +62,8 @@ class KimiVL(nn.Module):
             InvalidConfigError: If ``experts_local`` or ``ranks`` do not fit the shape.
         """
         super().__init__()
+        self.computes_in: torch.dtype | None = None
+        """Type of the computation, where parameters are held in another."""
         self.shape = shape
         self.media_token = media_token
         self.experts_local = range(shape.decoder.experts) if experts_local is None else experts_local
@@ -73,6 +75,12 @@ class KimiVL(nn.Module):
         self.language_model = LanguageModel(
             shape.decoder, self.section, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks, ways=ways
         )
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of nothing, of the type and on the device of the computation."""
+        parameter = next(self.parameters())
+        return torch.empty(0, dtype=self.computes_in or parameter.dtype, device=parameter.device)
 
     def forward(
         self,

@@ -265,11 +265,13 @@ class FlatModel:
     """Slices of the tensor-parallel group, the same on the ranks of dp x cp."""
     experts: SlicedParameters
     """Experts of this rank, the same on the ranks of edp."""
+    sharded: tuple[FlatParameters, ...] = ()
+    """Parameters of which this rank holds rows (``sharded.py``); the others hold what is not among them."""
 
     @property
     def parts(self) -> tuple[FlatParameters, ...]:
-        """All buffers: dense, exact, tensor slices, experts."""
-        return self.dense, self.exact, self.tensor.flat, self.experts.flat
+        """All buffers: dense, exact, tensor slices, experts, and what is sharded."""
+        return self.dense, self.exact, self.tensor.flat, self.experts.flat, *self.sharded
 
     def clear_gradients(self) -> None:
         """Set all gradients, and what rides with them, to zero, before a step's first backward pass."""

@@ -12,6 +12,8 @@ makes the mean:
 Slices have an all-reduce of their own unless they are small (``flat.flatten``). The numbers that ride along must reach
 all ranks; where there are several stages, a second, small all-reduce over the world carries them.
 
+Where ranks hold rows of parameters (``sharded.py``), the backward pass has summed their gradients before.
+
 Where ranks divide the update (``zero.py``), gradients are summed into the shares of their owners only, and the numbers
 that ride along, with the squared norms of all shares, take one small all-reduce over the world.
 
@@ -90,6 +92,8 @@ def reduce_step(flat: FlatModel, local: LocalStep, meshes: Meshes) -> GlobalStep
         if not part.fused:
             collectives.sum_over(part.flat.gradients, group)
             square = square + _square(part.flat.gradients) / part.slices.copies
+    for rows in flat.sharded:  # summed by the backward pass, and each scalar is on one rank of the stage
+        square = square + _square(rows.own_gradients)
     _write_riders(riders, local, square)
     collectives.sum_over(flat.dense.reduced, meshes.stage_group)
     riders[_SLICED_SQUARE] += _square(flat.dense.guests)
@@ -126,7 +130,8 @@ def _write_riders(riders: Tensor, local: LocalStep, sliced_square: Tensor) -> No
     high, low = divmod(local.unmasked, _COUNT_BASE)
     riders[0] = local.loss_sum.detach()
     riders[_SLICED_SQUARE] = sliced_square
-    riders[2:6] = torch.tensor([high, low, local.stop, local.save], dtype=riders.dtype)
+    for place, number in enumerate((high, low, local.stop, local.save), start=2):
+        riders[place] = number  # a fill: a copy would have the host wait for an accelerator
     riders[_SCALARS:] = local.routing_MX.flatten()
 
 

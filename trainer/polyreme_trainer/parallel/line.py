@@ -44,8 +44,7 @@ class StageLine:
             if number == 0:
                 stream_SD = begin(model)
             elif stream_SD is None or self._rank_of[number - 1] != self._rank:
-                like = next(model.parameters())
-                stream_SD = like.new_empty((rows, model.shape.decoder.width))
+                stream_SD = model.like.new_empty((rows, model.shape.decoder.width))
                 collectives.receive(stream_SD, self._rank_of[number - 1], self._group)
             stream_SD = run(model, stream_SD)
             if number < last and self._rank_of[number + 1] != self._rank:
@@ -54,7 +53,7 @@ class StageLine:
 
     def tell(self, prompts: int, say: Callable[[], Tensor] | None) -> Tensor:
         """Broadcast the last stage's tokens."""
-        device = next(next(iter(self._models.values())).parameters()).device
+        device = next(iter(self._models.values())).like.device
         token_B = torch.empty(prompts, dtype=torch.int64, device=device) if say is None else say()
         collectives.from_rank(token_B, self._rank_of[-1], self._group)
         return token_B

@@ -210,9 +210,8 @@ class Scheduled:
 
     def _stream(self, stage: Stage, tokens: int) -> Tensor:
         """Say how a stream looks: only shape and type are read."""
-        like = next(stage.parameters())
         width = stage.model.shape.decoder.width
-        return torch.empty(stage.rows(tokens), width, dtype=like.dtype, device="meta", requires_grad=True)
+        return torch.empty(stage.rows(tokens), width, dtype=stage.model.like.dtype, device="meta", requires_grad=True)
 
     def _loss(self) -> Tensor:
         return torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)

@@ -27,7 +27,6 @@ from polyreme_api.progress import ALL_SETS
 from polyreme_api.store import ObjectStore
 from polyreme_trainer.model.decoder import Decoded
 from polyreme_trainer.model.generate import generate
-from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.line import StageLine
@@ -63,7 +62,8 @@ def evaluate(
     mine = range(meshes.rank % stage_ranks // meshes.layout.tp, count, askers)
     model = max(state.models.items())[1]
     pages: list[dict[str, Any]] = []
-    # Under expert parallelism all ranks run the same passes: equally many batches, the last ones perhaps empty.
+    # Under expert parallelism, and with rows of parameters, all ranks run the same passes: equally many batches, the
+    # last ones perhaps empty.
     for batch in range(math.ceil(math.ceil(count / askers) / PROMPTS_AT_ONCE)):
         samples = [source.sample(index) for index in mine[batch * PROMPTS_AT_ONCE : (batch + 1) * PROMPTS_AT_ONCE]]
         with whole_rows(model.ranks), _answering(state.models.values()):
@@ -72,7 +72,7 @@ def evaluate(
                 samples,
                 stop_token=stop_token,
                 new_tokens_max=settings.answer_tokens_max,
-                agree=_agree(meshes),
+                agree=_agree(state, meshes),
                 prompts_at_once=PROMPTS_AT_ONCE,
                 line=_line(state, meshes),
             )
@@ -137,7 +137,8 @@ def _loss_sum(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor |
         hidden_SD = line.through(rows.stop - rows.start, begin, run)
     if hidden_SD is None:
         return None
-    return token_loss(hidden_SD, model.language_model.lm_head.weight, microbatch.targets_T, model.ranks)[0]
+    loss_sum: Tensor = model.language_model.lm_head(hidden_SD, microbatch.targets_T)
+    return loss_sum
 
 
 @contextlib.contextmanager
@@ -156,11 +157,12 @@ def _line(state: TrainState, meshes: Meshes) -> StageLine | None:
     return StageLine(state.models, state.stage_ranks, meshes.pp_group) if meshes.layout.pp > 1 else None
 
 
-def _agree(meshes: Meshes) -> Callable[[bool], bool]:
-    """Whether all ranks are done that need each other: for experts, and for shares of layers."""
-    if meshes.layout.ep == meshes.layout.tp == 1:
+def _agree(state: TrainState, meshes: Meshes) -> Callable[[bool], bool]:
+    """Whether all ranks are done that need each other: for experts, shares of layers, or rows of parameters."""
+    rows = bool(state.flat.sharded)
+    if meshes.layout.ep == meshes.layout.tp == 1 and not rows:
         return bool
-    group = meshes.ep_group if meshes.layout.tp == 1 else meshes.stage_group
+    group = meshes.stage_group if rows or meshes.layout.tp > 1 else meshes.ep_group
     return lambda done: collectives.all_agree(done, group)
 
 

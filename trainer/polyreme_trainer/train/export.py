@@ -1,67 +1,89 @@
-"""The trained model in files that others read: slices gathered to rank 0, written by it alone."""
+"""The trained model in files that others read: tensors gathered to rank 0 one by one, written by it alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from polyreme_api.batch import TokenIds
-from polyreme_api.plan.shapes import ModelShape
-from polyreme_trainer.export.huggingface import export_model
+from polyreme_trainer.export.huggingface import export_tensors
 from polyreme_trainer.model.initialise import outline
 from polyreme_trainer.model.sharding import cut_of, join
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.flat import FlatModel
 from polyreme_trainer.parallel.mesh import Meshes
+from polyreme_trainer.parallel.sharded import gather_rows, is_sharded
 from polyreme_trainer.train.settings import TrainSettings
-from polyreme_trainer.train.state import TrainState
+from polyreme_trainer.train.state import DTYPES, TrainState
 
 
 @torch.no_grad()
 def export(state: TrainState, settings: TrainSettings, meshes: Meshes, directory: Path, *, tokens: TokenIds) -> None:
     """Write the model; every rank calls it, since each holds slices that rank 0 lacks.
 
-    Memory on rank 0: the whole model once, in host memory. Other ranks hold one gathered tensor at a time, and send
-    those of their stages one by one.
+    Memory: one gathered tensor at a time, on every rank.
 
     Raises:
         OSError: On rank 0, if the disk refuses; an older export stays as it was.
     """
     held = {name: tensor for model in state.models.values() for name, tensor in model.state_dict().items()}
-    joined = ((name, join_slices(name, tensor, state.flat, meshes)) for name, tensor in held.items())
-    whole: dict[str, Tensor] = {}
-    dtypes = {name: tensor.dtype for name, tensor in held.items()}
-    for name, tensor in _to_first(joined, dtypes, settings.shape, meshes):
+    types = {name: _type_of(tensor, DTYPES[settings.precision]) for name, tensor in held.items()}
+    stages = collectives.gather_to_all(types, meshes.pp_group)
+    expected = {
+        name: torch.empty(tensor.shape, dtype=dtype, device="meta")
+        for name, tensor in outline(settings.shape).items()
+        for dtype in [next(stage[name] for stage in stages if name in stage)]
+    }
+    tensors = _to_first(state, held, expected, stages, meshes)
+    try:
         if meshes.rank == 0:
-            whole[name] = tensor.to("cpu")
-    if meshes.rank == 0:
-        ordered = {name: whole[name] for name in outline(settings.shape)}
-        export_model(ordered, settings.shape, directory, tokens=tokens, tokenizer=settings.tokenizer)
+            export_tensors(expected, tensors, settings.shape, directory, tokens=tokens, tokenizer=settings.tokenizer)
+    finally:
+        # The others, and those of rank 0 if its disk has refused: what is joined takes every rank.
+        for _ in tensors:
+            pass
+
+
+def _type_of(tensor: Tensor, computes_in: torch.dtype) -> torch.dtype:
+    """Type of a tensor in the export: that of the computation, also where its rows are held in another."""
+    return computes_in if is_sharded(tensor) else tensor.dtype
 
 
 def _to_first(
-    joined: Iterator[tuple[str, Tensor]], held: Mapping[str, torch.dtype], shape: ModelShape, meshes: Meshes
+    state: TrainState,
+    held: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    stages: Sequence[Collection[str]],
+    meshes: Meshes,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield this rank's tensors and, on rank 0, those that the later ranks of its pipeline send, one by one."""
+    """Join all tensors in the order of the model; on rank 0 yield each, whichever rank of the pipeline holds it.
+
+    Args:
+        state: This rank's.
+        held: What this rank holds.
+        expected: Shapes and types of all tensors.
+        stages: Names of what each rank of the pipeline holds.
+        meshes: This rank's place.
+    """
     own, speaks = meshes.place("pp"), meshes.rank % (meshes.layout.world // meshes.layout.pp) == 0
-    if meshes.layout.pp == 1 or not speaks:
-        yield from joined  # to join slices takes every rank of the stage
-        return
-    dtypes = collectives.gather_to_all(held, meshes.pp_group)
-    for name, tensor in joined:
-        if own:
-            collectives.send(tensor, 0, meshes.pp_group)
-        else:
-            yield name, tensor
-    sizes = outline(shape) if own == 0 else {}
-    for place in range(1, meshes.layout.pp) if own == 0 else ():
-        for name, dtype in dtypes[place].items():
-            received = torch.empty(sizes[name].shape, dtype=dtype)
-            collectives.receive(received, place, meshes.pp_group)
+    for name, like in expected.items():
+        holder = own if name in held else next(place for place, names in enumerate(stages) if name in names)
+        if holder == own:
+            rows = gather_rows(held[name]).to(like.dtype) if is_sharded(held[name]) else held[name]
+            joined = join_slices(name, rows, state.flat, meshes)
+            if own and speaks:
+                collectives.send(joined.to("cpu"), 0, meshes.pp_group)
+            elif meshes.rank == 0:
+                yield name, joined
+            del rows, joined  # before the next one is made
+        elif meshes.rank == 0:
+            received = torch.empty(like.shape, dtype=like.dtype)
+            collectives.receive(received, holder, meshes.pp_group)
             yield name, received
+            del received
 
 
 def join_slices(name: str, own: Tensor, flat: FlatModel, meshes: Meshes) -> Tensor:

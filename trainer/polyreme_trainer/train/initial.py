@@ -11,12 +11,13 @@ from polyreme_api.errors import PolyremeError
 from polyreme_trainer.export.huggingface import TOKENIZER_FILE
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.mesh import Meshes, experts_of
+from polyreme_trainer.parallel.sharded import rows_of
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import TrainState
 from polyreme_trainer.weights.catalogue import read_catalogue
 from polyreme_trainer.weights.fit import check_fit
 from polyreme_trainer.weights.load import load_weights
-from polyreme_trainer.weights.pieces import Place
+from polyreme_trainer.weights.pieces import Place, Rows
 
 _log = logging.getLogger(__name__)
 
@@ -63,9 +64,14 @@ def _fill(state: TrainState, settings: TrainSettings, meshes: Meshes, folder: Pa
         tensor=slices.place,
         tensor_parts=slices.count,
     )
-    held = {name: tensor for model in state.models.values() for name, tensor in model.state_dict().items()}
+    held = {
+        name: Rows(own=own, first=first, rows=tensor.shape[0])
+        for model in state.models.values()
+        for name, tensor in model.state_dict().items()
+        for own, first in [rows_of(tensor)]
+    }
     filled = load_weights(held, catalogue, names, place)
-    total = sum(tensor.numel() for tensor in held.values())
+    total = sum(rows.own.numel() for rows in held.values())
     _log.info(
         "rank %d begins with weights of %s, under %s's names: %d of its %d scalars, the rest is drawn",
         meshes.rank, folder, names.value, filled, total,

@@ -36,6 +36,15 @@ class Precision(enum.StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class ParameterSharding(enum.StrEnum):
+    """Who holds parameters."""
+
+    NONE = "None"
+    """Every rank, all that it computes with."""
+    FSDP2 = "FSDP2"
+    """Ranks that would hold the same hold rows of it, and gather a layer when it runs (``parallel/sharded.py``)."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
     """AdamW or Muon, its schedule and state, clipping, and the router's bias rule."""
@@ -134,6 +143,8 @@ class TrainSettings:
     weights: Path | None = None
     """Folder of weights that a run without a checkpoint starts from; None: drawn by the seed."""
     precision: Precision = Precision.FLOAT32
+    parameter_sharding: ParameterSharding = ParameterSharding.NONE
+    """Who holds parameters; where rows are held, so is the state of the optimizer."""
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     export_directory: Path | None = None
@@ -152,6 +163,23 @@ class TrainSettings:
                 f"recompute full does not go with schedule {self.pipeline.schedule}, which makes gradients of inputs "
                 "and of weights apart and would make every layer anew for both; use selective, or another schedule",
                 field="spec.training.recompute or spec.parallelism.schedule",
+            )
+        if self.parameter_sharding is not ParameterSharding.NONE:
+            self._check_rows()
+
+    def _check_rows(self) -> None:
+        field = "spec.training.parameterSharding"
+        if self.layout.pp > 1:
+            raise InvalidConfigError(
+                f"parameter sharding {self.parameter_sharding} does not go with pp {self.layout.pp}: a pipeline holds "
+                "what was gathered until its last microbatch; use pp 1 and a higher ep or tp, or divided updates",
+                field=f"{field} or spec.parallelism.pp",
+            )
+        if self.optimizer.name is OptimizerName.MUON:
+            raise InvalidConfigError(
+                f"parameter sharding {self.parameter_sharding} does not go with Muon, which needs whole matrices; use "
+                "AdamW, or divided updates",
+                field=f"{field} or spec.training.optimizer.name",
             )
 
     def stage_of(self, step: int) -> TrainingStage:

@@ -6,7 +6,7 @@ Legend: M layers with experts, E experts, L of the former on this rank, X number
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -33,12 +33,19 @@ from polyreme_trainer.parallel.gradients import (
 )
 from polyreme_trainer.parallel.mesh import Meshes, experts_of, sparse_place
 from polyreme_trainer.parallel.pipeline import Pipeline, held_sections, open_pipeline, stage_ranks
+from polyreme_trainer.parallel.sharded import ShardedParameters, shard
 from polyreme_trainer.parallel.tensor import TensorGroup
 from polyreme_trainer.parallel.zero import DividedUpdate, divide_update
 from polyreme_trainer.train.inputs import Inputs, Sharing, sharing_of
 from polyreme_trainer.train.muon import whole_names
 from polyreme_trainer.train.optimizer import Optimizer, learner_of, update_router_biases
-from polyreme_trainer.train.settings import OptimizerName, OptimizerSettings, Precision, TrainSettings
+from polyreme_trainer.train.settings import (
+    OptimizerName,
+    OptimizerSettings,
+    ParameterSharding,
+    Precision,
+    TrainSettings,
+)
 
 DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 _EXACT = ".mlp.gate.weight"
@@ -81,6 +88,7 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
     """
     decoder, layout = settings.shape.decoder, settings.layout
     ranks = TensorGroup(meshes.tp_group) if layout.tp > 1 else ALONE
+    rows = settings.parameter_sharding is ParameterSharding.FSDP2
     stages = {
         number: Stage(
             build_model(
@@ -92,14 +100,16 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
                 dispatcher=AllToAllDispatcher(meshes.ep_group) if layout.ep > 1 else None,
                 ranks=ranks,
                 ways=settings.ways,
-                device=settings.rank.device_type,
+                device="meta" if rows else settings.rank.device_type,
             )
         )
         for number, section in held_sections(settings.pipeline, meshes, settings.shape).items()
     }
+    sharded = _shard(settings, stages, meshes) if rows else ()
     parameters = {name: parameter for stage in stages.values() for name, parameter in stage.model.named_parameters()}
+    elsewhere = {slot.name for part in sharded for slot in part.slots}
     flat = flatten(
-        parameters,
+        {name: parameter for name, parameter in parameters.items() if name not in elsewhere},
         riders=rider_count(decoder.layers - decoder.dense_layers, numbers_of_a_layer(decoder.experts)),
         stage=Shares(count=layout.world // layout.pp, place=meshes.rank % (layout.world // layout.pp)),
         tensor=Slices(
@@ -118,6 +128,7 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
         ),
         update=_update(settings, parameters),
     )
+    flat = dataclasses.replace(flat, sharded=sharded)
     return TrainState(
         stages=stages,
         pipeline=open_pipeline(stages, settings.pipeline, meshes, device=settings.rank.device_type),
@@ -143,13 +154,29 @@ def _update(settings: TrainSettings, parameters: Mapping[str, Tensor]) -> Update
         dtype=DTYPES[settings.precision],
         exact=frozenset(name for name in parameters if name.endswith(_EXACT)),
         whole=whole,
-        divided=settings.optimizer.divided,
+        divided=_divides(settings),
         bucket_scalars=settings.optimizer.bucket_scalars,
     )
 
 
+def _divides(settings: TrainSettings) -> bool:
+    """Whether an update is divided by shares; where rows are, little is left, and every rank updates that."""
+    return settings.optimizer.divided and settings.parameter_sharding is ParameterSharding.NONE
+
+
+def _shard(settings: TrainSettings, stages: dict[int, Stage], meshes: Meshes) -> tuple[ShardedParameters, ...]:
+    return shard(
+        stages,
+        meshes,
+        seed=settings.seed,
+        dtype=DTYPES[settings.precision],
+        device=settings.rank.device_type,
+        timeout_s=settings.rank.collective_timeout_s,
+    )
+
+
 def _divided(settings: TrainSettings, flat: FlatModel, meshes: Meshes) -> DividedUpdate | None:
-    if not settings.optimizer.divided:
+    if not _divides(settings):
         return None
     return divide_update(flat, meshes, timeout_s=settings.rank.collective_timeout_s)
 
@@ -269,7 +296,7 @@ def content(state: TrainState, meshes: Meshes, *, with_rng: bool = True, with_op
     Weights are float32 there whatever the model computes in: a load into their originals is followed by ``restored``.
     """
     settle(state)
-    weights = [_weights(state.flat, part) for part in state.flat.parts]
+    weights = [held for part in state.flat.parts for held in _weights(state.flat, part)]
     moments = [
         _held(state.flat, own.part, prefix=f"optimizer.{kind}", buffer=buffer, begin=begin)
         for own in state.optimizer.states
@@ -297,11 +324,15 @@ def adopted(state: TrainState) -> None:
         part.adopt()
 
 
-def _weights(flat: FlatModel, part: FlatParameters) -> FlatTensors:
+def _weights(flat: FlatModel, part: FlatParameters) -> Iterator[FlatTensors]:
     """Name weights: where the model computes in another type their originals, of what this rank updates."""
-    if part.masters is None:
-        return FlatTensors(prefix="model", slots=part.slots, buffer=part.values, part=_part_of(flat, part))
-    return _held(flat, part, prefix="model", buffer=part.masters, begin=0)
+    if isinstance(part, ShardedParameters):
+        for piece in part.pieces:
+            yield _held(flat, part, prefix="model", buffer=part.own_values(piece), begin=piece.own)
+    elif part.masters is None:
+        yield FlatTensors(prefix="model", slots=part.slots, buffer=part.values, part=_part_of(flat, part))
+    else:
+        yield _held(flat, part, prefix="model", buffer=part.masters, begin=0)
 
 
 def _held(flat: FlatModel, part: FlatParameters, *, prefix: str, buffer: Tensor, begin: int) -> FlatTensors:
@@ -318,5 +349,8 @@ def _held(flat: FlatModel, part: FlatParameters, *, prefix: str, buffer: Tensor,
 
 
 def _part_of(flat: FlatModel, part: FlatParameters) -> tuple[int, int] | None:
+    if isinstance(part, ShardedParameters):
+        of = flat.experts.slices if part.slots[0].name.endswith(STACKED) else flat.tensor.slices
+        return None if of.count == 1 else (of.place, of.count)
     slices = {id(sliced.flat): sliced.slices for sliced in (flat.tensor, flat.experts)}.get(id(part))
     return None if slices is None else (slices.place, slices.count)

@@ -21,18 +21,18 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_trainer.weights import FIELD
 from polyreme_trainer.weights.catalogue import Catalogue, Stored, unreadable
 from polyreme_trainer.weights.fit import Names
-from polyreme_trainer.weights.pieces import Piece, Place, pieces
+from polyreme_trainer.weights.pieces import Piece, Place, Rows, pieces
 
 MAPPED_BYTES_MAX = 64 << 20
 """Bytes of parts that are copied before the file is closed and opened again, unless one part is larger."""
 
 
 @torch.no_grad()
-def load_weights(held: Mapping[str, Tensor], catalogue: Catalogue, names: Names, place: Place) -> int:
+def load_weights(held: Mapping[str, Rows], catalogue: Catalogue, names: Names, place: Place) -> int:
     """Fill a rank's tensors in place; those that the scheme of names does not know keep their values.
 
     Args:
-        held: Tensors of the rank by their names in the whole model, on any device; experts stacked.
+        held: Rows of the rank's tensors by their names in the whole model, on any device; experts stacked.
         catalogue: Where the weights lie; they fit the model (``fit.check_fit``).
         names: Scheme of their names.
         place: Which slices ``held`` are.
@@ -88,7 +88,8 @@ def _copy(path: Path, window: Sequence[_Known]) -> None:
 def _fill(piece: Piece, file: Any, name: str) -> None:
     end = piece.start + piece.own.shape[piece.dim]
     stored = file.get_slice(name)
-    piece.own.copy_(stored[:, piece.start : end] if piece.dim else stored[piece.start : end])
+    rows = slice(piece.row, piece.row + piece.own.shape[0])
+    piece.own.copy_(stored[rows, piece.start : end] if piece.dim else stored[piece.start : end])
     if piece.own.numel() and not all(bound.isfinite() for bound in piece.own.aminmax()):
         raise not_finite(name, file.get_tensor(name))
 

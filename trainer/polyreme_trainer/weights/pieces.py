@@ -35,26 +35,53 @@ class Piece:
     """A view of what the rank holds, of the part's shape."""
     dim: int = 0
     start: int = 0
-    """First index of the part along ``dim``; it is as long as ``own``, and whole along all other dimensions."""
+    """First index of the part along ``dim``; it is as long as ``own``, and whole along all dimensions behind the
+    first."""
+    row: int = 0
+    """First row of the part, where ``dim`` is another dimension."""
 
 
-def pieces(held: Mapping[str, Tensor], place: Place) -> Iterator[Piece]:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Rows of a rank's tensor: where ranks share it they hold some each."""
+
+    own: Tensor
+    first: int = 0
+    rows: int
+    """Rows of all of it."""
+
+    @staticmethod
+    def whole(tensors: Mapping[str, Tensor]) -> dict[str, Rows]:
+        """Tensors of which this rank holds all rows."""
+        return {name: Rows(own=tensor, rows=tensor.shape[0]) for name, tensor in tensors.items()}
+
+
+def pieces(held: Mapping[str, Rows], place: Place) -> Iterator[Piece]:
     """Cut up what a rank holds into parts that lie in one stored tensor each.
 
     Args:
-        held: Tensors of the rank by their names in the whole model; experts stacked.
-        place: Which slices these are.
+        held: Rows of the rank's tensors by their names in the whole model; experts stacked.
+        place: Which slices these tensors are.
     """
-    for name, own in held.items():
+    for name, rows in held.items():
+        own, first, end = rows.own, rows.first, rows.first + rows.own.shape[0]
+        if first == end:
+            continue
         cut = cut_of(name) if place.tensor_parts > 1 else None
         if name.endswith((GATE_UP, DOWN)):
-            yield from _experts(name, own, place.experts)
+            yield from _experts(name, own, place.experts[first:end])
         elif cut is None:
-            yield Piece(source=name, own=own)
-        else:
+            yield Piece(source=name, own=own, start=first)
+        elif cut.dim:
             for chunk in chunks(own.shape, cut, place=place.tensor, parts=place.tensor_parts):
                 part = own.narrow(cut.dim, chunk.own, chunk.length)
-                yield Piece(source=name, own=part, dim=cut.dim, start=chunk.whole)
+                yield Piece(source=name, own=part, dim=cut.dim, start=chunk.whole, row=first)
+        else:
+            for chunk in chunks((rows.rows, *own.shape[1:]), cut, place=place.tensor, parts=place.tensor_parts):
+                begin, stop = max(first, chunk.own), min(end, chunk.own + chunk.length)
+                if begin < stop:
+                    part = own[begin - first : stop - first]
+                    yield Piece(source=name, own=part, start=chunk.whole + begin - chunk.own)
 
 
 def _experts(name: str, own_EXX: Tensor, experts: range) -> Iterator[Piece]:

@@ -13,7 +13,7 @@ from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.weights.catalogue import read_catalogue
 from polyreme_trainer.weights.fit import check_fit
 from polyreme_trainer.weights.load import load_weights
-from polyreme_trainer.weights.pieces import Place
+from polyreme_trainer.weights.pieces import Place, Rows
 
 TOKENS = TokenIds(media=1, end=2, pad=0)
 ALL = Place(experts=range(KIMI_VL_NANO.decoder.experts))
@@ -25,7 +25,7 @@ def read_back(
     """Load a folder into another model of the same shape."""
     other = build_model(shape, seed=99, media_token=TOKENS.media, dtype=dtype).state_dict()
     catalogue = read_catalogue(folder)
-    load_weights(other, catalogue, check_fit(catalogue, shape), ALL)
+    load_weights(Rows.whole(other), catalogue, check_fit(catalogue, shape), ALL)
     return other
 
 

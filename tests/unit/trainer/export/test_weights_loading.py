@@ -30,7 +30,7 @@ from polyreme_trainer.weights import FIELD, load
 from polyreme_trainer.weights.catalogue import read_catalogue
 from polyreme_trainer.weights.fit import Names, check_fit, wanted_tensors
 from polyreme_trainer.weights.load import load_weights
-from polyreme_trainer.weights.pieces import Place
+from polyreme_trainer.weights.pieces import Place, Rows
 from tests.unit.trainer.export.reading import TOKENS, assert_equal, read_back
 
 EXPERT = "language_model.model.layers.1.mlp.experts.3.up_proj.weight"
@@ -107,12 +107,40 @@ def test_every_slice_of_every_layout_gets_its_own_part_and_no_other(
             dispatcher=LocalDispatcher(),
             ranks=Ranks(tensor, tp),
         ).state_dict()
-        filled = load_weights(held, catalogue, names, Place(experts=experts, tensor=tensor, tensor_parts=tp))
+        filled = load_weights(
+            Rows.whole(held), catalogue, names, Place(experts=experts, tensor=tensor, tensor_parts=tp)
+        )
         assert filled == sum(own.numel() for own in held.values())
         found += len(held)
         for name, own in held.items():
             assert torch.equal(own, _part(name, whole[name], experts, tensor, tp)), name
     assert found == len(whole) * tp * ep
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_rows_of_a_slice_get_their_own_part_and_no_other(model: KimiVL, exported: pathlib.Path, tp: int) -> None:
+    """Dealt to three ranks, rows are uneven, and some ranks have none."""
+    whole, sharers = model.state_dict(), 3
+    catalogue = read_catalogue(exported)
+    names = check_fit(catalogue, KIMI_VL_NANO)
+    experts = range(4, 8)
+    for tensor in range(tp):
+        place = Place(experts=experts, tensor=tensor, tensor_parts=tp)
+        slices = {name: _part(name, own, experts, tensor, tp) for name, own in whole.items()}
+        for sharer in range(sharers):
+            held = {name: _rows(own, sharer, sharers) for name, own in slices.items()}
+            filled = load_weights(held, catalogue, names, place)
+            assert filled == sum(rows.own.numel() for rows in held.values())
+            for name, rows in held.items():
+                expected = slices[name][rows.first : rows.first + rows.own.shape[0]]
+                assert torch.equal(rows.own, expected), name
+
+
+def _rows(whole: torch.Tensor, sharer: int, sharers: int) -> Rows:
+    run = -(-whole.shape[0] // sharers)
+    mine = whole[sharer * run : (sharer + 1) * run]
+    first = min(sharer * run, whole.shape[0])
+    return Rows(own=torch.full_like(mine, torch.nan), first=first, rows=whole.shape[0])
 
 
 def test_of_the_files_no_more_is_in_memory_than_a_window_or_one_tensor(
@@ -143,7 +171,7 @@ def test_of_the_files_no_more_is_in_memory_than_a_window_or_one_tensor(
     names = check_fit(catalogue, shape)
     monkeypatch.setattr(load, "MAPPED_BYTES_MAX", 1 << 20)
     before = _peak_bytes(reset=True)
-    load_weights(held, catalogue, names, place)
+    load_weights(Rows.whole(held), catalogue, names, place)
     assert _peak_bytes() - before < 8 << 20
     assert held["language_model.lm_head.weight"].float().unique().tolist() == [last]
 

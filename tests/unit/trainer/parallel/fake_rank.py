@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import json
 import sys
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from polyreme_api.plan.costs import Recompute
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.shapes import KIMI_VL_NANO, ModelShape
+from polyreme_api.store import ObjectStore
 from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.section import sections
 from polyreme_trainer.model.tensor import ALONE
@@ -27,6 +29,16 @@ from polyreme_trainer.parallel.collectives import sum_over
 from polyreme_trainer.parallel.dispatch import AllToAllDispatcher
 from polyreme_trainer.parallel.mesh import experts_of, open_meshes
 from polyreme_trainer.parallel.tensor import TensorGroup
+from polyreme_trainer.parallel.world import RankSettings
+from polyreme_trainer.train.settings import (
+    CheckpointSettings,
+    OptimizerName,
+    OptimizerSettings,
+    ParameterSharding,
+    Precision,
+    TrainSettings,
+)
+from polyreme_trainer.train.state import open_state
 from tests.unit.trainer.kept import kept_bytes
 
 WIDE = (6, 1, 2)
@@ -41,6 +53,9 @@ LAYOUTS = (
 )
 """Layouts of eight ranks, and the decoder layers of their stages."""
 WORLD, TOKENS, SIDE, MEDIA_TOKEN = 8, 256, 16, 1
+HELD = Layout(dp=4, cp=2, ep=2)
+"""Layout whose state is counted, by how it is held."""
+KINDS = ("whole", "divided", "muon", "rows")
 
 
 def shape_of(layers: int, dense_layers: int, tower_layers: int) -> ModelShape:
@@ -121,10 +136,37 @@ def weight_bytes(layout: Layout, split: tuple[int, ...]) -> int:
     return max(held)
 
 
+def state_bytes(layout: Layout, kind: str) -> dict[str, int]:
+    """Open a rank's whole state in bfloat16; count what it holds of weights, gradients and the optimizer's numbers."""
+    shape, meshes = shape_of(*WIDE), open_meshes(layout, timeout_s=60)
+    settings = TrainSettings(
+        rank=RankSettings(rank=0, world=WORLD, attempt=1),
+        layout=layout,
+        shape=shape,
+        steps=1,
+        checkpoint=CheckpointSettings(store=cast("ObjectStore", None)),
+        precision=Precision.BFLOAT16,
+        parameter_sharding=ParameterSharding.FSDP2 if kind == "rows" else ParameterSharding.NONE,
+        optimizer=OptimizerSettings(
+            name=OptimizerName.MUON if kind == "muon" else OptimizerName.ADAMW, divided=kind == "divided"
+        ),
+    )
+    state = open_state(settings, meshes, media_token=MEDIA_TOKEN)
+    parts = state.flat.parts
+    rows = sum(piece.length for part in state.flat.sharded for piece in part.pieces)
+    own = sum(part.own_gradients.nbytes for part in parts if part.shares.count > 1)
+    moments = sum(buffer.nbytes for of in state.optimizer.states for _, buffer, _ in of.buffers())
+    return {
+        "weights": sum(part.values.nbytes for part in parts) + 4 * rows,
+        "gradients": own + sum(part.gradients.nbytes for part in parts if part not in state.flat.sharded),
+        "optimizer": moments + sum(part.masters.nbytes for part in parts if part.masters is not None),
+    }
+
+
 def main() -> None:
     """Print what each of the shapes named on the command line holds, ``layers-dense-tower-recompute``.
 
-    And, under the name of each layout, the weights of its fullest rank.
+    And, under the name of each layout, the weights of its fullest rank; of some, its state by how it is held.
     """
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
@@ -134,6 +176,8 @@ def main() -> None:
         found[name] = held_bytes(shape_of(*map(int, sizes)), Recompute(recompute))
     for layout, split in LAYOUTS:
         found[str(layout)] = {"weights": weight_bytes(layout, split)}
+    for kind in KINDS:
+        found[kind] = state_bytes(HELD, kind)
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,12 +13,12 @@ import pytest
 
 from polyreme_api.plan.costs import Recompute, Setting
 from polyreme_api.plan.flops import Mix
-from polyreme_api.plan.hardware import FLOAT32, HARDWARE
+from polyreme_api.plan.hardware import FLOAT32, HARDWARE, MIXED
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.memory import kept_numbers, memory_of
-from polyreme_api.plan.parts import Part
+from polyreme_api.plan.parts import Part, part_parameters
 from polyreme_api.plan.schedules import Schedule
-from tests.unit.trainer.parallel.fake_rank import LAYOUTS, SIDE, TOKENS, WIDE, WORLD, shape_of
+from tests.unit.trainer.parallel.fake_rank import HELD, KINDS, LAYOUTS, SIDE, TOKENS, WIDE, WORLD, shape_of
 
 ROOT = Path(__file__).parents[4]
 SHAPES = ("2-1-2", "3-1-2", "3-2-2", "2-1-3")
@@ -113,3 +114,27 @@ def test_a_layout_divides_the_state_as_planned(held: Held, layout: Layout, split
     assert abs(memory.weights_bytes - seen) <= error * seen
     assert memory.gradients_bytes == memory.weights_bytes
     assert memory.optimizer_bytes == 2 * memory.weights_bytes
+
+
+NUMERICS = {
+    "whole": dataclasses.replace(MIXED, sharded_optimizer=False),
+    "divided": MIXED,
+    "muon": dataclasses.replace(MIXED, sharded_optimizer=False, matrix_optimizer_bytes=8),
+    "rows": dataclasses.replace(MIXED, sharded_parameters=True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_is_held_as_planned(held: Held, kind: str) -> None:
+    """In bfloat16, with float32 routers; of rows the whole, without what is gathered while layers run."""
+    of = dataclasses.replace(setting("-".join(map(str, WIDE))), numerics=NUMERICS[kind])
+    planned = memory_of(
+        of, HELD, packs=1, microbatches=1, recompute=Recompute.NONE, schedule=None, split=(of.shape.decoder.layers,)
+    )
+    parts = part_parameters(of.shape)
+    unit = max(parts[part].common + parts[part].routed / HELD.ep for part in (Part.EMBEDDING, Part.HEAD, Part.MOE))
+    gathered = unit if kind == "rows" else 0
+    assert planned.weights_bytes - 3 * 2 * gathered == pytest.approx(held[kind]["weights"], rel=0.02)
+    assert planned.gradients_bytes - (2 + 4) * gathered == pytest.approx(held[kind]["gradients"], rel=0.02)
+    assert planned.optimizer_bytes == pytest.approx(held[kind]["optimizer"], rel=0.02)

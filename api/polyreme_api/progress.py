@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 MESSAGE_CHARACTERS_MAX = 1024
+LAYERS_MAX = 96
+"""Layers whose routing is told on the Lease: more would not fit a line that is written whole."""
 ALL_SETS = ""
 """Name under which the held-out loss of all sets together stands."""
 EXITS_MAX = 64
@@ -91,6 +93,19 @@ class StepRecord(_Record):
     """Rows beyond the capacity of an expert, of all layers and ranks; a token has as many rows a layer as experts."""
 
 
+class RoutingByLayer(_Record):
+    """How the tokens of a step were routed, by layer with experts; the figures are rounded: people look at them."""
+
+    first_layer: int = Field(default=0, ge=0)
+    """Number of the first such layer in the decoder; the others follow."""
+    load_max: Annotated[tuple[float, ...], Field(max_length=LAYERS_MAX)] = ()
+    """Tokens of the fullest expert over the mean of its layer's."""
+    entropy: Annotated[tuple[float, ...], Field(max_length=LAYERS_MAX)] = ()
+    """Of a token's scores, as shares [nats], the mean over tokens."""
+    dropped: Annotated[tuple[int, ...], Field(max_length=LAYERS_MAX)] = ()
+    """Rows beyond the capacity of an expert."""
+
+
 class ProgressRecord(_Record):
     """The newest state of an attempt, as it stands on the job's Lease."""
 
@@ -111,6 +126,8 @@ class ProgressRecord(_Record):
     """Newest held-out loss of all sets."""
     held_out_step: int | None = None
     """Step behind which it was measured."""
+    routing: RoutingByLayer | None = None
+    """Of that step; None for a model without experts, or with more layers than are told."""
     tokens_per_second: float | None = None
     step_seconds: float | None = None
     checkpoint: CheckpointRef | None = None

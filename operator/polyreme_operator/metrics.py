@@ -1,7 +1,8 @@
 """What Prometheus reads of the operator: names in the manner of Kueue's, each worked out of what has been written.
 
 Counted where the cluster has accepted it, so that a refused write counts nothing. The number of series is bounded:
-queues and reasons are few, and of jobs only the newest ``GOODPUT_JOBS_MAX`` have a series.
+queues and reasons are few, and of jobs only the newest ``GOODPUT_JOBS_MAX`` have a series, and those that trained last
+some of their training.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import Accounting, RestartRecord
+from polyreme_api.progress import ProgressRecord
 from polyreme_operator.types.observer import RoundSeen
 from polyreme_operator.types.reasons import ConditionType, Reason, Scope
 from polyreme_operator.types.timestamps import parse_time_or
@@ -22,6 +24,8 @@ from polyreme_operator.types.views import JobView
 PREFIX = "polyreme"
 GOODPUT_JOBS_MAX = 200
 """Jobs that have a series of their own; the one whose status was written longest ago makes way."""
+TRAINING_JOBS_MAX = 50
+"""Jobs of whose training there are series: some by layer."""
 QUEUES_MAX = 1_000
 """Queues that have series; those behind them, by name, are summed up as ``OTHER_QUEUES``."""
 OTHER_QUEUES = "(others)"
@@ -75,6 +79,28 @@ class Metrics:
             "namespace",
             "job",
         )
+        of_job, newest = ("namespace", "job"), f"the {TRAINING_JOBS_MAX} jobs that trained last"
+        self.job_step = self._gauge("job_step", f"Newest step of a job; {newest}.", *of_job)
+        self.job_loss = self._gauge("job_loss", f"Loss of that step; {newest}.", *of_job)
+        self.job_held_out_loss = self._gauge(
+            "job_held_out_loss", f"Newest held-out loss, over all sets; {newest}.", *of_job
+        )
+        self.job_expert_load_ratio = self._gauge(
+            "job_expert_load_ratio",
+            "Tokens of a layer's fullest expert over the mean of its experts, in the newest step; 1 is even.",
+            *of_job,
+            "layer",
+        )
+        self.job_router_entropy_nats = self._gauge(
+            "job_router_entropy_nats",
+            "Entropy of a token's scores by layer, the mean of the newest step.",
+            *of_job,
+            "layer",
+        )
+        self.job_rows_dropped = self._gauge(
+            "job_rows_dropped", "Rows beyond the capacity of experts by layer, in the newest step.", *of_job, "layer"
+        )
+        self._training: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self.lost_gpu_seconds_total = self._counter(
             "lost_gpu_seconds_total", "Time of devices that brought no step that counts.", "cause"
         )
@@ -131,6 +157,45 @@ class Metrics:
         known = self._jobs.pop(uid, None)
         if known is not None:
             self.job_goodput_ratio.remove(*known)
+        self._forget_training(uid)
+
+    def trains(self, job: JobView, record: ProgressRecord) -> None:
+        """Show what the ranks say of their newest step."""
+        if record.loss is None or job.status.finished:
+            return
+        own = job.namespace, job.name
+        self._training[job.uid] = own
+        self._training.move_to_end(job.uid)
+        self.job_step.labels(*own).set(record.step)
+        self.job_loss.labels(*own).set(record.loss)
+        if record.held_out_loss is not None:
+            self.job_held_out_loss.labels(*own).set(record.held_out_loss)
+        if (routing := record.routing) is not None:
+            for gauge, values in (
+                (self.job_expert_load_ratio, routing.load_max),
+                (self.job_router_entropy_nats, routing.entropy),
+                (self.job_rows_dropped, routing.dropped),
+            ):
+                for layer, value in enumerate(values, start=routing.first_layer):
+                    gauge.labels(*own, str(layer)).set(value)
+        if len(self._training) > TRAINING_JOBS_MAX:
+            self._forget_training(next(iter(self._training)))
+
+    def _forget_training(self, uid: str) -> None:
+        own = self._training.pop(uid, None)
+        if own is not None:
+            for gauge in self._of_training():
+                gauge.remove_by_labels(dict(zip(("namespace", "job"), own, strict=True)))
+
+    def _of_training(self) -> tuple[Gauge, ...]:
+        return (
+            self.job_step,
+            self.job_loss,
+            self.job_held_out_loss,
+            self.job_expert_load_ratio,
+            self.job_router_entropy_nats,
+            self.job_rows_dropped,
+        )
 
     def untold(self, reason: str) -> None:
         """Count an event that was dropped."""
@@ -203,9 +268,11 @@ class Metrics:
         """Take whether this replica leads; one that does not knows nothing of jobs that wait."""
         self.leader.set(int(leading))
         if not leading:
-            for gauge in (self.pending_jobs, self.queue_used, self.queue_quota, self.job_goodput_ratio):
+            queues = self.pending_jobs, self.queue_used, self.queue_quota, self.job_goodput_ratio
+            for gauge in (*queues, *self._of_training()):
                 gauge.clear()
             self._jobs.clear()
+            self._training.clear()
 
     def requested(self, verb: str, kind: str, code: str, *, status: bool = False) -> None:
         """Take a call to the API server and how it ended."""

@@ -8,8 +8,8 @@ from polyreme_api.progress import ProgressRecord
 CODE_STOPPED = 75
 _FROM_RANK = frozenset(
     {
-        "phase", "step", "steps", "stage", "loss", "held_out_loss", "held_out_step", "tokens_per_second",
-        "step_seconds", "checkpoint", "message",
+        "phase", "step", "steps", "stage", "loss", "held_out_loss", "held_out_step", "routing",
+        "tokens_per_second", "step_seconds", "checkpoint", "message",
     }
 )  # fmt: skip
 

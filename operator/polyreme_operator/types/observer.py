@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from polyreme_api.job import TrainingJobStatus
+from polyreme_api.progress import ProgressRecord
 from polyreme_operator.types.views import JobView
 
 
@@ -35,6 +36,10 @@ class Observer(Protocol):
         """Take a status that the cluster has accepted; ``job`` is as it was before."""
         ...
 
+    def trains(self, job: JobView, record: ProgressRecord) -> None:
+        """Take what the ranks of a job say of their newest step."""
+        ...
+
     def decided(self, seen: RoundSeen) -> None:
         """Take a round of the scheduler."""
         ...
@@ -56,6 +61,9 @@ class NullObserver:
     """Nobody looks."""
 
     def wrote(self, job: JobView, after: TrainingJobStatus, *, now_s: float) -> None:
+        """Do nothing."""
+
+    def trains(self, job: JobView, record: ProgressRecord) -> None:
         """Do nothing."""
 
     def decided(self, seen: RoundSeen) -> None:

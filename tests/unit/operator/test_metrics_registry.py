@@ -8,13 +8,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from polyreme_api.job.status import Accounting, LostTime, Preemption, RestartRecord
+from polyreme_api.progress import ProgressRecord, RoutingByLayer
 from polyreme_api.times import rfc3339
 from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
 from polyreme_operator.adapters.embedded.store import Store
 from polyreme_operator.core.status import with_condition, withdraw
 from polyreme_operator.core.transition import admit
 from polyreme_operator.counted import CountedCluster, code_of
-from polyreme_operator.metrics import GOODPUT_JOBS_MAX, OTHER_QUEUES, QUEUES_MAX, Metrics
+from polyreme_operator.metrics import GOODPUT_JOBS_MAX, OTHER_QUEUES, QUEUES_MAX, TRAINING_JOBS_MAX, Metrics
 from polyreme_operator.port import ConflictError, NotFoundError, ObjectRef, PortTimeoutError
 from polyreme_operator.types.observer import NullObserver, Observer, RoundSeen
 from polyreme_operator.types.reasons import Cause, ConditionType, Reason, Scope
@@ -33,6 +34,7 @@ def test_the_metrics_and_the_null_observer_are_observers() -> None:
     for observer in seen:
         observer.gone("nobody")
         observer.decided(RoundSeen(cycle_s=0.1))
+        observer.trains(job(), ProgressRecord(attempt=1))
         observer.wrote(job(), job().status, now_s=NOW_S)
 
 
@@ -209,3 +211,39 @@ def test_every_metric_is_served_under_the_name_that_the_page_says() -> None:
     metrics = Metrics()
     served = {line.split()[2] for line in metrics.render().decode().splitlines() if line.startswith("# TYPE")}
     assert {metric.name for metric in metrics.described} == {name for name in served if not name.endswith("_created")}
+
+
+def trained(step: int, **more: object) -> ProgressRecord:
+    routing = RoutingByLayer(first_layer=1, load_max=(1.5, 2.0), entropy=(3.0, 2.5), dropped=(0, 7))
+    return ProgressRecord(attempt=1, step=step, loss=2.0 / step, routing=routing).model_copy(update=more)
+
+
+def test_what_ranks_say_of_their_newest_step_is_shown_by_job_and_by_layer() -> None:
+    metrics, view = Metrics(), job("big")
+    own = {"namespace": view.namespace, "job": view.name}
+    metrics.trains(view, ProgressRecord(attempt=1))
+    assert read(metrics, "polyreme_job_step", **own) is None, "no step yet"
+    metrics.trains(view, trained(4, held_out_loss=0.75, held_out_step=4))
+    metrics.trains(view, trained(5))
+    assert read(metrics, "polyreme_job_step", **own) == 5
+    assert read(metrics, "polyreme_job_loss", **own) == pytest.approx(0.4)
+    assert read(metrics, "polyreme_job_held_out_loss", **own) == 0.75
+    assert read(metrics, "polyreme_job_expert_load_ratio", **own, layer="2") == 2.0
+    assert read(metrics, "polyreme_job_router_entropy_nats", **own, layer="1") == 3.0
+    assert read(metrics, "polyreme_job_rows_dropped", **own, layer="2") == 7
+    metrics.gone(view.uid)
+    assert b'job="big"' not in metrics.render()
+
+
+def test_jobs_with_series_of_their_training_are_bounded_and_a_replica_that_follows_has_none() -> None:
+    metrics = Metrics()
+    for number in range(TRAINING_JOBS_MAX + 3):
+        metrics.trains(job(f"job-{number}"), trained(1))
+    metrics.trains(job("job-3"), trained(2))
+    metrics.trains(job("one-more"), trained(1))
+    shown = {name for name in metrics.render().decode().splitlines() if name.startswith("polyreme_job_rows_dropped{")}
+    assert len(shown) == 2 * TRAINING_JOBS_MAX
+    assert any('job="job-3"' in line for line in shown)
+    assert not any('job="job-4"' in line for line in shown), "the one that was told of longest ago makes way"
+    metrics.leads(False)
+    assert b'job="job-3"' not in metrics.render()

@@ -60,6 +60,15 @@ class Routing:
             dropped=round(float(self.dropped_LE.double().sum())),
         )
 
+    def by_layer(self, *, experts_per_token: int) -> tuple[tuple[float, float, int], ...]:
+        """Say of each layer the fullest expert over the mean, the mean entropy of a token, and rows dropped."""
+        load_LE = self.load_LE.double()
+        tokens_L = load_LE.sum(1) / experts_per_token
+        fullest_L = load_LE.amax(1) / load_LE.mean(1).clamp(min=1e-30)
+        entropy_L = self.entropy_L.double() / tokens_L.clamp(min=1)
+        dropped_L = self.dropped_LE.double().sum(1).round().long()
+        return tuple(zip(fullest_L.tolist(), entropy_L.tolist(), dropped_L.tolist(), strict=True))
+
     def __add__(self, other: Routing) -> Routing:
         """Of the tokens of both."""
         return Routing(

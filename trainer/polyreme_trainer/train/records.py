@@ -12,7 +12,15 @@ from typing import BinaryIO
 
 from polyreme_api.clock import Clock
 from polyreme_api.history import steps_key
-from polyreme_api.progress import ALL_SETS, CheckpointRef, ProgressRecord, ProgressSink, RankPhase, StepRecord
+from polyreme_api.progress import (
+    ALL_SETS,
+    CheckpointRef,
+    ProgressRecord,
+    ProgressSink,
+    RankPhase,
+    RoutingByLayer,
+    StepRecord,
+)
 from polyreme_api.store import ObjectStore
 
 FLUSH_STEPS_MAX = 100
@@ -39,13 +47,14 @@ class Reporter:
         """Say after which step this attempt goes on."""
         self._report({"resumed_from_step": step, "step": step})
 
-    def step(self, step: StepRecord) -> None:
-        """Say that a step is done."""
+    def step(self, step: StepRecord, routing: RoutingByLayer | None = None) -> None:
+        """Say that a step is done, and how its tokens were routed."""
         self._report(
             {
                 "phase": RankPhase.TRAINING,
                 "step": step.step,
                 "loss": step.loss,
+                "routing": routing,
                 "stage": step.stage,
                 **({"held_out_loss": step.held_out[ALL_SETS], "held_out_step": step.step} if step.held_out else {}),
                 "step_seconds": step.step_s,

@@ -7,7 +7,7 @@
 
 ``load`` and ``dropped`` are rows of each expert, summed over all ranks and steps from ``fromStep`` to ``step``;
 ``entropy`` is the mean of the tokens' [nats]. The step log has three numbers of it a step; this has all of it, and does
-not grow with the run.
+not grow with the run. By layer, without experts, the newest step's stand on the job's Lease.
 
 Legend: M layers with experts, X numbers about the routing of one.
 """
@@ -21,8 +21,12 @@ from torch import Tensor
 
 from polyreme_api.history import routing_key
 from polyreme_api.plan.shapes import DecoderShape
+from polyreme_api.progress import LAYERS_MAX, RoutingByLayer
 from polyreme_api.store import ObjectStore
 from polyreme_trainer.model.routing import Routing
+
+DECIMALS = 4
+"""Of what is told while a run trains."""
 
 
 class RoutingTable:
@@ -42,6 +46,19 @@ class RoutingTable:
             self._from_step, self._sum_MX = step, numbers_MX.clone()
         else:
             self._sum_MX += numbers_MX
+
+    def told(self, routing_MX: Tensor) -> RoutingByLayer | None:
+        """Say of a step's numbers what is told while it trains; None where there are no layers, or too many."""
+        if not 0 < routing_MX.shape[0] <= LAYERS_MAX:
+            return None
+        of = Routing.from_numbers(routing_MX.to("cpu"))
+        layers = of.by_layer(experts_per_token=self._shape.experts_per_token)
+        return RoutingByLayer(
+            first_layer=self._shape.dense_layers,
+            load_max=tuple(round(fullest, DECIMALS) for fullest, _, _ in layers),
+            entropy=tuple(round(entropy, DECIMALS) for _, entropy, _ in layers),
+            dropped=tuple(dropped for _, _, dropped in layers),
+        )
 
     def write(self, *, step: int) -> None:
         """Write the window that ends with a step, and begin the next one.

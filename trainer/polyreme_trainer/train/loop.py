@@ -15,7 +15,7 @@ from polyreme_api.errors import InvalidConfigError, RunFailedError
 from polyreme_api.progress import RankPhase, StepRecord
 from polyreme_api.training_stages import times_learned
 from polyreme_trainer.checkpoint.save import CheckpointWriter
-from polyreme_trainer.model.routing import Routing
+from polyreme_trainer.model.routing import Routing, Summary
 from polyreme_trainer.parallel.gradients import GlobalStep
 from polyreme_trainer.parallel.mesh import Meshes, packs_of
 from polyreme_trainer.train.evaluation import held_out_losses
@@ -84,8 +84,12 @@ class Loop:
         self._check(total, number)
         rate, learned = rate_of(number, settings), times_learned(settings.all_stages, number)
         update(self.state, total, settings.optimizer, rate=rate, learned=learned)
+        # Rank 0 reads the routing first: an accelerator has ended the update only then.
+        routing = None if settings.rank.rank else self._summary(total)
         step_s = self.clock.steady_s() - begun_s
-        self._record(total, rate, step_s=step_s, held_out=self._held_out())
+        held_out = self._held_out()
+        if routing is not None:
+            self._record(total, rate, routing, step_s=step_s, held_out=held_out)
         return total
 
     def _held_out(self) -> dict[str, float]:
@@ -119,11 +123,13 @@ class Loop:
                 field="spec.training.optimizer.learningRate, or the data of that step",
             )
 
-    def _record(self, total: GlobalStep, rate: float, *, step_s: float, held_out: dict[str, float]) -> None:
-        if self.settings.rank.rank:
-            return
+    def _summary(self, total: GlobalStep) -> Summary:
         chosen = self.settings.shape.decoder.experts_per_token
-        routing = Routing.from_numbers(total.routing_MX).summary(experts_per_token=chosen)
+        return Routing.from_numbers(total.routing_MX).summary(experts_per_token=chosen)
+
+    def _record(
+        self, total: GlobalStep, rate: float, routing: Summary, *, step_s: float, held_out: dict[str, float]
+    ) -> None:
         record = StepRecord(
             attempt=self.settings.rank.attempt,
             step=self.state.step,

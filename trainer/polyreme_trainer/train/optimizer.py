@@ -30,6 +30,9 @@ from polyreme_trainer.parallel.flat import FlatModel, FlatParameters, Piece, Slo
 from polyreme_trainer.train import muon
 from polyreme_trainer.train.settings import OptimizerSettings
 
+AT_ONCE_SCALARS = 1 << 30
+"""Scalars of one call of the fused kernel: on CUDA releases of it count in 32 bits, and the experts of a few layers are
+more in one buffer."""
 Updated = Callable[[FlatParameters, Piece], None]
 
 
@@ -186,7 +189,7 @@ class Optimizer:
                 [first[cut]],
                 [second[cut]],
                 [],
-                [torch.tensor(float(times), device=values.device)],
+                [torch.full((), float(times), device=values.device)],
                 lr=due.rate,
                 beta1=settings.beta1,
                 beta2=settings.beta2,
@@ -194,7 +197,7 @@ class Optimizer:
                 eps=settings.epsilon,
                 amsgrad=False,
                 maximize=False,
-                grad_scale=torch.tensor(1.0 / due.scale, device=values.device),
+                grad_scale=torch.full((), 1.0 / due.scale, device=values.device),
                 found_inf=None,
             )
         _leave(homes[0], first)
@@ -276,12 +279,12 @@ def _learners(part: FlatParameters) -> list[tuple[int, int, Learner]]:
 
 
 def _cuts(runs: Sequence[_Run], *, decayed: int, weight_decay: float) -> Iterator[tuple[slice, int, float]]:
-    """Cut runs where decay ends: yield scalars, how often they have learned, and their decay."""
+    """Cut runs where decay ends, and to what a kernel takes; yield scalars, how often they learned, and their decay."""
     for run in runs:
         border = min(max(decayed, run.start), run.stop)
         for start, stop, decay in ((run.start, border, weight_decay), (border, run.stop, 0.0)):
-            if start < stop:
-                yield slice(start, stop), run.times, decay
+            for at in range(start, stop, AT_ONCE_SCALARS):
+                yield slice(at, min(at + AT_ONCE_SCALARS, stop)), run.times, decay
 
 
 def _leave(home: Tensor, visited: Tensor) -> None:

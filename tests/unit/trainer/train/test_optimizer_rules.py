@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_trainer.parallel.flat import flatten
+from polyreme_trainer.train import optimizer
 from polyreme_trainer.train.optimizer import Optimizer, update_router_biases
 from polyreme_trainer.train.settings import OptimizerSettings
 
@@ -57,3 +60,27 @@ def test_an_even_load_moves_no_bias_however_large_it_is() -> None:
 def test_loads_of_other_layers_are_refused() -> None:
     with pytest.raises(InvalidConfigError, match="loads do not fit the model: 5 layers, it has 2 routers"):
         update_router_biases([torch.zeros(4), torch.zeros(4)], torch.zeros(5, 4), rate=0.5)
+
+
+def test_a_buffer_beyond_what_a_kernel_takes_at_once_is_updated_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def after_a_step() -> torch.Tensor:
+        torch.manual_seed(0)
+        layer = nn.Linear(7, 5)
+        flat = flatten(dict(layer.named_parameters()), riders=0)
+        layer(torch.ones(3, 7)).square().sum().backward()
+        Optimizer(flat, OptimizerSettings()).step(learning_rate=0.01, gradient_scale=0.5)
+        return flat.dense.values
+
+    calls: list[int] = []
+    kernel: Any = torch._fused_adamw_
+
+    def counted(values: list[torch.Tensor], *rest: Any, **options: Any) -> None:
+        calls.append(values[0].numel())
+        kernel(values, *rest, **options)
+
+    monkeypatch.setattr(torch, "_fused_adamw_", counted)
+    whole, at_once = after_a_step(), max(calls)
+    monkeypatch.setattr(optimizer, "AT_ONCE_SCALARS", 16)
+    calls.clear()
+    assert torch.equal(after_a_step(), whole)
+    assert at_once > 16 == max(calls)

@@ -93,29 +93,32 @@ def test_what_a_stage_does_not_train_stays_and_a_resume_in_any_stage_changes_not
     assert json.loads((tmp_path / "sixth" / "config.json").read_text())["text_config"]["rope_theta"] == 10_000.0
 
 
-def test_a_pipeline_trains_the_stages_of_one_process(start: Any, tmp_path: Path) -> None:
+def test_pipelines_and_rows_of_parameters_train_the_stages_of_one_process(start: Any, tmp_path: Path) -> None:
     """Also where all layers of a rank stand still, and its orders make gradients of weights apart."""
     held_out = {"questions": RUN["packs"], "evaluated_every": 4}
     run = {**RUN, **held_out, "interval": STEPS, "decoder": {"layers": LAYERS}, "optimizer": {"weight_decay": 0.1}}
-    alone = start("train", layout={"dp": 1}, root=tmp_path / "alone", **run)
     pipeline = {"schedule": "ZBVZeroBubble", "layers": [1] * LAYERS, "microbatches": 4}
-    piped = start("train", layout={"pp": 2, "tp": 2, "ep": 2}, root=tmp_path / "piped", pipeline=pipeline, **run)
-    for gang in (alone, piped):
+    ways: dict[str, dict[str, Any]] = {
+        "alone": {"layout": {"dp": 1}},
+        "piped": {"layout": {"pp": 2, "tp": 2, "ep": 2}, "pipeline": pipeline},
+        "rows": {"layout": {"dp": 2, "ep": 2}, "parameter_sharding": "FSDP2"},
+    }
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, way in ways.items():
+        gang = start("train", root=tmp_path / name, **way, **run)
         assert set(gang.wait()) == {0}, gang.logs()
-    expected = records(tmp_path / "alone", 1)
-    seen = records(tmp_path / "piped", 1)
-    assert [of["learningRate"] for of in seen] == [of["learningRate"] for of in expected]
-    for quantity in ("loss", "gradientNorm"):
-        ours, theirs = ([record[quantity] for record in of] for of in (seen, expected))
-        assert ours[:3] == pytest.approx(theirs[:3], rel=2e-5), quantity
-        assert ours == pytest.approx(theirs, rel=1e-2), f"{quantity}, with a token or two routed elsewhere"
-    for of in (seen, expected):
-        told = {record["step"]: record["heldOut"] for record in of if record["heldOut"]}
+        found[name] = records(tmp_path / name, 1)
+        told = {record["step"]: record["heldOut"] for record in found[name] if record["heldOut"]}
         assert list(told) == [4, 8]
         before = told[HELD_OUT_STEP - 1]
         assert before.keys() == {"", "odd", "even"}
-        assert before[""] == pytest.approx(of[HELD_OUT_STEP - 1]["loss"], rel=1e-5), (
-            "the loss of the packs of that step"
-        )
+        assert before[""] == pytest.approx(found[name][HELD_OUT_STEP - 1]["loss"], rel=1e-5), "of the same packs"
         assert before["odd"] != before["even"]
-    assert seen[7]["heldOut"] == pytest.approx(expected[7]["heldOut"], rel=1e-2)
+    expected = found.pop("alone")
+    for name, seen in found.items():
+        assert [of["learningRate"] for of in seen] == [of["learningRate"] for of in expected]
+        for quantity in ("loss", "gradientNorm"):
+            ours, theirs = ([record[quantity] for record in of] for of in (seen, expected))
+            assert ours[:3] == pytest.approx(theirs[:3], rel=2e-5), (name, quantity)
+            assert ours == pytest.approx(theirs, rel=1e-2), f"{name}, {quantity}, with a token or two routed elsewhere"
+        assert seen[7]["heldOut"] == pytest.approx(expected[7]["heldOut"], rel=1e-2), name

@@ -72,6 +72,9 @@ def test_what_a_stage_does_not_train_stays_and_a_resume_in_any_stage_changes_not
     # The second stage goes on along the optimizer's schedule, the third falls by its own from the optimizer's peak.
     assert rates == pytest.approx([3e-3, 3e-3, 2e-3, 2e-3, 2e-3, (2e-3 + 1e-4) / 2, 1e-3, 2e-3])
     assert json.loads((tmp_path / "export" / "config.json").read_text())["text_config"]["rope_theta"] == 40_000.0
+    told = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()][-1]
+    assert (told["stage"], told["routing"]["firstLayer"], len(told["routing"]["entropy"])) == ("long", 1, 2)
+    assert max(told["routing"]["loadMax"]) == pytest.approx(whole[-1]["expertLoadMax"], abs=1e-4)
 
     first, second, fifth, sixth = states(start, tmp_path, 1, 2, 5, 6)
     kinds = ("value", "first", "second", "momentum")

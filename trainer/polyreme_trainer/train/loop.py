@@ -147,7 +147,7 @@ class Loop:
         )
         self.log.write(record)
         self.routing.add(total.routing_MX, step=self.state.step)
-        self.reporter.step(record)
+        self.reporter.step(record, self.routing.told(total.routing_MX))
 
     def _save(self) -> None:
         self.log.flush()

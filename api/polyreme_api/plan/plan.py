@@ -256,7 +256,8 @@ def _explicit(spec: TrainingJobSpec, setting: Setting, longest: Packs, *, world:
         fitting = fitting_layouts(world=world, shape=shape, packs_per_step=packs, pack_tokens=tokens)
         near = sorted(fitting, key=lambda other: distance(other, layout))[:3]
         words = f"; layouts of {world} ranks that fit: {', '.join(map(str, near))}" if near else ""
-        raise InvalidConfigError(f"layout does not fit: {'; '.join(broken)}{words}", field="spec.parallelism")
+        stage = f" stage {longest.stage!r}" if longest.stage else ""
+        raise InvalidConfigError(f"layout does not fit{stage}: {'; '.join(broken)}{words}", field="spec.parallelism")
     return layout
 
 

@@ -157,6 +157,29 @@ def test_one_layout_holds_all_stages_or_the_job_is_refused() -> None:
         plan_for(spec(vast))
 
 
+def test_a_gang_of_any_size_trains_the_same_tokens_a_step_or_is_refused() -> None:
+    """So no learning rate is ever rescaled: what a step is made of does not depend on who makes it."""
+    for replicas in (1, 2):
+        plan = plan_for(spec(), replicas=replicas)
+        for packs in packs_of_stages(spec()):
+            each, rest = divmod(packs.per_step, plan.layout.dp)
+            assert rest == 0
+            assert each % plan.cut.microbatches == 0
+    for replicas in range(3, 9):
+        with pytest.raises(InvalidConfigError, match=rf"does not fit stage 'long'.*not divisible by dp {replicas}"):
+            plan_for(spec(), replicas=replicas)
+
+
+def test_a_layout_that_is_searched_for_holds_all_stages() -> None:
+    def auto(given: dict[str, Any]) -> None:
+        given["parallelism"] = {"mode": "Auto"}
+        given["workers"] = {"replicas": 1, "devices": 2}
+
+    plan = plan_for(spec(auto))
+    assert plan.layout.world == 2
+    assert all(packs.per_step % plan.layout.dp == 0 for packs in packs_of_stages(spec(auto)))
+
+
 OTHER: dict[str, Any] = {
     "name": "other",
     "steps": 5,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from polyreme.home import Home, RunDirectory
 from polyreme.records import checkpoint_folder, checkpoint_url
-from polyreme.urls import local_folder
+from polyreme.urls import local_folder, weights_place
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
 from polyreme_api.history import COMMIT_MARKER, attempt_key
 from polyreme_api.job import TrainingJob
@@ -66,8 +68,8 @@ def check_folders(run: RunDirectory, job: TrainingJob) -> None:
     if job.spec.export is not None and job.spec.export.location is not None:
         places["spec.export.location"] = local_folder(job.spec.export.location, field="spec.export.location")
     if job.spec.model.weights is not None:
-        field = "spec.model.weights.location"
-        places[field] = local_folder(job.spec.model.weights.location, field=field)
+        place = weights_place(job.spec.model.weights.location)
+        places |= {"spec.model.weights.location": place} if isinstance(place, Path) else {}
     for field, path in places.items():
         existing = next(place for place in (path, *path.parents) if place.exists())
         if not existing.is_dir():
@@ -87,8 +89,8 @@ def check_weights(job: TrainingJob) -> None:
     from polyreme_trainer.weights.catalogue import read_catalogue
     from polyreme_trainer.weights.fit import check_fit
 
-    folder = local_folder(weights.location, field="spec.model.weights.location")
-    check_fit(read_catalogue(folder), shape_at(shape_of(job.spec), training_stages(job.spec), 1))
+    catalogue = read_catalogue(weights_place(weights.location))
+    check_fit(catalogue, shape_at(shape_of(job.spec), training_stages(job.spec), 1))
 
 
 def check_data(home: Home, job: TrainingJob) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from polyreme.clock import SystemClock
 from polyreme.records import checkpoint_folder
-from polyreme.urls import local_folder
+from polyreme.urls import local_folder, weights_place
 from polyreme_api import environment as names
 from polyreme_api.batch import BatchSource, EvaluationSource
 from polyreme_api.environment import RankEnvironment
@@ -161,7 +161,7 @@ def settings_of(
         raise InvalidConfigError(
             f"ranks do not fit the plan: WORLD_SIZE is {rank.world_size}, plan {plan.hash} has {plan.layout.world}"
         )
-    optimizer, weights = spec.training.optimizer, spec.model.weights
+    weights = spec.model.weights
     exported = environment.get(names.EXPORT_URL) if spec.export is not None else None
     if spec.export is not None and spec.export.location:
         exported = spec.export.location
@@ -187,7 +187,7 @@ def settings_of(
         steps=spec.training.steps,
         stages=training_stages(spec) if spec.training.stages else (),
         seed=spec.training.seed,
-        weights=local_folder(weights.location, field="spec.model.weights.location") if weights else None,
+        weights=weights_place(weights.location) if weights else None,
         checkpoint=CheckpointSettings(
             store=open_store(rank.checkpoint_url),
             folder=checkpoint_folder(rank.checkpoint_url),
@@ -201,23 +201,7 @@ def settings_of(
         ),
         precision=Precision(spec.training.precision),
         parameter_sharding=ParameterSharding(spec.training.parameter_sharding),
-        optimizer=OptimizerSettings(
-            name=OptimizerName(optimizer.name),
-            learning_rate=float(optimizer.learning_rate),
-            final_learning_rate=float(optimizer.final_learning_rate),
-            schedule=Schedule(optimizer.schedule),
-            warmup_steps=optimizer.warmup_steps,
-            decay_steps=optimizer.decay_steps,
-            beta1=float(optimizer.beta1),
-            beta2=float(optimizer.beta2),
-            momentum=float(optimizer.momentum),
-            epsilon=float(optimizer.epsilon),
-            weight_decay=float(optimizer.weight_decay),
-            gradient_norm_max=float(optimizer.clip_norm),
-            router_bias_rate=float(spec.training.router_bias_rate),
-            divided=divides_update(spec.training, plan.shape),
-            state_on_host=optimizer.state_memory == "Host",
-        ),
+        optimizer=_optimizer_settings(spec, plan),
         evaluation=_evaluation_settings(spec),
         export_directory=local_folder(exported, field="spec.export.location") if exported else None,
     )
@@ -243,6 +227,27 @@ def _open_data(environment: Mapping[str, str], spec: TrainingJobSpec) -> tuple[B
     limit_s = float(spec.data.wait_seconds)
     source = open_packs(url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
     return source, open_held_out(url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
+
+
+def _optimizer_settings(spec: TrainingJobSpec, plan: Plan) -> OptimizerSettings:
+    optimizer = spec.training.optimizer
+    return OptimizerSettings(
+        name=OptimizerName(optimizer.name),
+        learning_rate=float(optimizer.learning_rate),
+        final_learning_rate=float(optimizer.final_learning_rate),
+        schedule=Schedule(optimizer.schedule),
+        warmup_steps=optimizer.warmup_steps,
+        decay_steps=optimizer.decay_steps,
+        beta1=float(optimizer.beta1),
+        beta2=float(optimizer.beta2),
+        momentum=float(optimizer.momentum),
+        epsilon=float(optimizer.epsilon),
+        weight_decay=float(optimizer.weight_decay),
+        gradient_norm_max=float(optimizer.clip_norm),
+        router_bias_rate=float(spec.training.router_bias_rate),
+        divided=divides_update(spec.training, plan.shape),
+        state_on_host=optimizer.state_memory == "Host",
+    )
 
 
 def _evaluation_settings(spec: TrainingJobSpec) -> EvaluationSettings:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from polyreme_api.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from polyreme_trainer.weights.folders import Folder
 
 
 def local_folder(url: str, *, field: str) -> Path:
@@ -20,3 +24,21 @@ def local_folder(url: str, *, field: str) -> Path:
             f"no local folder: {url!r}, this version takes file:///absolute/path URLs", field=field
         )
     return Path(unquote(parts.path))
+
+
+def weights_place(url: str) -> Path | Folder:
+    """Turn the location of weights into a folder of this machine, or a place in a bucket.
+
+    Raises:
+        InvalidConfigError: If it is another kind of URL.
+    """
+    field = "spec.model.weights.location"
+    if urlsplit(url).scheme != "s3":
+        return local_folder(url, field=field)
+    from polyreme_datahub.objects import open_store
+    from polyreme_trainer.weights.folders import StoredFolder
+
+    try:
+        return StoredFolder(open_store(url), url)
+    except InvalidConfigError as error:
+        raise InvalidConfigError(error.message, field=field) from error

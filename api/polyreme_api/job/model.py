@@ -31,7 +31,8 @@ class Weights(Part):
     format: Literal["HuggingFace"] = "HuggingFace"
     """Names and files by Hugging Face's conventions: safetensors, an index where there are several, ``config.json``."""
     location: Url
-    """URL of the folder; every rank reads it. Kimi-VL's names fill the whole model, DeepSeek-V3's its decoder."""
+    """URL of the folder, ``file://`` or ``s3://``; every rank reads it. Kimi-VL's names fill the whole model,
+    DeepSeek-V3's its decoder."""
 
 
 class ModelPart(Part):

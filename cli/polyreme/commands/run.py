@@ -130,7 +130,7 @@ def _show_gang(checked: TrainingJob, output: Format) -> int:
 def _show_plan(home: Home, checked: TrainingJob, output: Format) -> int:
     """Look up what the job names on this machine, and show its plan."""
     from polyreme import preflight
-    from polyreme.urls import local_folder
+    from polyreme.urls import weights_place
     from polyreme_api.plan.parts import parameter_count
     from polyreme_api.plan.plan import plan_for
     from polyreme_api.plan.volume import state_bytes_per_rank
@@ -139,8 +139,9 @@ def _show_plan(home: Home, checked: TrainingJob, output: Format) -> int:
     run = home.run(checked.metadata.namespace, checked.metadata.name)
     preflight.check_folders(run, checked)
     weights = checked.spec.model.weights
-    # A job may be meant for another machine, where its weights lie.
-    if weights is not None and local_folder(weights.location, field="spec.model.weights.location").exists():
+    # A job may be meant for another machine, where its weights lie, or which may read a bucket.
+    place = weights_place(weights.location) if weights is not None else None
+    if isinstance(place, Path) and place.exists():
         preflight.check_weights(checked)
     if home.has_data:
         preflight.check_data(home, checked)

@@ -102,9 +102,13 @@ REFUSALS: dict[str, tuple[Change, list[str]]] = {
         put("checkpoint.location", "s3://me:private" + "@bucket/root"),
         ["no place for credentials", "AWS_SECRET_ACCESS_KEY", "spec.checkpoint.location"],
     ),
-    "weights in a bucket": (
-        put("model.weights", {"location": "s3://bucket/weights"}),
-        ["s3://", "file:///absolute/path", "spec.model.weights.location"],
+    "weights somewhere else": (
+        put("model.weights", {"location": "gs://bucket/weights"}),
+        ["gs://", "file:///absolute/path", "spec.model.weights.location"],
+    ),
+    "weights in a bucket, with credentials": (
+        put("model.weights", {"location": "s3://me:private" + "@bucket/weights"}),
+        ["no place for credentials", "spec.model.weights.location"],
     ),
     "an export into a bucket": (put("export.location", "s3://bucket/root"), ["s3://", "spec.export.location"]),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import torch.distributed as dist
 
@@ -16,6 +15,7 @@ from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import TrainState
 from polyreme_trainer.weights.catalogue import read_catalogue
 from polyreme_trainer.weights.fit import check_fit
+from polyreme_trainer.weights.folders import Folder, folder_at
 from polyreme_trainer.weights.load import load_weights
 from polyreme_trainer.weights.pieces import Place, Rows
 
@@ -32,22 +32,23 @@ def begin(state: TrainState, settings: TrainSettings, meshes: Meshes, *, group: 
     """
     if settings.weights is None:
         return
+    folder = folder_at(settings.weights)
     met: PolyremeError | OSError | None = None
     try:
-        _fill(state, settings, meshes, settings.weights)
+        _fill(state, settings, meshes, folder)
     except (PolyremeError, OSError) as error:
         met = error
     errors = [error for error in collectives.gather_to_all(met, group) if error is not None]
     if errors:
         raise errors[0]
     if meshes.rank == 0:
-        _compare_tokenizers(settings.weights, settings.tokenizer)
+        _compare_tokenizers(folder, settings.tokenizer)
 
 
-def _compare_tokenizers(folder: Path, own: bytes | None) -> None:
+def _compare_tokenizers(folder: Folder, own: bytes | None) -> None:
     """Say when a token's number means another text to the weights: no file's shape shows that."""
-    theirs = folder / TOKENIZER_FILE
-    if own is not None and theirs.is_file() and theirs.read_bytes() != own:
+    has_one = own is not None and folder.size_bytes(TOKENIZER_FILE) is not None
+    if has_one and folder.read(TOKENIZER_FILE) != own:
         _log.warning(
             "weights of %s were made with another tokenizer: their %s is not this job's, so a number means "
             "another text; rule the same datasets and data.tokenizer, or embeddings that are trained anew",
@@ -55,7 +56,7 @@ def _compare_tokenizers(folder: Path, own: bytes | None) -> None:
         )  # fmt: skip
 
 
-def _fill(state: TrainState, settings: TrainSettings, meshes: Meshes, folder: Path) -> None:
+def _fill(state: TrainState, settings: TrainSettings, meshes: Meshes, folder: Folder) -> None:
     catalogue = read_catalogue(folder)
     names = check_fit(catalogue, settings.shape_at(1))
     slices = state.flat.tensor.slices

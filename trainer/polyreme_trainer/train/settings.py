@@ -20,6 +20,7 @@ from polyreme_trainer.parallel.flat import BUCKET_SCALARS
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
 from polyreme_trainer.train.schedule import Schedule
+from polyreme_trainer.weights.folders import Folder
 
 
 class OptimizerName(enum.StrEnum):
@@ -140,8 +141,8 @@ class TrainSettings:
     ways: Ways = PLAIN
     """What layers hold, and which rows they drop."""
     seed: int = 0
-    weights: Path | None = None
-    """Folder of weights that a run without a checkpoint starts from; None: drawn by the seed."""
+    weights: Path | Folder | None = None
+    """Folder, or place in a bucket, of weights that a run without a checkpoint starts from; None: drawn by the seed."""
     precision: Precision = Precision.FLOAT32
     parameter_sharding: ParameterSharding = ParameterSharding.NONE
     """Who holds parameters; where rows are held, so is the state of the optimizer."""

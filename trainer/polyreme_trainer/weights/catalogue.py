@@ -1,4 +1,4 @@
-"""What lies in a folder of safetensors: names, shapes and types, read from the files' headers; no weight is read.
+"""What lies in a folder or a bucket: names, shapes and types, read from the headers of files; no weight is read.
 
 Every file that the index names is opened, so that one that is missing or cut short is known before anything is built.
 """
@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_trainer.export.huggingface import CONFIG_FILE, INDEX_FILE
 from polyreme_trainer.weights import FIELD
+from polyreme_trainer.weights.folders import BadFileError, Folder, folder_at
 
 SINGLE_FILE = "model.safetensors"
 """The one file of small models, which have no index."""
@@ -43,22 +44,24 @@ class Stored:
 class Catalogue:
     """All tensors of a folder, and the ``config.json`` beside them."""
 
-    folder: Path
+    folder: Folder
     tensors: Mapping[str, Stored]
     config: Mapping[str, Any] | None
     """None where there is no such file."""
 
 
-def read_catalogue(folder: Path) -> Catalogue:
+def read_catalogue(place: Path | Folder) -> Catalogue:
     """Read the index and the header of every file.
 
     Raises:
         NotFoundError: If the folder, the weights or one of their files do not exist.
         InvalidConfigError: If the index or a file is damaged, or they contradict each other.
+        StoreFailedError: If a store stays away.
     """
+    folder = folder_at(place)
     weight_map = _weight_map(folder)
     files = sorted(set(weight_map.values())) if weight_map else [SINGLE_FILE]
-    missing = [file for file in files if not (folder / file).is_file()]
+    missing = [file for file in files if folder.size_bytes(file) is None]
     if missing:
         raise NotFoundError(
             f"weights lack files: {listed(missing)} of {len(files)} that {INDEX_FILE} names, rule all of them lie in "
@@ -67,7 +70,7 @@ def read_catalogue(folder: Path) -> Catalogue:
         )
     tensors: dict[str, Stored] = {}
     for file in files:
-        for name, stored in _header(folder / file):
+        for name, stored in _header(folder, file):
             if name in tensors:
                 raise InvalidConfigError(
                     f"weights name a tensor twice: {name} lies in {tensors[name].file} and in {file}, rule once",
@@ -89,52 +92,50 @@ def listed(names: list[str]) -> str:
     return words if len(names) <= NAMED_MAX else f"{words} and {len(names) - NAMED_MAX} more"
 
 
-def unreadable(path: Path, error: Exception) -> InvalidConfigError:
+def unreadable(folder: Folder, file: str, error: Exception) -> InvalidConfigError:
     """Say that a weights file is damaged, with its size: most often a copy was cut short."""
     return InvalidConfigError(
-        f"weights file can't be read: {path} has {path.stat().st_size} bytes, rule a whole safetensors file "
-        f"({error}); copy it anew",
+        f"weights file can't be read: {folder.named(file)} has {folder.size_bytes(file)} bytes, rule a whole "
+        f"safetensors file ({error}); copy it anew",
         field=FIELD,
     )
 
 
-def _weight_map(folder: Path) -> dict[str, str]:
+def _weight_map(folder: Folder) -> dict[str, str]:
     """Read which file holds which tensor; empty where a single file needs no index."""
-    if not folder.is_dir():
+    if not folder.exists():
         raise NotFoundError(f"no weights: {folder} is no folder", field=FIELD)
-    try:
-        text = (folder / INDEX_FILE).read_bytes()
-    except FileNotFoundError:
-        if (folder / SINGLE_FILE).is_file():
+    if folder.size_bytes(INDEX_FILE) is None:
+        if folder.size_bytes(SINGLE_FILE) is not None:
             return {}
         raise NotFoundError(
             f"no weights: {folder} has neither {INDEX_FILE} nor {SINGLE_FILE}, rule one of them", field=FIELD
-        ) from None
+        )
     try:
-        weight_map = dict(json.loads(text)["weight_map"])
+        weight_map = dict(json.loads(folder.read(INDEX_FILE))["weight_map"])
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidConfigError(
-            f"weights' index is damaged: {folder / INDEX_FILE}, rule JSON with a weight_map", field=FIELD
+            f"weights' index is damaged: {folder.named(INDEX_FILE)}, rule JSON with a weight_map", field=FIELD
         ) from error
     strange = [str(file) for file in weight_map.values() if not isinstance(file, str) or Path(file).name != file]
     if strange or not 0 < len(set(weight_map.values())) <= FILES_MAX:
         raise InvalidConfigError(
-            f"weights' index is damaged: {folder / INDEX_FILE} names {listed(strange) or 'no file, or too many'}, "
+            f"weights' index is damaged: {folder.named(INDEX_FILE)} names {listed(strange) or 'no file, or too many'}, "
             f"rule 1 to {FILES_MAX} plain names of files in the same folder",
             field=FIELD,
         )
     return weight_map
 
 
-def _header(path: Path) -> Iterator[tuple[str, Stored]]:
+def _header(folder: Folder, file: str) -> Iterator[tuple[str, Stored]]:
     try:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (it is no mapping)
-                part = file.get_slice(name)
+        with folder.opened(file) as opened:
+            for name in opened.keys():  # noqa: SIM118 (it is no mapping)
+                part = opened.get_slice(name)
                 dtype, shape = part.get_dtype(), tuple(part.get_shape())
-                yield name, Stored(path.name, dtype, shape, math.prod(shape) * _width_bytes(dtype))
-    except SafetensorError as error:
-        raise unreadable(path, error) from error
+                yield name, Stored(file, dtype, shape, math.prod(shape) * _width_bytes(dtype))
+    except (SafetensorError, BadFileError) as error:
+        raise unreadable(folder, file, error) from error
 
 
 def _width_bytes(dtype: str) -> int:
@@ -143,17 +144,17 @@ def _width_bytes(dtype: str) -> int:
     return max(1, int(bits[1]) // 8) if bits else 1
 
 
-def _config(folder: Path) -> Mapping[str, Any] | None:
-    try:
-        config = json.loads((folder / CONFIG_FILE).read_bytes())
-    except FileNotFoundError:
+def _config(folder: Folder) -> Mapping[str, Any] | None:
+    if folder.size_bytes(CONFIG_FILE) is None:
         return None
+    try:
+        config = json.loads(folder.read(CONFIG_FILE))
     except ValueError as error:
         raise InvalidConfigError(
-            f"weights' configuration is damaged: {folder / CONFIG_FILE}, rule JSON", field=FIELD
+            f"weights' configuration is damaged: {folder.named(CONFIG_FILE)}, rule JSON", field=FIELD
         ) from error
     if not isinstance(config, Mapping):
         raise InvalidConfigError(
-            f"weights' configuration is damaged: {folder / CONFIG_FILE}, rule a JSON object", field=FIELD
+            f"weights' configuration is damaged: {folder.named(CONFIG_FILE)}, rule a JSON object", field=FIELD
         )
     return config

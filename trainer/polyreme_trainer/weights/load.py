@@ -1,8 +1,8 @@
 """Filling what a rank holds from the files, slice by slice.
 
-Files are mapped, not read: a part is copied straight from the file's pages to its place, and turned into the model's
-type on the way. A mapping is given up after ``MAPPED_BYTES_MAX``, so that a rank holds its own shard and of the files
-never more than that or one tensor.
+Files of a folder are mapped, not read: a part is copied straight from the file's pages to its place, and turned into
+the model's type on the way. A mapping is given up after ``MAPPED_BYTES_MAX``, so that a rank holds its own shard and of
+the files never more than that or one tensor. Of objects a part is read by ranges (``folders.py``), and one is held.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_trainer.weights import FIELD
 from polyreme_trainer.weights.catalogue import Catalogue, Stored, unreadable
 from polyreme_trainer.weights.fit import Names
+from polyreme_trainer.weights.folders import BadFileError, Folder, Opened
 from polyreme_trainer.weights.pieces import Piece, Place, Rows, pieces
 
 MAPPED_BYTES_MAX = 64 << 20
@@ -48,7 +47,7 @@ def load_weights(held: Mapping[str, Rows], catalogue: Catalogue, names: Names, p
     known.sort(key=lambda part: part.stored.file)
     for file, parts in itertools.groupby(known, key=lambda part: part.stored.file):
         for window in _windows(parts):
-            _copy(catalogue.folder / file, window)
+            _copy(catalogue.folder, file, window)
     return sum(part.piece.own.numel() for part in known)
 
 
@@ -76,16 +75,16 @@ def _windows(parts: Iterator[_Known]) -> Iterator[list[_Known]]:
         yield window
 
 
-def _copy(path: Path, window: Sequence[_Known]) -> None:
+def _copy(folder: Folder, file: str, window: Sequence[_Known]) -> None:
     try:
-        with safe_open(path, framework="pt") as file:
+        with folder.opened(file) as opened:
             for part in window:
-                _fill(part.piece, file, part.name)
-    except SafetensorError as error:
-        raise unreadable(path, error) from error
+                _fill(part.piece, opened, part.name)
+    except (SafetensorError, BadFileError) as error:
+        raise unreadable(folder, file, error) from error
 
 
-def _fill(piece: Piece, file: Any, name: str) -> None:
+def _fill(piece: Piece, file: Opened, name: str) -> None:
     end = piece.start + piece.own.shape[piece.dim]
     stored = file.get_slice(name)
     rows = slice(piece.row, piece.row + piece.own.shape[0])

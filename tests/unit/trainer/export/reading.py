@@ -12,6 +12,7 @@ from polyreme_api.plan.shapes import KIMI_VL_NANO, ModelShape
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.weights.catalogue import read_catalogue
 from polyreme_trainer.weights.fit import check_fit
+from polyreme_trainer.weights.folders import Folder
 from polyreme_trainer.weights.load import load_weights
 from polyreme_trainer.weights.pieces import Place, Rows
 
@@ -20,7 +21,7 @@ ALL = Place(experts=range(KIMI_VL_NANO.decoder.experts))
 
 
 def read_back(
-    folder: pathlib.Path, shape: ModelShape = KIMI_VL_NANO, *, dtype: torch.dtype = torch.float32
+    folder: pathlib.Path | Folder, shape: ModelShape = KIMI_VL_NANO, *, dtype: torch.dtype = torch.float32
 ) -> dict[str, Tensor]:
     """Load a folder into another model of the same shape."""
     other = build_model(shape, seed=99, media_token=TOKENS.media, dtype=dtype).state_dict()

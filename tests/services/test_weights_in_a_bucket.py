@@ -1,0 +1,37 @@
+"""A run starts from weights in a bucket of a real S3 server."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+import torch
+
+from polyreme.urls import weights_place
+from polyreme_api.batch import TokenIds
+from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_datahub.objects import open_store
+from polyreme_trainer.export.huggingface import export_model
+from polyreme_trainer.model.initialise import build_model
+from polyreme_trainer.weights.catalogue import read_catalogue
+from polyreme_trainer.weights.fit import check_fit
+from polyreme_trainer.weights.load import load_weights
+from polyreme_trainer.weights.pieces import Place, Rows
+
+pytestmark = [pytest.mark.services, pytest.mark.slow]
+
+
+def test_every_weight_of_a_bucket_arrives_as_it_was(bucket: str, tmp_path: pathlib.Path) -> None:
+    state = build_model(KIMI_VL_NANO, seed=5, media_token=1).state_dict()
+    tokens = TokenIds(media=1, end=2, pad=0)
+    export_model(state, KIMI_VL_NANO, tmp_path / "e", tokens=tokens, shard_bytes_max=400_000)
+    store = open_store(bucket)
+    for path in sorted((tmp_path / "e").iterdir()):
+        if path.is_file():
+            store.put(path.name, path.read_bytes())
+    catalogue = read_catalogue(weights_place(bucket))
+    held = build_model(KIMI_VL_NANO, seed=6, media_token=1).state_dict()
+    names = check_fit(catalogue, KIMI_VL_NANO)
+    load_weights(Rows.whole(held), catalogue, names, Place(experts=range(KIMI_VL_NANO.decoder.experts)))
+    assert len({stored.file for stored in catalogue.tensors.values()}) > 3
+    assert all(torch.equal(held[name], tensor) for name, tensor in state.items())

@@ -1,0 +1,205 @@
+"""A step of training on the device is that of a processor; state may live in host memory; copies are of one moment."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.plan.flops import Mix
+from polyreme_api.plan.hardware import HARDWARE
+from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
+from polyreme_trainer.checkpoint.retention import Rule
+from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity
+from polyreme_trainer.checkpoint.staging import Staging
+from polyreme_trainer.parallel import collectives
+from polyreme_trainer.parallel.device import full_memory, take_device
+from polyreme_trainer.parallel.world import World, open_world
+from polyreme_trainer.profile.synthetic import MEDIA_TOKEN, synthetic_packs
+from polyreme_trainer.train.inputs import to_inputs
+from polyreme_trainer.train.settings import OptimizerName, OptimizerSettings, Precision, TrainSettings
+from polyreme_trainer.train.state import TrainState, backward, content, open_state, reduce, restored, update
+from tests.device.conftest import relative, settings_of
+
+pytestmark = pytest.mark.device
+
+PROCESSOR = torch.device("cpu")
+MIX = Mix(sequence_tokens=48, image_patches=64, visual_share=0.4)
+STEPS, RATE = 4, 1e-3
+HALF_LOSS_BOUND, HALF_NORM_BOUND = 1e-2, 5e-2
+"""Of a loss and of a gradient's norm in bfloat16, against float32: sums over many rounded numbers."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What some steps told."""
+
+    losses: list[float]
+    norms: list[float]
+    first_gradients: dict[str, Tensor]
+    values: dict[str, Tensor]
+
+
+def trained(device: torch.device, folder: Path, **changes: Any) -> Trained:
+    settings = settings_of(device, folder, **changes)
+    losses, norms, first = [], [], {}
+    with open_world(settings.rank, settings.layout) as world:
+        state = open_state(settings, world.meshes, media_token=MEDIA_TOKEN)
+        for number in range(STEPS):
+            losses_norms = step_of(state, world, settings, seed=number % 2)
+            losses.append(losses_norms[0])
+            norms.append(losses_norms[1])
+            if not number:
+                first = named(state, gradients=True)
+        return Trained(losses=losses, norms=norms, first_gradients=first, values=named(state))
+
+
+def step_of(state: TrainState, world: World, settings: TrainSettings, *, seed: int) -> tuple[float, float]:
+    batch = synthetic_packs(KIMI_VL_NANO, MIX, packs=3, seed=seed)
+    inputs = to_inputs(batch, device=settings.rank.device_type)
+    total = reduce(state, backward(state, inputs), world.meshes)
+    update(state, total, settings.optimizer, rate=RATE)
+    return total.loss, total.gradient_norm
+
+
+def named(state: TrainState, *, gradients: bool = False) -> dict[str, Tensor]:
+    return {
+        name: tensor.detach().float().cpu().clone()
+        for part in state.flat.parts
+        for name, tensor in part.views(part.gradients if gradients else part.values)
+    }
+
+
+@pytest.mark.parametrize("optimizer", [OptimizerName.ADAMW, OptimizerName.MUON])
+def test_float32_steps_are_those_of_a_processor(device: torch.device, tmp_path: Path, optimizer: OptimizerName) -> None:
+    settings = OptimizerSettings(name=optimizer)
+    there, here = (trained(where, tmp_path, optimizer=settings) for where in (device, PROCESSOR))
+    assert there.losses[0] == pytest.approx(here.losses[0], rel=1e-5)
+    assert there.norms[0] == pytest.approx(here.norms[0], rel=1e-5)
+    for name, expected in here.first_gradients.items():
+        # AdamW's fused kernel leaves gradients divided by the scale on both.
+        assert relative(there.first_gradients[name], expected) < 5e-5, name
+    # Directions of Muon are bfloat16 on a device.
+    later = 1e-4 if optimizer is OptimizerName.ADAMW else 1e-2
+    assert there.losses == pytest.approx(here.losses, rel=later)
+
+
+def test_bfloat16_steps_are_near_those_of_a_processor_in_float32(device: torch.device, tmp_path: Path) -> None:
+    there = trained(device, tmp_path, precision=Precision.BFLOAT16)
+    here = trained(PROCESSOR, tmp_path)
+    assert there.losses == pytest.approx(here.losses, rel=HALF_LOSS_BOUND)
+    assert there.norms[0] == pytest.approx(here.norms[0], rel=HALF_NORM_BOUND)
+    assert there.losses[-1] < there.losses[1]
+
+
+@pytest.mark.parametrize("name", [OptimizerName.ADAMW, OptimizerName.MUON])
+def test_state_in_host_memory_changes_no_bit(device: torch.device, tmp_path: Path, name: OptimizerName) -> None:
+    """Streams of so few tokens are dense products, which add up in one order."""
+    kept, away = (
+        trained(device, tmp_path, optimizer=OptimizerSettings(name=name, state_on_host=on_host))
+        for on_host in (False, True)
+    )
+    assert kept.losses == away.losses
+    assert all(torch.equal(value, away.values[name]) for name, value in kept.values.items())
+
+
+def test_state_in_host_memory_is_pinned(device: torch.device, tmp_path: Path) -> None:
+    settings = settings_of(
+        device, tmp_path, optimizer=OptimizerSettings(state_on_host=True), precision=Precision.BFLOAT16
+    )
+    with open_world(settings.rank, settings.layout) as world:
+        state = open_state(settings, world.meshes, media_token=MEDIA_TOKEN)
+        step_of(state, world, settings, seed=0)
+        buffers = [buffer for own in state.optimizer.states for _, buffer, _ in own.buffers() if buffer.numel()]
+        buffers += [part.masters for part in state.flat.parts if part.masters is not None and part.masters.numel()]
+        assert all(buffer.is_pinned() for buffer in buffers)
+
+
+def test_a_staged_copy_is_of_the_moment_at_which_it_was_asked_for(
+    device: torch.device, world: World, tmp_path: Path
+) -> None:
+    """The step goes on at once, and overwrites what is being copied."""
+    settings = settings_of(device, tmp_path)
+    state = open_state(settings, world.meshes, media_token=MEDIA_TOKEN)
+    step_of(state, world, settings, seed=0)
+    staging = Staging()
+    given = content(state, world.meshes)
+    for _ in range(2):
+        expected = [buffer.cpu().clone() for buffer in given.buffers()]
+        staged = staging.stage(given)
+        for buffer in given.buffers():
+            buffer.zero_()
+        found = staged.wait().buffers()
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        assert any(bool(one.any()) for one in found)
+        for buffer, value in zip(given.buffers(), expected, strict=True):
+            buffer.copy_(value)
+    on_device = [kept for kept, live in zip(staging.buffers, given.buffers(), strict=True) if live.is_cuda]
+    assert on_device
+    assert all(buffer.is_pinned() for buffer in on_device)
+
+
+def test_a_checkpoint_that_was_saved_while_steps_went_on_is_loaded_bit_by_bit(
+    device: torch.device, world: World, tmp_path: Path
+) -> None:
+    settings = settings_of(device, tmp_path, precision=Precision.BFLOAT16)
+    store = settings.checkpoint.store
+    state = open_state(settings, world.meshes, media_token=MEDIA_TOKEN)
+    step_of(state, world, settings, seed=0)
+    expected = [buffer.cpu().clone() for buffer in content(state, world.meshes).buffers()]
+    identity = Identity(store=store, attempt=1, shape=KIMI_VL_NANO, plan_hash="p", rule=Rule(kept=2))
+    with CheckpointWriter(
+        identity, group=world.checkpoint_group, now_s=lambda: 1.0, committed=lambda _: None
+    ) as writer:
+        writer.start(content(state, world.meshes), step=1, loader={})
+        step_of(state, world, settings, seed=1)
+        writer.wait()
+    other = open_state(dataclasses.replace(settings, seed=9), world.meshes, media_token=MEDIA_TOKEN)
+    held = content(other, world.meshes)
+    marker = open_checkpoint(store, "a000001-s00000001", KIMI_VL_NANO)
+    load_checkpoint(held, marker, store, "a000001-s00000001", group=world.checkpoint_group)
+    restored(other)
+    found = [buffer.cpu() for buffer in content(other, world.meshes).buffers()]
+    assert all(torch.equal(one, saved) for one, saved in zip(found, expected, strict=True))
+    assert step_of(other, world, settings, seed=1)[0] > 0
+
+
+def test_collectives_of_a_group_of_one(device: torch.device, world: World) -> None:
+    group = world.meshes.world_group
+    rows_SD = torch.arange(12.0, device=device).view(4, 3)
+    assert collectives.all_agree(True, group)
+    assert not collectives.all_agree(False, group)
+    assert torch.equal(collectives.exchange_rows(rows_SD, sent=[4], received=[4], group=group), rows_SD)
+    counts_E = torch.tensor([3, 1], device=device)
+    assert torch.equal(collectives.exchange_counts(counts_E, group), counts_E.view(1, 2))
+    own, whole = torch.empty_like(rows_SD), torch.empty_like(rows_SD)
+    collectives.begin_reduce_scatter(own, rows_SD, group).wait()
+    collectives.begin_gather(whole, own, group).wait()
+    assert torch.equal(whole, rows_SD)
+    summed = rows_SD.clone()
+    dist.all_reduce(summed, group=group)
+    assert torch.equal(summed, rows_SD)
+    assert collectives.gather_to_all("word", world.checkpoint_group) == ["word"]
+    assert ("nccl" in dist.get_backend(group)) == (device.type == "cuda")
+
+
+def test_the_rank_takes_this_device_and_no_other(device: torch.device) -> None:
+    seen = torch.cuda.get_device_name(device)
+    known = [hardware.name for hardware in HARDWARE.values() if hardware.device_name and hardware.device_name in seen]
+    for name in known:
+        assert take_device(name, local_rank=0) == "cuda"
+        with pytest.raises(InvalidConfigError, match="has none of its own"):
+            take_device(name, local_rank=torch.cuda.device_count())
+
+
+def test_a_full_device_is_known_by_its_words(device: torch.device) -> None:
+    with pytest.raises(torch.OutOfMemoryError) as full:
+        torch.empty(1 << 48, dtype=torch.uint8, device=device)
+    assert "out of memory" in (full_memory(full.value) or "")

@@ -17,8 +17,10 @@ from polyreme.report.data import (
     AttemptRow,
     CheckpointRow,
     DeadLetterRow,
+    ExpertLoads,
     Figures,
     HeldOutSet,
+    LayerLoad,
     LostShare,
     MixtureWeights,
     ReportData,
@@ -86,6 +88,7 @@ def gather(
         attempts=_attempts(job, records, moments),
         accounting=_accounting(job),
         training_stages=_training_stages(job),
+        experts=_experts(records.routing),
         mixture=_mixture(job),
         stages=[_stage(row) for row in data.get("stages", ())],
         dead_letters=[_dead_letter(row) for row in data.get("deadLetters", ())],
@@ -222,6 +225,18 @@ def _training_stages(job: TrainingJob) -> list[TrainedStage]:
         for stage in training_stages(job.spec)
         if stage.name
     ]
+
+
+def _experts(table: Mapping[str, Any] | None) -> ExpertLoads | None:
+    if not table:
+        return None
+    layers = [
+        LayerLoad(
+            layer=row["layer"], load=tuple(row["load"]), dropped=sum(row["dropped"]), entropy=float(row["entropy"])
+        )
+        for row in table["layers"]
+    ]
+    return ExpertLoads(first_step=table["fromStep"], last_step=table["step"], layers=layers) if layers else None
 
 
 def _stage(row: Mapping[str, Any]) -> StageRow:

@@ -53,6 +53,8 @@ class RunRecords:
     checkpoints: Sequence[CheckpointEntry]
     evaluation: Mapping[str, Any] | None
     """Newest held-out result."""
+    routing: Mapping[str, Any] | None = None
+    """Newest table of where tokens went, by layer and expert."""
 
     @property
     def history(self) -> list[StepRecord]:
@@ -108,11 +110,13 @@ def read_records_at(url: str) -> RunRecords:
     store = open_store(url)
     seen = survey(store)
     results = [info.key for info in store.list("evaluation/a")]
+    tables = [info.key for info in store.list("routing/a")]
     return RunRecords(
         points=seen.points,
         steps=_steps(store),
         checkpoints=_entries(seen),
         evaluation=json.loads(store.get(results[-1])) if results else None,
+        routing=json.loads(store.get(tables[-1])) if tables else None,
     )
 
 

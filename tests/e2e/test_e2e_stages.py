@@ -38,3 +38,4 @@ def test_the_documented_job_trains_in_four_stages(home: PolyremeHome) -> None:
     page = Path(item["report"]).read_text()
     assert "align, steps 1 to 4, Tower and Projector alone" in page
     assert 'class="held-out"' in page
+    assert "layer 2, expert 7: " in page

@@ -18,6 +18,10 @@ ATTEMPTS_MAX = 60
 """Attempts that the timeline shows, the newest; more are said in words."""
 MARKS_MAX = 40
 SMOOTHING = 0.8
+HEATS = 9
+"""Shades of the experts' loads: none, the mean in the middle, twice the mean and more."""
+CELLS_MAX = 4096
+_CELL_PX = 22
 _LOSS_PX = 380
 _RATE_PX = 240
 _ROW_PX = 30
@@ -116,6 +120,30 @@ def throughput_chart(data: ReportData) -> str:
         svg.area(_stairs(kept, x, y, width_s), "rate", base_px=y.from_px),
     ]
     return svg.picture(parts, height=_RATE_PX, says="Tokens per second over wall time")
+
+
+def experts_chart(data: ReportData) -> str:
+    """Draw how many rows each expert of each layer got, a cell each, darker for more; their layers' mean is the middle.
+
+    A model with more cells than a page should hold is told of in words alone.
+    """
+    loads = data.experts
+    if loads is None or not 0 < sum(len(layer.load) for layer in loads.layers) <= CELLS_MAX:
+        return ""
+    most = max(len(layer.load) for layer in loads.layers)
+    width = (WIDTH - LEFT - RIGHT) / max(1, most)
+    parts = [svg.label(WIDTH - RIGHT, TOP - 6, "expert", "name", anchor="end")]
+    for row, layer in enumerate(loads.layers):
+        at = TOP + row * _CELL_PX
+        mean = sum(layer.load) / max(1, len(layer.load))
+        parts.append(svg.label(LEFT - 8, at + _CELL_PX - 6, f"layer {layer.layer}", "tick", anchor="end"))
+        for expert, rows in enumerate(layer.load):
+            ratio = rows / mean if mean else 0.0
+            heat = min(HEATS - 1, round(ratio * (HEATS - 1) / 2))
+            words = f"layer {layer.layer}, expert {expert}: {rows:,} rows, {ratio:.2f} of the mean"
+            parts.append(svg.bar(LEFT + expert * width, at, width - 1, _CELL_PX - 2, f"cell h{heat}", title=words))
+    height = TOP + _CELL_PX * len(loads.layers) + 8
+    return svg.picture(parts, height=height, says=f"Rows of each expert of {len(loads.layers)} layers")
 
 
 def _y_scale(low: float, high: float, *, bottom: float, logarithmic: bool) -> Scale:

@@ -82,6 +82,28 @@ class TrainedStage:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LayerLoad:
+    """Where the tokens of some steps went in one layer."""
+
+    layer: int
+    load: Sequence[int]
+    """Rows of each expert."""
+    dropped: int
+    """Rows beyond the capacity of experts."""
+    entropy: float
+    """Of a token's scores [nats]."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLoads:
+    """Where the tokens of the last steps went."""
+
+    first_step: int
+    last_step: int
+    layers: Sequence[LayerLoad]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
     """What one processing stage did for one dataset."""
 
@@ -160,6 +182,8 @@ class ReportData:
     accounting: AccountingShares = dataclasses.field(default_factory=AccountingShares)
     training_stages: Sequence[TrainedStage] = ()
     """Empty where the job names none."""
+    experts: ExpertLoads | None = None
+    """Between the last two saves; None before the first."""
     mixture: Sequence[MixtureWeights] = ()
     """Weights at the start (step 1) and every change."""
     stages: Sequence[StageRow] = ()

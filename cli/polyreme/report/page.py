@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Sequence
 
-from polyreme.report.charts import COLOURS, loss_chart, throughput_chart, timeline_chart
+from polyreme.report.charts import COLOURS, experts_chart, loss_chart, throughput_chart, timeline_chart
 from polyreme.report.data import AnsweredPage, AttemptRow, ReportData
 from polyreme.report.style import STYLE
 from polyreme.report.svg import safe, short_number
@@ -29,6 +29,7 @@ def build_report(data: ReportData) -> str:
     sections = (
         _head(data),
         _learning(data),
+        _experts(data),
         _time(data),
         _evaluation(data),
         _data_plane(data),
@@ -109,6 +110,23 @@ def _mixture_words(data: ReportData) -> str:
         return ""
     listed = "; ".join(f"step {change.step}: {short_weights(change.weights)}" for change in changes[:LEGEND_MAX])
     return f'<p class="soft">The mixture of sources changed on the way ({safe(listed)}).</p>'
+
+
+def _experts(data: ReportData) -> str:
+    loads = data.experts
+    if loads is None:
+        return ""
+    fullest = max((max(layer.load) * len(layer.load) / max(1, sum(layer.load)) for layer in loads.layers), default=0.0)
+    dropped = sum(layer.dropped for layer in loads.layers)
+    entropies = [layer.entropy for layer in loads.layers]
+    words = (
+        f"Steps {loads.first_step:,} to {loads.last_step:,}, {len(loads.layers)} layers: the fullest expert got "
+        f"{fullest:.2f} of its layer's mean; entropy of the scores {min(entropies):.2f} to {max(entropies):.2f} nats; "
+        f"{dropped:,} rows dropped."
+    )
+    picture = experts_chart(data)
+    card = f'<div class="card">{picture}</div>' if picture else ""
+    return f'<h2>Experts</h2><p class="soft">{safe(words)}</p>{card}'
 
 
 def _time(data: ReportData) -> str:

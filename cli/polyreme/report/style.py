@@ -57,6 +57,9 @@ svg text.c0 { fill: var(--c0); } svg text.c1 { fill: var(--c1); } svg text.c2 { 
 svg text.c3 { fill: var(--c3); } svg text.c4 { fill: var(--c4); } svg text.c5 { fill: var(--c5); }
 line.resume { stroke-width: 1; opacity: 0.5; } circle.resume { fill: var(--card); stroke-width: 2.2; }
 line.mixture { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 4; }
+.cell { fill: var(--accent); } .h0 { opacity: 0.04; } .h1 { opacity: 0.12; } .h2 { opacity: 0.24; }
+.h3 { opacity: 0.36; } .h4 { opacity: 0.48; } .h5 { opacity: 0.6; } .h6 { opacity: 0.74; } .h7 { opacity: 0.88; }
+.h8 { opacity: 1; }
 line.stage { stroke: var(--soft); stroke-width: 1; }
 polyline.held-out { stroke: var(--accent); stroke-width: 1.6; stroke-dasharray: 1 3; }
 circle.held-out { fill: var(--accent); }

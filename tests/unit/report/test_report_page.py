@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from polyreme.report import ReportData, build_report, write_report
-from polyreme.report.data import AnsweredPage, AttemptRow, Figures, TrainedStage
+from polyreme.report.charts import CELLS_MAX
+from polyreme.report.data import AnsweredPage, AttemptRow, ExpertLoads, Figures, LayerLoad, TrainedStage
 from polyreme.report.page import PAGES_MAX, shown_pages
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.progress import ALL_SETS, StepRecord
@@ -243,3 +244,19 @@ def test_stages_of_training_and_the_held_out_loss_are_drawn() -> None:
     assert html.count('class="held-out"') == 1 + 4, "a line and its dots"
     assert "held out" in page.text
     assert "stages" not in read(build_report(empty(steps=steps))).text
+
+
+def test_the_load_of_each_expert_is_a_cell_with_its_figures() -> None:
+    layers = [
+        LayerLoad(layer=1, load=(10, 10, 10, 10), dropped=0, entropy=1.25),
+        LayerLoad(layer=2, load=(0, 0, 10, 30), dropped=4, entropy=0.5),
+    ]
+    html = build_report(empty(experts=ExpertLoads(first_step=11, last_step=20, layers=layers)))
+    page = read(html)
+    assert "Steps 11 to 20, 2 layers: the fullest expert got 3.00 of its layer's mean" in page.text
+    assert "entropy of the scores 0.50 to 1.25 nats; 4 rows dropped." in page.text
+    assert "layer 2, expert 3: 30 rows, 3.00 of the mean" in page.text
+    assert [html.count(f'class="cell h{heat}"') for heat in (0, 4, 8)] == [2, 5, 1]
+    many = ExpertLoads(first_step=1, last_step=2, layers=[dataclasses.replace(layers[0], load=(1,) * (CELLS_MAX + 1))])
+    assert 'class="cell' not in build_report(empty(experts=many)), "told in words alone"
+    assert "Experts" not in read(build_report(empty())).text

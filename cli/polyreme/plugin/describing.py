@@ -60,7 +60,7 @@ def _head(seen: Snapshot, job: JobView) -> list[tuple[str, object]]:
         ("Pace", f"{duration(record.step_seconds)} a step, {rate(record.tokens_per_second)}" if record else None),
         ("Stage", record.stage or None if record is not None else None),
         ("Loss", record.loss if record is not None else None),
-        ("Held-out loss", _held_out(record)),
+        ("Held out", _held_out(record)),
         ("Checkpoint", f"step {checkpoint.step} of attempt {checkpoint.attempt}" if checkpoint is not None else None),
         ("Restarts", status.restarts),
         ("Preemptions", status.preemption_count or None),
@@ -72,7 +72,7 @@ def _head(seen: Snapshot, job: JobView) -> list[tuple[str, object]]:
 def _held_out(record: ProgressRecord | None) -> str | None:
     if record is None or record.held_out_loss is None:
         return None
-    return f"{record.held_out_loss:.4f} behind step {record.held_out_step}"
+    return f"loss {record.held_out_loss:.4f} behind step {record.held_out_step}"
 
 
 def _conditions(seen: Snapshot, job: JobView) -> RenderableType | None:

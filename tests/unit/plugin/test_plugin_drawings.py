@@ -241,13 +241,18 @@ def test_describe_says_all_of_one_job() -> None:
         "step": 5,
         "message": "gone",
     }
-    seen = snapshot(job("big", status=runs("n0", "n1", restartRecords=[record], restarts=1)))
+    seen = snapshot(
+        job("big", status=runs("n0", "n1", restartRecords=[record], restarts=1)),
+        Lease=[lease("big", attempt=1, step=9, stage="cool-down", loss=2.25, heldOutLoss=0.5, heldOutStep=8)],
+    )
     event = {"lastTimestamp": rfc3339(NOW_S - 30), "type": "Normal", "reason": "Admitted", "message": "2 workers"}
     drawn = text(describe(seen, seen.jobs[0], [{"metadata": {}, **event}]))
     for line in (
         "State     Running (Training)",
         "Workers   2/2 ready",
         "Devices   4 nvidia.com/gpu each",
+        "Stage     cool-down",
+        "Held out  loss 0.5000 behind step 8",
         "n0     1         -",
         "1         PodLost   RestartPod   5      0            5m    gone",
         "30s   Normal   Admitted   2 workers",

@@ -99,6 +99,10 @@ def test_off_a_terminal_nothing_is_animated() -> None:
         "default/quickstart | Training | attempt 2 | workers 2/2 | step 237/800 | loss 0.4321 | 7,950 tok/s"
         " | 1 min 12 s to go | checkpoint 200"
     )
+    staged = dataclasses.replace(VIEW, training_stage="cool-down", held_out_loss=0.5)
+    assert "step 237/800 | stage cool-down | loss 0.4321 | held out 0.5000 | " in plain_line(staged)
+    shown.print(render_run(staged))
+    assert "cool-down" in file.getvalue()
 
 
 def test_a_dumb_terminal_is_none() -> None:

@@ -33,7 +33,10 @@ def test_streams_that_are_cut_and_layers_that_are_shared_have_the_gradient_of_on
     alone = gradients(start, tmp_path / "alone", (1, 1), steps=2, long=True)
     for number, layout in enumerate([*ALWAYS, turn()]):
         seen = gradients(start, tmp_path / name(layout), layout, steps=2, long=True, **ways(number))
-        assert seen["gathered"] == ("parameter_sharding" in ways(number)), "one layer at a time"
+        rows = "parameter_sharding" in ways(number)
+        assert seen["gathered"] == rows, "one layer at a time"
+        # torch's checkpoint of a layer imports it as well.
+        assert seen["compiler"] == (rows or ways(number)["recompute"] == "full"), "no job pays for what it does not ask"
         assert largest_difference(seen, alone) <= TOLERANCE, layout
         assert seen["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE), layout
 

@@ -91,8 +91,9 @@ class _Due:
 class Optimizer:
     """AdamW with decoupled weight decay on matrices only (norms, biases and other vectors do not decay), or Muon.
 
-    State may live in pinned host memory: each piece is then copied to the device, updated and copied back, one piece
-    on the device at a time. Where the model itself is on the host, nothing is copied.
+    State may live in pinned host memory: it is then copied to the device, updated and copied back, as many scalars at a
+    time as one exchange has; of Muon's matrices, those of a bucket. Where the model itself is on the host, nothing is
+    copied.
     """
 
     def __init__(
@@ -146,11 +147,8 @@ class Optimizer:
         for state in self.states:
             for piece in state.part.pieces:
                 if runs := self._runs(state.part, piece, learned):
-                    values = self._visit(state.part.own_values(piece), state.part)
                     due = _Due(learning_rate, gradient_scale, runs)
-                    (self._turn if piece.bucket.whole else self._move)(state, piece, values, due)
-                    _leave(state.part.own_values(piece), values)
-                    state.part.publish(piece, values)
+                    (self._turn if piece.bucket.whole else self._move)(state, piece, due)
                 if updated is not None:
                     updated(state.part, piece)
 
@@ -175,19 +173,23 @@ class Optimizer:
     def _visit(self, home: Tensor, part: FlatParameters) -> Tensor:
         return home.to(part.values.device, non_blocking=True)
 
-    def _move(self, state: PartState, piece: Piece, values: Tensor, due: _Due) -> None:
-        """AdamW, in two calls a run: of what decays, and of what does not."""
+    def _move(self, state: PartState, whole: Piece, due: _Due) -> None:
+        """AdamW, in two calls a run at least: of what decays, and of what does not."""
         part, settings, begin = state.part, self._settings, state.part.own_whole_length
-        homes = [piece.of_own(buffer, begin=begin) for buffer in (state.first, state.second)]
-        first, second = (self._visit(home, part) for home in homes)
-        gradients = piece.of_own(part.own_gradients)
-        decayed = min(max(part.matrices_end - piece.start, 0), piece.length)
-        for cut, times, decay in _cuts(due.runs, decayed=decayed, weight_decay=settings.weight_decay):
+        decayed = min(max(part.matrices_end - whole.start, 0), whole.length)
+        away = settings.state_on_host and part.values.device.type != "cpu"
+        at_once = min(AT_ONCE_SCALARS, settings.bucket_scalars) if away else AT_ONCE_SCALARS
+        for cut, times, decay in _cuts(due.runs, decayed=decayed, weight_decay=settings.weight_decay, at_once=at_once):
+            piece = dataclasses.replace(
+                whole, start=whole.start + cut.start, length=cut.stop - cut.start, own=whole.own + cut.start
+            )
+            homes = [part.own_values(piece), *(piece.of_own(of, begin=begin) for of in (state.first, state.second))]
+            values, first, second = (self._visit(home, part) for home in homes)
             torch._fused_adamw_(
-                [values[cut]],
-                [gradients[cut]],
-                [first[cut]],
-                [second[cut]],
+                [values],
+                [piece.of_own(part.own_gradients)],
+                [first],
+                [second],
                 [],
                 [torch.full((), float(times), device=values.device)],
                 lr=due.rate,
@@ -200,12 +202,14 @@ class Optimizer:
                 grad_scale=torch.full((), 1.0 / due.scale, device=values.device),
                 found_inf=None,
             )
-        _leave(homes[0], first)
-        _leave(homes[1], second)
+            for home, visited in zip(homes, (values, first, second), strict=True):
+                _leave(home, visited)
+            part.publish(piece, values)
 
-    def _turn(self, state: PartState, piece: Piece, values: Tensor, due: _Due) -> None:
+    def _turn(self, state: PartState, piece: Piece, due: _Due) -> None:
         """Muon: momentum scalar by scalar, then directions matrix by matrix."""
         settings, home = self._settings, piece.of_own(state.momentum)
+        values = self._visit(state.part.own_values(piece), state.part)
         gradients = piece.of_own(state.part.own_gradients)
         momentum = self._visit(home, state.part)
         for run in due.runs:
@@ -219,6 +223,8 @@ class Optimizer:
             size = due.rate * muon.step_size(rows, columns)
             own = self._own_slice(state.part, slot, direction)
             values[place : place + slot.length].view(slot.shape).add_(own, alpha=-size)
+        _leave(state.part.own_values(piece), values)
+        state.part.publish(piece, values)
 
     def _directions(
         self, part: FlatParameters, piece: Piece, ahead: Tensor, runs: Sequence[_Run]
@@ -278,13 +284,15 @@ def _learners(part: FlatParameters) -> list[tuple[int, int, Learner]]:
     return found
 
 
-def _cuts(runs: Sequence[_Run], *, decayed: int, weight_decay: float) -> Iterator[tuple[slice, int, float]]:
+def _cuts(
+    runs: Sequence[_Run], *, decayed: int, weight_decay: float, at_once: int
+) -> Iterator[tuple[slice, int, float]]:
     """Cut runs where decay ends, and to what a kernel takes; yield scalars, how often they learned, and their decay."""
     for run in runs:
         border = min(max(decayed, run.start), run.stop)
         for start, stop, decay in ((run.start, border, weight_decay), (border, run.stop, 0.0)):
-            for at in range(start, stop, AT_ONCE_SCALARS):
-                yield slice(at, min(at + AT_ONCE_SCALARS, stop)), run.times, decay
+            for at in range(start, stop, at_once):
+                yield slice(at, min(at + at_once, stop)), run.times, decay
 
 
 def _leave(home: Tensor, visited: Tensor) -> None:

@@ -183,7 +183,9 @@ class Optimizer:
             piece = dataclasses.replace(
                 whole, start=whole.start + cut.start, length=cut.stop - cut.start, own=whole.own + cut.start
             )
-            homes = [part.own_values(piece), *(piece.of_own(of, begin=begin) for of in (state.first, state.second))]
+            moments = (piece.of_own(of, begin=begin) for of in (state.first, state.second))
+            # Of the whole piece: rows of a sharded parameter are known by where they begin.
+            homes = [part.own_values(whole)[cut], *moments]
             values, first, second = (self._visit(home, part) for home in homes)
             torch._fused_adamw_(
                 [values],

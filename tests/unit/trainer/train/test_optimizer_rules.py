@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_trainer.parallel.flat import FlatParameters, flatten
+from polyreme_trainer.parallel.flat import FlatParameters, Piece, flatten
 from polyreme_trainer.train import optimizer
 from polyreme_trainer.train.optimizer import Optimizer, update_router_biases
 from polyreme_trainer.train.settings import OptimizerSettings
@@ -64,14 +64,6 @@ def test_loads_of_other_layers_are_refused() -> None:
 
 
 def test_a_buffer_beyond_what_a_kernel_takes_at_once_is_updated_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def after_a_step() -> torch.Tensor:
-        torch.manual_seed(0)
-        layer = nn.Linear(7, 5)
-        flat = flatten(dict(layer.named_parameters()), riders=0)
-        layer(torch.ones(3, 7)).square().sum().backward()
-        Optimizer(flat, OptimizerSettings()).step(learning_rate=0.01, gradient_scale=0.5)
-        return flat.dense.values
-
     calls: list[int] = []
     kernel: Any = torch._fused_adamw_
 
@@ -80,10 +72,10 @@ def test_a_buffer_beyond_what_a_kernel_takes_at_once_is_updated_in_parts(monkeyp
         kernel(values, *rest, **options)
 
     monkeypatch.setattr(torch, "_fused_adamw_", counted)
-    whole, at_once = after_a_step(), max(calls)
+    whole, at_once = one_step(), max(calls)
     monkeypatch.setattr(optimizer, "AT_ONCE_SCALARS", 16)
     calls.clear()
-    assert torch.equal(after_a_step(), whole)
+    assert torch.equal(one_step(), whole)
     assert at_once > 16 == max(calls)
 
 
@@ -111,3 +103,24 @@ class Away(Optimizer):
     def _visit(self, home: torch.Tensor, part: FlatParameters) -> torch.Tensor:
         self.visited.append(home.numel())
         return super()._visit(home, part)
+
+
+def test_a_part_that_knows_its_rows_by_where_they_begin_is_updated_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rows of sharded parameters are: a part of a piece begins elsewhere."""
+
+    def own_values(self: FlatParameters, piece: Piece) -> torch.Tensor:
+        return {whole.start: whole.of(self.values) for whole in self.pieces}[piece.start]
+
+    monkeypatch.setattr(optimizer, "AT_ONCE_SCALARS", 16)
+    expected = one_step()
+    monkeypatch.setattr(FlatParameters, "own_values", own_values)
+    assert torch.equal(one_step(), expected)
+
+
+def one_step() -> torch.Tensor:
+    torch.manual_seed(0)
+    layer = nn.Linear(7, 5)
+    flat = flatten(dict(layer.named_parameters()), riders=0)
+    layer(torch.ones(3, 7)).square().sum().backward()
+    Optimizer(flat, OptimizerSettings()).step(learning_rate=0.01, gradient_scale=0.5)
+    return flat.dense.values

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from polyreme_datahub.sources.digits import scans_of
 from tests.unit.datahub.jobs import Home, digits, make_spec
 
 pytestmark = pytest.mark.slow
+LATE = {"source": "s1", "weight": 1}
 
 
 @pytest.fixture(scope="module")
@@ -153,21 +155,19 @@ def test_training_and_held_out_pages_share_no_scan() -> None:
     assert len(scans_of(heldout=False)) + len(scans_of(heldout=True)) == 1797
 
 
+def in_stages(given: TrainingJobSpec, *stages: dict[str, Any]) -> TrainingJobSpec:
+    """The same job in stages."""
+    training = given.training.model_dump(by_alias=True) | {"stages": list(stages)}
+    return given.model_copy(update={"training": Training.model_validate(training)})
+
+
 def staged() -> TrainingJobSpec:
     """As ``spec``, with a stage of longer packs from step 5 on."""
-    stages = [
+    return in_stages(
+        spec(),
         {"name": "usual", "steps": 4},
-        {
-            "name": "long",
-            "steps": 96,
-            "sequenceTokens": 128,
-            "packsPerStep": 2,
-            "weights": [{"source": "s1", "weight": 1}],
-        },
-    ]
-    given = spec()
-    training = given.training.model_dump(by_alias=True) | {"stages": stages}
-    return given.model_copy(update={"training": Training.model_validate(training)})
+        {"name": "long", "steps": 96, "sequenceTokens": 128, "packsPerStep": 2, "weights": [LATE]},
+    )
 
 
 def test_a_stage_of_longer_packs_goes_on_where_the_one_before_ended(home: Home) -> None:
@@ -187,6 +187,18 @@ def test_a_stage_of_longer_packs_goes_on_where_the_one_before_ended(home: Home) 
         source.packs(9, first=0, count=3)
     with pytest.raises(RefusedError, match="loader state is of other data"):
         usual.check_state(source.state(8))
+
+
+def test_samples_that_only_a_later_stage_can_hold_wait_for_it(home: Home) -> None:
+    short = make_spec(["three"], sequence_tokens=16)
+    long = in_stages(short, {"name": "short", "steps": 4}, {"name": "long", "steps": 96, "sequenceTokens": 64})
+    dead = [sum(count.dead for count in home.process(given).stages) for given in (long, short)]
+    assert dead[0] == 0 < dead[1], "too long for a job of short packs alone, not for the longest packs of stages"
+    source = hub.open_source(home.objects, long)
+    lengths = {index.sample_id(at): int(n) for index in source._indexes for at, n in enumerate(index.lengths)}
+    seen = {step: source.packs(step, first=0, count=4).sample_ids for step in range(1, 13)}
+    longest = {step: max(lengths[name] for name in names) for step, names in seen.items()}
+    assert max(longest[step] for step in range(1, 5)) <= 16 < max(longest[step] for step in range(5, 13))
 
 
 def test_held_out_packs_hold_each_sample_once_with_its_answer(home: Home) -> None:

@@ -415,9 +415,7 @@ class _Operator:
         scene = self._model.scene(uid, lease_read=lease_read, now_s=now_s)
         if scene is None:
             return Decision()
-        record = None if scene.lease is None else scene.lease.record
-        if record is not None and scene.job.attempt is not None and record.attempt == scene.job.attempt.number:
-            self._observer.trains(scene.job, record)
+        self._observer.saw(scene)
         return reconcile(scene, now_s, defaults=self._settings.defaults)
 
     async def _schedule(self) -> None:

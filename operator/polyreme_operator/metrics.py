@@ -15,9 +15,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import Accounting, RestartRecord
-from polyreme_api.progress import ProgressRecord
+from polyreme_operator.core.observe import current_record
 from polyreme_operator.types.observer import RoundSeen
 from polyreme_operator.types.reasons import ConditionType, Reason, Scope
+from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
 
@@ -79,28 +80,7 @@ class Metrics:
             "namespace",
             "job",
         )
-        of_job, newest = ("namespace", "job"), f"the {TRAINING_JOBS_MAX} jobs that trained last"
-        self.job_step = self._gauge("job_step", f"Newest step of a job; {newest}.", *of_job)
-        self.job_loss = self._gauge("job_loss", f"Loss of that step; {newest}.", *of_job)
-        self.job_held_out_loss = self._gauge(
-            "job_held_out_loss", f"Newest held-out loss, over all sets; {newest}.", *of_job
-        )
-        self.job_expert_load_ratio = self._gauge(
-            "job_expert_load_ratio",
-            "Tokens of a layer's fullest expert over the mean of its experts, in the newest step; 1 is even.",
-            *of_job,
-            "layer",
-        )
-        self.job_router_entropy_nats = self._gauge(
-            "job_router_entropy_nats",
-            "Entropy of a token's scores by layer, the mean of the newest step.",
-            *of_job,
-            "layer",
-        )
-        self.job_rows_dropped = self._gauge(
-            "job_rows_dropped", "Rows beyond the capacity of experts by layer, in the newest step.", *of_job, "layer"
-        )
-        self._training: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._add_training()
         self.lost_gpu_seconds_total = self._counter(
             "lost_gpu_seconds_total", "Time of devices that brought no step that counts.", "cause"
         )
@@ -128,6 +108,31 @@ class Metrics:
         )
         self.model_objects = self._gauge("model_objects", "Objects that the operator's model holds.", "kind")
         self.leader = self._gauge("leader", "1 while this replica leads.")
+
+    def _add_training(self) -> None:
+        """Add what ranks say of their newest step."""
+        of_job, newest = ("namespace", "job"), f"the {TRAINING_JOBS_MAX} jobs that trained last"
+        self.job_step = self._gauge("job_step", f"Newest step of a job; {newest}.", *of_job)
+        self.job_loss = self._gauge("job_loss", f"Loss of that step; {newest}.", *of_job)
+        self.job_held_out_loss = self._gauge(
+            "job_held_out_loss", f"Newest held-out loss, over all sets; {newest}.", *of_job
+        )
+        self.job_expert_load_ratio = self._gauge(
+            "job_expert_load_ratio",
+            "Tokens of a layer's fullest expert over the mean of its experts, in the newest step; 1 is even.",
+            *of_job,
+            "layer",
+        )
+        self.job_router_entropy_nats = self._gauge(
+            "job_router_entropy_nats",
+            "Entropy of a token's scores by layer, the mean of the newest step.",
+            *of_job,
+            "layer",
+        )
+        self.job_rows_dropped = self._gauge(
+            "job_rows_dropped", "Rows beyond the capacity of experts by layer, in the newest step.", *of_job, "layer"
+        )
+        self._training: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
     def render(self) -> bytes:
         """Return the exposition text, version 0.0.4."""
@@ -159,9 +164,10 @@ class Metrics:
             self.job_goodput_ratio.remove(*known)
         self._forget_training(uid)
 
-    def trains(self, job: JobView, record: ProgressRecord) -> None:
-        """Show what the ranks say of their newest step."""
-        if record.loss is None or job.status.finished:
+    def saw(self, scene: JobScene) -> None:
+        """Show what the ranks of the present attempt say of their newest step."""
+        job, record = scene.job, current_record(scene)
+        if record is None or record.loss is None or job.status.finished:
             return
         own = job.namespace, job.name
         self._training[job.uid] = own

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from polyreme_api.job import TrainingJobStatus
-from polyreme_api.progress import ProgressRecord
+from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.views import JobView
 
 
@@ -36,8 +36,8 @@ class Observer(Protocol):
         """Take a status that the cluster has accepted; ``job`` is as it was before."""
         ...
 
-    def trains(self, job: JobView, record: ProgressRecord) -> None:
-        """Take what the ranks of a job say of their newest step."""
+    def saw(self, scene: JobScene) -> None:
+        """Take a job as it is looked at, with what its ranks say of their newest step."""
         ...
 
     def decided(self, seen: RoundSeen) -> None:
@@ -63,7 +63,7 @@ class NullObserver:
     def wrote(self, job: JobView, after: TrainingJobStatus, *, now_s: float) -> None:
         """Do nothing."""
 
-    def trains(self, job: JobView, record: ProgressRecord) -> None:
+    def saw(self, scene: JobScene) -> None:
         """Do nothing."""
 
     def decided(self, seen: RoundSeen) -> None:

@@ -19,9 +19,10 @@ from polyreme_operator.metrics import GOODPUT_JOBS_MAX, OTHER_QUEUES, QUEUES_MAX
 from polyreme_operator.port import ConflictError, NotFoundError, ObjectRef, PortTimeoutError
 from polyreme_operator.types.observer import NullObserver, Observer, RoundSeen
 from polyreme_operator.types.reasons import Cause, ConditionType, Reason, Scope
+from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.views import JobView
 from tests.contract.manifests import config
-from tests.unit.operator.operator_scenes import NOW_S, admitted, job
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, scene
 from tools import metrics_page
 
 
@@ -34,7 +35,7 @@ def test_the_metrics_and_the_null_observer_are_observers() -> None:
     for observer in seen:
         observer.gone("nobody")
         observer.decided(RoundSeen(cycle_s=0.1))
-        observer.trains(job(), ProgressRecord(attempt=1))
+        observer.saw(scene(job()))
         observer.wrote(job(), job().status, now_s=NOW_S)
 
 
@@ -213,18 +214,23 @@ def test_every_metric_is_served_under_the_name_that_the_page_says() -> None:
     assert {metric.name for metric in metrics.described} == {name for name in served if not name.endswith("_created")}
 
 
+def told(view: JobView, record: ProgressRecord) -> JobScene:
+    return scene(view, lease=dataclasses.replace(lease(view), record=record))
+
+
 def trained(step: int, **more: object) -> ProgressRecord:
     routing = RoutingByLayer(first_layer=1, load_max=(1.5, 2.0), entropy=(3.0, 2.5), dropped=(0, 7))
     return ProgressRecord(attempt=1, step=step, loss=2.0 / step, routing=routing).model_copy(update=more)
 
 
 def test_what_ranks_say_of_their_newest_step_is_shown_by_job_and_by_layer() -> None:
-    metrics, view = Metrics(), job("big")
+    metrics, view = Metrics(), admitted(job("big"))
     own = {"namespace": view.namespace, "job": view.name}
-    metrics.trains(view, ProgressRecord(attempt=1))
-    assert read(metrics, "polyreme_job_step", **own) is None, "no step yet"
-    metrics.trains(view, trained(4, held_out_loss=0.75, held_out_step=4))
-    metrics.trains(view, trained(5))
+    metrics.saw(told(view, ProgressRecord(attempt=1)))
+    metrics.saw(told(view, trained(9, attempt=2)))
+    assert read(metrics, "polyreme_job_step", **own) is None, "no step yet, and none of another attempt"
+    metrics.saw(told(view, trained(4, held_out_loss=0.75, held_out_step=4)))
+    metrics.saw(told(view, trained(5)))
     assert read(metrics, "polyreme_job_step", **own) == 5
     assert read(metrics, "polyreme_job_loss", **own) == pytest.approx(0.4)
     assert read(metrics, "polyreme_job_held_out_loss", **own) == 0.75
@@ -238,9 +244,9 @@ def test_what_ranks_say_of_their_newest_step_is_shown_by_job_and_by_layer() -> N
 def test_jobs_with_series_of_their_training_are_bounded_and_a_replica_that_follows_has_none() -> None:
     metrics = Metrics()
     for number in range(TRAINING_JOBS_MAX + 3):
-        metrics.trains(job(f"job-{number}"), trained(1))
-    metrics.trains(job("job-3"), trained(2))
-    metrics.trains(job("one-more"), trained(1))
+        metrics.saw(told(admitted(job(f"job-{number}")), trained(1)))
+    metrics.saw(told(admitted(job("job-3")), trained(2)))
+    metrics.saw(told(admitted(job("one-more")), trained(1)))
     shown = {name for name in metrics.render().decode().splitlines() if name.startswith("polyreme_job_rows_dropped{")}
     assert len(shown) == 2 * TRAINING_JOBS_MAX
     assert any('job="job-3"' in line for line in shown)

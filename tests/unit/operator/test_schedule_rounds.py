@@ -115,19 +115,6 @@ def test_quota_that_is_held_for_a_lesser_preemptor_keeps_no_greater_one_waiting(
     assert admitted_uids(schedule(cluster, NOW_S)) == {"uid-greater"}
 
 
-@pytest.mark.parametrize(("priority", "starts"), [(5, True), (3, False), (1, False)])
-def test_of_quota_that_is_held_while_victims_stop_a_greater_job_takes_its_part(priority: int, starts: bool) -> None:
-    """Nobody makes way for it; there are nodes enough."""
-    lesser, other = job("lesser", replicas=4, priority=3), job("other", replicas=2, priority=priority)
-    left, stopping = gone(asked_to_make_way("first", lesser)), asked_to_make_way("second", lesser, ("n1", "n1"))
-    queue = QueueView(name="default", quotas=(Quota(resource=DEVICE, nominal=4),))
-    nodes = (node(devices=2), node("n1", 2), node("n2", 2))
-    cluster = cluster_of(jobs=(left, stopping, lesser, other), nodes=nodes, queues=(queue,))
-    batch = schedule(cluster, NOW_S)
-    assert admitted_uids(batch) == ({"uid-other"} if starts else set())
-    assert reason(cluster, batch, "uid-lesser") == "WaitingForPreemption"
-
-
 def test_what_was_made_free_for_a_job_is_held_for_one_start_and_not_for_the_next() -> None:
     high, top = job("high", replicas=2, priority=5), job("top", replicas=2, priority=9)
     victim = gone(asked_to_make_way("low", high))

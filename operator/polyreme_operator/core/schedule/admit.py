@@ -12,12 +12,12 @@ from polyreme_api.plan.plan import Plan
 from polyreme_operator.core import elastic
 from polyreme_operator.core.eligible import slots_N
 from polyreme_operator.core.queue.order import SchedulingOrder, scheduling_order
-from polyreme_operator.core.schedule.elsewhere import Reservation, blocked_for, reservation_of, unused
+from polyreme_operator.core.schedule.elsewhere import blocked_for, reservation_of, unused
 from polyreme_operator.core.schedule.gangs import gang_of
 from polyreme_operator.core.schedule.heads import Heads
 from polyreme_operator.core.schedule.pending import closed, over_quota
 from polyreme_operator.core.schedule.round import Round
-from polyreme_operator.core.schedule.victims import before_lesser, hold, let_go, make_room
+from polyreme_operator.core.schedule.victims import hold, let_go, make_room
 from polyreme_operator.types.inventory import BoolArray, Misfit, RowArray
 from polyreme_operator.types.queues import Waiting
 from polyreme_operator.types.reasons import Reason
@@ -104,12 +104,6 @@ class _Admissions:
         if known is not None and held is None:
             self._refuse(waiting, known, order)
             return
-        with before_lesser(work, job):
-            self._look_for(waiting, job, held, order)
-
-    def _look_for(self, waiting: Waiting, job: JobView, held: Reservation | None, order: SchedulingOrder) -> None:
-        """Admit a job, have others make way for it, or say why neither goes."""
-        work = self._work
         found = self._behind_heads(waiting, job)
         if isinstance(found, Found):
             work.admit(job, found.rows_W, found.plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 from polyreme_operator.core import transition
@@ -96,19 +95,6 @@ def let_go(work: Round, job: JobView) -> Reservation | None:
     if held is not None and job.spec is not None:
         work.quotas.release(job.spec.queue_name, job.requests, job.spec.workers.replicas)
     return held
-
-
-@contextlib.contextmanager
-def before_lesser(work: Round, job: JobView) -> Iterator[None]:
-    """While this lasts, no quota is held for preemptors of lower priority: their nodes are not held from it, either."""
-    lesser = [held.by for held in work.reservations.values() if held.by.priority < job.priority]
-    for by in lesser:
-        assert by.spec is not None, "only jobs that can be read wait"
-        work.quotas.release(by.spec.queue_name, by.requests, by.spec.workers.replicas)
-    yield
-    for by in lesser:
-        assert by.spec is not None, "only jobs that can be read wait"
-        work.quotas.charge(by.spec.queue_name, by.requests, by.spec.workers.replicas)
 
 
 def running_of(inventory: Inventory, job: JobView) -> Running | None:

@@ -56,6 +56,11 @@ class TrainingStage:
     """Base of the decoder's rotary positions; None: the model's."""
 
     @property
+    def learns_alone(self) -> tuple[Learner, ...]:
+        """Parts that learn, in the order of the model; none where all of them do."""
+        return () if self.learners == EVERYTHING else tuple(part for part in Learner if part in self.learners)
+
+    @property
     def last_step(self) -> int:
         """Its last step."""
         return self.first_step + self.steps - 1

@@ -32,7 +32,7 @@ from polyreme_api.fields import Condition
 from polyreme_api.job import TrainingJob
 from polyreme_api.plan.plan import plan_for
 from polyreme_api.progress import StepRecord
-from polyreme_api.training_stages import EVERYTHING, Learner, mixture_changes, training_stages
+from polyreme_api.training_stages import mixture_changes, training_stages
 
 PAGES_SHOWN_MAX = 24
 """Held-out pages in the report, wrong ones first."""
@@ -220,7 +220,7 @@ def _training_stages(job: TrainingJob) -> list[TrainedStage]:
             name=stage.name,
             first_step=stage.first_step,
             last_step=stage.last_step,
-            trains=[] if stage.learners == EVERYTHING else [part for part in Learner if part in stage.learners],
+            trains=stage.learns_alone,
         )
         for stage in training_stages(job.spec)
         if stage.name

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.plan.plan import shape_of
-from polyreme_api.training_stages import packs_of_stages
+from polyreme_api.training_stages import kinds_of_packs
 
 
 def longest_pack(spec: TrainingJobSpec) -> int:
     """Tokens of the longest pack of any stage: longer samples have no turn in the whole run."""
-    return max(packs.tokens for packs in packs_of_stages(spec))
+    return kinds_of_packs(spec)[0].tokens
 
 
 def plan_data(spec: TrainingJobSpec) -> dict[str, object]:

@@ -190,13 +190,7 @@ def _show_plan(home: Home, checked: TrainingJob, output: Format) -> int:
 
 
 def _stage_words(stage: TrainingStage, packs: Packs) -> str:
-    from polyreme_api.training_stages import EVERYTHING, Learner
-
-    alone = (
-        ""
-        if stage.learners == EVERYTHING
-        else f" of {' and '.join(part for part in Learner if part in stage.learners)}"
-    )
+    alone = f" of {' and '.join(stage.learns_alone)}" if stage.learns_alone else ""
     theta = "" if stage.rope_theta is None else f", theta {stage.rope_theta:g}"
     words = f"{stage.steps} steps{alone}, {packs.per_step} x {packs.tokens} tokens{theta}"
     return f"{stage.name} {words}".strip()

@@ -13,7 +13,7 @@ from polyreme_api import fields as field_types
 from polyreme_api import queue as queue_types
 from polyreme_api import topology as topology_types
 from polyreme_api.crd.definitions import DEFINITIONS, JOB, MUTABLE, Definition, crd, object_schema
-from polyreme_api.crd.rules import LIST_KEYS, OBJECT_RULES, RULES
+from polyreme_api.crd.rules import LIST_KEYS, OBJECT_RULES, RULES, Rule
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
 from polyreme_api.job import data as data_types
 from polyreme_api.job import model as model_types
@@ -289,3 +289,8 @@ def test_only_jobs_are_scaled() -> None:
 def test_the_default_of_an_object_with_rules_obeys_them_as_it_stands() -> None:
     """The API server checks a default before it fills what is nested in it (``no such key: mode``)."""
     assert NODES["spec.parallelism"]["default"] == {"mode": "Auto"}
+
+
+def test_words_that_would_end_a_text_in_cel_are_refused_before_an_api_server_does() -> None:
+    with pytest.raises(ValueError, match="apostrophe"):
+        Rule(rule="self.steps > 0", words="steps {self.steps} is a stage's").to_object()

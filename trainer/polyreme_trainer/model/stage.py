@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_trainer.model.attend import Attend
+from polyreme_trainer.model.decoder import Decoded
 from polyreme_trainer.model.grid import Grid
 from polyreme_trainer.model.moe import MixtureOfExperts
 from polyreme_trainer.model.routing import Routing
@@ -38,6 +39,21 @@ class Microbatch(Protocol):
     def attend(self) -> Attend | None: ...  # noqa: D102
     @property
     def deliver(self) -> Callable[[Tensor], Tensor] | None: ...  # noqa: D102
+
+
+def decode(model: KimiVL, stream_SD: Tensor | None, microbatch: Microbatch) -> Decoded:
+    """Run a microbatch through what a model holds of the layers; without a stream, from its tokens and images on."""
+    decoded: Decoded = model(
+        microbatch.tokens_T,
+        microbatch.positions_T,
+        microbatch.document_offsets,
+        microbatch.patches_PC,
+        microbatch.grids,
+        stream_SD=stream_SD,
+        attend=microbatch.attend,
+        deliver=microbatch.deliver,
+    )
+    return decoded
 
 
 class Stage(nn.Module):
@@ -69,16 +85,7 @@ class Stage(nn.Module):
         Raises:
             InvalidConfigError: If offsets, grids or media tokens do not fit.
         """
-        decoded = self.model(
-            microbatch.tokens_T,
-            microbatch.positions_T,
-            microbatch.document_offsets,
-            microbatch.patches_PC,
-            microbatch.grids,
-            stream_SD=stream_SD,
-            attend=microbatch.attend,
-            deliver=microbatch.deliver,
-        )
+        decoded = decode(self.model, stream_SD, microbatch)
         self._routing = decoded.routing if self._routing is None else self._routing + decoded.routing
         if not self.model.section.last:
             stream: Tensor = decoded.hidden_TD

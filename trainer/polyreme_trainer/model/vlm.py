@@ -112,8 +112,7 @@ class KimiVL(nn.Module):
             InvalidConfigError: If offsets, grids or media tokens do not fit.
         """
         if stream_SD is None:
-            features_MD = self.image_features(patches_PC, grids)
-            stream_SD = self.embed(tokens_T, features_MD if deliver is None else deliver(features_MD))
+            stream_SD = self.begin(tokens_T, patches_PC, grids, deliver)
         if attend is not None:
             return self.decode(stream_SD, positions_T, lambda _: attend)
         lengths = document_lengths(document_offsets, tokens_T.shape[0])
@@ -121,6 +120,17 @@ class KimiVL(nn.Module):
         return self.decode(
             stream_SD, positions_T, lambda _: documents.attend, _document_of(lengths, tokens_T) if balance else None
         )
+
+    def begin(
+        self,
+        tokens_T: Tensor,
+        patches_PC: Tensor,
+        grids: Sequence[Grid],
+        deliver: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Make the stream (S, D) that the first layer takes: embedded tokens, with features of images in place."""
+        features_MD = self.image_features(patches_PC, grids)
+        return self.embed(tokens_T, features_MD if deliver is None else deliver(features_MD))
 
     def image_features(self, patches_PC: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Encode and project images, one row for each media token; no images give no rows and zero gradients.

@@ -25,8 +25,8 @@ from polyreme_api.batch import EvaluationSample, EvaluationSource
 from polyreme_api.history import evaluation_key
 from polyreme_api.progress import ALL_SETS
 from polyreme_api.store import ObjectStore
-from polyreme_trainer.model.decoder import Decoded
 from polyreme_trainer.model.generate import generate
+from polyreme_trainer.model.stage import decode
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.line import StageLine
@@ -109,35 +109,23 @@ def held_out_losses(state: TrainState, source: EvaluationSource, meshes: Meshes,
 
 def _loss_sum(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor | None:
     """Run a microbatch forwards through all stages; None on ranks without the last one."""
+    stage = max(state.stages.items())[1]
+    line = _line(state, meshes)
 
     def begin(model: KimiVL) -> Tensor:
-        features_MD = model.image_features(microbatch.patches_PC, microbatch.grids)
-        deliver = microbatch.deliver
-        return model.embed(microbatch.tokens_T, features_MD if deliver is None else deliver(features_MD))
+        return model.begin(microbatch.tokens_T, microbatch.patches_PC, microbatch.grids, microbatch.deliver)
 
-    def run(model: KimiVL, stream_SD: Tensor) -> Tensor:
+    def run(model: KimiVL, stream_SD: Tensor | None) -> Tensor:
         # Not by the stage: it adds up how tokens are routed, and what moves the router's biases is trained tokens.
-        decoded: Decoded = model(
-            microbatch.tokens_T,
-            microbatch.positions_T,
-            microbatch.document_offsets,
-            microbatch.patches_PC,
-            microbatch.grids,
-            stream_SD=stream_SD,
-            attend=microbatch.attend,
-        )
-        return decoded.hidden_TD
+        return decode(model, stream_SD, microbatch).hidden_TD
 
-    model = max(state.models.items())[1]
-    line = _line(state, meshes)
     if line is None:
-        hidden_SD: Tensor | None = run(model, begin(model))
+        hidden_SD: Tensor | None = run(stage.model, None)
     else:
-        rows = model.ranks.own_rows(microbatch.tokens_T.shape[0])
-        hidden_SD = line.through(rows.stop - rows.start, begin, run)
+        hidden_SD = line.through(stage.rows(microbatch.tokens_T.shape[0]), begin, run)
     if hidden_SD is None:
         return None
-    loss_sum: Tensor = model.language_model.lm_head(hidden_SD, microbatch.targets_T)
+    loss_sum: Tensor = stage.model.language_model.lm_head(hidden_SD, microbatch.targets_T)
     return loss_sum
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polyreme_api.plan.shapes import KIMI_VL_A3B, KIMI_VL_NANO, ModelShape
+from polyreme_trainer.model import grid
 from polyreme_trainer.model.attend import segments
 from polyreme_trainer.model.tiles import Answers, Rows, Tile, attend_tile, attend_tile_backward
 from polyreme_trainer.model.vlm import KimiVL
@@ -26,6 +27,8 @@ TOKENS = 640
 def device() -> Iterator[torch.device]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield torch.device("cuda", 0)
+    # Tables of grids are kept for the process: those without values would come out in another test.
+    grid._grid_tables.cache_clear()
 
 
 @pytest.mark.slow

@@ -32,6 +32,13 @@ FROZEN: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ),
     ({"export": None}, ("spec.export may not change from something to nothing",)),
     ({"topology": {"required": "rack"}}, ("spec.topology.required may not change from nothing to rack",)),
+    ({"topology": None}, ("spec.topology may not change from something to nothing while the job exists",)),
+    ({"health": {"nodeLostSeconds": 61}}, ("spec.health may not change from nothing to something",)),
+    ({"failurePolicy": {"backoff": {"maxSeconds": 61}}}, ("failurePolicy.backoff.maxSeconds may not change from 300",)),
+    (
+        {"export": None, "evaluation": {"sets": [{"name": "a", "dataset": "h"}]}},
+        ("spec.evaluation may not change from nothing to something",),
+    ),
     ({"data": {"sources": [{**ONE, "weight": 2}]}}, ("spec.data.sources may not change while the job exists",)),
     ({"managedBy": "someone"}, ("spec.managedBy may not change from polyreme.dev/operator to someone",)),
     ({"workers": {"replicas": 9}}, ("replicas 9 lies above maxReplicas 8; lower replicas or raise maxReplicas",)),
@@ -89,7 +96,8 @@ def test_every_rule_has_a_case(objects: Any) -> None:
 def kept(kubeconfig: str, objects: Any) -> Iterator[str]:
     """Namespace of a job that exists."""
     with api_client(kubeconfig) as api, new_namespace(api) as namespace:
-        manifest = job_with({"spec.workers": {"maxReplicas": 8}, "spec.export": {}})
+        parts = {"spec.export": {}, "spec.topology": {"exclusive": "rack"}, "spec.failurePolicy": {}}
+        manifest = job_with({"spec.workers": {"maxReplicas": 8}, **parts})
         objects.create_namespaced_custom_object(GROUP, VERSION, namespace, "trainingjobs", manifest)
         yield namespace
 

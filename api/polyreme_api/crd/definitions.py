@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from polyreme_api import labels
-from polyreme_api.crd.rules import OBJECT_RULES
+from polyreme_api.crd.rules import OBJECT_RULES, UNFILLED
 from polyreme_api.crd.translate import Schema, default_of, freeze, plain_text, schema_of
 from polyreme_api.fault_policy import NodeFaultPolicy
 from polyreme_api.job.spec import TrainingJob
@@ -32,6 +32,8 @@ class Definition:
     scale: Mapping[str, str] | None = None
     mutable: frozenset[str] | None = None
     """Fields of the spec that may change; None: all."""
+    unfilled: frozenset[str] = frozenset()
+    """Parts of the spec that stay away where the user leaves them out."""
 
     @property
     def kind(self) -> str:
@@ -80,6 +82,7 @@ JOB = Definition(
         "labelSelectorPath": ".status.selector",
     },
     mutable=MUTABLE,
+    unfilled=UNFILLED,
 )
 
 QUEUE = Definition(
@@ -169,7 +172,7 @@ def crd(definition: Definition) -> dict[str, Any]:
 def object_schema(definition: Definition) -> Schema:
     """Return the structural schema of a whole object."""
     parts = {name: _model_of(definition.model, name) for name in ("spec", "status")}
-    spec = schema_of(parts["spec"], with_defaults=True, mode="validation")
+    spec = schema_of(parts["spec"], with_defaults=True, mode="validation", unfilled=definition.unfilled)
     required = definition.model.model_fields["spec"].is_required()
     if not required:
         spec["default"] = default_of(spec)

@@ -25,6 +25,8 @@ class Rule:
     words: str
     plain: str = ""
     """The sentence without values; empty: the words as they are, less what stands in braces."""
+    of_optional: bool = False
+    """Whether it holds of every object that has no fields but those that are always there."""
 
     @property
     def message(self) -> str:
@@ -55,14 +57,12 @@ def _first_given(names: tuple[str, ...], otherwise: str) -> str:
     return otherwise
 
 
-def _needs(part: str) -> Rule:
-    return Rule(
-        rule=f"has(self.{part}) || self.workers.runtime.mode == 'Environment'",
-        words=f"{part} is required with workers.runtime.mode {{self.workers.runtime.mode}}; "
-        "set it, or use mode: Environment for a container that brings its own training",
-        plain=f"{part} is required unless workers.runtime.mode is Environment; "
-        "set it, or use mode: Environment for a container that brings its own training",
-    )
+def _first_missing(names: tuple[str, ...]) -> str:
+    """Write the name of the first field that is not set; of the last, when all others are."""
+    missing = f"'{names[-1]}'"
+    for name in reversed(names[:-1]):
+        missing = f"!has(self.{name}) ? '{name}' : {missing}"
+    return missing
 
 
 _DEGREES = ("dp", "ep", "pp", "cp", "tp", "schedule", "microbatches")
@@ -74,6 +74,7 @@ _IN_ROUNDS = (
     "has(self.microbatches) && has(self.schedule) && self.schedule == 'Interleaved1F1B' && "
     f"{_PIPED} && self.microbatches >= self.pp"
 )
+_LAUNCHER_GIVEN = " && ".join(f"has(self.{part})" for part in LAUNCHER_PARTS)
 _DEGREES_GIVEN = " || ".join(f"has(self.{degree})" for degree in _DEGREES)
 _TRAINED_ON = "self.data.sources.exists(s, s.dataset.split('@', 2)[0] == e.dataset.split('@', 2)[0])"
 _CONDITIONS_GIVEN = "has(self.onPodConditions) && size(self.onPodConditions) > 0"
@@ -84,12 +85,21 @@ _LIMITED = "has(q.borrowingLimit) || has(q.lendingLimit)"
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "TrainingJobSpec": (
-        *(_needs(part) for part in LAUNCHER_PARTS),
+        Rule(
+            rule=f"self.workers.runtime.mode == 'Environment' || ({_LAUNCHER_GIVEN})",
+            words=f"{{{_first_missing(LAUNCHER_PARTS)}}} is required with workers.runtime.mode "
+            "{self.workers.runtime.mode}; set it, or use mode: Environment for a container that brings its own "
+            "training",
+            plain=f"{', '.join(LAUNCHER_PARTS[:-1])} and {LAUNCHER_PARTS[-1]} are required unless "
+            "workers.runtime.mode is Environment; set them, or use mode: Environment for a container that brings its "
+            "own training",
+        ),
         Rule(
             rule=f"!has(self.evaluation) || !has(self.data) || self.evaluation.sets.all(e, !({_TRAINED_ON}))",
             words=f"evaluation.sets holds {{self.evaluation.sets.filter(e, {_TRAINED_ON})[0].dataset}}, "
             "which data.sources train on; choose a dataset that is held out",
             plain="a dataset of evaluation.sets is one of data.sources; choose a dataset that is held out",
+            of_optional=True,
         ),
         Rule(
             rule="!has(self.training) || self.training.recompute != 'Full' || !has(self.parallelism.schedule) || "
@@ -98,6 +108,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             "use recompute: Selective, or schedule 1F1B or Interleaved1F1B",
             plain="training.recompute Full does not go with the schedules ZBVZeroBubble and DualPipeV; "
             "use recompute: Selective, or schedule 1F1B or Interleaved1F1B",
+            of_optional=True,
         ),
         Rule(
             rule="!has(self.training) || self.training.parameterSharding == 'None' || !has(self.parallelism.pp) || "
@@ -107,6 +118,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             "higher ep or tp, or parameterSharding: None with optimizer.stateSharding: Sharded",
             plain="training.parameterSharding FSDP2 does not go with a parallelism.pp above 1; use pp: 1 and a higher "
             "ep or tp, or parameterSharding: None with optimizer.stateSharding: Sharded",
+            of_optional=True,
         ),
     ),
     "Workers": (
@@ -114,23 +126,27 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             rule="!has(self.minReplicas) || self.minReplicas <= self.replicas",
             words="replicas {self.replicas} lies below minReplicas {self.minReplicas}; "
             "raise replicas or lower minReplicas",
+            of_optional=True,
         ),
         Rule(
             rule="!has(self.maxReplicas) || self.replicas <= self.maxReplicas",
             words="replicas {self.replicas} lies above maxReplicas {self.maxReplicas}; "
             "lower replicas or raise maxReplicas",
+            of_optional=True,
         ),
     ),
     "Topology": (
         Rule(
             rule="!has(self.required) || !has(self.preferred)",
             words="required {self.required} and preferred {self.preferred} exclude each other; drop one",
+            of_optional=True,
         ),
         Rule(
             rule="has(self.sliceSize) == has(self.sliceLevel)",
             words=f"{{{_first_given(('sliceSize', 'sliceLevel'), repr(''))}}} stands alone: "
             "sliceSize and sliceLevel go together; set both or none",
             plain="sliceSize and sliceLevel go together; set both or none",
+            of_optional=True,
         ),
     ),
     "Training": (
@@ -139,6 +155,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             f"double(self.capacityFactor) <= {CAPACITY_FACTOR_MAX}.0)",
             words="capacityFactor {self.capacityFactor} lies outside its range: above 0, at most "
             f"{CAPACITY_FACTOR_MAX}; leave it out to drop nothing",
+            of_optional=True,
         ),
         Rule(
             rule="self.parameterSharding == 'None' || self.optimizer.name != 'Muon'",
@@ -155,6 +172,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             words=f"steps of stages add up to {{{_STAGE_STEPS}}}, steps is {{self.steps}}; "
             f"change steps to {{{_STAGE_STEPS}}}, or those of a stage",
             plain="steps of stages do not add up to steps; change one of them",
+            of_optional=True,
         ),
     ),
     "Stage": (
@@ -171,6 +189,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             "use mode: Explicit or drop dp, ep, pp, cp, tp, schedule, microbatches",
             plain="mode Auto chooses the degrees itself; use mode: Explicit or drop dp, ep, pp, cp, tp, schedule, "
             "microbatches",
+            of_optional=True,
         ),
         Rule(
             rule="self.mode != 'Explicit' || has(self.dp)",
@@ -182,6 +201,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             words="schedule {self.schedule} needs pp of at least 2, seen {has(self.pp) ? self.pp : 1}; "
             "raise pp or drop schedule",
             plain="a schedule needs pp of at least 2; raise pp or drop schedule",
+            of_optional=True,
         ),
         Rule(
             rule=f"!has(self.microbatches) || !({_PIPED}) || self.microbatches >= {_LEAST}",
@@ -189,6 +209,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             f"seen {{self.microbatches}}; raise microbatches to {{{_LEAST}}} or more",
             plain="1F1B and Interleaved1F1B need at least pp microbatches, ZBVZeroBubble and DualPipeV 2 x pp; "
             "raise microbatches",
+            of_optional=True,
         ),
         Rule(
             rule=f"!({_IN_ROUNDS}) || self.microbatches % {_ROUNDS} == 0",
@@ -197,6 +218,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             "{self.microbatches - self.microbatches % self.pp + self.pp}",
             plain="Interleaved1F1B runs microbatches in microbatches / pp equal rounds; "
             "set microbatches to a multiple of pp",
+            of_optional=True,
         ),
     ),
     "FailureRule": (
@@ -339,5 +361,9 @@ LIST_KEYS: Mapping[tuple[str, str], str] = {
 }
 """Lists that are maps, by the field that is their key: no two entries share it, and appliers merge them."""
 
-ATOMIC = frozenset({"AttemptStatus", "Accounting", "Preemption"})
-"""Types that one writer writes whole: the API server keeps their owner once, not by field."""
+ATOMIC = frozenset({"TrainingJobStatus", "TrainingQueueStatus", "ClusterTopologyStatus", "NodeFaultPolicyStatus"})
+"""Types that one writer writes: the API server keeps their owner once, not by field. Half of a job was such entries."""
+
+UNFILLED = frozenset({"topology", "checkpoint", "failurePolicy", "health"})
+"""Parts of a job's spec that the API server does not fill with defaults unless the user begins them: who reads a job
+fills them, and every write of a status would carry them along, with an entry of ownership for each field."""

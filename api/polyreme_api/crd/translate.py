@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel
@@ -30,11 +30,29 @@ _KEPT = (
 )
 
 
-def schema_of(model: type[BaseModel], *, with_defaults: bool, mode: Literal["validation", "serialization"]) -> Schema:
-    """Translate a type: a spec as it is read, with its defaults; a status as it is written, without."""
+_SIZE = "size(dyn(self))"
+"""How many fields an object has, in CEL, which counts no fields of what it knows to be an object."""
+
+
+def schema_of(
+    model: type[BaseModel],
+    *,
+    with_defaults: bool,
+    mode: Literal["validation", "serialization"],
+    unfilled: frozenset[str] = frozenset(),
+) -> Schema:
+    """Translate a type: a spec as it is read, with its defaults; a status as it is written, without.
+
+    Args:
+        model: The type.
+        with_defaults: Whether the API server fills defaults.
+        mode: Pydantic's schema of what is read, or of what is written.
+        unfilled: Fields of the type, parts themselves, into which it fills none where they are left out whole.
+    """
     document = model.model_json_schema(by_alias=True, mode=mode)
     definitions = {**document.pop("$defs", {}), model.__name__: document}
-    return _Translator(definitions, with_defaults=with_defaults).object(model.__name__)
+    translator = _Translator(definitions, with_defaults=with_defaults, unfilled=(model.__name__, unfilled))
+    return translator.object(model.__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,6 +61,8 @@ class _Translator:
 
     definitions: Mapping[str, Schema]
     with_defaults: bool
+    unfilled: tuple[str, frozenset[str]]
+    """Name of a type, and its fields that have no default."""
 
     def object(self, name: str) -> Schema:
         """Translate the type of that name."""
@@ -56,13 +76,20 @@ class _Translator:
         schema["properties"] = {
             field: self._property(inner, required=field in required) for field, inner in source["properties"].items()
         }
+        for field in self.unfilled[1] if name == self.unfilled[0] else ():
+            del schema["properties"][field]["default"]
         for field, key in ((field, key) for (owner, field), key in LIST_KEYS.items() if owner == name):
             schema["properties"][field] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
         if name in ATOMIC:
             schema["x-kubernetes-map-type"] = "atomic"
         if rules := RULES.get(name):
-            schema["x-kubernetes-validations"] = [rule.to_object() for rule in rules]
+            schema["x-kubernetes-validations"] = [self._rule(rule, schema) for rule in rules]
         return schema
+
+    def _rule(self, rule: Rule, schema: Schema) -> dict[str, str]:
+        """Translate a rule of an object; one about fields that may be missing is no work where none is there."""
+        written = rule.to_object()
+        return {**written, "rule": f"{_bare(schema)} || ({rule.rule})"} if rule.of_optional else written
 
     def node(self, source: Schema) -> Schema:
         """Translate any node."""
@@ -110,84 +137,48 @@ def default_of(schema: Schema) -> Schema:
 
 
 def freeze(schema: Schema, *, mutable: frozenset[str], path: str = "") -> None:
-    """Add rules that keep every field as it was, except ``mutable`` ones: one for each part that may not change at all.
+    """Add rules that keep every field as it was, except ``mutable`` ones.
 
-    They are few, since the server runs all of them whenever a status is written; which field has changed is found out
-    only to say so. A part's rule runs only while it is there before and after; that it neither comes nor goes is its
-    owner's rule.
+    The server runs all of them whenever a status is written, and whenever a rule names a field of an object, it lists
+    all fields of that object anew. So each value is kept by a rule of its own, which names none; it runs only while the
+    value is there before and after. That none comes or goes is a rule of the owner, which looks for fields by name
+    only where there are others than those that always are.
     """
-    watched = []
     for name, inner in schema["properties"].items():
         place = f"{path}{name}"
-        if place in mutable:
-            continue
-        if any(other.startswith(f"{place}.") for other in mutable):
+        if "properties" in inner:
             freeze(inner, mutable=mutable, path=f"{place}.")
-        elif "properties" not in inner:
-            watched.append(_watch(name, schema, f"self.{name}", place))
-        else:
-            whole = _Watch("self == oldSelf", _changes(inner, "self.", f"{place}."))
-            _add_rule(inner, whole, _frozen_words(place))
-            if not _is_always_there(name, schema):
-                watched.append(_watch_presence(f"self.{name}", inner, place))
-    if watched:
-        unchanged = " && ".join(f"({each.unchanged})" for each in watched)
-        changes = tuple(change for each in watched for change in each.changes)
-        may = ", ".join(sorted(other for other in mutable if other.startswith(path)))
-        part = f"spec.{path}".removesuffix(".")
-        words = f"{part} may not change but for {may} while the job exists; delete the job and create it anew"
-        _add_rule(schema, _Watch(unchanged, changes), words)
+        elif place not in mutable:
+            spoken = " from {oldSelf} to {self}" if _is_scalar(inner) else ""
+            _add_rule(inner, Rule(rule="self == oldSelf", words=_frozen_words(place, spoken)).to_object())
+    optional = [name for name in schema["properties"] if not _is_always_there(name, schema)]
+    if optional:
+        _add_rule(schema, _kept_presence(schema, optional, path))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Watch:
-    """A rule that something stays as it was, and for each way in which it may not: a rule that fails, and its words."""
-
-    unchanged: str
-    changes: tuple[Rule, ...]
-
-
-def _changes(schema: Schema, seen: str, path: str) -> tuple[Rule, ...]:
-    """Return a rule for every field of a part that is the same whole; ``seen`` is how its owner is called in CEL."""
-    found: list[Rule] = []
-    for name, inner in schema["properties"].items():
-        if "properties" in inner and _is_always_there(name, schema):
-            found += _changes(inner, f"{seen}{name}.", f"{path}{name}.")
-        else:
-            found += _watch(name, schema, f"{seen}{name}", f"{path}{name}").changes
-    return tuple(found)
+def _kept_presence(schema: Schema, optional: Sequence[str], path: str) -> dict[str, str]:
+    """Write the rule that no field of an object comes or goes, with the words for each that might."""
+    kept = " && ".join(f"(!has(self.{name}) || has(oldSelf.{name}))" for name in optional)
+    rule = f"{_SIZE} == size(dyn(oldSelf)) && ({_bare(schema)} || {kept})"
+    part = f"spec.{path}".removesuffix(".")
+    plain = f"fields of {part} that have no default neither come nor go while the job exists; delete the job and "
+    plain += "create it anew"
+    spoken = f"'{plain}'"
+    for name in reversed(optional):
+        value = "'%s'.format([{0}.{1}])" if _is_scalar(schema["properties"][name]) else "'something'"
+        before, after = (f"has({side}.{name}) ? {value.format(side, name)} : 'nothing'" for side in ("oldSelf", "self"))
+        words = _frozen_words(f"{path}{name}", f" from {{{before}}} to {{{after}}}")
+        changed = Rule(rule="", words=words).to_object()["messageExpression"]
+        spoken = f"has(self.{name}) != has(oldSelf.{name}) ? {changed} : {spoken}"
+    return {"rule": rule, "message": plain, "messageExpression": spoken}
 
 
-def _watch(name: str, owner: Schema, seen: str, place: str) -> _Watch:
-    schema, before = owner["properties"][name], _before(seen)
-    if not _is_always_there(name, owner):
-        presence = _watch_presence(seen, schema, place)
-        rule = f"{presence.unchanged} && (!has({seen}) || {seen} == {before})"
-        if _is_scalar(schema):
-            return _Watch(rule, (Rule(rule=rule, words=presence.changes[0].words),))
-        return _Watch(rule, (*presence.changes, Rule(rule=rule, words=_frozen_words(place))))
-    spoken = f" from {{{before}}} to {{{seen}}}" if _is_scalar(schema) else ""
-    rule = f"{seen} == {before}"
-    return _Watch(rule, (Rule(rule=rule, words=_frozen_words(place, spoken)),))
+def _bare(schema: Schema) -> str:
+    """Write in CEL that an object has no fields but those that it always has."""
+    return f"{_SIZE} == {sum(_is_always_there(name, schema) for name in schema['properties'])}"
 
 
-def _watch_presence(seen: str, schema: Schema, place: str) -> _Watch:
-    said = "'%s'.format([{0}])" if _is_scalar(schema) else "'something'"
-    before, after = (f"has({side}) ? {said.format(side)} : 'nothing'" for side in (_before(seen), seen))
-    rule = f"has({seen}) == has({_before(seen)})"
-    return _Watch(rule, (Rule(rule=rule, words=_frozen_words(place, f" from {{{before}}} to {{{after}}}")),))
-
-
-def _before(seen: str) -> str:
-    return f"oldSelf{seen.removeprefix('self')}"
-
-
-def _add_rule(schema: Schema, watch: _Watch, words: str) -> None:
-    spoken = f"'{words}'"
-    for change in reversed(watch.changes):
-        told = change.to_object()
-        spoken = f"!({change.rule}) ? {told.get('messageExpression', repr(told['message']))} : {spoken}"
-    rule = {"rule": watch.unchanged, "message": words, "messageExpression": spoken}
+def _add_rule(schema: Schema, rule: dict[str, str]) -> None:
     schema.setdefault("x-kubernetes-validations", []).append(rule)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from polyreme_api.plan.shapes import KIMI_VL_NANO
 from tests.parallel.pages import HELD_OUT_STEP
 
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
@@ -97,9 +98,13 @@ def test_what_a_stage_does_not_train_stays_and_a_resume_in_any_stage_changes_not
 
 
 def test_pipelines_and_rows_of_parameters_train_the_stages_of_one_process(start: Any, tmp_path: Path) -> None:
-    """Also where all layers of a rank stand still, and its orders make gradients of weights apart."""
+    """Also where all layers of a rank stand still, and its orders make gradients of weights apart.
+
+    Every token goes to every expert: a choice between two that score alike hangs on a last bit.
+    """
     held_out = {"questions": RUN["packs"], "evaluated_every": 4}
-    run = {**RUN, **held_out, "interval": STEPS, "decoder": {"layers": LAYERS}, "optimizer": {"weight_decay": 0.1}}
+    decoder = {"layers": LAYERS, "experts_per_token": KIMI_VL_NANO.decoder.experts}
+    run = {**RUN, **held_out, "interval": STEPS, "decoder": decoder, "optimizer": {"weight_decay": 0.1}}
     pipeline = {"schedule": "ZBVZeroBubble", "layers": [1] * LAYERS, "microbatches": 4}
     ways: dict[str, dict[str, Any]] = {
         "alone": {"layout": {"dp": 1}},
@@ -120,8 +125,8 @@ def test_pipelines_and_rows_of_parameters_train_the_stages_of_one_process(start:
     expected = found.pop("alone")
     for name, seen in found.items():
         assert [of["learningRate"] for of in seen] == [of["learningRate"] for of in expected]
-        for quantity in ("loss", "gradientNorm"):
+        # AdamW's first steps make much of gradients near zero; the norm of the next ones feels it first.
+        for quantity, tolerance in (("loss", 2e-5), ("gradientNorm", 1e-4)):
             ours, theirs = ([record[quantity] for record in of] for of in (seen, expected))
-            assert ours[:3] == pytest.approx(theirs[:3], rel=2e-5), (name, quantity)
-            assert ours == pytest.approx(theirs, rel=1e-2), f"{name}, {quantity}, with a token or two routed elsewhere"
-        assert seen[7]["heldOut"] == pytest.approx(expected[7]["heldOut"], rel=1e-2), name
+            assert ours == pytest.approx(theirs, rel=tolerance), (name, quantity)
+        assert seen[7]["heldOut"] == pytest.approx(expected[7]["heldOut"], rel=2e-5), name

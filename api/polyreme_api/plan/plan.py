@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from functools import cached_property
 from typing import Any
 
 from polyreme_api.errors import InvalidConfigError
@@ -33,9 +34,9 @@ ANY_HARDWARE = ""
 """Hardware of a plan for a container that brings its own training."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Layout, stages, batch split and traffic of an attempt."""
+    """Layout, stages, batch split and traffic of an attempt. Jobs of equal specs share one, with its hash and text."""
 
     shape: ModelShape
     replicas: int
@@ -54,13 +55,17 @@ class Plan:
         """Packs that one data-parallel rank trains on in one step."""
         return self.packs_per_step // self.layout.dp
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """Digest of everything in the plan; a rank refuses another."""
         return _digest(dataclasses.asdict(self))
 
     def to_json(self) -> str:
         """Write the plan, its hash beside it."""
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         return json.dumps({**dataclasses.asdict(self), "hash": self.hash}, sort_keys=True)
 
     @classmethod

@@ -48,6 +48,9 @@ class PackedBatch:
     """Samples of the real documents, in order."""
     unmasked_tokens: int
     """Targets of these packs that are not masked."""
+    lost_images: Sequence[int] = ()
+    """Images that the index has in these packs and that are not here, since their sample is damaged: their numbers,
+    rising, among all that the index has."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,20 @@ class BatchSource(Protocol):
 
     def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
         """Return packs ``first .. first + count`` of ``step`` (steps count from 1)."""
+        ...
+
+    def grids(self, step: int) -> Sequence[Array]:
+        """Return rows and columns of the images of each pack of ``step``, all ranks' packs (int32 [I, 2] each).
+
+        As the index has them, whatever has become of their bytes: no image is read, and all ranks get the same.
+        """
+        ...
+
+    def patches(self, step: int, *, pack: int, images: Sequence[int]) -> Array:
+        """Return the patches [P, C] of some images of a pack of ``step``, by their numbers in ``grids``.
+
+        Those of a damaged sample are zero.
+        """
         ...
 
     def state(self, step: int) -> Mapping[str, Any]:

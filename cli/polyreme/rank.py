@@ -41,6 +41,7 @@ from polyreme_trainer.train.schedule import Schedule
 from polyreme_trainer.train.settings import (
     CheckpointSettings,
     EvaluationSettings,
+    ImagesOver,
     OptimizerName,
     OptimizerSettings,
     ParameterSharding,
@@ -186,6 +187,7 @@ def settings_of(
         shape=plan.shape,
         steps=spec.training.steps,
         stages=training_stages(spec) if spec.training.stages else (),
+        images_over=ImagesOver(spec.parallelism.images_over),
         seed=spec.training.seed,
         weights=weights_place(weights.location) if weights else None,
         checkpoint=CheckpointSettings(

@@ -66,6 +66,9 @@ def ways(number: int) -> dict[str, Any]:
     return {**large, "recompute": ("none", "selective", "full")[number % 3]}
 
 
+UNEVEN: dict[str, Any] = {"seeing": 1, "hole_every": 4}
+"""One pack of a step has all images, and some of its samples are damaged."""
+
 CAPACITY = 0.75
 """Less than an even share: every layer drops rows, on every rank."""
 CAPACITY_ALWAYS: tuple[Degrees, ...] = ({"dp": 4, "ep": 4}, {"cp": 2, "tp": 2, "ep": 2})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ class Pages:
 
     ``long`` ones are few and long, three of the first packs' with an image: documents then lie across the cuts of a
     stream, and there are more ranks than images. ``text`` ones have no image. ``packed`` says how many
-    packs of how many tokens a step has, by the first step that has them.
+    packs of how many tokens a step has, by the first step that has them. ``seeing`` is how many packs of a
+    step have images at all, and of every ``hole_every`` documents one is a hole: its sample is damaged.
     """
 
     token_ids = TokenIds(media=MEDIA, end=END, pad=PAD)
@@ -39,8 +40,10 @@ class Pages:
         text: bool = False,
         packed: Mapping[int, tuple[int, int]] | None = None,
         empty: bool = False,
+        seeing: int | None = None,
+        hole_every: int = 0,
     ):
-        self._empty = empty
+        self._empty, self._seeing, self._hole_every = empty, seeing, hole_every
         self._packed = sorted((packed or {}).items())
         self.packs_per_step, self._seed, self._infinite_at, self._hooks = packs, seed, infinite_at, hooks or {}
         self._begin_bytes, self.long, self._text = begin_bytes, long, text
@@ -60,15 +63,20 @@ class Pages:
         tokens: list[int] = []
         targets: list[int] = []
         positions: list[int] = []
-        offsets, images, grids = [0], [], []
+        offsets, grids = [0], []
+        images: list[Any] = []
+        lost: list[int] = []
         for pack in range(first, first + count):
             begun = len(tokens)
-            for document in self._long_documents(step, pack) if self.long else self._documents(step, pack):
-                tokens += document[0]
-                targets += document[1]
+            for number, document in enumerate(self._in_pack(step, pack)):
+                hole = self._is_hole(number)
+                tokens += [PAD] * len(document[0]) if hole else document[0]
+                targets += [-100] * len(document[0]) if hole else document[1]
                 positions += range(len(document[0]))
                 offsets.append(len(tokens))
-                if document[3] is not None:
+                if document[3] is not None and hole:
+                    lost.append(len(lost) + len(images))
+                elif document[3] is not None:
                     images.append(document[2])
                     grids.append(document[3])
             gap = begun + self.pack_tokens_in(step) - len(tokens)
@@ -86,7 +94,31 @@ class Pages:
             grids_I2=np.array(grids, np.int32).reshape(-1, 2),
             sample_ids=[str(number) for number in range(len(grids))],
             unmasked_tokens=sum(target != -100 for target in targets),
+            lost_images=lost,
         )
+
+    def grids(self, step: int) -> list[Any]:
+        return [
+            np.array([page[3] for page in self._in_pack(step, pack) if page[3] is not None], np.int32).reshape(-1, 2)
+            for pack in range(self.packs_in(step))
+        ]
+
+    def patches(self, step: int, *, pack: int, images: Sequence[int]) -> Any:
+        there = [
+            np.zeros_like(page[2]) if self._is_hole(number) else page[2]
+            for number, page in enumerate(self._in_pack(step, pack))
+            if page[3] is not None
+        ]
+        return np.concatenate([there[image] for image in images])
+
+    def _is_hole(self, number: int) -> bool:
+        return bool(self._hole_every) and number % self._hole_every == 1
+
+    def _in_pack(self, step: int, pack: int) -> list[Any]:
+        return self._long_documents(step, pack) if self.long else self._documents(step, pack)
+
+    def _sees(self, pack: int) -> bool:
+        return not self._text and (self._seeing is None or pack < self._seeing)
 
     def _documents(self, step: int, pack: int) -> list[Any]:
         draw = np.random.default_rng([self._seed, step, pack])
@@ -94,7 +126,7 @@ class Pages:
         left = 0 if self._empty else self.pack_tokens_in(step)
         while True:
             rows, columns, digits = 2 * int(draw.integers(1, 3)), 2 * int(draw.integers(1, 4)), int(draw.integers(1, 5))
-            media = 0 if self._text else rows * columns // 4
+            media = rows * columns // 4 if self._sees(pack) else 0
             answer = draw.integers(10, 20, size=digits).tolist()
             page = [2, *[MEDIA] * media, 4, *answer, END]
             if len(page) > left:
@@ -102,7 +134,7 @@ class Pages:
             left -= len(page)
             masked = [-100] * (1 + media) + [*answer, END, -100]
             image = draw.standard_normal((rows * columns, VALUES), np.float32)
-            documents.append((page, masked, image, None if self._text else (rows, columns)))
+            documents.append((page, masked, image, (rows, columns) if self._sees(pack) else None))
 
     def _long_documents(self, step: int, pack: int) -> list[Any]:
         draw = np.random.default_rng([self._seed, step, pack, 1])

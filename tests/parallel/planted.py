@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from polyreme_trainer.model import moe
-from polyreme_trainer.parallel import collectives, context, dispatch, gradients, images, mesh, sharded
+from polyreme_trainer.parallel import collectives, context, deal, dispatch, gradients, images, mesh, sharded
+from polyreme_trainer.train import dealing
 from polyreme_trainer.train import state as state_module
 
 
@@ -21,6 +22,35 @@ def plant(bug: str | None, world: Any) -> None:
     _plant_in_sharing(bug, world)
     _plant_in_dispatch(bug)
     _plant_in_rows(bug, world)
+    _plant_in_deal(bug)
+
+
+def _plant_in_deal(bug: str | None) -> None:
+    """The same, in how images are dealt to data-parallel ranks and how their features come home."""
+    real_way, real_exchange = deal.way_home, collectives.exchange_rows
+    if bug == "features come home to other tokens":
+
+        def way_home(*given: Any, **more: Any) -> Any:
+            way = real_way(*given, **more)
+            return dataclasses.replace(way, leaving=np.roll(way.leaving, 1))
+
+        vars(dealing)["way_home"] = way_home
+    if bug == "features come home without their gradients":
+        collectives.exchange_rows = lambda rows_RD, **more: real_exchange(rows_RD, **more).detach()
+    if bug == "gradients of guests count twice":
+
+        def twice(rows_RD: torch.Tensor, **more: Any) -> torch.Tensor:
+            came = real_exchange(rows_RD, **more)
+            return came + came - came.detach()
+
+        collectives.exchange_rows = twice
+    if bug == "grids of guests are not in the order of their patches":
+        encoded: Any = dealing.Dealt.encoded
+        dealing.Dealt.encoded = property(lambda self: encoded.fget(self)[::-1])  # type: ignore[method-assign,assignment]
+    if bug == "a rank skips the exchange" and dist.get_rank() == 1:
+        collectives.exchange_rows = lambda rows_RD, *, received, **_: rows_RD.new_zeros(
+            (sum(received), *rows_RD.shape[1:])
+        )
 
 
 def _plant_in_rows(bug: str | None, world: Any) -> None:

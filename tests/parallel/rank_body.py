@@ -37,26 +37,27 @@ from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
 from polyreme_trainer.model import attend, loss, tiles
 from polyreme_trainer.model.routing import Routing
 from polyreme_trainer.model.ways import Ways
-from polyreme_trainer.parallel import collectives, flat, gradients, mesh
+from polyreme_trainer.parallel import collectives, flat, gradients
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.sharded import ShardedParameters, is_sharded
 from polyreme_trainer.parallel.world import RankSettings, open_world
-from polyreme_trainer.train import initial, run
+from polyreme_trainer.train import initial, microbatches, run
 from polyreme_trainer.train import inputs as inputs_module
 from polyreme_trainer.train.export import export, join_slices
-from polyreme_trainer.train.inputs import to_inputs
+from polyreme_trainer.train.microbatches import read_microbatches
 from polyreme_trainer.train.offline import export_checkpoint
 from polyreme_trainer.train.schedule import Schedule as Shape
 from polyreme_trainer.train.settings import (
     CheckpointSettings,
     EvaluationSettings,
+    ImagesOver,
     OptimizerName,
     OptimizerSettings,
     ParameterSharding,
     Precision,
     TrainSettings,
 )
-from polyreme_trainer.train.state import TrainState, backward, content, open_state, reduce, settle, update
+from polyreme_trainer.train.state import TrainState, backward, content, enter, open_state, reduce, settle, update
 from tests.parallel.capacity import Dropped, senders
 from tests.parallel.pages import MEDIA, Pages, Questions
 from tests.parallel.planted import plant
@@ -141,6 +142,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
         steps=request.get("steps", 10),
         stages=stages_of(request),
         pipeline=pipeline_of(request.get("pipeline")),
+        images_over=ImagesOver(request.get("images_over", "Data")),
         ways=Ways(recompute=Recompute(request.get("recompute", "none")), capacity_factor=request.get("capacity")),
         checkpoint=CheckpointSettings(
             store=_store(request, rank),
@@ -216,7 +218,12 @@ def start_from(_request: Mapping[str, Any], _rank: int, settings: TrainSettings)
 
 def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int:
     """Write the whole model's clipped mean gradient of the first step, and the losses of ten."""
-    source = Pages(packs=request.get("packs", 4), long=request.get("long", False))
+    source = Pages(
+        packs=request.get("packs", 4),
+        long=request.get("long", False),
+        seeing=request.get("seeing"),
+        hole_every=request.get("hole_every", 0),
+    )
     with open_world(settings.rank, settings.layout) as world:
         flat.FUSED_BYTES_MAX = request.get("fused_bytes_max", flat.FUSED_BYTES_MAX)
         vars(tiles)["DENSE_TOKENS_MAX"] = request.get("dense_tokens_max", attend.DENSE_TOKENS_MAX)
@@ -228,14 +235,12 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
             for bias_E in state.router_biases.values():
                 bias_E[3] = -10.0  # nobody asks this expert
         emulated = _emulated(request, state, source)
-        gathered = _watch(state)
+        gathered, moved = _watch(state), _watch_deals()
         losses, first = [], {}
         dropped: list[list[int]] = []
         for step in range(1, settings.steps + 1):
-            mine = mesh.packs_of(settings.layout, rank, source.packs_per_step)
-            share = len(mine) // settings.pipeline.microbatches
-            batches = [source.packs(step, first=first, count=share) for first in mine[::share]]
-            inputs = [to_inputs(batch, device="cpu", sharing=state.sharing) for batch in batches]
+            enter(state, settings.stage_of(step))
+            inputs = read_microbatches(state, source, settings, world.meshes, step)
             total = reduce(state, backward(state, *inputs), world.meshes)
             if step == 1:
                 scale = gradients.gradient_scale(total, norm_max=settings.optimizer.gradient_norm_max)
@@ -252,8 +257,23 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
             found = {"gradients": first, "losses": losses, "biases": biases, "dropped": dropped, "values": values}
             # What constructs torch's own kind of sharded tensor imports the compiler first: seconds, at every restart.
             told = {"gathered": max(gathered, default=0), "compiler": "torch._dynamo" in sys.modules}
-            torch.save(found | told, request["output"])
+            torch.save(found | told | {"moved": moved}, request["output"])
     return 0
+
+
+def _watch_deals() -> list[int]:
+    """Count, by microbatch, the images that leave their data-parallel rank; 0 where there is no deal."""
+    counts: list[int] = []
+    real = inputs_module.to_inputs
+
+    def watched(batch: Any, *, dealt: Any, **more: Any) -> Any:
+        deal = None if dealt is None else dealt.deal
+        taken = [] if deal is None else list(enumerate(deal.by_encoder))
+        counts.append(sum(image[0] != at // deal.parts for at, images in taken for image in images) if deal else 0)
+        return real(batch, dealt=dealt, **more)
+
+    vars(microbatches)["to_inputs"] = watched
+    return counts
 
 
 def _watch(state: TrainState) -> list[int]:

@@ -1,6 +1,6 @@
-"""``make soak-grid``: the gradient of one process in every layout of up to eight ranks, on two kinds of batches.
+"""``make soak-grid``: the gradient of one process in every layout of up to eight ranks, on three kinds of batches.
 
-A third time rows are dropped, and one process that drops the same is what each layout is compared with.
+A fourth time rows are dropped, and one process that drops the same is what each layout is compared with.
 ``ONLY=`` keeps the layouts whose name has that word. Figures: ``layouts`` and ``max_relative_error``, over all tensors
 of all layouts; ``dropped``, the fewest rows that a layer of a layout with a capacity dropped.
 """
@@ -19,10 +19,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.parallel.gangs import Gang, gradients, largest_difference, start_gang, warm
-from tests.parallel.grid import ALL, CAPACITY, TOLERANCE, Degrees, name, senders_key, ways
+from tests.parallel.grid import ALL, CAPACITY, TOLERANCE, UNEVEN, Degrees, name, senders_key, ways
 
-BATCHES = {"short": False, "long": True}
-"""Many short pages with an image each; few long documents across the cuts, three images, an expert without a token."""
+BATCHES: dict[str, dict[str, Any]] = {"short": {}, "long": {"long": True}, "uneven": UNEVEN}
+"""Many short pages with an image each; few long documents across the cuts, three images, an expert without a token; all
+images in one pack."""
 
 
 def main() -> int:
@@ -32,10 +33,10 @@ def main() -> int:
     layouts = [layout for layout in ALL if (os.environ.get("ONLY") or "") in name(layout)]
     worst = 0.0
     with tempfile.TemporaryDirectory() as directory:
-        for kind, long in BATCHES.items():
-            alone = _run(context, Path(directory) / kind, {"dp": 1}, long=long)
+        for kind, pages in BATCHES.items():
+            alone = _run(context, Path(directory) / kind, {"dp": 1}, **pages)
             for number, layout in enumerate(layouts):
-                seen = _run(context, Path(directory) / f"{kind} {name(layout)}", layout, long=long, number=number)
+                seen = _run(context, Path(directory) / f"{kind} {name(layout)}", layout, number=number, **pages)
                 error = largest_difference(seen, alone)
                 worst = max(worst, error)
                 sys.stderr.write(f"{kind:6} {name(layout):32} {error:.1e}{'' if error <= TOLERANCE else '  WRONG'}\n")
@@ -72,11 +73,11 @@ def _capacity(context: Any, directory: Path, layouts: Sequence[Degrees]) -> tupl
     return worst, fewest
 
 
-def _run(context: Any, root: Path, layout: Degrees, *, long: bool, number: int = 3, **more: Any) -> Any:
+def _run(context: Any, root: Path, layout: Degrees, *, number: int = 3, **more: Any) -> Any:
     def start(body: str, *, layout: Degrees, root: Path, **request: Any) -> Gang:
         return start_gang(context, body, layout=layout, root=root, **request)
 
-    return gradients(start, root, layout, steps=1, long=long, **ways(number), **more)
+    return gradients(start, root, layout, steps=1, **ways(number), **more)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 Twenty steps from scratch follow one process too, with every token sent to every expert: where experts are chosen, the
 last bit of a score decides between two that are alike, and from that step on the loss is another one by up to 1e-3.
+Where there are data-parallel ranks, a third time one of them has all images.
 ``ONLY=`` keeps the pipelines whose name has that word. Figures: ``pipelines``, ``max_relative_error`` over all tensors
 of all pipelines, chosen and not, ``max_loss_error`` over all steps.
 """
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from polyreme_api.plan.shapes import KIMI_VL_NANO
 from tests.parallel.gangs import Gang, gradients, largest_difference, start_gang, warm
-from tests.parallel.grid import TOLERANCE
+from tests.parallel.grid import TOLERANCE, UNEVEN
 from tests.parallel.pipes import ALL, LAYERS, Pipe
 
 CHOSEN: dict[str, Any] = {"steps": 1, "long": True, "decoder": {"layers": LAYERS}}
@@ -31,6 +32,11 @@ FOLLOWED: dict[str, Any] = {
     "decoder": {"layers": LAYERS, "experts_per_token": KIMI_VL_NANO.decoder.experts},
 }
 """Twenty, in which nothing is chosen."""
+
+
+def dealt(pipe: Pipe) -> dict[str, Any]:
+    """Ask for a step in which the first data-parallel rank has all images, and one of its microbatches none."""
+    return {"steps": 1, "decoder": {"layers": LAYERS}, **UNEVEN, "seeing": pipe.microbatches - 1}
 
 
 def main() -> int:
@@ -62,20 +68,23 @@ class _Grid:
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._context = directory, warm()
-        self._alone: dict[tuple[int, int], Any] = {}
+        self._alone: dict[tuple[Any, ...], Any] = {}
 
     def errors(self, pipe: Pipe) -> tuple[float, float]:
         """Of all gradients, and of all losses, against one process."""
         worst, worst_loss = 0.0, 0.0
-        for asked in (CHOSEN, FOLLOWED):
+        shared = pipe.degrees.get("dp", 1) > 1
+        for asked in (CHOSEN, FOLLOWED, *([dealt(pipe)] if shared else [])):
             whole = asked | {"packs": pipe.packs}
-            key = (asked["steps"], pipe.packs)
+            key = (asked["steps"], asked.get("seeing"), pipe.packs)
             if key not in self._alone:
                 self._alone[key] = gradients(self._start, self._directory / f"alone {key}", {"dp": 1}, **whole)
             expected = self._alone[key]
-            root = self._directory / f"{pipe} {asked['steps']}"
+            root = self._directory / f"{pipe} {asked['steps']} {asked.get('seeing')}"
             seen = gradients(self._start, root, pipe.degrees, **(pipe.request | whole))
             worst = max(worst, largest_difference(seen, expected))
+            if "seeing" in asked and not max(seen["moved"]):
+                worst = 1.0
             losses = zip(seen["losses"], expected["losses"], strict=True)
             worst_loss = max(worst_loss, *(abs(one - other) / other for one, other in losses))
         return worst, worst_loss

@@ -95,12 +95,19 @@ def _attention_products(shape: ModelShape) -> int:
     return attention_parameters(shape) - norms
 
 
-def _tower_flops(shape: ModelShape, mix: Mix) -> float:
-    """Count the tower and the projector for one token of the language model; attention is full within an image."""
+def image_flops(shape: ModelShape, patches: int) -> int:
+    """Count the forward of tower and projector for one image [operations]; attention is full within an image.
+
+    An integer, so that whoever deals images out by it gets the same sums in any order, on any machine.
+    """
     v = shape.vision
     products = 4 * v.width * v.width + 2 * v.width * v.ffn_width
-    block = 2 * products + 4 * v.width * mix.image_patches
-    patch = v.layers * block + 2 * v.channels * v.patch_px**2 * v.width
-    joined = v.width * v.merge**2
-    projector = 2 * (joined * joined + joined * shape.decoder.width)
-    return mix.patches_per_token(shape) * patch + mix.visual_share * projector
+    # The projector sees merge**2 patches side by side as one row: divided by them, its products are of whole numbers.
+    projector = 2 * (v.width * v.width * v.merge**2 + v.width * shape.decoder.width)
+    patch = 2 * v.layers * products + 2 * v.channels * v.patch_px**2 * v.width + projector
+    return patches * (patch + 4 * v.layers * v.width * patches)
+
+
+def _tower_flops(shape: ModelShape, mix: Mix) -> float:
+    """Count the tower and the projector for one token of the language model."""
+    return mix.patches_per_token(shape) * image_flops(shape, mix.image_patches) / mix.image_patches

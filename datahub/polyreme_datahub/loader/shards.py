@@ -67,6 +67,26 @@ class MappedIndex:
         arrays, at = self._place(sample)
         return _cut(arrays, "patches_P", "patch_offsets", at), _cut(arrays, "grids_I2", "image_offsets", at)
 
+    def grids(self, sample: int) -> npt.NDArray[np.int32]:
+        """Return the grids [I, 2] of a sample's images; their patches are not read."""
+        arrays, at = self._place(sample)
+        return _cut(arrays, "grids_I2", "image_offsets", at)
+
+    def grids_of(self, sample_N: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """Return how many images each of some samples has, and the grids [I, 2] of all of them, in order."""
+        shard_N = np.searchsorted(self._firsts, sample_N, side="right") - 1
+        begin_N, count_N = np.zeros_like(sample_N), np.zeros_like(sample_N)
+        for shard in np.unique(shard_N):
+            mine = shard_N == shard
+            offsets, at = self._shards[shard]["image_offsets"], sample_N[mine] - self._firsts[shard]
+            begin_N[mine], count_N[mine] = offsets[at], offsets[at + 1] - offsets[at]
+        grids_I2 = np.zeros((int(count_N.sum()), 2), np.int32)
+        shard_I, place_I = np.repeat(shard_N, count_N), runs(begin_N, count_N)
+        for shard in np.unique(shard_I):
+            mine = shard_I == shard
+            grids_I2[mine] = self._shards[shard]["grids_I2"][place_I[mine]]
+        return count_N, grids_I2
+
     def is_whole(self, sample: int) -> bool:
         """Tell whether a sample's stored bytes fit their checksum."""
         arrays, at = self._place(sample)
@@ -77,6 +97,12 @@ class MappedIndex:
     def _place(self, sample: int) -> tuple[Arrays, int]:
         shard = int(np.searchsorted(self._firsts, sample, side="right")) - 1
         return self._shards[shard], sample - int(self._firsts[shard])
+
+
+def runs(begin_N: npt.NDArray[np.int64], count_N: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Join runs of numbers, each with its first one and its length."""
+    before_N = np.cumsum(count_N) - count_N
+    return np.repeat(begin_N - before_N, count_N) + np.arange(int(count_N.sum()))
 
 
 def read_blob(root: Path, digest: str) -> bytes:

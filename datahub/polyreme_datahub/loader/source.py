@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ class Document:
     sample_id: str
     unmasked: int
     """Targets that are not masked."""
+    lost_images: int = 0
+    """Images that the index has and that are not here."""
 
     @property
     def size_bytes(self) -> int:
@@ -86,6 +89,46 @@ class PackedSource:
         documents = [[self._document(slot) for slot in slots] for slots in packs]
         return assemble(documents, pack_tokens=self.pack_tokens_in(step), pad=self._ids.pad, values=self._patch_values)
 
+    def grids(self, step: int) -> Sequence[npt.NDArray[np.int32]]:
+        """Return the grids [I, 2] of the images of each pack of ``step``, as the indexes have them.
+
+        Every rank looks all packs up at every step, so all at once: it costs a microsecond an image.
+        """
+        packs = self._order.packs(step)
+        slots = [slot for slots in packs for slot in slots]
+        source_N, sample_N = (np.array(of, np.int64) for of in ([s.source for s in slots], [s.sample for s in slots]))
+        looked_up = {source: self._indexes[source].grids_of(sample_N[source_N == source]) for source in set(source_N)}
+        count_N = np.zeros(len(slots), np.int64)
+        for source, (counts, _) in looked_up.items():
+            count_N[source_N == source] = counts
+        source_I = np.repeat(source_N, count_N)
+        grids_I2 = np.zeros((len(source_I), 2), np.int32)
+        for source, (_, found_I2) in looked_up.items():
+            grids_I2[source_I == source] = found_I2
+        ends = np.cumsum([0, *count_N])[np.cumsum([len(slots) for slots in packs])]
+        return np.split(grids_I2, ends[:-1])
+
+    def patches(self, step: int, *, pack: int, images: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Return the patches [P, C] of some images of a pack of ``step``, by their numbers in ``grids``, rising."""
+        found = [np.zeros((0, self._patch_values), np.float32)]
+        first = 0
+        for slot in self._order.packs(step)[pack]:
+            grids_I2 = self._indexes[slot.source].grids(slot.sample)
+            if mine := [image - first for image in images if first <= image < first + len(grids_I2)]:
+                found += self._patches_of(slot, grids_I2, mine)
+            first += len(grids_I2)
+        return np.concatenate(found)
+
+    def _patches_of(
+        self, slot: Slot, grids_I2: npt.NDArray[np.int32], images: Sequence[int]
+    ) -> Iterator[npt.NDArray[np.float32]]:
+        """Cut images out of a sample; those of a damaged one are zero."""
+        document = self._document(slot)
+        edges = np.concatenate([[0], grids_I2.prod(axis=1, dtype=np.int64).cumsum()])
+        lost = np.zeros((int(edges[-1]), self._patch_values), np.float32) if document.lost_images else None
+        patches_PC = document.patches_PC if lost is None else lost
+        return (patches_PC[edges[image] : edges[image + 1]] for image in images)
+
     def state(self, step: int) -> Mapping[str, Any]:
         """Describe where a loader stands after ``step``."""
         return {"data": self._identity, "step": step, "window": self._order.place(step + 1)}
@@ -127,6 +170,7 @@ class PackedSource:
             np.zeros((0, 2), np.int32),
             f"hole:{index.sample_id(sample)}",
             0,
+            lost_images=len(index.grids(sample)),
         )
 
     def _mourn(self, index: MappedIndex, sample: int) -> None:
@@ -199,7 +243,19 @@ def assemble(packs: Sequence[Sequence[Document]], *, pack_tokens: int, pad: int,
         grids_I2=np.concatenate([np.zeros((0, 2), np.int32), *(d.grids_I2 for d in laid)]),
         sample_ids=[document.sample_id for document in laid],
         unmasked_tokens=sum(document.unmasked for document in laid),
+        lost_images=_lost(laid),
     )
+
+
+def _lost(documents: Sequence[Document]) -> list[int]:
+    """Number the images that are not there among those that the index has."""
+    counts = [len(document.grids_I2) + document.lost_images for document in documents]
+    firsts = itertools.accumulate(counts, initial=0)
+    return [
+        number
+        for document, first in zip(documents, firsts, strict=False)
+        for number in range(first, first + document.lost_images)
+    ]
 
 
 def normalise(patches: npt.NDArray[np.uint8], *, channels: int) -> npt.NDArray[np.float32]:

@@ -255,6 +255,39 @@ def test_a_damaged_sample_leaves_a_hole_of_the_same_length(tmp_path: Path) -> No
     assert [(stone.index_digest, stone.ordinal) for stone in stones] == [(manifest, 0)]
 
 
+def test_images_of_any_pack_are_looked_up_and_read_one_by_one(tmp_path: Path) -> None:
+    """By numbers that count what a damaged sample had: grids are the same for all ranks, whoever has read its bytes."""
+    home = Home(tmp_path)
+    home.register("one", digits(1, pages=40))
+    job = make_spec(["one"])
+    home.process(job)
+    whole = hub.open_source(home.objects, job)
+    spoil(home, whole, "patches_P", 9)
+    damaged = hub.open_source(home.objects, job)
+    lost_in_all = 0
+    for step in (1, 2):
+        grids = damaged.grids(step)
+        assert [len(grids_I2) for grids_I2 in grids] == [len(whole_I2) for whole_I2 in whole.grids(step)]
+        for pack, grids_I2 in enumerate(grids):
+            batch = damaged.packs(step, first=pack, count=1)
+            lost = list(batch.lost_images)
+            lost_in_all += len(lost)
+            assert np.array_equal(np.delete(grids_I2, lost, axis=0), np.asarray(batch.grids_I2))
+            read = [damaged.patches(step, pack=pack, images=[image]) for image in range(len(grids_I2))]
+            assert [len(patches_PC) for patches_PC in read] == grids_I2.prod(axis=1).tolist()
+            assert not any(read[image].any() for image in lost)
+            there = [patches_PC for image, patches_PC in enumerate(read) if image not in lost]
+            assert np.array_equal(np.concatenate([read[0][:0], *there]), np.asarray(batch.patches_PC))
+            some = list(range(0, len(grids_I2), 2))
+            joined = damaged.patches(step, pack=pack, images=some)
+            assert np.array_equal(joined, np.concatenate([read[0][:0], *(read[image] for image in some)]))
+        batch = damaged.packs(step, first=0, count=4)
+        sizes = [len(damaged.packs(step, first=pack, count=1).lost_images) for pack in range(4)]
+        assert len(batch.lost_images) == sum(sizes)
+        assert np.array_equal(np.delete(np.concatenate(grids), list(batch.lost_images), axis=0), batch.grids_I2)
+    assert lost_in_all > 0
+
+
 def spoil(home: Home, source: PackedSource | HeldOutSource, array: str, at: int) -> None:
     """Flip a byte of a shard's array."""
     shard = source._indexes[0].manifest.shards[0]

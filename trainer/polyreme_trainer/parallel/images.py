@@ -26,20 +26,22 @@ Deliver = Callable[[Tensor], Tensor]
 """Features that were made here to the features of the media tokens that are held here, in the tokens' order."""
 
 
-def share_images(patches: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Give whole images to ranks: the next largest always to the rank with the fewest patches so far.
+def share_images(costs: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...]:
+    """Give whole images to ranks: the next largest always to the rank with the least to do so far.
 
     Args:
-        patches: Patches of each image.
+        costs: Operations of each image (``polyreme_api.plan.flops.image_flops``).
         ranks: Ranks to share among; some may get none.
 
     Returns:
         Images of each rank by their number in the stream, rising.
     """
+    if ranks == 1:
+        return (tuple(range(len(costs))),)
     load, shares = [0] * ranks, [list[int]() for _ in range(ranks)]
-    for image in sorted(range(len(patches)), key=lambda image: (-patches[image], image)):
+    for image in sorted(range(len(costs)), key=lambda image: (-costs[image], image)):
         rank = min(range(ranks), key=lambda rank: (load[rank], rank))
-        load[rank] += patches[image]
+        load[rank] += costs[image]
         shares[rank].append(image)
     return tuple(tuple(sorted(share)) for share in shares)
 

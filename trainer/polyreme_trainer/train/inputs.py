@@ -17,11 +17,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polyreme_api.batch import IGNORED_TARGET, PackedBatch
+from polyreme_api.plan.flops import image_flops
+from polyreme_api.plan.shapes import ModelShape
 from polyreme_trainer.model.attend import Attend
 from polyreme_trainer.model.grid import Grid
 from polyreme_trainer.parallel.images import Deliver, FeatureRoutes, Places, share_images
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.parallel.ring import ContextRanks
+from polyreme_trainer.train.dealing import Dealt
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +56,7 @@ class Sharing:
     """This rank among cp x tp, tp fastest."""
     group: dist.ProcessGroup
     media_token: int
-    merge: int
-    """Patches a side that become one token."""
+    shape: ModelShape
     dtype: torch.dtype = torch.float32
 
     @property
@@ -63,7 +65,9 @@ class Sharing:
         return self.context.ring * self.context.ulysses * self.tp
 
 
-def sharing_of(meshes: Meshes, *, media_token: int, merge: int, dtype: torch.dtype = torch.float32) -> Sharing | None:
+def sharing_of(
+    meshes: Meshes, *, media_token: int, shape: ModelShape, dtype: torch.dtype = torch.float32
+) -> Sharing | None:
     """Return how this rank shares its streams, or None if it has them for itself."""
     layout = meshes.layout
     if layout.cp * layout.tp == 1:
@@ -82,49 +86,96 @@ def sharing_of(meshes: Meshes, *, media_token: int, merge: int, dtype: torch.dty
         rank=rank,
         group=meshes.shard_group,
         media_token=media_token,
-        merge=merge,
+        shape=shape,
         dtype=dtype,
     )
 
 
-def to_inputs(batch: PackedBatch, *, device: torch.device | str, sharing: Sharing | None = None) -> Inputs:
+def to_inputs(
+    batch: PackedBatch, *, device: torch.device | str, sharing: Sharing | None = None, dealt: Dealt | None = None
+) -> Inputs:
     """Copy a batch's arrays to tensors, or this rank's part of them.
 
     On CPU too: torch aligns what it allocates to 64 bytes, NumPy does not, and a kernel may round differently by
     alignment. The last bits of a loss must not hang on the state of the heap: a resumed run repeats them (ADR 6).
 
+    Args:
+        batch: Packs of this data-parallel rank.
+        device: Where the model is.
+        sharing: The ranks that share the stream; None where this one has it for itself.
+        dealt: Who encodes the images, where other data-parallel ranks take part.
+
     Raises:
         InvalidConfigError: If the stream cannot be shared out evenly, or images do not fit their media tokens.
     """
-    grids: list[Grid] = [(rows, columns) for rows, columns in np.asarray(batch.grids_I2).tolist()]
     offsets: list[int] = np.asarray(batch.document_offsets).tolist()
+    tokens_A = np.asarray(batch.tokens_T)
+    images = _encoded(batch, sharing, dealt)
     if sharing is None:
         return Inputs(
-            tokens_T=_tensor(batch.tokens_T, device),
+            tokens_T=_tensor(tokens_A, device),
             targets_T=_tensor(batch.targets_T, device),
             positions_T=_tensor(batch.positions_T, device),
             document_offsets=offsets,
-            patches_PC=_tensor(batch.patches_PC, device),
-            grids=grids,
+            patches_PC=_tensor(images.patches_PC, device),
+            grids=images.grids,
             unmasked=batch.unmasked_tokens,
+            deliver=images.deliver,
         )
-    tokens_A = np.asarray(batch.tokens_T)
     place_T = sharing.context.cut(tokens_A.shape[0]).tokens_of(sharing.context.place)
     targets_T = np.asarray(batch.targets_T)[place_T]
-    images = _images(grids, sharing)
-    mine = images[sharing.rank // sharing.tp]
     device = torch.device(device)
     return Inputs(
         tokens_T=_tensor(tokens_A[place_T], device),
         targets_T=_tensor(targets_T, device),
         positions_T=_tensor(np.asarray(batch.positions_T)[place_T], device),
         document_offsets=offsets,
-        patches_PC=_tensor(_patches(np.asarray(batch.patches_PC), grids, mine), device),
-        grids=[grids[image] for image in mine],
+        patches_PC=_tensor(images.patches_PC, device),
+        grids=images.grids,
         unmasked=int((targets_T != IGNORED_TARGET).sum()),
         attend=sharing.context.attend(offsets, device=device, dtype=sharing.dtype),
-        deliver=_routes(tokens_A, grids, images, sharing).deliver(sharing.rank, sharing.group),
+        deliver=images.deliver,
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Encoded:
+    """What this rank encodes, and how features come to where their tokens are."""
+
+    patches_PC: npt.NDArray[np.float32]
+    grids: list[Grid]
+    deliver: Deliver | None
+
+
+def _encoded(batch: PackedBatch, sharing: Sharing | None, dealt: Dealt | None) -> _Encoded:
+    grids: list[Grid] = [(rows, columns) for rows, columns in np.asarray(batch.grids_I2).tolist()]
+    patches_PC = np.asarray(batch.patches_PC)
+    if dealt is not None:
+        lost = frozenset(batch.lost_images)
+        deliver = _from_all(dealt, lost, None if sharing is None else (sharing, np.asarray(batch.tokens_T)))
+        return _Encoded(dealt.patches(patches_PC, lost), dealt.encoded, deliver)
+    if sharing is None:
+        return _Encoded(patches_PC, grids, None)
+    images = _images(grids, sharing)
+    mine = images[sharing.rank // sharing.tp]
+    routes = FeatureRoutes(made=_made(grids, images, sharing), wanted=_wanted(np.asarray(batch.tokens_T), sharing))
+    return _Encoded(
+        _patches(patches_PC, grids, mine),
+        [grids[image] for image in mine],
+        routes.deliver(sharing.rank, sharing.group),
+    )
+
+
+def _from_all(dealt: Dealt, lost: frozenset[int], shared: tuple[Sharing, Places] | None) -> Deliver:
+    """Bring features home from all data-parallel ranks, and then to the ranks of the stream that hold their tokens."""
+    part = dealt.encoder % dealt.deal.parts
+    home = dealt.way_home(part, dealt.place, lost).bring(dealt.group)
+    if shared is None:
+        return home
+    sharing, tokens_A = shared
+    made = [dealt.way_home(part, place, lost).rows for part in range(dealt.deal.parts) for place in range(dealt.tp)]
+    onwards = FeatureRoutes(made=made, wanted=_wanted(tokens_A, sharing)).deliver(sharing.rank, sharing.group)
+    return lambda features_MD: onwards(home(features_MD))
 
 
 def _tensor(array: object, device: torch.device | str) -> Tensor:
@@ -135,7 +186,8 @@ def _tensor(array: object, device: torch.device | str) -> Tensor:
 
 def _images(grids: Sequence[Grid], sharing: Sharing) -> tuple[tuple[int, ...], ...]:
     """Images of each context part; the tensor ranks of one encode them together."""
-    return share_images([rows * columns for rows, columns in grids], sharing.ranks // sharing.tp)
+    costs = [image_flops(sharing.shape, rows * columns) for rows, columns in grids]
+    return share_images(costs, sharing.ranks // sharing.tp)
 
 
 def _patches(
@@ -145,21 +197,24 @@ def _patches(
     return np.concatenate([patches_PC[:0], *(patches_PC[edges[image] : edges[image + 1]] for image in images)])
 
 
-def _routes(
-    tokens_A: Places, grids: Sequence[Grid], images: Sequence[Sequence[int]], sharing: Sharing
-) -> FeatureRoutes:
-    """Rows of features are numbered by the media tokens of the stream."""
-    cells = [rows * columns // sharing.merge**2 for rows, columns in grids]
+def _made(grids: Sequence[Grid], images: Sequence[Sequence[int]], sharing: Sharing) -> list[Places]:
+    """Rows of features that each rank makes, numbered by the media tokens of the stream."""
+    cells = [rows * columns // sharing.shape.vision.merge**2 for rows, columns in grids]
     edges = list(itertools.accumulate(cells, initial=0))
-    number_A = np.cumsum(tokens_A == sharing.media_token) - 1
-    cut = sharing.context.cut(tokens_A.shape[0])
     made: list[Places] = []
-    wanted: list[Places] = []
-    for part, encoded in enumerate(images):
+    for encoded in images:
         rows = np.concatenate([np.arange(0), *(np.arange(edges[image], edges[image + 1]) for image in encoded)])
         share = -(-rows.size // sharing.tp)
         made += [rows[place * share : (place + 1) * share] for place in range(sharing.tp)]
-        wanted += [
-            number_A[held[tokens_A[held] == sharing.media_token]] for held in np.split(cut.tokens_of(part), sharing.tp)
-        ]
-    return FeatureRoutes(made=made, wanted=wanted)
+    return made
+
+
+def _wanted(tokens_A: Places, sharing: Sharing) -> list[Places]:
+    """Rows that each rank wants, in the order of its tokens."""
+    number_A = np.cumsum(tokens_A == sharing.media_token) - 1
+    cut = sharing.context.cut(tokens_A.shape[0])
+    return [
+        number_A[held[tokens_A[held] == sharing.media_token]]
+        for part in range(sharing.ranks // sharing.tp)
+        for held in np.split(cut.tokens_of(part), sharing.tp)
+    ]

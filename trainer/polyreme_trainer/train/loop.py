@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator
 
-from polyreme_api.batch import BatchSource, EvaluationSource, PackedBatch
+from polyreme_api.batch import BatchSource, EvaluationSource
 from polyreme_api.clock import Clock
 from polyreme_api.errors import InvalidConfigError, RunFailedError
 from polyreme_api.progress import RankPhase, StepRecord
@@ -17,9 +16,9 @@ from polyreme_api.training_stages import times_learned
 from polyreme_trainer.checkpoint.save import CheckpointWriter
 from polyreme_trainer.model.routing import Routing, Summary
 from polyreme_trainer.parallel.gradients import GlobalStep
-from polyreme_trainer.parallel.mesh import Meshes, packs_of
+from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.train.evaluation import held_out_losses
-from polyreme_trainer.train.inputs import to_inputs
+from polyreme_trainer.train.microbatches import read_microbatches
 from polyreme_trainer.train.records import ObjectStepLog, Reporter, StepLog
 from polyreme_trainer.train.requests import Requests
 from polyreme_trainer.train.schedule import rate_of
@@ -75,8 +74,7 @@ class Loop:
         begun_s = self.clock.steady_s()
         settings, number = self.settings, self.state.step + 1
         enter(self.state, settings.stage_of(number))
-        device = settings.rank.device_type
-        microbatches = [to_inputs(batch, device=device, sharing=self.state.sharing) for batch in self._batches(number)]
+        microbatches = read_microbatches(self.state, self.source, settings, self.meshes, number)
         stop, save = self.requests.stop, self.requests.save
         local = backward(self.state, *microbatches, stop=stop, save=save)
         total = reduce(self.state, local, self.meshes)
@@ -99,19 +97,6 @@ class Loop:
             return {}
         device = self.settings.rank.device_type
         return held_out_losses(self.state, self.evaluation, self.meshes, device=device)
-
-    def _batches(self, number: int) -> Iterator[PackedBatch]:
-        """Read this rank's packs of a step, a microbatch at a time: each of whole packs, and equally many."""
-        mine = packs_of(self.settings.layout, self.meshes.rank, self.source.packs_in(number))
-        count = self.settings.pipeline.microbatches
-        if len(mine) % count:
-            raise InvalidConfigError(
-                f"microbatches do not fit: {count} do not divide the {len(mine)} packs of a data-parallel rank",
-                field="spec.parallelism.microbatches",
-            )
-        share = len(mine) // count
-        for first in mine[::share]:
-            yield self.source.packs(number, first=first, count=share)
 
     def _check(self, total: GlobalStep, number: int) -> None:
         if not total.unmasked:

@@ -46,6 +46,15 @@ class ParameterSharding(enum.StrEnum):
     """Ranks that would hold the same hold rows of it, and gather a layer when it runs (``parallel/sharded.py``)."""
 
 
+class ImagesOver(enum.StrEnum):
+    """Ranks that share the images of a microbatch."""
+
+    CONTEXT = "Context"
+    """Those that share its stream."""
+    DATA = "Data"
+    """Those of all data-parallel ranks, where one has much more of them than others (``parallel/deal.py``)."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
     """AdamW or Muon, its schedule and state, clipping, and the router's bias rule."""
@@ -140,6 +149,7 @@ class TrainSettings:
     """Stages and microbatches of a step."""
     ways: Ways = PLAIN
     """What layers hold, and which rows they drop."""
+    images_over: ImagesOver = ImagesOver.DATA
     seed: int = 0
     weights: Path | Folder | None = None
     """Folder, or place in a bucket, of weights that a run without a checkpoint starts from; None: drawn by the seed."""

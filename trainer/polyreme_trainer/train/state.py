@@ -36,10 +36,12 @@ from polyreme_trainer.parallel.pipeline import Pipeline, held_sections, open_pip
 from polyreme_trainer.parallel.sharded import ShardedParameters, shard
 from polyreme_trainer.parallel.tensor import TensorGroup
 from polyreme_trainer.parallel.zero import DividedUpdate, divide_update
+from polyreme_trainer.train.dealing import Dealing, dealing_of
 from polyreme_trainer.train.inputs import Inputs, Sharing, sharing_of
 from polyreme_trainer.train.muon import whole_names
 from polyreme_trainer.train.optimizer import Optimizer, learner_of, update_router_biases
 from polyreme_trainer.train.settings import (
+    ImagesOver,
     OptimizerName,
     OptimizerSettings,
     ParameterSharding,
@@ -69,6 +71,8 @@ class TrainState:
     """By the number of their layer among all of the model that have experts."""
     sharing: Sharing | None = None
     """The ranks that share this one's streams; no part of a checkpoint."""
+    dealing: Dealing | None = None
+    """The data-parallel ranks that take each other's images; None where each has its own, or no tower is here."""
     step: int = 0
     """Steps taken in the whole run."""
     stage: TrainingStage | None = None
@@ -140,10 +144,17 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
         sharing=sharing_of(
             meshes,
             media_token=media_token,
-            merge=settings.shape.vision.merge,
+            shape=settings.shape,
             dtype=DTYPES[settings.precision],
         ),
+        dealing=_dealing(settings, stages, meshes),
     )
+
+
+def _dealing(settings: TrainSettings, stages: Mapping[int, Stage], meshes: Meshes) -> Dealing | None:
+    """Only ranks with the first stage encode images."""
+    encodes = any(stage.model.section.first for stage in stages.values())
+    return dealing_of(meshes, settings.shape) if encodes and settings.images_over is ImagesOver.DATA else None
 
 
 def _update(settings: TrainSettings, parameters: Mapping[str, Tensor]) -> Update:

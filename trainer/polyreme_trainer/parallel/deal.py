@@ -1,0 +1,270 @@
+"""Who encodes which image of a microbatch, over all data-parallel ranks, and how features come home.
+
+A step takes as long as its slowest rank, and what packs hold of images differs. So images of a rank that has many are
+encoded by ranks that have few. Images stay at home unless they have to go: with the context part of their own stream
+that ``share_images`` gives them to. A deal is a function of what the images of all data-parallel ranks' packs cost, and
+every rank works it out alike; nobody asks anybody. Whoever encodes an image reads its patches itself, so only
+features are exchanged, and their gradients the same way back.
+
+An **encoder** is one context part of one data-parallel rank, with all its tensor ranks: number ``dp x context parts +
+part``, which is its place in the group of dp x cp too. Features come home at the tensor place where the encoder's tower
+left them; from there ``FeatureRoutes`` takes them to their tokens. An image is known by its home, a data-parallel
+rank, and its number among the images that the index has in that rank's microbatch.
+
+Legend: M rows of features made here, N of those that are at home here, D their width.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from polyreme_trainer.parallel import collectives
+from polyreme_trainer.parallel.images import Deliver, share_images
+
+GAIN_MIN = 0.02
+"""Least share of the slowest rank's operations that a deal must save: below, every image stays at home and there is no
+exchange. On gloo two exchanges of a microbatch, there and back, cost 2 to 6 ms, 2 % of a step of the smallest model."""
+MOVES_MAX = 1024
+"""Images that leave their home in one microbatch, at most: the largest that fit go first."""
+
+Image = tuple[int, int]
+"""Data-parallel rank at home, and number there."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Deal:
+    """Which encoder takes each image."""
+
+    homes: tuple[tuple[int, ...], ...]
+    """Encoder at home of each image, by data-parallel rank."""
+    by_encoder: tuple[tuple[Image, ...], ...]
+    """Images of each encoder in the order in which it encodes them: its own, then guests."""
+
+    @property
+    def parts(self) -> int:
+        """Context parts of a data-parallel rank."""
+        return len(self.by_encoder) // len(self.homes)
+
+    def home_of(self, image: Image) -> int:
+        """Return the encoder where the features of an image are wanted."""
+        return self.homes[image[0]][image[1]]
+
+    def loads(self, costs: Sequence[Sequence[int]]) -> list[int]:
+        """Add up what each encoder does."""
+        return [sum(costs[dp][number] for dp, number in images) for images in self.by_encoder]
+
+
+def deal_images(costs: Sequence[Sequence[int]], *, parts: int, besides: int) -> Deal | None:
+    """Move whole images from the fullest encoder to the emptiest, as long as that lowers the fullest.
+
+    No move makes the larger of the two as large as the fullest was, so the largest load never rises.
+
+    Args:
+        costs: Operations of each image, by data-parallel rank.
+        parts: Context parts of a data-parallel rank.
+        besides: Operations of an encoder's rank that are no images.
+
+    Returns:
+        None where it would save less than ``GAIN_MIN``: images then stay where they are.
+    """
+    shares = [share_images(costs_I, parts) for costs_I in costs]
+    home_loads = [
+        sum(costs_I[image] for image in share) for costs_I, of in zip(costs, shares, strict=True) for share in of
+    ]
+    before = max(home_loads, default=0)
+    least = max(-(-sum(home_loads) // max(1, len(home_loads))), max((max(own, default=0) for own in costs), default=0))
+    worth = max(1.0, GAIN_MIN * (besides + before))
+    if before - least < worth:
+        return None
+    loads = np.array(home_loads, np.int64)
+    holds = [
+        sorted((costs_I[image], (dp, image)) for image in share)
+        for dp, (costs_I, of) in enumerate(zip(costs, shares, strict=True))
+        for share in of
+    ]
+    for _ in range(MOVES_MAX):
+        fullest, emptiest = int(loads.argmax()), int(loads.argmin())
+        # Images stay at home unless they have to go: what is left is worth no move.
+        even = loads[fullest] - least < GAIN_MIN / 2 * (besides + int(loads[fullest]))
+        if even or not _move(holds, loads, fullest, emptiest):
+            break
+    if before - int(loads.max()) < worth:
+        return None
+    homes = tuple(_homes(of, first=dp * parts) for dp, of in enumerate(shares))
+    return Deal(homes=homes, by_encoder=tuple(_ordered(held, encoder // parts) for encoder, held in enumerate(holds)))
+
+
+def _homes(shares: Sequence[Sequence[int]], *, first: int) -> tuple[int, ...]:
+    homes = [first] * sum(map(len, shares))
+    for part, images in enumerate(shares):
+        for image in images:
+            homes[image] = first + part
+    return tuple(homes)
+
+
+def _move(holds: list[list[tuple[int, Image]]], loads: npt.NDArray[np.int64], fullest: int, emptiest: int) -> bool:
+    """Move the image that evens two encoders out best; False if none makes the fuller one less full than it was."""
+    gap = int(loads[fullest] - loads[emptiest])
+    held = holds[fullest]
+    at = bisect.bisect_right(held, gap // 2, key=lambda image: image[0])
+    near = [place for place in (at - 1, at) if 0 <= place < len(held) and 0 < held[place][0] < gap]
+    if not near:
+        return False
+    image = held.pop(min(near, key=lambda place: (max(held[place][0], gap - held[place][0]), held[place])))
+    bisect.insort(holds[emptiest], image)
+    loads[fullest] -= image[0]
+    loads[emptiest] += image[0]
+    return True
+
+
+def _ordered(held: Sequence[tuple[int, Image]], home: int) -> tuple[Image, ...]:
+    return tuple(sorted((image for _, image in held), key=lambda image: (image[0] != home, image)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WayHome:
+    """What one rank sends and gets, so that features of the images at home here are here."""
+
+    kept: npt.NDArray[np.int64]
+    """Rows made here, of M, that are at home here."""
+    leaving: npt.NDArray[np.int64]
+    """Rows made here that go elsewhere, in the order of the ranks."""
+    sent: list[int]
+    """How many of them go to each rank of dp x cp."""
+    received: list[int]
+    order: npt.NDArray[np.int64]
+    """Of the rows kept and then those that came: in the order of the stream, without those of lost images."""
+    rows: npt.NDArray[np.int64]
+    """The media tokens, by their number in the stream, that these N rows are for; rising."""
+
+    def bring(self, group: dist.ProcessGroup) -> Deliver:
+        """Make the exchange; every rank of dp x cp calls it, one without an image too."""
+        kept, leaving, order = (torch.tensor(places) for places in (self.kept, self.leaving, self.order))
+
+        def bring(features_MD: Tensor) -> Tensor:
+            kept_M, leaving_M, order_N = (
+                places.to(features_MD.device, non_blocking=True) for places in (kept, leaving, order)
+            )
+            came_MD = collectives.exchange_rows(
+                features_MD.index_select(0, leaving_M), sent=self.sent, received=self.received, group=group
+            )
+            return torch.cat([features_MD.index_select(0, kept_M), came_MD]).index_select(0, order_N)
+
+        return bring
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Some cells of an image that lie on one rank behind the tower."""
+
+    image: Image
+    cells: range
+    begin: int
+    """Row of the first of them there."""
+
+
+def held_behind_tower(
+    deal: Deal, cells: Sequence[Sequence[int]], encoder: int, *, tp: int, place: int
+) -> Iterator[Held]:
+    """Yield what a tensor rank of an encoder holds: the tower leaves it an equal part of all rows, the last ones less.
+
+    Args:
+        deal: Who encodes what.
+        cells: Features of each image, by data-parallel rank.
+        encoder: Whose images.
+        tp: Tensor ranks of an encoder.
+        place: Of the rank among them.
+    """
+    images = deal.by_encoder[encoder]
+    share = -(-sum(cells[dp][number] for dp, number in images) // tp)
+    begin, at = place * share, 0
+    for dp, number in images:
+        count = cells[dp][number]
+        mine = range(min(max(begin - at, 0), count), min(max(begin + share - at, 0), count))
+        if mine:
+            yield Held(image=(dp, number), cells=mine, begin=at + mine.start - begin)
+        at += count
+
+
+def way_home(
+    deal: Deal,
+    cells: Sequence[Sequence[int]],
+    encoder: int,
+    *,
+    tp: int,
+    place: int,
+    lost: frozenset[int] = frozenset(),
+) -> WayHome:
+    """Work out the way home of one rank.
+
+    Args:
+        deal: Who encodes what.
+        cells: Features of each image, by data-parallel rank.
+        encoder: This rank's.
+        tp: Tensor ranks of an encoder.
+        place: Of this rank among them.
+        lost: Images of this data-parallel rank that have no tokens, since their sample is damaged.
+    """
+    kept: list[range] = []
+    leaving: list[list[range]] = [[] for _ in deal.by_encoder]
+    numbers: list[range | Sequence[int]] = []
+    first = _first_rows(cells[encoder // deal.parts], lost)
+    received = [0] * len(deal.by_encoder)
+    for held in held_behind_tower(deal, cells, encoder, tp=tp, place=place):
+        here = range(held.begin, held.begin + len(held.cells))
+        if deal.home_of(held.image) == encoder:
+            kept.append(here)
+            numbers.append(_numbers(held, first, lost))
+        else:
+            leaving[deal.home_of(held.image)].append(here)
+    for other in _encoders_of(deal, encoder):
+        for held in held_behind_tower(deal, cells, other, tp=tp, place=place):
+            if deal.home_of(held.image) == encoder:
+                received[other] += len(held.cells)
+                numbers.append(_numbers(held, first, lost))
+    number_N = _joined(numbers)
+    order = np.argsort(number_N, kind="stable")[np.count_nonzero(number_N < 0) :]
+    return WayHome(
+        kept=_joined(kept),
+        leaving=_joined(itertools.chain(*leaving)),
+        sent=[sum(map(len, parts)) for parts in leaving],
+        received=received,
+        order=order,
+        rows=number_N[order],
+    )
+
+
+def _encoders_of(deal: Deal, home: int) -> list[int]:
+    """Return the other encoders that take images of this home."""
+    return [
+        other
+        for other, images in enumerate(deal.by_encoder)
+        if other != home and any(deal.home_of(image) == home for image in images)
+    ]
+
+
+def _first_rows(cells_I: Sequence[int], lost: frozenset[int]) -> list[int]:
+    """Number the media tokens: which one each image begins with."""
+    there = (0 if image in lost else count for image, count in enumerate(cells_I))
+    return list(itertools.accumulate(there, initial=0))
+
+
+def _numbers(held: Held, first: Sequence[int], lost: frozenset[int]) -> Sequence[int]:
+    """Return which media tokens the rows are for; below 0: for none."""
+    image = held.image[1]
+    if image in lost:
+        return [-1] * len(held.cells)
+    return range(first[image] + held.cells.start, first[image] + held.cells.stop)
+
+
+def _joined(parts: Iterator[Sequence[int]] | Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+    return np.concatenate([np.zeros(0, np.int64), *(np.asarray(part, np.int64) for part in parts)])

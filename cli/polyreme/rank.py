@@ -26,7 +26,7 @@ from polyreme_api.errors import ExitCode, InvalidConfigError, PolyremeError, Run
 from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.plan.plan import Plan
 from polyreme_api.plan.refusals import out_of_memory
-from polyreme_api.plan.setting import recompute_of, setting_of
+from polyreme_api.plan.setting import setting_of
 from polyreme_api.plan.state import divides_update
 from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_api.training_stages import kinds_of_packs, training_stages
@@ -145,9 +145,9 @@ def out_of_memory_error(spec: TrainingJobSpec, plan: Plan, told: str) -> RunFail
         plan.cut,
         packs_per_step=kinds_of_packs(spec)[0].per_step,
         told=told,
-        recompute=recompute_of(spec),
+        recompute=plan.recompute_of(spec),
     )
-    return RunFailedError(words, field="spec.parallelism or spec.workers.replicas")
+    return RunFailedError(words, field="spec.training.recompute, spec.parallelism or spec.workers.replicas")
 
 
 def settings_of(
@@ -181,7 +181,7 @@ def settings_of(
             schedule=plan.cut.schedule, layers=plan.cut.stage_layers, microbatches=plan.cut.microbatches
         ),
         ways=Ways(
-            recompute=recompute_of(spec),
+            recompute=plan.recompute_of(spec),
             capacity_factor=None if spec.training.capacity_factor is None else float(spec.training.capacity_factor),
         ),
         shape=plan.shape,

@@ -25,8 +25,10 @@ import numpy as np
 import torch
 
 from polyreme_api.errors import PolyremeError
+from polyreme_api.job import TrainingJobSpec
 from polyreme_api.plan.costs import Recompute
 from polyreme_api.plan.layout import Layout
+from polyreme_api.plan.plan import Plan, plan_for
 from polyreme_api.plan.schedules import Schedule
 from polyreme_api.plan.shapes import KIMI_VL_NANO, NO_VISION
 from polyreme_api.progress import ProgressRecord
@@ -34,7 +36,7 @@ from polyreme_api.store import Data, ObjectInfo, ObjectStore, StoreFailedError
 from polyreme_api.training_stages import Learner, OwnRate, TrainingStage
 from polyreme_datahub.objects import open_store
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
-from polyreme_trainer.model import attend, loss, tiles
+from polyreme_trainer.model import attend, loss, recompute, tiles
 from polyreme_trainer.model.routing import Routing
 from polyreme_trainer.model.ways import Ways
 from polyreme_trainer.parallel import collectives, flat, gradients
@@ -166,7 +168,13 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
 
 
 def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int:
-    """The real entry of a rank, with faults where the test wants them."""
+    """The real entry of a rank, with faults where the test wants them; of a job, with what its plan says of layers."""
+    if "job" in request:
+        spec = TrainingJobSpec.model_validate(request["job"])
+        plan = Plan.from_json(plan_for(spec).to_json())
+        assert plan.layout == settings.layout
+        settings = dataclasses.replace(settings, ways=Ways(recompute=plan.recompute_of(spec)))
+    regions = _count_regions() if "job" in request else None
     hooks = (
         {}
         if rank != request.get("fault_rank", 0)
@@ -196,7 +204,22 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
         clock=WallClock(),
     )
     litter.clear()
+    if regions is not None:
+        Path(request["root"], f"regions-{rank}").write_text(str(len(regions)))
     return code
+
+
+def _count_regions() -> list[object]:
+    """Count the layers whose tensors are made anew by recipes."""
+    made: list[object] = []
+    real = recompute._Region
+
+    def counted() -> Any:
+        made.append(None)
+        return real()
+
+    vars(recompute)["_Region"] = counted
+    return made
 
 
 def offline(request: Mapping[str, Any], _rank: int, settings: TrainSettings) -> int:

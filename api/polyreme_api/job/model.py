@@ -145,10 +145,11 @@ class Training(Part):
     """Rows that a rank may send to an expert in a microbatch, in shares of what each would get if all got as many, as
     ``"1.25"``; the first ones go, the others are dropped: those tokens lack that expert. Buffers are then of one size.
     None: no row is dropped. What is dropped hangs on layout and microbatches, and so does what is learned."""
-    recompute: Literal["None", "Selective", "Full"] = "None"
+    recompute: Literal["Auto", "None", "Selective", "Full"] = "Auto"
     """What layers make anew in the backward pass, so as not to hold it: ``Selective`` norms, activations, keys and
-    values; ``Full`` each layer as a whole, with its exchanges. Losses stay the same, bit for bit. ``Full`` does not go
-    with the schedules ``ZBVZeroBubble`` and ``DualPipeV``."""
+    values; ``Full`` each layer as a whole, with its exchanges. Losses stay the same, bit for bit. ``Auto``: the planner
+    chooses, for the fastest plan that fits the memory; of an Explicit layout the least that makes it fit. ``Full`` does
+    not go with the schedules ``ZBVZeroBubble`` and ``DualPipeV``."""
 
     @field_validator("capacity_factor")
     @classmethod

@@ -202,6 +202,8 @@ class TrainingJobStatus(StatusPart):
     """Newest step, written only when other fields change."""
     layout: Annotated[str, Field(max_length=128)] = ""
     """The parallel layout, as ``dp4 ep2``."""
+    recompute: Annotated[str, Field(max_length=16)] = ""
+    """What layers make anew in the backward pass, as ``Selective``; empty where they hold all."""
     priority: int | None = None
     """Priority by which the job waits and is displaced: its PriorityClass's, else ``spec.priority``."""
     preemption: Preemption | None = None

@@ -1,8 +1,10 @@
 """The search of mode Auto: small enough for the operator's loop, and the same on every machine.
 
 Layouts are bounded from below first, each once; the cheapest are gone through until a handful of candidates fits the
-memory, and these are played a few times. All budgets are counts. What was found is kept, since the same job is planned
-again and again: by the operator, the launcher and each resize.
+memory, and these are played a few times. Where a job leaves to the planner what layers make anew, they are gone through
+once for each choice, the least first, and further ones only where something did not fit: of two plans that are alike
+the one that makes less anew is the faster. All budgets are counts. What was found is kept, since the same job is
+planned again and again: by the operator, the launcher and each resize.
 """
 
 from __future__ import annotations
@@ -42,17 +44,25 @@ SLOTS_MAX = 12_000
 """Pieces of work that the plays of one finalist may come to: long pipelines are played less often."""
 KEPT = 4_096
 """Searches whose results are kept."""
+SLACK = 0.05
+"""Share by which a candidate that is priced higher than the best one so far may still come out faster when played; up
+to 0.02 was seen."""
+HOLDING_ALL = (Recompute.NONE,)
+"""What layers may make anew, where they make nothing anew."""
 
 
 @functools.lru_cache(maxsize=KEPT)
-def quick_search(setting: Setting, *, world: int, packs_per_step: int, recompute: Recompute = Recompute.NONE) -> Found:
+def quick_search(
+    setting: Setting, *, world: int, packs_per_step: int, recomputes: tuple[Recompute, ...] = HOLDING_ALL
+) -> Found:
     """Search what this version trains, within the budgets above.
 
     Args:
         setting: Model, mix, hardware and numerics; nothing measured.
         world: Ranks.
         packs_per_step: Of all ranks together.
-        recompute: What layers make anew.
+        recomputes: What layers may make anew, the least first. Each is searched as if it were named alone, and the
+            fastest of all is the choice, of equals the one that makes least anew.
     """
     pricer, usable = Pricer(setting), setting.hardware.usable_bytes
     roomy: list[tuple[float, int, Layout]] = []
@@ -64,20 +74,30 @@ def quick_search(setting: Setting, *, world: int, packs_per_step: int, recompute
         lean.append((state, number, layout))
         if state <= usable:
             roomy.append((pricer.bound_s(layout, packs_per_step // layout.dp), number, layout))
-    sieve = _Sieve(pricer, recompute, packs_per_step)
     roomy.sort()
-    fitting = sieve.fitting([layout for _, _, layout in roomy], [bound_s for bound_s, _, _ in roomy])
-    if not fitting:
-        fitting = sieve.fitting([layout for _, _, layout in sorted(lean)])
-    if not fitting:
-        return Found(best=None, runners_up=(), leanest=sieve.leanest, examined=len(lean), unfit=len(lean))
-    finalists = sorted(fitting, key=_order)[:FINALISTS]
-    best = min((pricer.played(of.candidate, _plays(of.candidate)) for of in finalists), key=_order)
+    lean.sort()
+    by_time, bounds_s = [layout for _, _, layout in roomy], [bound_s for bound_s, _, _ in roomy]
+    best: Estimate | None = None
+    unfit: list[Estimate] = []
+    for recompute in recomputes:
+        sieve = _Sieve(pricer, recompute, packs_per_step)
+        fitting = sieve.fitting(by_time, bounds_s, than_s=math.inf if best is None else best.step_s * (1 + SLACK))
+        if not fitting and best is None:
+            fitting = sieve.fitting([layout for _, _, layout in lean])
+        finalists = sorted(fitting, key=_order)[:FINALISTS]
+        played = [pricer.played(of.candidate, _plays(of.candidate)) for of in finalists]
+        best = min(filter(None, (best, *sorted(played, key=_order))), key=lambda of: _rounded(of.step_s), default=None)
+        if sieve.leanest is None:
+            break
+        unfit.append(sieve.leanest)
+    if best is None:
+        leanest = min(unfit, key=lambda of: of.memory.total_bytes, default=None)
+        return Found(best=None, runners_up=(), leanest=leanest, examined=len(lean), unfit=len(lean))
     return Found(best=best, runners_up=(), leanest=None, examined=len(lean), unfit=len(lean) - len(roomy))
 
 
 def nearest(
-    setting: Setting, asked: Layout, *, packs_per_step: int, recompute: Recompute = Recompute.NONE
+    setting: Setting, asked: Layout, *, packs_per_step: int, recomputes: tuple[Recompute, ...] = HOLDING_ALL
 ) -> Estimate | None:
     """Find the layout most like the one asked for that fits the memory, with microbatches and schedule that do.
 
@@ -85,13 +105,15 @@ def nearest(
         setting: Model, mix, hardware and numerics.
         asked: Says how many ranks there are.
         packs_per_step: Of all ranks together.
-        recompute: What layers make anew.
+        recomputes: What layers may make anew, the least first.
     """
     found = itertools.islice(layouts(setting, world=asked.world, packs_per_step=packs_per_step), LAYOUTS_MAX)
     state_of, usable = least_states(setting), setting.hardware.usable_bytes
     near = sorted((layout for layout in found if state_of(layout) <= usable), key=lambda of: distance(of, asked))
-    fitting = _Sieve(Pricer(setting), recompute, packs_per_step).fitting(near, count=1)
-    return fitting[0] if fitting else None
+    pricer = Pricer(setting)
+    sieves = [_Sieve(pricer, recompute, packs_per_step) for recompute in recomputes]
+    fitting = [estimate for sieve in sieves for estimate in sieve.fitting(near, count=1)]
+    return min(fitting, key=lambda of: distance(of.candidate.layout, asked), default=None)
 
 
 def distance(one: Layout, other: Layout) -> tuple[int, ...]:
@@ -111,17 +133,23 @@ class _Sieve:
         self.leanest: Estimate | None = None
 
     def fitting(
-        self, order: Sequence[Layout], bounds: Sequence[float] | None = None, *, count: int = FITTING_MAX
+        self,
+        order: Sequence[Layout],
+        bounds: Sequence[float] | None = None,
+        *,
+        than_s: float = math.inf,
+        count: int = FITTING_MAX,
     ) -> list[Estimate]:
         """Return the first that fit, in the order of their layouts.
 
         Args:
             order: Layouts.
             bounds: Rising times that each can't be faster than; layouts that have no chance are left out.
+            than_s: Price from which on candidates have no chance either.
             count: How many to return.
         """
         fitting: list[Estimate] = []
-        weighed, fastest_s = 0, math.inf
+        weighed, fastest_s = 0, than_s
         for number, layout in enumerate(order):
             if bounds is not None and bounds[number] > fastest_s:
                 break
@@ -129,7 +157,7 @@ class _Sieve:
             for candidate in self._ways(layout):
                 if weighed == WEIGHED_MAX or len(fitting) == count:
                     return fitting
-                if of_layout == OF_LAYOUT:
+                if of_layout == OF_LAYOUT or self._pricer.quick_s(candidate) > than_s:
                     break
                 weighed += 1
                 estimate = self._pricer.weighed(candidate)
@@ -147,8 +175,8 @@ class _Sieve:
         setting = self._pricer.setting
         known = [
             of
-            for of in ways(setting, layout, packs_per_step=self._packs_per_step)
-            if of.recompute is self._recompute and trained_today(of)
+            for of in ways(setting, layout, packs_per_step=self._packs_per_step, recomputes=(self._recompute,))
+            if trained_today(of)
         ]
         priced = [(_rounded(self._pricer.quick_s(of)), of.microbatches, number) for number, of in enumerate(known)]
         return [known[number] for _, _, number in sorted(priced)]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from polyreme_api.plan.costs import Recompute, Setting
 from polyreme_api.plan.hardware import GIB
 from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.parts import Part, all_parts, layer_parts, part_parameters
+from polyreme_api.plan.parts import Parameters, Part, all_parts, layer_parts, part_parameters
 from polyreme_api.plan.schedules import Schedule, ranks_of_stages
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.plan.simulate import held_at_most
@@ -240,6 +240,8 @@ def _stage_bytes(
     tokens = packs * setting.mix.sequence_tokens / (layout.cp * layout.tp)
     number = setting.numerics.activation_bytes
     streams = dict.fromkeys(Part, tokens) | {Part.TOWER: tokens * setting.mix.patches_per_token(setting.shape)}
+    units = {part: _unit(setting, layout, part, of) for part, of in parameters.items()}
+    held_numbers = {part: kept[part] * streams[part] for part in parameters}
     layers = layer_parts(setting.shape)
     stages, begin = [], 0
     for at, count in enumerate(split):
@@ -251,15 +253,14 @@ def _stage_bytes(
             common=sum(parameters[part].common for part in parts) / layout.tp,
             matrices=sum(parameters[part].matrices for part in parts) / layout.tp,
             routed=sum(parameters[part].routed for part in parts) / layout.ep,
-            unit=max((_unit(setting, layout, part) for part in parts), key=sum),
+            unit=max((units[part] for part in parts), key=sum),
         )
-        stages.append(_StageBytes(held, kept=sum(kept[part] * streams[part] for part in parts) * number))
+        stages.append(_StageBytes(held, kept=sum(held_numbers[part] for part in parts) * number))
     return stages
 
 
-def _unit(setting: Setting, layout: Layout, part: Part) -> tuple[float, float]:
+def _unit(setting: Setting, layout: Layout, part: Part, parameters: Parameters) -> tuple[float, float]:
     """What of a part is gathered at once [scalars]: all of it, and of the tower a layer."""
-    parameters = part_parameters(setting.shape)[part]
     layers = max(1, setting.shape.vision.layers) if part is Part.TOWER else 1
     return parameters.common / layout.tp / layers, parameters.routed / layout.ep
 

@@ -24,7 +24,7 @@ from polyreme_api.plan.pipelines import (
 from polyreme_api.plan.refusals import check_memory, what_does_not_fit
 from polyreme_api.plan.schedules import Schedule
 from polyreme_api.plan.search import Estimate, Found
-from polyreme_api.plan.setting import recompute_of, setting_of
+from polyreme_api.plan.setting import recomputes_of, setting_of
 from polyreme_api.plan.shapes import ANY_MODEL, DecoderShape, ModelShape, VisionShape, check_shape, model_shape
 from polyreme_api.plan.volume import GroupVolume, group_volumes, nominal_volumes
 from polyreme_api.training_stages import Packs, check_learners, kinds_of_packs
@@ -49,6 +49,8 @@ class Plan:
     """Pipeline schedule, layers of each stage, microbatches."""
     hardware: str = ANY_HARDWARE
     """What the devices are (``plan/hardware.py``); a rank on others refuses the plan."""
+    recompute: Recompute | None = Recompute.NONE
+    """What layers make anew; None in a plan of an earlier version, which left it to the job."""
 
     @property
     def packs_per_rank(self) -> int:
@@ -57,8 +59,14 @@ class Plan:
 
     @cached_property
     def hash(self) -> str:
-        """Digest of everything in the plan; a rank refuses another."""
-        return _digest(dataclasses.asdict(self))
+        """Digest of everything in the plan; a rank refuses another.
+
+        Without recomputation it is that of earlier versions, whose plans did not say.
+        """
+        content = dataclasses.asdict(self)
+        if content["recompute"] in {None, Recompute.NONE}:
+            del content["recompute"]
+        return _digest(content)
 
     def to_json(self) -> str:
         """Write the plan, its hash beside it."""
@@ -99,7 +107,17 @@ class Plan:
             volumes=tuple(GroupVolume(**volume) for volume in data["volumes"]),
             cut=_cut(data["cut"]),
             hardware=data["hardware"],
+            recompute=None if data.get("recompute") is None else Recompute(data["recompute"]),
         )
+
+    def recompute_of(self, spec: TrainingJobSpec) -> Recompute:
+        """Return what layers make anew; where the plan does not say it, what the job names."""
+        return self.recompute or recomputes_of(spec)[0]
+
+    @property
+    def made_anew(self) -> str:
+        """What layers make anew in the words of a job, ``Selective``; empty where they hold all."""
+        return "" if self.recompute in {None, Recompute.NONE} else str(self.recompute).title()
 
 
 def shape_of(spec: TrainingJobSpec) -> ModelShape:
@@ -143,17 +161,18 @@ def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
     shape = shape_of(spec)
     check_learners(spec, shape)
     longest, *others = kinds_of_packs(spec)
-    setting = setting_of(spec, shape)
+    setting, recomputes = setting_of(spec, shape), recomputes_of(spec)
     if spec.parallelism.mode == "Explicit":
         scaled = replicas is not None
         layout = _explicit(spec, setting, longest, world=world, scaled=scaled)
         cut = _cut_for(spec, shape, layout, longest, scaled=scaled)
-        check_memory(setting, layout, cut, packs_per_step=longest.per_step, recompute=recompute_of(spec))
     else:
         chosen = _automatic(spec, setting, longest, replicas=count)
         layout, cut = chosen.candidate.layout, _cut_of(chosen)
+        recomputes = recomputes[recomputes.index(chosen.candidate.recompute) :]
+    fitting = check_memory(setting, layout, cut, packs_per_step=longest.per_step, recomputes=recomputes)
     for packs in others:
-        _check_stage(spec, shape, layout, cut, packs)
+        fitting = _check_stage(spec, shape, layout, cut, packs, recomputes=fitting)
     packs_per_rank = spec.training.packs_per_step // layout.dp
     tokens_per_rank = packs_per_rank * spec.data.sequence_tokens
     return Plan(
@@ -169,11 +188,23 @@ def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
         ),
         cut=cut,
         hardware=setting.hardware.name,
+        recompute=fitting[0],
     )
 
 
-def _check_stage(spec: TrainingJobSpec, shape: ModelShape, layout: Layout, cut: Cut, packs: Packs) -> None:
+def _check_stage(
+    spec: TrainingJobSpec,
+    shape: ModelShape,
+    layout: Layout,
+    cut: Cut,
+    packs: Packs,
+    *,
+    recomputes: tuple[Recompute, ...],
+) -> tuple[Recompute, ...]:
     """Hold the layout, which was found for the longest packs of all stages, to those of another stage.
+
+    Returns:
+        What layers may make anew for these to fit, of what they may.
 
     Raises:
         InvalidConfigError: Naming the stage and what does not fit.
@@ -192,7 +223,7 @@ def _check_stage(spec: TrainingJobSpec, shape: ModelShape, layout: Layout, cut: 
         )
     setting = setting_of(spec, shape, pack_tokens=packs.tokens)
     try:
-        check_memory(setting, layout, cut, packs_per_step=packs.per_step, recompute=recompute_of(spec))
+        return check_memory(setting, layout, cut, packs_per_step=packs.per_step, recomputes=recomputes)
     except InvalidConfigError as error:
         raise InvalidConfigError(f"{where}: {error.message}", field=error.field) from error
 
@@ -275,13 +306,14 @@ def _automatic(spec: TrainingJobSpec, setting: Setting, longest: Packs, *, repli
     packs, devices = longest.per_step, spec.workers.devices
     world = replicas * devices
 
-    def searched(ranks: int, recompute: Recompute) -> Found:
-        return quick_search(setting, world=ranks, packs_per_step=packs, recompute=recompute)
+    def searched(ranks: int, recomputes: tuple[Recompute, ...]) -> Found:
+        return quick_search(setting, world=ranks, packs_per_step=packs, recomputes=recomputes)
 
     def found(ranks: int) -> Estimate | None:
         return searched(ranks, asked).best
 
-    asked = recompute_of(spec)
+    asked = recomputes_of(spec)
+    not_asked = tuple(recompute for recompute in Recompute if recompute not in asked)
     best, leanest = found(world), searched(world, asked).leanest
     if packs % world and leanest is None:
         worlds = fitting_worlds(near=world, step=devices, shape=setting.shape, packs_per_step=packs)
@@ -303,7 +335,7 @@ def _automatic(spec: TrainingJobSpec, setting: Setting, longest: Packs, *, repli
             devices=devices,
             packs_per_step=packs,
             found=found,
-            anew=lambda: searched(world, Recompute.FULL).best,
+            anew=lambda: searched(world, not_asked).best,
         )
     return best
 

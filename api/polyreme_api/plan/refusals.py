@@ -8,18 +8,18 @@ import itertools
 from collections.abc import Callable
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.automatic import nearest
+from polyreme_api.plan.automatic import HOLDING_ALL, nearest
 from polyreme_api.plan.costs import Recompute, Setting
 from polyreme_api.plan.hardware import GIB
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.memory import Memory, memory_of, size_words
 from polyreme_api.plan.pipelines import Cut
-from polyreme_api.plan.search import Estimate, most_microbatches_played
+from polyreme_api.plan.search import Estimate, goes_with, most_microbatches_played
 
 LARGER_MAX = 16
 """Times as many workers among which a refusal looks for the plan that would fit."""
 CHECKS_KEPT = 4096
-RECOMPUTE_FIELD = "spec.training.recompute: Full"
+RECOMPUTE_FIELD = "spec.training.recompute"
 
 
 def what_does_not_fit(
@@ -41,7 +41,7 @@ def what_does_not_fit(
         devices: Devices of each.
         packs_per_step: Of all ranks together.
         found: Searches the best plan of so many ranks.
-        anew: Searches the best plan of these ranks that makes layers anew, where that was not searched yet.
+        anew: Searches the best plan of these ranks that makes layers anew in ways that were not searched yet.
     """
     world = replicas * devices
     if leanest is None:
@@ -51,9 +51,10 @@ def what_does_not_fit(
             field="spec.workers.replicas or spec.training.packsPerStep",
         )
     if anew is not None and (other := anew()) is not None:
+        named = f"{RECOMPUTE_FIELD}: {other.candidate.recompute.title()}"
         return InvalidConfigError(
-            f"{_too_large(setting, leanest, world)}; with {RECOMPUTE_FIELD} it would fit: {other.candidate}",
-            field=f"{RECOMPUTE_FIELD} or spec.workers.replicas",
+            f"{_too_large(setting, leanest, world)}; with {named} it would fit: {other.candidate}",
+            field=f"{named} or spec.workers.replicas",
         )
     words = f"no plan of up to {LARGER_MAX} times as many workers fits either"
     for times in itertools.takewhile(lambda factor: factor <= LARGER_MAX, (2**power for power in itertools.count(1))):
@@ -89,28 +90,68 @@ def memory_of_cut(
 
 
 def check_memory(
-    setting: Setting, layout: Layout, cut: Cut, *, packs_per_step: int, recompute: Recompute = Recompute.NONE
-) -> None:
-    """Refuse a layout that was asked for and does not fit the memory.
+    setting: Setting,
+    layout: Layout,
+    cut: Cut,
+    *,
+    packs_per_step: int,
+    recomputes: tuple[Recompute, ...] = HOLDING_ALL,
+) -> tuple[Recompute, ...]:
+    """Refuse a layout that does not fit the memory, whatever its layers make anew of what they may.
+
+    Args:
+        setting: Model, mix, hardware and numerics.
+        layout: Degrees.
+        cut: Of its step.
+        packs_per_step: Of all ranks together.
+        recomputes: What layers may make anew, the least first.
+
+    Returns:
+        Those of them with which it fits, in the same order.
 
     Raises:
-        InvalidConfigError: Naming the largest consumers, and the layout most like it that fits.
+        InvalidConfigError: Naming the largest consumers, what else layers could make anew, and the layout most like it
+            that fits.
     """
-    if words := _misfit(setting, layout, cut, packs_per_step, recompute):
-        raise InvalidConfigError(words, field="spec.parallelism")
+    fitting, words, field = _fitting(setting, layout, cut, packs_per_step, recomputes)
+    if not fitting:
+        raise InvalidConfigError(words, field=field)
+    return fitting
 
 
 @functools.lru_cache(maxsize=CHECKS_KEPT)
-def _misfit(setting: Setting, layout: Layout, cut: Cut, packs_per_step: int, recompute: Recompute) -> str:
-    """Say why a layout does not fit the memory; empty where it does."""
-    memory = memory_of_cut(setting, layout, cut, packs_per_step=packs_per_step, recompute=recompute)
-    if memory.total_bytes <= setting.hardware.usable_bytes:
-        return ""
-    near = nearest(setting, layout, packs_per_step=packs_per_step, recompute=recompute)
-    words = f"no layout of {layout.world} ranks fits; raise spec.workers.replicas"
-    if near is not None:
-        words = f"the nearest that fits: {near.candidate}, {size_words(near.memory.total_bytes)}"
-    return f"layout does not fit {setting.hardware.name}: {layout} {_needs(setting, memory)}; {words}"
+def _fitting(
+    setting: Setting, layout: Layout, cut: Cut, packs_per_step: int, recomputes: tuple[Recompute, ...]
+) -> tuple[tuple[Recompute, ...], str, str]:
+    """Return with what a layout fits the memory; where with nothing, the sentence that says why, and the fields."""
+    needed = {
+        recompute: memory_of_cut(setting, layout, cut, packs_per_step=packs_per_step, recompute=recompute)
+        for recompute in Recompute
+    }
+    usable = setting.hardware.usable_bytes
+    fits = [recompute for recompute, memory in needed.items() if memory.total_bytes <= usable]
+    trained = [recompute for recompute in Recompute if goes_with(recompute, cut.schedule)]
+    if found := tuple(recompute for recompute in recomputes if recompute in fits and recompute in trained):
+        return found, "", ""
+    tried = [recompute for recompute in recomputes if recompute in trained] or list(recomputes)
+    leanest = min(tried, key=lambda recompute: needed[recompute].total_bytes)
+    again = "" if leanest is Recompute.NONE else f", recompute {leanest},"
+    parts = [f"layout does not fit {setting.hardware.name}: {layout}{again} {_needs(setting, needed[leanest])}"]
+    field = "spec.parallelism"
+    if other := next((recompute for recompute in fits if recompute in trained), None):
+        parts.append(f"with {RECOMPUTE_FIELD}: {other.title()} it would fit, {size_words(needed[other].total_bytes)}")
+        field = f"{RECOMPUTE_FIELD} or {field}"
+    elif fits:
+        parts.append(
+            f"recompute {fits[0]} would make it fit, but does not go with schedule {cut.schedule}, which makes "
+            "gradients of inputs and of weights apart"
+        )
+    near = nearest(setting, layout, packs_per_step=packs_per_step, recomputes=recomputes)
+    if near is None:
+        parts.append(f"no layout of {layout.world} ranks fits; raise spec.workers.replicas")
+    else:
+        parts.append(f"the nearest that fits: {near.candidate}, {size_words(near.memory.total_bytes)}")
+    return (), "; ".join(parts), field
 
 
 def out_of_memory(
@@ -136,7 +177,7 @@ def out_of_memory(
     usable = min(setting.hardware.usable_bytes, int(0.9 * memory.total_bytes))
     hardware = dataclasses.replace(setting.hardware, memory_bytes=usable, usable_share=1.0)
     roomier = dataclasses.replace(setting, hardware=hardware)
-    near = nearest(roomier, layout, packs_per_step=packs_per_step, recompute=recompute)
+    near = nearest(roomier, layout, packs_per_step=packs_per_step, recomputes=tuple(Recompute))
     words = f"no layout of {layout.world} ranks needs less; raise spec.workers.replicas"
     if near is not None:
         words = f"a layout that needs less: {near.candidate}, {size_words(near.memory.total_bytes)}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from polyreme_api.plan.costs import Recompute, Setting, exchanges, part_times, transfer_s
 from polyreme_api.plan.flops import TRAINING_FORWARDS, forward_flops
@@ -146,7 +146,9 @@ def candidates(setting: Setting, *, world: int, packs_per_step: int) -> Iterator
         yield from ways(setting, layout, packs_per_step=packs_per_step)
 
 
-def ways(setting: Setting, layout: Layout, *, packs_per_step: int) -> Iterator[Candidate]:
+def ways(
+    setting: Setting, layout: Layout, *, packs_per_step: int, recomputes: Sequence[Recompute] = tuple(Recompute)
+) -> Iterator[Candidate]:
     """Go through the candidates of one layout: without stages one microbatch of all packs is among them."""
     share = packs_per_step // layout.dp
     schedules = [None] if layout.pp == 1 else list(Schedule)
@@ -156,7 +158,7 @@ def ways(setting: Setting, layout: Layout, *, packs_per_step: int) -> Iterator[C
         for schedule in schedules:
             if schedule is not None and not _runs(setting, schedule, layout.pp, microbatches):
                 continue
-            for recompute in Recompute:
+            for recompute in recomputes:
                 yield Candidate(
                     layout=layout,
                     schedule=schedule,
@@ -367,8 +369,13 @@ def anything(_: Candidate) -> bool:
 
 
 def trained_today(of: Candidate) -> bool:
-    """Whether this version trains it: gradients of inputs and weights apart would make every layer anew for both."""
-    return of.recompute is not Recompute.FULL or of.schedule not in V_SHAPED
+    """Whether this version trains it."""
+    return goes_with(of.recompute, of.schedule)
+
+
+def goes_with(recompute: Recompute, schedule: Schedule | None) -> bool:
+    """Whether layers may make so much anew: gradients of inputs and weights apart would make a whole layer twice."""
+    return recompute is not Recompute.FULL or schedule not in V_SHAPED
 
 
 def play(setting: Setting, estimate: Estimate) -> Simulated | None:

@@ -80,9 +80,10 @@ def numerics_of(spec: TrainingJobSpec, shape: ModelShape) -> Numerics:
     )
 
 
-def recompute_of(spec: TrainingJobSpec) -> Recompute:
-    """Return what a job's layers make anew."""
-    return Recompute(spec.training.recompute.lower())
+def recomputes_of(spec: TrainingJobSpec) -> tuple[Recompute, ...]:
+    """Return what a job's layers may make anew, the least first: what it names, or anything."""
+    named = spec.training.recompute
+    return tuple(Recompute) if named == "Auto" else (Recompute(named.lower()),)
 
 
 def _memory_limit(template: Mapping[str, Any]) -> int | None:

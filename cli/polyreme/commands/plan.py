@@ -177,6 +177,7 @@ OTHERS = [
 def _row(estimate: Estimate) -> dict[str, Any]:
     return {
         "plan": str(estimate.candidate),
+        "recompute": estimate.candidate.recompute.title(),
         "stageLayers": " ".join(map(str, estimate.split)),
         "stepSeconds": round(estimate.step_s, 6),
         "bubble": round(estimate.bubble, 4),

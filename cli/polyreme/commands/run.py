@@ -157,6 +157,7 @@ def _show_plan(home: Home, checked: TrainingJob, output: Format) -> int:
         "hardware": plan.hardware,
         "layout": str(plan.layout),
         "cut": str(plan.cut),
+        "recompute": plan.made_anew or "None",
         "planHash": plan.hash,
         "packsPerRank": plan.packs_per_rank,
         "stages": "; ".join(
@@ -179,6 +180,7 @@ def _show_plan(home: Home, checked: TrainingJob, output: Format) -> int:
             ("hardware", "hardware"),
             ("layout", "layout"),
             ("cut", "cut"),
+            ("recompute", "recompute"),
             ("plan", "planHash"),
             ("packs a rank", "packsPerRank"),
             ("training", "stages"),

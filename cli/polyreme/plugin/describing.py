@@ -54,6 +54,7 @@ def _head(seen: Snapshot, job: JobView) -> list[tuple[str, object]]:
         ("Workers", f"{ready_of(job)} ready{bounds}"),
         ("Devices", f"{spec.workers.devices} {spec.workers.device_resource} each" if spec is not None else None),
         ("Layout", status.layout),
+        ("Recompute", status.recompute or None),
         ("Attempt", f"{attempt.number}, {attempt.scope}, wants {attempt.desired}" if attempt is not None else None),
         ("Step", f"{step} of {steps}" if steps else step),
         ("Phase", record.phase.value if record is not None else None),

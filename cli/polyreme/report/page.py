@@ -266,10 +266,11 @@ def _plan(data: ReportData) -> str:
     environment = [(safe(name), safe(value)) for name, value in data.environment.items()]
     if plan is None:
         return "<h2>Environment</h2>" + _table(("", ""), environment) if environment else ""
+    anew = f" Layers make anew: {plan.made_anew.lower()}." if plan.made_anew else ""
     words = (
         f"<p>{_code(plan.shape.name)} on {plan.layout.world} ranks: {plan.replicas} workers with {plan.devices} "
         f"devices each, layout {_code(str(plan.layout))}, {plan.packs_per_step} packs of {plan.pack_tokens:,} tokens a "
-        f"step. Plan {_code(plan.hash)}.</p>"
+        f"step.{anew} Plan {_code(plan.hash)}.</p>"
     )
     volumes = [
         (safe(volume.axis), f"{volume.ranks:,}", size(volume.bytes_per_rank), f"{volume.messages:,}")

@@ -283,10 +283,10 @@ def begin_attempt(
     )
     kept = 0 if before is None or scope in {Scope.START, Scope.RESUME} else min(before.replicas, len(nodes))
     here = kept - sum(1 for index in replace if index < kept)
-    layout = str(plan.layout) if plan is not None and plan.replicas == len(nodes) else status.layout
-    status = status.model_copy(
-        update={"attempt": attempt, "retry_at": None, "ready_replicas": 0, "replicas": max(0, here), "layout": layout}
-    )
+    told: dict[str, object] = {"attempt": attempt, "retry_at": None, "ready_replicas": 0, "replicas": max(0, here)}
+    if plan is not None and plan.replicas == len(nodes):
+        told |= {"layout": str(plan.layout), "recompute": plan.made_anew}
+    status = status.model_copy(update=told)
     for kind in (ConditionType.PODS_READY, ConditionType.RUNNING):
         status = with_condition(status, kind, False, Reason.STARTING, now_s=now_s, generation=job.generation)
     return status

@@ -18,6 +18,7 @@ from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.data import Evaluation
 from polyreme_api.job.model import ModelPart, Optimizer, Training, Weights
 from polyreme_api.job.workers import Checkpoint, Export, Parallelism
+from polyreme_api.plan.costs import Recompute
 from polyreme_api.plan.plan import plan_for
 from polyreme_datahub.objects import open_store
 from polyreme_trainer.train.settings import TrainSettings
@@ -166,6 +167,18 @@ def test_a_pipeline_reaches_the_trainer_with_its_schedule() -> None:
     seen = settings(spec)
     assert (seen.layout.pp, seen.pipeline.schedule, seen.pipeline.microbatches) == (4, "DualPipeV", 8)
     assert (len(seen.pipeline.layers), sum(seen.pipeline.layers)) == (8, 8)
+
+
+def test_what_layers_make_anew_comes_from_the_plan() -> None:
+    container = {"name": "worker", "resources": {"limits": {"memory": "150Mi"}}}
+    tight = changed("workers.template", {"spec": {"containers": [container]}})
+    tight["data"]["sequenceTokens"] = 960
+    seen = settings(tight)
+    tight["training"]["recompute"] = "Selective"
+    named = settings(tight)
+    assert seen.ways.recompute is Recompute.SELECTIVE
+    assert seen.checkpoint.plan == named.checkpoint.plan
+    assert seen.ways == named.ways
 
 
 def test_what_is_no_field_comes_from_the_environment() -> None:

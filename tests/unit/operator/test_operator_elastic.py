@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from polyreme_api.job.status import Accounting, LostTime
+from polyreme_api.plan.refusals import memory_of_cut
+from polyreme_api.plan.setting import setting_of
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.core import elastic, transition
 from polyreme_operator.types.reasons import Scope
@@ -124,6 +126,25 @@ def test_a_job_is_admitted_smaller_than_it_wishes_and_says_so() -> None:
     said = status.condition("Admitted")
     assert said is not None
     assert said.message == "2 workers on 2 nodes; 4 workers asked for"
+
+
+def test_a_smaller_gang_that_holds_more_makes_layers_anew_and_says_so() -> None:
+    training = {"steps": 50, "packsPerStep": 12, "optimizer": {"stateSharding": "Sharded"}}
+    data = {"sources": [{"name": "a", "dataset": "sample/digits"}], "sequenceTokens": 512}
+    parallelism = {"mode": "Explicit", "dp": 4, "microbatches": 1}
+    roomy = elastic_job(4, low=1, training=training, data=data, parallelism=parallelism)
+    assert roomy.spec is not None
+    plan = elastic.plan_at(roomy, 4)
+    assert plan is not None
+    setting = setting_of(roomy.spec, plan.shape)
+    memory = memory_of_cut(setting, plan.layout, plan.cut, packs_per_step=12).total_bytes
+    limit = {"name": "worker", "resources": {"limits": {"memory": str(int(memory / 0.9) + 2**20)}}}
+    workers = {"replicas": 4, "minReplicas": 1, "devices": 1, "template": {"spec": {"containers": [limit]}}}
+    owner = job(training=training, data=data, parallelism=parallelism, workers=workers)
+    whole = transition.admit(owner, ("n0", "n1", "n2", "n3"), NOW_S)
+    assert (whole.layout, whole.recompute) == ("dp4", "")
+    small = transition.admit(owner, ("n0",), NOW_S, plan=elastic.plan_at(owner, 1))
+    assert (small.layout, small.recompute) == ("dp1", "Selective")
 
 
 def test_a_resize_begins_with_the_plan_of_its_count_and_replaces_only_what_leaves_or_moves() -> None:

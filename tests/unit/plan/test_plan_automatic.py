@@ -16,7 +16,8 @@ from polyreme_api.plan.automatic import FINALISTS, LAYOUTS_MAX, WEIGHED_MAX, nea
 from polyreme_api.plan.costs import Recompute
 from polyreme_api.plan.hardware import HARDWARE, MIXED
 from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.plan import plan_for
+from polyreme_api.plan.memory import Memory
+from polyreme_api.plan.plan import Plan, plan_for
 from polyreme_api.plan.refusals import memory_of_cut, out_of_memory
 from polyreme_api.plan.schedules import V_SHAPED, Schedule
 from polyreme_api.plan.search import Candidate, Estimate, Pricer, search, trained_today
@@ -33,6 +34,23 @@ def big(replicas: int, devices: int = 8, **parallelism: Any) -> TrainingJobSpec:
     if parallelism:
         changes["spec.parallelism"] = {"mode": "Explicit", **parallelism}
     return parse_job(job_with(BIG | changes)).spec
+
+
+def naming(recompute: str, spec: TrainingJobSpec) -> TrainingJobSpec:
+    """The same job with what its layers make anew."""
+    training = spec.training.model_copy(update={"recompute": recompute})
+    return spec.model_copy(update={"training": training})
+
+
+def memory_of_plan(spec: TrainingJobSpec, plan: Plan) -> Memory:
+    assert plan.recompute is not None
+    return memory_of_cut(
+        setting_of(spec, plan.shape),
+        plan.layout,
+        plan.cut,
+        packs_per_step=spec.training.packs_per_step,
+        recompute=plan.recompute,
+    )
 
 
 @pytest.mark.slow
@@ -112,30 +130,32 @@ def test_a_model_that_fits_nowhere_is_told_with_its_consumers_and_the_workers_th
     workers = int(words.partition(" workers would fit: ")[0].rpartition(" ")[2])
     spec = big(workers, 2)
     plan = plan_for(spec)
-    memory = memory_of_cut(setting_of(spec, plan.shape), plan.layout, plan.cut, packs_per_step=64)
+    memory = memory_of_plan(spec, plan)
     assert memory.total_bytes <= HARDWARE["h100-80g"].usable_bytes
 
 
 def test_making_layers_anew_is_offered_where_it_makes_a_model_fit() -> None:
-    with pytest.raises(InvalidConfigError, match=r"with spec\.training\.recompute: Full it would fit: dp") as refused:
-        plan_for(big(1, 4))
-    assert refused.value.field == "spec.training.recompute: Full or spec.workers.replicas"
-    training = big(1, 4).training.model_copy(update={"recompute": "Full"})
-    spec = big(1, 4).model_copy(update={"training": training})
-    plan = plan_for(spec)
+    with pytest.raises(InvalidConfigError, match=r"recompute: Selective it would fit: dp") as refused:
+        plan_for(naming("None", big(1, 4)))
+    assert refused.value.field == "spec.training.recompute: Selective or spec.workers.replicas"
+    chosen = plan_for(big(1, 4))
+    assert chosen.recompute is Recompute.SELECTIVE
+    assert f"it would fit: {chosen.layout}" in refused.value.message
+    plan = plan_for(naming("Full", big(1, 4)))
     assert plan.cut.schedule not in V_SHAPED, "gradients apart would make every layer anew twice"
-    assert f"it would fit: {plan.layout}" in refused.value.message
     # And the layout that was chosen is refused again where layers hold all that they make.
     asked = {axis: getattr(plan.layout, axis) for axis in ("dp", "ep", "pp", "cp", "tp")}
     plain = big(1, 4, **asked, microbatches=plan.cut.microbatches)
-    plan_for(plain.model_copy(update={"training": training}))
-    with pytest.raises(InvalidConfigError, match="no layout of 4 ranks fits"):
-        plan_for(plain)
+    assert plan_for(naming("Full", plain)).recompute is Recompute.FULL
+    with pytest.raises(InvalidConfigError, match="no layout of 4 ranks fits") as refused:
+        plan_for(naming("None", plain))
+    assert "; with spec.training.recompute: Full it would fit, " in refused.value.message
+    assert refused.value.field == "spec.training.recompute or spec.parallelism"
 
 
 def test_an_explicit_layout_that_does_not_fit_names_the_nearest_that_does() -> None:
     with pytest.raises(InvalidConfigError) as refused:
-        plan_for(big(4, dp=32, ep=32))
+        plan_for(naming("None", big(4, dp=32, ep=32)))
     words = refused.value.message
     assert words.startswith("layout does not fit h100-80g: dp32 ep32 needs ")
     assert "usable: activations" in words, "the largest consumer comes first"
@@ -231,7 +251,7 @@ def test_nothing_is_weighed_that_is_not_trained(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Pricer, "weighed", weighed)
     quick_search.cache_clear()
-    quick_search(plan_settings.setting_of(), world=8, packs_per_step=64, recompute=Recompute.FULL)
+    quick_search(plan_settings.setting_of(), world=8, packs_per_step=64, recomputes=(Recompute.FULL,))
     assert {of.recompute for of in seen} == {Recompute.FULL}
     assert {of.schedule for of in seen} >= {Schedule.ONE_F_ONE_B}
     assert not {of.schedule for of in seen} & V_SHAPED

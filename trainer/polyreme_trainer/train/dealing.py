@@ -84,7 +84,6 @@ class Dealing:
     """Where this rank stands among those that take each other's images."""
 
     shape: ModelShape
-    data_ranks: int
     parts: int
     """Context parts of a data-parallel rank."""
     tp: int
@@ -166,7 +165,6 @@ def dealing_of(meshes: Meshes, shape: ModelShape) -> Dealing | None:
         return None
     return Dealing(
         shape=shape,
-        data_ranks=layout.dp,
         parts=layout.cp,
         tp=layout.tp,
         stages=layout.pp,

@@ -284,9 +284,14 @@ class _Candidate:
         spec = lease_spec(move, self._seen, identity=self._identity, lease_s=self._lease_s, now=now)
         if self._seen is None:
             metadata = {"name": self._ref.name, "namespace": self._ref.namespace}
-            result = await self._port.create(
-                {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
-            )
+            lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+            try:
+                result = await self._port.create(lease)
+            except NotFoundError as error:
+                raise NotFoundError(
+                    f"{error}; create the namespace (kubectl create namespace {self._ref.namespace}), or name "
+                    "another with --namespace"
+                ) from error
         else:
             result = await self._port.patch(self._ref, {"spec": spec}, resource_version=self._seen.version)
         self._seen = observe(result, None, at_s=self._clock.steady_s())

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tools.cluster.binaries import cache_folder
@@ -40,17 +40,34 @@ def process(
 
 @contextlib.contextmanager
 def laptop(
-    kubeconfig: str, folder: Path, *, nodes: tuple[str, ...], devices: int, namespace: str, resource: str
+    kubeconfig: str,
+    folder: Path,
+    *,
+    nodes: tuple[str, ...],
+    devices: int,
+    namespace: str,
+    resource: str,
+    operator_options: Sequence[str] | None = None,
 ) -> Iterator[dict[str, str]]:
-    """Run operator and nodes; yield the variables with which kubectl works in ``namespace``."""
+    """Run operator and nodes; yield the variables with which kubectl works in ``namespace``.
+
+    The operator has its Lease in that namespace too, unless ``operator_options`` say what it is started with.
+    """
     environment = {**os.environ, "KUBECONFIG": str(own_kubeconfig(kubeconfig, folder, namespace))}
     environment["PATH"] = f"{cache_folder(os.environ)}{os.pathsep}{os.environ['PATH']}"
     home = folder / "home"
     names = [word for node in nodes for word in ("--name", node)]
     node = [sys.executable, "-m", "polyreme.main", "--home", str(home), "node", *names]
     node += ["--devices", str(devices), "--resource", resource, "--namespace", namespace]
-    operator = [sys.executable, "-m", "polyreme_operator", "--namespace", namespace, "--binding", "NodeAffinity"]
-    operator += ["--checkpoint-root", (home / "checkpoints").as_uri()]
+    options = ["--namespace", namespace, "--binding", "NodeAffinity"] if operator_options is None else operator_options
+    operator = [
+        sys.executable,
+        "-m",
+        "polyreme_operator",
+        *options,
+        "--checkpoint-root",
+        (home / "checkpoints").as_uri(),
+    ]
     with process("node", node, environment, folder), process("operator", operator, environment, folder):
         yield environment
 

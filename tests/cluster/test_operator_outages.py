@@ -14,7 +14,7 @@ from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
 from polyreme_operator.leadership import LEASE_NAME, LEASE_S
 from polyreme_operator.port import Manifest, NotFoundError, ObjectRef
-from tests.cluster.kube import api_client, new_namespace, until
+from tests.cluster.kube import api_client, kubectl, new_namespace, until
 from tests.cluster.operators import (
     NAMESPACE,
     PATIENCE_S,
@@ -39,6 +39,15 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnCluster]:
     """A cluster that is nobody else's."""
     with own_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
+
+
+def test_an_operator_without_its_namespace_names_it_and_leads_once_it_is_there(own: OwnCluster, tmp_path: Path) -> None:
+    log = tmp_path / "operator.log"
+    with replica(Path(own.kubeconfig), log, "--namespace", "not-yet") as started:
+        until(lambda: "kubectl create namespace not-yet" in started.said(), "the word of the missing namespace")
+        assert "leading" not in started.said()
+        kubectl(own.kubeconfig, "create", "namespace", "not-yet")
+        until(lambda: "leading as" in started.said(), "a leader")
 
 
 @pytest.mark.slow

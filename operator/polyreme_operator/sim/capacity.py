@@ -87,7 +87,7 @@ class CapacityFacts:
         on_node, in_queue = self._held()
         self._check_nodes(on_node, world)
         if takes:
-            self._check_queues(in_queue, world)
+            self._check_queues(uid, in_queue, world)
         self._check_domains(uid, world)
         self._check_foreign(uid, on_node, world)
 
@@ -243,11 +243,13 @@ class CapacityFacts:
             if node.present and taken > node.devices:
                 self._facts.broke("nodes hold what they can", f"{name} has {taken} of {node.devices}", world)
 
-    def _check_queues(self, in_queue: Counter[str], world: World) -> None:
+    def _check_queues(self, uid: str, in_queue: Counter[str], world: World) -> None:
         """Check against the quotas that the decision may have seen: one of them must allow it."""
+        queue = self._facts.jobs[uid]["spec"].get("queueName", "default")
+        before = self.held_by_queue(without={uid})
         problem: str | None = None
         for queues, _ in self.possible(world):
-            problem = queues.excess(in_queue, labels.RESOURCE_DEVICE)
+            problem = queues.excess(in_queue, queue, before, labels.RESOURCE_DEVICE)
             if problem is None:
                 return
         self._facts.broke("queues keep their quota", problem or "", world)

@@ -49,34 +49,32 @@ class Queues:
         """Tell whether what runs in a queue is asked to stop."""
         return any(self.specs[above].get("stopPolicy", "None") == "HoldAndDrain" for above in self.chain(name) or ())
 
-    def excess(self, used: Mapping[str, int], resource: str) -> str | None:
-        """Return the first rule that this use breaks, in words; None if it breaks none.
+    def excess(self, used: Mapping[str, int], queue: str, before: Mapping[str, int], resource: str) -> str | None:
+        """Return the first rule that an admission breaks, in words; None if it breaks none.
+
+        A quota that was lowered beneath what runs is no matter of an admission that takes nothing of it.
 
         Args:
             used: Pieces that each queue's own jobs hold.
+            queue: Of the job.
+            before: The same without that job.
             resource: Of this resource.
         """
-        counted = self._counted(used, resource)
-        for name in self.specs:
-            chain = self.chain(name)
-            if chain is not None and (problem := self._broken(name, counted, resource, root=len(chain) == 1)):
+        chain = self.chain(queue)
+        if chain is None or not self._limited(queue, resource):
+            return None
+        after, without = self._counted(used, resource), self._counted(before, resource)
+        for name in chain:
+            grows = self._sums(name, after, resource)[0] > self._sums(name, without, resource)[0]
+            if grows and (problem := self._broken(name, after, resource, root=name == chain[-1])):
                 return problem
         return None
 
     def admits(self, used: Mapping[str, int], queue: str, resource: str, amount: int) -> bool:
         """Tell whether a queue may take so much more."""
-        chain = self.chain(queue)
-        if chain is None:
+        if self.chain(queue) is None:
             return self.in_order(queue)
-        if not self._limited(queue, resource):
-            return True
-        before = self._counted(used, resource)
-        after = {**before, queue: before.get(queue, 0) + amount}
-        return not any(
-            self._broken(above, after, resource, root=above == chain[-1])
-            for above in chain
-            if self._sums(above, after, resource)[0] > self._sums(above, before, resource)[0]
-        )
+        return self.excess({**used, queue: used.get(queue, 0) + amount}, queue, used, resource) is None
 
     def _counted(self, used: Mapping[str, int], resource: str) -> dict[str, int]:
         """Return the use that counts: a queue is unlimited where nobody on its chain speaks of the resource."""

@@ -61,6 +61,21 @@ RULED: list[Case] = [
     ),
     (
         "TrainingJob",
+        {"spec.parallelism": {"mode": "Explicit", "dp": 1, "stageLayers": [1, 2]}},
+        ("spec.parallelism:", "stageLayers needs pp of at least 2, seen 1; raise pp or drop stageLayers"),
+    ),
+    (
+        "TrainingJob",
+        {"spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2, "schedule": "DualPipeV", "stageLayers": [1, 2]}},
+        ("schedule DualPipeV over pp 2 has 4 stages, stageLayers has 2 numbers; give one for each stage",),
+    ),
+    (
+        "TrainingJob",
+        {"spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 3, "stageLayers": [2, 0, 1]}},
+        ("stageLayers [2, 0, 1] leaves a stage between the first and the last without a layer; give each of them",),
+    ),
+    (
+        "TrainingJob",
         {
             "spec.training.recompute": "Full",
             "spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2, "schedule": "DualPipeV"},

@@ -65,10 +65,12 @@ def _first_missing(names: tuple[str, ...]) -> str:
     return missing
 
 
-_DEGREES = ("dp", "ep", "pp", "cp", "tp", "schedule", "microbatches")
+_DEGREES = ("dp", "ep", "pp", "cp", "tp", "schedule", "microbatches", "stageLayers")
 _PIPED = "has(self.pp) && self.pp > 1"
 _SCHEDULE = "(has(self.schedule) ? self.schedule : '1F1B')"
 _LEAST = "(has(self.schedule) && (self.schedule == 'ZBVZeroBubble' || self.schedule == 'DualPipeV') ? 2 : 1) * self.pp"
+_STAGES = "(has(self.schedule) && self.schedule != '1F1B' ? 2 : 1) * self.pp"
+_ENDS_WITHOUT = "(self.stageLayers[0] == 0 ? 1 : 0) + (self.stageLayers[size(self.stageLayers) - 1] == 0 ? 1 : 0)"
 _ROUNDS = "(self.microbatches / self.pp)"
 _IN_ROUNDS = (
     "has(self.microbatches) && has(self.schedule) && self.schedule == 'Interleaved1F1B' && "
@@ -186,9 +188,8 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             rule=f"self.mode != 'Auto' || !({_DEGREES_GIVEN})",
             words=f"mode {{self.mode}} chooses the degrees itself, seen {{{_first_given(_DEGREES, repr(''))}}}; "
-            "use mode: Explicit or drop dp, ep, pp, cp, tp, schedule, microbatches",
-            plain="mode Auto chooses the degrees itself; use mode: Explicit or drop dp, ep, pp, cp, tp, schedule, "
-            "microbatches",
+            f"use mode: Explicit or drop {', '.join(_DEGREES)}",
+            plain=f"mode Auto chooses the degrees itself; use mode: Explicit or drop {', '.join(_DEGREES)}",
             of_optional=True,
         ),
         Rule(
@@ -218,6 +219,27 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             "{self.microbatches - self.microbatches % self.pp + self.pp}",
             plain="Interleaved1F1B runs microbatches in microbatches / pp equal rounds; "
             "set microbatches to a multiple of pp",
+            of_optional=True,
+        ),
+        Rule(
+            rule=f"!has(self.stageLayers) || ({_PIPED})",
+            words="stageLayers needs pp of at least 2, seen {has(self.pp) ? self.pp : 1}; raise pp or drop stageLayers",
+            plain="stageLayers needs pp of at least 2; raise pp or drop stageLayers",
+            of_optional=True,
+        ),
+        Rule(
+            rule=f"!has(self.stageLayers) || !({_PIPED}) || size(self.stageLayers) == {_STAGES}",
+            words=f"schedule {{{_SCHEDULE}}} over pp {{self.pp}} has {{{_STAGES}}} stages, stageLayers has "
+            "{size(self.stageLayers)} numbers; give one for each stage",
+            plain="1F1B has pp stages, the other schedules 2 x pp; give stageLayers one number for each stage",
+            of_optional=True,
+        ),
+        Rule(
+            rule=f"!has(self.stageLayers) || size(self.stageLayers.filter(l, l == 0)) <= {_ENDS_WITHOUT}",
+            words="stageLayers {self.stageLayers} leaves a stage between the first and the last without a layer; "
+            "give each of them at least 1",
+            plain="stageLayers leaves a stage between the first and the last without a layer; "
+            "give each of them at least 1",
             of_optional=True,
         ),
     ),

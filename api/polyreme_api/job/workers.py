@@ -10,6 +10,9 @@ from polyreme_api.labels import RESOURCE_DEVICE
 Degree = Annotated[int, Field(ge=1, le=1_000_000)]
 STAGES_MEET = ("ZBVZeroBubble", "DualPipeV")
 """Schedules in which a rank holds a stage and its mirror image; a test holds them to those of the planner."""
+STAGES_MAX = 512
+"""Stages of a pipeline whose layers a job may name."""
+StageLayers = Annotated[list[Annotated[int, Field(ge=0, le=10_000)]], Field(min_length=2, max_length=STAGES_MAX)]
 LevelName = Annotated[str, Field(min_length=1, max_length=63)]
 
 
@@ -105,6 +108,10 @@ class Parallelism(Part):
     """Parts of a data-parallel rank's packs that run one after the other, each of whole packs; they must divide the
     packs of such a rank. ``1F1B`` and ``Interleaved1F1B`` need at least pp of them, the others 2 x pp. None: with a
     pipeline as many as fit, else 1. A gang of another size runs microbatches of as many packs, more or fewer."""
+    stage_layers: StageLayers | None = None
+    """Decoder layers of each stage of a pipeline, in the order of the stages, as ``polyreme plan`` prints them; they
+    add up to the model's. Only the first stage, with the tower, and the last, with the head, may have none. None: dealt
+    so that ranks have equal work by operations. A gang of another size keeps them."""
     images_over: Literal["Context", "Data"] = "Data"
     """Ranks that share the images of a microbatch, whole images and by what they cost: ``Context``, those that share
     its stream; ``Data``, those of all data-parallel ranks: one whose packs have few images encodes images of one that
@@ -112,8 +119,9 @@ class Parallelism(Part):
 
     @model_validator(mode="after")
     def _by_mode(self) -> "Parallelism":
-        names = ("dp", "ep", "pp", "cp", "tp", "schedule", "microbatches")
-        given = [name for name in names if getattr(self, name) is not None]
+        names = ("dp", "ep", "pp", "cp", "tp", "schedule", "microbatches", "stageLayers")
+        of_names = (self.dp, self.ep, self.pp, self.cp, self.tp, self.schedule, self.microbatches, self.stage_layers)
+        given = [name for name, value in zip(names, of_names, strict=True) if value is not None]
         if self.mode == "Auto" and given:
             raise ValueError(f"mode Auto chooses the degrees itself, {given[0]} is set; use mode: Explicit or drop it")
         if self.mode == "Explicit" and self.dp is None:
@@ -141,6 +149,26 @@ class Parallelism(Part):
             raise ValueError(
                 f"schedule Interleaved1F1B over pp {ranks} runs {count} microbatches in {rounds} equal rounds; "
                 f"set microbatches to {count - count % rounds} or {count - count % ranks + ranks}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _stages(self) -> "Parallelism":
+        ranks, layers, schedule = self.pp or 1, self.stage_layers, self.schedule or "1F1B"
+        if layers is None:
+            return self
+        if ranks == 1:
+            raise ValueError("stageLayers needs pp of at least 2, seen 1; raise pp or drop stageLayers")
+        stages = ranks if schedule == "1F1B" else 2 * ranks
+        if len(layers) != stages:
+            raise ValueError(
+                f"schedule {schedule} over pp {ranks} has {stages} stages, stageLayers has {len(layers)} numbers; give "
+                "one for each stage"
+            )
+        if 0 in layers[1:-1]:
+            raise ValueError(
+                f"stageLayers {layers} leaves a stage between the first and the last without a layer; give each of "
+                "them at least 1"
             )
         return self
 

@@ -48,6 +48,7 @@ def cut_step(
     pack_tokens: int,
     schedule: Schedule | None = None,
     microbatches: int | None = None,
+    stage_layers: tuple[int, ...] = (),
 ) -> Cut:
     """Choose what is not given, and refuse what does not fit.
 
@@ -58,9 +59,11 @@ def cut_step(
         pack_tokens: Tokens of a pack.
         schedule: Order of work; the default is 1F1B.
         microbatches: Of a data-parallel rank; the default is as many as fit, up to one a pack, and 1 without stages.
+        stage_layers: Of each stage; the default deals them by operations.
 
     Raises:
-        InvalidConfigError: If the model has too few layers, or no such number of microbatches fits.
+        InvalidConfigError: If the model has too few layers, other layers than are given, or no such number of
+            microbatches fits.
     """
     if pp == 1:
         return Cut(microbatches=_checked(None, 1, packs_per_rank, microbatches or 1))
@@ -78,7 +81,8 @@ def cut_step(
         )
     return Cut(
         schedule=schedule,
-        stage_layers=default_layers(shape, schedule=schedule, pp=pp, pack_tokens=pack_tokens),
+        stage_layers=_checked_layers(shape, stage_layers, stages=pp * stages_per_rank(schedule))
+        or default_layers(shape, schedule=schedule, pp=pp, pack_tokens=pack_tokens),
         microbatches=fitting[-1] if microbatches is None else _checked(schedule, pp, packs_per_rank, microbatches),
     )
 
@@ -144,6 +148,18 @@ def stream_volumes(cut: Cut, *, pp: int, shape: ModelShape, tokens_per_rank: int
             bytes_per_rank=2 * crossings * stream_bytes // pp,
             messages=-(-2 * crossings * cut.microbatches // pp),
         ),
+    )
+
+
+def _checked_layers(shape: ModelShape, asked: tuple[int, ...], *, stages: int) -> tuple[int, ...]:
+    """Refuse layers of stages that are not the model's; none is as good as any."""
+    layers = shape.decoder.layers
+    if not asked or (len(asked) == stages and sum(asked) == layers and 0 not in asked[1:-1]):
+        return asked
+    raise InvalidConfigError(
+        f"layers of stages do not fit: {' '.join(map(str, asked))} are {sum(asked)} layers on {len(asked)} stages, the "
+        f"model has {layers} and the schedule {stages}; rule at least one layer on each between the first and the last",
+        field="spec.parallelism.stageLayers",
     )
 
 

@@ -250,6 +250,7 @@ def _cut_for(spec: TrainingJobSpec, shape: ModelShape, layout: Layout, packs: Pa
         pack_tokens=packs.tokens,
         schedule=schedule,
         microbatches=microbatches,
+        stage_layers=tuple(asked.stage_layers or ()),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -142,15 +143,35 @@ def _show(setting: Setting, found: Found, best: Estimate, output: Format) -> Non
         "largestConsumers": best.memory.largest(),
         "sharesSeconds": {name: round(taken_s, 6) for name, taken_s in best.shares_s.items()},
     }
+    kept = {"parallelism": _parallelism(best), "training": {"recompute": best.candidate.recompute.title()}}
     others = [_row(other) | {"why": why} for other, why in found.runners_up]
     if output is Format.JSON:
-        emit("LayoutPlan", chosen | {"runnersUp": others, "picture": drawn}, output=output)
+        emit("LayoutPlan", chosen | {"spec": kept, "runnersUp": others, "picture": drawn}, output=output)
         return
     shares = "; ".join(f"{name} {taken_s:.3g} s" for name, taken_s in best.shares_s.items() if taken_s)
     emit("LayoutPlan", chosen | {"shares": shares}, output=output, columns=CHOSEN)
     emit_tables([("runners-up", others, OTHERS)])
     if drawn:
         sys.stdout.write("\n" + "\n".join([*drawn, LEGEND]) + "\n")
+    sys.stdout.write("\nto keep it, in the job's spec:\n")
+    sys.stdout.writelines(f"  {part}: {_flow(fields)}\n" for part, fields in kept.items())
+
+
+def _parallelism(best: Estimate) -> dict[str, Any]:
+    """Write a choice as a job names it."""
+    of, layout = best.candidate, best.candidate.layout
+    degrees = {name: getattr(layout, name) for name in ("ep", "pp", "cp", "tp") if getattr(layout, name) > 1}
+    named = {"mode": "Explicit", "dp": layout.dp, **degrees}
+    if of.schedule is not None:
+        named["schedule"] = str(of.schedule)
+    named["microbatches"] = of.microbatches
+    return named if of.schedule is None else named | {"stageLayers": list(best.split)}
+
+
+def _flow(fields: dict[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(fields, default_flow_style=True, sort_keys=False, width=math.inf).strip()
 
 
 CHOSEN = [

@@ -10,6 +10,8 @@ import yaml
 
 from polyreme.main import invoke
 from polyreme_api.errors import ExitCode
+from polyreme_api.job import parse_job
+from polyreme_api.plan.plan import plan_for
 from tests.unit.api.jobs import job_with
 
 
@@ -33,7 +35,17 @@ def test_the_choice_comes_with_runners_up_and_a_picture(tmp_path: Path, capsys: 
     assert "slower" in item["runnersUp"][0]["why"]
     assert all(row.startswith("rank ") for row in item["picture"])
     assert invoke(["plan", path]) == ExitCode.OK
-    assert "runners-up" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "runners-up" in shown
+    kept = yaml.safe_load(shown.partition("to keep it, in the job's spec:\n")[2])
+    assert kept == item["spec"]
+    assert kept["parallelism"]["stageLayers"] == list(map(int, item["stageLayers"].split()))
+    document = yaml.safe_load(Path(path).read_text())
+    document["spec"]["parallelism"] = kept["parallelism"]
+    document["spec"]["training"] |= kept["training"]
+    plan = plan_for(parse_job(document).spec)
+    assert list(plan.cut.stage_layers) == kept["parallelism"]["stageLayers"]
+    assert item["plan"].startswith(f"{plan.layout} {plan.cut.schedule}, {plan.cut.microbatches} x ")
 
 
 def test_a_small_job_on_processors_needs_no_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,6 +85,7 @@ ELSEWHERE = {
     "parallelism.cp": "the plan, with dp",
     "parallelism.tp": "the plan, with dp",
     "parallelism.schedule": "the plan, with pp",
+    "parallelism.stageLayers": "the plan, with pp",
     "checkpoint.location": "the environment of the pod",
     "checkpoint.preemptionGraceSeconds": "the operator",
     "evaluation.sets": "the data source",

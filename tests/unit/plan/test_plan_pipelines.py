@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
+from typing import Any
 
 import pytest
 
@@ -85,9 +86,43 @@ def test_the_plan_carries_the_cut_under_its_hash() -> None:
         Plan.from_json(json.dumps(damaged))
 
 
+def piped(**parallelism: Any) -> dict[str, Any]:
+    given = {"mode": "Explicit", "dp": 1, "pp": 2, "schedule": "DualPipeV", "microbatches": 4}
+    model = {"preset": "kimi-vl-nano", "overrides": {"decoder": {"layers": 5}}}
+    changes = {"spec.model": model, "spec.training.packsPerStep": 8, "spec.parallelism": given | parallelism}
+    return job_with(PIPED | changes)
+
+
+def test_layers_that_a_job_names_are_the_plans_at_every_size_of_its_gang() -> None:
+    spec = load_job(piped(stageLayers=[0, 3, 1, 1])).spec
+    for replicas in (2, 4):
+        assert plan_for(spec, replicas=replicas).cut.stage_layers == (0, 3, 1, 1)
+    assert plan_for(load_job(piped()).spec).cut.stage_layers != (0, 3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stageLayers": [1, 2, 1]}, "schedule DualPipeV over pp 2 has 4 stages, stageLayers has 3 numbers"),
+        ({"stageLayers": [2, 0, 2, 1]}, "stageLayers [2, 0, 2, 1] leaves a stage between the first and the last"),
+        ({"stageLayers": [1, 2, 1, 2]}, "1 2 1 2 are 6 layers on 4 stages, the model has 5 and the schedule 4"),
+        ({"stageLayers": [2, 3], "pp": 1, "schedule": None}, "stageLayers needs pp of at least 2, seen 1"),
+        (
+            {"mode": "Auto", "stageLayers": [2, 3]} | dict.fromkeys(("dp", "pp", "schedule", "microbatches")),
+            "mode Auto chooses the degrees itself, stageLayers is set",
+        ),
+    ],
+)
+def test_layers_that_are_not_those_of_the_stages_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidConfigError) as refused:
+        load_job(piped(**changes))
+    assert words in str(refused.value)
+    assert "spec.parallelism" in str(refused.value)
+
+
 def test_at_another_size_the_microbatches_fit_themselves_to_the_packs() -> None:
-    piped = {"mode": "Explicit", "dp": 1, "pp": 2, "microbatches": 4}
-    spec = load_job(job_with({**PIPED, "spec.parallelism": piped})).spec
+    asked = {"mode": "Explicit", "dp": 1, "pp": 2, "microbatches": 4}
+    spec = load_job(job_with({**PIPED, "spec.parallelism": asked})).spec
     assert plan_for(spec, replicas=2).cut.microbatches == 4
     assert plan_for(spec, replicas=4).cut.microbatches == 2
 

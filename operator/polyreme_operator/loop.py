@@ -492,8 +492,13 @@ class _Operator:
             self._wake_at(TELL, due_s)
         writes = self._model.standings(now_s=now_s)
         settings = self._settings
-        self._rests_until[TELL] = now_s + max(settings.standing_every_s, len(writes) / settings.standings_per_s)
-        await self._applier.write_standings(writes)
+        least_s = max(settings.standing_every_s, len(writes) / settings.standings_per_s)
+        began_s = self._clock.steady_s()
+        try:
+            await self._applier.write_standings(writes)
+        finally:
+            rest_s = (self._clock.steady_s() - began_s) / settings.standing_share
+            self._rests_until[TELL] = now_s + max(least_s, min(rest_s, settings.standing_rest_max_s))
 
     @property
     def _intents_ref(self) -> ObjectRef:

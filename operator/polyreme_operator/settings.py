@@ -40,6 +40,11 @@ class Settings:
     """Least time between two writes of one queue's or topology's status."""
     standings_per_s: float = 10.0
     """Statuses of queues and topology written a second, all together."""
+    standing_share: float = 0.2
+    """Largest share of its time that is spent on writing them: one that names a hundred waiting jobs costs the API
+    server several jobs' writes, so the slower it answers, the rarer they are."""
+    standing_rest_max_s: float = 60.0
+    """Longest that they rest for that."""
     retry_initial_s: float = 0.05
     retry_max_s: float = 30.0
     idle_s: float = 60.0

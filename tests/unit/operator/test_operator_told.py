@@ -11,7 +11,8 @@ from polyreme_operator.core.queue.tree import QueueTree
 from polyreme_operator.core.schedule import Batch
 from polyreme_operator.core.usage import UsageLedger
 from polyreme_operator.loop import run_operator
-from polyreme_operator.port import PAGE_OBJECTS, ListPage, Manifest
+from polyreme_operator.port import PAGE_OBJECTS, ListPage, Manifest, ObjectRef
+from polyreme_operator.settings import Settings
 from polyreme_operator.sim.eventloop import VirtualLoop
 from polyreme_operator.sim.invariants import Facts
 from polyreme_operator.sim.scenario import RACK, topology_manifest
@@ -27,6 +28,7 @@ QUIET_S = 20.0
 """Less than until victims are sought anew."""
 ROUNDS_MAX = 2
 LISTS_S = 30.0
+STANDING_S = 2.0
 FOUR_WIDE = {"steps": 10, "packsPerStep": 4}
 QUEUES = ("a", "b", "c", "d")
 TREE = QueueTree.of(())
@@ -150,6 +152,52 @@ def test_the_operator_sleeps_while_it_lists_although_something_is_taken() -> Non
     loop.run_until_complete(story())
     loop.close()
     assert reason_of(world) == "WaitingForCapacity"
+
+
+class SlowStandings(EmbeddedCluster):
+    """Takes its time to say how a queue stands."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.store)
+        self.writes = 0
+
+    async def patch(
+        self,
+        ref: ObjectRef,
+        merge_patch: Manifest,
+        *,
+        resource_version: str | None = None,
+        subresource: str | None = None,
+    ) -> Manifest:
+        if ref.kind == "TrainingQueue":
+            self.writes += 1
+            await asyncio.sleep(STANDING_S)
+        return await super().patch(ref, merge_patch, resource_version=resource_version, subresource=subresource)
+
+
+def test_how_queues_stand_is_said_the_rarer_the_longer_it_takes_and_said_at_last() -> None:
+    loop, settings = VirtualLoop(), Settings()
+    world = World(loop, random.Random(1), Facts())
+    world.faulty = False
+    port = SlowStandings(world)
+    kind = {"apiVersion": labels.API_VERSION, "kind": "TrainingQueue"}
+    world.store.create({**kind, "metadata": {"name": "a"}, "spec": {}})
+    jobs = 100
+
+    async def story() -> None:
+        task = asyncio.ensure_future(run_operator(port, world.clock, rng=random.Random(1), entropy=bytes))
+        for number in range(jobs):
+            world.store.create(manifest(f"job-{number}", "a", priority=1))
+            await asyncio.sleep(1.0)
+        assert 2 < port.writes <= jobs * settings.standing_share / STANDING_S + 2
+        await asyncio.sleep(settings.standing_rest_max_s)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    loop.run_until_complete(story())
+    loop.close()
+    (queue,) = world.store.records("TrainingQueue")
+    assert queue.manifest["status"]["pending"] == jobs
 
 
 def others_pod() -> Manifest:

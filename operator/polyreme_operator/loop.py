@@ -272,8 +272,8 @@ class _Operator:
             return self._settings.idle_s
         return min(self._settings.idle_s, max(0.0, self._timers[0][0] - self._clock.now_s()))
 
-    def _wake_at(self, key: str, at_s: float) -> None:
-        if key in self._due and self._due[key] <= at_s:
+    def _wake_at(self, key: str, at_s: float | None) -> None:
+        if at_s is None or (key in self._due and self._due[key] <= at_s):
             return
         self._due[key] = at_s
         heapq.heappush(self._timers, (at_s, key))
@@ -305,8 +305,7 @@ class _Operator:
             self._wake.set()
 
     def _backoff_s(self, failures: int) -> float:
-        full_s = min(self._settings.retry_max_s, self._settings.retry_initial_s * 2.0 ** min(failures - 1, 30))
-        return full_s * (0.5 + self._rng.random() / 2)
+        return self._settings.backoff_s(failures) * (0.5 + self._rng.random() / 2)
 
     # -------------------------------------------------------------------------------------------------------- decide
 
@@ -487,18 +486,14 @@ class _Operator:
         """Tell jobs what was held back, and the world how queues and topology stand."""
         now_s = self._clock.now_s()
         self._want_to_tell(sorted(self._model.retell(now_s=now_s)))
-        due_s = self._model.told.retell_at_s
-        if due_s is not None:
-            self._wake_at(TELL, due_s)
+        self._wake_at(TELL, self._model.told.retell_at_s)
         writes = self._model.standings(now_s=now_s)
-        settings = self._settings
-        least_s = max(settings.standing_every_s, len(writes) / settings.standings_per_s)
         began_s = self._clock.steady_s()
         try:
             await self._applier.write_standings(writes)
         finally:
-            rest_s = (self._clock.steady_s() - began_s) / settings.standing_share
-            self._rests_until[TELL] = now_s + max(least_s, min(rest_s, settings.standing_rest_max_s))
+            rest_s = self._settings.standing_rest_s(len(writes), took_s=self._clock.steady_s() - began_s)
+            self._rests_until[TELL] = now_s + rest_s
 
     @property
     def _intents_ref(self) -> ObjectRef:

@@ -49,3 +49,12 @@ class Settings:
     retry_max_s: float = 30.0
     idle_s: float = 60.0
     """Longest time that the dispatcher sleeps."""
+
+    def standing_rest_s(self, writes: int, *, took_s: float) -> float:
+        """From the beginning of writing statuses of queues and topology, so many and for so long, to the next time."""
+        least_s = max(self.standing_every_s, writes / self.standings_per_s)
+        return max(least_s, min(took_s / self.standing_share, self.standing_rest_max_s))
+
+    def backoff_s(self, failures: int) -> float:
+        """Longest wait before something is tried again that failed so many times in a row."""
+        return min(self.retry_max_s, self.retry_initial_s * 2.0 ** min(failures - 1, 30))

@@ -5,19 +5,16 @@ Not a test module: pytest does not import it, and ``tests`` is no package.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
 import os
-import resource
-import signal
 import socket
 import sys
 import time
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +29,7 @@ from polyreme_api.plan.plan import Plan, plan_for
 from polyreme_api.plan.schedules import Schedule
 from polyreme_api.plan.shapes import KIMI_VL_NANO, NO_VISION
 from polyreme_api.progress import ProgressRecord
-from polyreme_api.store import Data, ObjectInfo, ObjectStore, StoreFailedError
 from polyreme_api.training_stages import Learner, OwnRate, TrainingStage
-from polyreme_datahub.objects import open_store
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
 from polyreme_trainer.model import attend, loss, recompute, tiles
 from polyreme_trainer.model.routing import Routing
@@ -61,10 +56,10 @@ from polyreme_trainer.train.settings import (
 )
 from polyreme_trainer.train.state import TrainState, backward, content, enter, open_state, reduce, settle, update
 from tests.parallel.capacity import Dropped, senders
+from tests.parallel.faults import fill_disk, kill_at, signal_of, store_of
 from tests.parallel.pages import MEDIA, Pages, Questions
 from tests.parallel.planted import plant
 from tests.parallel.planted_pipeline import plant as plant_in_pipeline
-from tests.unit.datahub.stores import PassingStore
 
 
 class WallClock:
@@ -147,7 +142,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
         images_over=ImagesOver(request.get("images_over", "Data")),
         ways=Ways(recompute=Recompute(request.get("recompute", "none")), capacity_factor=request.get("capacity")),
         checkpoint=CheckpointSettings(
-            store=_store(request, rank),
+            store=store_of(request, rank),
             folder=None if "url" in request else Path(request["root"]),
             copies=Path(request["copies"]) if "copies" in request else None,
             resume_from=request.get("resume_from"),
@@ -178,12 +173,12 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
     hooks = (
         {}
         if rank != request.get("fault_rank", 0)
-        else {int(step): _fault(name) for step, name in request.get("faults", {}).items()}
+        else {int(step): signal_of(name) for step, name in request.get("faults", {}).items()}
     )
     if request.get("full_disk_rank") == rank:
-        _full_disk()
+        fill_disk()
     if broken := request.get("killed_at", {}).get(str(rank)):
-        _killed_at(broken)
+        kill_at(broken)
     if request.get("bug") == "batches are not copied":
         _wrap_batches()
     litter = _litter(request.get("litter", 0))
@@ -401,70 +396,6 @@ def _biases(state: TrainState, world: Any) -> dict[int, torch.Tensor]:
     """Correction biases of all layers with experts."""
     stages = collectives.gather_to_all(state.router_biases, world.meshes.pp_group)
     return {layer: bias for stage in stages for layer, bias in stage.items()}
-
-
-def _fault(name: str) -> Any:
-    return {
-        "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-        "stop": lambda: os.kill(os.getpid(), signal.SIGTERM),
-        "save": lambda: os.kill(os.getpid(), signal.SIGUSR1),
-    }[name]
-
-
-def _full_disk() -> None:
-    """Files of this process may not grow beyond 64 KiB: a write then fails as on a full disk."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
-
-
-def _killed_at(at_bytes: int) -> None:
-    """Let the kernel end this process at the first file that grows beyond so many bytes, in the middle of the write."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (at_bytes, resource.RLIM_INFINITY))
-
-
-def _store(request: Mapping[str, Any], rank: int) -> ObjectStore:
-    """The checkpoint root, with the fault that the test wants of this rank's calls."""
-    store = open_store(request.get("url", Path(request["root"]).as_uri()))
-    fault = request.get("store_fault")
-    return FaultyStore(store, **fault["how"]) if fault and fault["rank"] == rank else store
-
-
-class FaultyStore(PassingStore):
-    """Fails, stops or kills this process at a write to a key, once, or counts on failing."""
-
-    def __init__(self, store: ObjectStore, *, what: str, at: str, after: bool = False, times: int = 1) -> None:
-        super().__init__(store)
-        self._what, self._at, self._after, self._left = what, at, after, times
-
-    def put(self, key: str, data: Data) -> None:
-        with self._fault(key):
-            super().put(key, data)
-
-    def put_if_absent(self, key: str, data: bytes) -> None:
-        with self._fault(key):
-            super().put_if_absent(key, data)
-
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        with self._fault(f"list {prefix}"):
-            return iter(list(super().list(prefix)))
-
-    @contextlib.contextmanager
-    def _fault(self, key: str) -> Iterator[None]:
-        strikes = key.endswith(self._at) and self._left > 0
-        self._left -= strikes
-        if strikes and not self._after:
-            self._strike()
-        yield
-        if strikes and self._after:
-            self._strike()
-
-    def _strike(self) -> None:
-        if self._what == "fail":
-            raise StoreFailedError("object store failed: input/output error")
-        os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[self._what])
-        time.sleep(0.2)  # the signal may reach another thread first: this one must not run on meanwhile
 
 
 def _wrap_batches() -> None:

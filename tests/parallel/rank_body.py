@@ -38,7 +38,7 @@ from polyreme_trainer.parallel import collectives, flat, gradients
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.sharded import ShardedParameters, is_sharded
 from polyreme_trainer.parallel.world import RankSettings, open_world
-from polyreme_trainer.train import initial, microbatches, run
+from polyreme_trainer.train import dealing, initial, microbatches, run
 from polyreme_trainer.train import inputs as inputs_module
 from polyreme_trainer.train.export import export, join_slices
 from polyreme_trainer.train.microbatches import read_microbatches
@@ -420,6 +420,7 @@ def _litter(seed: int) -> list[Any]:
 
 def main(request: Mapping[str, Any], rank: int, listener: socket.socket | None) -> None:
     os.environ |= request.get("environment", {})
+    vars(dealing)["SAVES_MIN"] = 1  # the smallest models deal too
     torch.set_num_threads(1)
     log = Path(request["root"]) / f"rank-{rank}.log"
     logging.basicConfig(filename=log, level=logging.INFO)

@@ -134,6 +134,12 @@ def test_what_is_saved_is_weighed_against_all_that_the_slowest_rank_does() -> No
     assert deal_images(costs, parts=1, besides=worth - 19) is None
 
 
+def test_what_saves_less_than_an_exchange_costs_stays_at_home() -> None:
+    costs = [[10, 10], []]
+    assert deal_images(costs, parts=1, besides=0, saves_min=10) is not None
+    assert deal_images(costs, parts=1, besides=0, saves_min=11) is None
+
+
 def test_all_images_of_one_rank_are_shared_nearly_evenly() -> None:
     costs = [[cost for cost in range(20, 60) for _ in range(3)], [], [], [], [], [], [], []]
     dealt = deal_images(costs, parts=1, besides=0)

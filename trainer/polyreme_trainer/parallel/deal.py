@@ -32,7 +32,7 @@ from polyreme_trainer.parallel.images import Deliver, share_images
 
 GAIN_MIN = 0.02
 """Least share of the slowest rank's operations that a deal must save: below, every image stays at home and there is no
-exchange. On gloo two exchanges of a microbatch, there and back, cost 2 to 6 ms, 2 % of a step of the smallest model."""
+exchange."""
 MOVES_MAX = 1024
 """Images that leave their home in one microbatch, at most: the largest that fit go first."""
 
@@ -63,7 +63,7 @@ class Deal:
         return [sum(costs[dp][number] for dp, number in images) for images in self.by_encoder]
 
 
-def deal_images(costs: Sequence[Sequence[int]], *, parts: int, besides: int) -> Deal | None:
+def deal_images(costs: Sequence[Sequence[int]], *, parts: int, besides: int, saves_min: int = 1) -> Deal | None:
     """Move whole images from the fullest encoder to the emptiest, as long as that lowers the fullest.
 
     No move makes the larger of the two as large as the fullest was, so the largest load never rises.
@@ -72,9 +72,10 @@ def deal_images(costs: Sequence[Sequence[int]], *, parts: int, besides: int) -> 
         costs: Operations of each image, by data-parallel rank.
         parts: Context parts of a data-parallel rank.
         besides: Operations of an encoder's rank that are no images.
+        saves_min: Least operations that are worth an exchange, however small the step.
 
     Returns:
-        None where it would save less than ``GAIN_MIN``: images then stay where they are.
+        None where it would save less than that or ``GAIN_MIN``: images then stay where they are.
     """
     shares = [share_images(costs_I, parts) for costs_I in costs]
     home_loads = [
@@ -82,7 +83,7 @@ def deal_images(costs: Sequence[Sequence[int]], *, parts: int, besides: int) -> 
     ]
     before = max(home_loads, default=0)
     least = max(-(-sum(home_loads) // max(1, len(home_loads))), max((max(own, default=0) for own in costs), default=0))
-    worth = max(1.0, GAIN_MIN * (besides + before))
+    worth = max(float(saves_min), GAIN_MIN * (besides + before))
     if before - least < worth:
         return None
     loads = np.array(home_loads, np.int64)

@@ -26,6 +26,10 @@ from polyreme_trainer.parallel.mesh import Meshes
 
 Patches = npt.NDArray[np.float32]
 
+SAVES_MIN = 200_000_000
+"""Least operations of a forward that are worth an exchange there and one back: gloo takes 2 to 6 ms for both, in
+which a core does that many. Where devices are faster, networks are too, and models larger: ``GAIN_MIN`` decides."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Dealt:
@@ -115,7 +119,8 @@ class Dealing:
         cost_of = {size: image_flops(self.shape, size) for size in set(itertools.chain(*sizes))}
         costs = [[cost_of[size] for size in mine] for mine in sizes]
         tokens = len(packs[0]) * source.pack_tokens_in(step)
-        deal = deal_images(costs, parts=self.parts, besides=self._besides(tokens, source.pack_tokens_in(step)))
+        besides = self._besides(tokens, source.pack_tokens_in(step))
+        deal = deal_images(costs, parts=self.parts, besides=besides, saves_min=SAVES_MIN)
         if deal is None:
             return None
         guests = [image for image in deal.by_encoder[self.encoder] if image[0] != self.encoder // self.parts]

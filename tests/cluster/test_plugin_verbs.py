@@ -338,8 +338,12 @@ async def kubelet(folder: Path, asked: list[str]) -> AsyncIterator[int]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(folder / "crt", folder / "key")
 
+    connections: list[asyncio.Transport] = []
+
     async def show(request: web.Request) -> web.Response:
         asked.append(request.path_qs)
+        assert request.transport is not None
+        connections.append(request.transport)
         return web.Response(body=LOG)
 
     app = web.Application()
@@ -350,6 +354,9 @@ async def kubelet(folder: Path, asked: list[str]) -> AsyncIterator[int]:
         await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
         yield runner.addresses[0][1]
     finally:
+        # The API server keeps its connection; to part from it by TLS's farewell could take longer than the loop lives.
+        for connection in connections:
+            connection.abort()
         await runner.cleanup()
 
 

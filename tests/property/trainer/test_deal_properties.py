@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import copy
 import itertools
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polyreme_api.plan.shapes import KIMI_VL_NANO
 from polyreme_trainer.parallel import deal as deal_module
 from polyreme_trainer.parallel.deal import Deal, deal_images, held_behind_tower, way_home
 from polyreme_trainer.parallel.images import share_images
+from polyreme_trainer.train import dealing as dealing_module
+from polyreme_trainer.train.dealing import Dealing
+from tests.parallel.pages import Pages
 
 cells_by_rank = st.lists(st.lists(st.integers(1, 40), max_size=12), min_size=1, max_size=6)
 parts_of = st.integers(1, 3)
@@ -163,3 +168,16 @@ def test_no_more_images_move_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> 
     dealt = deal_images(costs, parts=1, besides=0)
     assert dealt is not None
     assert [len(images) for images in dealt.by_encoder] == [97, 3]
+
+
+def test_images_of_the_smallest_model_stay_at_home_until_an_exchange_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pages: Any = Pages(packs=4, seeing=2)
+    of_two = Dealing(shape=KIMI_VL_NANO, parts=1, tp=1, stages=1, encoder=1, place=0, group=cast("Any", None))
+    packs = [[range(2), range(2, 4)]]
+    assert of_two.deal(pages, 1, packs) == [None]
+    monkeypatch.setattr(dealing_module, "SAVES_MIN", 1)
+    (dealt,) = of_two.deal(pages, 1, packs)
+    assert dealt is not None
+    assert any(home == 0 for home, _ in dealt.deal.by_encoder[1])

@@ -115,7 +115,7 @@ class Parallelism(Part):
     images_over: Literal["Context", "Data"] = "Data"
     """Ranks that share the images of a microbatch, whole images and by what they cost: ``Context``, those that share
     its stream; ``Data``, those of all data-parallel ranks: one whose packs have few images encodes images of one that
-    has many, where that saves the slowest 2 % and more than the exchange costs. Losses are the same but for last bits."""
+    has many, where that saves the slowest 2 %, and more than the exchange costs. Losses differ in their last bits."""
 
     @model_validator(mode="after")
     def _by_mode(self) -> "Parallelism":

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -26,7 +26,14 @@ EVENTS_SHOWN = 5
 STAGES_SHOWN = 8
 CHARACTERS_MAX = 400
 """Longest sentence or event that is shown."""
-_BAR_WIDTH = 40
+STAGE_CHARACTERS_MAX = 24
+"""Longest name of a stage in the table; a longer one ends in an ellipsis."""
+BAR_WIDTH_MAX = 40
+BAR_WIDTH_MIN = 5
+GAP = 2
+"""Columns between two figures."""
+LOSS_FIXED_BELOW = 1e5
+"""Losses from here on are written with an exponent."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +134,11 @@ class LiveView:
 def render_run(view: RunView) -> RenderableType:
     """Return the table: the sentence, the figures, a bar, the data's stages while there are any, the newest events."""
     head = Text.assemble((view.job, "bold"), "  ", _plain(view.sentence), no_wrap=False)
-    parts: list[RenderableType] = [head, _figures(view)]
+    parts: list[RenderableType] = [head, _Figures(view)]
     if view.steps:
-        parts.append(_progress(view))
+        parts.append(_Progress(view.step, view.steps))
     if view.stages and view.step < max(view.steps, 1):
-        parts.append(_stages(view.stages))
+        parts.append(_Stages(view.stages))
     parts += [Text.assemble(("  · ", "dim"), (_plain(event).plain, "dim")) for event in view.events[-EVENTS_SHOWN:]]
     return Group(*parts)
 
@@ -165,46 +172,103 @@ def new_events(said: Sequence[str], events: Sequence[str]) -> list[str]:
     return list(events)
 
 
-def _figures(view: RunView) -> Table:
-    cells = (
-        ("attempt", str(view.attempt) if view.attempt else NOTHING),
-        ("phase", view.phase or NOTHING),
-        ("workers", f"{view.ready}/{view.replicas}" if view.replicas else NOTHING),
-        ("step", f"{view.step}/{view.steps}" if view.steps else NOTHING),
-        *([("stage", view.training_stage)] if view.training_stage else []),
-        ("loss", _loss(view.loss)),
-        *([("held out", _loss(view.held_out_loss))] if view.held_out_loss is not None else []),
-        ("throughput", rate(view.tokens_per_second)),
-        ("goodput", share(view.goodput)),
-        ("checkpoint", NOTHING if view.checkpoint_step is None else str(view.checkpoint_step)),
-        ("to go", duration(view.left_s)),
-    )
-    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
-    for name, _ in cells:
-        table.add_column(name)
-    table.add_row(*(Text(value, overflow="fold") for _, value in cells))
-    return table
+class _Figures:
+    """Named figures in as many rows as the terminal's width needs: no value is ever cut or broken."""
+
+    def __init__(self, view: RunView) -> None:
+        self._where = [
+            _Cell("attempt", str(view.attempt) if view.attempt else NOTHING),
+            _Cell("phase", view.phase or NOTHING, 14),
+            _Cell("workers", f"{view.ready}/{view.replicas}" if view.replicas else NOTHING),
+            _Cell("step", f"{view.step}/{view.steps}" if view.steps else NOTHING, 2 * len(str(view.steps)) + 1),
+            *([_Cell("stage", _short(view.training_stage, STAGE_CHARACTERS_MAX))] if view.training_stage else []),
+            _Cell("checkpoint", NOTHING if view.checkpoint_step is None else str(view.checkpoint_step)),
+        ]
+        self._how = [
+            _Cell("loss", _loss(view.loss), 6),
+            *([_Cell("held out", _loss(view.held_out_loss))] if view.held_out_loss is not None else []),
+            _Cell("throughput", rate(view.tokens_per_second), 12),
+            _Cell("goodput", share(view.goodput)),
+            _Cell("to go", duration(view.left_s), 11),
+        ]
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """Put all figures into one row, or place before pace, each in as few rows as it needs."""
+        rows = _rows([*self._where, *self._how], options.max_width)
+        if len(rows) > 1:
+            rows = [*_rows(self._where, options.max_width), *_rows(self._how, options.max_width)]
+        for row in rows:
+            table = Table(box=None, padding=(0, GAP, 0, 0), show_edge=False, header_style="dim")
+            for cell in row:
+                table.add_column(cell.name, min_width=cell.width, no_wrap=True)
+            table.add_row(*(Text(cell.value, no_wrap=True) for cell in row))
+            yield table
 
 
-def _progress(view: RunView) -> RenderableType:
-    row = Table.grid(padding=(0, 1, 0, 0))
-    share_done = view.step / view.steps
-    row.add_row(_bar(view.step, view.steps, width=_BAR_WIDTH), Text(f"{math.floor(share_done * 100)} %"))
-    return row
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Cell:
+    name: str
+    value: str
+    width_min: int = 0
+    """Width that the value may grow to, so that rows do not change while a run goes on."""
+
+    @property
+    def width(self) -> int:
+        return max(len(self.name), len(self.value), self.width_min)
 
 
-def _stages(stages: Sequence[StageView]) -> RenderableType:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for stage in stages[:STAGES_SHOWN]:
-        bar: RenderableType = Text("")
-        if stage.total:
-            bar = _bar(stage.done, stage.total, width=_BAR_WIDTH // 2)
-        grid.add_row(Text(stage.name, style="dim"), bar, Text(_count(stage)))
-    return grid
+def _rows(cells: Sequence[_Cell], width: int) -> list[list[_Cell]]:
+    """Fill rows from left to right; each holds at least one cell."""
+    rows: list[list[_Cell]] = [[]]
+    for cell in cells:
+        if rows[-1] and sum(other.width + GAP for other in rows[-1]) + cell.width > width:
+            rows.append([])
+        rows[-1].append(cell)
+    return rows
+
+
+class _Progress:
+    """A bar over the steps, and the share that is done."""
+
+    def __init__(self, done: int, total: int) -> None:
+        self._done = done
+        self._total = total
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw the bar as long as the line allows."""
+        share_done = f" {math.floor(self._done / self._total * 100)} %"
+        row = Table.grid()
+        width = min(BAR_WIDTH_MAX, options.max_width - len(share_done))
+        row.add_row(_bar(self._done, self._total, width=width), Text(share_done))
+        yield row
+
+
+class _Stages:
+    """Progress of the data's stages, one line each."""
+
+    def __init__(self, stages: Sequence[StageView]) -> None:
+        self._stages = stages[:STAGES_SHOWN]
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw bars in the room that names and counts leave."""
+        names = [_short(stage.name, STAGE_CHARACTERS_MAX) for stage in self._stages]
+        counts = [_count(stage) for stage in self._stages]
+        room = options.max_width - max(map(len, names)) - max(map(len, counts)) - 2 * GAP
+        grid = Table.grid(padding=(0, GAP, 0, 0))
+        for stage, name, count in zip(self._stages, names, counts, strict=True):
+            bar: RenderableType = Text("")
+            if stage.total and room >= BAR_WIDTH_MIN:
+                bar = _bar(stage.done, stage.total, width=min(BAR_WIDTH_MAX // 2, room))
+            grid.add_row(Text(name, style="dim"), bar, Text(count))
+        yield grid
 
 
 def _bar(done: int, total: int, *, width: int) -> ProgressBar:
     return ProgressBar(total=total, completed=done, width=width, complete_style="cyan", finished_style="green")
+
+
+def _short(words: str, most: int) -> str:
+    return words if len(words) <= most else words[: most - 1] + "…"
 
 
 def _count(stage: StageView) -> str:
@@ -212,7 +276,9 @@ def _count(stage: StageView) -> str:
 
 
 def _loss(loss: float | None) -> str:
-    return NOTHING if loss is None else f"{loss:.4f}"
+    if loss is None:
+        return NOTHING
+    return f"{loss:.3e}" if abs(loss) >= LOSS_FIXED_BELOW else f"{loss:.4f}"
 
 
 def _plain(words: str) -> Text:

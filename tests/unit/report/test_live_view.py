@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 from rich.console import Console
@@ -31,6 +31,31 @@ VIEW = RunView(
 )
 
 
+LONG = RunView(
+    job="a-job-with-a-name-of-sixty-three-characters-as-kubernetes-allows",
+    sentence="training; no new step for 30 s, a rank may hang",
+    phase="WaitingForData",
+    attempt=1000,
+    step=123_456_789,
+    steps=987_654_321,
+    training_stage="cool-down-on-the-best-tenth-of-all-data",
+    loss=123.4567,
+    held_out_loss=1.23e30,
+    tokens_per_second=123_456_789.0,
+    goodput=0.9123,
+    left_s=30.4 * 86_400,
+    ready=14_999,
+    replicas=15_000,
+    checkpoint_step=123_456_000,
+    stages=[StageView(name="tokenize-for-a-dataset-of-mine", done=1_234_567_890, total=9_876_543_210)],
+)
+LONG_VALUES = (
+    "1000", "WaitingForData", "14999/15000", "123456789/987654321", "cool-down-on-the-best-t…", "123456000",
+    "123.4567", "1.230e+30", "123,456,789 tok/s", "91.2 %", "30 d 09 h", "1,234,567,890/9,876,543,210", "12 %",
+)  # fmt: skip
+SHORT_VALUES = ("2", "Training", "2/2", "237/800", "200", "0.4321", "7,950 tok/s", "91 %", "1 min 12 s", "1,200/1,500")
+
+
 def console(*, terminal: bool, environment: Mapping[str, str] | None = None) -> tuple[Console, io.StringIO]:
     file = io.StringIO()
     shown = Console(
@@ -48,6 +73,29 @@ def test_the_table_says_where_the_run_stands() -> None:
         "29 %", "decode", "1,200/1,500", "tokenize", "300", "rank 2 ended by SIGKILL",
     ):  # fmt: skip
         assert words in text, words
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize(("view", "values"), [(VIEW, SHORT_VALUES), (LONG, LONG_VALUES)], ids=["short", "long"])
+def test_every_figure_is_whole_at_every_width(width: int, view: RunView, values: Sequence[str]) -> None:
+    shown = Console(file=io.StringIO(), force_terminal=True, width=width, record=True)
+    shown.print(render_run(view))
+    lines = shown.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    for value in values:
+        assert [line for line in lines if value in line], value
+
+
+def test_the_rows_stay_while_a_run_goes_on() -> None:
+    """Every look at 80 columns has the same heads at the same place: a table that jumps can't be read."""
+    heads = set()
+    for view in (RunView(job="a", sentence="starting", attempt=1, steps=800, ready=2, replicas=2), VIEW):
+        shown = Console(file=io.StringIO(), force_terminal=True, width=80, record=True)
+        shown.print(render_run(view))
+        heads.add(
+            tuple(line.rstrip() for line in shown.export_text().splitlines() if line.startswith(("attempt", "loss")))
+        )
+    assert len(heads) == 1
 
 
 def test_a_run_that_waits_shows_its_sentence_and_no_bar() -> None:

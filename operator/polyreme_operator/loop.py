@@ -26,11 +26,12 @@ from polyreme_operator.core.rebase import rebased
 from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.schedule import Batch, Stopwatch, schedule
 from polyreme_operator.model import WATCHED_KINDS, Changes, ClusterModel
-from polyreme_operator.port import ClusterPort, ConflictError, GoneError, NotFoundError, ObjectRef, PortError
+from polyreme_operator.port import ClusterPort, ConflictError, NotFoundError, ObjectRef, PortError
 from polyreme_operator.settings import Settings
 from polyreme_operator.telling import Telling
 from polyreme_operator.types.actions import Action, Decision, EmitEvent, ReadLease, WriteStatus
 from polyreme_operator.types.observer import NullObserver, Observer
+from polyreme_operator.watcher import Watcher
 
 _log = logging.getLogger(__name__)
 
@@ -119,95 +120,24 @@ class _Operator:
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._wanting: dict[str, int] = defaultdict(int)
         """Writes of the scheduler that wait for a job's lock."""
-        self._unsynced = set(WATCHED_KINDS)
-        self._deaf_since_s: float | None = None
-        """Since when no Lease can be heard; nobody is taken for silent meanwhile."""
+        self._watcher = Watcher(port, clock, self._model, settings, rng, note=self._note)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             for kind in WATCHED_KINDS:
-                tasks.create_task(self._follow(kind), name=f"watch-{kind}")
+                tasks.create_task(self._watcher.follow(kind), name=f"watch-{kind}")
             tasks.create_task(self._announcer.run(), name="events")
             tasks.create_task(self._tell_jobs(), name="tell-jobs")
             await self._dispatch(tasks)
 
     # ------------------------------------------------------------------------------------------------------- observe
 
-    async def _follow(self, kind: str) -> None:
-        """List and watch one kind for good."""
-        failures = 0
-        version: str | None = None
-        relist_at_s = 0.0
-        while True:
-            try:
-                if version is None or self._clock.steady_s() >= relist_at_s:
-                    version = await self._list(kind)
-                    relist_at_s = self._clock.steady_s() + self._settings.relist_s * (0.75 + self._rng.random() / 2)
-                    failures = 0
-                async with asyncio.timeout(max(0.0, relist_at_s - self._clock.steady_s())):
-                    events = self._port.watch(kind, resource_version=version, namespace=self._namespace(kind))
-                    async for event in events:
-                        version = event.resource_version
-                        failures = 0
-                        self._note(self._model.apply(event, now_s=self._clock.now_s()))
-                failures += 1
-            except TimeoutError:
-                continue
-            except GoneError as error:
-                version = None
-                failures += 1
-                _log.debug("%s is listed anew: %s", kind, error)
-            except NotFoundError:
-                # Not served: its CRD is not installed yet, or no longer. Then there is none of it; it may come.
-                version = None
-                failures += 1
-                self._note(self._synced(kind))
-            except PortError as error:
-                # Also a refusal: an API server that has just started knows nobody's rights yet.
-                failures += 1
-                level = logging.INFO if isinstance(error, RetryableError) else logging.WARNING
-                _log.log(level, "watch of %s broke: %s", kind, error)
-                if kind == "Lease" and self._deaf_since_s is None:
-                    # Leaders can't be heard: what they say now is read whole, once they can be again.
-                    self._deaf_since_s, version = self._clock.steady_s(), None
-            await self._clock.sleep(self._backoff_s(failures))
-
-    async def _list(self, kind: str) -> str:
-        listed: set[ObjectRef] = set()
-        token: str | None = None
-        while True:
-            page = await self._port.list(kind, namespace=self._namespace(kind), continue_=token)
-            now_s = self._clock.now_s()
-            for manifest in page.items:
-                listed.add(ObjectRef.of(manifest))
-                self._note(self._model.put(manifest, now_s=now_s))
-            token = page.continue_
-            if token is None:
-                break
-        changes = self._model.forget_unlisted(kind, listed, version=int(page.resource_version))
-        if kind == "Lease" and self._deaf_since_s is not None:
-            outage_s = self._clock.steady_s() - self._deaf_since_s
-            self._deaf_since_s = None
-            self._model.excuse_silence(outage_s, now_s=self._clock.now_s())
-        self._note(changes | self._synced(kind))
-        return page.resource_version
-
-    def _namespace(self, kind: str) -> str | None:
-        """Of ConfigMaps there are many, and one of ours, which has its place."""
-        return self._settings.namespace if kind == "ConfigMap" else None
-
-    def _synced(self, kind: str) -> Changes:
-        """Note that a kind is known now: nothing is decided before all of them are."""
-        first = kind in self._unsynced
-        self._unsynced.discard(kind)
-        return Changes(asks=first)
-
     def _note(self, changes: Changes) -> None:
         if changes.jobs:
             self._dirty.update(dict.fromkeys(sorted(changes.jobs)))
         if changes.capacity or changes.asks:
             self._dirty[SCHEDULE] = None
-        if changes.taken and not self._unsynced:
+        if changes.taken and self._watcher.synced:
             self._wake_at(TAKEN, self._clock.now_s() + _TAKEN_S)
         if changes.jobs or changes.capacity or changes.asks or changes.taken:
             self._wake.set()
@@ -218,7 +148,7 @@ class _Operator:
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
-            if not self._unsynced:
+            if self._watcher.synced:
                 self._ring()
                 self._start(tasks)
             idle_s = self._idle_s()
@@ -323,7 +253,7 @@ class _Operator:
             began_s = self._clock.steady_s()
             decision = self._decide(uid, lease_read=False)
             reads = [action for action in decision.actions if isinstance(action, ReadLease)]
-            if reads and self._deaf_since_s is not None:
+            if reads and self._watcher.deaf:
                 self._wake_at(uid, self._clock.now_s() + _DEAF_S)
                 return
             if reads:

@@ -1,0 +1,124 @@
+"""Lists and watches every kind into the model, for as long as the operator runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from polyreme_api.clock import Clock
+from polyreme_api.errors import RetryableError
+from polyreme_operator.model import WATCHED_KINDS, Changes, ClusterModel
+from polyreme_operator.port import ClusterPort, GoneError, NotFoundError, ObjectRef, PortError
+from polyreme_operator.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+
+class Watcher:
+    """Keeps the model up to date.
+
+    Args:
+        port: The cluster.
+        clock: Time of lists and retries.
+        model: What is kept up to date.
+        settings: What the installation says.
+        rng: Jitter of lists and retries.
+        note: Is called with what each change calls for.
+    """
+
+    def __init__(
+        self,
+        port: ClusterPort,
+        clock: Clock,
+        model: ClusterModel,
+        settings: Settings,
+        rng: random.Random,
+        *,
+        note: Callable[[Changes], None],
+    ) -> None:
+        self._port, self._clock, self._model, self._settings, self._rng = port, clock, model, settings, rng
+        self._note = note
+        self._unsynced = set(WATCHED_KINDS)
+        self._deaf_since_s: float | None = None
+        """Since when no Lease can be heard; nobody is taken for silent meanwhile."""
+
+    @property
+    def synced(self) -> bool:
+        """Whether every kind has been listed: nothing is decided before."""
+        return not self._unsynced
+
+    @property
+    def deaf(self) -> bool:
+        """Whether Leases can't be heard at the moment."""
+        return self._deaf_since_s is not None
+
+    async def follow(self, kind: str) -> None:
+        """List and watch one kind, forever."""
+        failures = 0
+        version: str | None = None
+        relist_at_s = 0.0
+        while True:
+            try:
+                if version is None or self._clock.steady_s() >= relist_at_s:
+                    version = await self._list(kind)
+                    relist_at_s = self._clock.steady_s() + self._settings.relist_s * (0.75 + self._rng.random() / 2)
+                    failures = 0
+                async with asyncio.timeout(max(0.0, relist_at_s - self._clock.steady_s())):
+                    events = self._port.watch(kind, resource_version=version, namespace=self._namespace(kind))
+                    async for event in events:
+                        version = event.resource_version
+                        failures = 0
+                        self._note(self._model.apply(event, now_s=self._clock.now_s()))
+                failures += 1
+            except TimeoutError:
+                continue
+            except GoneError as error:
+                version = None
+                failures += 1
+                _log.debug("%s is listed anew: %s", kind, error)
+            except NotFoundError:
+                # Not served: its CRD is not installed yet, or no longer. Then there is none of it; it may come.
+                version = None
+                failures += 1
+                self._note(self._synced(kind))
+            except PortError as error:
+                # Also a refusal: an API server that has just started knows nobody's rights yet.
+                failures += 1
+                level = logging.INFO if isinstance(error, RetryableError) else logging.WARNING
+                _log.log(level, "watch of %s broke: %s", kind, error)
+                if kind == "Lease" and self._deaf_since_s is None:
+                    # Leaders can't be heard: what they say now is read whole, once they can be again.
+                    self._deaf_since_s, version = self._clock.steady_s(), None
+            await self._clock.sleep(self._settings.backoff_s(failures) * (0.5 + self._rng.random() / 2))
+
+    async def _list(self, kind: str) -> str:
+        listed: set[ObjectRef] = set()
+        token: str | None = None
+        while True:
+            page = await self._port.list(kind, namespace=self._namespace(kind), continue_=token)
+            now_s = self._clock.now_s()
+            for manifest in page.items:
+                listed.add(ObjectRef.of(manifest))
+                self._note(self._model.put(manifest, now_s=now_s))
+            token = page.continue_
+            if token is None:
+                break
+        changes = self._model.forget_unlisted(kind, listed, version=int(page.resource_version))
+        if kind == "Lease" and self._deaf_since_s is not None:
+            outage_s = self._clock.steady_s() - self._deaf_since_s
+            self._deaf_since_s = None
+            self._model.excuse_silence(outage_s, now_s=self._clock.now_s())
+        self._note(changes | self._synced(kind))
+        return page.resource_version
+
+    def _namespace(self, kind: str) -> str | None:
+        """Of ConfigMaps there are many, and one of ours, which has its place."""
+        return self._settings.namespace if kind == "ConfigMap" else None
+
+    def _synced(self, kind: str) -> Changes:
+        """Note that a kind is known now: nothing is decided before all of them are."""
+        first = kind in self._unsynced
+        self._unsynced.discard(kind)
+        return Changes(asks=first)

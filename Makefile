@@ -28,7 +28,9 @@ CONCURRENT := $(wildcard tests/unit tests/property tests/contract tests/sim test
 OTHER := $(filter-out $(CONCURRENT) tests/cluster tests/device tests/soak,$(patsubst %/,%,$(wildcard tests/*/)))
 ANYWHERE := not cluster and not device
 ALONE := (services or parallel)
-PYTEST := $(BIN)/python -m pytest --hypothesis-profile=ci -q
+# Property tests draw other examples with each commit, and the same ones whenever a commit is tested again (tests/conftest.py).
+SEED ?= $(or $(shell git rev-parse --short=12 HEAD 2> /dev/null),0)
+PYTEST := $(BIN)/python -m pytest --hypothesis-profile=ci --hypothesis-seed=$(SEED) -q
 TWO_CORES := -n 2 --dist loadfile
 # Two control planes, one a process; a cluster that KUBECONFIG names is one. In the order of the names: the long stories are not all last.
 TWO_CLUSTERS := $(if $(KUBECONFIG),,$(TWO_CORES) --no-loadscope-reorder)

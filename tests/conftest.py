@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from _pytest.terminal import TerminalReporter
 from hypothesis import HealthCheck, settings
 
 from tools.s3.server import BucketServer, serve
 
 # Nothing here is measured by the clock: a machine may be as busy as it likes.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Hypothesis's "ci" derandomizes: every run would try the same examples. Here the seed decides, and `make` takes it
+# from the commit: a commit repeats its examples, so a failure repeats too, and the next commit tries others.
+settings.register_profile("ci", settings.get_profile("untimed"), database=None, print_blob=True)
 settings.load_profile("untimed")
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
+    """Print the seed of the property tests' examples with every failure."""
+    seed = config.getoption("hypothesis_seed", None)
+    if seed is not None and terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(f"property tests drew their examples with --hypothesis-seed={seed}")
 
 
 @pytest.fixture(scope="session")

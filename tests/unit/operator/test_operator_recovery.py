@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from polyreme_api.job import TrainingJobStatus
-from polyreme_api.job.status import RESTART_RECORDS_MAX, RestartRecord
+from polyreme_api.job.status import RESTART_RECORDS_MAX, LastCheckpoint, RestartRecord
 from polyreme_api.times import rfc3339
 from polyreme_operator.core.recovery import (
     GiveUp,
@@ -247,5 +247,43 @@ def test_a_streak_without_progress_is_longer_than_the_records_that_are_kept() ->
     status = admitted(job()).status
     for step in (100, *[7, 8, 9] * RESTART_RECORDS_MAX):
         (record,) = restarted(1, step=step)
+        status = with_restart(status, record)
+    assert restarts_without_progress(status.restart_records, status.earlier_restarts) == 3 * RESTART_RECORDS_MAX
+
+
+def test_a_newer_checkpoint_on_the_lease_is_progress_and_is_put_on_record() -> None:
+    """The attempt stopped at an earlier step than others did, but what it saved is newer than all before."""
+    before = restarted(4, step=50, checkpoint_step=20)
+    owner = admitted(job(failurePolicy={"inPlaceMax": 9}), restart_records=before)
+    record: dict[str, Any] = {"step": 30, "exits": [{"rank": 1, "signal": 9}]}
+    idle = verdict(running(owner, lease=lease(owner, **record, checkpoint={"attempt": 1, "step": 20})))
+    assert isinstance(idle, GiveUp)
+    progressed = verdict(running(owner, lease=lease(owner, **record, checkpoint={"attempt": 1, "step": 24})))
+    assert isinstance(progressed, Restart)
+    assert (progressed.record.checkpoint_step, progressed.due_s) == (24, NOW_S)
+
+
+def test_the_checkpoint_on_the_status_counts_where_the_lease_names_none() -> None:
+    saved = {"attempt": 1, "step": 12, "at": rfc3339(NOW_S)}
+    owner = admitted(job(), last_checkpoint=LastCheckpoint.model_validate(saved))
+    said = verdict(running(owner, lease=lease(owner, exits=[{"rank": 1, "signal": 9}])))
+    assert isinstance(said, Restart)
+    assert said.record.checkpoint_step == 12
+
+
+def test_progress_is_more_than_the_most_that_any_attempt_reached() -> None:
+    def streak(*saved: int) -> int:
+        records = [restarted(1, step=5, checkpoint_step=step)[0] for step in saved]
+        return restarts_without_progress(records)
+
+    assert streak(5) == 0
+    assert streak(5, 3, 4) == 2
+    assert streak(5, 3, 6) == 0
+
+
+def test_the_newest_checkpoint_is_remembered_beyond_the_records_that_are_kept() -> None:
+    status = admitted(job()).status
+    for saved in (100, *[7, 8, 9] * RESTART_RECORDS_MAX):
+        (record,) = restarted(1, checkpoint_step=saved)
         status = with_restart(status, record)
     assert restarts_without_progress(status.restart_records, status.earlier_restarts) == 3 * RESTART_RECORDS_MAX

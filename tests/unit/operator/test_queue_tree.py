@@ -107,3 +107,21 @@ def test_a_copy_tries_out_without_touching_the_books() -> None:
     twin = ledger.copy()
     twin.charge("a", gpus(4), 1)
     assert (twin.room("a", GPU), ledger.room("a", GPU)) == (0, 4)
+
+
+def test_a_cohort_keeps_of_what_its_children_lend_too() -> None:
+    tree = QueueTree.of(
+        [queue("c", 4, "mid"), queue("mid", 0, "top", lend=1), queue("d", 0, "top"), queue("top", 0)],
+    )
+    ledger = QuotaLedger(tree, {})
+    assert [ledger.room(name, GPU) for name in "cd"] == [4, 1]
+    ledger.charge("d", gpus(1), 1)
+    assert [ledger.room(name, GPU) for name in "cd"] == [3, 0]
+
+
+def test_a_borrowing_limit_counts_from_the_quota_that_a_queue_keeps() -> None:
+    tree = QueueTree.of([queue("a", 4, "top", lend=0, borrow=1), queue("b", 4, "top"), queue("top", 0)])
+    ledger = QuotaLedger(tree, {})
+    assert ledger.room("a", GPU) == 5
+    ledger.charge("a", gpus(5), 1)
+    assert [ledger.room(name, GPU) for name in "ab"] == [0, 3]

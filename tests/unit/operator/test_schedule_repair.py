@@ -8,8 +8,9 @@ import pytest
 from polyreme_operator.core.schedule import cluster_of, schedule
 from polyreme_operator.core.transition import stop_for_resize
 from polyreme_operator.types.inventory import LevelView
+from polyreme_operator.types.queues import QueueView, Quota
 from polyreme_operator.types.views import JobView, NodeView
-from tests.unit.operator.operator_scenes import NOW_S, job, pod
+from tests.unit.operator.operator_scenes import DEVICE, NOW_S, job, pod
 from tests.unit.operator.test_schedule_rounds import RACKS, in_rack, only, running
 
 SLICES = {"sliceSize": 2, "sliceLevel": "rack"}
@@ -19,11 +20,20 @@ def lost(name: str, rack: str) -> NodeView:
     return dataclasses.replace(in_rack(name, rack), out_of_service=True)
 
 
-def moved(owner: JobView, *nodes: NodeView, levels: tuple[LevelView, ...] = RACKS) -> list[str] | None:
+def moved(
+    owner: JobView,
+    *nodes: NodeView,
+    levels: tuple[LevelView, ...] = RACKS,
+    queues: tuple[QueueView, ...] = (),
+) -> list[str] | None:
     """Where a round puts the gang; None if it takes it off."""
     places = [] if owner.attempt is None else owner.attempt.placement.node_by_index()
-    pods = tuple(pod(owner, index, where=place) for index, place in enumerate(places))
-    after = only(schedule(cluster_of(jobs=(owner,), nodes=nodes, pods=pods, levels=levels), NOW_S)).after
+    pods = tuple(
+        dataclasses.replace(pod(owner, index, where=place), queue=owner.spec.queue_name if owner.spec else "")
+        for index, place in enumerate(places)
+    )
+    cluster = cluster_of(jobs=(owner,), nodes=nodes, pods=pods, levels=levels, queues=queues)
+    after = only(schedule(cluster, NOW_S)).after
     return after.attempt.placement.node_by_index() if after.is_true("Admitted") else None
 
 
@@ -96,3 +106,14 @@ def test_nobody_is_put_beside_a_gang_that_grows_in_the_same_round_and_wants_its_
     batch = schedule(cluster_of(jobs=(stopped, job("j", replicas=2)), nodes=nodes, levels=RACKS), NOW_S)
     write = only(batch)
     assert (write.uid, write.after.attempt.placement.node_by_index()) == ("uid-owner", ["a0", "b0"])
+
+
+@pytest.mark.parametrize(("nominal", "placed"), [(2, None), (3, ["a0", "b0"])], ids=["no quota left", "quota left"])
+def test_a_worker_moves_only_within_its_quota_while_its_old_place_is_charged(
+    nominal: int, placed: list[str] | None
+) -> None:
+    """The lost pod may still run, so its place counts until the move is written: a move needs quota for one more."""
+    queues = (QueueView(name="q", quotas=(Quota(resource=DEVICE, nominal=nominal),)),)
+    owner = running("owner", ("a0", "a1"), queueName="q")
+    nodes = (in_rack("a0", "a", 1), lost("a1", "a"), in_rack("b0", "b"))
+    assert moved(owner, *nodes, queues=queues) == placed

@@ -250,13 +250,14 @@ def test_a_class_that_did_not_fit_is_not_placed_again_before_something_comes_fre
     assert len(schedule(larger, NOW_S).writes) == 2
 
 
-def test_times_of_a_victim_come_from_its_durable_checkpoint() -> None:
-    """Of two victims the one that has saved later loses less."""
-    fresh, stale = running("fresh", ("n0",)), running("stale", ("n1",))
+@pytest.mark.parametrize(("saved_lately", "other"), [("a", "b"), ("b", "a")])
+def test_times_of_a_victim_come_from_its_durable_checkpoint(saved_lately: str, other: str) -> None:
+    """Of two victims the one that has saved later loses less, whatever their names."""
+    fresh, stale = running(saved_lately, ("n0",)), running(other, ("n1",))
     saved = {"name": "a000001-s00000010", "attempt": 1, "step": 10, "at": rfc3339(NOW_S - 10)}
     status = type(fresh.status).model_validate(
         {**fresh.status.model_dump(mode="json", by_alias=True, exclude_none=True), "lastCheckpoint": saved}
     )
     jobs = (dataclasses.replace(fresh, status=status), stale, job("high", replicas=1, priority=1))
     batch = schedule(cluster_of(jobs=jobs, nodes=(node("n0", 1), node("n1", 1))), NOW_S)
-    assert stopped_uids(batch) == {"uid-fresh"}
+    assert stopped_uids(batch) == {f"uid-{saved_lately}"}

@@ -1,0 +1,35 @@
+"""Every object that the operator creates for a job has the job as its controller."""
+
+from polyreme_operator.core import manifests
+from polyreme_operator.core.manifests import PodDefaults, WorkerPods
+from polyreme_operator.port import Manifest
+from tests.unit.operator.operator_scenes import admitted, job
+
+
+def owned_objects() -> list[Manifest]:
+    owner = admitted(job())
+    assert owner.spec is not None
+    assert owner.attempt is not None
+    pods = WorkerPods(owner, owner.spec, owner.attempt, defaults=PodDefaults(), mode="NodeName")
+    return [
+        manifests.service(owner),
+        manifests.lease(owner, owner.spec),
+        manifests.secret(owner),
+        manifests.role(owner),
+        manifests.role_binding(owner, owner.spec),
+        pods.manifest(index=0, node="n0"),
+        pods.manifest(index=1, node="n1"),
+    ]
+
+
+def test_the_job_is_the_one_controller_of_its_objects_and_never_waits_for_their_deletion() -> None:
+    for manifest in owned_objects():
+        (reference,) = manifest["metadata"]["ownerReferences"]
+        assert reference == {
+            "apiVersion": "polyreme.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "name": "j",
+            "uid": "uid-j",
+            "controller": True,
+            "blockOwnerDeletion": False,
+        }, manifest["kind"]

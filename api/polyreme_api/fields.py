@@ -33,6 +33,22 @@ class StatusPart(BaseModel):
     )
 
 
+MESSAGE_CHARACTERS_MAX = 1024
+"""Characters of a message in a status; a longer one ends with an ellipsis."""
+
+
+def bounded_message(text: Any) -> Any:
+    """Cut a message to its bound, and replace what can't be written as UTF-8; anything but text is left alone."""
+    if not isinstance(text, str):
+        return text
+    if len(text) > MESSAGE_CHARACTERS_MAX:
+        text = f"{text[: MESSAGE_CHARACTERS_MAX - 1]}…"
+    return text.encode(errors="replace").decode()
+
+
+Message = Annotated[str, BeforeValidator(bounded_message)]
+"""A sentence in a status. The type bounds it, so that no writer of a status can forget to."""
+
 Time = Annotated[str, Field(max_length=32)]
 """RFC 3339, or empty while it is not known."""
 
@@ -46,7 +62,7 @@ class Condition(StatusPart):
     """Whether it holds."""
     reason: Annotated[str, Field(min_length=1, max_length=1024)]
     """Why, one of a finite set (docs/reference/reasons.md)."""
-    message: Annotated[str, Field(max_length=32_768)] = ""
+    message: Annotated[Message, Field(max_length=32_768)] = ""
     """Why, for people."""
     last_transition_time: Time = ""
     """When ``status`` last changed."""

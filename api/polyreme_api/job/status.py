@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, computed_field
 
-from polyreme_api.fields import Condition, StatusPart, Time
+from polyreme_api.fields import MESSAGE_CHARACTERS_MAX, Condition, Message, StatusPart, Time
 from polyreme_api.job.placement import Placement
 from polyreme_api.progress import CheckpointRef
 
@@ -102,7 +102,7 @@ class RestartRecord(StatusPart):
     """Step of the newest durable checkpoint when the attempt ended."""
     counts: bool = True
     """Whether it counts towards ``maxRestarts``."""
-    message: Annotated[str, Field(max_length=1024)] = ""
+    message: Annotated[Message, Field(max_length=MESSAGE_CHARACTERS_MAX)] = ""
     """What happened, for people."""
 
 

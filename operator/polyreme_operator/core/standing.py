@@ -144,7 +144,7 @@ def _condition(
         type=READY,
         status=truth,
         reason=str(reason),
-        message=message[:1024],
+        message=message,
         last_transition_time=rfc3339(now_s) if moved else known["lastTransitionTime"],
         observed_generation=generation,
     )

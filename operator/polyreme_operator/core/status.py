@@ -12,7 +12,6 @@ from polyreme_api.times import rfc3339
 from polyreme_operator.types.reasons import ConditionType, Reason
 from polyreme_operator.types.views import JobView
 
-MESSAGE_CHARACTERS_MAX = 1024
 _ENDED_WITH_THE_JOB = (
     ConditionType.QUEUED,
     ConditionType.ADMITTED,
@@ -36,18 +35,17 @@ def with_condition(
     """Set one condition. Its transition time changes only with its truth; nothing changes when nothing does."""
     before = status.condition(kind)
     truth: Literal["True", "False"] = "True" if holds else "False"
-    said = truth, str(reason), message[:MESSAGE_CHARACTERS_MAX], generation
-    if before is not None and (before.status, before.reason, before.message, before.observed_generation) == said:
-        return status
-    moved = before is None or before.status != truth
+    kept = before is not None and before.status == truth
     condition = Condition(
         type=kind.value,
         status=truth,
-        reason=said[1],
-        message=said[2],
-        last_transition_time=rfc3339(now_s) if before is None or moved else before.last_transition_time,
+        reason=str(reason),
+        message=message,
+        last_transition_time=before.last_transition_time if before is not None and kept else rfc3339(now_s),
         observed_generation=generation,
     )
+    if condition == before:
+        return status
     others = [entry for entry in status.conditions if entry.type != kind]
     conditions = sorted([*others, condition], key=lambda entry: _ORDER.get(entry.type, len(_ORDER)))
     return status.model_copy(update={"conditions": conditions})

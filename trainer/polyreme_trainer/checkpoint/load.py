@@ -86,16 +86,18 @@ def load_checkpoint(
         StoreFailedError: If the store stays away; on this rank alone.
     """
     damage: tuple[str, ...] = ()
-    refusal = ""
+    refusal: RefusedError | None = None
     try:
         if copies is None or not copies.restore(content, marker):
             read_pieces(store, name, marker, content.state_dict())
     except DamagedError as error:
         damage = error.damage
     except RefusedError as error:
-        refusal = error.message
-    told = collectives.gather_to_all((damage, refusal), group)
+        refusal = error
+    refused = None if refusal is None else (refusal.message, refusal.field)
+    told = collectives.gather_to_all((damage, refused), group)
     if all_damage := sorted({line for lines, _ in told for line in lines}):
         raise DamagedError(name, all_damage)
-    if refusals := "; ".join(f"rank {rank}: {said}" for rank, (_, said) in enumerate(told) if said):
-        raise RefusedError(refusals, field=_FIELD)
+    if refusals := [said for _, said in told if said is not None]:
+        # One sentence: the ranks mostly refuse for the same reason, each with a tensor of its own.
+        raise RefusedError(refusals[0][0], field=refusals[0][1])

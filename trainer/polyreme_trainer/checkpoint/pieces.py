@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ READERS = 4
 """Reads under way at once: one stream from a bucket does not fill a network card."""
 READ_TRIES_MAX = 2
 """Reads of a range before its damage is believed: a bit may flip on the way as well."""
+OPTIMIZER_PREFIX = "optimizer."
+"""Start of the names of the optimizer's state: ``optimizer.<kind>.<parameter>``."""
 _ALIGNMENT = 64
 
 
@@ -78,6 +80,7 @@ def read_pieces(store: ObjectStore, name: str, marker: CommitMarker, state: dict
     """
     reader = _Reader(store=store, name=name, marker=marker)
     pieces = read_index(reader.read(INDEX_NAME, 0, marker.files[INDEX_NAME].size_bytes), name=name)
+    _check_names(name, stored={piece.tensor for piece in pieces}, wanted=state.keys())
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(state, metadata(pieces))
     try:
@@ -92,6 +95,27 @@ def read_pieces(store: ObjectStore, name: str, marker: CommitMarker, state: dict
             for run in _runs(part for part in wanted if part.end > part.begin)
         ]
         return sum(future.result() for future in done)
+
+
+def _check_names(name: str, *, stored: Collection[str], wanted: Collection[str]) -> None:
+    """Refuse a checkpoint that lacks tensors; another optimizer's state is the usual reason.
+
+    Raises:
+        RefusedError: Naming what is missing.
+    """
+    missing = sorted(set(wanted) - set(stored))
+    if not missing:
+        return
+    if all(tensor.startswith(OPTIMIZER_PREFIX) for tensor in missing):
+        raise RefusedError(
+            f"checkpoint is of another optimizer: {name} has no {missing[0]}, the first of {len(missing)} that this "
+            "run's optimizer needs; resume with the optimizer that wrote it, or start a new run from exported weights",
+            field="spec.training.optimizer.name",
+        )
+    raise RefusedError(
+        f"checkpoint lacks tensors: {name} has no {missing[0]}, the first of {len(missing)} that this run needs",
+        field="POLYREME_RESUME_FROM",
+    )
 
 
 def verify_files(store: ObjectStore, name: str, marker: CommitMarker) -> None:

@@ -37,8 +37,6 @@ class Decoded:
     hidden_TD: Tensor
     routing: Routing
     """Of this rank's tokens, by each MoE layer held."""
-    balance: Tensor | None
-    """Sum of the MoE layers' balance losses, or None when not asked for."""
 
 
 class DecoderLayer(nn.Module):
@@ -66,15 +64,13 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(shape.width, shape.norm_eps)
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
 
-    def forward(
-        self, x_SD: Tensor, turn_TF: Tensor, attend: Attend, document_T: Tensor | None = None
-    ) -> tuple[Tensor, Routed | None]:
+    def forward(self, x_SD: Tensor, turn_TF: Tensor, attend: Attend) -> tuple[Tensor, Routed | None]:
         """Return the stream after this layer, and its routing if it has experts."""
         x_SD = x_SD + self.self_attn(anew(self.input_layernorm, x_SD), turn_TF, attend)
         normed_SD = anew(self.post_attention_layernorm, x_SD)
         if isinstance(self.mlp, FeedForward):
             return x_SD + self.mlp(normed_SD), None
-        out_SD, routed = self.mlp(normed_SD, document_T)
+        out_SD, routed = self.mlp(normed_SD)
         return x_SD + out_SD, routed
 
 
@@ -126,28 +122,23 @@ class Decoder(nn.Module):
         held_T = (own_T >= 0) & (own_T < words)
         return self.ranks.scatter(self.embed_tokens(own_T.clamp(0, words - 1)) * held_T.unsqueeze(1))
 
-    def forward(
-        self, x_SD: Tensor, positions_T: Tensor, attend: LayerAttend, document_T: Tensor | None = None
-    ) -> Decoded:
+    def forward(self, x_SD: Tensor, positions_T: Tensor, attend: LayerAttend) -> Decoded:
         """Run the section's layers.
 
         Args:
             x_SD: Embedded tokens, image features in place; or what the stage before made of them.
             positions_T: Position of each token within its document, int64.
             attend: Which tokens see which, by layer.
-            document_T: Document of each token when the balance loss is wanted, else None.
         """
         turn_TF = decoder_turns(positions_T, rope_dim=self.shape.rope_dim, theta=self.rope_theta)
         routings: list[Routed] = []
         for index, layer in self.layers.items():
-            x_SD, routed = run_layer(self.recompute, layer, x_SD, turn_TF, attend(int(index)), document_T)
+            x_SD, routed = run_layer(self.recompute, layer, x_SD, turn_TF, attend(int(index)))
             if routed is not None:
                 routings.append(routed)
-        balances = [routed.balance for routed in routings if routed.balance is not None]
         return Decoded(
             hidden_TD=self.norm(x_SD) if self.section.last else x_SD,
             routing=Routing.of(routings, experts=self.shape.experts, device=x_SD.device),
-            balance=torch.stack(balances).sum() if balances else None,
         )
 
 

@@ -53,8 +53,6 @@ class Routed:
     """Those of them that were dropped, int64."""
     entropy: Tensor
     """Entropy of each token's scores, made shares [nats], summed over tokens; float32 scalar without gradient."""
-    balance: Tensor | None
-    """Balance loss of this rank's documents, or None when not asked for."""
 
 
 class Dispatcher(Protocol):
@@ -192,12 +190,11 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(shape, len(held))
         self.shared_experts = FeedForward(shape.width, shape.shared_experts * shape.expert_ffn_width, ranks)
 
-    def forward(self, x_TD: Tensor, document_T: Tensor | None = None) -> tuple[Tensor, Routed]:
+    def forward(self, x_TD: Tensor) -> tuple[Tensor, Routed]:
         """Add the shared and the weighted routed experts.
 
         Args:
             x_TD: Normalised hidden states.
-            document_T: Document of each token (0, 1, ...) when the balance loss is wanted, else None.
         """
         weights_TK, experts_TK, scores_TE = self.gate(x_TD)
         load_E = _load(experts_TK, scores_TE.shape[1])
@@ -211,7 +208,6 @@ class MixtureOfExperts(nn.Module):
             load_E=load_E,
             dropped_E=torch.zeros_like(load_E) if most is None else (load_E - most).clamp_(min=0),
             entropy=_entropy(scores_TE),
-            balance=None if document_T is None else balance_loss(scores_TE, experts_TK, document_T),
         )
         return routed_TD.to(x_TD.dtype) + self.shared_experts(x_TD), routed
 
@@ -280,24 +276,6 @@ def _entropy(scores_TE: Tensor) -> Tensor:
 
 def _gated(gate_XF: Tensor, up_XF: Tensor) -> Tensor:
     return F.silu(gate_XF) * up_XF
-
-
-def balance_loss(scores_TE: Tensor, experts_TK: Tensor, document_T: Tensor) -> Tensor:
-    """Sequence-wise balance loss of DeepSeek-V3 (equations 17 to 20), before its weight, averaged over documents.
-
-    Args:
-        scores_TE: Sigmoid scores, with gradient.
-        experts_TK: Chosen experts.
-        document_T: Document of each token, 0, 1, ... without gaps.
-    """
-    experts, chosen = scores_TE.shape[1], experts_TK.shape[1]
-    length_S = torch.bincount(document_T).clamp_(min=1).unsqueeze(1)
-    share_TE = scores_TE / (scores_TE.sum(-1, keepdim=True) + 1e-20)
-    chosen_TE = torch.zeros_like(scores_TE).scatter_(1, experts_TK, 1.0)
-    empty_SE = scores_TE.new_zeros(length_S.shape[0], experts)
-    mean_SE = empty_SE.index_add(0, document_T, share_TE) / length_S
-    fraction_SE = empty_SE.index_add(0, document_T, chosen_TE) * (experts / chosen) / length_S
-    return (mean_SE * fraction_SE).sum(-1).mean()
 
 
 def spread(x_TD: Tensor, sent: Places, chosen: int) -> Tensor:

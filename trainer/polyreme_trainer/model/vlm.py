@@ -93,7 +93,6 @@ class KimiVL(nn.Module):
         stream_SD: Tensor | None = None,
         attend: Attend | None = None,
         deliver: Callable[[Tensor], Tensor] | None = None,
-        balance: bool = False,
     ) -> Decoded:
         """Run packed documents through the section.
 
@@ -106,7 +105,6 @@ class KimiVL(nn.Module):
             stream_SD: What the section before made of the tokens; patches and grids are then not looked at.
             attend: Attention to a stream of which these tokens are a part.
             deliver: Turns features of the images given into those of the media tokens held, where these differ.
-            balance: Whether to compute the balance loss; of whole documents only.
 
         Raises:
             InvalidConfigError: If offsets, grids or media tokens do not fit.
@@ -117,9 +115,7 @@ class KimiVL(nn.Module):
             return self.decode(stream_SD, positions_T, lambda _: attend)
         lengths = document_lengths(document_offsets, tokens_T.shape[0])
         documents = segments(lengths, causal=True, device=stream_SD.device, dtype=stream_SD.dtype)
-        return self.decode(
-            stream_SD, positions_T, lambda _: documents.attend, _document_of(lengths, tokens_T) if balance else None
-        )
+        return self.decode(stream_SD, positions_T, lambda _: documents.attend)
 
     def begin(
         self,
@@ -170,11 +166,9 @@ class KimiVL(nn.Module):
             )
         return embedded_SD.index_copy(0, places_M, features_MD.to(embedded_SD.dtype))
 
-    def decode(
-        self, embedded_SD: Tensor, positions_T: Tensor, attend: LayerAttend, document_T: Tensor | None = None
-    ) -> Decoded:
+    def decode(self, embedded_SD: Tensor, positions_T: Tensor, attend: LayerAttend) -> Decoded:
         """Run the section's layers on embedded tokens, with the attention that the caller wants."""
-        decoded: Decoded = self.language_model.model(embedded_SD, positions_T, attend, document_T)
+        decoded: Decoded = self.language_model.model(embedded_SD, positions_T, attend)
         return decoded
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
@@ -199,8 +193,3 @@ def document_lengths(document_offsets: Sequence[int], tokens: int) -> list[int]:
     if not offsets or offsets[0] != 0 or offsets[-1] != tokens or min(lengths, default=0) < 0:
         raise InvalidConfigError(f"document offsets do not fit: {offsets[:8]}, they must rise from 0 to {tokens}")
     return lengths
-
-
-def _document_of(lengths: Sequence[int], tokens_T: Tensor) -> Tensor:
-    kept = torch.tensor([length for length in lengths if length], device=tokens_T.device)
-    return torch.repeat_interleave(torch.arange(len(kept), device=tokens_T.device), kept)

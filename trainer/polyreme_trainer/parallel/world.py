@@ -18,6 +18,8 @@ from polyreme_api.plan.layout import Layout
 from polyreme_trainer.parallel.mesh import Meshes, open_meshes
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+_GLOO = "/gloo/"
+"""Part of every message of gloo: it names the source file that failed, in a plain ``RuntimeError``."""
 CHECKPOINT_TIMEOUT_S = 1800.0
 """Longest wait inside a collective of a checkpoint: the slowest rank's write."""
 
@@ -58,7 +60,8 @@ def open_world(settings: RankSettings, layout: Layout) -> Iterator[World]:
 
     Raises:
         InvalidConfigError: If the layout does not fit the world.
-        EnvironmentFailedError: If the ranks do not meet in time.
+        EnvironmentFailedError: If the ranks do not meet in time, or an exchange fails in the body: a peer ended, hangs
+            or cannot be reached.
     """
     try:
         dist.init_process_group(
@@ -77,8 +80,25 @@ def open_world(settings: RankSettings, layout: Layout) -> Iterator[World]:
         meshes = open_meshes(layout, timeout_s=settings.collective_timeout_s)
         timeout = datetime.timedelta(seconds=CHECKPOINT_TIMEOUT_S)
         yield World(meshes=meshes, checkpoint_group=dist.new_group(backend="gloo", timeout=timeout))
+    except RuntimeError as error:
+        if not exchange_failed(error):
+            raise
+        said = str(error).partition("\n")[0]
+        raise EnvironmentFailedError(
+            f"exchange with other ranks failed: rank {settings.rank} of {settings.world} lost a peer, whose own log "
+            f"says why: {said}"
+        ) from error
     finally:
         dist.destroy_process_group()
+
+
+def exchange_failed(error: RuntimeError) -> bool:
+    """Return whether gloo, NCCL or the rendezvous store reports a peer that ended, hangs or cannot be reached.
+
+    NCCL reports it as ``DistBackendError`` where this thread waits. Where it does not, NCCL's watchdog aborts the
+    process (SIGABRT), which is an end by a signal and never code 1.
+    """
+    return isinstance(error, dist.DistError) or _GLOO in str(error)
 
 
 def _open_store(settings: RankSettings) -> dist.TCPStore:

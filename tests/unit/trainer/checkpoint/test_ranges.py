@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -111,8 +112,20 @@ def test_another_size_or_type_or_a_name_that_is_missing_is_refused(root: ObjectS
     with pytest.raises(RefusedError, match=r"router_bias\.0 is torch\.float32, this run has torch\.float16"):
         load(root, name, half, group)
     more = Content(flat=[], plain={"router_bias.9": torch.zeros(8)})
-    with pytest.raises(RefusedError, match=r"Missing key.*router_bias\.9"):
+    with pytest.raises(RefusedError, match=r"lacks tensors: .* has no router_bias\.9, the first of 1"):
         load(root, name, more, group)
+
+
+def test_state_of_another_optimizer_is_refused_in_one_sentence(root: ObjectStore, group: dist.ProcessGroup) -> None:
+    name = save(root, group, make_content(1))
+    weights, moments = make_content(7).flat
+    other = Content(flat=[weights, dataclasses.replace(moments, prefix="optimizer.momentum")], plain={})
+    with pytest.raises(RefusedError) as refused:
+        load(root, name, other, group)
+    assert refused.value.message.startswith(
+        f"checkpoint is of another optimizer: {name} has no optimizer.momentum.layer.0.w, the first of 5 "
+    )
+    assert refused.value.field == "spec.training.optimizer.name"
 
 
 def test_types_of_two_bytes_and_tensors_without_elements_come_back(root: ObjectStore, group: dist.ProcessGroup) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.shapes import KIMI_VL_NANO
-from polyreme_trainer.model.moe import Dispatched, MixtureOfExperts, Router, balance_loss
+from polyreme_trainer.model.moe import Dispatched, MixtureOfExperts, Router
 from polyreme_trainer.model.ways import PLAIN, Ways
 
 SHAPE = KIMI_VL_NANO.decoder
@@ -208,17 +208,6 @@ def test_the_router_stays_in_float32_when_the_model_is_bfloat16() -> None:
     weights_TK, _, scores_TE = layer.gate(torch.randn(4, SHAPE.width).bfloat16())
     assert weights_TK.dtype == scores_TE.dtype == torch.float32
     assert layer(torch.randn(4, SHAPE.width).bfloat16())[0].dtype == torch.bfloat16
-
-
-def test_a_balanced_document_has_balance_loss_one_and_a_collapsed_one_more() -> None:
-    experts, chosen = 4, 2
-    even_TE = torch.full((4, experts), 0.5)
-    choices_TK = torch.tensor([[0, 1], [2, 3], [0, 2], [1, 3]])
-    document_T = torch.zeros(4, dtype=torch.int64)
-    torch.testing.assert_close(balance_loss(even_TE, choices_TK, document_T), torch.tensor(1.0))
-    collapsed_TE = torch.tensor([[0.9, 0.9, 0.1, 0.1]]).expand(4, -1)
-    collapsed = balance_loss(collapsed_TE, torch.tensor([[0, 1]]).expand(4, chosen), document_T)
-    torch.testing.assert_close(collapsed, torch.tensor(1.8))
 
 
 def test_a_slice_without_a_dispatcher_is_refused() -> None:

@@ -28,6 +28,7 @@ from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
 from polyreme_operator.adapters.embedded.journal import open_store
 from polyreme_operator.adapters.embedded.server import ApiServer
 from polyreme_operator.adapters.embedded.tokens import TokenTable
+from polyreme_operator.adapters.process_kubelet.container import job_of
 from polyreme_operator.adapters.process_kubelet.kubelet import ProcessKubelet
 from polyreme_operator.core.manifests import PodDefaults
 from polyreme_operator.core.status import reopen
@@ -211,9 +212,7 @@ async def open_cluster(
             run_token=token,
             api_url=url,
             token_for=lambda pod: tokens.for_job(
-                namespace=pod["metadata"]["namespace"],
-                job=pod["metadata"]["labels"][labels.LABEL_JOB],
-                uid=pod["metadata"]["labels"][labels.LABEL_JOB_UID],
+                namespace=pod["metadata"]["namespace"], job=job_of(pod)[0], uid=job_of(pod)[1]
             ),
             device_resource=job.spec.workers.device_resource,
             node_labels=node_labels(job, NODE),

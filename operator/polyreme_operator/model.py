@@ -16,12 +16,15 @@ from sys import intern
 from pydantic import ValidationError
 
 from polyreme_api import labels
+from polyreme_api.ownership import owner_of_job_object
 from polyreme_operator.core.jobs import JobIndex
+from polyreme_operator.core.leases import LeaseIndex, lease_ref
 from polyreme_operator.core.nodes import NodeTable
+from polyreme_operator.core.pods import PodChange, PodIndex
 from polyreme_operator.core.queue.tree import QueueTree
 from polyreme_operator.core.schedule import Batch, Cluster
 from polyreme_operator.core.standing import queue_standings, topology_standing
-from polyreme_operator.core.usage import UsageLedger, pod_charge
+from polyreme_operator.core.usage import UsageLedger
 from polyreme_operator.port import Manifest, ObjectRef, WatchEvent, WatchEventType
 from polyreme_operator.told import Told
 from polyreme_operator.types.actions import WriteStanding
@@ -42,7 +45,7 @@ from polyreme_operator.types.parse import (
 )
 from polyreme_operator.types.queues import QueueView
 from polyreme_operator.types.snapshot import JobScene
-from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, NodeView, PodView, TopologyView
+from polyreme_operator.types.views import JobView, NodeView, PodView, TopologyView
 
 WATCHED_KINDS = (
     "TrainingJob",
@@ -54,9 +57,6 @@ WATCHED_KINDS = (
     "Lease",
     "ConfigMap",
 )
-_OURS_BY_LABEL = frozenset({"Lease"})
-"""Kinds of which others have many, and ours bear our label."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -96,11 +96,8 @@ class ClusterModel:
         self._versions: dict[ObjectRef, int] = {}
         self._present: dict[str, set[ObjectRef]] = defaultdict(set)
         self._job_refs: dict[ObjectRef, str] = {}
-        self._pods: dict[str, dict[ObjectRef, PodView]] = {}
-        self._pod_jobs: dict[ObjectRef, str] = {}
-        self._foreign: dict[ObjectRef, ForeignPod] = {}
-        self._leases: dict[str, LeaseView] = {}
-        self._lease_refs: dict[ObjectRef, str] = {}
+        self._pods = PodIndex(self.nodes, self.ledger)
+        self._leases = LeaseIndex()
         self._priorities: dict[str, int] = {}
         self._tree = QueueTree.of(())
         self._intents = Intents()
@@ -172,10 +169,7 @@ class ClusterModel:
 
     def note_bound(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         """Remember that a pod was bound, until its watch says so: so it is not bound twice."""
-        pods = self._pods.get(self._pod_jobs.get(ref, ""), {})
-        pod = pods.get(ref)
-        if pod is not None and pod.uid == uid and not pod.node and pod.wanted == node:
-            pods[ref] = dataclasses.replace(pod, node=node)
+        self._pods.note_bound(ref, uid=uid, node=node)
 
     def job(self, uid: str) -> JobView | None:
         """Return a job by UID."""
@@ -183,24 +177,19 @@ class ClusterModel:
 
     def lease_ref(self, uid: str) -> ObjectRef | None:
         """Return the reference of a job's Lease."""
-        lease = self._leases.get(uid)
-        return None if lease is None else ObjectRef(kind="Lease", namespace=lease.namespace, name=lease.name)
+        job = self.jobs.views.get(uid)
+        return None if job is None or uid not in self._leases.by_job else lease_ref(job)
 
     def excuse_silence(self, outage_s: float, *, now_s: float) -> None:
         """Give every leader the time back in which nobody could hear it: an outage of ours is no silence of its own."""
-        for uid, lease in self._leases.items():
-            self._leases[uid] = dataclasses.replace(
-                lease,
-                seen_s=min(now_s, lease.seen_s + outage_s),
-                advanced_seen_s=min(now_s, lease.advanced_seen_s + outage_s),
-            )
+        self._leases.excuse_silence(outage_s, now_s=now_s)
 
     def scene(self, uid: str, *, now_s: float, lease_read: bool = False) -> JobScene | None:
         """Return what one job's reconcile sees; None for a job that is gone."""
         job = self.job(uid)
         if job is None:
             return None
-        pods = self._pods.get(uid, {})
+        pods = self._pods.by_job.get(uid, {})
         names = {pod.place for pod in pods.values()}
         if job.attempt is not None:
             names.update(job.attempt.placement.node_by_index())
@@ -209,7 +198,7 @@ class ClusterModel:
             job=job,
             pods=tuple(sorted(pods.values(), key=_by_name)),
             nodes={name: known[name] for name in names if name in known},
-            lease=self._leases.get(uid),
+            lease=self._leases.by_job.get(uid),
             pending=self.told.pending(job, tree=self._tree, now_s=now_s),
             refused=self.told.refused.get(uid, ""),
             children=frozenset(self._children.get(uid, ())),
@@ -228,8 +217,8 @@ class ClusterModel:
             exclusive=jobs.exclusive,
             making_way=jobs.making_way,
             asking=self._asking,
-            pods=self._pods,
-            leases=self._leases,
+            pods=self._pods.by_job,
+            leases=self._leases.by_job,
             nodes=self.nodes.views,
             tree=self._tree,
             used=self.ledger.used,
@@ -280,13 +269,16 @@ class ClusterModel:
                 known = self.jobs.views.get(self._job_refs.get(ref, ""))
                 return self._put_job(ref, parse_job_view(manifest, known, priorities=self._priorities))
             case "Pod":
-                return self._put_pod(ref, manifest)
+                pod = parse_pod(manifest)
+                job = None if pod is None else self.jobs.views.get(pod.job_uid)
+                return _pod_changes(self._pods.put(ref, pod, parse_foreign_pod(manifest), job))
             case "Node":
                 return self._put_node(parse_node(manifest))
             case "Lease":
-                known_lease = self._leases.get(self._lease_refs.get(ref, ""))
-                lease = parse_lease(manifest, seen_s=now_s, known=known_lease)
-                return self._forget(ref) if lease is None else self._put_lease(ref, lease)
+                lease = parse_lease(manifest, seen_s=now_s, known=self._leases.known(ref))
+                if lease is None:
+                    return self._forget(ref)
+                return Changes(jobs=self._leases.put(ref, lease, self.jobs.views.get(lease.job_uid)))
             case "ConfigMap":
                 intents = parse_intents_object(manifest)
                 if intents is not None:
@@ -314,54 +306,14 @@ class ClusterModel:
         if self._job_refs.get(ref, job.uid) != job.uid:
             changes |= self._forget(ref)
             self._present[ref.kind].add(ref)
+        if self._job_refs.get(ref) is None:
+            self._leases.adopt(job)
+            changes |= _pod_changes(self._pods.adopt(job))
         self._job_refs[ref] = job.uid
         change = self.jobs.put(job)
         changes.capacity |= change.freed
         changes.asks |= change.asks
         return changes
-
-    def _put_pod(self, ref: ObjectRef, manifest: Manifest) -> Changes:
-        pod = parse_pod(manifest)
-        if pod is None:
-            return self._drop_pod(ref) | self._put_foreign(ref, parse_foreign_pod(manifest))
-        before = self._pods.get(pod.job_uid, {}).get(ref)
-        changes = Changes(jobs={pod.job_uid})
-        if ref in self._foreign or (before is None and ref in self._pod_jobs):
-            changes |= self._drop_pod(ref) | self._put_foreign(ref, None)
-        self._pods.setdefault(pod.job_uid, {})[ref] = pod
-        self._pod_jobs[ref] = pod.job_uid
-        old, new = None if before is None else pod_charge(before), pod_charge(pod)
-        if before is not None and (old, before.uid) == (new, pod.uid):
-            return changes
-        if new is not None:
-            changes.capacity |= self.ledger.charge(new[0], pod.uid, new[1])
-        if old is not None and before is not None and (new is None or (old[0], before.uid) != (new[0], pod.uid)):
-            changes.capacity |= self.ledger.release(old[0], before.uid)
-        return changes
-
-    def _put_foreign(self, ref: ObjectRef, pod: ForeignPod | None) -> Changes:
-        before = self._foreign.pop(ref, None)
-        if pod is not None:
-            self._foreign[ref] = pod
-        if before == pod:
-            return Changes()
-        if before is not None:
-            self.nodes.add(before.node, before.requests, -1, busy=False)
-        if pod is not None:
-            self.nodes.add(pod.node, pod.requests, 1, busy=False)
-        return Changes(capacity=before is not None)
-
-    def _drop_pod(self, ref: ObjectRef) -> Changes:
-        uid = self._pod_jobs.pop(ref, None)
-        if uid is None:
-            return Changes()
-        pod = self._pods[uid].pop(ref)
-        if not self._pods[uid]:
-            del self._pods[uid]
-        taken = pod_charge(pod)
-        # Also one that took nothing: its job may have waited for it to be gone.
-        freed = taken is not None and self.ledger.release(taken[0], pod.uid)
-        return Changes(jobs={uid}, capacity=freed or uid not in self._pods)
 
     def _put_node(self, node: NodeView) -> Changes:
         before = self.nodes.put(node)
@@ -369,11 +321,6 @@ class ClusterModel:
             return Changes()
         told = before is None or _health(before) != _health(node)
         return Changes(jobs=set(self.ledger.jobs_on(node.name)) if told else set(), capacity=True)
-
-    def _put_lease(self, ref: ObjectRef, lease: LeaseView) -> Changes:
-        self._leases[lease.job_uid] = lease
-        self._lease_refs[ref] = lease.job_uid
-        return Changes(jobs={lease.job_uid})
 
     def _queues_changed(self, before: QueueView | None, after: QueueView | None) -> Changes:
         if before is not None and after is not None and _settled(before) == _settled(after):
@@ -406,16 +353,12 @@ class ClusterModel:
             case "TrainingJob":
                 return self._forget_job(ref)
             case "Pod":
-                return self._drop_pod(ref) | self._put_foreign(ref, None)
+                return _pod_changes(self._pods.remove(ref))
             case "Node":
                 jobs = set(self.ledger.jobs_on(ref.name))
                 return Changes(jobs=jobs, capacity=self.nodes.remove(ref.name) is not None)
             case "Lease":
-                uid = self._lease_refs.pop(ref, None)
-                if uid is None or self.lease_ref(uid) != ref:
-                    return Changes()
-                del self._leases[uid]
-                return Changes(jobs={uid})
+                return Changes(jobs=self._leases.remove(ref))
             case "TrainingQueue":
                 before = self.queues.pop(ref.name, None)
                 return Changes() if before is None else self._queues_changed(before, None)
@@ -431,10 +374,15 @@ class ClusterModel:
         uid = self._job_refs.pop(ref, None)
         if uid is None:
             return Changes()
+        self._leases.drop(uid)
         self._children.pop(uid, None)
         self._asking.discard(uid)
         self.told.forget(uid)
         return Changes(jobs={uid}, capacity=self.jobs.remove(uid).freed)
+
+
+def _pod_changes(change: PodChange) -> Changes:
+    return Changes(jobs=set(change.jobs), capacity=change.freed)
 
 
 def _by_name(pod: PodView) -> tuple[str, str]:
@@ -453,7 +401,7 @@ def _is_others(kind: str, manifest: Manifest) -> bool:
     """Whether an object that we never knew is none of ours: nothing is kept of it, not even its version."""
     if kind == "ConfigMap":
         return bool(manifest["metadata"]["name"] != labels.INTENTS_NAME)
-    return kind in _OURS_BY_LABEL and labels.LABEL_JOB_UID not in (manifest["metadata"].get("labels") or {})
+    return kind == "Lease" and owner_of_job_object(manifest["metadata"]) is None
 
 
 def _health(node: NodeView) -> tuple[object, ...]:

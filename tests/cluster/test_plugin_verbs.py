@@ -281,6 +281,7 @@ def test_top_shows_the_pace_that_the_lease_tells(stage: Stage, capsys: pytest.Ca
                 "name": labels.job_object_name("big", uid),
                 "namespace": stage.namespace,
                 "labels": {labels.LABEL_JOB_UID: uid},
+                "ownerReferences": [controlled_by("big", uid)],
                 "annotations": {labels.ANNOTATION_PROGRESS: json.dumps(record)},
             },
             "spec": {"holderIdentity": "a", "leaseDurationSeconds": 15},
@@ -399,6 +400,10 @@ def test_logs_finds_the_pod_of_a_rank_and_streams_its_log(
     assert stage.here("logs", "big", "--index", "0") == ExitCode.NOT_FOUND
 
 
+def controlled_by(name: str, uid: str) -> Manifest:
+    return {"apiVersion": labels.API_VERSION, "kind": labels.KIND_JOB, "name": name, "uid": uid, "controller": True}
+
+
 def worker_pod(stage: Stage, uid: str, *, index: int) -> Manifest:
     tags = {
         labels.LABEL_JOB: "big",
@@ -410,7 +415,12 @@ def worker_pod(stage: Stage, uid: str, *, index: int) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": stage.namespace, "labels": tags},
+        "metadata": {
+            "name": name,
+            "namespace": stage.namespace,
+            "labels": tags,
+            "ownerReferences": [controlled_by("big", uid)],
+        },
         "spec": {"nodeName": stage.namespace, "containers": [{"name": "main", "image": "none"}]},
     }
 

@@ -10,7 +10,7 @@ from typing import Any
 from polyreme.launcher.api_client import ApiAwayError, ApiClient, ApiConflictError, ApiRefusedError
 from polyreme_api.clock import Clock
 from polyreme_api.errors import NotFoundError
-from polyreme_api.labels import ANNOTATION_PROGRESS, API_VERSION, KIND_JOB, job_object_name
+from polyreme_api.labels import ANNOTATION_PROGRESS, API_VERSION, KIND_JOB, LABEL_JOB, LABEL_JOB_UID, job_object_name
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.times import rfc3339
 
@@ -145,7 +145,13 @@ class LeaseKeeper:
             "controller": True,
         }
         content = self._content(record)
-        metadata = {"name": self._name, "namespace": self._namespace, "ownerReferences": [owner], **content["metadata"]}
+        metadata = {
+            "name": self._name,
+            "namespace": self._namespace,
+            "labels": {LABEL_JOB: self._job, LABEL_JOB_UID: self._job_uid},
+            "ownerReferences": [owner],
+            **content["metadata"],
+        }
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **content, "metadata": metadata}
 
 

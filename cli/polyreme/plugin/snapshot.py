@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_api.labels import KIND_JOB
 from polyreme_api.topology import DEFAULT_TOPOLOGY
+from polyreme_operator.core.leases import LeaseIndex
+from polyreme_operator.core.pods import is_worker_of
 from polyreme_operator.port import ClusterPort, Manifest
 from polyreme_operator.port import NotFoundError as PortNotFoundError
 from polyreme_operator.types.parse import (
@@ -87,9 +89,13 @@ def snapshot_of(found: Mapping[str, list[Manifest]], *, now_s: float) -> Snapsho
     """Parse what was read. An object that can't be read is left out, as the operator does."""
     priorities = {item["metadata"]["name"]: parse_priority_class(item) for item in found.get("PriorityClass", ())}
     jobs = [parse_job_view(item, priorities=priorities) for item in found.get(KIND_JOB, ())]
-    parsed = [parse_pod(item) for item in found.get("Pod", ())]
+    by_uid = {job.uid: job for job in jobs}
+    parsed = [_worker(item, by_uid) for item in found.get("Pod", ())]
     foreign = [parse_foreign_pod(item) for item, pod in zip(found.get("Pod", ()), parsed, strict=True) if pod is None]
-    leases = [parse_lease(item, seen_s=now_s) for item in found.get("Lease", ())]
+    leases = LeaseIndex()
+    for item in found.get("Lease", ()):
+        if (lease := parse_lease(item, seen_s=now_s)) is not None:
+            leases.put(lease.ref, lease, by_uid.get(lease.job_uid))
     topologies = [parse_topology(item) for item in found.get("ClusterTopology", ())]
     return Snapshot(
         jobs=tuple(sorted(jobs, key=lambda job: (job.namespace, job.name))),
@@ -97,11 +103,18 @@ def snapshot_of(found: Mapping[str, list[Manifest]], *, now_s: float) -> Snapsho
         nodes=tuple(sorted(map(parse_node, found.get("Node", ())), key=lambda node: node.name)),
         pods=tuple(pod for pod in parsed if pod is not None),
         foreign=tuple(pod for pod in foreign if pod is not None),
-        leases={lease.job_uid: lease for lease in leases if lease is not None},
+        leases=leases.by_job,
         topology=next((view for view in topologies if view is not None and view.name == DEFAULT_TOPOLOGY), None),
         manifests={item["metadata"]["uid"]: item for item in found.get(KIND_JOB, ())},
         now_s=now_s,
     )
+
+
+def _worker(item: Manifest, jobs: Mapping[str, JobView]) -> PodView | None:
+    """Read a worker pod; None for a pod of none of these jobs."""
+    pod = parse_pod(item)
+    job = None if pod is None else jobs.get(pod.job_uid)
+    return pod if pod is not None and job is not None and is_worker_of(job, pod) else None
 
 
 async def list_all(cluster: ClusterPort, kind: str, *, namespace: str | None = None) -> list[Manifest]:

@@ -15,6 +15,7 @@ from polyreme_api import labels
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
 from polyreme_api.metadata import ObjectMeta
+from polyreme_api.ownership import owner_of_job_object, owner_of_pod
 from polyreme_api.plan.plan import Plan, plan_for
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.topology import DEFAULT_TOPOLOGY
@@ -92,16 +93,14 @@ def lacks_class(spec: TrainingJobSpec | None, priorities: Mapping[str, int]) -> 
 
 
 def parse_pod(manifest: Manifest) -> PodView | None:
-    """Read a worker pod; None for a pod that is none of ours."""
+    """Read a worker pod; None for a pod that no job controls. Whether there is such a job is not looked at."""
     metadata = manifest["metadata"]
+    owned = owner_of_pod(metadata)
+    if owned is None:
+        return None
+    owner, index, replacement = owned
     tags: Mapping[str, str] = metadata.get("labels") or {}
-    if labels.LABEL_JOB_UID not in tags:
-        return None
     spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
-    try:
-        index, replacement = int(tags[labels.LABEL_INDEX]), int(tags[labels.LABEL_REPLACEMENT])
-    except (KeyError, ValueError):
-        return None
     ended = _terminated(status)
     conditions = status.get("conditions") or ()
     refused = next((entry for entry in conditions if _refuses(entry)), None)
@@ -110,8 +109,8 @@ def parse_pod(manifest: Manifest) -> PodView | None:
         name=metadata["name"],
         uid=metadata["uid"],
         resource_version=metadata["resourceVersion"],
-        job_name=intern(tags.get(labels.LABEL_JOB, "")),
-        job_uid=intern(tags[labels.LABEL_JOB_UID]),
+        job_name=intern(owner.name),
+        job_uid=intern(owner.uid),
         queue=intern(tags.get(labels.LABEL_QUEUE, "")),
         index=index,
         replacement=replacement,
@@ -168,7 +167,7 @@ def parse_node(manifest: Manifest) -> NodeView:
 
 
 def parse_lease(manifest: Manifest, *, seen_s: float, known: LeaseView | None = None) -> LeaseView | None:
-    """Read a job's Lease; None for a Lease that is none of ours. A record that can't be read is no record.
+    """Read a job's Lease; None for a Lease that no job controls. A record that can't be read is no record.
 
     Args:
         manifest: The object.
@@ -176,8 +175,8 @@ def parse_lease(manifest: Manifest, *, seen_s: float, known: LeaseView | None = 
         known: An earlier view of it, for what lies between the two.
     """
     metadata = manifest["metadata"]
-    uid = (metadata.get("labels") or {}).get(labels.LABEL_JOB_UID)
-    if uid is None:
+    owner = owner_of_job_object(metadata)
+    if owner is None:
         return None
     text = (metadata.get("annotations") or {}).get(labels.ANNOTATION_PROGRESS)
     try:
@@ -192,7 +191,7 @@ def parse_lease(manifest: Manifest, *, seen_s: float, known: LeaseView | None = 
         name=metadata["name"],
         uid=metadata["uid"],
         resource_version=metadata["resourceVersion"],
-        job_uid=uid,
+        job_uid=owner.uid,
         record=record,
         seen_s=seen_s,
         advanced_seen_s=advanced[0],

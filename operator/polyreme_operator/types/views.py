@@ -138,6 +138,11 @@ class LeaseView:
     advanced_said_s: float = 0.0
     """When that was written, on the leader's clock."""
 
+    @property
+    def ref(self) -> ObjectRef:
+        """Reference of the Lease."""
+        return ObjectRef(kind="Lease", namespace=self.namespace, name=self.name)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyView:

@@ -14,7 +14,7 @@ from polyreme_operator.core.usage import by_queue, usage_of
 from polyreme_operator.model import ClusterModel
 from polyreme_operator.port import Manifest, ObjectRef, WatchEvent, WatchEventType
 from polyreme_operator.types.parse import parse_foreign_pod, parse_job_view, parse_node, parse_pod
-from tests.unit.operator.operator_scenes import DEVICE, NOW_S
+from tests.unit.operator.operator_scenes import DEVICE, NOW_S, owner_reference
 
 NODES = ("n0", "n1", "n2")
 JOBS = ("a", "b")
@@ -68,6 +68,7 @@ def pod_manifest(name: str, index: int, replacement: int, node: str, version: in
             "uid": f"pod-{name}-{index}-{replacement}",
             "resourceVersion": str(version),
             "labels": tags,
+            "ownerReferences": [owner_reference(name)],
         },
         "spec": {"nodeName": node, "containers": [container]},
         "status": {"phase": phase},
@@ -142,17 +143,22 @@ def truth(steps: list[tuple[str, Manifest]]) -> dict[ObjectRef, Manifest]:
 
 def check(model: ClusterModel, there: dict[ObjectRef, Manifest]) -> None:
     jobs = [parse_job_view(each) for ref, each in there.items() if ref.kind == labels.KIND_JOB]
-    pods = [pod for ref, each in there.items() if ref.kind == "Pod" and (pod := parse_pod(each)) is not None]
+    claims = {ref: pod for ref, each in there.items() if ref.kind == "Pod" and (pod := parse_pod(each)) is not None}
+    known, kept = {job.uid for job in jobs}, model.cluster()
+    # A pod whose job is gone is charged as its job's if the job was known before, else like any other pod.
+    orphans = {ref for uid, pods in kept.pods.items() if uid not in known for ref in pods}
+    pods = [pod for ref, pod in claims.items() if pod.job_uid in known or ref in orphans]
+    ours = {pod.ref for pod in pods}
     nodes = [parse_node(each) for ref, each in there.items() if ref.kind == "Node"]
     foreign = [
         other
         for ref, each in there.items()
-        if ref.kind == "Pod" and parse_pod(each) is None and (other := parse_foreign_pod(each)) is not None
+        if ref.kind == "Pod" and ref not in ours and (other := parse_foreign_pod(each)) is not None
     ]
     places = usage_of(jobs, pods)
     counted = {key: count for key, count in model.ledger.used.items() if count}
     assert counted == {key: count for key, count in by_queue(places).items() if count}
-    fresh, kept = cluster_of(jobs=jobs, pods=pods, nodes=nodes, foreign=foreign), model.cluster()
+    fresh = cluster_of(jobs=jobs, pods=pods, nodes=nodes, foreign=foreign)
     for name in ("names", "resources", "levels"):
         assert getattr(kept.inventory, name) == getattr(fresh.inventory, name)
     for name in ("capacity_NR", "used_NR", "usable_N", "busy_N"):
@@ -216,4 +222,15 @@ def test_devices_of_a_pod_without_its_job_come_free_with_the_pod() -> None:
     model = ClusterModel()
     model.put(pod_manifest("a", 0, 0, "n0", 1, "Running"), now_s=NOW_S)
     assert model.put(pod_manifest("a", 0, 0, "n0", 2, "Failed"), now_s=NOW_S).capacity
+    assert not any(model.ledger.used.values())
+
+
+def test_pods_that_outlive_their_job_stay_charged_to_its_queue() -> None:
+    model = ClusterModel()
+    owner = job_manifest("a", 1, (), finished=False)
+    model.put(owner, now_s=NOW_S)
+    model.put(pod_manifest("a", 0, 0, "n0", 2, "Running"), now_s=NOW_S)
+    model.remove(ObjectRef.of(owner), version=3)
+    assert model.ledger.used["q-a", DEVICE] == 1
+    assert model.put(pod_manifest("a", 0, 0, "n0", 4, "Failed"), now_s=NOW_S).capacity
     assert not any(model.ledger.used.values())

@@ -53,6 +53,17 @@ def job_manifest(
     }
 
 
+def owner_reference(name: str) -> dict[str, Any]:
+    """The reference by which a job of this name controls its objects."""
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": labels.KIND_JOB,
+        "name": name,
+        "uid": f"uid-{name}",
+        "controller": True,
+    }
+
+
 def job(name: str = "j", **fields: Any) -> JobView:
     return parse_job_view(job_manifest(name, **fields))
 

@@ -17,7 +17,7 @@ from polyreme_operator.types.parse import parse_lease
 from polyreme_operator.types.reasons import Cause, Reason, Scope
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.views import LeaseView
-from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, pod, scene
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, owner_reference, pod, scene
 
 STALL_S = 20
 DEFAULTS = PodDefaults()
@@ -131,7 +131,7 @@ def test_time_without_a_step_is_counted_from_the_record_that_first_said_it() -> 
                 "name": view.name,
                 "uid": view.uid,
                 "resourceVersion": "1",
-                "labels": {"polyreme.dev/job-uid": owner.uid},
+                "ownerReferences": [owner_reference(owner.name)],
                 "annotations": {"polyreme.dev/progress": view.record.model_dump_json(by_alias=True)},
             }
         }

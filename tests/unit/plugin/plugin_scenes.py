@@ -7,6 +7,7 @@ from polyreme_api import labels
 from polyreme_api.job.placement import Placement
 from polyreme_api.times import rfc3339
 from polyreme_operator.port import Manifest
+from tests.unit.operator.operator_scenes import owner_reference
 
 NOW_S = 1_700_000_000.0
 GPU = "nvidia.com/gpu"
@@ -99,7 +100,7 @@ def pod(owner: str, index: int, where: str, *, gpus: int = 4, phase: str = "Runn
         labels.LABEL_INDEX: str(index),
         labels.LABEL_REPLACEMENT: "0",
     }
-    name = f"{owner}-{index}"
+    name = labels.pod_name(owner, f"uid-{owner}", index=index, replacement=0)
     return {
         "metadata": {
             "name": name,
@@ -107,6 +108,7 @@ def pod(owner: str, index: int, where: str, *, gpus: int = 4, phase: str = "Runn
             "uid": f"pod-{name}",
             "resourceVersion": "1",
             "labels": tags if ours else {},
+            "ownerReferences": [owner_reference(owner)] if ours else [],
         },
         "spec": {"nodeName": where, "containers": [{"name": "main", "resources": {"limits": {GPU: str(gpus)}}}]},
         "status": {"phase": phase},

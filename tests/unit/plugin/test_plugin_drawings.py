@@ -14,6 +14,7 @@ from polyreme.plugin.rows import age, get_table, top_rows, top_table
 from polyreme_api import labels
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.times import rfc3339
+from tests.unit.operator.operator_scenes import owner_reference
 from tests.unit.plugin.plugin_scenes import NOW_S, job, node, pod, queue, runs, snapshot, topology, waits
 
 QUEUES = [queue("org", gpus=8), queue("a", parent="org", gpus=16), queue("b", parent="org", gpus=8)]
@@ -53,11 +54,11 @@ team        wrong   Misconfigured   default   0/2     -         0/50   10m   Mis
 def lease(name: str, **record: Any) -> dict[str, Any]:
     return {
         "metadata": {
-            "name": name,
+            "name": labels.job_object_name(name, f"uid-{name}"),
             "namespace": "team",
             "uid": f"lease-{name}",
             "resourceVersion": "1",
-            "labels": {labels.LABEL_JOB_UID: f"uid-{name}"},
+            "ownerReferences": [owner_reference(name)],
             "annotations": {labels.ANNOTATION_PROGRESS: json.dumps(record)},
         }
     }

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyreme_api import environment, labels
+from polyreme_api import environment
+from polyreme_api.ownership import owner_of_pod
 from polyreme_operator.port import Manifest
 
 LOOPBACK = "127.0.0.1"
@@ -132,14 +133,15 @@ def secret_names(pod: Manifest) -> list[str]:
 
 
 def job_of(pod: Manifest) -> tuple[str, str]:
-    """Return name and UID of the job that a pod belongs to, empty for a pod of none."""
-    own = pod["metadata"].get("labels") or {}
-    return own.get(labels.LABEL_JOB, ""), own.get(labels.LABEL_JOB_UID, "")
+    """Return name and UID of the job that controls a pod, empty for a pod of none."""
+    owned = owner_of_pod(pod["metadata"])
+    return ("", "") if owned is None else (owned[0].name, owned[0].uid)
 
 
 def is_leader(pod: Manifest) -> bool:
-    """Tell whether the job's headless Service selects the pod."""
-    return (pod["metadata"].get("labels") or {}).get(labels.LABEL_INDEX) == "0"
+    """Tell whether the pod fills its job's index 0."""
+    owned = owner_of_pod(pod["metadata"])
+    return owned is not None and owned[1] == 0
 
 
 def _container(pod: Manifest) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from polyreme_api import labels
 from polyreme_api.ownership import owner_of_job_object
-from polyreme_operator.core.jobs import JobIndex
+from polyreme_operator.core.jobs import JobIndex, is_ours
 from polyreme_operator.core.leases import LeaseIndex, lease_ref
 from polyreme_operator.core.nodes import NodeTable
 from polyreme_operator.core.pods import PodChange, PodIndex
@@ -28,7 +28,7 @@ from polyreme_operator.core.usage import UsageLedger
 from polyreme_operator.port import Manifest, ObjectRef, WatchEvent, WatchEventType
 from polyreme_operator.told import Told
 from polyreme_operator.types.actions import WriteStanding
-from polyreme_operator.types.intents import Intents
+from polyreme_operator.types.intents import Intents, assume_all
 from polyreme_operator.types.observer import RoundSeen
 from polyreme_operator.types.parse import (
     lacks_class,
@@ -100,7 +100,7 @@ class ClusterModel:
         self._leases = LeaseIndex()
         self._priorities: dict[str, int] = {}
         self._tree = QueueTree.of(())
-        self._intents = Intents()
+        self._intents = Intents(known=False)
         self._children: dict[str, set[str]] = {}
         self._asking: set[str] = set()
         self._bookings = 0
@@ -208,6 +208,7 @@ class ClusterModel:
     def cluster(self, *, leases_read: frozenset[str] = frozenset()) -> Cluster:
         """Return what admission and placement see."""
         jobs = self.jobs
+        self._intents = assume_all(self._intents, (job for job in jobs.views.values() if is_ours(job)))
         return Cluster(
             inventory=self.nodes.snapshot(),
             jobs=jobs.views,
@@ -348,6 +349,7 @@ class ClusterModel:
         return changes
 
     def _forget(self, ref: ObjectRef) -> Changes:
+        was_present = ref in self._present[ref.kind]
         self._present[ref.kind].discard(ref)
         match ref.kind:
             case "TrainingJob":
@@ -367,6 +369,10 @@ class ClusterModel:
                 return self._put_topology(None) if known else Changes()
             case "PriorityClass":
                 return self._put_priority(ref.name, None)
+            case "ConfigMap" if was_present and ref.name == labels.INTENTS_NAME:
+                _log.warning("%s is gone: every job that has not finished is cancelled before the next admission", ref)
+                self._intents = Intents(known=False)
+                return Changes(asks=True)
             case _:
                 return Changes()
 

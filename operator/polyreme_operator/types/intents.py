@@ -5,13 +5,16 @@ decides next, the same process or its successor, settles every entry before it a
 *confirmed* when its job bears the attempt, *cancelled* when the job's ``cancelledAdmissions`` has risen since
 (whatever is still in flight then meets another resource version), *void* when the job is gone. While an entry is *open*
 nothing is admitted, so an entry need not say what it takes: it stays small, however large its gang is.
+
+If the object is missing, or its text can't be read, nothing says what an earlier leader began and may still be writing.
+Then every job that has not finished is taken for an entry, and is cancelled before anything is admitted.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from polyreme_operator.types.views import JobView
@@ -37,6 +40,8 @@ class Intents:
 
     resource_version: str | None = None
     entries: tuple[Intent, ...] = ()
+    known: bool = True
+    """Whether ``entries`` are all that an earlier leader may still be writing."""
 
 
 class IntentState(StrEnum):
@@ -46,6 +51,24 @@ class IntentState(StrEnum):
     CONFIRMED = "confirmed"
     CANCELLED = "cancelled"
     VOID = "void"
+
+
+def next_attempt(job: JobView) -> Intent:
+    """Return the entry of a job's next attempt."""
+    return Intent(
+        namespace=job.namespace,
+        name=job.name,
+        uid=job.uid,
+        attempt=1 if job.attempt is None else job.attempt.number + 1,
+        cancelled_admissions=job.status.cancelled_admissions,
+    )
+
+
+def assume_all(intents: Intents, jobs: Iterable[JobView]) -> Intents:
+    """Return intents that are not known as those of all ``jobs``, the unfinished ones; others as they are."""
+    if intents.known:
+        return intents
+    return Intents(resource_version=intents.resource_version, entries=tuple(next_attempt(job) for job in jobs))
 
 
 def intent_state(intent: Intent, jobs: Mapping[str, JobView]) -> IntentState:

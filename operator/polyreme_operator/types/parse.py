@@ -267,11 +267,14 @@ def parse_priority_class(manifest: Manifest) -> int:
 
 
 def parse_intents_object(manifest: Manifest) -> Intents | None:
-    """Read the intents from their ConfigMap; None for another ConfigMap."""
+    """Read the intents from their ConfigMap; None for another ConfigMap. Text that can't be read says nothing."""
     if manifest["metadata"]["name"] != labels.INTENTS_NAME:
         return None
-    text = (manifest.get("data") or {}).get(INTENTS_KEY, "[]")
-    return Intents(resource_version=manifest["metadata"]["resourceVersion"], entries=parse_intents(text))
+    version = manifest["metadata"]["resourceVersion"]
+    try:
+        return Intents(resource_version=version, entries=parse_intents(manifest["data"][INTENTS_KEY]))
+    except (KeyError, TypeError, ValueError):
+        return Intents(resource_version=version, known=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from polyreme_operator.core.schedule.elsewhere import Reservation, domain_rows, 
 from polyreme_operator.core.schedule.gangs import gang_of
 from polyreme_operator.core.schedule.limits import Limits
 from polyreme_operator.types.actions import WriteIntents, WriteStatus
-from polyreme_operator.types.intents import Intent, IntentState, intent_state
+from polyreme_operator.types.intents import Intent, IntentState, intent_state, next_attempt
 from polyreme_operator.types.inventory import BoolArray, GangRequest, Misfit, RowArray
 from polyreme_operator.types.snapshot import JobScene, Pending
 from polyreme_operator.types.views import JobView, PodView
@@ -73,9 +73,11 @@ def schedule(
 
     entries = cluster.intents.entries
     open_ = [entry for entry in entries if intent_state(entry, cluster.jobs) is IntentState.OPEN]
+    limits = limits or Limits()
     if open_:
-        return Batch(writes=tuple(_cancel(cluster.jobs[entry.uid]) for entry in open_), again=True)
-    work = Round(cluster, now_s, limits or Limits(), stopwatch)
+        some = open_[: limits.admissions_max]
+        return Batch(writes=tuple(_cancel(cluster.jobs[entry.uid]) for entry in some), again=True)
+    work = Round(cluster, now_s, limits, stopwatch)
     repair(work)
     drain(work)
     resize(work)
@@ -114,8 +116,10 @@ class Round:
         """Return what was decided."""
         entries = tuple(self._entries)
         version = self.cluster.intents.resource_version
+        # A missing object is created at once, also empty: a successor that finds none has to cancel every job.
+        lost = version is None and bool(self.cluster.intents.entries)
         return Batch(
-            intents=WriteIntents(resource_version=version, entries=entries) if entries else None,
+            intents=WriteIntents(resource_version=version, entries=entries) if entries or lost else None,
             writes=tuple(self._writes),
             pending=self.pending,
             kinds=self.kinds,
@@ -221,15 +225,7 @@ class Round:
 
     def intend(self, job: JobView) -> None:
         """Put the next attempt of a job among the intents: it takes capacity that others might take, too."""
-        self._entries.append(
-            Intent(
-                namespace=job.namespace,
-                name=job.name,
-                uid=job.uid,
-                attempt=1 if job.attempt is None else job.attempt.number + 1,
-                cancelled_admissions=job.status.cancelled_admissions,
-            )
-        )
+        self._entries.append(next_attempt(job))
 
     def write(self, job: JobView, after: TrainingJobStatus) -> None:
         """Have a status written."""

@@ -1,0 +1,187 @@
+"""The real operator in virtual time over the embedded store, which refuses and counts what a story tells it to."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from polyreme_api import labels
+from polyreme_api.progress import ProgressRecord
+from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
+from polyreme_operator.adapters.embedded.store import Store
+from polyreme_operator.core.manifests import PodDefaults
+from polyreme_operator.loop import run_operator
+from polyreme_operator.metrics import Metrics
+from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, NotFoundError, ObjectRef, PortError
+from polyreme_operator.settings import Settings
+from polyreme_operator.sim.eventloop import SimClock, VirtualLoop
+from tests.unit.operator.operator_scenes import DEVICE
+
+NAMESPACE = "default"
+Refusal = Callable[[str, ObjectRef, Manifest], PortError | None]
+"""Returns what the API server answers instead of doing a write: verb, object, manifest or patch."""
+
+
+class RefusingCluster(EmbeddedCluster):
+    """The embedded cluster with an admission plugin of the story's."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.refuses: Refusal = lambda verb, ref, body: None
+        self.writes: list[tuple[str, ObjectRef]] = []
+        """Every create and patch that was tried."""
+
+    def count(self, verb: str, kind: str) -> int:
+        """Count the tries of a verb on a kind."""
+        return sum((verb, kind) == (tried, ref.kind) for tried, ref in self.writes)
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        self._review("create", ObjectRef.of(manifest), manifest)
+        return await super().create(manifest)
+
+    async def patch(
+        self,
+        ref: ObjectRef,
+        merge_patch: Manifest,
+        *,
+        resource_version: str | None = None,
+        subresource: str | None = None,
+    ) -> Manifest:
+        self._review("patch", ref, merge_patch)
+        return await super().patch(ref, merge_patch, resource_version=resource_version, subresource=subresource)
+
+    def _review(self, verb: str, ref: ObjectRef, body: Manifest) -> None:
+        self.writes.append((verb, ref))
+        if (error := self.refuses(verb, ref, body)) is not None:
+            raise error
+
+
+class Story:
+    """A cluster with nodes and jobs, and the operators that run over it."""
+
+    def __init__(self, loop: VirtualLoop, settings: Settings) -> None:
+        self.clock, self._settings = SimClock(loop), settings
+        numbers = iter(range(1_000_000))
+        self.store = Store(new_uid=lambda: f"{next(numbers):08x}-0000", now_s=self.clock.now_s)
+        self.cluster = RefusingCluster(self.store)
+        self.metrics = Metrics()
+
+    @contextlib.asynccontextmanager
+    async def operator(self) -> Any:
+        """Run one operator, which must still run at the end."""
+        task = asyncio.ensure_future(
+            run_operator(
+                self.cluster,
+                self.clock,
+                settings=self._settings,
+                rng=random.Random(1),
+                entropy=random.Random(2).randbytes,
+                observer=self.metrics,
+            )
+        )
+        try:
+            yield task
+            assert not task.done(), task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def node(self, name: str = "n0", devices: int = 1) -> None:
+        """Store a ready node."""
+        ready = [{"type": "Ready", "status": "True"}]
+        status = {"allocatable": {DEVICE: str(devices)}, "conditions": ready}
+        self.store.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status})
+
+    def job(self, name: str, *, replicas: int = 1, **spec: Any) -> str:
+        """Store a job; return its UID."""
+        manifest = {
+            "apiVersion": labels.API_VERSION,
+            "kind": labels.KIND_JOB,
+            "metadata": {"name": name, "namespace": NAMESPACE},
+            "spec": {
+                "model": {"preset": "kimi-vl-nano"},
+                "data": {"sources": [{"name": "a", "dataset": "sample/digits"}], "sequenceTokens": 128},
+                "training": {"steps": 1000, "packsPerStep": 12},
+                "workers": {"replicas": replicas, "devices": 1},
+                **spec,
+            },
+        }
+        return str(self.store.create(manifest)["metadata"]["uid"])
+
+    def ref(self, name: str) -> ObjectRef:
+        """Return the address of a job."""
+        return ObjectRef(kind=labels.KIND_JOB, namespace=NAMESPACE, name=name)
+
+    def status(self, name: str) -> Manifest:
+        """Return a job's status."""
+        return dict(self.store.get(self.ref(name)).get("status") or {})
+
+    def condition(self, name: str, kind: str) -> tuple[str, str, str]:
+        """Return status, reason and message of a condition; empty where there is none."""
+        for entry in self.status(name).get("conditions") or ():
+            if entry["type"] == kind:
+                return entry["status"], entry["reason"], entry.get("message", "")
+        return "", "", ""
+
+    def admitted(self, name: str) -> bool:
+        """Tell whether a job is admitted."""
+        return self.condition(name, "Admitted")[0] == "True"
+
+    def objects(self, kind: str) -> list[Manifest]:
+        """Return all objects of a kind."""
+        return [record.manifest for record in self.store.records(kind)]
+
+    def delete(self, kind: str, name: str, *, namespace: str = NAMESPACE) -> None:
+        """Delete an object by hand."""
+        self.store.delete(ObjectRef(kind=kind, namespace=namespace, name=name), uid=None)
+
+    def runs(self) -> None:
+        """Let every pod run, as kubelets would."""
+        for pod in self.objects("Pod"):
+            if pod["status"]["phase"] == "Pending":
+                patch = {"status": {"phase": "Running"}}
+                self.store.patch(ObjectRef.of(pod), patch, subresource=STATUS_SUBRESOURCE)
+
+    def reports(self, name: str, uid: str, **record: Any) -> None:
+        """Renew a job's Lease, as its leader does."""
+        attempt = self.status(name)["attempt"]
+        runs: list[list[int]] = attempt["replacements"]
+        said = {
+            "attempt": attempt["number"],
+            "replacement": runs[0][0] if runs else 0,
+            "released": True,
+            "joined": attempt["replicas"],
+            "phase": "Training",
+            "updatedAtS": self.clock.now_s(),
+            **record,
+        }
+        text = ProgressRecord.model_validate(said).model_dump_json(by_alias=True)
+        lease = ObjectRef(kind="Lease", namespace=NAMESPACE, name=labels.job_object_name(name, uid))
+        self.store.change(lease, {"metadata": {"annotations": {labels.ANNOTATION_PROGRESS: text}}})
+
+    def exists(self, kind: str, name: str, *, namespace: str = NAMESPACE) -> bool:
+        """Tell whether there is an object."""
+        try:
+            self.store.get(ObjectRef(kind=kind, namespace=namespace, name=name))
+        except NotFoundError:
+            return False
+        return True
+
+
+def play(story: Callable[[Story], Coroutine[Any, Any, None]], settings: Settings | None = None) -> None:
+    """Tell a story in virtual time."""
+    with _virtual_loop() as loop:
+        loop.run_until_complete(story(Story(loop, settings or Settings(defaults=PodDefaults(launcher_rbac=True)))))
+
+
+@contextlib.contextmanager
+def _virtual_loop() -> Iterator[VirtualLoop]:
+    loop = VirtualLoop()
+    asyncio.set_event_loop(loop)
+    try:
+        yield loop
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()

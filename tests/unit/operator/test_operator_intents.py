@@ -1,0 +1,104 @@
+"""The object of the intents may be deleted or defaced by hand: admission goes on, and nothing is given twice."""
+
+import asyncio
+
+import pytest
+
+from polyreme_api import labels
+from polyreme_operator.apply import status_patch
+from polyreme_operator.core.schedule import Limits, cluster_of, schedule
+from polyreme_operator.model import ClusterModel
+from polyreme_operator.port import ConflictError, Manifest, ObjectRef, PortError
+from polyreme_operator.types.intents import INTENTS_KEY, Intents, assume_all
+from tests.unit.operator.operator_scenes import NOW_S, job, node
+from tests.unit.operator.operator_stories import Story, play
+
+SYSTEM = "polyreme-system"
+INTENTS = ObjectRef(kind="ConfigMap", namespace=SYSTEM, name=labels.INTENTS_NAME)
+PATIENCE_S = 5.0
+
+
+def test_a_deleted_object_is_created_again_and_admission_goes_on() -> None:
+    async def told(story: Story) -> None:
+        story.node(devices=2)
+        story.job("first")
+        async with story.operator():
+            await asyncio.sleep(PATIENCE_S)
+            story.delete("ConfigMap", INTENTS.name, namespace=SYSTEM)
+            await asyncio.sleep(PATIENCE_S)
+            assert story.exists("ConfigMap", INTENTS.name, namespace=SYSTEM)
+            story.job("second")
+            await asyncio.sleep(PATIENCE_S)
+            assert story.admitted("first")
+            assert story.admitted("second")
+
+    play(told)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"a": 1}', "[1]", '[{"uid": "x"}]', None])
+def test_an_object_that_cant_be_read_is_replaced_by_the_next_batch(text: str | None) -> None:
+    async def told(story: Story) -> None:
+        story.node(devices=2)
+        story.job("first")
+        async with story.operator():
+            await asyncio.sleep(PATIENCE_S)
+            story.store.change(INTENTS, {"data": {INTENTS_KEY: text}})
+            story.job("second")
+            await asyncio.sleep(PATIENCE_S)
+            assert story.admitted("second")
+
+    play(told)
+
+
+def test_an_admission_that_an_earlier_leader_still_writes_meets_another_version() -> None:
+    """Its batch was written and deleted; the one node is given to another job before the write lands."""
+
+    async def told(story: Story) -> None:
+        story.node()
+        story.job("early")
+        model = ClusterModel()
+        for kind in ("TrainingJob", "Node"):
+            for manifest in story.objects(kind):
+                model.put(manifest, now_s=story.clock.now_s())
+        model.put({"kind": "ConfigMap", "metadata": _metadata("1"), "data": {INTENTS_KEY: "[]"}}, now_s=0.0)
+        (late,) = schedule(model.cluster(), story.clock.now_s()).writes
+        patch, outcomes = {"status": status_patch(late.before, late.after)}, list[str]()
+
+        def lands(verb: str, ref: ObjectRef, body: Manifest) -> PortError | None:
+            if ref == story.ref("other") and "attempt" in body["status"]:
+                try:
+                    story.store.patch(late.ref, patch, resource_version=late.resource_version, subresource="status")
+                    outcomes.append("landed")
+                except ConflictError:
+                    outcomes.append("conflict")
+            return None
+
+        story.cluster.refuses = lands
+        story.job("other", priority=10)
+        async with story.operator():
+            await asyncio.sleep(PATIENCE_S)
+        assert story.admitted("other")
+        assert outcomes == ["conflict"]
+
+    play(told)
+
+
+def test_jobs_are_cancelled_a_bounded_number_at_a_time() -> None:
+    owners = tuple(job(f"j{at}") for at in range(5))
+    unknown = assume_all(Intents(known=False), owners)
+    batch = schedule(cluster_of(jobs=owners, nodes=(node(),), intents=unknown), NOW_S, limits=Limits(admissions_max=2))
+    assert [write.after.cancelled_admissions for write in batch.writes] == [1, 1]
+    assert batch.again
+    assert batch.intents is None
+
+
+def test_another_objects_deletion_changes_nothing() -> None:
+    model = ClusterModel()
+    model.put({"kind": "ConfigMap", "metadata": _metadata("7"), "data": {INTENTS_KEY: "[]"}}, now_s=0.0)
+    other = ObjectRef(kind="ConfigMap", namespace=SYSTEM, name="kube-root-ca.crt")
+    assert not model.remove(other, version=8).asks
+    assert model.cluster().intents == Intents(resource_version="7")
+
+
+def _metadata(version: str) -> dict[str, str]:
+    return {"name": INTENTS.name, "namespace": SYSTEM, "resourceVersion": version}

@@ -83,6 +83,8 @@ class StepRecord(_Record):
     step_s: float = 0.0
     ended_at_s: float = 0.0
     """Wall time of the end [s since the epoch]."""
+    ended_steady_s: float = 0.0
+    """Steady clock of the machine at the end [s], for durations: a wall clock may be set. 0: not recorded."""
     expert_load_max: float = 0.0
     """Tokens of the fullest expert over the mean of its layer's, the largest of all layers; 1 is an even load."""
     router_entropy: float = 0.0

@@ -12,26 +12,23 @@ from polyreme.files import read_json
 from polyreme.home import RunDirectory
 from polyreme.records import RunRecords
 from polyreme.report.data import (
-    AccountingShares,
     AnsweredPage,
-    AttemptRow,
     CheckpointRow,
     DeadLetterRow,
     ExpertLoads,
     Figures,
     HeldOutSet,
     LayerLoad,
-    LostShare,
     MixtureWeights,
     ReportData,
     StageRow,
     TrainedStage,
 )
+from polyreme.run_times import RunTimes, run_times
 from polyreme.timeline import Moment
 from polyreme_api.fields import Condition
 from polyreme_api.job import TrainingJob
 from polyreme_api.plan.plan import plan_for
-from polyreme_api.progress import StepRecord
 from polyreme_api.training_stages import mixture_changes, training_stages
 
 PAGES_SHOWN_MAX = 24
@@ -58,7 +55,7 @@ def gather(
     moments: Sequence[Moment],
     *,
     picture: Callable[[str], bytes],
-    now_s: float,
+    now: Moment,
 ) -> ReportData:
     """Collect a run's report.
 
@@ -68,25 +65,26 @@ def gather(
         records: What the ranks left.
         moments: What the serving process saw of the attempts.
         picture: Returns the PNG of a held-out page by its digest.
-        now_s: The time.
+        now: The present.
     """
+    times = run_times(job, records, moments, now=now)
+    records = times.records
     data = read_json(run.data_report) or {}
     pages = list((records.evaluation or {}).get("pages", ()))
     outcome, reason = verdict(job)
     return ReportData(
-        title=job.metadata.name,
-        job=run.name if run.namespace == "default" else f"{run.namespace}/{run.name}",
+        title=run.name if run.namespace == "default" else f"{run.namespace}/{run.name}",
         outcome=outcome,
         reason=reason,
-        written_s=now_s,
-        figures=figures(job, records, moments, now_s=now_s),
+        written_s=now.at_s,
+        figures=figures(job, times),
         job_yaml=run.job_file.read_text(encoding="utf-8") if run.job_file.exists() else "",
         plan=plan_for(job.spec),
         steps_planned=job.spec.training.steps,
         steps=records.history,
         thrown_away=records.discarded,
-        attempts=_attempts(job, records, moments),
-        accounting=_accounting(job),
+        attempts=times.attempts,
+        time_shares=times.shares,
         training_stages=_training_stages(job),
         experts=_experts(records.routing),
         mixture=_mixture(job),
@@ -128,80 +126,19 @@ def _sentence(job: TrainingJob, condition: Condition) -> str:
     return condition.message or _SENTENCES.get(condition.reason, condition.reason)
 
 
-def figures(job: TrainingJob, records: RunRecords, moments: Sequence[Moment], *, now_s: float) -> Figures:
+def figures(job: TrainingJob, times: RunTimes) -> Figures:
     """Work the head figures out from what is on disk."""
-    history = records.history
-    began_s = min((moment.at_s for moment in moments if moment.kind == "attempt"), default=now_s)
-    finished_s = _finished_s(moments)
-    ended_s = now_s if finished_s is None else finished_s
-    wall_s = max(0.0, ended_s - began_s)
+    records, history = times.records, times.records.history
     trained_s = sum(record.step_s for record in history)
     tokens = sum(record.tokens for record in history)
     evaluation = records.evaluation or {}
     return Figures(
-        wall_s=wall_s,
+        wall_s=times.wall_s,
         attempts=max(len(records.points), job.status.attempt.number if job.status.attempt else 0),
-        restart_s=restart_s(moments, records.steps),
+        restart_s=times.restart_s,
         tokens_per_second=tokens / trained_s if trained_s else None,
         held_out_ratio=evaluation.get("exactMatchRatio"),
-        goodput=min(1.0, trained_s / wall_s) if wall_s and history else None,
-    )
-
-
-def restart_s(moments: Sequence[Moment], steps: Mapping[int, Sequence[StepRecord]]) -> float | None:
-    """Longest time from an injected fault to the end of the next step that a later attempt trained [s]."""
-    waits = []
-    for fault in (moment for moment in moments if moment.kind == "fault"):
-        later = [
-            record.ended_at_s
-            for attempt, records in steps.items()
-            if attempt > fault.attempt
-            for record in records[:1]
-            if record.ended_at_s > fault.at_s
-        ]
-        if later:
-            waits.append(min(later) - fault.at_s)
-    return max(waits, default=None)
-
-
-def _finished_s(moments: Sequence[Moment]) -> float | None:
-    """When the newest attempt ended the job; an earlier end that the run went on from is none."""
-    newest = max((moment.attempt for moment in moments if moment.kind == "attempt"), default=0)
-    return next((moment.at_s for moment in moments if moment.kind == "finished" and moment.attempt == newest), None)
-
-
-def _attempts(job: TrainingJob, records: RunRecords, moments: Sequence[Moment]) -> list[AttemptRow]:
-    causes = {record.attempt: record for record in job.status.restart_records}
-    starts = {moment.attempt: moment for moment in moments if moment.kind == "attempt"}
-    releases = {moment.attempt: moment.at_s for moment in moments if moment.kind == "released"}
-    finished_s = _finished_s(moments)
-    rows = []
-    for number, start in sorted(starts.items()):
-        steps = records.steps.get(number, ())
-        following = next((moment.at_s for other, moment in sorted(starts.items()) if other > number), finished_s)
-        cause = causes.get(number)
-        rows.append(
-            AttemptRow(
-                number=number,
-                scope=start.text,
-                started_s=start.at_s,
-                released_s=releases.get(number),
-                first_step=steps[0].step if steps else None,
-                last_step=steps[-1].step if steps else None,
-                ended_s=following,
-                succeeded=cause is None and job.status.is_true("Succeeded") and number == max(starts),
-                cause=cause.cause if cause else "",
-                message=cause.message if cause else "",
-            )
-        )
-    return rows
-
-
-def _accounting(job: TrainingJob) -> AccountingShares:
-    accounting = job.status.accounting
-    return AccountingShares(
-        effective_s=accounting.effective_milliseconds / 1000,
-        lost=[LostShare(cause=entry.cause, seconds=entry.milliseconds / 1000) for entry in accounting.lost],
+        goodput=times.goodput,
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from polyreme.gather import figures, verdict
 from polyreme.home import RunDirectory
 from polyreme.records import RunRecords, checkpoint_folder, checkpoint_url
 from polyreme.report.write import REPORT_NAME
-from polyreme.timeline import Timeline
+from polyreme.run_times import run_times
+from polyreme.timeline import Moment
 from polyreme_api.errors import ExitCode
 from polyreme_api.job import TrainingJob
 
@@ -29,11 +31,11 @@ class RunOutcome:
 
 
 def outcome_of(
-    run: RunDirectory, job: TrainingJob, records: RunRecords, timeline: Timeline, now_s: float
+    run: RunDirectory, job: TrainingJob, records: RunRecords, moments: Sequence[Moment], *, now: Moment
 ) -> RunOutcome:
     """Put together how a run stands."""
     state, message = verdict(job)
-    head = figures(job, records, timeline.moments, now_s=now_s)
+    head = figures(job, run_times(job, records, moments, now=now))
     history = records.history
     report = run.report / REPORT_NAME
     url = checkpoint_url(run, job)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from polyreme.gather import gather
 from polyreme.home import Home, RunDirectory
 from polyreme.records import RunRecords
-from polyreme.timeline import Timeline
+from polyreme.timeline import Moment
 from polyreme_api.job import TrainingJob
 
 _log = logging.getLogger(__name__)
 
 
 def publish(
-    home: Home, run: RunDirectory, job: TrainingJob, records: RunRecords, timeline: Timeline, *, now_s: float
+    home: Home, run: RunDirectory, job: TrainingJob, records: RunRecords, moments: Sequence[Moment], *, now: Moment
 ) -> Path:
     """Write the report of a run as it stands; return its path."""
     from polyreme.report.write import write_report
@@ -25,9 +26,9 @@ def publish(
         run,
         job,
         records,
-        timeline.moments,
+        moments,
         picture=lambda digest: read_image(home.registry_url, home.objects_url, digest),
-        now_s=now_s,
+        now=now,
     )
     path = write_report(run.report, data)
     _log.info("report written: %s", path)

@@ -118,7 +118,7 @@ class _Session:
         self._settings = settings
         self._token = token
         self._clock = SystemClock()
-        self._timeline = Timeline(run.path)
+        self._timeline = Timeline(run.path, self._clock)
         self._stop = asyncio.Event()
         self._interrupts = 0
 
@@ -204,8 +204,9 @@ class _Session:
 
     def _conclude(self, job: TrainingJob) -> RunOutcome:
         records = read_records_at(checkpoint_url(self._run, job))
-        publish(self._home, self._run, job, records, self._timeline, now_s=self._clock.now_s())
-        outcome = outcome_of(self._run, job, records, self._timeline, self._clock.now_s())
+        moments, now = self._timeline.moments, self._timeline.now()
+        publish(self._home, self._run, job, records, moments, now=now)
+        outcome = outcome_of(self._run, job, records, moments, now=now)
         Watcher.write_state(self._run, outcome.row, job)
         if outcome.exit_code is ExitCode.ENVIRONMENT:
             attempt = job.status.attempt.number if job.status.attempt else 0

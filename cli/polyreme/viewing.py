@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyreme.cluster import LocalCluster
+from polyreme.elapsed import elapsed_s
 from polyreme.files import write_json
 from polyreme.gather import verdict
 from polyreme.home import RunDirectory
@@ -141,7 +142,8 @@ class Watcher:
             loss=current.loss if current else None,
             held_out_loss=current.held_out_loss if current else None,
             tokens_per_second=current.tokens_per_second if current else None,
-            goodput=self._goodput(step, pace_s),
+            # At the end the exact figure stands below, and on the screen there is one only.
+            goodput=None if job.status.finished else self._goodput(step, pace_s),
             left_s=(steps - step) * pace_s if pace_s and step < steps else None,
             ready=ready,
             replicas=0 if job.status.finished else total,
@@ -154,11 +156,8 @@ class Watcher:
         """Time of the steps that count over the time since the first attempt; the report has the exact figure."""
         if pace_s:
             self._effective.advance(step, pace_s)
-        began_s = min((moment.at_s for moment in self._timeline.moments if moment.kind == "attempt"), default=None)
-        now_s = self._clock.now_s()
-        if began_s is None or now_s <= began_s or not self._effective.seconds:
-            return None
-        return min(1.0, self._effective.seconds / (now_s - began_s))
+        passed_s = elapsed_s(self._timeline.moments, self._timeline.now())
+        return min(1.0, self._effective.seconds / passed_s) if passed_s and self._effective.seconds else None
 
     def _stillness(self, progress: ProgressRecord | None, pace_s: float | None) -> str:
         """Say for how long no step has come, when that is long for ranks that train."""

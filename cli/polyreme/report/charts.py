@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from polyreme.report import svg
 from polyreme.report.data import AttemptRow, MixtureWeights, ReportData, TrainedStage
@@ -17,7 +18,9 @@ COLOURS = 6
 ATTEMPTS_MAX = 60
 """Attempts that the timeline shows, the newest; more are said in words."""
 MARKS_MAX = 40
-SMOOTHING = 0.8
+SMOOTHED_SHARE = 60
+"""The smoothed line takes the mean of one step in so many before and after each; a shorter run is not smoothed."""
+SMOOTHED_MAX = 25
 HEATS = 9
 """Shades of the experts' loads: none, the mean in the middle, twice the mean and more."""
 CELLS_MAX = 4096
@@ -46,7 +49,8 @@ def loss_chart(data: ReportData) -> str:
         svg.line(_points(records, x, y), f"lost-line c{attempt % COLOURS}", title=f"attempt {attempt}, thrown away")
         for attempt, records in _by_attempt(data.thrown_away).items()
     ]
-    smooth = _smoothed(data.steps)
+    borders = {change.step for change in data.mixture} | {stage.first_step for stage in data.training_stages}
+    smooth = smoothed(data.steps, borders)
     for attempt, records in _by_attempt(data.steps).items():
         parts.append(svg.line(_points(records, x, y), f"raw c{attempt % COLOURS}"))
         trend = [(x(record.step), y(smooth[record.step])) for record in records if record.step in smooth]
@@ -166,49 +170,69 @@ def _by_attempt(records: Sequence[StepRecord]) -> dict[int, list[StepRecord]]:
     return grouped
 
 
-def _smoothed(records: Sequence[StepRecord]) -> dict[int, float]:
-    """Exponential mean over the whole history, corrected for its start: it does not break where attempts change."""
-    mean, weight, smooth = 0.0, 0.0, {}
+def smoothing_half_width(steps: int) -> int:
+    """Steps before and after each that the smoothed line averages; 0: the run is too short to smooth."""
+    return min(SMOOTHED_MAX, steps // SMOOTHED_SHARE)
+
+
+def smoothed(records: Sequence[StepRecord], borders: Collection[int] = ()) -> dict[int, float]:
+    """Centred mean over the history: it neither lags behind the loss nor breaks where attempts change.
+
+    No window reaches over a border, a step from which on something else is trained. Towards borders and both ends the
+    window shrinks on both sides alike, so the line begins and ends at the loss itself.
+    """
+    half = smoothing_half_width(len(records))
+    parts: list[list[StepRecord]] = [[]]
     for record in records:
+        if record.step in borders:
+            parts.append([])
         if math.isfinite(record.loss):
-            mean = SMOOTHING * mean + (1 - SMOOTHING) * record.loss
-            weight = SMOOTHING * weight + (1 - SMOOTHING)
-            smooth[record.step] = mean / weight
+            parts[-1].append(record)
+    smooth = {}
+    for part in parts:
+        sums = [0.0, *itertools.accumulate(record.loss for record in part)]
+        for at, record in enumerate(part):
+            around = min(half, at, len(part) - 1 - at)
+            smooth[record.step] = (sums[at + around + 1] - sums[at - around]) / (2 * around + 1)
     return smooth
 
 
 def _mixture_marks(mixture: Sequence[MixtureWeights], *, x: Scale, y: Scale) -> list[str]:
-    parts = []
-    for number, change in enumerate([change for change in mixture if change.step > 1][:MARKS_MAX]):
-        at = x(change.step)
-        parts.append(svg.rule(at, y.to_px, y.from_px, "mixture", title=f"mixture from step {change.step}"))
-        parts.append(svg.label(at + 4, y.to_px + 10 + 13 * (number % 3), short_weights(change.weights), "mark"))
-    return parts
+    changes = [(x(change.step), change) for change in mixture if change.step > 1][:MARKS_MAX]
+    rules = [
+        svg.rule(at, y.to_px, y.from_px, "mixture", title=f"step {change.step}: {short_weights(change.weights)}")
+        for at, change in changes
+    ]
+    texts = [(at, short_weights(change.weights)) for at, change in changes]
+    return [*rules, svg.labels(texts, y=y.to_px + 10, to_px=x.to_px)]
 
 
 def _stage_marks(stages: Sequence[TrainedStage], *, x: Scale, y: Scale) -> list[str]:
     """Name each stage of training where it begins, at the lower end, and draw its border."""
-    parts = []
-    for stage in stages[:MARKS_MAX]:
-        at = x(stage.first_step)
-        words = f"stage {stage.name} from step {stage.first_step}"
-        parts += [svg.rule(at, y.to_px, y.from_px, "stage", title=words)] if stage.first_step > 1 else []
-        parts.append(svg.label(at + 4, y.from_px - 22, stage.name, "mark"))
-    return parts
+    rules = [
+        svg.rule(
+            x(stage.first_step), y.to_px, y.from_px, "stage", title=f"stage {stage.name} from step {stage.first_step}"
+        )
+        for stage in stages[:MARKS_MAX]
+        if stage.first_step > 1
+    ]
+    texts = [(x(stage.first_step), stage.name) for stage in stages[:MARKS_MAX]]
+    return [*rules, svg.labels(texts, y=y.from_px - 22, to_px=x.to_px, row_px=-13)]
 
 
 def _resume_marks(data: ReportData, *, x: Scale, y: Scale) -> list[str]:
     parts: list[str] = []
+    texts: list[tuple[float, str]] = []
     for before, after in zip(data.steps, data.steps[1:], strict=False):
         if before.attempt != after.attempt and math.isfinite(before.loss) and len(parts) < MARKS_MAX:
             words = f"attempt {after.attempt} resumes after step {before.step}"
             at = x(before.step)
+            texts.append((at, f"resumed after {before.step}"))
             parts.append(
                 svg.rule(at, y.to_px, y.from_px, f"resume c{after.attempt % COLOURS}", title=words)
                 + svg.dot(at, y(before.loss), f"resume c{after.attempt % COLOURS}", title=words)
-                + svg.label(at + 5, y.from_px - 8, f"resumed after {before.step}", "mark")
             )
-    return parts
+    return [*parts, svg.labels(texts, y=y.from_px - 8, to_px=x.to_px, rows=1)]
 
 
 def _row_words(attempt: AttemptRow, *, x: Scale, at: float, end_s: float) -> str:

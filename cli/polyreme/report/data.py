@@ -28,7 +28,7 @@ class Figures:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRow:
-    """One attempt; times are seconds since the epoch."""
+    """One attempt; times are seconds since the epoch, by a clock that was not set after the first attempt began."""
 
     number: int
     scope: str
@@ -41,25 +41,21 @@ class AttemptRow:
     ended_s: float | None = None
     """None while it runs."""
     succeeded: bool = False
+    stopped: bool = False
+    """Whether it ended on request and not by a failure."""
     cause: str = ""
     """Why it ended, one of the operator's causes; empty for success."""
     message: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LostShare:
-    """Time lost to one cause."""
+class TimeShare:
+    """Part of the wall time that was spent on one thing."""
 
-    cause: str
+    name: str
     seconds: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AccountingShares:
-    """Where the wall time went."""
-
-    effective_s: float = 0.0
-    lost: Sequence[LostShare] = ()
+    counts: bool = False
+    """Whether it is the time of steps that are history."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +158,6 @@ class ReportData:
     """Everything on the page."""
 
     title: str
-    job: str
     """Name of the job, with its namespace where that is not the default one."""
     outcome: str
     """``Succeeded``, ``Failed``, ``Stopped`` or ``Running``."""
@@ -179,7 +174,8 @@ class ReportData:
     thrown_away: Sequence[StepRecord] = ()
     """Steps that were trained, and trained again by a later attempt."""
     attempts: Sequence[AttemptRow] = ()
-    accounting: AccountingShares = dataclasses.field(default_factory=AccountingShares)
+    time_shares: Sequence[TimeShare] = ()
+    """What the wall time was spent on, all of it."""
     training_stages: Sequence[TrainedStage] = ()
     """Empty where the job names none."""
     experts: ExpertLoads | None = None

@@ -5,11 +5,18 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Sequence
 
-from polyreme.report.charts import COLOURS, experts_chart, loss_chart, throughput_chart, timeline_chart
-from polyreme.report.data import AnsweredPage, AttemptRow, ReportData
+from polyreme.report.charts import (
+    COLOURS,
+    experts_chart,
+    loss_chart,
+    smoothing_half_width,
+    throughput_chart,
+    timeline_chart,
+)
+from polyreme.report.data import AnsweredPage, AttemptRow, ReportData, TimeShare
 from polyreme.report.style import STYLE
 from polyreme.report.svg import safe, short_number
-from polyreme.report.timeline import end_of
+from polyreme.report.timeline import KINDS, end_of
 from polyreme.words import NOTHING, duration, moment, share, short_weights, size
 
 PAGES_MAX = 48
@@ -67,7 +74,7 @@ def _head(data: ReportData) -> str:
     boxes = "".join(f"<div><dt>{safe(a)}</dt><dd>{safe(b)}</dd><dd>{safe(c)}</dd></div>" for a, b, c in cards)
     outcome = safe(data.outcome)
     return (
-        f'<span class="badge {outcome}">{outcome}</span> <span class="soft">{safe(data.job)}</span>'
+        f'<span class="badge {outcome}">{outcome}</span>'
         f'<h1>{safe(data.title)}</h1><p class="lead">{safe(data.reason)}</p><dl class="figures">{boxes}</dl>'
     )
 
@@ -81,8 +88,11 @@ def _learning(data: ReportData) -> str:
     picture = loss_chart(data)
     if not picture:
         return "<h2>Loss</h2><p class='soft'>No step was trained.</p>"
+    key = ['<li><i class="thin"></i>each step</li>']
+    if around := smoothing_half_width(len(data.steps)):
+        key.append(f'<li><i class="bold"></i>smoothed: mean of {around} steps before and after</li>')
     numbers = sorted({record.attempt for record in data.steps})
-    key = [f'<li><i class="line c{n % COLOURS}"></i>attempt {n}</li>' for n in numbers[:LEGEND_MAX]]
+    key += [f'<li><i class="line c{n % COLOURS}"></i>attempt {n}</li>' for n in numbers[:LEGEND_MAX]]
     if len(numbers) > LEGEND_MAX:
         key.append(f"<li>and {len(numbers) - LEGEND_MAX} more</li>")
     if data.thrown_away:
@@ -133,27 +143,30 @@ def _time(data: ReportData) -> str:
     timeline, throughput = timeline_chart(data), throughput_chart(data)
     if not timeline and not throughput:
         return ""
-    kinds = ("starting", "training", "lost", "finishing")
-    words = {"training": "training steps that count", "lost": "lost", "finishing": "evaluating and exporting"}
-    key = "".join(f'<li><i class="{kind}"></i>{words.get(kind, kind)}</li>' for kind in kinds)
+    words = {"training": "training steps that count", "finishing": "evaluating and exporting"}
+    key = "".join(
+        f'<li><i class="{kind}"></i>{words.get(kind, kind)}</li>' for kind in KINDS if f'"span {kind}"' in timeline
+    )
     parts = [
         f'<h2>Time</h2><div class="card">{timeline}<ul class="key">{key}</ul></div>' if timeline else "<h2>Time</h2>"
     ]
     if throughput:
         parts.append(f'<h3>Tokens a second</h3><div class="card">{throughput}</div>')
-    if data.accounting.effective_s or data.accounting.lost:
-        parts.append(_accounting(data))
+    if data.time_shares:
+        parts.append(_time_shares(data.time_shares))
     return "".join(parts)
 
 
-def _accounting(data: ReportData) -> str:
-    accounting = data.accounting
-    total = accounting.effective_s + sum(lost.seconds for lost in accounting.lost) or 1.0
-    rows = [("Training that counts", accounting.effective_s, "")]
-    rows += [(lost.cause, lost.seconds, "bad") for lost in sorted(accounting.lost, key=lambda lost: -lost.seconds)]
+def _time_shares(shares: Sequence[TimeShare]) -> str:
+    total_s = sum(part.seconds for part in shares) or 1.0
     cells = [
-        (safe(name), duration(seconds), share(seconds / total), _meter(seconds / total, kind))
-        for name, seconds, kind in rows
+        (
+            safe(part.name),
+            duration(part.seconds),
+            share(part.seconds / total_s),
+            _meter(part.seconds / total_s, "" if part.counts else "bad"),
+        )
+        for part in shares
     ]
     return "<h3>Where the time went</h3>" + _table(("", "#time", "#share", ""), cells)
 

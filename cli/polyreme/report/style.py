@@ -44,7 +44,8 @@ p { margin: 4px 0 10px; overflow-wrap: anywhere; }
 .chart svg { display: block; width: 100%; min-width: 620px; height: auto; }
 svg text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: var(--soft);
   font-variant-numeric: tabular-nums; }
-svg .mark { font-size: 11px; } svg .row { font-weight: 600; font-size: 13px; }
+svg .mark { font-size: 11px; paint-order: stroke; stroke: var(--card); stroke-width: 3px; }
+svg .row { font-weight: 600; font-size: 13px; }
 svg .on-bar { font-size: 11px; font-weight: 600; fill: var(--card); }
 .grid { stroke: var(--line); stroke-width: 1; }
 polyline { fill: none; stroke-linejoin: round; stroke-linecap: round; }
@@ -66,13 +67,17 @@ circle.held-out { fill: var(--accent); }
 circle.bad { fill: var(--bad); }
 .span.starting { fill: var(--warn); opacity: 0.75; } .span.training { fill: var(--good); }
 .span.lost { fill: var(--bad); opacity: 0.8; } .span.finishing { fill: var(--accent); }
+.span.hung { fill: var(--c4); } .span.stopped { fill: var(--lost); }
 .rate { fill: var(--good); opacity: 0.75; } .rate-lost { fill: var(--bad); opacity: 0.55; }
 .key { display: flex; flex-wrap: wrap; gap: 4px 18px; color: var(--soft); font-size: 13px;
   margin: 6px 0 0; padding: 0; list-style: none; }
 .key i { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 6px; }
 .key i.starting { background: var(--warn); } .key i.training { background: var(--good); }
 .key i.lost { background: var(--bad); } .key i.finishing { background: var(--accent); }
-.key i.line, .key i.dashed { width: 20px; height: 0; border-radius: 0; border-top: 2.4px solid; vertical-align: 4px; }
+.key i.hung { background: var(--c4); } .key i.stopped { background: var(--lost); }
+.key i.line, .key i.dashed, .key i.thin, .key i.bold { width: 20px; height: 0; border-radius: 0;
+  border-top: 2.4px solid; vertical-align: 4px; }
+.key i.thin { border-top-width: 1px; opacity: 0.6; }
 .key i.dashed { border-top-style: dashed; } .key i.dot { background: var(--accent); border-radius: 50%; }
 .key .c0 { color: var(--c0); } .key .c1 { color: var(--c1); } .key .c2 { color: var(--c2); }
 .key .c3 { color: var(--c3); } .key .c4 { color: var(--c4); } .key .c5 { color: var(--c5); }

@@ -18,6 +18,9 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 18, 30, 34
 POINTS_MAX = 1500
 """Points of one line; more are thinned out, extremes kept."""
 CHARACTERS_MAX = 20_000
+LABEL_CHARACTER_PX = 6.2
+"""Width of a character of a label at a mark, rather too much than too little."""
+LABEL_GAP_PX = 4
 _BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
@@ -135,6 +138,26 @@ def dot(x: float, y: float, classes: str, *, title: str = "", radius: float = 4)
 def label(x: float, y: float, text: str, classes: str = "", *, anchor: str = "start") -> str:
     """Write text."""
     return f'<text class="{safe(classes)}" x="{x:.1f}" y="{y:.1f}" text-anchor="{safe(anchor)}">{safe(text)}</text>'
+
+
+def labels(marks: Sequence[tuple[float, str]], *, y: float, to_px: float, row_px: float = 13, rows: int = 4) -> str:
+    """Write labels to the right of marks [pixels], in rows from ``y`` on, none over another.
+
+    A label that would leave the picture at ``to_px`` stands to the left of its mark; one that finds no room is left
+    out, since marks have titles.
+    """
+    taken: list[list[tuple[float, float]]] = [[] for _ in range(rows)]
+    parts = []
+    for x, text in marks:
+        width = len(text) * LABEL_CHARACTER_PX
+        is_right = x + LABEL_GAP_PX + width <= to_px
+        left = x + LABEL_GAP_PX if is_right else x - LABEL_GAP_PX - width
+        for row, spans in enumerate(taken):
+            if all(left >= end + LABEL_GAP_PX or left + width + LABEL_GAP_PX <= start for start, end in spans):
+                spans.append((left, left + width))
+                parts.append(label(left, y + row * row_px, text, "mark"))
+                break
+    return "".join(parts)
 
 
 def frame(

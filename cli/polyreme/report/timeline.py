@@ -1,14 +1,19 @@
-"""How an attempt spent its time: starting, training steps that are history, work that was lost, finishing."""
+"""What an attempt's time was spent on: getting ready, steps that are history, pauses, lost work, hangs, finishing."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Sequence
 
-from polyreme.report.data import AttemptRow
+from polyreme.report.data import AttemptRow, TimeShare
 from polyreme_api.progress import StepRecord
 
-STARTING, TRAINING, LOST, FINISHING = "starting", "training", "lost", "finishing"
+STARTING, TRAINING, LOST, HUNG, STOPPED, FINISHING = "starting", "training", "lost", "hung", "stopped", "finishing"
+KINDS = (STARTING, TRAINING, LOST, HUNG, STOPPED, FINISHING)
+CAUSE_HUNG = "Hung"
+STEPS_NAME = "Steps that count"
+PAUSES_NAME = "Between steps: data, checkpoints, held-out loss"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +35,8 @@ def attempt_spans(
 ) -> list[Span]:
     """Split an attempt's time.
 
-    What follows the last step that is history is evaluation and export when the attempt succeeded, else it is lost;
-    while the attempt runs, it is training.
+    Steps that are not history are lost. What follows the last step is evaluation and export when the attempt succeeded,
+    a hang or a stop when it ended by one, and else lost; while the attempt runs, it is training.
 
     Args:
         attempt: The attempt.
@@ -42,22 +47,81 @@ def attempt_spans(
     ended_s = max(attempt.ended_s if attempt.ended_s is not None else now_s, attempt.started_s)
     records = sorted([*committed, *thrown_away], key=lambda record: record.ended_at_s)
     if not records:
-        return _without_empty([Span(kind=STARTING, from_s=attempt.started_s, until_s=ended_s)])
+        is_hung = attempt.cause == CAUSE_HUNG and not attempt.stopped
+        kind = STOPPED if attempt.stopped else HUNG if is_hung else STARTING
+        return _without_empty([Span(kind=kind, from_s=attempt.started_s, until_s=ended_s)])
     begun_s = min(max(records[0].ended_at_s - records[0].step_s, attempt.started_s), ended_s)
-    kept_s = min(max((record.ended_at_s for record in committed), default=begun_s), ended_s)
-    after = FINISHING if attempt.succeeded else TRAINING if attempt.ended_s is None else LOST
+    kept_s = max(min(max((record.ended_at_s for record in committed), default=begun_s), ended_s), begun_s)
+    again_s = max(min(max((record.ended_at_s for record in thrown_away), default=kept_s), ended_s), kept_s)
+    end = _kind_of_end(attempt)
+    if end == LOST:
+        again_s = kept_s
     return _without_empty(
         [
             Span(kind=STARTING, from_s=attempt.started_s, until_s=begun_s),
-            Span(kind=TRAINING, from_s=begun_s, until_s=max(kept_s, begun_s)),
-            Span(kind=after, from_s=max(kept_s, begun_s), until_s=ended_s),
+            Span(kind=TRAINING, from_s=begun_s, until_s=kept_s),
+            Span(kind=LOST, from_s=kept_s, until_s=again_s),
+            Span(kind=end, from_s=again_s, until_s=ended_s),
         ]
     )
 
 
+def time_shares(
+    attempts: Sequence[AttemptRow],
+    *,
+    committed: Sequence[StepRecord],
+    thrown_away: Sequence[StepRecord],
+    now_s: float,
+) -> list[TimeShare]:
+    """Add up what all attempts spent their time on: all of the time from the first one's start to the end."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for attempt in attempts:
+        kept = [record for record in committed if record.attempt == attempt.number]
+        spans = attempt_spans(
+            attempt,
+            committed=kept,
+            thrown_away=[record for record in thrown_away if record.attempt == attempt.number],
+            now_s=now_s,
+        )
+        for span in spans:
+            if span.kind == TRAINING:
+                steps_s = min(sum(record.step_s for record in kept), span.seconds)
+                sums[STEPS_NAME] += steps_s
+                sums[PAUSES_NAME] += span.seconds - steps_s
+            else:
+                sums[_name(span, attempt, is_first=attempt is attempts[0])] += span.seconds
+    return [
+        TimeShare(name=name, seconds=seconds, counts=name == STEPS_NAME)
+        for name, seconds in sorted(sums.items(), key=lambda item: (item[0] != STEPS_NAME, -item[1]))
+        if seconds > 0
+    ]
+
+
 def end_of(attempt: AttemptRow) -> str:
     """Say in a word how an attempt ended."""
-    return attempt.cause or ("succeeded" if attempt.succeeded else "running" if attempt.ended_s is None else "ended")
+    if attempt.succeeded or attempt.stopped:
+        return "succeeded" if attempt.succeeded else "stopped"
+    return attempt.cause or ("running" if attempt.ended_s is None else "ended")
+
+
+def _kind_of_end(attempt: AttemptRow) -> str:
+    if attempt.succeeded or attempt.stopped:
+        return FINISHING if attempt.succeeded else STOPPED
+    if attempt.ended_s is None:
+        return TRAINING
+    return HUNG if attempt.cause == CAUSE_HUNG else LOST
+
+
+def _name(span: Span, attempt: AttemptRow, *, is_first: bool) -> str:
+    why = f" ({attempt.cause})" if attempt.cause else ""
+    names = {
+        STARTING: "First start" if is_first else f"Starting again ({attempt.scope})",
+        LOST: f"Lost steps, and the end of a failed attempt{why}",
+        HUNG: "Hung: no step, until the restart",
+        STOPPED: "Stopped on request",
+        FINISHING: "Evaluating and exporting",
+    }
+    return names[span.kind]
 
 
 def _without_empty(spans: list[Span]) -> list[Span]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polyreme.gather import restart_s
+from polyreme.clock import SystemClock
 from polyreme.inject import Injection, parse_injection
 from polyreme.quickstart import identical_losses
 from polyreme.records import RunRecords, parse_steps, read_records
@@ -106,25 +106,14 @@ def test_losses_are_compared_bit_for_bit_and_only_after_a_restart(tmp_path: Path
     assert identical_losses(disturbed, reference) == (3, 2)
 
 
-def test_restart_time_runs_from_the_fault_to_the_next_trained_step() -> None:
-    fault = Moment(at_s=100.0, kind="fault", attempt=1, text="kill-rank=1@5")
-    steps = {
-        1: [step(1, 1, ended_at_s=90.0)],
-        2: [step(2, 2, ended_at_s=102.5), step(2, 3, ended_at_s=103.0)],
-    }
-    assert restart_s([fault], steps) == pytest.approx(2.5)
-    assert restart_s([fault], {1: steps[1]}) is None
-    assert restart_s([], steps) is None
-
-
-def test_a_timeline_outlives_its_process_and_drops_repeats(tmp_path: Path) -> None:
-    first = Timeline(tmp_path)
+def test_a_timeline_outlives_its_process_and_drops_repeats_and_damage(tmp_path: Path) -> None:
+    first = Timeline(tmp_path, SystemClock())
     first.add(Moment(at_s=1.0, kind="attempt", attempt=1, text="Start"))
     first.add(Moment(at_s=2.0, kind="attempt", attempt=1, text="Start"))
-    second = Timeline(tmp_path)
+    second = Timeline(tmp_path, SystemClock())
     second.add(Moment(at_s=3.0, kind="released", attempt=1))
     with (tmp_path / "timeline.jsonl").open("a") as stream:
-        stream.write('{"at_s": 4')
+        stream.write('damaged\n{"at_s": 4')
     assert [(moment.at_s, moment.kind) for moment in read_timeline(tmp_path)] == [(1.0, "attempt"), (3.0, "released")]
 
 

@@ -8,17 +8,16 @@ import struct
 import zlib
 
 from polyreme.report.data import (
-    AccountingShares,
     AnsweredPage,
     AttemptRow,
     CheckpointRow,
     DeadLetterRow,
     Figures,
     HeldOutSet,
-    LostShare,
     MixtureWeights,
     ReportData,
     StageRow,
+    TimeShare,
 )
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.plan import Plan
@@ -86,7 +85,6 @@ def two_kills() -> ReportData:
     ]  # fmt: skip
     return ReportData(
         title="quickstart",
-        job="default/quickstart",
         outcome="Succeeded",
         reason="All 800 steps are trained and 91.3 % of 240 held-out pages are answered exactly, after two kills.",
         written_s=START_S + 90,
@@ -99,10 +97,11 @@ def two_kills() -> ReportData:
         steps=sorted((r for r in records if r.step <= until[r.attempt]), key=lambda r: r.step),
         thrown_away=[r for r in records if r.step > until[r.attempt]],
         attempts=attempts,
-        accounting=AccountingShares(
-            effective_s=64.0,
-            lost=[LostShare(cause="RankKilled", seconds=6.2), LostShare(cause="Starting", seconds=8.1)],
-        ),
+        time_shares=[
+            TimeShare(name="Steps that count", seconds=64.0, counts=True),
+            TimeShare(name="First start", seconds=8.1),
+            TimeShare(name="Lost steps (RankKilled)", seconds=13.9),
+        ],
         mixture=[
             MixtureWeights(step=1, weights={"one": 1, "two": 0}),
             MixtureWeights(step=200, weights={"one": 1, "two": 1}),

@@ -61,7 +61,6 @@ def read(html: str) -> Reader:
 def empty(**changes: object) -> ReportData:
     data = ReportData(
         title="a",
-        job="default/a",
         outcome="Failed",
         reason="the disk is full",
         written_s=START_S,
@@ -78,6 +77,12 @@ def test_a_run_with_two_kills_shows_its_story() -> None:
         "torn, never loaded", "no PNG: truncated", "dp4 ep2", "kimi-vl-nano", "torch", "2.13.0", "expected 333",
     ):  # fmt: skip
         assert words in reader.text, words
+
+
+def test_the_name_is_printed_once_at_the_head_and_the_smoothed_line_is_labelled() -> None:
+    reader = read(build_report(two_kills()))
+    assert reader.text.partition("Loss")[0].replace("quickstart: Succeeded", "").count("quickstart") == 1
+    assert "smoothed: mean of 13 steps before and after" in reader.text
 
 
 def test_the_report_needs_nothing_outside_itself() -> None:
@@ -103,7 +108,6 @@ def test_hostile_text_stays_text_wherever_it_stands() -> None:
     hostile = dataclasses.replace(
         data,
         title=HOSTILE,
-        job=HOSTILE,
         outcome=HOSTILE,
         reason=HOSTILE,
         job_yaml=HOSTILE,
@@ -121,9 +125,7 @@ def test_hostile_text_stays_text_wherever_it_stands() -> None:
         ],
         checkpoints=[dataclasses.replace(row, name=HOSTILE) for row in data.checkpoints],
         environment={HOSTILE: HOSTILE},
-        accounting=dataclasses.replace(
-            data.accounting, lost=[dataclasses.replace(lost, cause=HOSTILE) for lost in data.accounting.lost]
-        ),
+        time_shares=[dataclasses.replace(part, name=HOSTILE) for part in data.time_shares],
     )
     html = build_report(hostile)
     reader = read(html)

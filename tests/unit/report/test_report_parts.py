@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from polyreme.report import svg
-from polyreme.report.charts import throughput_chart
-from polyreme.report.data import AttemptRow
+from polyreme.report.charts import loss_chart, smoothed, smoothing_half_width, throughput_chart
+from polyreme.report.data import AttemptRow, MixtureWeights
 from polyreme.report.timeline import FINISHING, LOST, STARTING, TRAINING, attempt_spans
 from polyreme.words import clock, duration, share, size
 from tests.unit.report.samples import START_S, record, two_kills
@@ -105,6 +107,34 @@ def test_throughput_shows_the_pauses() -> None:
     picture = throughput_chart(two_kills())
     assert 'class="rate"' in picture
     assert 'class="rate-lost"' in picture
+
+
+@pytest.mark.parametrize("steps", [12, 59, 600, 5000])
+def test_the_smoothed_line_starts_and_ends_at_the_loss_and_does_not_lag(steps: int) -> None:
+    falling = [record(1, step, at_s=step, loss=8.0 - 7.0 * step / steps) for step in range(1, steps + 1)]
+    line = smoothed(falling)
+    assert [line[row.step] for row in falling] == pytest.approx([row.loss for row in falling])
+    assert (smoothing_half_width(steps) > 0) is (steps >= 60)
+
+
+def test_the_smoothed_line_does_not_rise_before_the_mixture_changes() -> None:
+    jump = [record(1, step, at_s=step, loss=1.0 if step < 300 else 3.0) for step in range(1, 601)]
+    line = smoothed(jump, {300})
+    assert [line[299], line[300]] == pytest.approx([1.0, 3.0])
+
+
+def test_labels_never_cover_each_other_nor_leave_the_picture() -> None:
+    data = two_kills()
+    weights = {"first-source": 1, "second-source": 1, "third-source": 2}
+    crowd = dataclasses.replace(
+        data, mixture=[MixtureWeights(step=step, weights=weights) for step in (1, 2, 3, 40, 60, 500, 780, 799, 800)]
+    )
+    found = re.findall(r'<text class="mark" x="([0-9.]+)" y="([0-9.]+)"[^>]*>([^<]*)<', loss_chart(crowd))
+    boxes = [(float(x), float(x) + len(text) * svg.LABEL_CHARACTER_PX, float(y)) for x, y, text in found]
+    assert len(boxes) >= 6
+    for one, other in itertools.combinations(boxes, 2):
+        assert one[2] != other[2] or one[1] <= other[0] or other[1] <= one[0]
+    assert all(left >= 0 and right <= svg.WIDTH for left, right, _ in boxes)
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ class Loop:
             step_s=step_s,
             held_out=held_out,
             ended_at_s=self.clock.now_s(),
+            ended_steady_s=self.clock.steady_s(),
             expert_load_max=routing.load_max,
             router_entropy=routing.entropy,
             rows_dropped=routing.dropped,

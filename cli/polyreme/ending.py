@@ -12,6 +12,7 @@ import typer
 
 from polyreme.output import note
 from polyreme_api.errors import ExitCode, PolyremeError
+from polyreme_api.extras import missing_extra
 
 MACHINE_ERRORS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EMFILE}
@@ -48,6 +49,9 @@ def invoke(app: typer.Typer, arguments: Sequence[str] | None, *, name: str) -> i
             # Whoever read has enough, as head does; Python must not write to it again at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return ExitCode.OK
+        if isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error, "run", "kubectl")) is not None:
+            note(f"{name}: {missing}")
+            return missing.exit_code
         if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
             note(f"{name}: the machine refused: {error.strerror}: {error.filename}; mend that and try again")
             return ExitCode.ENVIRONMENT

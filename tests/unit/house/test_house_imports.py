@@ -30,7 +30,7 @@ for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
 # What speaks to a Kubernetes API server: the operator as it is installed there, `kubectl polyreme` and `polyreme node`.
 CLUSTER_LIBRARIES = {"kopf", "kubernetes"}
 ON_A_CLUSTER = (
-    "polyreme_operator.main",
+    "polyreme_operator.service",
     "polyreme_operator.kopf_feed",
     "polyreme_operator.adapters.kubernetes",
     "polyreme.plugin",

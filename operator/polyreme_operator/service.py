@@ -1,0 +1,170 @@
+"""The operator as a process: kopf logs in, starts, watches our own kinds and shuts down; one replica leads."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import secrets
+import socket
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import kopf
+
+from polyreme_api import labels
+from polyreme_api.errors import PolyremeError
+from polyreme_operator import leadership, metrics_server
+from polyreme_operator.adapters.clock import SystemClock
+from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_operator.adapters.kubernetes.connection import Connection, from_kubeconfig, from_service_account
+from polyreme_operator.counted import CountedCluster
+from polyreme_operator.kopf_feed import KopfFeed, own_kinds, wait_until_served
+from polyreme_operator.logging_setup import set_up
+from polyreme_operator.loop import run_operator
+from polyreme_operator.metrics import Metrics
+from polyreme_operator.model import WATCHED_KINDS
+from polyreme_operator.options import Options, in_cluster
+from polyreme_operator.port import PAGE_OBJECTS
+
+WORKERS_MAX = 64
+"""Objects whose events kopf handles at a time: without a bound 15,000 first sights held as many connections."""
+WORKER_IDLE_S = 0.05
+"""How long a worker of kopf's keeps its place for nothing; its default of 5 s makes of the bound a crawl."""
+RETRIES_S = (1.0, 1.0, 2.0, 3.0, 5.0)
+"""Delays of kopf's requests that fail; the last for good. Its own give up after 54 s, and the operator with them."""
+EXIT_S = 25.0
+"""Longest way out; a pod's own grace is 30 s."""
+
+_log = logging.getLogger(__name__)
+
+
+def run_service(options: Options) -> int:
+    """Run until SIGTERM or SIGINT; return the exit code."""
+    set_up(options.log_format, level=options.log_level)
+    logging.getLogger("kopf").setLevel(max(options.log_level, logging.WARNING))
+    try:
+        connection = from_service_account() if in_cluster() else from_kubeconfig()
+        asyncio.run(serve(options, connection))
+    except PolyremeError as error:
+        _log.error("%s", error)
+        return int(error.exit_code)
+    return 0
+
+
+async def serve(options: Options, connection: Connection) -> None:
+    """Contend for the Lease, and run the operator while it is had."""
+    metrics, clock = Metrics(), SystemClock()
+    async with KubernetesCluster(connection, selectors={"Lease": labels.LABEL_JOB_UID}) as cluster:
+        shell = _Shell(options, connection, CountedCluster(cluster, metrics), metrics, clock)
+        probes = asyncio.ensure_future(shell.answer_probes())
+        try:
+            await shell.run()
+        finally:
+            probes.cancel()
+            await asyncio.wait({probes})
+
+
+class _Shell:
+    def __init__(
+        self,
+        options: Options,
+        connection: Connection,
+        port: CountedCluster,
+        metrics: Metrics,
+        clock: SystemClock,
+    ) -> None:
+        self._options, self._connection, self._port = options, connection, port
+        self._metrics, self._clock = metrics, clock
+        self._kinds = own_kinds(WATCHED_KINDS)
+        self._feed = KopfFeed(port, self._kinds, clock, only={"ConfigMap": options.settings.namespace})
+        self._stop = asyncio.Event()
+        self._work: asyncio.Future[None] | None = None
+
+    async def run(self) -> None:
+        """Run until a signal comes or the work fails.
+
+        Raises:
+            Exception: What the work failed with.
+        """
+        await wait_until_served(self._port, self._kinds, self._clock)
+        registry = kopf.OperatorRegistry()
+        self._feed.register(registry)
+        kopf.on.login(registry=registry)(_login)
+        kopf.on.startup(registry=registry)(self._start)
+        kopf.on.cleanup(registry=registry)(self._end)
+        settings = _settings()
+        await kopf.operator(
+            registry=registry, settings=settings, standalone=True, clusterwide=True, stop_flag=self._stop
+        )
+        if self._work is not None and not self._work.cancelled():
+            self._work.result()
+
+    async def answer_probes(self) -> None:
+        """Serve metrics and probes."""
+        options = self._options
+        reviewer = metrics_server.AccessReviewer(self._connection)
+        await metrics_server.serve(
+            self._metrics,
+            host=options.host,
+            port=options.port,
+            reviewer=None if options.is_local else metrics_server.CachedReviewer(reviewer, self._clock),
+            is_ready=lambda: self._work is not None and not self._work.done(),
+            is_alive=lambda: self._work is None or not self._work.done(),
+            started=lambda port: _log.info("metrics and probes are served", extra={"port": port}),
+        )
+
+    async def _start(self, **_: Any) -> None:
+        identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"
+        self._work = asyncio.ensure_future(
+            leadership.lead(
+                self._port,
+                self._clock,
+                identity=identity,
+                namespace=self._options.settings.namespace,
+                rng=random.Random(),
+                run=self._lead,
+            )
+        )
+        self._work.add_done_callback(lambda _: self._stop.set())
+
+    async def _end(self, **_: Any) -> None:
+        """Let the work go, and with it the Lease, before the connections are closed."""
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait({self._work}, timeout=EXIT_S)
+
+    async def _lead(self) -> None:
+        await run_operator(
+            self._feed,
+            self._clock,
+            settings=self._options.settings,
+            rng=random.Random(),
+            entropy=secrets.token_bytes,
+            observer=self._metrics,
+        )
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.queueing.worker_limit = WORKERS_MAX
+    settings.queueing.idle_timeout = WORKER_IDLE_S
+    settings.watching.chunk_size = PAGE_OBJECTS
+    settings.process.ultimate_exiting_timeout = EXIT_S
+    settings.networking.error_backoffs = _Retries()
+    return settings
+
+
+class _Retries(Iterable[float]):
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain(RETRIES_S, itertools.repeat(RETRIES_S[-1]))
+
+
+def _login(**arguments: Any) -> kopf.ConnectionInfo | None:
+    """Log in as the adapter does."""
+    if in_cluster():
+        return kopf.login_with_service_account(**arguments)
+    return kopf.login_via_client(**arguments)

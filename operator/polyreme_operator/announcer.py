@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from polyreme_api import labels
 from polyreme_api.clock import Clock
+from polyreme_api.kinds import KINDS
 from polyreme_api.times import rfc3339
 from polyreme_operator.port import ClusterPort, Manifest, PortError
 from polyreme_operator.types.actions import EmitEvent
@@ -96,10 +97,11 @@ class Announcer:
             "kind": "Event",
             "metadata": {
                 "name": f"{labels.job_object_name(event.ref.name, event.uid)}.{event.key}",
-                "namespace": event.ref.namespace,
+                # Where an object has no namespace, its events lie in this one.
+                "namespace": event.ref.namespace or "default",
             },
             "involvedObject": {
-                "apiVersion": labels.API_VERSION,
+                "apiVersion": labels.API_VERSION if event.ref.kind in KINDS else "v1",
                 "kind": event.ref.kind,
                 "namespace": event.ref.namespace,
                 "name": event.ref.name,

@@ -11,7 +11,7 @@ from typing import Any
 from polyreme_api import labels
 from polyreme_api.clock import Clock
 from polyreme_api.job import TrainingJobStatus
-from polyreme_operator.model import WATCHED_KINDS, Changes, ClusterModel
+from polyreme_operator.model import WATCHED_KINDS, ClusterModel
 from polyreme_operator.port import (
     STATUS_SUBRESOURCE,
     AlreadyExistsError,
@@ -37,6 +37,7 @@ from polyreme_operator.types.actions import (
     WriteStanding,
     WriteStatus,
 )
+from polyreme_operator.types.changes import Changes
 from polyreme_operator.types.intents import INTENTS_KEY, render_intents
 from polyreme_operator.types.observer import Observer
 

@@ -21,15 +21,18 @@ from polyreme_api.clock import Clock
 from polyreme_api.errors import RetryableError
 from polyreme_operator.announcer import Announcer
 from polyreme_operator.apply import Applier
-from polyreme_operator.core.events import events_of
+from polyreme_operator.core.events import events_of, unreadable_event
+from polyreme_operator.core.quarantine import JobFaultError, fault_message
 from polyreme_operator.core.rebase import rebased
 from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.schedule import Batch, Stopwatch, schedule
-from polyreme_operator.model import WATCHED_KINDS, Changes, ClusterModel
+from polyreme_operator.model import WATCHED_KINDS, ClusterModel
 from polyreme_operator.port import ClusterPort, ConflictError, NotFoundError, ObjectRef, PortError
+from polyreme_operator.quarantine import Quarantine
 from polyreme_operator.settings import Settings
 from polyreme_operator.telling import Telling
 from polyreme_operator.types.actions import Action, Decision, EmitEvent, ReadLease, WriteStatus
+from polyreme_operator.types.changes import Changes
 from polyreme_operator.types.observer import NullObserver, Observer
 from polyreme_operator.watcher import Watcher
 
@@ -49,6 +52,8 @@ _SHORT_S = 0.001
 """Looking at a job may take so long as often as it likes."""
 _DEAF_S = 0.5
 """How often it is tried again while no Lease can be heard."""
+ROUND_FAULTS_MAX = 16
+"""Jobs that one round of the scheduler puts in quarantine; the next round goes on from there."""
 
 
 async def run_operator(
@@ -117,6 +122,7 @@ class _Operator:
         self._timers: list[tuple[float, str]] = []
         self._due: dict[str, float] = {}
         self._failures: dict[str, int] = defaultdict(int)
+        self._retries = Quarantine(clock.steady_s)
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._wanting: dict[str, int] = defaultdict(int)
         """Writes of the scheduler that wait for a job's lock."""
@@ -133,6 +139,11 @@ class _Operator:
     # ------------------------------------------------------------------------------------------------------- observe
 
     def _note(self, changes: Changes) -> None:
+        for left_out in changes.unreadable:
+            self._observer.unreadable(left_out.ref.kind)
+            if left_out.ref.kind != labels.KIND_JOB:
+                # A job says so by its status.
+                self._announcer.put(unreadable_event(left_out))
         if changes.jobs:
             self._dirty.update(dict.fromkeys(sorted(changes.jobs)))
         if changes.capacity or changes.asks:
@@ -221,18 +232,50 @@ class _Operator:
             _log.info("pass of %s is tried again in %.2f s: %s", key, delay_s, error)
             # What a round gave away, and could not write, may be for others.
             self._wake_at(ANEW if key == SCHEDULE else key, self._clock.now_s() + delay_s)
-        except Exception as error:
-            # A bug of ours that one job meets shall not stop all others; without admissions nothing goes on at all.
-            if key in {SCHEDULE, TELL}:
-                raise
+        except Exception as error:  # noqa: BLE001 - no error of a decision may stop the operator
+            if key not in {SCHEDULE, TELL}:
+                self._quarantine(key, error, in_round=False)
+                return
+            # No job can be blamed for it. What is admitted goes on, and is healed, while this is retried.
             self._failures[key] += 1
             delay_s = self._backoff_s(self._failures[key])
-            _log.exception("pass of job %s met a bug of the operator; it is tried again in %.2f s", key, delay_s)
+            _log.exception("%s raised an error, it is retried in %.2f s", key, delay_s)
             self._observer.failed(key, error)
-            self._wake_at(key, self._clock.now_s() + delay_s)
+            self._wake_at(ANEW if key == SCHEDULE else key, self._clock.now_s() + delay_s)
         finally:
             self._busy.discard(key)
             self._wake.set()
+
+    def _quarantine(self, uid: str, error: Exception, *, in_round: bool) -> None:
+        """Leave a job as it is and retry it later, since a decision about it raised an error; everyone else continues.
+
+        Args:
+            uid: Of the job.
+            error: The error.
+            in_round: Whether the scheduler's decision raised it, so that the job's own passes go on.
+        """
+        self._observer.failed(uid, error)
+        job = self._model.job(uid)
+        if job is None:
+            _log.error("job %s raised an error", uid, exc_info=error)
+            return
+        delay_s = self._retries.add(uid, generation=job.generation)
+        when = "after a change of its spec" if delay_s is None else f"in {delay_s:.0f} s"
+        _log.error("job %s raised an error and is left as it is; it is retried %s", job.ref, when, exc_info=error)
+        if job.fault != (message := fault_message(error)):
+            self._note(self._model.quarantine(uid, message, in_round=in_round))
+        if delay_s is not None:
+            self._wake_at(uid, self._clock.now_s() + delay_s)
+
+    def _retry(self, uid: str) -> None:
+        """Take a job out of quarantine, if it is time to."""
+        job, wait_s = self._model.job(uid), self._retries.wait_s(uid)
+        if job is None or not job.fault or wait_s is None:
+            return
+        if wait_s > 0:
+            self._wake_at(uid, self._clock.now_s() + wait_s)
+        else:
+            self._note(self._model.quarantine(uid, "", in_round=False))
 
     def _backoff_s(self, failures: int) -> float:
         return self._settings.backoff_s(failures) * (0.5 + self._rng.random() / 2)
@@ -251,6 +294,7 @@ class _Operator:
     async def _reconcile(self, uid: str) -> None:
         async with self._locks[uid]:
             began_s = self._clock.steady_s()
+            self._retry(uid)
             decision = self._decide(uid, lease_read=False)
             reads = [action for action in decision.actions if isinstance(action, ReadLease)]
             if reads and self._watcher.deaf:
@@ -273,6 +317,7 @@ class _Operator:
             self._locks.pop(uid, None)
             self._rests_until.pop(uid, None)
             self._telling.forget(uid)
+            self._retries.forget(uid)
             self._observer.gone(uid)
 
     def _timely(self, uid: str, actions: tuple[Action, ...]) -> tuple[Action, ...]:
@@ -321,9 +366,8 @@ class _Operator:
                 _log.info("the status of job %s is told later: %s", uid, error)
                 self._want_to_tell([uid])
                 await self._clock.sleep(self._backoff_s(failures))
-            except Exception as error:  # noqa: BLE001 - a bug of ours that one job meets shall not stop all others
-                _log.exception("telling of job %s met a bug of the operator", uid)
-                self._observer.failed(uid, error)
+            except Exception as error:  # noqa: BLE001 - one job must not stop the others
+                self._quarantine(uid, error, in_round=False)
 
     async def _tell_job(self, uid: str) -> None:
         if self._model.job(uid) is None:
@@ -371,6 +415,23 @@ class _Operator:
             self._dirty[TELL] = None
 
     def _round(self, leases_read: frozenset[str]) -> Batch:
+        """Decide about the cluster, without the jobs whose data raise an error.
+
+        Raises:
+            Exception: If no job is to blame for it.
+        """
+        for _ in range(ROUND_FAULTS_MAX):
+            try:
+                return self._decide_round(leases_read)
+            except JobFaultError as fault:
+                job = self._model.job(fault.uid)
+                if job is None or job.fault:
+                    # It takes no part in the round, so the round is to blame.
+                    raise fault.error from None
+                self._quarantine(fault.uid, fault.error, in_round=True)
+        return Batch(again=True)
+
+    def _decide_round(self, leases_read: frozenset[str]) -> Batch:
         began_s = self._clock.steady_s()
         cluster = self._model.cluster(leases_read=leases_read)
         spent_s: list[float] = []
@@ -394,6 +455,11 @@ class _Operator:
                 # One job is otherwise than it was seen: the next round decides about it, and nobody waits for that.
                 # What this round gave to it may be for others, who were refused on its account.
                 self._model.told.forget_misfits()
+                self._note(Changes(asks=True))
+            except PortError:
+                raise
+            except Exception as error:  # noqa: BLE001 - one job must not stop the others
+                self._quarantine(write.uid, error, in_round=True)
                 self._note(Changes(asks=True))
 
     @contextlib.asynccontextmanager

@@ -97,8 +97,14 @@ class Metrics:
         self.status_writes_total = self._counter("status_writes_total", "Writes of a job's status.", "code")
         self.internal_errors_total = self._counter(
             "internal_errors_total",
-            "Passes of single jobs that met a bug of the operator, and are tried again.",
+            "Decisions that raised an error; the job that caused it is put in quarantine and retried.",
             "error",
+        )
+        self.unreadable_objects_total = self._counter(
+            "unreadable_objects_total", "Versions of objects that could not be read.", "kind"
+        )
+        self.quarantined_jobs = self._gauge(
+            "quarantined_jobs", "Jobs in quarantine (condition Degraded): no decision is made about them."
         )
         self.events_dropped_total = self._counter(
             "events_dropped_total", "Events that were told to nobody, since there were too many.", "reason"
@@ -208,9 +214,13 @@ class Metrics:
         self.events_dropped_total.labels(reason).inc()
 
     def failed(self, uid: str, error: Exception) -> None:
-        """Count a pass that met a bug of ours."""
+        """Count a decision that raised an error."""
         del uid  # a label of its own for each job would have no bound
         self.internal_errors_total.labels(type(error).__name__).inc()
+
+    def unreadable(self, kind: str) -> None:
+        """Count an object that can't be read."""
+        self.unreadable_objects_total.labels(kind).inc()
 
     def _count_restarts(self, before: TrainingJobStatus, after: TrainingJobStatus) -> None:
         known = {(record.attempt, record.at) for record in before.restart_records}
@@ -267,6 +277,7 @@ class Metrics:
         _show(self.pending_jobs, _bounded(seen.waiting))
         _show(self.queue_used, _bounded(seen.used))
         _show(self.queue_quota, _bounded(seen.quota))
+        self.quarantined_jobs.set(seen.quarantined)
         for kind, count in seen.objects.items():
             self.model_objects.labels(kind).set(count)
 

@@ -13,14 +13,13 @@ from collections import defaultdict
 from collections.abc import Set as AbstractSet
 from sys import intern
 
-from pydantic import ValidationError
-
 from polyreme_api import labels
 from polyreme_api.ownership import owner_of_job_object
 from polyreme_operator.core.jobs import JobIndex, is_ours
 from polyreme_operator.core.leases import LeaseIndex, lease_ref
 from polyreme_operator.core.nodes import NodeTable
 from polyreme_operator.core.pods import PodChange, PodIndex
+from polyreme_operator.core.quarantine import fault_message
 from polyreme_operator.core.queue.tree import QueueTree
 from polyreme_operator.core.schedule import Batch, Cluster
 from polyreme_operator.core.standing import queue_standings, topology_standing
@@ -28,6 +27,7 @@ from polyreme_operator.core.usage import UsageLedger
 from polyreme_operator.port import Manifest, ObjectRef, WatchEvent, WatchEventType
 from polyreme_operator.told import Told
 from polyreme_operator.types.actions import WriteStanding
+from polyreme_operator.types.changes import Changes, Unreadable
 from polyreme_operator.types.intents import Intents, assume_all
 from polyreme_operator.types.observer import RoundSeen
 from polyreme_operator.types.parse import (
@@ -41,6 +41,7 @@ from polyreme_operator.types.parse import (
     parse_priority_class,
     parse_queue,
     parse_topology,
+    parse_unreadable_job,
     priority_of,
 )
 from polyreme_operator.types.queues import QueueView
@@ -58,29 +59,6 @@ WATCHED_KINDS = (
     "ConfigMap",
 )
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(slots=True)
-class Changes:
-    """What a change of the model calls for."""
-
-    jobs: set[str] = dataclasses.field(default_factory=set)
-    """UIDs of jobs to look at."""
-    capacity: bool = False
-    """Whether what did not fit before may fit now."""
-    asks: bool = False
-    """Whether somebody asks for what the scheduler decides."""
-    taken: bool = False
-    """Whether some of what was free before is taken now."""
-
-    def __or__(self, other: Changes) -> Changes:
-        """Join two."""
-        return Changes(
-            jobs=self.jobs | other.jobs,
-            capacity=self.capacity or other.capacity,
-            asks=self.asks or other.asks,
-            taken=self.taken or other.taken,
-        )
 
 
 class ClusterModel:
@@ -125,10 +103,18 @@ class ClusterModel:
         self._present[ref.kind].add(ref)
         try:
             changes = self._parse(ref, manifest, now_s)
-        except (ValidationError, KeyError, TypeError, ValueError) as error:
-            _log.warning("object can't be read and is left out: %s, %s", ref, error)
-            changes = self._forget(ref)
+        except Exception as error:  # noqa: BLE001 - whatever is stored must not stop the operator
+            _log.warning("object can't be read: %s, %s", ref, fault_message(error))
+            changes = self._put_unreadable(ref, manifest, fault_message(error))
         return self._noted(changes)
+
+    def quarantine(self, uid: str, why: str, *, in_round: bool) -> Changes:
+        """Leave a job as it is from now on; empty ``why``: decide about it again."""
+        job = self.jobs.views.get(uid)
+        if job is None:
+            return Changes()
+        change = self.jobs.put(dataclasses.replace(job, fault=why, fault_in_round=in_round and why != ""))
+        return self._noted(Changes(jobs={uid}, capacity=change.freed, asks=change.asks))
 
     def remove(self, ref: ObjectRef, *, version: int | None) -> Changes:
         """Take the deletion of one object at ``version``; None: it was looked for and is not there."""
@@ -250,6 +236,7 @@ class ClusterModel:
                 (queue.name, quota.resource): quota.nominal for queue in self.queues.values() for quota in queue.quotas
             },
             objects={kind: len(refs) for kind, refs in self._present.items()},
+            quarantined=len(self.jobs.quarantined),
         )
 
     @property
@@ -287,6 +274,16 @@ class ClusterModel:
                 return Changes(asks=intents is not None)
             case _:
                 return self._put_setting(ref, manifest)
+
+    def _put_unreadable(self, ref: ObjectRef, manifest: Manifest, why: str) -> Changes:
+        """Take an object whose reading raised an error: a job keeps what it holds, anything else is as if deleted."""
+        unreadable = Unreadable(ref=ref, uid=str(manifest["metadata"].get("uid", "")), why=why)
+        if ref.kind == "TrainingJob":
+            known = self.jobs.views.get(self._job_refs.get(ref, ""))
+            changes = self._put_job(ref, parse_unreadable_job(manifest, known, why))
+        else:
+            changes = self._forget(ref)
+        return changes | Changes(unreadable=(unreadable,))
 
     def _put_setting(self, ref: ObjectRef, manifest: Manifest) -> Changes:
         """Take an object by which people say how jobs are to be queued and placed."""

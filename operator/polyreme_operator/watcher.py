@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 from polyreme_api.clock import Clock
 from polyreme_api.errors import RetryableError
-from polyreme_operator.model import WATCHED_KINDS, Changes, ClusterModel
+from polyreme_operator.model import WATCHED_KINDS, ClusterModel
 from polyreme_operator.port import ClusterPort, GoneError, NotFoundError, ObjectRef, PortError
 from polyreme_operator.settings import Settings
+from polyreme_operator.types.changes import Changes
 
 _log = logging.getLogger(__name__)
 

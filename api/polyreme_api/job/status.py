@@ -14,7 +14,7 @@ COUNTED_RESTARTS_MAX = 1000
 """Most restarts that a window's budget can allow: so many times are kept."""
 CAUSES_MAX = 32
 PREEMPTION_RECORDS_MAX = 16
-TELLING_CONDITIONS = ("Failed", "Succeeded", "Suspended", "Queued", "Preempted")
+TELLING_CONDITIONS = ("Failed", "Succeeded", "Degraded", "Suspended", "Queued", "Preempted")
 """Conditions that, when True, say more than what the ranks do; the first of them is told."""
 
 Run = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]

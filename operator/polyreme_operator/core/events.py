@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from polyreme_api.job import TrainingJobStatus
 from polyreme_operator.types.actions import EmitEvent, WriteStatus
+from polyreme_operator.types.changes import Unreadable
 from polyreme_operator.types.reasons import Cause, ConditionType, Reason, Scope
 
 RESTARTED = "Restarted"
@@ -23,6 +24,7 @@ _ON_CHANGE: tuple[tuple[ConditionType, frozenset[str], bool], ...] = (
     (ConditionType.SUSPENDED, frozenset({Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED}), False),
     (ConditionType.RUNNING, frozenset({Reason.STALLED}), True),
     (ConditionType.RESIZE_REFUSED, frozenset({Reason.NO_FIT}), True),
+    (ConditionType.DEGRADED, frozenset({Reason.INTERNAL_ERROR, Reason.UNREADABLE}), True),
     (ConditionType.SUCCEEDED, frozenset({Reason.COMPLETED}), False),
 )
 """Conditions that are told when their reason becomes one of these, and whether as a warning."""
@@ -54,6 +56,13 @@ def events_of(write: WriteStatus) -> tuple[EmitEvent, ...]:
         )
         for reason, message, warning in told
     )
+
+
+def unreadable_event(left_out: Unreadable) -> EmitEvent:
+    """Return the event of an object that is left out."""
+    reason = Reason.UNREADABLE.value
+    words = f"the operator leaves this object out, since it can't be read: {left_out.why}"
+    return EmitEvent(ref=left_out.ref, uid=left_out.uid, reason=reason, message=words, warning=True, key=reason.lower())
 
 
 def _attempt_begun(before: TrainingJobStatus, after: TrainingJobStatus) -> list[tuple[str, str, bool]]:

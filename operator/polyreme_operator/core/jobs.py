@@ -38,6 +38,7 @@ class JobIndex:
         """Running jobs that want another worker count, or may grow."""
         self.exclusive: set[str] = set()
         """Running jobs that share no domain of a level."""
+        self.quarantined: set[str] = set()
         self.making_way: dict[str, set[str]] = {}
         """UIDs of the jobs that were asked to make way and are not admitted anew, by the job that they make way for."""
         self._ledger = ledger
@@ -55,9 +56,11 @@ class JobIndex:
         asks = self._set_waiting(job)
         # Who does not wait any more, and was not admitted, held others back for nothing.
         freed |= waited and job.uid not in self.waiting and not job.admitted
-        runs = job.admitted and is_ours(job)
+        runs = job.admitted and is_ours(job) and not job.quarantined
         _mark(self.running, job.uid, runs)
-        _mark(self.exclusive, job.uid, runs and job.spec is not None and job.spec.topology.exclusive is not None)
+        alone = job.spec is not None and job.spec.topology.exclusive is not None
+        _mark(self.exclusive, job.uid, alone and job.admitted and is_ours(job))
+        _mark(self.quarantined, job.uid, bool(job.quarantined))
         resizes = runs and wants_resize(job)
         asks |= resizes and (before is None or job.uid not in self.resizing or _size(before) != _size(job))
         _mark(self.resizing, job.uid, resizes)
@@ -74,7 +77,7 @@ class JobIndex:
         freed |= self._set_makes_way(job, None)
         freed |= uid in self.waiting
         self._leave(uid)
-        for members in (self.running, self.resizing, self.exclusive):
+        for members in (self.running, self.resizing, self.exclusive, self.quarantined):
             members.discard(uid)
         # Whoever made way for it is free of that, and so are their nodes.
         return JobChange(freed=freed or uid in self.making_way)
@@ -148,7 +151,9 @@ def is_ours(job: JobView) -> bool:
 
 def waits(job: JobView) -> bool:
     """Tell whether a job waits for its admission."""
-    return is_ours(job) and not job.admitted and job.spec is not None and job.plan is not None and not job.spec.suspend
+    if job.quarantined or job.spec is None or job.plan is None:
+        return False
+    return is_ours(job) and not job.admitted and not job.spec.suspend
 
 
 def waiting_of(job: JobView, kind: int) -> Waiting:

@@ -26,6 +26,7 @@ from polyreme_operator.core.observe import (
     current_record,
     silence_deadline_s,
 )
+from polyreme_operator.core.quarantine import with_degraded
 from polyreme_operator.core.recovery import GiveUp, Restart, judge
 from polyreme_operator.core.status import drop_condition, finish, with_class, with_condition
 from polyreme_operator.core.stopping import STOP_GRACE_S, StopFor
@@ -61,14 +62,23 @@ _WORKING = frozenset({Reason.TRAINING, Reason.EVALUATING, Reason.EXPORTING})
 
 def reconcile(scene: JobScene, now_s: float, *, defaults: PodDefaults) -> Decision:
     """Decide what one job needs now."""
+    job = scene.job
+    if job.deleting or (job.spec is not None and job.spec.managed_by != labels.MANAGER):
+        return Decision()
+    if job.unreadable or (job.fault and not job.fault_in_round):
+        decision = Decision()
+    elif job.status.finished:
+        return _finished(scene, now_s)
+    else:
+        decision = _unfinished(scene, now_s, defaults)
+    return with_degraded(job, decision, now_s)
+
+
+def _unfinished(scene: JobScene, now_s: float, defaults: PodDefaults) -> Decision:
     job, status = scene.job, scene.job.status
     spec = job.spec
-    if job.deleting or (spec is not None and spec.managed_by != labels.MANAGER):
-        return Decision()
-    if status.finished:
-        return _finished(scene, now_s)
     if spec is None:
-        return _unreadable(scene, now_s)
+        return _fail(scene, Reason.MISCONFIGURED, job.invalid, None, now_s)
     if defaults.binding == "GangBinder" and not scene.pods and (refused := binding.refusal(spec)):
         return _fail(scene, Reason.MISCONFIGURED, refused, None, now_s)
     deadline_s = _deadline_s(status, spec)
@@ -303,12 +313,6 @@ def _finished(scene: JobScene, now_s: float) -> Decision:
         else:
             wake_s = completed_s + ttl_s if wake_s is None else min(wake_s, completed_s + ttl_s)
     return Decision(actions=tuple(actions), wake_at_s=wake_s)
-
-
-def _unreadable(scene: JobScene, now_s: float) -> Decision:
-    if scene.job.admitted:
-        return Decision()
-    return _fail(scene, Reason.MISCONFIGURED, scene.job.invalid, None, now_s)
 
 
 def _succeed(scene: JobScene, now_s: float) -> Decision:

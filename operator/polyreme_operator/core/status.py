@@ -74,6 +74,7 @@ def finish(
         ConditionType.RESTARTING,
         ConditionType.RESIZE_REFUSED,
         ConditionType.PRIORITY_CLASS_MISSING,
+        ConditionType.DEGRADED,
         ConditionType.SUSPENDED,
     )
     status = with_condition(status, kind, True, reason, message, now_s=now_s, generation=job.generation)

@@ -27,6 +27,8 @@ class RoundSeen:
     """Nominal quota by queue and resource."""
     objects: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Objects that the model holds, by kind."""
+    quarantined: int = 0
+    """Jobs that are left as they are, since reading them or deciding about them raised an error."""
 
 
 class Observer(Protocol):
@@ -53,7 +55,11 @@ class Observer(Protocol):
         ...
 
     def failed(self, uid: str, error: Exception) -> None:
-        """Take that a job's pass met what nobody expected: a bug of ours."""
+        """Take that a decision about a job raised an error: a bug of ours."""
+        ...
+
+    def unreadable(self, kind: str) -> None:
+        """Take that an object of this kind is stored in a form that can't be read."""
         ...
 
 
@@ -76,4 +82,7 @@ class NullObserver:
         """Do nothing."""
 
     def failed(self, uid: str, error: Exception) -> None:
+        """Do nothing."""
+
+    def unreadable(self, kind: str) -> None:
         """Do nothing."""

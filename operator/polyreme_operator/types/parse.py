@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from sys import intern
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from polyreme_api import labels
 from polyreme_api.errors import InvalidConfigError
@@ -18,7 +18,8 @@ from polyreme_api.metadata import ObjectMeta
 from polyreme_api.ownership import owner_of_job_object, owner_of_pod
 from polyreme_api.plan.plan import Plan, plan_for
 from polyreme_api.progress import ProgressRecord
-from polyreme_api.topology import DEFAULT_TOPOLOGY
+from polyreme_api.queue import TrainingQueueSpec
+from polyreme_api.topology import DEFAULT_TOPOLOGY, ClusterTopologySpec
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.intents import INTENTS_KEY, Intents, parse_intents
 from polyreme_operator.types.inventory import HOST_LEVEL, PODS, Constraints, LevelView, Requests, Taint
@@ -47,10 +48,15 @@ def parse_job_view(
     """
     metadata = manifest["metadata"]
     generation = metadata.get("generation", 0)
-    if known is not None and known.uid == metadata["uid"] and known.generation == generation:
+    known = known if known is not None and known.uid == metadata["uid"] else None
+    status, unreadable = _read_status(manifest, known)
+    if known is not None and known.generation == generation and known.spec is not None:
         read = _SpecView(known.spec, known.plan, known.invalid, known.requests, known.constraints)
     else:
         read = _scaled(_read_spec(manifest), generation)
+    if read.spec is None and status.is_true("Admitted"):
+        # It was read once, by another version of the operator: it is left as it is.
+        unreadable = unreadable or read.invalid
     return JobView(
         namespace=intern(metadata.get("namespace", "")),
         name=metadata["name"],
@@ -62,22 +68,75 @@ def parse_job_view(
         spec=read.spec,
         plan=read.plan,
         invalid=read.invalid,
-        status=_arrived(manifest, known),
+        status=status,
         requests=read.requests,
         constraints=read.constraints,
         priority=priority_of(read.spec, priorities or {}),
         class_missing=lacks_class(read.spec, priorities or {}),
+        unreadable=unreadable,
+        fault="" if known is None or known.generation != generation else known.fault,
+        fault_in_round=known is not None and known.fault_in_round,
     )
 
 
-def _arrived(manifest: Manifest, known: JobView | None) -> TrainingJobStatus:
-    """Read a status. Until it says when the job came, its version at first sight does: versions rise as jobs come."""
-    status = TrainingJobStatus.model_validate(manifest.get("status") or {})
-    if status.arrival:
-        return status
+def parse_unreadable_job(manifest: Manifest, known: JobView | None, why: str) -> JobView:
+    """Return the view of a job whose reading raised an error: what was known of it, or no more than its identity.
+
+    Args:
+        manifest: The object.
+        known: An earlier view of it; what it holds stays charged.
+        why: The error.
+    """
     metadata = manifest["metadata"]
-    before = known.status.arrival if known is not None and known.uid == metadata["uid"] else 0
-    return status.model_copy(update={"arrival": before or int(metadata["resourceVersion"])})
+    status, unreadable = _read_status(manifest, known)
+    seen: dict[str, Any] = {
+        "resource_version": metadata["resourceVersion"],
+        "generation": metadata.get("generation", 0),
+        "deleting": metadata.get("deletionTimestamp") is not None,
+        "status": status,
+        "unreadable": unreadable or why,
+    }
+    if known is not None and known.uid == metadata["uid"]:
+        # The spec is that of the known generation: the next object is read anew, whatever its generation.
+        return dataclasses.replace(known, **{**seen, "generation": known.generation})
+    return JobView(
+        namespace=intern(metadata.get("namespace", "")),
+        name=metadata["name"],
+        uid=intern(metadata["uid"]),
+        created_s=parse_time_or(metadata.get("creationTimestamp"), 0.0),
+        spec=None,
+        plan=None,
+        invalid="",
+        **seen,
+    )
+
+
+def _read_status(manifest: Manifest, known: JobView | None) -> tuple[TrainingJobStatus, str]:
+    """Read a status, and say what of it can't be read: such a field keeps its known value, so that charges stay.
+
+    Until a status says when the job came, its version at first sight does: versions rise as jobs come.
+    """
+    metadata, given, unreadable = manifest["metadata"], manifest.get("status") or {}, ""
+    before = known.status if known is not None and known.uid == metadata["uid"] else None
+    try:
+        status = TrainingJobStatus.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        unreadable = f"{'.'.join(('status', *(str(part) for part in first['loc'])))} can't be read: {first['msg']}"
+        bad = {found["loc"][0] for found in error.errors(include_url=False) if found["loc"]}
+        status = TrainingJobStatus() if not bad else _without(given, bad, before or TrainingJobStatus())
+    if status.arrival:
+        return status, unreadable
+    arrival = (before.arrival if before is not None else 0) or int(metadata["resourceVersion"])
+    return status.model_copy(update={"arrival": arrival}), unreadable
+
+
+def _without(given: Mapping[str, Any], bad: Collection[object], before: TrainingJobStatus) -> TrainingJobStatus:
+    """Read a status without some of its fields, which keep the value that they had before."""
+    status = TrainingJobStatus.model_validate({name: value for name, value in given.items() if name not in bad})
+    fields = TrainingJobStatus.model_fields
+    kept = {name: getattr(before, name) for name, field in fields.items() if (field.alias or name) in bad}
+    return status.model_copy(update=kept)
 
 
 def priority_of(spec: TrainingJobSpec | None, priorities: Mapping[str, int]) -> int:
@@ -205,7 +264,12 @@ def _place(record: ProgressRecord | None) -> tuple[object, ...] | None:
 
 
 def parse_queue(manifest: Manifest) -> QueueView:
-    """Read a TrainingQueue."""
+    """Read a TrainingQueue.
+
+    Raises:
+        ValueError: If a field of the spec is not what its definition says.
+    """
+    _check(manifest, TrainingQueueSpec)
     metadata, spec, status = manifest["metadata"], manifest.get("spec") or {}, manifest.get("status") or {}
     preemption: Mapping[str, Any] = spec.get("preemption") or {}
     unsaid = QueueView(name="")
@@ -244,10 +308,15 @@ def parse_queue(manifest: Manifest) -> QueueView:
 
 
 def parse_topology(manifest: Manifest) -> TopologyView | None:
-    """Read the ClusterTopology; None for one that has another name than the one that counts."""
+    """Read the ClusterTopology; None for one that has another name than the one that counts.
+
+    Raises:
+        ValueError: If a field of the spec is not what its definition says.
+    """
     metadata = manifest["metadata"]
     if metadata["name"] != DEFAULT_TOPOLOGY:
         return None
+    _check(manifest, ClusterTopologySpec)
     return TopologyView(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -275,6 +344,17 @@ def parse_intents_object(manifest: Manifest) -> Intents | None:
         return Intents(resource_version=version, entries=parse_intents(manifest["data"][INTENTS_KEY]))
     except (KeyError, TypeError, ValueError):
         return Intents(resource_version=version, known=False)
+
+
+def _check(manifest: Manifest, kind: type[BaseModel]) -> None:
+    """Hold a spec to its definition; a field that only a newer version knows is no error."""
+    try:
+        kind.model_validate(manifest.get("spec") or {})
+    except ValidationError as error:
+        found = [each for each in error.errors(include_url=False) if each["type"] != "extra_forbidden"]
+        if found:
+            place = ".".join(("spec", *(str(part) for part in found[0]["loc"])))
+            raise ValueError(f"{place}: {found[0]['msg']}") from error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

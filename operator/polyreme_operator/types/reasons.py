@@ -18,6 +18,8 @@ class ConditionType(StrEnum):
     RESIZE_REFUSED = "ResizeRefused"
     PRIORITY_CLASS_MISSING = "PriorityClassMissing"
     """The job names a PriorityClass that there is not: ``spec.priority`` counts until there is."""
+    DEGRADED = "Degraded"
+    """The job is in quarantine: reading it, or deciding about it, raised an error. Its pods run on."""
     SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -75,6 +77,10 @@ class Reason(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     FAILURE_POLICY = "FailurePolicy"
     RUN_FAILED = "RunFailed"
+    INTERNAL_ERROR = "InternalError"
+    """The operator met a fault of its own in this job."""
+    UNREADABLE = "Unreadable"
+    """The object is stored in a form that the operator can't read."""
 
 
 class Cause(StrEnum):

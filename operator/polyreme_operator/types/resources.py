@@ -6,7 +6,7 @@ import functools
 import json
 import sys
 from collections.abc import Mapping
-from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 from polyreme_operator.types.inventory import CPU, MEMORY, PODS, Constraints, Requests
@@ -35,6 +35,8 @@ UNSTATED = 1 << 53
 _STATED_BY_KUBELETS = (CPU, MEMORY, PODS)
 _COUNTED_MAX = 1 << 60
 """Larger amounts are taken for this one, so that sums stay within 64 bits."""
+_DIGITS_MAX = 40
+"""A number with more digits before its point is taken for that amount unread: written out, it may be a million long."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -52,9 +54,14 @@ def quantity(text: str, resource: str) -> int:
     if suffix not in _SUFFIXES:
         raise ValueError(f"quantity {text!r} of {resource} has the suffix {suffix!r}, rule {', '.join(_SUFFIXES)}")
     try:
-        amount = Decimal(body) * _SUFFIXES[suffix] * (_MILLI if resource == CPU else 1)
+        given = Decimal(body)
+        if given == 0:
+            return 0
+        if given.adjusted() > _DIGITS_MAX:
+            return _COUNTED_MAX if given > 0 else -_COUNTED_MAX
+        amount = given * _SUFFIXES[suffix] * (_MILLI if resource == CPU else 1)
         return min(_COUNTED_MAX, int(amount.to_integral_value(rounding=ROUND_CEILING)))
-    except (InvalidOperation, ValueError, OverflowError) as error:
+    except (ArithmeticError, ValueError) as error:
         raise ValueError(f"quantity {text!r} of {resource} is no number") from error
 
 

@@ -183,6 +183,17 @@ class JobView:
     """Its class's, or its own."""
     class_missing: bool = False
     """Whether it names a PriorityClass that there is not."""
+    unreadable: str = ""
+    """Why a part of the stored object can't be read; what was known of that part before is kept."""
+    fault: str = ""
+    """The error that a decision about this job raised; it stays until the job is retried, or its spec changes."""
+    fault_in_round: bool = False
+    """Whether only the scheduler's decision raised it: the job's own passes go on."""
+
+    @property
+    def quarantined(self) -> str:
+        """Why no decision is made about the job; empty where it is not in quarantine."""
+        return self.unreadable or self.fault
 
     @property
     def ref(self) -> ObjectRef:

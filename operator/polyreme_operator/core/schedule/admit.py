@@ -11,6 +11,7 @@ import itertools
 from polyreme_api.plan.plan import Plan
 from polyreme_operator.core import elastic
 from polyreme_operator.core.eligible import slots_N
+from polyreme_operator.core.quarantine import blaming
 from polyreme_operator.core.queue.order import SchedulingOrder, scheduling_order
 from polyreme_operator.core.schedule.elsewhere import blocked_for, reservation_of, unused
 from polyreme_operator.core.schedule.gangs import gang_of
@@ -63,7 +64,8 @@ class _Admissions:
             if work.full:
                 work.again = True
                 break
-            self._look_at(waiting, order)
+            with blaming(waiting.uid):
+                self._look_at(waiting, order)
 
     def _serve_reservations(self) -> None:
         """Hold for each preemptor what others give up, and start those at once for whom all have gone."""
@@ -73,7 +75,11 @@ class _Admissions:
             for uid, victims in sorted(cluster.making_way.items())
             if uid in cluster.waiting and closed(cluster.tree, cluster.waiting[uid].queue) is None
         }
-        held = [reservation_of(work, cluster.jobs[uid], victims) for uid, victims in asked.items() if victims]
+        held = []
+        for uid, victims in asked.items():
+            if victims:
+                with blaming(uid):
+                    held.append(reservation_of(work, cluster.jobs[uid], victims))
         in_order = sorted(held, key=lambda each: _rank(each.by))
         # Nodes and quota are held from equals and lesser ones: what is held for a lesser one comes behind.
         for _, equals in itertools.groupby(in_order, key=lambda each: each.by.priority):
@@ -88,10 +94,11 @@ class _Admissions:
 
     def _start_in_reserve(self, job: JobView) -> None:
         """Start a preemptor whose victims have gone; one that can't start any more waits as others do."""
-        let_go(self._work, job)
-        found = self._find(job, blocked_for(self._work, job))
-        if isinstance(found, Found):
-            self._work.admit(job, found.rows_W, found.plan)
+        with blaming(job.uid):
+            let_go(self._work, job)
+            found = self._find(job, blocked_for(self._work, job))
+            if isinstance(found, Found):
+                self._work.admit(job, found.rows_W, found.plan)
 
     def _look_at(self, waiting: Waiting, order: SchedulingOrder) -> None:
         work, job = self._work, self._cluster.jobs[waiting.uid]

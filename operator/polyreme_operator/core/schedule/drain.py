@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from polyreme_operator.core import transition
+from polyreme_operator.core.quarantine import blaming
 from polyreme_operator.core.schedule.round import Round
 from polyreme_operator.types.queues import StopPolicy
 
@@ -17,5 +18,7 @@ def drain(work: Round) -> None:
         job = work.cluster.jobs[uid]
         if uid in work.changed or job.spec is None or job.spec.queue_name not in drained or job.spec.suspend:
             continue
-        if job.status.preemption is None:
+        if job.status.preemption is not None:
+            continue
+        with blaming(uid):
             work.write(job, transition.stop_for_drain(job, queue=job.spec.queue_name, now_s=work.now_s))

@@ -11,6 +11,7 @@ from polyreme_api.job.workers import Topology
 from polyreme_api.progress import Outcome
 from polyreme_operator.core import transition
 from polyreme_operator.core.observe import current_record
+from polyreme_operator.core.quarantine import blaming
 from polyreme_operator.core.recovery import Restart, judge
 from polyreme_operator.core.schedule.elsewhere import blocked_for, domain_rows, is_torn, rows_of
 from polyreme_operator.core.schedule.gangs import gang_of
@@ -27,7 +28,8 @@ def repair(work: Round) -> None:
             return
         job = work.cluster.jobs.get(uid)
         if job is not None and job.admitted:
-            _repair_job(work, job)
+            with blaming(uid):
+                _repair_job(work, job)
 
 
 def _repair_job(work: Round, job: JobView) -> None:

@@ -16,6 +16,7 @@ from polyreme_api.progress import Outcome
 from polyreme_operator.core import elastic, transition
 from polyreme_operator.core.jobs import may_grow, scaled
 from polyreme_operator.core.observe import current_record
+from polyreme_operator.core.quarantine import blaming
 from polyreme_operator.core.schedule.elsewhere import blocked_for, domain_rows, is_torn, rows_of
 from polyreme_operator.core.schedule.gangs import gang_of
 from polyreme_operator.core.schedule.pending import over_quota
@@ -32,10 +33,11 @@ def resize(work: Round) -> None:
     """Begin the attempts of jobs that have stopped for another size, and stop those whose spec asks for one."""
     for uid in _candidates(work):
         job = work.cluster.jobs[uid]
-        if transition.stops_for_resize(job):
-            _begin(work, job)
-        elif scaled(job):
-            _ask(work, job)
+        with blaming(uid):
+            if transition.stops_for_resize(job):
+                _begin(work, job)
+            elif scaled(job):
+                _ask(work, job)
 
 
 def grow(work: Round) -> None:
@@ -45,7 +47,8 @@ def grow(work: Round) -> None:
         job = work.cluster.jobs[uid]
         if may_grow(job) and not scaled(job) and not transition.stops_for_resize(job):
             looked = True
-            _try_to_grow(work, job)
+            with blaming(uid):
+                _try_to_grow(work, job)
     if looked:
         work.wake_at(work.now_s + GROW_LOOK_S)
 

@@ -74,6 +74,8 @@ def schedule(
     entries = cluster.intents.entries
     open_ = [entry for entry in entries if intent_state(entry, cluster.jobs) is IntentState.OPEN]
     limits = limits or Limits()
+    # A job with a fault is neither admitted nor written to: its entry would stay open for ever.
+    open_ = [entry for entry in open_ if not cluster.jobs[entry.uid].fault]
     if open_:
         some = open_[: limits.admissions_max]
         return Batch(writes=tuple(_cancel(cluster.jobs[entry.uid]) for entry in some), again=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from polyreme_operator.core import transition
 from polyreme_operator.core.preemption import Victims, choose_victims
+from polyreme_operator.core.quarantine import blaming
 from polyreme_operator.core.schedule.elsewhere import Reservation, blocked_for, reservation_of, rows_of
 from polyreme_operator.core.schedule.gangs import gang_of
 from polyreme_operator.core.schedule.round import Round
@@ -40,8 +41,9 @@ def make_room(work: Round, waiting: Waiting, job: JobView) -> Victims | None:
         return None
     for uid in victims.uids:
         victim = work.cluster.jobs[uid]
-        after = transition.stop_for_preemption(victim, job, reclaim=uid in victims.reclaim, now_s=work.now_s)
-        work.write(victim, after)
+        with blaming(uid):
+            after = transition.stop_for_preemption(victim, job, reclaim=uid in victims.reclaim, now_s=work.now_s)
+            work.write(victim, after)
     if victims.uids:
         hold(work, reservation_of(work, job, victims.uids))
     return victims
@@ -49,8 +51,13 @@ def make_room(work: Round, waiting: Waiting, job: JobView) -> Victims | None:
 
 def all_running(work: Round) -> list[Running]:
     """Return the jobs that hold room and about which nothing was decided in this round."""
-    jobs = [work.cluster.jobs[uid] for uid in work.cluster.running if uid not in work.changed]
-    running = [running for job in jobs if (running := running_of(work.inventory, job)) is not None]
+    running = []
+    for uid in work.cluster.running:
+        if uid not in work.changed:
+            with blaming(uid):
+                found = running_of(work.inventory, work.cluster.jobs[uid])
+            if found is not None:
+                running.append(found)
     return [*running, *_leavers(work)]
 
 
@@ -64,6 +71,9 @@ def _leavers(work: Round) -> Iterator[Running]:
         if not live:
             continue
         job, first = cluster.jobs.get(uid), live[0]
+        if job is not None and job.quarantined and job.admitted:
+            # It is left as it is: its room does not come free.
+            continue
         asked = None if job is None else job.status.preemption
         yield Running(
             uid=uid,

@@ -1,0 +1,134 @@
+"""The real operator on virtual time, over a store that checks nothing: what is stored may be malformed."""
+
+import asyncio
+import copy
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from polyreme_api import labels
+from polyreme_api.progress import ProgressRecord
+from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
+from polyreme_operator.adapters.embedded.store import Store
+from polyreme_operator.loop import run_operator
+from polyreme_operator.metrics import Metrics
+from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
+from polyreme_operator.settings import Settings
+from polyreme_operator.sim.eventloop import SimClock, VirtualLoop
+from tests.unit.operator.operator_scenes import DEVICE
+
+KUBELET_EVERY_S = 0.5
+
+
+class Stage:
+    """One operator; its store has no schemas, as a CRD with relaxed validation."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._virtual = VirtualLoop()
+        self.clock = SimClock(self._virtual)
+        numbers = iter(range(10_000_000))
+        self.store = Store(new_uid=lambda: f"{next(numbers):08x}-0000", now_s=self.clock.now_s)
+        self.cluster = EmbeddedCluster(self.store)
+        self.metrics = Metrics()
+        self._settings = settings or Settings(retry_max_s=5.0)
+
+    def run(self, story: Callable[[], Awaitable[None]]) -> None:
+        """Play a story beside the operator, which must live to its end."""
+
+        async def play() -> None:
+            operator = asyncio.ensure_future(
+                run_operator(
+                    self.cluster,
+                    self.clock,
+                    settings=self._settings,
+                    rng=random.Random(1),
+                    entropy=bytes,
+                    observer=self.metrics,
+                )
+            )
+            kubelet = asyncio.ensure_future(self._start_pods())
+            acts = asyncio.ensure_future(story())
+            await asyncio.wait({operator, acts}, return_when=asyncio.FIRST_COMPLETED)
+            died = operator.done()
+            for task in (acts, kubelet, operator):
+                task.cancel()
+            _, _, ended = await asyncio.gather(acts, kubelet, operator, return_exceptions=True)
+            assert not died, f"the operator ended: {ended!r}"
+            if not acts.cancelled():
+                acts.result()
+
+        try:
+            self._virtual.run_until_complete(play())
+            self._virtual.run_until_complete(self._virtual.shutdown_asyncgens())
+        finally:
+            self._virtual.close()
+
+    def add_nodes(self, count: int, devices: int = 1, **spec: Any) -> None:
+        for at in range(count):
+            self.store.create(node_manifest(f"n{at}", devices, **spec))
+
+    def add_job(self, name: str, template: object = None, **spec: Any) -> str:
+        """Store a job; return its UID."""
+        workers: dict[str, Any] = {} if template is None else {"template": template}
+        manifest = {
+            "apiVersion": labels.API_VERSION,
+            "kind": labels.KIND_JOB,
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {
+                "model": {"preset": "kimi-vl-nano"},
+                "data": {"sources": [{"name": "a", "dataset": "sample/digits"}], "sequenceTokens": 128},
+                "training": {"steps": 1000, "packsPerStep": 2},
+                "workers": workers,
+                **spec,
+            },
+        }
+        return str(self.store.create(manifest)["metadata"]["uid"])
+
+    def status(self, name: str) -> dict[str, Any]:
+        ref = ObjectRef(kind=labels.KIND_JOB, namespace="default", name=name)
+        return dict(self.store.get(ref).get("status") or {})
+
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        found = (each for each in self.status(name).get("conditions") or () if each["type"] == kind)
+        return next(found, {})
+
+    def events(self, reason: str) -> list[Manifest]:
+        return [each.manifest for each in self.store.records("Event") if each.manifest["reason"] == reason]
+
+    def metric(self, name: str, **tags: str) -> float:
+        """Sum the samples of a metric that have these labels."""
+        return sum(
+            sample.value
+            for family in self.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == name and tags.items() <= sample.labels.items()
+        )
+
+    async def report(self, name: str, uid: str, **record: Any) -> None:
+        """Renew a job's Lease as its leader does."""
+        lease = ObjectRef(kind="Lease", namespace="default", name=labels.job_object_name(name, uid))
+        given = {"joined": 1, "released": True, "updatedAtS": self.clock.now_s(), **record}
+        said = ProgressRecord.model_validate(given)
+        annotations = {labels.ANNOTATION_PROGRESS: said.model_dump_json(by_alias=True)}
+        await self.cluster.patch(lease, {"metadata": {"annotations": annotations}})
+
+    async def _start_pods(self) -> None:
+        """A kubelet that does no more than say that the pods of jobs run."""
+        while True:
+            await asyncio.sleep(KUBELET_EVERY_S)
+            for record in list(self.store.records("Pod")):
+                pod = copy.deepcopy(record.manifest)
+                if pod["metadata"].get("ownerReferences") and pod.get("status") == {"phase": "Pending"}:
+                    running = {"status": {"phase": "Running"}}
+                    await self.cluster.patch(ObjectRef.of(pod), running, subresource=STATUS_SUBRESOURCE)
+
+
+def node_manifest(name: str, devices: int = 1, **spec: Any) -> Manifest:
+    capacity = {DEVICE: str(devices)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name},
+        "spec": spec,
+        "status": {"allocatable": capacity, "conditions": [{"type": "Ready", "status": "True"}]},
+    }

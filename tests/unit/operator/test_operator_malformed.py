@@ -1,0 +1,59 @@
+"""A malformed pod template stops nobody but its own job, which is told why."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.unit.operator.operator_stage import Stage
+
+PATIENCE_S = 10.0
+TAINT = {"key": "team", "value": "vision", "effect": "NoSchedule"}
+NODE_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def with_terms(terms: object) -> dict[str, Any]:
+    return {"affinity": {"nodeAffinity": {NODE_AFFINITY: {"nodeSelectorTerms": terms}}}}
+
+
+TEMPLATES: tuple[object, ...] = (
+    "oops",
+    {"spec": "oops"},
+    {"metadata": []},
+    {"metadata": {"labels": ["a"]}},
+    {"spec": {"affinity": "spread"}},
+    {"spec": {"affinity": {"nodeAffinity": "near"}}},
+    {"spec": {"tolerations": {"key": "team"}}},
+    {"spec": {"tolerations": ["team"]}},
+    {"spec": {"nodeSelector": []}},
+    {"spec": {"nodeSelector": ["a"]}},
+    {"spec": {"initContainers": ["x"]}},
+    {"spec": {"containers": "x"}},
+    {"spec": {"containers": []}},
+    {"spec": {"containers": [{"env": "x"}]}},
+    {"spec": {"containers": [{"resources": {"requests": ["cpu"]}}]}},
+    {"spec": {"overhead": "x"}},
+    {"spec": {"volumes": 7}},
+    {"spec": with_terms("x")},
+    {"spec": with_terms(["x"])},
+    {"spec": with_terms([{"matchExpressions": [{"key": ["a"], "operator": "In", "values": 7}]}])},
+    {"spec": with_terms([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [{}]}]}])},
+    {"spec": {"containers": [{"resources": {"requests": {"cpu": "1e999999"}}}]}},
+    {"spec": {"containers": [{"resources": {"limits": {"memory": 1e300}}}]}},
+)
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=str)
+def test_a_malformed_template_stops_nobody_else(template: object) -> None:
+    stage = Stage()
+    stage.add_nodes(2, taints=[TAINT])
+
+    async def story() -> None:
+        stage.add_job("malformed", template)
+        await asyncio.sleep(1.0)
+        stage.add_job("fine", {"spec": {"tolerations": [{"key": "team", "operator": "Exists"}]}})
+        await asyncio.sleep(PATIENCE_S)
+        print(stage.status("malformed").get("conditions"))
+        assert stage.condition("fine", "Admitted")["status"] == "True"
+
+    stage.run(story)

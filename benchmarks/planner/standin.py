@@ -17,12 +17,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from polyreme_api.plan.costs import Setting, exchanges, products_s
+from polyreme_api.plan.costs import BACKWARD_PRODUCTS, Setting, attention_core_s, part_exchanges, products_s
+from polyreme_api.plan.hardware import Pattern
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.parts import Part, all_parts, layer_parts, part_parameters
 from polyreme_api.plan.schedules import Kind, Schedule, Slot, Work, ranks_of_stages, table
 from polyreme_api.plan.search import Estimate
-from polyreme_trainer.parallel.collectives import exchange_rows, sum_over
+from polyreme_api.plan.traffic import Exchange
+from polyreme_trainer.parallel.collectives import exchange_rows, pass_on, sum_over
 from polyreme_trainer.parallel.mesh import Meshes, dense_place, group_ranks, open_meshes
 
 CALIBRATIONS = 30
@@ -33,7 +35,8 @@ def job_of(setting: Setting, estimate: Estimate, steps: int) -> dict[str, Any]:
     """Describe what ranks do in a step: times to sleep by stage and kind, bytes to exchange, orders of work."""
     of = estimate.candidate
     products = products_s(setting, of.layout, packs=of.microbatch_packs)
-    moved = exchanges(setting, of.layout, packs=of.microbatch_packs)
+    moved = part_exchanges(setting, of.layout, packs=of.microbatch_packs)
+    core_s = attention_core_s(setting, of.layout, packs=of.microbatch_packs)
     parts = stage_parts(setting, estimate.split)
     parameters = part_parameters(setting.shape)
     whole = all_parts(setting.shape)
@@ -44,19 +47,36 @@ def job_of(setting: Setting, estimate: Estimate, steps: int) -> dict[str, Any]:
         "microbatches": of.microbatches,
         "steps": steps,
         "sleep_s": [{kind: sum(products[part].of(kind) for part in stage) for kind in Kind} for stage in parts],
-        "exchanges": [
-            [
-                (axis, one.sent_bytes / one.messages)
-                for part in stage
-                for axis, one in moved[part].items()
-                for _ in range(one.messages)
-            ]
-            for stage in parts
+        "exchanges": [{way: messages(stage, moved, way) for way in ("forward", "backward")} for stage in parts],
+        # A ring's keys, values and their gradients travel while attention computes.
+        "behind": [{way: turns(stage, moved, way) for way in ("forward", "backward")} for stage in parts],
+        "core_s": [
+            {"forward": count * core_s, "backward": BACKWARD_PRODUCTS * count * core_s}
+            for count in (sum(part in {Part.DENSE, Part.MOE} for part in stage) for stage in parts)
         ],
         "stream_bytes": tokens * setting.shape.decoder.width * setting.numerics.activation_bytes,
         "common_bytes": 4 * sum(parameters[part].common for part in whole) / of.layout.tp / of.layout.pp,
         "routed_bytes": 4 * sum(parameters[part].routed for part in whole) / of.layout.ep / of.layout.pp,
     }
+
+
+def messages(stage: list[Part], moved: dict[Part, tuple[Exchange, ...]], way: str) -> list[tuple[str, bool, float]]:
+    """List what a rank sends and waits for: axis, whether to the next rank only, bytes."""
+    found = []
+    for one in itertools.chain.from_iterable(moved[part] for part in stage):
+        sent = one.forward if way == "forward" else one.backward
+        each = sent.sent_bytes / max(1, sent.messages)
+        found += [(one.axis, one.pattern is Pattern.RING, each)] * sent.messages
+    return found
+
+
+def turns(stage: list[Part], moved: dict[Part, tuple[Exchange, ...]], way: str) -> list[float]:
+    """List the bytes of each message that a ring sends while attention computes."""
+    found = []
+    for one in itertools.chain.from_iterable(moved[part] for part in stage):
+        sent = one.forward if way == "forward" else one.backward
+        found += [sent.behind_bytes / max(1, sent.behind_messages)] * sent.behind_messages
+    return found
 
 
 def stage_parts(setting: Setting, split: tuple[int, ...]) -> list[list[Part]]:
@@ -167,10 +187,28 @@ class Step:
         sum_over(torch.zeros(round(self._job["routed_bytes"] / 4)), self._meshes.edp_group)
 
     def _compute(self, work: Work) -> None:
-        time.sleep(self._job["sleep_s"][work.stage][work.kind])
-        if work.kind is not Kind.WEIGHT:
-            for axis, sent_bytes in self._job["exchanges"][work.stage]:
+        time_s = self._job["sleep_s"][work.stage][work.kind]
+        if work.kind is Kind.WEIGHT:
+            time.sleep(time_s)
+            return
+        way = "forward" if work.kind is Kind.FORWARD else "backward"
+        behind = self._job["behind"][work.stage][way]
+        core_s = min(time_s, self._job["core_s"][work.stage][way])
+        for at, sent_bytes in enumerate(behind):
+            wait = self._turn(sent_bytes, tag=at)
+            time.sleep(core_s / len(behind))
+            wait()
+        time.sleep(time_s - core_s if behind else time_s)
+        for axis, to_next, sent_bytes in self._job["exchanges"][work.stage][way]:
+            if to_next:
+                self._turn(sent_bytes, tag=len(behind))()
+            else:
                 all_to_all(sent_bytes, self._groups[axis])
+
+    def _turn(self, sent_bytes: float, *, tag: int) -> Callable[[], None]:
+        """Begin to pass so many bytes on around the context-parallel group."""
+        sent = torch.zeros(max(1, round(sent_bytes / 4)))
+        return pass_on(sent, torch.empty_like(sent), self._groups["cp"], tag=tag)
 
     def _receive(self, work: Work) -> None:
         source = self._neighbour(work, -1)

@@ -1,14 +1,15 @@
-"""The search of mode Auto: small enough for the operator's loop, and the same on every machine.
+"""The search of a plan: within counted budgets, and the same on every machine.
 
-Layouts are bounded from below first, each once; the cheapest are gone through until a handful of candidates fits the
-memory, and these are played a few times. Where a job leaves to the planner what layers make anew, they are gone through
-once for each choice, the least first, and further ones only where something did not fit: of two plans that are alike
-the one that makes less anew is the faster. All budgets are counts. What was found is kept, since the same job is
-planned again and again: by the operator, the launcher and each resize.
+Layouts are bounded from below first, each once, and gone through from the cheapest bound on. The cheapest candidates
+that fit the memory are kept, until no layout that is left can be cheaper than they are; these are played on their
+schedules with layers split by cost. Where a job leaves to the planner what layers recompute, the choices are searched
+one after the other, the least first, and further ones only where something did not fit: of two plans that are alike the
+one that recomputes less is the faster. All budgets are counts, never seconds.
 """
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import math
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from polyreme_api.plan.costs import Recompute, Setting
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.memory import least_states
-from polyreme_api.plan.schedules import stages_per_rank
+from polyreme_api.plan.schedules import Schedule, stages_per_rank
 from polyreme_api.plan.search import (
     Candidate,
     Estimate,
@@ -27,21 +28,22 @@ from polyreme_api.plan.search import (
     played_microbatches,
     trained_today,
     ways,
+    why_slower,
 )
 
 LAYOUTS_MAX = 4_000
 """Layouts of a world that are looked at."""
-WEIGHED_MAX = 300
+WEIGHED_MAX = 1_500
 """Candidates whose memory is worked out, cheapest layouts first; as many again, leanest first, where none fits."""
-FITTING_MAX = 40
-"""Candidates that fit the memory, among which the fastest are played."""
 OF_LAYOUT = 4
-"""Candidates of one layout among them."""
-FINALISTS = 8
+"""Candidates of one layout among the finalists."""
+FINALISTS = 16
 """Candidates that are played."""
 PLAYS = 12
 SLOTS_MAX = 12_000
 """Pieces of work that the plays of one finalist may come to: long pipelines are played less often."""
+WINNERS, WINNER_PLAYS, WINNER_SLOTS_MAX = 2, 60, 60_000
+"""Finalists that are played more often, to split their layers better."""
 KEPT = 4_096
 """Searches whose results are kept."""
 SLACK = 0.05
@@ -53,16 +55,22 @@ HOLDING_ALL = (Recompute.NONE,)
 
 @functools.lru_cache(maxsize=KEPT)
 def quick_search(
-    setting: Setting, *, world: int, packs_per_step: int, recomputes: tuple[Recompute, ...] = HOLDING_ALL
+    setting: Setting,
+    *,
+    world: int,
+    packs_per_step: int,
+    recomputes: tuple[Recompute, ...] = HOLDING_ALL,
+    runners_up: int = 0,
 ) -> Found:
     """Search what this version trains, within the budgets above.
 
     Args:
-        setting: Model, mix, hardware and numerics; nothing measured.
+        setting: Model, mix, hardware and numerics.
         world: Ranks.
         packs_per_step: Of all ranks together.
-        recomputes: What layers may make anew, the least first. Each is searched as if it were named alone, and the
-            fastest of all is the choice, of equals the one that makes least anew.
+        recomputes: What layers may recompute, the least first. Each is searched as if it were named alone, and the
+            fastest of all is the choice, of equals the one that recomputes least.
+        runners_up: Other layouts that are returned, with the reason why each lost.
     """
     pricer, usable = Pricer(setting), setting.hardware.usable_bytes
     roomy: list[tuple[float, int, Layout]] = []
@@ -77,23 +85,51 @@ def quick_search(
     roomy.sort()
     lean.sort()
     by_time, bounds_s = [layout for _, _, layout in roomy], [bound_s for bound_s, _, _ in roomy]
-    best: Estimate | None = None
+    played: list[Estimate] = []
     unfit: list[Estimate] = []
     for recompute in recomputes:
         sieve = _Sieve(pricer, recompute, packs_per_step)
-        fitting = sieve.fitting(by_time, bounds_s, than_s=math.inf if best is None else best.step_s * (1 + SLACK))
-        if not fitting and best is None:
+        than_s = min((of.step_s for of in played), default=math.inf) * (1 + SLACK)
+        fitting = sieve.fitting(by_time, bounds_s, than_s=than_s)
+        if not fitting and not played:
             fitting = sieve.fitting([layout for _, _, layout in lean])
-        finalists = sorted(fitting, key=_order)[:FINALISTS]
-        played = [pricer.played(of.candidate, _plays(of.candidate)) for of in finalists]
-        best = min(filter(None, (best, *sorted(played, key=_order))), key=lambda of: _rounded(of.step_s), default=None)
+        played += _played(pricer, fitting)
         if sieve.leanest is None:
             break
         unfit.append(sieve.leanest)
-    if best is None:
+    if not played:
         leanest = min(unfit, key=lambda of: of.memory.total_bytes, default=None)
         return Found(best=None, runners_up=(), leanest=leanest, examined=len(lean), unfit=len(lean))
-    return Found(best=best, runners_up=(), leanest=None, examined=len(lean), unfit=len(lean) - len(roomy))
+    # Stable: of equals the one that recomputes least.
+    best, *others = sorted(played, key=lambda of: _rounded(of.step_s))
+    return Found(
+        best=best,
+        runners_up=tuple((of, why_slower(of, best)) for of in _one_of_each(others, best)[:runners_up]),
+        leanest=None,
+        examined=len(lean),
+        unfit=len(lean) - len(roomy),
+    )
+
+
+def _played(pricer: Pricer, fitting: Sequence[Estimate]) -> list[Estimate]:
+    """Play the finalists on their schedules, the best of them more often; fastest first."""
+    finalists = (
+        pricer.played(of.candidate, _plays(of.candidate, PLAYS, SLOTS_MAX))
+        for of in sorted(fitting, key=_order)[:FINALISTS]
+    )
+    ordered = sorted(finalists, key=_order)
+    winners = (
+        pricer.played(of.candidate, _plays(of.candidate, WINNER_PLAYS, WINNER_SLOTS_MAX)) for of in ordered[:WINNERS]
+    )
+    return sorted([*winners, *ordered[WINNERS:]], key=_order)
+
+
+def _one_of_each(ordered: Sequence[Estimate], best: Estimate) -> list[Estimate]:
+    """Keep the best of each layout and schedule: a list of nothing but microbatches helps nobody."""
+    first: dict[tuple[Layout, Schedule | None], Estimate] = {}
+    for of in (best, *ordered):
+        first.setdefault((of.candidate.layout, of.candidate.schedule), of)
+    return list(first.values())[1:]
 
 
 def nearest(
@@ -138,37 +174,42 @@ class _Sieve:
         bounds: Sequence[float] | None = None,
         *,
         than_s: float = math.inf,
-        count: int = FITTING_MAX,
+        count: int = FINALISTS,
     ) -> list[Estimate]:
-        """Return the first that fit, in the order of their layouts.
+        """Return the cheapest that fit; without bounds, the first.
 
         Args:
             order: Layouts.
-            bounds: Rising times that each can't be faster than; layouts that have no chance are left out.
+            bounds: Rising times that each can't be faster than; once enough fit, layouts that can't be cheaper than
+                they are end the search.
             than_s: Price from which on candidates have no chance either.
             count: How many to return.
         """
-        fitting: list[Estimate] = []
-        weighed, fastest_s = 0, than_s
+        kept: list[tuple[float, int, Estimate]] = []
+        weighed, limit_s = 0, than_s
         for number, layout in enumerate(order):
-            if bounds is not None and bounds[number] > fastest_s:
+            if bounds is not None and bounds[number] > limit_s:
                 break
             of_layout = 0
             for candidate in self._ways(layout):
-                if weighed == WEIGHED_MAX or len(fitting) == count:
-                    return fitting
-                if of_layout == OF_LAYOUT or self._pricer.quick_s(candidate) > than_s:
+                if of_layout == OF_LAYOUT or self._pricer.quick_s(candidate) > limit_s:
                     break
+                if weighed == WEIGHED_MAX:
+                    return [of for _, _, of in kept]
                 weighed += 1
                 estimate = self._pricer.weighed(candidate)
-                if estimate.memory.total_bytes <= self._usable_bytes:
-                    fitting.append(estimate)
-                    if candidate.schedule is None:  # a pipeline's price leaves out what it waits
-                        fastest_s = min(fastest_s, estimate.step_s)
-                    of_layout += 1
-                elif self.leanest is None or estimate.memory.total_bytes < self.leanest.memory.total_bytes:
-                    self.leanest = estimate
-        return fitting
+                if estimate.memory.total_bytes > self._usable_bytes:
+                    if self.leanest is None or estimate.memory.total_bytes < self.leanest.memory.total_bytes:
+                        self.leanest = estimate
+                    continue
+                of_layout += 1
+                bisect.insort(kept, (_rounded(estimate.step_s), weighed, estimate))
+                if len(kept) >= count:
+                    if bounds is None:
+                        return [of for _, _, of in kept]
+                    del kept[count:]
+                    limit_s = min(limit_s, kept[-1][0])
+        return [of for _, _, of in kept]
 
     def _ways(self, layout: Layout) -> list[Candidate]:
         """List the candidates of a layout that are trained, cheapest first."""
@@ -182,11 +223,11 @@ class _Sieve:
         return [known[number] for _, _, number in sorted(priced)]
 
 
-def _plays(of: Candidate) -> int:
+def _plays(of: Candidate, most: int, slots_max: int) -> int:
     if of.schedule is None:
         return 1
     slots = 3 * of.layout.pp * stages_per_rank(of.schedule) * played_microbatches(of)
-    return max(1, min(PLAYS, SLOTS_MAX // slots))
+    return max(1, min(most, slots_max // slots))
 
 
 def _order(estimate: Estimate) -> tuple[float, int, tuple[int, ...], str]:

@@ -1,13 +1,11 @@
-"""Time of each part of a model on one rank, by layout, for one microbatch: products, memory, exchanges.
+"""Time of each part of a model on one rank, by layout, for one microbatch: products, memory, launches, exchanges.
 
 A product takes its operations over the rate, or the reading of its weights where that is longer (roofline, Williams et
-al., CACM 52(4), 2009). Nothing is assumed to overlap: exchanges are added. Bytes that a rank sends:
+al., CACM 52(4), 2009). What norms, activations and permutations read and write takes its bytes over the memory's rate,
+and each kernel a launch. Exchanges (``traffic.py``) are added, but for what the trainer sends while it computes: a
+ring's keys and values travel behind the products of attention, and only what these do not cover is waited for.
 
-- tensor parallel with sequence parallel (arXiv:2205.05198): a gather and a scatter around attention and feed-forward;
-- context parallel (Ulysses, arXiv:2309.14509): queries, keys, values and outputs change places once;
-- expert parallel: dispatch and combine of each token's experts.
-
-Each is paid in the forward and again in the backward. What the trainer measured of a part replaces its products.
+What the trainer measured of a part replaces all but its exchanges.
 """
 
 from __future__ import annotations
@@ -19,13 +17,14 @@ import math
 from collections.abc import Mapping
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.flops import Mix, forward_flops
-from polyreme_api.plan.hardware import Hardware, Numerics
+from polyreme_api.plan.flops import BACKWARD_MOVES, Mix, core_flops, forward_flops, forward_moves, launches
+from polyreme_api.plan.hardware import Group, Hardware, Numerics, Pattern
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.parts import Part, all_parts, layer_parts, part_parameters
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.plan.simulate import StageTimes
 from polyreme_api.plan.stages import ModelTimes, plus
+from polyreme_api.plan.traffic import TRAINER, Exchange, Framework, Sent, exchanges
 
 
 class Recompute(enum.StrEnum):
@@ -40,8 +39,9 @@ class Recompute(enum.StrEnum):
 
 RECOMPUTED: Mapping[Recompute, float] = {Recompute.NONE: 0.0, Recompute.SELECTIVE: 0.15, Recompute.FULL: 1.0}
 """Share of a layer's forward that is done again."""
-
-
+BACKWARD_PRODUCTS = 2.5
+"""Products of attention's backward over those of its forward: scores are made again (FlashAttention-2,
+arXiv:2307.08691, section 4.1)."""
 COSTS_FORMAT = "polyreme.dev/costs/v1"
 """Format of measured times in a file."""
 
@@ -52,7 +52,7 @@ class Measured:
 
     hardware: str
     mix: Mix
-    seconds_per_token: Mapping[Part, StageTimes]
+    seconds_per_token: Mapping[Part, StageTimes] = dataclasses.field(hash=False)
     """For one token of the language model."""
 
     def to_json(self) -> str:
@@ -117,6 +117,8 @@ class Setting:
     hardware: Hardware
     numerics: Numerics
     measured: Measured | None = None
+    framework: Framework = TRAINER
+    """Who trains: what it sends and what it hides."""
 
     def __post_init__(self) -> None:
         """Refuse measured times of something else.
@@ -126,17 +128,6 @@ class Setting:
         """
         if self.measured is not None:
             self.measured.check(self.hardware, self.mix, self.shape)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """What one rank sends to the others of a group."""
-
-    sent_bytes: float
-    """All messages together."""
-    messages: int
-    span: int
-    """Ranks from the group's first to its last."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,33 +156,72 @@ def part_times(setting: Setting, layout: Layout, *, packs: int, recompute: Recom
         packs: Of one microbatch.
         recompute: Of every decoder layer; the tower and the head are as the layers are.
     """
-    exchanged = {
-        part: {
-            axis: 2 * setting.hardware.exchange_s(of.sent_bytes, span=of.span, messages=of.messages)
-            for axis, of in by_axis.items()
-        }
-        for part, by_axis in exchanges(setting, layout, packs=packs).items()
-    }
     products = products_s(setting, layout, packs=packs)
+    core_s = attention_core_s(setting, layout, packs=packs)
     again = RECOMPUTED[recompute]
-    times = {}
-    for part, of in products.items():
-        moved_s = sum(exchanged[part].values()) / 2
+    times, exchanged = {}, {}
+    for part, found in part_exchanges(setting, layout, packs=packs).items():
+        of = products[part]
+        forward_s = {one.axis: 0.0 for one in found}
+        backward_s = dict(forward_s)
+        for one in found:
+            forward_s[one.axis] += _waited_s(setting, one, one.forward, behind_s=core_s)
+            backward_s[one.axis] += _waited_s(setting, one, one.backward, behind_s=BACKWARD_PRODUCTS * core_s)
         done_again = 0.0 if part in {Part.EMBEDDING, Part.HEAD} else again
+        # What is recomputed in full is exchanged again, too.
+        sent_again = done_again == 1
+        exchanged[part] = {axis: forward_s[axis] * (1 + sent_again) + backward_s[axis] for axis in forward_s}
+        moved_s = sum(forward_s.values())
         times[part] = StageTimes(
             forward_s=of.forward_s + moved_s,
-            # What is recomputed in full is exchanged again, too.
-            input_s=of.input_s + moved_s + done_again * of.forward_s + (moved_s if done_again == 1 else 0.0),
+            input_s=of.input_s + sum(backward_s.values()) + done_again * of.forward_s + sent_again * moved_s,
             weight_s=of.weight_s,
         )
     return PartTimes(times=times, exchanged_s=exchanged)
 
 
+def part_exchanges(setting: Setting, layout: Layout, *, packs: int) -> dict[Part, tuple[Exchange, ...]]:
+    """List what one part of each kind exchanges for one microbatch."""
+    return exchanges(
+        setting.shape,
+        layout,
+        setting.numerics,
+        tokens=packs * setting.mix.sequence_tokens,
+        near_devices=setting.hardware.near_devices,
+        framework=setting.framework,
+    )
+
+
+def attention_core_s(setting: Setting, layout: Layout, *, packs: int) -> float:
+    """Price the forward of attention's own products, scores and their values, in one layer [seconds]."""
+    tokens = packs * setting.mix.sequence_tokens / (layout.cp * layout.tp)
+    return core_flops(setting.shape, setting.mix) * tokens / setting.hardware.flops_per_s
+
+
+def _waited_s(setting: Setting, exchange: Exchange, sent: Sent, *, behind_s: float) -> float:
+    """Price what a rank waits for: all that it sends, but for what travels while it computes ``behind_s``."""
+    if exchange.axis in setting.framework.overlapped:
+        return 0.0
+
+    def took_s(sent_bytes: float, messages: int, far_bytes: float | None) -> float:
+        if not messages:
+            return 0.0
+        return setting.hardware.exchange_s(
+            sent_bytes, group=exchange.group, pattern=exchange.pattern, messages=messages, far_bytes=far_bytes
+        )
+
+    behind = took_s(sent.behind_bytes, sent.behind_messages, None)
+    return took_s(sent.sent_bytes, sent.messages, exchange.far_bytes) + max(0.0, behind - behind_s)
+
+
 def transfer_s(setting: Setting, layout: Layout, *, packs: int) -> float:
     """Price the hand-over of a microbatch from one pipeline rank to the next [seconds]."""
+    if "pp" in setting.framework.overlapped:
+        return 0.0
     tokens = packs * setting.mix.sequence_tokens / (layout.cp * layout.tp)
     sent = tokens * setting.shape.decoder.width * setting.numerics.activation_bytes
-    return setting.hardware.exchange_s(sent, span=layout.world // layout.pp + 1)
+    group = Group(ranks=layout.pp, stride=layout.world // layout.pp)
+    return setting.hardware.exchange_s(sent, group=group, pattern=Pattern.RING)
 
 
 def products_s(setting: Setting, layout: Layout, *, packs: int) -> dict[Part, StageTimes]:
@@ -205,33 +235,17 @@ def products_s(setting: Setting, layout: Layout, *, packs: int) -> dict[Part, St
             for part, of in setting.measured.seconds_per_token.items()
         }
     flops, parameters = forward_flops(setting.shape, setting.mix), part_parameters(setting.shape)
+    moved, launched = forward_moves(setting.shape, setting.mix), launches(setting.shape)
+    hardware, number_bytes = setting.hardware, setting.numerics.activation_bytes
     found = {}
     for part, of in parameters.items():
         read = 0.0 if part is Part.EMBEDDING or not flops[part] else of.common / layout.tp + of.routed / layout.ep
         once_s = max(
-            flops[part] * tokens / setting.hardware.flops_per_s,
-            read * setting.numerics.weight_bytes / setting.hardware.bytes_per_s,
+            flops[part] * tokens / hardware.flops_per_s,
+            read * setting.numerics.weight_bytes / hardware.bytes_per_s,
         )
-        found[part] = StageTimes(forward_s=once_s, input_s=once_s, weight_s=once_s)
+        beside_s = moved[part] * tokens * number_bytes / hardware.bytes_per_s + launched[part] * hardware.launch_s
+        found[part] = StageTimes(
+            forward_s=once_s + beside_s, input_s=once_s + BACKWARD_MOVES * beside_s, weight_s=once_s
+        )
     return found
-
-
-def exchanges(setting: Setting, layout: Layout, *, packs: int) -> dict[Part, dict[str, Exchange]]:
-    """Work out what one part of each kind exchanges in its forward, by axis; its backward exchanges as much again."""
-    d, number = setting.shape.decoder, setting.numerics.activation_bytes
-    tp, cp, ep = layout.tp, layout.cp, layout.ep
-    tokens = packs * setting.mix.sequence_tokens / (cp * tp)
-    layer: dict[str, Exchange] = {}
-    head: dict[str, Exchange] = {}
-    if tp > 1:  # a rank sends its own tokens to each of the others
-        sent = tokens * (tp - 1) * d.width * number
-        layer["tp"] = Exchange(sent_bytes=4 * sent, messages=4, span=tp)
-        head["tp"] = Exchange(sent_bytes=sent, messages=1, span=tp)
-    if cp > 1:
-        sent = 2 * tokens * d.heads * (d.query_dim + d.value_dim) * number * (cp - 1) / cp
-        layer["cp"] = Exchange(sent_bytes=sent, messages=4, span=cp * tp)
-    moe = dict(layer)
-    if ep > 1:
-        sent = 2 * tokens * d.experts_per_token * d.width * number * (ep - 1) / ep
-        moe["ep"] = Exchange(sent_bytes=sent, messages=2, span=ep)
-    return {Part.TOWER: {}, Part.EMBEDDING: {}, Part.DENSE: layer, Part.MOE: moe, Part.HEAD: head}

@@ -15,6 +15,11 @@ from polyreme_api.plan.shapes import ModelShape
 
 TRAINING_FORWARDS = 3
 """Forward, gradient of the inputs, gradient of the weights."""
+BACKWARD_MOVES = 1.5
+"""Readings and writings of the backward of what is no product, over those of its forward: a norm's three to two, a
+gated activation's five to three."""
+DENSE_LAUNCHES, MOE_LAUNCHES = 40, 80
+"""Kernels of a decoder layer's forward."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +60,7 @@ class Mix:
 def forward_flops(shape: ModelShape, mix: Mix) -> dict[Part, float]:
     """Count the forward of one part of each kind, for one token of the language model [operations]."""
     d = shape.decoder
-    attention = 2 * _attention_products(shape) + d.heads * (d.query_dim + d.value_dim) * mix.sequence_tokens
+    attention = 2 * _attention_products(shape) + core_flops(shape, mix)
     active = d.experts_per_token + d.shared_experts
     return {
         Part.TOWER: _tower_flops(shape, mix),
@@ -63,6 +68,46 @@ def forward_flops(shape: ModelShape, mix: Mix) -> dict[Part, float]:
         Part.DENSE: attention + 2 * 3 * d.width * d.dense_ffn_width,
         Part.MOE: attention + 2 * (3 * d.width * d.expert_ffn_width * active + d.width * d.experts),
         Part.HEAD: 2.0 * d.vocabulary * d.width,
+    }
+
+
+def core_flops(shape: ModelShape, mix: Mix) -> float:
+    """Count attention's scores and their values in one layer's forward, for one token [operations]."""
+    d = shape.decoder
+    return float(d.heads * (d.query_dim + d.value_dim) * mix.sequence_tokens)
+
+
+def forward_moves(shape: ModelShape, mix: Mix) -> dict[Part, float]:
+    """Count what kernels other than products read and write in one part's forward, for one token [numbers].
+
+    A norm reads and writes a row, a residual sum reads two and writes one; rotation reads and writes queries and keys;
+    a gated activation reads two and writes one. Rows of experts are put in their order before and after each of the
+    two exchanges (seven readings or writings: the last sums them up).
+    """
+    d, v = shape.decoder, shape.vision
+    layer = 10 * d.width + 4 * d.heads * d.query_dim
+    active = d.experts_per_token + d.shared_experts
+    block = 10 * v.width + 4 * v.width + 2 * v.ffn_width
+    return {
+        Part.TOWER: mix.patches_per_token(shape) * v.layers * block,
+        Part.EMBEDDING: 2.0 * d.width,
+        Part.DENSE: layer + 3.0 * d.dense_ffn_width,
+        Part.MOE: layer + 7.0 * d.experts_per_token * d.width + 3.0 * d.expert_ffn_width * active,
+        Part.HEAD: 2.0 * d.width + 2.0 * d.vocabulary,
+    }
+
+
+def launches(shape: ModelShape) -> dict[Part, int]:
+    """Count the kernels of one part's forward, whatever its tokens: a fixed cost of each layer.
+
+    As the trainer runs them on a device; a test of the trainer holds the numbers to what it runs.
+    """
+    return {
+        Part.TOWER: 30 * shape.vision.layers,
+        Part.EMBEDDING: 4,
+        Part.DENSE: DENSE_LAUNCHES,
+        Part.MOE: MOE_LAUNCHES,
+        Part.HEAD: 8,
     }
 
 

@@ -7,6 +7,7 @@ Times that the trainer measured replace them (``costs.Measured``).
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Mapping
 
 from polyreme_api.errors import InvalidConfigError
@@ -39,6 +40,29 @@ MIXED = Numerics(weight_bytes=2, gradient_bytes=4, optimizer_bytes=12, activatio
 """bfloat16 with float32 gradients and originals, state divided: what large runs do."""
 
 
+class Pattern(enum.StrEnum):
+    """Who sends to whom in an exchange."""
+
+    ALL_TO_ALL = "all-to-all"
+    """Each rank to every other, evenly."""
+    RING = "ring"
+    """Each rank to the next."""
+    REDUCE = "reduce"
+    """Gathers, scatters and sums: a ring in which each link of a node carries its share (NCCL)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Ranks that exchange: so many, each ``stride`` from the next in the order of ranks."""
+
+    ranks: int
+    stride: int
+
+    def of_node(self, near_devices: int) -> int:
+        """Members that share a node of so many devices."""
+        return min(self.ranks, max(1, near_devices // self.stride))
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     """One kind of device in one kind of cluster."""
@@ -62,6 +86,8 @@ class Hardware:
     """Of a device's share of the network between nodes, as reached."""
     near_latency_s: float
     far_latency_s: float
+    launch_s: float = 0.0
+    """Of a kernel, from its predecessor's end: a fixed cost."""
     device_name: str = ""
     """What a device calls itself, in part; empty for processors."""
 
@@ -70,17 +96,37 @@ class Hardware:
         """Memory that a plan may fill."""
         return int(self.memory_bytes * self.usable_share)
 
-    def exchange_s(self, sent_bytes: float, *, span: int, messages: int = 1) -> float:
-        """Price bytes that one rank sends.
+    def exchange_s(
+        self,
+        sent_bytes: float,
+        *,
+        group: Group,
+        pattern: Pattern,
+        messages: int = 1,
+        far_bytes: float | None = None,
+    ) -> float:
+        """Price bytes that one rank sends [seconds].
 
         Args:
             sent_bytes: All messages together.
-            span: Ranks from the first to the last of the group: within ``near_devices`` they share the near link.
+            group: The ranks: within ``near_devices`` they share the near link.
+            pattern: Who sends to whom. In a ring the slowest link sets the pace; of an all-to-all both links carry
+                their part at once; a reduction enters and leaves a node over the network of each of its members.
             messages: Each costs a latency.
+            far_bytes: Bytes of an all-to-all that leave the node; None for an even spread.
         """
-        near = span <= self.near_devices
-        rate = self.near_bytes_per_s if near else self.far_bytes_per_s
-        return sent_bytes / rate + messages * (self.near_latency_s if near else self.far_latency_s)
+        if group.ranks * group.stride <= self.near_devices:
+            return sent_bytes / self.near_bytes_per_s + messages * self.near_latency_s
+        members = group.of_node(self.near_devices)
+        latency_s = messages * self.far_latency_s
+        if pattern is Pattern.RING:
+            return sent_bytes / self.far_bytes_per_s + latency_s
+        if pattern is Pattern.REDUCE:
+            return sent_bytes / min(self.near_bytes_per_s, members * self.far_bytes_per_s) + latency_s
+        inside = sent_bytes * (members - 1) / (group.ranks - 1)
+        # What enters a node once is spread there: all of it passes the near link.
+        near, far = (inside, sent_bytes - inside) if far_bytes is None else (sent_bytes, far_bytes)
+        return max(near / self.near_bytes_per_s, far / self.far_bytes_per_s) + latency_s
 
 
 _H100 = Hardware(
@@ -94,10 +140,12 @@ _H100 = Hardware(
     far_bytes_per_s=0.8 * 50e9,
     near_latency_s=10e-6,
     far_latency_s=25e-6,
+    launch_s=3.8e-6,
     device_name="H100",
 )
 """NVIDIA's data sheets: 989 TFLOPS bf16 dense, 3.35 TB/s; NVLink 450 GB/s a direction; 400 Gb/s of network a device.
-Shares reached: 0.45 of products, 0.8 of memory and links."""
+Shares reached: 0.45 of products, 0.8 of memory and links. A launch: 3.8 us from one short kernel to the next (NVIDIA,
+"Getting Started with CUDA Graphs", 2019)."""
 HARDWARE: Mapping[str, Hardware] = {
     hardware.name: hardware
     for hardware in (

@@ -169,6 +169,17 @@ def least_states(setting: Setting) -> Callable[[Layout], float]:
     return least
 
 
+def update_bytes(setting: Setting, layout: Layout) -> float:
+    """Work out what the mean rank reads and writes when weights are stepped: what it updates, each number twice."""
+    common, routed = held_parameters(setting.shape)
+    numerics = setting.numerics
+    copies = (1, 1)
+    if numerics.sharded_optimizer or numerics.sharded_parameters:
+        copies = (layout.dp * layout.cp, layout.edp)
+    updated = common / layout.tp / layout.pp / copies[0] + routed / layout.ep / layout.pp / copies[1]
+    return 2 * updated * (numerics.weight_bytes + numerics.gradient_bytes + numerics.optimizer_bytes)
+
+
 def _state_bytes(setting: Setting, layout: Layout, held: _Held) -> tuple[float, float, float]:
     """Work out the bytes of weights, gradients and the optimizer's state."""
     if setting.numerics.sharded_parameters:

@@ -7,12 +7,14 @@ import itertools
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.flops import Mix, forward_flops
+from polyreme_api.plan.hardware import FLOAT32, Numerics
+from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.parts import Part, layer_parts
 from polyreme_api.plan.schedules import Schedule, ranks_of_stages, schedule_misfits, stages_per_rank
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.plan.simulate import StageTimes
 from polyreme_api.plan.stages import ModelTimes, balanced_split, check_layers
-from polyreme_api.plan.volume import GRADIENT_BYTES, GroupVolume
+from polyreme_api.plan.volume import GroupVolume
 
 DEFAULT_SCHEDULE = Schedule.ONE_F_ONE_B
 """Order of work where a job names none."""
@@ -134,13 +136,20 @@ def default_layers(shape: ModelShape, *, schedule: Schedule, pp: int, pack_token
     return balanced_split(model, schedule=schedule, ranks=pp)
 
 
-def stream_volumes(cut: Cut, *, pp: int, shape: ModelShape, tokens_per_rank: int) -> tuple[GroupVolume, ...]:
-    """Work out what the ranks of a pipeline send each other in a step: a stream forward, its gradient back."""
+def stream_volumes(
+    cut: Cut, *, layout: Layout, shape: ModelShape, tokens_per_rank: int, numerics: Numerics = FLOAT32
+) -> tuple[GroupVolume, ...]:
+    """Work out what the ranks of a pipeline send each other in a step: a stream forward, its gradient back.
+
+    Context and tensor ranks each send the rows that they hold.
+    """
     if cut.schedule is None:
         return ()
+    pp = layout.pp
     rank_of = ranks_of_stages(cut.schedule, pp)
     crossings = sum(before != after for before, after in itertools.pairwise(rank_of))
-    stream_bytes = tokens_per_rank * shape.decoder.width * GRADIENT_BYTES
+    rows = tokens_per_rank // (layout.cp * layout.tp)
+    stream_bytes = rows * shape.decoder.width * numerics.activation_bytes
     return (
         GroupVolume(
             axis="pp",

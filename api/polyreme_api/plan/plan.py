@@ -183,8 +183,16 @@ def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
         packs_per_step=spec.training.packs_per_step,
         pack_tokens=spec.data.sequence_tokens,
         volumes=(
-            *group_volumes(layout, shape=shape, tokens_per_rank=tokens_per_rank),
-            *stream_volumes(cut, pp=layout.pp, shape=shape, tokens_per_rank=tokens_per_rank),
+            *group_volumes(
+                layout,
+                shape=shape,
+                tokens_per_rank=tokens_per_rank,
+                numerics=setting.numerics,
+                microbatches=cut.microbatches,
+            ),
+            *stream_volumes(
+                cut, layout=layout, shape=shape, tokens_per_rank=tokens_per_rank, numerics=setting.numerics
+            ),
         ),
         cut=cut,
         hardware=setting.hardware.name,

@@ -1,8 +1,7 @@
-"""The search of a plan: every layout x schedule x recomputation x microbatch is priced, the best are played.
+"""Candidates of a plan, layout x schedule x recomputation x microbatch, and what each costs.
 
-First each candidate is priced by its fullest rank, in microseconds each; those that are cheapest, and fit the memory,
-are then played on their schedule with layers split by cost. The budgets are counted in candidates and plays, never in
-seconds.
+A candidate is priced by its fullest rank, in microseconds; what is chosen from (``automatic.py``) is played on its
+schedule with layers split by cost.
 """
 
 from __future__ import annotations
@@ -10,27 +9,23 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from polyreme_api.plan.costs import Recompute, Setting, exchanges, part_times, transfer_s
-from polyreme_api.plan.flops import TRAINING_FORWARDS, forward_flops
+from polyreme_api.plan.costs import Recompute, Setting, part_times, transfer_s
+from polyreme_api.plan.hardware import Pattern
 from polyreme_api.plan.layout import Layout, divisors, misfits, ulysses_degree
-from polyreme_api.plan.memory import Memory, held_parameters, least_states, memory_of
-from polyreme_api.plan.parts import Part, all_parts
+from polyreme_api.plan.memory import Memory, held_parameters, memory_of, update_bytes
+from polyreme_api.plan.parts import all_parts
 from polyreme_api.plan.schedules import V_SHAPED, Schedule, ranks_of_stages, schedule_misfits, stages_per_rank
 from polyreme_api.plan.simulate import Simulated, program
 from polyreme_api.plan.stages import ModelTimes, Split, balanced_split, best_split, least_layers
+from polyreme_api.plan.traffic import Moment, StepExchange, step_exchanges
 
-FINALISTS = 40
-"""Candidates that are played."""
-WEIGHED_MAX = 6_000
-"""Candidates, cheapest first, whose memory is worked out before the search gives up."""
-FINALIST_PLAYS = 60
-WINNERS = 4
-WINNER_PLAYS = 400
 ROUNDS_PLAYED = 4
 """Microbatches that are played, in multiples of the pipeline's ranks; what lies beyond goes on at the same pace."""
 MICROBATCH_PACKS_MAX = 8
+BACKWARD_SHARE = 2 / 3
+"""Of a pass: a backward makes two products for each of the forward's."""
 TP_MAX, CP_MAX, PP_MAX = 16, 64, 64
 
 
@@ -78,66 +73,6 @@ class Found:
     examined: int
     unfit: int
     """Candidates that do not fit the memory."""
-
-
-Supported = Callable[[Candidate], bool]
-
-
-def search(setting: Setting, *, world: int, packs_per_step: int, supported: Supported, runners_up: int = 5) -> Found:
-    """Search the candidates of a world.
-
-    Args:
-        setting: Model, mix, hardware and numerics.
-        world: Ranks.
-        packs_per_step: Of all ranks together.
-        supported: Whether a candidate may be taken at all.
-        runners_up: How many others to tell of.
-    """
-    pricer = Pricer(setting)
-    state_of = least_states(setting)
-    priced: list[tuple[float, int, Candidate]] = []
-    poor: list[tuple[float, int, Candidate]] = []
-    for number, candidate in enumerate(candidates(setting, world=world, packs_per_step=packs_per_step)):
-        if not supported(candidate):
-            continue
-        state = state_of(candidate.layout)
-        if state > setting.hardware.usable_bytes:
-            poor.append((state, number, candidate))
-        else:
-            priced.append((pricer.quick_s(candidate), number, candidate))
-    priced.sort()
-    examined, unfit = len(priced) + len(poor), len(poor)
-    finalists: list[Estimate] = []
-    leanest: Estimate | None = None
-    seen: collections.Counter[Layout] = collections.Counter()
-    for _, _, candidate in priced[:WEIGHED_MAX]:
-        if seen[candidate.layout] >= FINALISTS // 8:  # leave room for other layouts
-            continue
-        estimate = pricer.weighed(candidate)
-        if estimate.memory.total_bytes > setting.hardware.usable_bytes:
-            unfit += 1
-            leanest = min(filter(None, (leanest, estimate)), key=lambda other: other.memory.total_bytes)
-            continue
-        finalists.append(estimate)
-        seen[candidate.layout] += 1
-        if len(finalists) == FINALISTS:
-            break
-    if not finalists:
-        if leanest is None and poor:
-            leanest = pricer.weighed(min(poor)[2])
-        return Found(best=None, runners_up=(), leanest=leanest, examined=examined, unfit=unfit)
-    played = sorted((pricer.played(estimate.candidate, FINALIST_PLAYS) for estimate in finalists), key=_time)
-    winners = [pricer.played(estimate.candidate, WINNER_PLAYS) for estimate in played[:WINNERS]]
-    ordered = sorted([*winners, *played[WINNERS:]], key=_time)
-    best = ordered[0]
-    others = _one_of_each(ordered[1:], best)[:runners_up]
-    return Found(
-        best=best,
-        runners_up=tuple((other, _why(other, best)) for other in others),
-        leanest=None,
-        examined=examined,
-        unfit=unfit,
-    )
 
 
 def candidates(setting: Setting, *, world: int, packs_per_step: int) -> Iterator[Candidate]:
@@ -203,7 +138,6 @@ class Pricer:
         self._layers_s: dict[tuple[Layout, int, Recompute], float] = {}
         self._counts = collections.Counter(all_parts(setting.shape))
         self._common, self._routed = held_parameters(setting.shape)
-        self._flops = forward_flops(setting.shape, setting.mix)
 
     def bound_s(self, layout: Layout, packs_per_rank: int) -> float:
         """Bound a step of a layout from below, whatever its schedule: the mean rank's products and exchanges [seconds].
@@ -212,18 +146,15 @@ class Pricer:
             layout: Degrees.
             packs_per_rank: Of a data-parallel rank.
         """
-        setting, together = self.setting, self._flops
         packs = min(packs_per_rank, MICROBATCH_PACKS_MAX)
-        tokens = packs * setting.mix.sequence_tokens / (layout.cp * layout.tp)
-        moved_s = 0.0
-        for part, by_axis in exchanges(setting, layout, packs=packs).items():
-            for of in by_axis.values():
-                once_s = setting.hardware.exchange_s(of.sent_bytes, span=of.span, messages=of.messages)
-                moved_s += 2 * self._counts[part] * once_s
-        flops = sum(together[part] * count for part, count in self._counts.items())
-        fullest = max(flops / layout.pp, together[Part.TOWER], together[Part.HEAD])
-        once_s = TRAINING_FORWARDS * fullest * tokens / setting.hardware.flops_per_s + moved_s / layout.pp
-        return packs_per_rank / packs * once_s + self._ends_s(layout)
+        alone = Candidate(
+            layout=layout, schedule=None, recompute=Recompute.NONE, microbatch_packs=packs, microbatches=1
+        )
+        times, _ = self.times(alone)
+        whole_s = times.first.total_s + times.last.total_s + self._layers_s[layout, packs, Recompute.NONE]
+        fullest_s = max(whole_s / layout.pp, times.first.total_s, times.last.total_s)
+        ends_s = self._ends_s(layout, whole_s / layout.pp)
+        return packs_per_rank / packs * fullest_s + ends_s
 
     def times(self, of: Candidate) -> tuple[ModelTimes, dict[str, float]]:
         """Time of the parts, and what all parts together exchange by axis [seconds a microbatch]."""
@@ -244,10 +175,10 @@ class Pricer:
         times, _ = self.times(of)
         layers_s = self._layers_s[of.layout, of.microbatch_packs, of.recompute]
         whole_s = times.first.total_s + times.last.total_s + layers_s
-        ends_s = self._ends_s(of.layout, of.microbatches)
+        pp = of.layout.pp
+        ends_s = self._ends_of(of, whole_s / pp)
         if of.schedule is None:
             return of.microbatches * whole_s + ends_s
-        pp = of.layout.pp
         together = ranks_of_stages(of.schedule, pp)[-1] == 0
         heaviest_s = (
             times.first.total_s + times.last.total_s if together else max(times.first.total_s, times.last.total_s)
@@ -276,7 +207,7 @@ class Pricer:
             split, makespan_s, busy_s = self._pipeline(of, times, plays)
             bubble_s = makespan_s - busy_s
         exchanges = {axis: taken * microbatches / of.layout.pp for axis, taken in exchanged_s.items()}
-        ends_s = self._ends_s(of.layout, of.microbatches)
+        ends_s = self._ends_of(of, busy_s / microbatches)
         shares = {"compute": busy_s - sum(exchanges.values()), **exchanges, "bubble": bubble_s, "gradients": ends_s}
         step_s = makespan_s + ends_s
         return Estimate(
@@ -331,26 +262,39 @@ class Pricer:
             return (len(times.layers),)
         return balanced_split(times, schedule=of.schedule, ranks=of.layout.pp)
 
-    def _ends_s(self, layout: Layout, microbatches: int = 1) -> float:
-        """Price what happens once a step: gradients are summed, weights are stepped [seconds].
+    def _ends_of(self, of: Candidate, pass_s: float) -> float:
+        return self._ends_s(of.layout, pass_s, of.microbatches, told=of.schedule not in V_SHAPED)
 
-        Where ranks hold rows of parameters, these are gathered twice a microbatch, and gradients summed once.
+    def _ends_s(self, layout: Layout, pass_s: float, microbatches: int = 1, *, told: bool = True) -> float:
+        """Price what a step waits for once: gradients are summed, weights stepped, parameters gathered [seconds].
+
+        Args:
+            layout: Degrees.
+            pass_s: Forward and backward of one microbatch on the mean rank, which exchanges run behind.
+            microbatches: Of a step.
+            told: Whether the backward passes tell when a gradient is made.
         """
-        hardware, numerics = self.setting.hardware, self.setting.numerics
-        moved = 2 * numerics.gradient_bytes
-        if numerics.sharded_parameters:
-            moved = microbatches * (2 * numerics.weight_bytes + numerics.gradient_bytes)
         common, routed = self._common / layout.tp / layout.pp, self._routed / layout.ep / layout.pp
-        taken_s = 0.0
-        copies = layout.dp * layout.cp
-        if copies > 1:
-            sent = common * moved * (copies - 1) / copies
-            taken_s += hardware.exchange_s(sent, span=copies * layout.tp)
-        if layout.edp > 1:
-            sent = routed * moved * (layout.edp - 1) / layout.edp
-            taken_s += hardware.exchange_s(sent, span=layout.edp * layout.ep)
-        touched = 2 * sum((numerics.weight_bytes, numerics.gradient_bytes, numerics.optimizer_bytes))
-        return taken_s + (common + routed) * touched / hardware.bytes_per_s
+        update_s = update_bytes(self.setting, layout) / self.setting.hardware.bytes_per_s
+        behind_s = {
+            Moment.BEHIND_BACKWARD: BACKWARD_SHARE * pass_s,
+            Moment.BEHIND_PASSES: microbatches * pass_s,
+            Moment.BEHIND_UPDATE: update_s,
+            Moment.AFTER: 0.0,
+        }
+        took_s = dict.fromkeys(Moment, 0.0)
+        found = step_exchanges(
+            layout, self.setting.numerics, common=common, routed=routed, microbatches=microbatches, told=told
+        )
+        for exchange in found:
+            took_s[exchange.moment] += self._exchange_s(exchange)
+        waited_s = sum(max(0.0, took_s[moment] - behind_s[moment]) for moment in Moment)
+        return update_s + waited_s
+
+    def _exchange_s(self, exchange: StepExchange) -> float:
+        return self.setting.hardware.exchange_s(
+            exchange.sent_bytes, group=exchange.group, pattern=Pattern.REDUCE, messages=exchange.messages
+        )
 
 
 def played_microbatches(of: Candidate) -> int:
@@ -361,11 +305,6 @@ def played_microbatches(of: Candidate) -> int:
 def most_microbatches_played(layout: Layout) -> int:
     """Microbatches beyond which a pipeline goes on at the same pace, and holds no more."""
     return ROUNDS_PLAYED * layout.pp
-
-
-def anything(_: Candidate) -> bool:
-    """Whether it may be searched, where everything may."""
-    return True
 
 
 def trained_today(of: Candidate) -> bool:
@@ -389,22 +328,7 @@ def play(setting: Setting, estimate: Estimate) -> Simulated | None:
     return order.simulate(stages, transfer_s=transfer_s(setting, of.layout, packs=of.microbatch_packs))
 
 
-def _time(estimate: Estimate) -> tuple[float, str]:
-    return estimate.step_s, str(estimate.candidate)
-
-
-def _one_of_each(ordered: list[Estimate], best: Estimate) -> list[Estimate]:
-    """Keep the best of each layout: a list of nothing but microbatches tells little."""
-    kept, known = [], {(best.candidate.layout, best.candidate.schedule)}
-    for estimate in ordered:
-        key = (estimate.candidate.layout, estimate.candidate.schedule)
-        if key not in known:
-            known.add(key)
-            kept.append(estimate)
-    return kept
-
-
-def _why(other: Estimate, best: Estimate) -> str:
+def why_slower(other: Estimate, best: Estimate) -> str:
     """Say what makes another plan slower than the best."""
     slower = other.step_s / best.step_s - 1
     names = set(other.shares_s) | set(best.shares_s)

@@ -1,24 +1,23 @@
-"""How many bytes each parallel group moves in a step, and how much memory a layout needs: arithmetic, no torch.
+"""Bytes that each parallel group moves in a step, which the placer of the operator weighs by distance in the network.
 
-The placer of the operator weighs these volumes by distance in the network. Ring collectives over ``n`` ranks move
-``2 (n - 1) / n`` of the buffer for all-reduce; an all-to-all moves ``(n - 1) / n``.
+The sums of the one traffic model (``traffic.py``) over the layers and microbatches of a step.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import math
 from collections.abc import Mapping
 
+from polyreme_api.plan.hardware import FLOAT32, Numerics
 from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.parts import expert_parameters, parameter_count
+from polyreme_api.plan.parts import all_parts, expert_parameters, parameter_count
 from polyreme_api.plan.shapes import ModelShape
+from polyreme_api.plan.traffic import by_axis, exchanges, parameter_bytes
 
-GRADIENT_BYTES = 4
-"""Gradients are reduced in float32."""
 STATE_BYTES_PER_PARAMETER = 16
 """Weight, gradient, and two AdamW moments, float32."""
-ALL_TO_ALLS_PER_MOE_LAYER = 4
-"""Dispatch and combine, forward and backward."""
 NOMINAL_BYTES: Mapping[str, int] = {"tp": 16 * 2**30, "ep": 8 * 2**30, "cp": 4 * 2**30, "dp": 2 * 2**30, "pp": 2**30}
 """Bytes that a rank sends in a step, where the model is not known. Only their order means anything: tensor, expert and
 context groups exchange activations in every layer, data groups gradients once a step, stages one activation each."""
@@ -51,73 +50,46 @@ def shared_parameters(shape: ModelShape) -> int:
     return tower + projector + d.layers * heads + 3 * d.width * inner + 2 * d.vocabulary * d.width
 
 
-def group_volumes(layout: Layout, *, shape: ModelShape, tokens_per_rank: int) -> tuple[GroupVolume, ...]:
-    """Work out the traffic of each group with more than one rank, of one stage.
+def group_volumes(
+    layout: Layout, *, shape: ModelShape, tokens_per_rank: int, numerics: Numerics = FLOAT32, microbatches: int = 1
+) -> tuple[GroupVolume, ...]:
+    """Work out the traffic of each group with more than one rank, of the mean stage.
 
-    Gradients of dense parameters are summed over dp, cp and tp, those that tensor ranks share over dp and cp, and each
-    axis bears a ring of its own. What the tower exchanges depends on the images, which are not known: it is left out.
+    Gradients of dense parameters are summed over dp, cp and tp, those that tensor ranks share over dp and cp; for the
+    placer each axis bears a ring of its own.
 
     Args:
         layout: Degrees.
         shape: Sizes of the model.
         tokens_per_rank: Tokens of one data-parallel rank in a step, before cp and tp cut them.
+        numerics: Bytes of a number, and who holds which state.
+        microbatches: Of a step.
     """
     routed, shared = expert_parameters(shape), shared_parameters(shape)
-    whole_bytes = (parameter_count(shape) - routed - shared) * GRADIENT_BYTES
-    dense_bytes = whole_bytes + shared // layout.tp * GRADIENT_BYTES
-    moe_layers = shape.decoder.layers - shape.decoder.dense_layers
-    tokens = tokens_per_rank // (layout.cp * layout.tp)
-    exchanged = tokens * shape.decoder.experts_per_token * shape.decoder.width * GRADIENT_BYTES
-    volumes = (
-        GroupVolume(axis="dp", ranks=layout.dp, bytes_per_rank=_all_reduce(dense_bytes, layout.dp), messages=1),
+    whole = parameter_count(shape) - routed - shared
+    dense = whole + shared // layout.tp
+    counts = collections.Counter(all_parts(shape))
+    sums = {axis: [0.0, 0] for axis in ("dp", "edp", "ep", "cp", "tp")}
+    found = by_axis(exchanges(shape, layout, numerics, tokens=tokens_per_rank))
+    for part, of_part in found.items():
+        for axis, (sent_bytes, messages) in of_part.items():
+            sums[axis][0] += counts[part] * sent_bytes
+            sums[axis][1] += counts[part] * messages * microbatches
+    summed = parameter_bytes(numerics, microbatches=microbatches)
+    buffers = (("dp", dense), ("edp", routed // layout.ep), ("cp", dense), ("tp", whole))
+    for axis, parameters in buffers:
+        ranks = getattr(layout, axis)
+        sums[axis][0] += sum(of for of, _, _ in summed) * parameters * (ranks - 1) / ranks
+        sums[axis][1] += sum(messages for _, messages, _ in summed)
+    return tuple(
         GroupVolume(
-            axis="edp",
-            ranks=layout.edp,
-            bytes_per_rank=_all_reduce(routed * GRADIENT_BYTES // layout.ep, layout.edp),
-            messages=1,
-        ),
-        GroupVolume(
-            axis="ep",
-            ranks=layout.ep,
-            bytes_per_rank=moe_layers * ALL_TO_ALLS_PER_MOE_LAYER * exchanged * (layout.ep - 1) // layout.ep,
-            messages=moe_layers * ALL_TO_ALLS_PER_MOE_LAYER,
-        ),
-        _context_volume(layout, shape, tokens_per_rank // layout.cp, gradient_bytes=dense_bytes),
-        _tensor_volume(layout, shape, tokens_per_rank // layout.cp, gradient_bytes=whole_bytes),
-    )
-    return tuple(volume for volume in volumes if volume.ranks > 1)
-
-
-def _context_volume(layout: Layout, shape: ModelShape, tokens: int, *, gradient_bytes: int) -> GroupVolume:
-    """Keys and values twice round the ring, their gradients once; heads for tokens and back, forward and backward.
-
-    Values travel as wide as keys, since the kernel wants them so.
-    """
-    d, ring, ulysses = shape.decoder, layout.ring, layout.ulysses
-    row = max(1, d.heads // layout.tp) * GRADIENT_BYTES
-    turns = 3 * ring - 2 if ring > 1 else 0
-    passed = turns * tokens * row * 2 * d.query_dim
-    swapped = 2 * tokens * row * 2 * (d.query_dim + d.value_dim) * (ulysses - 1) // ulysses
-    swaps = 4 if ulysses > 1 else 0
-    return GroupVolume(
-        axis="cp",
-        ranks=layout.cp,
-        bytes_per_rank=d.layers * (passed + swapped) + _all_reduce(gradient_bytes, layout.cp),
-        messages=d.layers * (turns + swaps) + 1,
-    )
-
-
-def _tensor_volume(layout: Layout, shape: ModelShape, tokens: int, *, gradient_bytes: int) -> GroupVolume:
-    """Rows gathered and scattered around attention and feed-forward of each layer, around embedding and head."""
-    d, tp = shape.decoder, layout.tp
-    asked = d.width if d.q_rank is None else d.q_rank
-    widths = d.layers * (asked + d.kv_rank + d.rope_dim + 3 * d.width) + 2 * d.width
-    # Forward, and the same back.
-    return GroupVolume(
-        axis="tp",
-        ranks=tp,
-        bytes_per_rank=2 * tokens * widths * GRADIENT_BYTES * (tp - 1) // tp + _all_reduce(gradient_bytes, tp),
-        messages=2 * (4 * d.layers + 2) + 1,
+            axis=axis,
+            ranks=getattr(layout, axis),
+            bytes_per_rank=math.floor(sent_bytes / layout.pp),
+            messages=math.ceil(messages / layout.pp),
+        )
+        for axis, (sent_bytes, messages) in sums.items()
+        if getattr(layout, axis) > 1
     )
 
 
@@ -136,7 +108,3 @@ def state_bytes_per_rank(layout: Layout, *, shape: ModelShape) -> int:
     routed, shared = expert_parameters(shape), shared_parameters(shape)
     whole = parameter_count(shape) - routed - shared
     return STATE_BYTES_PER_PARAMETER * (whole + shared // layout.tp + routed // layout.ep)
-
-
-def _all_reduce(buffer_bytes: int, ranks: int) -> int:
-    return 2 * buffer_bytes * (ranks - 1) // ranks

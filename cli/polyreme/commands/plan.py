@@ -57,8 +57,9 @@ def plan(
       polyreme plan job.yaml --costs costs.json -o json
     """
     from polyreme.documents import read_job_unplanned
+    from polyreme_api.plan.automatic import quick_search
     from polyreme_api.plan.refusals import what_does_not_fit
-    from polyreme_api.plan.search import search, trained_today
+    from polyreme_api.plan.setting import recomputes_of
     from polyreme_api.training_stages import kinds_of_packs
 
     spec = read_job_unplanned(job).spec
@@ -67,7 +68,9 @@ def plan(
     workers, packs = spec.workers, kinds_of_packs(spec)[0].per_step
 
     def searched(world: int, others: int) -> Found:
-        return search(setting, world=world, packs_per_step=packs, supported=trained_today, runners_up=others)
+        return quick_search(
+            setting, world=world, packs_per_step=packs, recomputes=recomputes_of(spec), runners_up=others
+        )
 
     found = searched(workers.replicas * workers.devices, runners_up)
     if found.best is None:

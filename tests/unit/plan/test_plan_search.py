@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.plan.automatic import quick_search
 from polyreme_api.plan.costs import Measured, PartTimes, Recompute, Setting, part_times
 from polyreme_api.plan.flops import Mix, forward_flops
 from polyreme_api.plan.hardware import FLOAT32, HARDWARE, MIXED, hardware_named
@@ -21,12 +22,11 @@ from polyreme_api.plan.schedules import V_SHAPED, Schedule
 from polyreme_api.plan.search import (
     Candidate,
     Estimate,
-    anything,
+    Pricer,
     candidates,
     layouts,
     play,
     played_microbatches,
-    search,
     trained_today,
 )
 from polyreme_api.plan.shapes import KIMI_VL_A3B, KIMI_VL_NANO, MOONLIGHT_16B_A3B, ModelShape
@@ -58,7 +58,8 @@ def memory(setting: Setting, of: Candidate, split: tuple[int, ...]) -> Memory:
 def test_a_plan_that_does_not_fit_is_never_returned(world: int, memory_gib: int, packs: int, recomputed: bool) -> None:
     base = setting_of(numerics=MIXED)
     setting = dataclasses.replace(base, hardware=dataclasses.replace(base.hardware, memory_bytes=memory_gib * 2**30))
-    found = search(setting, world=world, packs_per_step=packs, supported=anything if recomputed else trained_today)
+    choices = tuple(Recompute) if recomputed else (Recompute.NONE,)
+    found = quick_search(setting, world=world, packs_per_step=packs, recomputes=choices, runners_up=5)
     for estimate in [found.best, *(other for other, _ in found.runners_up)]:
         if estimate is None:
             continue
@@ -68,7 +69,8 @@ def test_a_plan_that_does_not_fit_is_never_returned(world: int, memory_gib: int,
         assert sum(estimate.split) == 27
         assert of.layout.world == world
         assert of.layout.dp * of.microbatches * of.microbatch_packs == packs
-        assert recomputed or of.recompute is not Recompute.FULL or of.schedule not in V_SHAPED
+        assert of.recompute in choices
+        assert of.recompute is not Recompute.FULL or of.schedule not in V_SHAPED
         assert not misfits(of.layout, world=world, shape=setting.shape, packs_per_step=packs)
 
 
@@ -76,7 +78,7 @@ def test_a_plan_that_does_not_fit_is_never_returned(world: int, memory_gib: int,
 def test_no_candidate_of_a_small_world_is_faster_than_the_choice() -> None:
     """Every candidate, played with the split that the search would begin with, against the one that it chose."""
     setting = setting_of(shape=KIMI_VL_NANO, tokens=160, hardware="cpu")
-    found = search(setting, world=4, packs_per_step=16, supported=trained_today)
+    found = quick_search(setting, world=4, packs_per_step=16, recomputes=tuple(Recompute))
     assert found.best is not None
     for of in candidates(setting, world=4, packs_per_step=16):
         if not trained_today(of):
@@ -95,7 +97,7 @@ def test_no_candidate_of_a_small_world_is_faster_than_the_choice() -> None:
 
 @pytest.mark.slow
 def test_runners_up_are_slower_and_told_why() -> None:
-    found = search(setting_of(), world=32, packs_per_step=64, supported=trained_today)
+    found = quick_search(setting_of(), world=32, packs_per_step=64, runners_up=5)
     assert found.best is not None
     assert found.runners_up
     for other, why in found.runners_up:
@@ -110,7 +112,7 @@ def test_runners_up_are_slower_and_told_why() -> None:
 @pytest.mark.slow
 def test_a_model_that_fits_nowhere_is_told_with_its_consumers_and_the_plan_that_would_fit() -> None:
     setting = setting_of()
-    found = search(setting, world=2, packs_per_step=256, supported=trained_today)
+    found = quick_search(setting, world=2, packs_per_step=256)
     assert found.best is None
     error = what_does_not_fit(
         setting,
@@ -118,7 +120,7 @@ def test_a_model_that_fits_nowhere_is_told_with_its_consumers_and_the_plan_that_
         replicas=1,
         devices=2,
         packs_per_step=256,
-        found=lambda world: search(setting, world=world, packs_per_step=256, supported=trained_today).best,
+        found=lambda world: quick_search(setting, world=world, packs_per_step=256).best,
     )
     assert isinstance(error, InvalidConfigError)
     assert error.field == "spec.workers.replicas or spec.workers.hardware"
@@ -131,12 +133,12 @@ def test_a_model_that_fits_nowhere_is_told_with_its_consumers_and_the_plan_that_
     ):
         assert words in error.message
     larger = int(error.message.partition(" workers would fit")[0].rpartition(" ")[2])
-    assert search(setting, world=2 * larger, packs_per_step=256, supported=trained_today).best is not None
+    assert quick_search(setting, world=2 * larger, packs_per_step=256).best is not None
 
 
 def test_a_world_that_no_pack_count_divides_over_is_told() -> None:
     setting = setting_of(shape=KIMI_VL_NANO, tokens=161)
-    found = search(setting, world=7, packs_per_step=5, supported=trained_today)
+    found = quick_search(setting, world=7, packs_per_step=5)
     assert found.best is None
     error = what_does_not_fit(
         setting, found.leanest, replicas=7, devices=1, packs_per_step=5, found=lambda _: found.best
@@ -232,9 +234,14 @@ def test_hardware_that_nobody_knows_is_refused() -> None:
 
 
 def pipelined() -> Estimate:
-    found = search(setting_of(), world=8, packs_per_step=32, supported=lambda of: of.schedule is Schedule.DUAL_PIPE_V)
-    assert found.best is not None
-    return found.best
+    of = Candidate(
+        layout=Layout(dp=2, pp=4),
+        schedule=Schedule.DUAL_PIPE_V,
+        recompute=Recompute.NONE,
+        microbatch_packs=1,
+        microbatches=16,
+    )
+    return Pricer(setting_of()).played(of, 20)
 
 
 @pytest.mark.slow

@@ -433,10 +433,11 @@ class _Operator:
 
     def _decide_round(self, leases_read: frozenset[str]) -> Batch:
         began_s = self._clock.steady_s()
-        cluster = self._model.cluster(leases_read=leases_read)
+        now_s = self._clock.now_s()
+        cluster = self._model.cluster(now_s=now_s, leases_read=leases_read)
         spent_s: list[float] = []
         stopwatch = Stopwatch(self._clock.steady_s, spent_s)
-        batch = schedule(cluster, self._clock.now_s(), limits=self._settings.limits, stopwatch=stopwatch)
+        batch = schedule(cluster, now_s, limits=self._settings.limits, stopwatch=stopwatch)
         cycle_s = self._clock.steady_s() - began_s
         self._observer.decided(self._model.seen(cycle_s=cycle_s, placement_s=tuple(spent_s)))
         return batch

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Set as AbstractSet
 from sys import intern
 
 from polyreme_api import labels
 from polyreme_api.ownership import owner_of_job_object
+from polyreme_operator.core.away import AwayNodes
 from polyreme_operator.core.jobs import JobIndex, is_ours
 from polyreme_operator.core.leases import LeaseIndex, lease_ref
 from polyreme_operator.core.nodes import NodeTable
@@ -76,6 +77,7 @@ class ClusterModel:
         self._job_refs: dict[ObjectRef, str] = {}
         self._pods = PodIndex(self.nodes, self.ledger)
         self._leases = LeaseIndex()
+        self._away = AwayNodes(lambda node: bool(self.ledger.jobs_on(node)))
         self._priorities: dict[str, int] = {}
         self._tree = QueueTree.of(())
         self._intents = Intents(known=False)
@@ -175,15 +177,11 @@ class ClusterModel:
         job = self.job(uid)
         if job is None:
             return None
-        pods = self._pods.by_job.get(uid, {})
-        names = {pod.place for pod in pods.values()}
-        if job.attempt is not None:
-            names.update(job.attempt.placement.node_by_index())
-        known = self.nodes.views
+        pods, names, known = self._pods.by_job.get(uid, {}), self._places(uid), self.nodes.views
         return JobScene(
             job=job,
             pods=tuple(sorted(pods.values(), key=_by_name)),
-            nodes={name: known[name] for name in names if name in known},
+            nodes={name: known[name] for name in names if name in known} | self._absent(names, now_s),
             lease=self._leases.by_job.get(uid),
             pending=self.told.pending(job, tree=self._tree, now_s=now_s),
             refused=self.told.refused.get(uid, ""),
@@ -191,10 +189,11 @@ class ClusterModel:
             lease_read=lease_read,
         )
 
-    def cluster(self, *, leases_read: frozenset[str] = frozenset()) -> Cluster:
+    def cluster(self, *, now_s: float, leases_read: frozenset[str] = frozenset()) -> Cluster:
         """Return what admission and placement see."""
         jobs = self.jobs
         self._intents = assume_all(self._intents, (job for job in jobs.views.values() if is_ours(job)))
+        asking = {name for uid in self._asking for name in self._places(uid)}
         return Cluster(
             inventory=self.nodes.snapshot(),
             jobs=jobs.views,
@@ -206,7 +205,7 @@ class ClusterModel:
             asking=self._asking,
             pods=self._pods.by_job,
             leases=self._leases.by_job,
-            nodes=self.nodes.views,
+            nodes=ChainMap(self._absent(asking, now_s), self.nodes.views),
             tree=self._tree,
             used=self.ledger.used,
             refused=self.told.known_misfits,
@@ -244,6 +243,17 @@ class ClusterModel:
         """The queues and their cohorts."""
         return self._tree
 
+    def _places(self, uid: str) -> set[str]:
+        """Return the nodes that a job's pods and placement name."""
+        job = self.job(uid)
+        names = {pod.place for pod in self._pods.by_job.get(uid, {}).values() if pod.place}
+        if job is not None and job.attempt is not None:
+            names.update(job.attempt.placement.node_by_index())
+        return names
+
+    def _absent(self, names: AbstractSet[str], now_s: float) -> dict[str, NodeView]:
+        return self._away.absent(names - self.nodes.views.keys(), now_s)
+
     def _noted(self, changes: Changes) -> Changes:
         if changes.capacity:
             self.told.forget_misfits()
@@ -261,7 +271,7 @@ class ClusterModel:
                 job = None if pod is None else self.jobs.views.get(pod.job_uid)
                 return _pod_changes(self._pods.put(ref, pod, parse_foreign_pod(manifest), job))
             case "Node":
-                return self._put_node(parse_node(manifest))
+                return self._put_node(self._away.seen(parse_node(manifest), now_s))
             case "Lease":
                 lease = parse_lease(manifest, seen_s=now_s, known=self._leases.known(ref))
                 if lease is None:

@@ -147,10 +147,10 @@ def _lost_place(
     scene: JobScene, spec: TrainingJobSpec, node: str, pod: PodView | None, *, missing: bool, now_s: float
 ) -> _Lost | None:
     view = scene.nodes.get(node)
-    if view is None or view.lost(now_s, node_lost_s=spec.health.node_lost_seconds):
+    if view is not None and view.lost(now_s, node_lost_s=spec.health.node_lost_seconds):
         return _Lost(Cause.NODE_LOST, f"node {node} is lost", move=True)
-    # What goes from a node that is cordoned, or tainted since, can't come back to it.
-    leaves = view.unschedulable or not tolerated(scene.job.constraints.tolerations, view.taints)
+    # What goes from a node that is absent, cordoned, or tainted since, can't come back to it.
+    leaves = view is None or view.unschedulable or not tolerated(scene.job.constraints.tolerations, view.taints)
     if pod is None:
         return _Lost(Cause.POD_LOST, "its pod is gone", move=leaves) if missing else None
     evicted = ("DisruptionTarget", "True") in pod.conditions

@@ -68,9 +68,9 @@ def reconcile(scene: JobScene, now_s: float, *, defaults: PodDefaults) -> Decisi
     if job.unreadable or (job.fault and not job.fault_in_round):
         decision = Decision()
     elif job.status.finished:
-        return _finished(scene, now_s)
+        return _wake(_finished(scene, now_s), _fence_deadline_s(scene, now_s))
     else:
-        decision = _unfinished(scene, now_s, defaults)
+        decision = _wake(_unfinished(scene, now_s, defaults), _fence_deadline_s(scene, now_s))
     return with_degraded(job, decision, now_s)
 
 
@@ -224,11 +224,11 @@ def _removals(
     scene: JobScene, pods: list[PodView], spec: TrainingJobSpec | None, now_s: float
 ) -> tuple[DeletePod, ...]:
     """Delete pods, once each; by force only where their node is known to be lost."""
-    lost_s = spec.health.node_lost_seconds if spec is not None else STOP_GRACE_S
+    lost_s = _node_lost_s(spec)
     removed = []
     for pod in sorted(pods, key=lambda pod: (pod.index, pod.replacement)):
         node = scene.nodes.get(pod.node)
-        lost = pod.node != "" and (node is None or node.lost(now_s, node_lost_s=lost_s))
+        lost = node is not None and node.lost(now_s, node_lost_s=lost_s)
         if lost or not pod.deleting:
             removed.append(DeletePod(ref=pod.ref, uid=pod.uid, grace_s=0 if lost else None))
     return tuple(removed)
@@ -377,6 +377,18 @@ def _next_deadline_s(scene: JobScene, spec: TrainingJobSpec) -> float | None:
     environment = environment_runtime.is_used(spec)
     silent_s = (environment_runtime.start_deadline_s if environment else silence_deadline_s)(scene, spec)
     return min([*times_s, *([] if silent_s is None else [silent_s])], default=None)
+
+
+def _node_lost_s(spec: TrainingJobSpec | None) -> float:
+    return STOP_GRACE_S if spec is None else spec.health.node_lost_seconds
+
+
+def _fence_deadline_s(scene: JobScene, now_s: float) -> float | None:
+    """When time alone makes a node lost that still holds a pod which is being deleted."""
+    lost_s = _node_lost_s(scene.job.spec)
+    nodes = (scene.nodes.get(pod.node) for pod in scene.pods if pod.deleting)
+    since_s = (node.not_ready_since_s for node in nodes if node is not None)
+    return min((at_s + lost_s for at_s in since_s if at_s is not None and at_s + lost_s > now_s), default=None)
 
 
 def _lease_ref(scene: JobScene) -> ObjectRef:

@@ -24,7 +24,8 @@ class JobScene:
     job: JobView
     pods: tuple[PodView, ...] = ()
     nodes: Mapping[str, NodeView] = dataclasses.field(default_factory=dict)
-    """Nodes by name; those that the job's pods and placement name are enough."""
+    """Nodes by name; those that the job's pods and placement name are enough. One without a Node object stands
+    here as not ready."""
     lease: LeaseView | None = None
     pending: Pending | None = None
     """The last word of ``schedule`` on this job; None while it has not spoken."""

@@ -144,7 +144,7 @@ def truth(steps: list[tuple[str, Manifest]]) -> dict[ObjectRef, Manifest]:
 def check(model: ClusterModel, there: dict[ObjectRef, Manifest]) -> None:
     jobs = [parse_job_view(each) for ref, each in there.items() if ref.kind == labels.KIND_JOB]
     claims = {ref: pod for ref, each in there.items() if ref.kind == "Pod" and (pod := parse_pod(each)) is not None}
-    known, kept = {job.uid for job in jobs}, model.cluster()
+    known, kept = {job.uid for job in jobs}, model.cluster(now_s=NOW_S)
     # A pod whose job is gone is charged as its job's if the job was known before, else like any other pod.
     orphans = {ref for uid, pods in kept.pods.items() if uid not in known for ref in pods}
     pods = [pod for ref, pod in claims.items() if pod.job_uid in known or ref in orphans]
@@ -188,7 +188,7 @@ def test_what_is_counted_along_equals_a_recount(steps: Any, order: Any, looks: i
         kind = WatchEventType.DELETED if what == "delete" else WatchEventType.MODIFIED
         model.apply(WatchEvent(type=kind, object=manifest), now_s=NOW_S)
         if looks and at % (looks + 1) == 0:
-            model.cluster()
+            model.cluster(now_s=NOW_S)
     there = truth(steps)
     for kind_name in (labels.KIND_JOB, "Pod", "Node"):
         listed = {ref: manifest for ref, manifest in there.items() if ref.kind == kind_name}

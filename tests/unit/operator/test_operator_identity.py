@@ -72,7 +72,7 @@ def test_a_lease_of_somebody_else_says_nothing_about_a_job(metadata: dict[str, A
     scene = model.scene(UID, now_s=NOW_S)
     assert scene is not None
     assert scene.lease is None
-    assert UID not in model.cluster().leases
+    assert UID not in model.cluster(now_s=NOW_S).leases
 
 
 @pytest.mark.parametrize("metadata", FOREIGN.values(), ids=FOREIGN)
@@ -104,7 +104,7 @@ def test_what_was_seen_before_its_job_is_the_jobs_once_it_is_known() -> None:
         model.put(early, now_s=NOW_S)
     model.put(lease_manifest(), now_s=NOW_S)
     assert not any(model.ledger.used.values())
-    assert model.cluster().inventory.busy_N.sum() == 0
+    assert model.cluster(now_s=NOW_S).inventory.busy_N.sum() == 0
     model.put(job_manifest(), now_s=NOW_S)
     scene = model.scene(UID, now_s=NOW_S)
     assert scene is not None
@@ -136,7 +136,7 @@ def test_a_bound_pod_of_an_invented_job_takes_room_of_its_node_and_no_quota() ->
     pod["status"] = {"phase": "Running"}
     model.put(pod, now_s=NOW_S)
     assert not any(model.ledger.used.values())
-    inventory = model.cluster().inventory
+    inventory = model.cluster(now_s=NOW_S).inventory
     column = inventory.column(DEVICE)
     assert column is not None
     assert inventory.used_NR[0, column] == 1

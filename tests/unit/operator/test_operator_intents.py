@@ -61,7 +61,7 @@ def test_an_admission_that_an_earlier_leader_still_writes_meets_another_version(
             for manifest in story.objects(kind):
                 model.put(manifest, now_s=story.clock.now_s())
         model.put({"kind": "ConfigMap", "metadata": _metadata("1"), "data": {INTENTS_KEY: "[]"}}, now_s=0.0)
-        (late,) = schedule(model.cluster(), story.clock.now_s()).writes
+        (late,) = schedule(model.cluster(now_s=story.clock.now_s()), story.clock.now_s()).writes
         patch, outcomes = {"status": status_patch(late.before, late.after)}, list[str]()
 
         def lands(verb: str, ref: ObjectRef, body: Manifest) -> PortError | None:
@@ -97,7 +97,7 @@ def test_another_objects_deletion_changes_nothing() -> None:
     model.put({"kind": "ConfigMap", "metadata": _metadata("7"), "data": {INTENTS_KEY: "[]"}}, now_s=0.0)
     other = ObjectRef(kind="ConfigMap", namespace=SYSTEM, name="kube-root-ca.crt")
     assert not model.remove(other, version=8).asks
-    assert model.cluster().intents == Intents(resource_version="7")
+    assert model.cluster(now_s=0.0).intents == Intents(resource_version="7")
 
 
 def _metadata(version: str) -> dict[str, str]:

@@ -38,7 +38,7 @@ class Cluster:
     pods: Mapping[str, Mapping[ObjectRef, PodView]]
     leases: Mapping[str, LeaseView]
     nodes: Mapping[str, NodeView]
-    """By name."""
+    """By name; those that jobs in ``asking`` have places on are here also without a Node object."""
     tree: QueueTree
     used: Mapping[tuple[str, str], int]
     """Pieces taken, by queue and resource."""

@@ -118,6 +118,8 @@ def _type(schema: Schema) -> str:
             return "object, free form"
         case {"additionalProperties": dict(values)}:
             return f"map of {_type(values)}, {_range(schema, 'Properties', 'entries')}".rstrip(", ")
+        case {"x-kubernetes-int-or-string": True}:
+            return "integer or decimal in quotes"
         case {"type": "array", "items": items}:
             return f"list of {_type(items)}, {_range(schema, 'Items', 'entries')}".rstrip(", ")
         case {"enum": values}:

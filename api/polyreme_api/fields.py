@@ -1,9 +1,10 @@
 """Field types that our kinds share: bounded text, decimals as text, conditions, the bases of spec and status."""
 
+import re
 from decimal import Decimal as _Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 STEPS_MAX = 100_000_000
@@ -82,15 +83,51 @@ def _refuse_number(value: Any) -> Any:
     return value
 
 
+_DECIMAL = r"^[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?$"
+_DECIMAL_CHARACTERS_MAX = 32
 DecimalText = Annotated[
     str,
-    Field(
-        pattern=r"^[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?$", max_length=32
-    ),  # first, or its pattern leaves the schema
+    # First, or its pattern leaves the schema.
+    Field(pattern=_DECIMAL, max_length=_DECIMAL_CHARACTERS_MAX),
     BeforeValidator(_refuse_number),
     AfterValidator(_is_decimal),
 ]
 """A number of zero or more, as text: ``"2e-3"``. Kubernetes APIs carry no floating-point numbers."""
+
+COUNT_MAX = 10_000_000
+
+
+def _refuse_other_numbers(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(
+            f'a count is a whole number, and a decimal is written as text, in quotes: "{value}" '
+            "(Kubernetes APIs carry no floats)"
+        )
+    return value
+
+
+def _is_count_or_decimal(value: int | str) -> int | str:
+    if isinstance(value, int) and not 0 <= value <= COUNT_MAX:
+        raise ValueError(f"a count lies in 0..{COUNT_MAX}")
+    if isinstance(value, str) and (len(value) > _DECIMAL_CHARACTERS_MAX or not re.fullmatch(_DECIMAL, value)):
+        raise ValueError(f'a decimal of zero or more has at most {_DECIMAL_CHARACTERS_MAX} characters, as "1e-6"')
+    return value
+
+
+CountOrDecimal = Annotated[
+    int | str,
+    BeforeValidator(_refuse_other_numbers),
+    AfterValidator(_is_count_or_decimal),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0, "maximum": COUNT_MAX},
+                {"type": "string", "pattern": _DECIMAL, "maxLength": _DECIMAL_CHARACTERS_MAX},
+            ]
+        }
+    ),
+]
+"""A count, ``16``, or a number of zero or more as text, ``"2.5"``."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)]
 """A DNS label."""

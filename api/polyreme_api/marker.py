@@ -5,7 +5,6 @@ It holds the checksums of every file beside it, and its own: one flipped bit any
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import zlib
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from polyreme_api.blocks import BLOCK_BYTES, checksums, checksums_of_parts
 from polyreme_api.errors import RefusedError
 from polyreme_api.history import CHECKPOINT_FORMAT, COMMIT_MARKER, checkpoint_name
 from polyreme_api.plan.plan import shape_digest
-from polyreme_api.plan.shapes import ModelShape
+from polyreme_api.plan.shapes import ModelShape, shape_content
 from polyreme_api.progress import CheckpointRef
 
 
@@ -139,7 +138,7 @@ def check_model(marker: CommitMarker, shape: ModelShape, *, name: str) -> None:
     """
     if marker.model_digest == shape_digest(shape):
         return
-    saved, wanted = _leaves(marker.model_shape), _leaves(dataclasses.asdict(shape))
+    saved, wanted = _leaves(marker.model_shape), _leaves(shape_content(shape))
     for field in sorted(saved.keys() | wanted.keys()):
         if saved.get(field) != wanted.get(field):
             raise RefusedError(

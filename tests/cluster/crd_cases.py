@@ -239,6 +239,13 @@ BOUNDED: list[Case] = [
     ("TrainingJob", {"spec.data.sources": []}, ("spec.data.sources", "should have at least 1 items")),
     ("TrainingJob", {"spec.training.optimizer": {"learningRate": "fast"}}, ("learningRate", '"fast"', "should match")),
     ("TrainingJob", {"spec.training.optimizer": {"learningRate": 0.1}}, ("learningRate", "must be of type string")),
+    ("TrainingJob", {"spec.model.overrides": {"decoder": {"norm_eps": "tiny"}}}, ("norm_eps", "should match")),
+    ("TrainingJob", {"spec.model.overrides": {"decoder": {"layers": -1}}}, ("layers", "greater than or equal to 0")),
+    (
+        "TrainingJob",
+        {"spec.model.overrides": {"decoder": {"norm_eps": 0.5}}},
+        ("norm_eps", "must be of type integer,string"),
+    ),
     ("TrainingJob", {"spec.trainng": {}}, ('unknown field "spec.trainng"',)),
     ("TrainingQueue", {"spec.weight": 0}, ("spec.weight", "0", "greater than or equal to 1")),
     ("TrainingQueue", {"spec.parent": "A"}, ("spec.parent", '"A"', "should match")),

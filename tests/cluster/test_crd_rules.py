@@ -97,7 +97,8 @@ def kept(kubeconfig: str, objects: Any) -> Iterator[str]:
     """Namespace of a job that exists."""
     with api_client(kubeconfig) as api, new_namespace(api) as namespace:
         parts = {"spec.export": {}, "spec.topology": {"exclusive": "rack"}, "spec.failurePolicy": {}}
-        manifest = job_with({"spec.workers": {"maxReplicas": 8}, **parts})
+        sizes = {"spec.model.overrides": {"decoder": {"layers": 3, "routed_scaling": "2.5"}}}
+        manifest = job_with({"spec.workers": {"maxReplicas": 8}, **parts, **sizes})
         objects.create_namespaced_custom_object(GROUP, VERSION, namespace, "trainingjobs", manifest)
         yield namespace
 

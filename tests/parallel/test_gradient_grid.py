@@ -41,6 +41,19 @@ def test_streams_that_are_cut_and_layers_that_are_shared_have_the_gradient_of_on
         assert seen["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE), layout
 
 
+def test_groups_of_experts_and_stretched_positions_have_the_gradient_of_one_process(start: Any, tmp_path: Path) -> None:
+    decoder: dict[str, Any] = {"expert_groups": 4, "groups_per_token": 2, "experts_per_token": 3, "q_rank": 24}
+    decoder |= {"yarn_factor": 40.0, "yarn_positions": 16, "yarn_mscale": 0.7, "yarn_mscale_all_dim": 1.0}
+    same: dict[str, Any] = {"steps": 2, "long": True, "decoder": decoder}
+    alone = gradients(start, tmp_path / "alone", (1, 1), **same)
+    plain = gradients(start, tmp_path / "plain", (1, 1), **same | {"decoder": {"q_rank": 24, "experts_per_token": 3}})
+    assert largest_difference(plain, alone) > 100 * TOLERANCE
+    layout = {"cp": 2, "tp": 2, "ep": 4}
+    seen = gradients(start, tmp_path / name(layout), layout, **same)
+    assert largest_difference(seen, alone) <= TOLERANCE
+    assert seen["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE)
+
+
 def test_layouts_that_drop_rows_have_the_gradient_of_one_process_that_drops_the_same(
     start: Any, tmp_path: Path
 ) -> None:

@@ -100,6 +100,8 @@ class _Translator:
             return {**inlined, **self._own(source), "description": told}
         if source.get("additionalProperties") is True:
             return {**self._own(source), "x-kubernetes-preserve-unknown-fields": True}
+        if "anyOf" in source:
+            return {"x-kubernetes-int-or-string": True} | _of_either(source["anyOf"])
         schema = self._own(source)
         if "const" in source:
             schema["enum"] = [source["const"]]
@@ -127,6 +129,11 @@ class _Translator:
         if "description" in own:
             own["description"] = plain_text(own["description"])
         return own
+
+
+def _of_either(choices: Sequence[Schema]) -> Schema:
+    """Join the bounds of a whole number and of a text: each holds for values of its own type alone."""
+    return {key: bound for choice in choices for key, bound in choice.items() if key != "type"}
 
 
 def default_of(schema: Schema) -> Schema:

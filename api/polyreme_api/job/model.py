@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from polyreme_api.fields import STEPS_MAX, DecimalText, Name, Part, Url
+from polyreme_api.fields import STEPS_MAX, CountOrDecimal, DecimalText, Name, Part, Url
 from polyreme_api.job.data import PackTokens, SourceWeight
 
 CAPACITY_FACTOR_MAX = 1000
@@ -13,7 +13,7 @@ PacksPerStep = Annotated[int, Field(ge=1, le=1_000_000)]
 ModelPartName = Literal["Tower", "Projector", "Decoder"]
 EVERY_PART: tuple[ModelPartName, ...] = ("Tower", "Projector", "Decoder")
 StepCount = Annotated[int, Field(ge=0, le=STEPS_MAX)]
-Sizes = Annotated[dict[str, Annotated[int, Field(ge=0, le=10_000_000)]], Field(max_length=32)]
+Sizes = Annotated[dict[str, CountOrDecimal], Field(max_length=32)]
 
 
 class ModelOverrides(Part):
@@ -22,7 +22,7 @@ class ModelOverrides(Part):
     vision: Sizes = Field(default_factory=dict)
     """Sizes of the vision tower, as ``{layers: 4}``."""
     decoder: Sizes = Field(default_factory=dict)
-    """Sizes of the decoder, as ``{experts: 16}``."""
+    """Sizes of the decoder, as ``{experts: 16, routed_scaling: "2.5"}``."""
 
 
 class Weights(Part):
@@ -39,7 +39,8 @@ class ModelPart(Part):
     """The model to train."""
 
     preset: Annotated[str, Field(min_length=1, max_length=63)]
-    """Name of a model preset: ``kimi-vl-nano``, ``kimi-vl-a3b``, ``moonlight-16b-a3b``."""
+    """Name of a model preset: ``kimi-vl-nano``, ``kimi-vl-a3b``, ``moonlight-16b-a3b``, ``deepseek-v3`` or
+    ``kimi-k2``."""
     overrides: ModelOverrides = Field(default_factory=ModelOverrides)
     """Sizes that differ from the preset's."""
     weights: Weights | None = None

@@ -25,7 +25,15 @@ from polyreme_api.plan.refusals import check_memory, what_does_not_fit
 from polyreme_api.plan.schedules import Schedule
 from polyreme_api.plan.search import Estimate, Found
 from polyreme_api.plan.setting import recomputes_of, setting_of
-from polyreme_api.plan.shapes import ANY_MODEL, DecoderShape, ModelShape, VisionShape, check_shape, model_shape
+from polyreme_api.plan.shapes import (
+    ANY_MODEL,
+    DecoderShape,
+    ModelShape,
+    VisionShape,
+    check_shape,
+    model_shape,
+    shape_content,
+)
 from polyreme_api.plan.volume import GroupVolume, group_volumes, nominal_volumes
 from polyreme_api.training_stages import Packs, check_learners, kinds_of_packs
 
@@ -63,7 +71,7 @@ class Plan:
 
         Without recomputation it is that of earlier versions, whose plans did not say.
         """
-        content = dataclasses.asdict(self)
+        content = dataclasses.asdict(self) | {"shape": shape_content(self.shape)}
         if content["recompute"] in {None, Recompute.NONE}:
             del content["recompute"]
         return _digest(content)
@@ -128,7 +136,7 @@ def shape_of(spec: TrainingJobSpec) -> ModelShape:
     """
     overrides = {"vision": dict(spec.model.overrides.vision), "decoder": dict(spec.model.overrides.decoder)}
     shape = model_shape(spec.model.preset, {part: sizes for part, sizes in overrides.items() if sizes})
-    check_shape(shape)
+    check_shape(shape, scalar_bytes=2 if spec.training.precision == "bfloat16" else 4)
     if spec.data.tokenizer.vocabulary > shape.decoder.vocabulary:
         raise InvalidConfigError(
             f"tokenizer does not fit the model: {spec.data.tokenizer.vocabulary} tokens, "
@@ -140,7 +148,7 @@ def shape_of(spec: TrainingJobSpec) -> ModelShape:
 
 def shape_digest(shape: ModelShape) -> str:
     """Digest of a model shape, by which a checkpoint of another model is known."""
-    return _digest(dataclasses.asdict(shape))
+    return _digest(shape_content(shape))
 
 
 def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:

@@ -42,6 +42,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spec.data.sources": []}, "spec.data.sources is refused: []"),
     ({"spec.workers.replicas": 15_001}, "spec.workers.replicas is refused: 15001"),
     ({"spec.model.overrides": {"decoder": {"layers": -1}}}, "spec.model.overrides.decoder.layers is refused: -1"),
+    (
+        {"spec.model.overrides": {"decoder": {"routed_scaling": 2.5}}},
+        'a decimal is written as text, in quotes: "2.5" (Kubernetes APIs carry no floats)',
+    ),
+    ({"spec.model.overrides": {"decoder": {"layers": True}}}, "a count is a whole number, and a decimal"),
+    (
+        {"spec.model.overrides": {"decoder": {"norm_eps": "tiny"}}},
+        "a decimal of zero or more has at most 32 characters",
+    ),
     ({"spec.checkpoint": {"keep": 0}}, "spec.checkpoint.keep is refused: 0"),
     ({"spec.data.sources.0.dataset": "Sample One"}, "spec.data.sources.0.dataset is refused: 'Sample One'"),
     # decimals are text
@@ -163,7 +172,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 UNPLANNABLE: list[tuple[dict[str, Any], str]] = [
-    ({"spec.model.preset": "gpt"}, "unknown model preset: 'gpt', known presets are kimi-vl-a3b, kimi-vl-nano"),
+    ({"spec.model.preset": "gpt"}, "unknown model preset: 'gpt', known presets are deepseek-v3, kimi-k2, kimi-vl-a3b"),
     ({"spec.model.overrides": {"decoder": {"layer": 1}}}, "unknown model size: 'layer', sizes of decoder are"),
     ({"spec.model.overrides": {"vision": {"heads": 3}}}, "vision.width: 64 is no multiple of heads 3"),
     ({"spec.model.overrides": {"vision": {"heads": 0}}}, "vision.heads is 0, rule at least 1"),

@@ -46,6 +46,55 @@ def test_a_model_without_dense_layers_or_shared_experts_is_one() -> None:
     assert model_shape("kimi-vl-nano", {"decoder": {"dense_layers": 0, "shared_experts": 0}}).decoder.dense_layers == 0
 
 
+def test_decimals_are_text_and_counts_are_whole_numbers() -> None:
+    sizes: dict[str, int | str] = {"routed_scaling": "2.5", "norm_eps": "1e-6", "rope_theta": 50_000, "layers": "4"}
+    overrides = {"spec.model.overrides": {"decoder": sizes}}
+    decoder = plan_for(load_job(job_with(overrides)).spec).shape.decoder
+    assert (decoder.routed_scaling, decoder.norm_eps, decoder.rope_theta, decoder.layers) == (2.5, 1e-6, 50_000, 4)
+    with pytest.raises(InvalidConfigError, match=r"decoder\.layers is '2\.5', rule a whole number; change spec\.model"):
+        model_shape("kimi-vl-nano", {"decoder": {"layers": "2.5"}})
+
+
+IMPOSSIBLE: dict[str, tuple[dict[str, int | str], str]] = {
+    "an odd part without rotation": ({"nope_dim": 15}, "nope_dim: 15 is odd"),
+    "an odd latent": ({"kv_rank": 31}, "kv_rank: 31 is odd"),
+    "values wider than queries": ({"value_dim": 25}, r"value_dim: 25 is above the width of a query, .* \(24\)"),
+    "rows of experts out of line": ({"expert_ffn_width": 66}, r"expert_ffn_width: 66 is no multiple of 4 \(16 bytes"),
+    "rows of the stream out of line": ({"width": 98}, r"width: 98 is no multiple of 4 \(16 bytes"),
+    "groups that do not divide": ({"expert_groups": 3}, "expert_groups: 3 does not divide experts"),
+    "groups of one": ({"expert_groups": 8}, "expert_groups: 8 leaves groups of 1 expert"),
+    "more groups than there are": ({"groups_per_token": 2}, r"groups_per_token: 2 lies outside 1\.\.expert_groups"),
+    "groups too small": (
+        {"expert_groups": 4, "experts_per_token": 3},
+        r"experts_per_token: 3 are more than groups_per_token \(1\) groups of 2 experts have",
+    ),
+    "positions that shrink": ({"yarn_factor": "0.5"}, "yarn_factor: 0.5 is below 1"),
+    "a ramp that falls": ({"yarn_factor": 2, "yarn_beta_fast": "0.5"}, "yarn_beta_fast: 0.5 is below yarn_beta_slow"),
+    "no epsilon": ({"norm_eps": "0"}, "norm_eps is 0.0, rule above 0"),
+}
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_sizes_that_no_step_could_compute_are_refused_before_it(case: str) -> None:
+    sizes, words = IMPOSSIBLE[case]
+    with pytest.raises(InvalidConfigError, match=words):
+        model_shape("kimi-vl-nano", {"decoder": sizes})
+
+
+def test_rows_of_experts_are_counted_in_bytes_of_the_type_that_is_computed_in() -> None:
+    changes = {"spec.model.overrides": {"decoder": {"expert_ffn_width": 68}}}
+    assert plan_for(load_job(job_with(changes)).spec).shape.decoder.expert_ffn_width == 68
+    with pytest.raises(InvalidConfigError, match=r"expert_ffn_width: 68 is no multiple of 8 \(16 bytes"):
+        plan_for(load_job(job_with(changes | {"spec.training.precision": "bfloat16"})).spec)
+
+
+def test_shapes_that_earlier_versions_knew_keep_their_digests() -> None:
+    """A checkpoint is known by it."""
+    assert shape_digest(KIMI_VL_NANO) == "6b50a49315764025"
+    assert shape_digest(KIMI_VL_A3B) == "6a3cf9acc3dc4a70"
+    assert shape_digest(model_shape("kimi-vl-nano", {"decoder": {"yarn_factor": 2}})) != shape_digest(KIMI_VL_NANO)
+
+
 def test_a_model_that_does_not_fit_a_device_spreads_its_experts() -> None:
     workers = {"replicas": 4, "devices": 8, "hardware": "h100-80g"}
     job = load_job(

@@ -23,7 +23,7 @@ from polyreme_api.errors import EnvironmentFailedError, FencedError, PolyremeErr
 from polyreme_api.history import checkpoint_name
 from polyreme_api.marker import CommitMarker, SavedFile
 from polyreme_api.plan.plan import shape_digest
-from polyreme_api.plan.shapes import ModelShape
+from polyreme_api.plan.shapes import ModelShape, shape_content
 from polyreme_api.progress import CheckpointRef
 from polyreme_api.root import check_not_fenced
 from polyreme_api.store import ObjectStore
@@ -212,7 +212,7 @@ class CheckpointWriter:
             step=reference.step,
             world=len(reports),
             model_digest=shape_digest(self._identity.shape),
-            model_shape=dataclasses.asdict(self._identity.shape),
+            model_shape=shape_content(self._identity.shape),
             plan_hash=self._identity.plan_hash,
             plan=dict(self._identity.plan),
             files={**files, INDEX_NAME: SavedFile.of(index)},

@@ -1,7 +1,7 @@
 """``config.json`` as plain data: the whole model as Kimi-VL describes itself, its text part as DeepSeek-V3.
 
-The fields are those of the released configurations of Kimi-VL-A3B and Moonlight-16B-A3B. ``rms_norm_eps`` must be
-stated: the readers' default is 1e-6, not 1e-5.
+The fields are those of the released configurations of Kimi-VL-A3B, Moonlight-16B-A3B, DeepSeek-V3 and Kimi-K2.
+``rms_norm_eps`` must be stated: the readers' default is 1e-6, not 1e-5.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ POSITIONS_MAX = 131_072
 
 
 def text_config(shape: DecoderShape, *, tokens: TokenIds | None = None, dtype: str = "float32") -> dict[str, Any]:
-    """Describe the decoder as ``DeepseekV3ForCausalLM`` (sigmoid router, one group, interleaved rotary)."""
+    """Describe the decoder as ``DeepseekV3ForCausalLM`` (sigmoid router, interleaved rotary)."""
     ids = {} if tokens is None else {"eos_token_id": tokens.end, "pad_token_id": tokens.pad}
     return ids | {
         "architectures": ["DeepseekV3ForCausalLM"],
@@ -31,8 +31,8 @@ def text_config(shape: DecoderShape, *, tokens: TokenIds | None = None, dtype: s
         "num_experts_per_tok": shape.experts_per_token,
         "n_shared_experts": shape.shared_experts,
         "moe_layer_freq": 1,
-        "n_group": 1,
-        "topk_group": 1,
+        "n_group": shape.expert_groups,
+        "topk_group": shape.groups_per_token,
         "topk_method": "noaux_tc",
         "scoring_func": "sigmoid",
         "norm_topk_prob": True,
@@ -45,9 +45,8 @@ def text_config(shape: DecoderShape, *, tokens: TokenIds | None = None, dtype: s
         "qk_rope_head_dim": shape.rope_dim,
         "v_head_dim": shape.value_dim,
         "rope_theta": shape.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        **_rotary(shape),
         "rope_interleave": True,
-        "max_position_embeddings": POSITIONS_MAX,
         "rms_norm_eps": shape.norm_eps,
         "hidden_act": "silu",
         "attention_bias": False,
@@ -55,6 +54,33 @@ def text_config(shape: DecoderShape, *, tokens: TokenIds | None = None, dtype: s
         "num_nextn_predict_layers": 0,
         "tie_word_embeddings": False,
         "torch_dtype": dtype,
+    }
+
+
+def yarn_config(shape: DecoderShape) -> dict[str, Any] | None:
+    """Return YaRN's numbers under the names of a configuration; None for plain positions."""
+    if shape.yarn_factor == 1:
+        return None
+    return {
+        "factor": shape.yarn_factor,
+        "original_max_position_embeddings": shape.yarn_positions,
+        "beta_fast": shape.yarn_beta_fast,
+        "beta_slow": shape.yarn_beta_slow,
+        "mscale": shape.yarn_mscale,
+        "mscale_all_dim": shape.yarn_mscale_all_dim,
+    }
+
+
+def _rotary(shape: DecoderShape) -> dict[str, Any]:
+    """Describe the positions; older readers know ``rope_scaling`` alone, and some of them ``type`` alone."""
+    yarn = yarn_config(shape)
+    if yarn is None:
+        plain = {"rope_type": "default", "rope_theta": shape.rope_theta}
+        return {"rope_parameters": plain, "max_position_embeddings": POSITIONS_MAX}
+    return {
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": shape.rope_theta, **yarn},
+        "rope_scaling": {"type": "yarn", "rope_type": "yarn", "rope_theta": shape.rope_theta, **yarn},
+        "max_position_embeddings": round(shape.yarn_factor * shape.yarn_positions),
     }
 
 

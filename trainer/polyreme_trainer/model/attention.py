@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from polyreme_api.plan.shapes import DecoderShape
 from polyreme_trainer.model.attend import Attend
 from polyreme_trainer.model.recompute import anew
-from polyreme_trainer.model.rotary import rotate
+from polyreme_trainer.model.rotary import rotate, yarn_scale
 from polyreme_trainer.model.tensor import ALONE, TensorRanks, gather_side_by_side, row_product, share
 
 LATENT_NORM_EPS = 1e-6
@@ -80,6 +80,8 @@ class LatentAttention(nn.Module):
         self.shape = shape
         self.ranks = ranks
         self.heads = share(shape.heads, ranks, what="the decoder's heads")
+        self.query_scale = yarn_scale(shape, shape.yarn_mscale_all_dim) ** 2
+        """Growth of the scores under YaRN: queries carry it, since every kernel divides by the root of their width."""
         queries = self.heads * shape.query_dim
         if shape.q_rank is None:
             self.q_proj = nn.Linear(shape.width, queries, bias=False)
@@ -111,6 +113,8 @@ class LatentAttention(nn.Module):
         kv_THW = anew(self.kv_b_proj, latent_TC).unflatten(-1, (self.heads, -1))
         k_THN, v_THV = kv_THW.split((shape.nope_dim, shape.value_dim), dim=-1)
         q_THQ = torch.cat((q_THN, rotate(q_THR, turn_TF)), dim=-1)
+        if self.query_scale != 1:
+            q_THQ = q_THQ * self.query_scale
         k_THQ = anew(_keys, k_THN, k_TR, turn_TF)
         return row_product(attend(q_THQ, k_THQ, v_THV).flatten(1), self.o_proj, self.ranks)
 

@@ -130,7 +130,7 @@ class Decoder(nn.Module):
             positions_T: Position of each token within its document, int64.
             attend: Which tokens see which, by layer.
         """
-        turn_TF = decoder_turns(positions_T, rope_dim=self.shape.rope_dim, theta=self.rope_theta)
+        turn_TF = decoder_turns(positions_T, self.shape, theta=self.rope_theta)
         routings: list[Routed] = []
         for index, layer in self.layers.items():
             x_SD, routed = run_layer(self.recompute, layer, x_SD, turn_TF, attend(int(index)))

@@ -115,7 +115,10 @@ class FeedForward(nn.Module):
 
 
 class Router(nn.Module):
-    """Chooses K experts a token: by biased sigmoid scores; weighs them by the unbiased ones. float32 throughout."""
+    """Chooses K experts a token by biased sigmoid scores, weighs them by the unbiased ones. float32 throughout.
+
+    With groups of experts, a token's experts come from its best groups, by the sum of the two best scores of each.
+    """
 
     e_score_correction_bias: Tensor
 
@@ -123,6 +126,7 @@ class Router(nn.Module):
         super().__init__()
         self.chosen = shape.experts_per_token
         self.scaling = shape.routed_scaling
+        self.groups, self.groups_kept = shape.expert_groups, shape.groups_per_token
         self.weight = nn.Parameter(torch.empty(shape.experts, shape.width))
         self.register_buffer("e_score_correction_bias", torch.zeros(shape.experts, dtype=torch.float32))
 
@@ -134,10 +138,21 @@ class Router(nn.Module):
         """
         scores_TE = F.linear(x_TD.float(), self.weight.float()).sigmoid()
         biased_TE = scores_TE.detach() + self.e_score_correction_bias.float()
+        if self.groups_kept < self.groups:
+            biased_TE = self._in_best_groups(biased_TE)
         experts_TK = biased_TE.topk(self.chosen, dim=-1, sorted=False).indices
         weights_TK = scores_TE.gather(1, experts_TK)
         weights_TK = weights_TK * (self.scaling / (weights_TK.sum(-1, keepdim=True) + 1e-20))
         return weights_TK, experts_TK, scores_TE
+
+    def _in_best_groups(self, biased_TE: Tensor) -> Tensor:
+        """Rule out the experts of all but the best groups (arXiv:2412.19437, section 2.1.2)."""
+        biased_TGX = biased_TE.unflatten(1, (self.groups, -1))
+        best_TG = biased_TGX.topk(2, dim=-1).values.sum(-1)
+        kept_TJ = best_TG.topk(self.groups_kept, dim=-1, sorted=False).indices
+        out_TG = torch.ones_like(best_TG, dtype=torch.bool).scatter_(1, kept_TJ, False)
+        best_TGX: Tensor = biased_TGX.masked_fill(out_TG.unsqueeze(-1), -math.inf)
+        return best_TGX.flatten(1)
 
 
 class Experts(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor
 from polyreme_api.batch import TokenIds
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.shapes import ModelShape
-from polyreme_trainer.export.config import text_config, vision_config
+from polyreme_trainer.export.config import text_config, vision_config, yarn_config
 from polyreme_trainer.export.names import TEXT_PREFIX, text_part, to_checkpoint
 from polyreme_trainer.model.initialise import outline
 from polyreme_trainer.weights import FIELD
@@ -28,7 +28,8 @@ _DERIVED = ".rotary_emb.inv_freq"
 _TEXT_STARTS = ("model.", "lm_head.")
 _PLAIN = {
     "architectures", "model_type", "torch_dtype", "dtype", "eos_token_id", "pad_token_id", "max_position_embeddings",
-    "initializer_range", "num_nextn_predict_layers", "rope_theta", "rope_parameters", "rope_interleave",
+    "initializer_range", "num_nextn_predict_layers", "rope_theta", "rope_parameters", "rope_scaling",
+    "rope_interleave",
 }  # fmt: skip
 """Fields of ``config.json`` that bind no weight, or are compared in a way of their own."""
 _OVERRIDES = {
@@ -48,8 +49,24 @@ _OVERRIDES = {
     "qk_rope_head_dim": "decoder.rope_dim",
     "v_head_dim": "decoder.value_dim",
     "rope_theta": "decoder.rope_theta",
+    "rms_norm_eps": "decoder.norm_eps",
+    "routed_scaling_factor": "decoder.routed_scaling",
+    "n_group": "decoder.expert_groups",
+    "topk_group": "decoder.groups_per_token",
+    "rope_scaling.factor": "decoder.yarn_factor",
+    "rope_scaling.original_max_position_embeddings": "decoder.yarn_positions",
+    "rope_scaling.beta_fast": "decoder.yarn_beta_fast",
+    "rope_scaling.beta_slow": "decoder.yarn_beta_slow",
+    "rope_scaling.mscale": "decoder.yarn_mscale",
+    "rope_scaling.mscale_all_dim": "decoder.yarn_mscale_all_dim",
 }
 """The size of ours that a field of the decoder's configuration sets."""
+
+
+_YARN_ABSENT = {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0}
+"""What readers take where a configuration with YaRN does not name it."""
+_YARN_UNKNOWN = {"attention_factor": None, "truncate": True}
+"""What a configuration may say of YaRN that no size of ours is for, with the value that changes nothing."""
 
 
 class Names(enum.Enum):
@@ -76,10 +93,11 @@ def check_fit(catalogue: Catalogue, shape: ModelShape) -> Names:
     """
     names = scheme_of(catalogue)
     if catalogue.config is not None:
-        _check_config(catalogue.config, names, shape)
+        check_config(catalogue.config, names, shape)
     wanted = wanted_tensors(shape, names)
     _check_vocabulary(catalogue, names, shape)
-    found = {name for name in catalogue.tensors if not name.endswith(_DERIVED)}
+    predictors = _predictors(catalogue.config, names, shape)
+    found = {name for name in catalogue.tensors if not name.endswith(_DERIVED) and not name.startswith(predictors)}
     if missing := sorted(wanted.keys() - found):
         raise InvalidConfigError(
             f"weights lack tensors: {listed(missing)}, rule all {len(wanted)} of model {shape.name} under "
@@ -143,8 +161,12 @@ def _check_vocabulary(catalogue: Catalogue, names: Names, shape: ModelShape) -> 
             )
 
 
-def _check_config(config: Mapping[str, Any], names: Names, shape: ModelShape) -> None:
-    """Compare what shapes don't show: heads, rotary base, experts a token, epsilon."""
+def check_config(config: Mapping[str, Any], names: Names, shape: ModelShape) -> None:
+    """Compare what shapes don't show: heads, rotary positions, experts a token, epsilon.
+
+    Raises:
+        InvalidConfigError: Naming the first field that differs.
+    """
     text = config.get("text_config", {}) if names is Names.KIMI_VL else config
     for field, seen, rule in _text_differences(text, shape):
         size = _OVERRIDES.get(field)
@@ -154,6 +176,14 @@ def _check_config(config: Mapping[str, Any], names: Names, shape: ModelShape) ->
     for field, rule in ours.items():
         if field in vision and vision[field] != rule:
             raise _other_model(f"vision_config.{field}", vision[field], rule, "overrides.vision")
+
+
+def _predictors(config: Mapping[str, Any] | None, names: Names, shape: ModelShape) -> tuple[str, ...]:
+    """Return starts of the names of layers that predict further tokens: released after the others, and not read."""
+    text = (config or {}).get("text_config", {}) if names is Names.KIMI_VL else config or {}
+    first = shape.decoder.layers
+    numbers = range(first, first + (text.get("num_nextn_predict_layers") or 0))
+    return tuple(names.of(f"{TEXT_PREFIX}model.layers.{number}.") for number in numbers)
 
 
 def _other_model(field: str, seen: object, rule: object, change: str) -> InvalidConfigError:
@@ -174,8 +204,27 @@ def _text_differences(text: Mapping[str, Any], shape: ModelShape) -> Iterator[tu
         theta = rotary.get("rope_theta", shape.decoder.rope_theta)
         if theta != shape.decoder.rope_theta:
             yield "rope_theta", theta, shape.decoder.rope_theta
-        kind = rotary.get("rope_type", rotary.get("type", "default"))
-        if kind != "default":
-            yield "rope_scaling", kind, "default"
+    yield from _yarn_differences(text, shape)
     if text.get("rope_interleave", True) is not True:
         yield "rope_interleave", text["rope_interleave"], True
+
+
+def _yarn_differences(text: Mapping[str, Any], shape: ModelShape) -> Iterator[tuple[str, object, object]]:
+    """Yield what differs in the scaling of the rotary positions."""
+    yarn = yarn_config(shape.decoder)
+    ours = "default" if yarn is None else "yarn"
+    said = [rotary for key in ("rope_parameters", "rope_scaling") if (rotary := text.get(key))]
+    for rotary in said or [{}]:
+        kind = rotary.get("rope_type", rotary.get("type", "default"))
+        if kind == "yarn" and yarn is None:
+            yield "rope_scaling.factor", rotary.get("factor"), shape.decoder.yarn_factor
+        elif kind != ours:
+            yield "rope_scaling", kind, ours
+        if kind != ours:
+            continue
+        for name, rule in (yarn or {}).items():
+            if (seen := rotary.get(name, _YARN_ABSENT.get(name))) != rule:
+                yield f"rope_scaling.{name}", seen, rule
+        for name, rule in _YARN_UNKNOWN.items() if yarn else ():
+            if (seen := rotary.get(name, rule)) != rule:
+                yield f"rope_scaling.{name}", seen, rule

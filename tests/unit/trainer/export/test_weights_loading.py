@@ -16,7 +16,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError, NotFoundError
-from polyreme_api.plan.shapes import KIMI_VL_NANO, MOONLIGHT_16B_A3B, NO_VISION, PRESETS, model_shape
+from polyreme_api.plan.shapes import (
+    DEEPSEEK_V3,
+    KIMI_K2,
+    KIMI_VL_NANO,
+    MOONLIGHT_16B_A3B,
+    NO_VISION,
+    PRESETS,
+    ModelShape,
+    model_shape,
+)
 from polyreme_trainer.export.config import model_config, text_config
 from polyreme_trainer.export.huggingface import CONFIG_FILE, INDEX_FILE
 from polyreme_trainer.export.names import to_checkpoint
@@ -28,7 +37,7 @@ from polyreme_trainer.model.tensor import Alone
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.weights import FIELD, load
 from polyreme_trainer.weights.catalogue import read_catalogue
-from polyreme_trainer.weights.fit import Names, check_fit, wanted_tensors
+from polyreme_trainer.weights.fit import Names, check_config, check_fit, wanted_tensors
 from polyreme_trainer.weights.load import load_weights
 from polyreme_trainer.weights.pieces import Place, Rows
 from tests.unit.trainer.export.reading import TOKENS, assert_equal, read_back
@@ -352,7 +361,15 @@ REFUSALS: dict[str, tuple[Damage, list[str]]] = {
     ),
     "a stretched rotary": (
         _text(rope_scaling={"type": "yarn", "factor": 40}),
-        ["rope_scaling is 'yarn', rule 'default' as", "change spec.model.preset"],
+        ["rope_scaling.factor is 40, rule 1.0 as", f"change {OVERRIDES}.decoder.yarn_factor"],
+    ),
+    "a rotary stretched in another way": (
+        _text(rope_scaling={"type": "linear", "factor": 2}),
+        ["rope_scaling is 'linear', rule 'default' as", "change spec.model.preset"],
+    ),
+    "groups of experts": (
+        _text(n_group=4),
+        ["n_group is 4, rule 1 as", f"change {OVERRIDES}.decoder.expert_groups"],
     ),
     "another epsilon": (_text(rms_norm_eps=1e-6), ["rms_norm_eps is 1e-06, rule 1e-05 as"]),
     "another router": (_text(scoring_func="softmax"), ["scoring_func is 'softmax', rule 'sigmoid' as"]),
@@ -396,6 +413,37 @@ def test_moonlights_configuration_does_not_fit_kimi_vls_decoder(exported: pathli
     )
     with pytest.raises(InvalidConfigError, match=r"rope_theta is 10000\.0, rule 50000\.0"):
         check_fit(read_catalogue(folder), shape)
+
+
+@pytest.mark.parametrize("shape", [DEEPSEEK_V3, KIMI_K2], ids=lambda shape: str(shape.name))
+def test_a_stretched_rotary_fits_by_each_of_its_numbers(tmp_path: pathlib.Path, shape: ModelShape) -> None:
+    """As released: ``rope_scaling`` alone, and integers where we write decimals."""
+    numbers = {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1, "mscale_all_dim": 1, "type": "yarn"}
+    if shape is KIMI_K2:
+        numbers |= {"beta_fast": 1, "factor": 32}
+    numbers["original_max_position_embeddings"] = 4096
+
+    def check(**changed: object) -> None:
+        config = text_config(shape.decoder) | {"rope_scaling": numbers | changed}
+        del config["rope_parameters"]
+        check_config(config, Names.DEEPSEEK_V3, shape)
+
+    check()
+    others = {"factor": 41, "original_max_position_embeddings": 4095, "beta_fast": 33, "mscale_all_dim": 0.5}
+    for name, other in (others | {"beta_slow": 2, "mscale": 2, "attention_factor": 1.5, "truncate": False}).items():
+        with pytest.raises(InvalidConfigError, match=rf"config\.json says rope_scaling\.{name} is {other}, rule "):
+            check(**{name: other})
+
+
+def test_layers_that_predict_further_tokens_are_not_read(exported: pathlib.Path) -> None:
+    """DeepSeek-V3 is released with one, numbered after the others."""
+    folder = exported / "text"
+    _add(**{"model.layers.3.eh_proj.weight": torch.zeros(1)})(folder)
+    with pytest.raises(InvalidConfigError, match=r"tensors that the model lacks: model\.layers\.3\.eh_proj\.weight"):
+        check_fit(read_catalogue(folder), KIMI_VL_NANO)
+    config = json.loads((folder / CONFIG_FILE).read_text())
+    (folder / CONFIG_FILE).write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    check_fit(read_catalogue(folder), KIMI_VL_NANO)
 
 
 def test_what_we_write_ourselves_is_no_other_model() -> None:

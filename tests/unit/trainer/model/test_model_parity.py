@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +11,16 @@ import torch
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.plan.parts import parameter_count
-from polyreme_api.plan.shapes import KIMI_VL_NANO, MOONLIGHT_16B_A3B, NO_VISION, PRESETS, ModelShape, model_shape
+from polyreme_api.plan.shapes import (
+    DEEPSEEK_V3,
+    KIMI_K2,
+    KIMI_VL_NANO,
+    MOONLIGHT_16B_A3B,
+    NO_VISION,
+    PRESETS,
+    ModelShape,
+    model_shape,
+)
 from polyreme_trainer.export.config import text_config
 from polyreme_trainer.export.names import text_part
 from polyreme_trainer.model.initialise import build_model, outline
@@ -33,7 +43,12 @@ def test_the_model_has_exactly_the_parameters_that_the_plan_counts(shape: ModelS
     assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(shape)
 
 
-RELEASED = {"kimi-vl-a3b": 16_407_654_384, "moonlight-16b-a3b": 15_960_108_544}
+RELEASED = {
+    "kimi-vl-a3b": 16_407_654_384,
+    "moonlight-16b-a3b": 15_960_108_544,
+    "deepseek-v3": 671_026_404_352,
+    "kimi-k2": 1_026_408_209_408,
+}
 
 
 @pytest.mark.parametrize("name", RELEASED)
@@ -45,12 +60,13 @@ def test_the_released_models_have_exactly_their_parameters(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_moonlight_is_a_references_model_name_by_name_and_shape_by_shape() -> None:
+@pytest.mark.parametrize("shape", [MOONLIGHT_16B_A3B, DEEPSEEK_V3, KIMI_K2], ids=lambda shape: str(shape.name))
+def test_a_released_decoder_is_a_references_model_name_by_name_and_shape_by_shape(shape: ModelShape) -> None:
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
     with torch.device("meta"):
-        reference = DeepseekV3ForCausalLM(DeepseekV3Config(**text_config(MOONLIGHT_16B_A3B.decoder))).state_dict()
-    ours = text_part(outline(MOONLIGHT_16B_A3B))
+        reference = DeepseekV3ForCausalLM(DeepseekV3Config(**text_config(shape.decoder))).state_dict()
+    ours = text_part(outline(shape))
     assert {name: tensor.shape for name, tensor in ours.items()} == {n: t.shape for n, t in reference.items()}
 
 
@@ -93,21 +109,92 @@ def test_the_tower_equals_a_reference_and_a_wrong_rotation_does_not(
     assert (ours - planted).abs().max() > 1e-2
 
 
+YARN: dict[str, int | str] = {"yarn_factor": "40", "yarn_positions": 512, "yarn_beta_fast": "4"}
+"""Positions so few that the pairs of a nano model lie on either side of the ramp, and on it."""
+DECODERS: dict[str, dict[str, int | str]] = {
+    "plain": {},
+    "compressed queries": {"q_rank": 24},
+    "groups": {"experts": 16, "experts_per_token": 3, "expert_groups": 4, "groups_per_token": 2},
+    "YaRN": {**YARN, "rope_dim": 16},
+    "YaRN with scaled scores": {**YARN, "rope_dim": 16, "yarn_mscale_all_dim": "1"},
+    "YaRN with two scales": {**YARN, "yarn_mscale": "0.7", "yarn_mscale_all_dim": "1.4", "rope_theta": 50_000},
+    "as DeepSeek-V3": {
+        "q_rank": 24,
+        "experts": 16,
+        "experts_per_token": 4,
+        "expert_groups": 8,
+        "groups_per_token": 4,
+        "routed_scaling": "2.5",
+        "norm_eps": "1e-6",
+        "yarn_factor": "40",
+        "yarn_mscale_all_dim": "1",
+    },
+    "as Kimi-K2": {
+        "q_rank": 24,
+        "experts": 24,
+        "experts_per_token": 8,
+        "routed_scaling": "2.827",
+        "norm_eps": "1e-6",
+        "rope_theta": "50000.0",
+        "yarn_factor": "32",
+        "yarn_beta_fast": "1",
+        "yarn_mscale_all_dim": "1",
+    },
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("q_rank", [None, 24])
+@pytest.mark.parametrize("decoder", DECODERS.values(), ids=DECODERS)
 def test_the_decoder_equals_a_reference_document_by_document(
-    model_of: Callable[..., KimiVL], batch: Batch, references: References, q_rank: int | None
+    model_of: Callable[..., KimiVL], batch: Batch, references: References, decoder: dict[str, int | str]
 ) -> None:
-    decoder = {} if q_rank is None else {"q_rank": q_rank}
+    """Scores and all gradients."""
     model = model_of(model_shape("kimi-vl-nano", {"decoder": decoder}))
     reference = references.text(model)
     tokens_T = batch.tokens_T.clamp(min=2)
-    no_patches = batch.patches_PC[:0]
-    with torch.no_grad():
-        ours = model.logits(model(tokens_T, batch.positions_T, batch.offsets, no_patches, []).hidden_TD)
-        for start, end in zip(batch.offsets, batch.offsets[1:], strict=False):
-            theirs = reference(input_ids=tokens_T[start:end].unsqueeze(0)).logits[0]
-            assert (ours[start:end] - theirs).abs().max() < TOLERANCE
+    ours = model.logits(model(tokens_T, batch.positions_T, batch.offsets, batch.patches_PC[:0], []).hidden_TD)
+    ours.square().mean().backward()
+    documents = tokens_T.split([end - start for start, end in itertools.pairwise(batch.offsets)])
+    theirs = torch.cat([reference(input_ids=document.unsqueeze(0)).logits[0] for document in documents])
+    theirs.square().mean().backward()
+    assert (ours - theirs).abs().max() < TOLERANCE
+    named = model.named_parameters()
+    gradients = text_part({name: made for name, parameter in named if (made := parameter.grad) is not None})
+    for name, parameter in reference.named_parameters():
+        assert (gradients[name] - parameter.grad).abs().max() < TOLERANCE * parameter.grad.abs().max().clamp(min=1), (
+            name
+        )
+
+
+def test_a_wrong_ramp_a_missing_scale_and_ungrouped_experts_are_seen(
+    model_of: Callable[..., KimiVL], batch: Batch
+) -> None:
+    """Each number of the configuration moves the scores by more than parity lets pass."""
+    tokens_T = batch.tokens_T.clamp(min=2)
+
+    def scores(decoder: dict[str, int | str]) -> torch.Tensor:
+        model = model_of(model_shape("kimi-vl-nano", {"decoder": decoder}))
+        with torch.no_grad():
+            return model.logits(model(tokens_T, batch.positions_T, batch.offsets, batch.patches_PC[:0], []).hidden_TD)
+
+    for name in ("YaRN with two scales", "groups"):
+        right = scores(DECODERS[name])
+        for field, other in OTHERS[name].items():
+            assert (right - scores({**DECODERS[name], field: other})).abs().max() > 100 * TOLERANCE, field
+
+
+OTHERS: dict[str, dict[str, int | str]] = {
+    "YaRN with two scales": {
+        "yarn_factor": "39",
+        "yarn_positions": 16,
+        "yarn_beta_fast": "64",
+        "yarn_beta_slow": "0.1",
+        "yarn_mscale": "0.8",
+        "yarn_mscale_all_dim": "1.3",
+    },
+    "groups": {"expert_groups": 2, "groups_per_token": 3},
+}
+"""Another value of each number."""
 
 
 @pytest.mark.slow

@@ -18,9 +18,9 @@ SCOPES = {
 PREFACES = {
     "TrainingJob": """\
 Numbers with a fraction are written as text (`"2e-3"`): Kubernetes APIs carry no floats. While a job exists only
-`spec.workers.replicas` and `spec.suspend` may change. Of `spec.topology`, `spec.checkpoint`, `spec.failurePolicy` and
-`spec.health`, the ones that are left out are not written into the object; what this page says of defaults holds for
-them all the same.
+`spec.workers.replicas`, `spec.data.onDamage` and `spec.suspend` may change. Of `spec.topology`, `spec.checkpoint`,
+`spec.failurePolicy` and `spec.health`, the ones that are left out are not written into the object; what this page says
+of defaults holds for them all the same.
 """,
     "TrainingQueue": """\
 A queue that others name as their `parent` is a cohort: quota that lies idle in one of them is lent to the others, and

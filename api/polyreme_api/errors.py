@@ -27,6 +27,8 @@ class ExitCode(enum.IntEnum):
     """Stopped on request (Ctrl-C, ``runs stop``); the run can go on."""
     ENVIRONMENT = 7
     """Disk full, store away, port in use after bounded retries; the run can go on."""
+    DATA_DAMAGED = 8
+    """Stored training data is damaged or missing; the run can go on once it is made again or restored."""
     RUN_FAILED = 100
     """The job itself failed; its reason is in the status and the report."""
 
@@ -82,6 +84,12 @@ class EnvironmentFailedError(PolyremeError):
     """Bounded retries against the machine or a store are used up; the run can go on later."""
 
     exit_code = ExitCode.ENVIRONMENT
+
+
+class DataDamagedError(EnvironmentFailedError):
+    """Stored data is not what was written; another try reads the same bytes, so nothing is retried."""
+
+    exit_code = ExitCode.DATA_DAMAGED
 
 
 class RunFailedError(PolyremeError):

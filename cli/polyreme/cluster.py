@@ -119,11 +119,20 @@ class LocalCluster:
                 subresource=STATUS_SUBRESOURCE,
             )
         spec = job.spec
-        await self._patch({"spec": {"suspend": spec.suspend, "workers": {"replicas": spec.workers.replicas}}})
+        changeable = {
+            "suspend": spec.suspend,
+            "workers": {"replicas": spec.workers.replicas},
+            "data": {"onDamage": spec.data.on_damage},
+        }
+        await self._patch({"spec": changeable})
 
     async def suspend(self) -> None:
         """Ask for a checkpoint and a stop, as a person does with ``spec.suspend``."""
         await self._patch({"spec": {"suspend": True}})
+
+    def kill_pods(self) -> None:
+        """End every pod's processes at once."""
+        self._kubelet.kill()
 
     async def job(self) -> TrainingJob:
         """Return the job as it is now."""

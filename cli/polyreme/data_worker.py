@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ def main() -> int:
     except OSError as error:
         _say({"error": f"{error.strerror}: {error.filename or home.path}"})
         return int(ExitCode.ENVIRONMENT)
+    except Exception as error:  # noqa: BLE001 - the edge of the process: the run must hear why
+        traceback.print_exc()
+        _say({"error": f"{type(error).__name__}: {error}; data.log has the traceback"})
+        return int(ExitCode.INTERNAL)
     return int(ExitCode.OK)
 
 

@@ -117,7 +117,12 @@ class DataServer:
             _log.debug("data of %s: %s", uid, line)
 
         return DataWork(
-            self._home, job_file=folder / "job.yaml", log_file=folder / "data.log", uid=uid, progress=progress
+            self._home,
+            job_file=folder / "job.yaml",
+            log_file=folder / "data.log",
+            uid=uid,
+            progress=progress,
+            say=lambda words: _log.info("data of %s: %s", uid, words),
         )
 
     async def _tell(self, job: TrainingJob, message: str, *, final: bool) -> None:

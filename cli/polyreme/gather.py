@@ -89,6 +89,7 @@ def gather(
         experts=_experts(records.routing),
         mixture=_mixture(job),
         stages=[_stage(row) for row in data.get("stages", ())],
+        damage=[moment.text for moment in moments if moment.kind == "damage"],
         dead_letters=[_dead_letter(row) for row in data.get("deadLetters", ())],
         held_out=_held_out(pages),
         pages=[_page(page, picture) for page in _chosen(pages)],

@@ -1,6 +1,7 @@
 """The identity of a run: the same YAML again goes on, an edited one is told what changed.
 
-Only ``spec.workers.replicas`` and ``spec.suspend`` may change under a run, as under a TrainingJob in a cluster.
+Only ``spec.workers.replicas``, ``spec.data.onDamage`` and ``spec.suspend`` may change under a run, as under a
+TrainingJob in a cluster.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from polyreme.home import RunDirectory
 from polyreme_api.errors import RefusedError
 from polyreme_api.job import TrainingJob
 
-MUTABLE_FIELDS = frozenset({"spec.workers.replicas", "spec.suspend"})
+MUTABLE_FIELDS = frozenset({"spec.workers.replicas", "spec.data.onDamage", "spec.suspend"})
 CHANGES_SHOWN_MAX = 8
 
 

@@ -15,7 +15,11 @@ from polyreme.timeline import Moment
 from polyreme_api.errors import ExitCode
 from polyreme_api.job import TrainingJob
 
-_CODES = {"Misconfigured": ExitCode.USAGE, "EnvironmentFailed": ExitCode.ENVIRONMENT}
+_CODES = {
+    "Misconfigured": ExitCode.USAGE,
+    "EnvironmentFailed": ExitCode.ENVIRONMENT,
+    "DataDamaged": ExitCode.DATA_DAMAGED,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

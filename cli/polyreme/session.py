@@ -12,13 +12,15 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Coroutine
+import sys
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from polyreme import preflight
 from polyreme.clock import SystemClock
 from polyreme.cluster import LocalCluster, open_cluster
+from polyreme.datakeeper import DataKeeper
 from polyreme.datawork import DataWork
 from polyreme.documents import read_job, write_job
 from polyreme.faults import inject
@@ -30,13 +32,16 @@ from polyreme.output import note
 from polyreme.processes import started_at_s
 from polyreme.records import checkpoint_folder, checkpoint_url, last_error, read_records_at
 from polyreme.reporting import publish
-from polyreme.timeline import Timeline
+from polyreme.signals import cancel_on_signals, let_go, stop_signals
+from polyreme.timeline import Moment, Timeline
 from polyreme.viewing import Watcher
-from polyreme_api.errors import EnvironmentFailedError, ExitCode, InvalidConfigError, RetryableError
+from polyreme_api.errors import DataDamagedError, EnvironmentFailedError, ExitCode, InvalidConfigError, RetryableError
 from polyreme_api.job import TrainingJob
 
 STOP_TIMEOUT_EXTRA_S = 30
 """Longest wait for a clean stop, beyond the job's own grace."""
+INTERRUPTS_MAX = 2
+"""Signals after which the process no longer waits for anything."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 _log = logging.getLogger(__name__)
@@ -65,9 +70,8 @@ def serve(home: Home, job: TrainingJob, settings: SessionSettings) -> RunOutcome
             return _serve(home, run, job, settings)
     except (OSError, RetryableError, EnvironmentFailedError) as error:
         cause = f"{error.strerror}: {error.filename or run.path}" if isinstance(error, OSError) else str(error)
-        raise EnvironmentFailedError(
-            f"run {run.name!r} can't be served: {cause}; mend that, then the same command goes on"
-        ) from error
+        kind = DataDamagedError if isinstance(error, DataDamagedError) else EnvironmentFailedError
+        raise kind(f"run {run.name!r} can't be served: {cause}; mend that, then the same command goes on") from error
 
 
 def _serve(home: Home, run: RunDirectory, job: TrainingJob, settings: SessionSettings) -> RunOutcome:
@@ -120,6 +124,7 @@ class _Session:
         self._clock = SystemClock()
         self._timeline = Timeline(run.path, self._clock)
         self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
         self._interrupts = 0
 
     async def run(self, *, resumed: bool) -> RunOutcome:
@@ -136,7 +141,7 @@ class _Session:
                 await cluster.apply(self._job)
                 await self._serve(cluster, resumed=resumed)
                 job = await cluster.job()
-        return self._conclude(job)
+            return self._conclude(job)
 
     async def _serve(self, cluster: LocalCluster, *, resumed: bool) -> None:
         watcher = Watcher(self._run, self._job, cluster, self._timeline, self._clock)
@@ -145,18 +150,37 @@ class _Session:
             return
         if resumed:
             note(f"run {self._run.name} goes on where it stood")
-        uid = (await cluster.job()).metadata.uid
-        run = self._run
-        data = DataWork(
-            self._home, job_file=run.job_file, log_file=run.data_log, uid=uid, progress=watcher.data_progress
+        known, run = await cluster.job(), self._run
+
+        def report(words: str) -> None:
+            watcher.say(words)
+            self._timeline.add(Moment(at_s=self._clock.now_s(), kind="damage", attempt=watcher.attempt, text=words))
+
+        work = DataWork(
+            self._home,
+            job_file=run.job_file,
+            log_file=run.data_log,
+            uid=known.metadata.uid,
+            progress=watcher.data_progress,
+            say=watcher.say,
         )
+        data = DataKeeper(work, objects_url=self._home.objects_url, job=known, clock=self._clock, report=report)
+        mended = False
+        try:
+            mended = await self._unless_stopped(data.mend())
+        finally:
+            if not mended:
+                await work.close()
+                watcher.close()
+        if not mended:
+            return
         async with _background(
             cluster.serve(), *(self._fault(injection, cluster, watcher) for injection in self._settings.injections)
         ) as failed:
             tasks = {
                 asyncio.create_task(watcher.until_finished(), name="watch"),
                 asyncio.create_task(self._stop.wait(), name="stop"),
-                asyncio.create_task(_for_good(data.run()), name="data"),
+                asyncio.create_task(data.run(), name="data"),
                 failed,
             }
             try:
@@ -165,7 +189,8 @@ class _Session:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-                await data.close()
+                await work.close()
+                await data.last_look()
                 watcher.close()
 
     async def _first_end(self, tasks: set[asyncio.Task[Any]], cluster: LocalCluster, watcher: Watcher) -> None:
@@ -187,10 +212,34 @@ class _Session:
     async def _stop_cleanly(self, cluster: LocalCluster, watcher: Watcher) -> None:
         watcher.say("stopping: the ranks checkpoint and end; Ctrl-C again ends them at once")
         limit_s = self._job.spec.checkpoint.preemption_grace_seconds + STOP_TIMEOUT_EXTRA_S
-        # A store that is away can't take the wish; the processes then end with this one.
-        with contextlib.suppress(TimeoutError, RetryableError):
+        stopping = asyncio.create_task(self._suspend(cluster, watcher))
+        at_once = asyncio.create_task(self._stop_now.wait())
+        await asyncio.wait({stopping, at_once}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if at_once.done():
+            watcher.say("stopped at once, without a checkpoint; the same command continues from the newest one")
+            cluster.kill_pods()
+        for task in (stopping, at_once):
+            task.cancel()
+        await asyncio.gather(stopping, at_once, return_exceptions=True)
+
+    @staticmethod
+    async def _suspend(cluster: LocalCluster, watcher: Watcher) -> None:
+        # A store that is away can't take the request; the processes then end with this one.
+        with contextlib.suppress(RetryableError):
             await cluster.suspend()
-            await asyncio.wait_for(watcher.until_suspended(), limit_s)
+            await watcher.until_suspended()
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Do something, unless a signal comes first; return whether it was done."""
+        doing, stop = asyncio.ensure_future(work), asyncio.create_task(self._stop.wait())
+        await asyncio.wait({doing, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if doing.done():
+            doing.result()
+            return True
+        doing.cancel()
+        await asyncio.gather(doing, return_exceptions=True)
+        return False
 
     async def _fault(self, injection: Injection, cluster: LocalCluster, watcher: Watcher) -> None:
         await inject(
@@ -212,25 +261,37 @@ class _Session:
             attempt = job.status.attempt.number if job.status.attempt else 0
             said = last_error(self._run, attempt) or f"polyreme runs logs {self._run.name} says more"
             note(f"polyreme: {outcome.row['message']}: {said}; mend that, then the same command goes on")
+        if outcome.exit_code is ExitCode.DATA_DAMAGED:
+            note(
+                "polyreme: stored data is damaged; the same command checks it, makes it again from its source and "
+                "continues from the newest checkpoint"
+            )
         return outcome
 
     @contextlib.contextmanager
-    def _interruptible(self) -> Any:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._interrupt)
+    def _interruptible(self) -> Iterator[None]:
+        """Take signals: the first stops the run with a checkpoint, the second at once, the third ends this process."""
+        loop, numbers = asyncio.get_running_loop(), stop_signals()
+        terminals = [stream.fileno() for stream in (sys.stdout, sys.stderr) if stream.isatty()]
+        for number in numbers:
+            loop.add_signal_handler(number, self._interrupt, number, terminals)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in numbers:
                 loop.remove_signal_handler(number)
+            cancel_on_signals()
 
-    def _interrupt(self) -> None:
+    def _interrupt(self, number: signal.Signals, terminals: Sequence[int]) -> None:
+        if number is signal.SIGHUP:
+            let_go(terminals)
         self._interrupts += 1
         self._stop.set()
         if self._interrupts > 1:
+            self._stop_now.set()
+        if self._interrupts > INTERRUPTS_MAX:
             # Everything below dies with this process by the parent-death signal; the journal keeps the run resumable.
-            os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(int(ExitCode.CANCELLED))
 
 
 @contextlib.asynccontextmanager
@@ -248,12 +309,6 @@ async def _background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[a
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task
-
-
-async def _for_good(work: Coroutine[Any, Any, None]) -> None:
-    """Do something, then wait until cancelled: its end is nobody's end."""
-    await work
-    await asyncio.Event().wait()
 
 
 def _set_aside(path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from polyreme_api.clock import Clock
 
-Kind = Literal["attempt", "released", "fault", "finished", "now"]
+Kind = Literal["attempt", "released", "fault", "damage", "finished", "now"]
 FILE = "timeline.jsonl"
 BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
 
@@ -25,7 +25,7 @@ class Moment:
     kind: Kind
     attempt: int
     text: str = ""
-    """Scope of a new attempt, the injected fault, or the final reason."""
+    """Scope of a new attempt, the injected fault, what data was found damaged, or the final reason."""
     steady_s: float = 0.0
     """The same on a clock that is never set; comparable with others of the same boot."""
     boot: str = ""
@@ -50,8 +50,8 @@ class Timeline:
         return any(moment.kind == kind and moment.attempt == attempt for moment in self._moments)
 
     def add(self, moment: Moment) -> None:
-        """Append a moment; a second one of the same kind and attempt is dropped, except for faults."""
-        if moment.kind != "fault" and self.has(moment.kind, moment.attempt):
+        """Append a moment; a second one of the same kind and attempt is dropped, except for faults and damage."""
+        if moment.kind not in {"fault", "damage"} and self.has(moment.kind, moment.attempt):
             return
         moment = self._timed(moment)
         self._moments.append(moment)

@@ -6,6 +6,8 @@ Read from the store, ten times a second.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,6 +64,7 @@ class Watcher:
         self._clock = clock
         self._view = LiveView()
         self._view.__enter__()
+        self._shown: RunView | None = None
         self._stages: dict[str, StageView] = {}
         self._said: list[str] = []
         self._state_at_s = 0.0
@@ -96,8 +99,14 @@ class Watcher:
         self._said = [*self._said, words][-EVENTS_SHOWN_MAX:]
 
     def close(self) -> None:
-        """Leave the last state on the screen."""
-        self._view.__exit__(None, None, None)
+        """Leave the last state, and what was said since, on the screen."""
+        # A terminal that was closed takes nothing any more.
+        with contextlib.suppress(OSError):
+            if self._shown is not None:
+                self._view.show(
+                    dataclasses.replace(self._shown, events=tuple(self._said)), now_s=self._clock.steady_s()
+                )
+            self._view.__exit__(None, None, None)
 
     async def _look(self) -> TrainingJob:
         async with self._looking:
@@ -106,7 +115,9 @@ class Watcher:
             self._note_moments(job, progress)
             ready, total = await self._cluster.pods_ready(job)
             view = self._run_view(job, progress, ready=ready, total=total)
-            self._view.show(view, now_s=self._clock.steady_s())
+            self._shown = view
+            with contextlib.suppress(OSError):
+                self._view.show(view, now_s=self._clock.steady_s())
             if self._clock.steady_s() - self._state_at_s >= STATE_EVERY_S:
                 self._state_at_s = self._clock.steady_s()
                 self.write_state(self._run, _row(job, progress, view, self._stages), job)

@@ -13,6 +13,11 @@ def digest_bytes(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def blob_key(digest: str) -> str:
+    """Key of a blob in the object store."""
+    return f"blobs/sha256/{digest[:2]}/{digest[2:4]}/{digest}"
+
+
 def canonical_json(value: Any) -> bytes:
     """Write a JSON-able value in its one canonical form: sorted keys, no spaces, UTF-8."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

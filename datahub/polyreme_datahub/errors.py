@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotFoundError, PolyremeError
+from polyreme_api.errors import (
+    DataDamagedError,
+    EnvironmentFailedError,
+    InvalidConfigError,
+    NotFoundError,
+    PolyremeError,
+)
 
 
 class DatahubError(PolyremeError):
@@ -31,8 +37,12 @@ class SourceAwayError(DatahubError, EnvironmentFailedError):
     """A source's files can't be read now; that says nothing about the record."""
 
 
-class IndexDamagedError(DatahubError, EnvironmentFailedError):
-    """Stored index bytes do not fit their manifest."""
+class IndexDamagedError(DatahubError, DataDamagedError):
+    """Stored bytes of an index or a blob are missing, or do not fit their digest."""
+
+
+class RegistryDamagedError(DatahubError, EnvironmentFailedError):
+    """The registry's file is damaged: another try reads the same bytes."""
 
 
 class RegistryFailedError(DatahubError, EnvironmentFailedError):

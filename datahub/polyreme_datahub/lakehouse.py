@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
 from polyreme_api.store import ObjectExistsError, ObjectStore
-from polyreme_datahub.digests import digest_bytes
+from polyreme_datahub.digests import blob_key, digest_bytes
 from polyreme_datahub.errors import IndexDamagedError
 
 BUNDLE_BYTES_MAX = 32 * 2**20
@@ -29,11 +29,6 @@ class Artifact:
     """Digest of the blob that holds them."""
     start: int
     length: int
-
-
-def blob_key(digest: str) -> str:
-    """Key of a blob in the object store."""
-    return f"blobs/sha256/{digest[:2]}/{digest[2:4]}/{digest}"
 
 
 class Lakehouse:
@@ -66,8 +61,9 @@ class Lakehouse:
             ObjectNotFoundError: If there is no such blob.
         """
         data = self._store.get(blob_key(digest))
-        if digest_bytes(data) != digest:
-            raise IndexDamagedError(f"blob is damaged: {digest}, its bytes have another digest")
+        seen = digest_bytes(data)
+        if seen != digest:
+            raise IndexDamagedError(f"stored data is damaged: {blob_key(digest)} has digest {seen}")
         return data
 
     def put_parts(self, parts: Iterable[bytes]) -> list[Artifact]:

@@ -17,8 +17,10 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.plan.plan import shape_of
 from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore
 from polyreme_datahub.digests import action_key, action_prefix, canonical_json, digest_bytes, digest_value
-from polyreme_datahub.index.check import can_open
-from polyreme_datahub.index.format import plan_key
+from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.index.check import can_open, is_whole
+from polyreme_datahub.index.damage import drop_notes, is_noted
+from polyreme_datahub.index.format import parse_plan, plan_key, seal_plan
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.registry import datasets, progress, work
 from polyreme_datahub.registry.datasets import DatasetVersion
@@ -166,8 +168,8 @@ class Processing:
 
     def _pinned(self, key: str) -> dict[str, str]:
         try:
-            plan = json.loads(self._store.get(key))
-        except ObjectNotFoundError:
+            plan = parse_plan(self._store.get(key), key)
+        except (ObjectNotFoundError, IndexDamagedError):
             return {}
         return dict(plan["references"])
 
@@ -211,9 +213,28 @@ class Processing:
         ]
         for version, message in zip(self._versions.values(), messages, strict=True):
             manifests = progress.manifests_of(self._database, parameters.key(version))
-            if not all(can_open(self._store, manifest) for manifest in manifests):
+            if not all(self._can_be_used(manifest) for manifest in manifests):
                 work.reopen(self._database, message)
         self._run(messages, indexer)
+        for version in self._versions.values():
+            self._check_noted(progress.find_index(self._database, parameters.key(version)).manifest)
+
+    def _can_be_used(self, manifest: str) -> bool:
+        """Check an index: every byte of it where somebody found damage, else what opening it needs."""
+        return (is_whole if is_noted(self._store, manifest) else can_open)(self._store, manifest)
+
+    def _check_noted(self, manifest: str) -> None:
+        """Drop the notes about an index that was made again.
+
+        Raises:
+            IndexDamagedError: If it is not whole: its source, or an intermediate of it, is no longer what it was.
+        """
+        if not is_noted(self._store, manifest):
+            return
+        if not is_whole(self._store, manifest):
+            raise IndexDamagedError(f"stored data is damaged: index {manifest} could not be made again")
+        drop_notes(self._store, manifest)
+        progress.drop_tombstones(self._database, manifest)
 
     def _worker(self, operations: Mapping[str, Operation]) -> Worker:
         return Worker(self._database, self._lakehouse, self._versions, operations, now_s=self._now_s)
@@ -245,12 +266,20 @@ class Processing:
         source = digest_value(sorted({version.digest for version in trained}))
         key = action_key(prefix, source)
         digest = work.outputs_of(self._database, [key]).get(key)
-        if digest is None:
+        if digest is None or not self._is_stored(digest):
             data = train_tokenizer(self._corpus(trained), vocabulary=vocabulary)
             self._lakehouse.put_blob(data)
             action = ActionRow(key=key, operation=OPERATION, input=source, output=digest_bytes(data))
             digest = work.put_action(self._database, action, [])
+            drop_notes(self._store, digest)
         return digest, TextTokenizer(self._lakehouse.get_blob(digest))
+
+    def _is_stored(self, digest: str) -> bool:
+        try:
+            self._lakehouse.get_blob(digest)
+        except (ObjectNotFoundError, IndexDamagedError):
+            return False
+        return True
 
     def _corpus(self, trained: Sequence[DatasetVersion]) -> Counter[str]:
         counts: Counter[str] = Counter()
@@ -291,13 +320,17 @@ class Processing:
             "manifests": dict(manifests),
             "tokenizer": tokenizer,
         }
+        data = canonical_json(seal_plan(plan))
         if not job:
-            self._store.put(key, canonical_json(plan))
+            self._store.put(key, data)
             return
         try:
-            self._store.put_if_absent(key, canonical_json(plan))
+            self._store.put_if_absent(key, data)
         except ObjectExistsError:
-            return
+            try:
+                parse_plan(self._store.get(key), key)
+            except IndexDamagedError:
+                self._store.put(key, data)
 
 
 def resolve(database: Database, reference: str, *, now_s: float) -> DatasetVersion:

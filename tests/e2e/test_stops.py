@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -70,12 +71,14 @@ def test_a_run_killed_while_its_data_is_processed_leaves_nothing_behind_and_goes
     assert home.losses("data-killed") == truth
 
 
-def test_ctrl_c_checkpoints_and_stops_and_a_second_one_ends_at_once(home: PolyremeHome, truth: dict[int, str]) -> None:
+def test_the_first_signal_checkpoints_and_stops_and_the_second_ends_at_once(
+    home: PolyremeHome, truth: dict[int, str], draw: random.Random
+) -> None:
     job = home.write_job("interrupted")
     first = home.start(job)
     first.trained(attempt=1, steps=3)
     tree = first.tree()
-    first.process.send_signal(signal.SIGINT)
+    first.process.send_signal(draw.choice((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
     ended = first.end()
     assert ended.code == CANCELLED, ended.said
     assert all_end(tree), f"still there: {living(tree)}"
@@ -88,10 +91,12 @@ def test_ctrl_c_checkpoints_and_stops_and_a_second_one_ends_at_once(home: Polyre
     second.trained(attempt=2, steps=2)
     assert newest_point(home, "interrupted") == saved.name
     tree = second.tree()
-    second.process.send_signal(signal.SIGINT)
+    second.process.send_signal(signal.SIGHUP)
     second.until(lambda: "stopping" in second.said, "it says that it stops")
-    second.process.send_signal(signal.SIGINT)
-    assert second.end().code != 0
+    second.process.send_signal(signal.SIGTERM)
+    ended = second.end()
+    assert ended.code == CANCELLED, ended.said
+    assert "stopped at once" in ended.said
     assert all_end(tree), f"still there: {living(tree)}"
 
     ended = home.start(job).end()

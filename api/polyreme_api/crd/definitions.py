@@ -16,7 +16,7 @@ from polyreme_api.job.spec import TrainingJob
 from polyreme_api.queue import TrainingQueue
 from polyreme_api.topology import ClusterTopology
 
-MUTABLE = frozenset({"suspend", "workers.replicas"})
+MUTABLE = frozenset({"suspend", "workers.replicas", "data.onDamage"})
 """Fields of a job's spec that may change while it exists."""
 
 

@@ -1,6 +1,6 @@
 """What the model is trained and evaluated on: sources, mixture, packing, tokenizer."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -61,6 +61,10 @@ class Data(Part):
     """Seed of the order of samples."""
     wait_seconds: Seconds = 600
     """How long ranks wait for the processed data before they give up."""
+    on_damage: Literal["Stop", "Placeholder"] = "Stop"
+    """What a rank does when it reads a sample whose stored bytes do not fit their checksum. ``Stop``: the job fails
+    with reason DataDamaged before the step that would have trained on it. ``Placeholder``: padding of the same length
+    without targets takes the sample's place, each one is reported, and training continues."""
 
 
 class EvaluationSet(Part):

@@ -22,7 +22,7 @@ NO_TRAINING = Training.model_construct(steps=0, packs_per_step=0)
 
 
 class TrainingJobSpec(Scheduling):
-    """What the user wants. While the job exists only ``workers.replicas`` and ``suspend`` may change."""
+    """What the user wants. Of an existing job, ``workers.replicas``, ``suspend`` and ``data.onDamage`` may change."""
 
     model: ModelPart = Field(default_factory=lambda: NO_MODEL)
     """The model to train; required unless ``workers.runtime.mode`` is ``Environment``."""

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from polyreme_api.errors import ExitCode
 from polyreme_api.launch.follower import ExitProcess, Tick
 from polyreme_api.launch.messages import Beat, Directive, Exited, Finish, Joined, Message, Release
-from polyreme_api.launch.records import is_urgent, tells, with_word_of_rank
+from polyreme_api.launch.records import cause_of, is_urgent, tells, with_word_of_rank
 from polyreme_api.progress import EXITS_MAX, MESSAGE_CHARACTERS_MAX, Outcome, ProgressRecord, RankExit, RankPhase
 
 RENEW_EVERY_S = 2.0
@@ -443,8 +443,7 @@ def _concluded(state: LeaderState, attempt: AttemptView, record: ProgressRecord)
     failed = tuple(RankExit(rank=exited.rank, code=exited.code, signal=exited.signal) for exited in telling)
     changes: dict[str, object] = {}
     if failed != record.exits:
-        # The first end tells the cause; what the others say is mostly that they lost the first.
-        changes = {"exits": failed, "message": telling[0].message[:MESSAGE_CHARACTERS_MAX] if telling else ""}
+        changes = {"exits": failed, "message": cause_of(telling)[:MESSAGE_CHARACTERS_MAX]}
     ended = len(state.exits) == attempt.replicas * attempt.devices
     all_zero = ended and all(exited.code == 0 for exited in state.exits.values())
     if all_zero and state.said_success:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from polyreme_api.errors import ExitCode
 from polyreme_api.launch.messages import Exited
 from polyreme_api.progress import ProgressRecord
 
@@ -44,6 +47,15 @@ def with_word_of_rank(known: ProgressRecord, said: ProgressRecord) -> ProgressRe
     # A checkpoint once durable stays so, also when a record does not repeat it.
     update["checkpoint"] = said.checkpoint or known.checkpoint
     return known.model_copy(update=update)
+
+
+def cause_of(failed: Sequence[Exited]) -> str:
+    """Return the message of the exit that tells the cause: the first one, or that of a rank that found damaged data.
+
+    What the others say is mostly that they lost that rank, and some of them may be reported before it.
+    """
+    damaged = [exited for exited in failed if exited.code == ExitCode.DATA_DAMAGED]
+    return next((exited.message for exited in [*damaged, *failed]), "")
 
 
 def tells(exited: Exited, *, run: bool) -> bool:

@@ -46,6 +46,9 @@ def run(
 
       polyreme run job.yaml --fresh -o json
     """
+    from polyreme.signals import cancel_on_signals
+
+    cancel_on_signals()
     from polyreme.documents import read_job
     from polyreme.inject import parse_injection
     from polyreme.session import SessionSettings, serve

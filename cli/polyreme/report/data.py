@@ -183,6 +183,8 @@ class ReportData:
     mixture: Sequence[MixtureWeights] = ()
     """Weights at the start (step 1) and every change."""
     stages: Sequence[StageRow] = ()
+    damage: Sequence[str] = ()
+    """Sentences about stored data that was found damaged or missing."""
     dead_letters: Sequence[DeadLetterRow] = ()
     held_out: Sequence[HeldOutSet] = ()
     pages: Sequence[AnsweredPage] = ()

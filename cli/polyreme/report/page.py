@@ -221,7 +221,7 @@ def _page(page: AnsweredPage) -> str:
 
 
 def _data_plane(data: ReportData) -> str:
-    if not data.stages and not data.dead_letters:
+    if not data.stages and not data.dead_letters and not data.damage:
         return ""
     stages = [
         (safe(row.dataset), safe(row.stage), f"{row.processed:,}", f"{row.reused:,}", f"{row.dead_letters:,}")
@@ -231,6 +231,9 @@ def _data_plane(data: ReportData) -> str:
     if len(stages) > OPEN_ROWS_MAX:
         table = f"<details><summary>{len(stages):,} stages</summary>{table}</details>"
     parts = ["<h2>Data</h2>", f"<p>{_data_words(data)}</p>", table if stages else ""]
+    if data.damage:
+        found = "".join(f"<li>{safe(words)}</li>" for words in data.damage)
+        parts += ["<h3>Damaged data</h3>", f"<ul>{found}</ul>"]
     if data.dead_letters:
         letters = [
             (safe(row.dataset), safe(row.stage), _code(row.record), safe(row.error)) for row in data.dead_letters

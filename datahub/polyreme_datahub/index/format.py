@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import IndexDamagedError
 
 FORMAT = 2
@@ -95,7 +96,7 @@ class Manifest:
         """
         value: dict[str, Any] = json.loads(data)
         if value.pop("format", None) != FORMAT:
-            raise IndexDamagedError(f"index has another format, rule {FORMAT}; process the data again")
+            raise IndexDamagedError(f"index has another format, rule {FORMAT}")
         shards = tuple(
             Shard(
                 digest=shard["digest"],
@@ -143,7 +144,27 @@ def _crc32(parts: Iterable[npt.NDArray[Any]]) -> int:
 
 def plan_key(job: str, data: Mapping[str, Any]) -> str:
     """Key of the object that tells ranks which indexes a job trains on."""
-    import hashlib
+    return f"plans/{digest_value({'job': job, 'data': data})}.json"
 
-    text = json.dumps({"job": job, "data": data}, sort_keys=True, separators=(",", ":"))
-    return f"plans/{hashlib.sha256(text.encode()).hexdigest()}.json"
+
+def seal_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a plan object with the digest of its content."""
+    return {**plan, "digest": digest_value(plan)}
+
+
+def parse_plan(data: bytes, name: str) -> dict[str, Any]:
+    """Read a plan object.
+
+    Raises:
+        IndexDamagedError: If it does not fit its own digest.
+    """
+    plan: dict[str, Any] = {}
+    try:
+        plan = json.loads(data)
+        seen = plan.pop("digest")
+        whole = bool(seen == digest_value(plan))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise IndexDamagedError(f"stored data is damaged: plans/{name} does not fit its digest")
+    return plan

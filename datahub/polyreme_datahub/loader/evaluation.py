@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from polyreme_api.batch import EvaluationSample, PackedBatch
+from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.loader.packing import pack
-from polyreme_datahub.loader.shards import MappedIndex
+from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError, StoredSample
 from polyreme_datahub.loader.source import CHANNELS, assemble, cut, normalise
 from polyreme_datahub.loader.text import TokenText
+
+_log = logging.getLogger(__name__)
 
 
 class HeldOutSource:
     """Samples of some sets, evenly and never more than ``samples_max``; each set's are spread over the whole set.
 
-    A sample whose stored bytes are damaged is left out: that is a function of the bytes, so every rank agrees.
+    Where a sample's stored bytes are damaged, opening raises; with ``placeholders`` the sample is left out, which is a
+    function of the bytes, so every rank agrees. Damage that comes later always raises: ranks could disagree about it.
+    The next attempt leaves that sample out.
     """
 
     def __init__(
@@ -28,17 +35,23 @@ class HeldOutSource:
         samples_max: int,
         pack_tokens: int,
         tokenizer: bytes,
+        root: Path,
+        placeholders: bool,
     ) -> None:
         self._indexes = indexes
         self._names = names
+        self._root = root
         self._text = TokenText(tokenizer)
         counts = shared([len(index) for index in indexes], samples_max)
         self._places = [
             (at, number * len(index) // count)
             for at, (index, count) in enumerate(zip(indexes, counts, strict=True))
             for number in range(count)
-            if index.is_whole(number * len(index) // count)
+            if self._is_whole(index, number * len(index) // count, placeholders=placeholders)
         ]
+        # Names, questions and answers have no checksum of their own: they are kept as they were when the shard was
+        # checked.
+        self._details = [indexes[at].details(sample) for at, sample in self._places]
         self._pack_tokens = pack_tokens
         self._packs = [made for at in range(len(indexes)) for made in self._packs_of(at)]
         """Set and samples of each pack."""
@@ -50,16 +63,18 @@ class HeldOutSource:
     def sample(self, index: int) -> EvaluationSample:
         """Return one sample."""
         at, sample = self._places[index]
-        source = self._indexes[at]
-        details = source.details(sample)
-        patches, grids = source.images(sample)
-        prompt_T = source.tokens(sample)[0][: source.prompt_tokens(sample)]
+        source, details = self._indexes[at], self._details[index]
+        stored = self._read(source, sample)
+        grids = stored.grids_I2
+        prompt_T = stored.tokens_T[: source.prompt_tokens(sample)]
         images = _images_in(prompt_T, grids, media=source.manifest.token_ids["media"], merge=source.manifest.merge)
         return EvaluationSample(
             sample_id=source.sample_id(sample),
             set_name=self._names[at],
             prompt_tokens=prompt_T.tolist(),
-            patches_PC=normalise(patches[: int(grids[:images].prod(axis=1).sum())], channels=source.manifest.channels),
+            patches_PC=normalise(
+                stored.patches_P[: int(grids[:images].prod(axis=1).sum())], channels=source.manifest.channels
+            ),
             grids_I2=grids[:images],
             question=details["question"],
             expected=details["expected"],
@@ -79,13 +94,31 @@ class HeldOutSource:
     def pack(self, number: int) -> PackedBatch:
         """Return a pack of whole samples of one set, as they are trained on; behind the last an empty one."""
         at, samples = self._packs[number] if number < len(self._packs) else (0, [])
-        manifest = self._indexes[at].manifest
+        index = self._indexes[at]
+        manifest = index.manifest
         return assemble(
-            [[cut(self._indexes[at], sample) for sample in samples]],
+            [[cut(index, sample, self._read(index, sample)) for sample in samples]],
             pack_tokens=self._pack_tokens,
             pad=manifest.token_ids["pad"],
             values=CHANNELS * manifest.patch_px**2,
         )
+
+    def _is_whole(self, index: MappedIndex, sample: int, *, placeholders: bool) -> bool:
+        try:
+            self._read(index, sample)
+        except SampleDamagedError as error:
+            if not placeholders:
+                raise
+            _log.warning("%s; it is left out of the evaluation (data.onDamage: Placeholder)", error.message)
+            return False
+        return True
+
+    def _read(self, index: MappedIndex, sample: int) -> StoredSample:
+        try:
+            return index.read(sample)
+        except SampleDamagedError as error:
+            note_damage(self._root, index.digest, error.message, ordinal=sample, sample_id=index.sample_id(sample))
+            raise
 
     def _packs_of(self, at: int) -> list[tuple[int, list[int]]]:
         samples = [sample for of, sample in self._places if of == at]

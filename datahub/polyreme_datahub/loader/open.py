@@ -15,7 +15,9 @@ from typing import Any
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.training_stages import mixture_changes, packs_of_stages
-from polyreme_datahub.index.format import plan_key
+from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.index.damage import note_damage
+from polyreme_datahub.index.format import parse_plan, plan_key
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.order import ORDER_VERSION, WINDOW_PACKS, OrderPlan, Segment
 from polyreme_datahub.loader.shards import MappedIndex, read_blob
@@ -34,7 +36,7 @@ def open_packs(objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: flo
     plan = _plan(root, spec, job, wait_s=wait_s, sleep=sleep)
     names = tuple(source.name for source in spec.data.sources)
     digests = [plan["manifests"][source.dataset] for source in spec.data.sources]
-    indexes = [MappedIndex(root, digest) for digest in digests]
+    indexes = [_mapped(root, digest) for digest in digests]
     order = OrderPlan(
         seed=spec.data.seed,
         names=names,
@@ -49,7 +51,8 @@ def open_packs(objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: flo
     if packed != [[order.packs_per_step, order.pack_tokens]] * len(packed):
         facts += packed
     identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    return PackedSource(order, indexes, identity=identity, tombstones=root / "tombstones")
+    placeholders = spec.data.on_damage == "Placeholder"
+    return PackedSource(order, indexes, identity=identity, root=root, placeholders=placeholders)
 
 
 def open_held_out(
@@ -63,17 +66,19 @@ def open_held_out(
     sets = spec.evaluation.sets
     return HeldOutSource(
         [part.name for part in sets],
-        [MappedIndex(root, plan["manifests"][part.dataset]) for part in sets],
+        [_mapped(root, plan["manifests"][part.dataset]) for part in sets],
         samples_max=spec.evaluation.samples_max,
         pack_tokens=longest_pack(spec),
-        tokenizer=read_blob(root, plan["tokenizer"]),
+        tokenizer=_tokenizer(root, plan["tokenizer"]),
+        root=root,
+        placeholders=spec.data.on_damage == "Placeholder",
     )
 
 
 def open_tokenizer(objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: float, sleep: Sleep) -> bytes:
     """Return the ``tokenizer.json`` that a processed job's data was made with; arguments as ``open_packs``."""
     root = local_root(objects_url)
-    return read_blob(root, _plan(root, spec, job, wait_s=wait_s, sleep=sleep)["tokenizer"])
+    return _tokenizer(root, _plan(root, spec, job, wait_s=wait_s, sleep=sleep)["tokenizer"])
 
 
 def segments_of(spec: TrainingJobSpec) -> tuple[Segment, ...]:
@@ -99,13 +104,35 @@ def segments_of(spec: TrainingJobSpec) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
+def _mapped(root: Path, digest: str) -> MappedIndex:
+    """Map an index; a damaged one is noted, so that the next processing makes it again."""
+    try:
+        return MappedIndex(root, digest)
+    except IndexDamagedError as error:
+        note_damage(root, digest, error.message)
+        raise
+
+
+def _tokenizer(root: Path, digest: str) -> bytes:
+    try:
+        return read_blob(root, digest)
+    except IndexDamagedError as error:
+        note_damage(root, digest, error.message)
+        raise
+
+
 def _plan(root: Path, spec: TrainingJobSpec, job: str, *, wait_s: float, sleep: Sleep) -> Mapping[str, Any]:
+    """Read the plan object; one that is not there yet is waited for.
+
+    Raises:
+        EnvironmentFailedError: If it does not come within ``wait_s``.
+        IndexDamagedError: If its bytes are damaged.
+    """
     path = root / plan_key(job, plan_data(spec))
     waited_s = 0.0
     while True:
         try:
-            plan: dict[str, Any] = json.loads(path.read_bytes())
-            return plan
+            return parse_plan(path.read_bytes(), path.name)
         except FileNotFoundError as error:
             if waited_s >= wait_s:
                 raise EnvironmentFailedError(

@@ -1,7 +1,14 @@
-"""Reads an index by memory map: one open file a shard, arrays as views of it."""
+"""Reads an index by memory map: one open file per shard, arrays as views of it.
+
+Nothing that a rank trains on is used unchecked. Offsets, grids, names and checksums are copied out of the map when it
+is opened, then checked; a sample's tokens and patches are copied at each read, then checked. So bytes that change on
+disk while a run trains are found where they are read.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import mmap
 from collections.abc import Mapping
@@ -11,15 +18,33 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
-from polyreme_datahub.index.format import ARRAYS, Manifest, Shard, checksum, structure_of
+from polyreme_datahub.index.format import ARRAYS, CONTENT, Manifest, Shard, checksum, structure_of
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+_MAPPED = CONTENT | {"details"}
+"""Arrays that stay in the map: too large to copy. Details are read once, right after the shard was checked."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSample:
+    """The bytes of one sample, checked."""
+
+    tokens_T: npt.NDArray[np.uint32]
+    learned_T: npt.NDArray[np.uint8]
+    patches_P: npt.NDArray[np.uint8]
+    """[P, channels * side * side]."""
+    grids_I2: npt.NDArray[np.int32]
+
+
+class SampleDamagedError(IndexDamagedError):
+    """The stored bytes of one sample do not fit their checksum."""
 
 
 def blob_path(root: Path, digest: str) -> Path:
-    """Where a blob lies under a local object store (``lakehouse.blob_key``)."""
-    return root / "blobs" / "sha256" / digest[:2] / digest[2:4] / digest
+    """Where a blob lies under a local object store."""
+    return root / blob_key(digest)
 
 
 class MappedIndex:
@@ -52,20 +77,30 @@ class MappedIndex:
         value: dict[str, Any] = json.loads(bytes(_cut(arrays, "details", "detail_offsets", at)))
         return value
 
-    def tokens(self, sample: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
-        """Return token ids, and which of them are learned."""
+    def read(self, sample: int) -> StoredSample:
+        """Copy a sample out of the map.
+
+        Raises:
+            SampleDamagedError: If its bytes do not fit their checksum.
+        """
         arrays, at = self._place(sample)
-        return _cut(arrays, "tokens_T", "token_offsets", at), _cut(arrays, "learned_T", "token_offsets", at)
+        tokens = _cut(arrays, "tokens_T", "token_offsets", at).copy()
+        learned = _cut(arrays, "learned_T", "token_offsets", at).copy()
+        patches = _cut(arrays, "patches_P", "patch_offsets", at).copy()
+        seen, expected = checksum(tokens, learned, patches), int(arrays["checksums"][at])
+        if seen != expected:
+            shard = self.manifest.shards[int(np.searchsorted(self._firsts, sample, side="right")) - 1]
+            raise SampleDamagedError(
+                f"stored data is damaged: sample {self.sample_id(sample)} of {self.manifest.name}@"
+                f"{self.manifest.number} in {blob_key(shard.digest)} has checksum {seen:08x}, "
+                f"its index says {expected:08x}"
+            )
+        return StoredSample(tokens_T=tokens, learned_T=learned, patches_P=patches, grids_I2=self.grids(sample))
 
     def prompt_tokens(self, sample: int) -> int:
         """Count the tokens before the last answer."""
         arrays, at = self._place(sample)
         return int(arrays["prompt_tokens"][at])
-
-    def images(self, sample: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """Return patches [P, channels * side * side] and grids [I, 2]."""
-        arrays, at = self._place(sample)
-        return _cut(arrays, "patches_P", "patch_offsets", at), _cut(arrays, "grids_I2", "image_offsets", at)
 
     def grids(self, sample: int) -> npt.NDArray[np.int32]:
         """Return the grids [I, 2] of a sample's images; their patches are not read."""
@@ -87,13 +122,6 @@ class MappedIndex:
             grids_I2[mine] = self._shards[shard]["grids_I2"][place_I[mine]]
         return count_N, grids_I2
 
-    def is_whole(self, sample: int) -> bool:
-        """Tell whether a sample's stored bytes fit their checksum."""
-        arrays, at = self._place(sample)
-        tokens, learned = self.tokens(sample)
-        patches, _ = self.images(sample)
-        return checksum(tokens, learned, np.ascontiguousarray(patches)) == int(arrays["checksums"][at])
-
     def _place(self, sample: int) -> tuple[Arrays, int]:
         shard = int(np.searchsorted(self._firsts, sample, side="right")) - 1
         return self._shards[shard], sample - int(self._firsts[shard])
@@ -111,14 +139,13 @@ def read_blob(root: Path, digest: str) -> bytes:
     Raises:
         IndexDamagedError: If it is missing or its bytes have another digest.
     """
-    import hashlib
-
     try:
         data = blob_path(root, digest).read_bytes()
     except OSError as error:
-        raise IndexDamagedError(f"blob can't be read: {digest}, {error.strerror}; process the data again") from error
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise IndexDamagedError(f"blob is damaged: {digest}, its bytes have another digest; process the data again")
+        raise IndexDamagedError(f"stored data can't be read: {blob_key(digest)}, {error.strerror}") from error
+    seen = hashlib.sha256(data).hexdigest()
+    if seen != digest:
+        raise IndexDamagedError(f"stored data is damaged: {blob_key(digest)} has digest {seen}")
     return data
 
 
@@ -128,18 +155,21 @@ def _map(root: Path, shard: Shard) -> Arrays:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
-        raise IndexDamagedError(f"shard can't be read: {shard.digest}, {error}; process the data again") from error
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise IndexDamagedError(f"stored data can't be read: {blob_key(shard.digest)}, {why}") from error
     if len(mapped) != shard.size_bytes:
         raise IndexDamagedError(
-            f"shard is damaged: {shard.digest} has {len(mapped)} bytes, its manifest says {shard.size_bytes}"
+            f"stored data is damaged: {blob_key(shard.digest)} has {len(mapped)} bytes, "
+            f"its index says {shard.size_bytes}"
         )
     arrays = {}
     for place in shard.arrays:
         count = int(np.prod(place.shape, dtype=np.int64))
         flat = np.frombuffer(mapped, dtype=ARRAYS[place.name], count=count, offset=place.start)
-        arrays[place.name] = flat.reshape(place.shape)
+        array = flat.reshape(place.shape)
+        arrays[place.name] = array if place.name in _MAPPED else array.copy()
     if structure_of(arrays) != shard.structure:
-        raise IndexDamagedError(f"shard is damaged: {shard.digest}, its offsets or names; process the data again")
+        raise IndexDamagedError(f"stored data is damaged: {blob_key(shard.digest)}, its offsets, names or grids")
     return arrays
 
 

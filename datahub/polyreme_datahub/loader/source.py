@@ -1,16 +1,15 @@
 """Packs for the trainer: cuts samples out of mapped indexes, shifts targets within each document, normalises patches.
 
-A sample whose bytes no longer fit their checksum leaves a hole of the same length: pad tokens, no target, no patches.
-So every rank goes on with the same order. Shape suffixes as in ``polyreme_api.batch``.
+A sample whose bytes no longer fit their checksum stops the rank, or, with ``data.onDamage: Placeholder``, is replaced
+by a placeholder of the same length: pad tokens, no target, no patches. Every rank then keeps the same order. Shape
+suffixes as in ``polyreme_api.batch``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-import json
-import os
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,15 +20,18 @@ import numpy.typing as npt
 
 from polyreme_api.batch import IGNORED_TARGET, PackedBatch, TokenIds
 from polyreme_api.errors import RefusedError
+from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.loader.order import Order, OrderPlan, Slot
-from polyreme_datahub.loader.shards import MappedIndex
+from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError, StoredSample
 
 CHANNELS = 3
 PATCH_CACHE_BYTES_MAX = 64 * 2**20
-NOTES_MAX = 1000
-"""Notes about damaged samples that one rank leaves."""
+REPORTS_MAX = 1000
+"""Damaged samples that one rank reports."""
 _NORMAL = ((np.arange(256, dtype=np.float32) / np.float32(255)) - np.float32(0.5)) / np.float32(0.5)
 """Normalised value of each byte: mean 0.5, deviation 0.5, as Kimi-VL's image processor."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,20 +55,31 @@ class Document:
 
 
 class PackedSource:
-    """Training data as a pure function of (plan, step): ``polyreme_api.batch.BatchSource``."""
+    """Training data as a pure function of (plan, step): ``polyreme_api.batch.BatchSource``.
 
-    def __init__(self, plan: OrderPlan, indexes: Sequence[MappedIndex], *, identity: str, tombstones: Path) -> None:
+    Args:
+        plan: Order of the samples.
+        indexes: One per source.
+        identity: What the data and its order are, in one word; a checkpoint's loader state must have the same.
+        root: Object store; notes about damage are left there.
+        placeholders: Whether a placeholder takes the place of a damaged sample; otherwise reading it raises.
+    """
+
+    def __init__(
+        self, plan: OrderPlan, indexes: Sequence[MappedIndex], *, identity: str, root: Path, placeholders: bool
+    ) -> None:
         self._plan = plan
         self._order = Order(plan)
         self._indexes = indexes
         self._identity = identity
-        self._tombstones = tombstones
+        self._root = root
+        self._placeholders = placeholders
         manifest = indexes[0].manifest
         self._ids = TokenIds(**manifest.token_ids)
         self._patch_values = CHANNELS * manifest.patch_px**2
         self._cache: OrderedDict[tuple[int, int], Document] = OrderedDict()
         self._cached_bytes = 0
-        self._mourned = 0
+        self._reported = 0
 
     def packs_in(self, step: int) -> int:
         """Packs that all ranks together train on in a step."""
@@ -82,7 +95,11 @@ class PackedSource:
         return self._ids
 
     def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
-        """Return packs ``first .. first + count`` of ``step`` (steps count from 1)."""
+        """Return packs ``first .. first + count`` of ``step`` (steps count from 1).
+
+        Raises:
+            SampleDamagedError: If stored bytes do not fit their checksum, unless placeholders are wanted.
+        """
         if count < 1 or first < 0 or first + count > self.packs_in(step):
             raise RefusedError(f"no packs {first}..{first + count}: step {step} has {self.packs_in(step)}")
         packs = self._order.packs(step)[first : first + count]
@@ -153,16 +170,21 @@ class PackedSource:
             self._cache.move_to_end(key)
             return found
         index = self._indexes[slot.source]
-        document = cut(index, slot.sample) if index.is_whole(slot.sample) else self._hole(index, slot.sample)
+        try:
+            document = cut(index, slot.sample, index.read(slot.sample))
+        except SampleDamagedError as error:
+            self._report(index, slot.sample, error)
+            if not self._placeholders:
+                raise
+            document = self._placeholder(index, slot.sample)
         self._cache[key] = document
         self._cached_bytes += document.size_bytes
         while self._cached_bytes > PATCH_CACHE_BYTES_MAX and len(self._cache) > 1:
             self._cached_bytes -= self._cache.popitem(last=False)[1].size_bytes
         return document
 
-    def _hole(self, index: MappedIndex, sample: int) -> Document:
+    def _placeholder(self, index: MappedIndex, sample: int) -> Document:
         length = int(index.lengths[sample])
-        self._mourn(index, sample)
         return Document(
             np.full(length, self._ids.pad, dtype=np.int64),
             np.full(length, IGNORED_TARGET, dtype=np.int64),
@@ -173,37 +195,27 @@ class PackedSource:
             lost_images=len(index.grids(sample)),
         )
 
-    def _mourn(self, index: MappedIndex, sample: int) -> None:
-        """Leave a note for the registry; training goes on without it too."""
-        self._mourned += 1
-        if self._mourned > NOTES_MAX:
+    def _report(self, index: MappedIndex, sample: int, error: SampleDamagedError) -> None:
+        """Log the damage, and leave a note for the run, its report and the next processing."""
+        self._reported += 1
+        if self._reported > REPORTS_MAX:
             return
-        folder = self._tombstones / index.digest
-        note = {
-            "ordinal": sample,
-            "sample_id": index.sample_id(sample),
-            "error": "stored bytes do not fit their checksum",
-        }
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            temporary = folder / f".{sample}.{os.getpid()}"
-            temporary.write_text(json.dumps(note), "utf-8")
-            temporary.replace(folder / f"{sample}.json")
+        note_damage(self._root, index.digest, error.message, ordinal=sample, sample_id=index.sample_id(sample))
+        if self._placeholders:
+            _log.warning("%s; a placeholder takes its place (data.onDamage: Placeholder)", error.message)
 
 
-def cut(index: MappedIndex, sample: int) -> Document:
-    """Read a whole sample: targets are the tokens that follow, where they are learned."""
-    tokens, learned = index.tokens(sample)
-    tokens_T = tokens.astype(np.int64)
+def cut(index: MappedIndex, sample: int, stored: StoredSample) -> Document:
+    """Make a document of a sample: targets are the tokens that follow, where they are learned."""
+    tokens_T = stored.tokens_T.astype(np.int64)
     targets_T = np.full(tokens_T.size, IGNORED_TARGET, dtype=np.int64)
-    following = learned[1:].astype(bool)
+    following = stored.learned_T[1:].astype(bool)
     targets_T[:-1][following] = tokens_T[1:][following]
-    patches, grids = index.images(sample)
     return Document(
         tokens_T,
         targets_T,
-        normalise(patches, channels=index.manifest.channels),
-        grids,
+        normalise(stored.patches_P, channels=index.manifest.channels),
+        stored.grids_I2,
         index.sample_id(sample),
         int(np.count_nonzero(following)),
     )

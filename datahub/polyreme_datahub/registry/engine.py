@@ -14,7 +14,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_datahub.errors import RegistryFailedError
+from polyreme_datahub.errors import RegistryDamagedError, RegistryFailedError
 from polyreme_datahub.registry.migrate import migrate
 
 TRIES_MAX = 6
@@ -68,6 +68,11 @@ class Database:
             try:
                 return call()
             except DBAPIError as error:
+                if isinstance(error.orig, sqlite3.DatabaseError) and _is_damage(error.orig):
+                    raise RegistryDamagedError(
+                        f"registry is damaged: {self._engine.url.database}: {error.orig}; restore it from a copy, or "
+                        "move it away and register your datasets again (what was processed is reused)"
+                    ) from error
                 transient = isinstance(error, OperationalError) or error.connection_invalidated
                 if not transient:
                     raise
@@ -93,6 +98,11 @@ def open_database(url: str, *, sleep: Callable[[float], None] = time.sleep) -> D
     database = Database(engine, sleep=sleep)
     database._try(lambda: migrate(engine))  # noqa: SLF001 - the constructor of this class, in effect
     return database
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Tell whether SQLite says that the file is damaged, or no database."""
+    return getattr(error, "sqlite_errorcode", None) in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}
 
 
 def insert_new(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:

@@ -19,7 +19,7 @@ INDEXES_MAX = 100
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """A sample whose stored bytes no longer fit: loaders leave a hole."""
+    """A sample whose stored bytes no longer fit their checksum."""
 
     index_digest: str
     ordinal: int
@@ -62,7 +62,7 @@ def find_index(database: Database, key: str) -> IndexRow:
     table = schema.indexes
     row = database.read(lambda connection: connection.execute(select(table).where(table.c.key == key)).first())
     if row is None:
-        raise IndexDamagedError(f"no index {key}: its message ended without one; process the data again")
+        raise IndexDamagedError(f"no index {key}: its message ended without one")
     return _index(row)
 
 
@@ -101,6 +101,12 @@ def add_tombstones(database: Database, tombstones: list[Tombstone]) -> None:
     """Record what loaders found damaged."""
     rows = [dataclasses.asdict(tombstone) for tombstone in tombstones]
     database.write(lambda connection: insert_new(connection, schema.tombstones, rows))
+
+
+def drop_tombstones(database: Database, index_digest: str) -> None:
+    """Remove what loaders found damaged in an index that is whole again."""
+    table = schema.tombstones
+    database.write(lambda connection: connection.execute(delete(table).where(table.c.index_digest == index_digest)))
 
 
 def tombstones_of(database: Database, index_digests: Collection[str], *, count_max: int) -> list[Tombstone]:

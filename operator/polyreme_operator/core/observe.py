@@ -19,6 +19,8 @@ UNSCHEDULABLE_S = 10.0
 """How long a scheduler may find no room for a pod before it is placed elsewhere."""
 CODE_BAD_CONFIG = 2
 CODE_ENVIRONMENT = 7
+CODE_DATA_DAMAGED = 8
+"""Stored data is damaged or missing: every attempt would read the same bytes."""
 CODE_RUN_FAILED = 100
 """Training failed by itself, as with a loss that is not finite: the same steps would fail again."""
 
@@ -206,8 +208,13 @@ def _one_failure(lost: dict[int, _Lost]) -> Failure:
 
 
 def _failed_exit(exits: tuple[RankExit, ...]) -> RankExit | None:
-    """Return the first exit that is a failure: those behind it are mostly its consequences."""
-    return next((ended for ended in exits if ended.signal is not None or ended.code not in {0, None}), None)
+    """Return the first exit that is a failure: the later ones are mostly its consequences.
+
+    Damaged data goes first: the ranks that lose the one that found it may be reported before it.
+    """
+    failed = [ended for ended in exits if ended.signal is not None or ended.code not in {0, None}]
+    damaged = [ended for ended in failed if ended.code == CODE_DATA_DAMAGED]
+    return next(iter([*damaged, *failed]), None)
 
 
 def _rank_failure(ended: RankExit, attempt: AttemptStatus, *, said: str) -> Failure:

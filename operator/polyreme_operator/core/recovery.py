@@ -17,7 +17,14 @@ from polyreme_api.job.status import COUNTED_RESTARTS_MAX, RESTART_RECORDS_MAX, E
 from polyreme_api.times import rfc3339
 from polyreme_operator.core import environment_runtime
 from polyreme_operator.core.hang import futile_restarts
-from polyreme_operator.core.observe import CODE_BAD_CONFIG, CODE_RUN_FAILED, Failure, current_record, find_failure
+from polyreme_operator.core.observe import (
+    CODE_BAD_CONFIG,
+    CODE_DATA_DAMAGED,
+    CODE_RUN_FAILED,
+    Failure,
+    current_record,
+    find_failure,
+)
 from polyreme_operator.types.reasons import Cause, Reason, Scope
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.timestamps import parse_time_or
@@ -170,7 +177,11 @@ def _scope(scene: JobScene, spec: TrainingJobSpec, failure: Failure, rule: Failu
     return lowest
 
 
-_FINAL = {CODE_BAD_CONFIG: Reason.MISCONFIGURED, CODE_RUN_FAILED: Reason.RUN_FAILED}
+_FINAL = {
+    CODE_BAD_CONFIG: Reason.MISCONFIGURED,
+    CODE_DATA_DAMAGED: Reason.DATA_DAMAGED,
+    CODE_RUN_FAILED: Reason.RUN_FAILED,
+}
 """Exit codes of our ranks after which another attempt would end the same."""
 _RUNGS = (Scope.PROCESS, Scope.POD, Scope.GANG)
 

@@ -19,6 +19,7 @@ _ENDED_WITH_THE_JOB = (
     ConditionType.PODS_READY,
     ConditionType.RUNNING,
 )
+_MENDABLE = frozenset({Reason.ENVIRONMENT_FAILED, Reason.DATA_DAMAGED})
 _ORDER = {kind.value: place for place, kind in enumerate(ConditionType)}
 
 
@@ -92,12 +93,12 @@ def finish(
 
 
 def reopen(status: TrainingJobStatus) -> TrainingJobStatus:
-    """Let a job that only its environment failed go on: someone says that it is mended, so every budget begins anew.
+    """Let a job continue that only its environment or its stored data failed: whoever asks has mended it.
 
     Any other end stands, and the same status comes back.
     """
     failed = status.condition(ConditionType.FAILED)
-    if failed is None or failed.status != "True" or failed.reason != Reason.ENVIRONMENT_FAILED:
+    if failed is None or failed.status != "True" or failed.reason not in _MENDABLE:
         return status
     return _drop(status, ConditionType.FAILED).model_copy(
         update={"completed_at": None, "retry_at": None, "restart_records": [], "earlier_restarts": EarlierRestarts()}

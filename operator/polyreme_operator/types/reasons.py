@@ -74,6 +74,7 @@ class Reason(StrEnum):
     MAX_RESTARTS_EXCEEDED = "MaxRestartsExceeded"
     NO_PROGRESS = "NoProgress"
     ENVIRONMENT_FAILED = "EnvironmentFailed"
+    DATA_DAMAGED = "DataDamaged"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     FAILURE_POLICY = "FailurePolicy"
     RUN_FAILED = "RunFailed"

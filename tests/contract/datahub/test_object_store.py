@@ -10,7 +10,8 @@ import pytest
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore, StoreFailedError
-from polyreme_datahub.lakehouse import Lakehouse, blob_key
+from polyreme_datahub.digests import blob_key
+from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.objects import LocalObjectStore, open_store
 
 

@@ -161,11 +161,12 @@ def test_what_an_administrator_owns_may_change() -> None:
         assert any("oldSelf" in rule for rule in rules) == (definition.mutable is not None)
 
 
-def test_only_replicas_and_suspend_may_change() -> None:
+def test_only_replicas_suspend_and_what_damage_does_may_change() -> None:
     leaves = [path for path, node in NODES.items() if path.startswith("spec.") and "properties" not in node]
     outside = [path for path in leaves if "[]" not in path and "{}" not in path]
     changeable = {path for path in outside if "self == oldSelf" not in rules_at(path)}
-    assert changeable == {f"spec.{path}" for path in MUTABLE} == {"spec.suspend", "spec.workers.replicas"}
+    assert changeable == {f"spec.{path}" for path in MUTABLE}
+    assert changeable == {"spec.suspend", "spec.workers.replicas", "spec.data.onDamage"}
 
 
 def test_a_field_without_default_neither_comes_nor_goes() -> None:

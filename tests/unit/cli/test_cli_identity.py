@@ -45,12 +45,13 @@ def test_an_edited_field_is_named_with_both_values_and_the_ways_out() -> None:
     assert "metadata.name" in str(error.value)
 
 
-def test_replicas_and_suspend_may_change_under_a_run() -> None:
+def test_replicas_suspend_and_what_damage_does_may_change_under_a_run() -> None:
     edited = copy.deepcopy(manifest())
+    edited["spec"]["data"]["onDamage"] = "Placeholder"
     edited["spec"]["workers"]["replicas"] = 4
     edited["spec"]["suspend"] = True
     found = check_same_run(parse_job(manifest()), parse_job(edited))
-    assert {change.field for change in found} == {"spec.workers.replicas", "spec.suspend"}
+    assert {change.field for change in found} == {"spec.workers.replicas", "spec.data.onDamage", "spec.suspend"}
 
 
 def test_a_long_list_of_changes_is_cut_and_counted() -> None:

@@ -53,6 +53,7 @@ def make_spec(
     vocabulary: int = 512,
     seed: int = 3,
     samples_max: int = 20,
+    on_damage: str = "Stop",
 ) -> TrainingJobSpec:
     """A nano job over some datasets."""
     names = [f"s{at}" for at in range(len(datasets))]
@@ -74,6 +75,7 @@ def make_spec(
             "sequenceTokens": sequence_tokens,
             "seed": seed,
             "waitSeconds": 0,
+            "onDamage": on_damage,
             "tokenizer": {"vocabulary": vocabulary},
         },
         "training": {"steps": 100, "packsPerStep": packs_per_step},

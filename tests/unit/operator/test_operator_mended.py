@@ -52,8 +52,9 @@ def failed(reason: str) -> TrainingJobStatus:
     )
 
 
-def test_a_job_that_its_environment_failed_goes_on_with_all_its_budgets() -> None:
-    opened = reopen(failed("EnvironmentFailed"))
+@pytest.mark.parametrize("reason", ["EnvironmentFailed", "DataDamaged"])
+def test_a_job_that_its_environment_or_data_failed_goes_on_with_all_its_budgets(reason: str) -> None:
+    opened = reopen(failed(reason))
     assert not opened.finished
     assert (opened.completed_at, opened.restart_records) == (None, [])
     assert [condition.type for condition in opened.conditions] == ["Admitted"]

@@ -75,6 +75,15 @@ def test_exit_code_100_fails_the_job_at_once_with_the_ranks_own_words() -> None:
     assert "loss is nan at step 11" in said.message
 
 
+def test_damaged_data_fails_the_job_at_once_whichever_rank_is_reported_first() -> None:
+    owner = admitted(job())
+    exits = [{"rank": 0, "code": 7}, {"rank": 1, "code": 8}]
+    said = verdict(running(owner, lease=lease(owner, phase="Training", step=10, exits=exits, message="sample x")))
+    assert isinstance(said, GiveUp)
+    assert said.reason == "DataDamaged"
+    assert said.message == "rank 1 on worker 1 exited with code 8: sample x"
+
+
 def test_exit_code_7_waits_before_it_tries_again_and_names_the_environment_in_the_end() -> None:
     owner = admitted(job())
     ended = lease(owner, exits=[{"rank": 0, "code": 7}])

@@ -149,6 +149,11 @@ class ProcessKubelet:
                 return process.pid
         return None
 
+    def kill(self) -> None:
+        """End every pod's process at once; its ranks die with it."""
+        for process in self._processes.values():
+            process.signal(signal.SIGKILL)
+
     def pod_directory(self, pod: str) -> Path:
         """Folder of a pod's files."""
         return self._directory / pod

@@ -25,9 +25,9 @@ RUN := $(if $(wildcard $(DEV)),$(DEV),$(VENV)/.setup/run-$(KEY))
 SETUP_TIMES := $(if $(wildcard $(RUN)),,$(VENV)/.setup-times.json)
 
 CONCURRENT := $(wildcard tests/unit tests/property tests/contract tests/sim tests/golden)
-OTHER := $(filter-out $(CONCURRENT) tests/cluster tests/device tests/soak,$(patsubst %/,%,$(wildcard tests/*/)))
-ANYWHERE := not cluster and not device
-ALONE := (services or parallel)
+OTHER := $(filter-out $(CONCURRENT) tests/cluster tests/device tests/services tests/soak,$(patsubst %/,%,$(wildcard tests/*/)))
+ANYWHERE := not cluster and not device and not services
+ALONE := parallel
 # Property tests draw other examples with each commit, and the same ones whenever a commit is tested again (tests/conftest.py).
 SEED ?= $(or $(shell git rev-parse --short=12 HEAD 2> /dev/null),0)
 PYTEST := $(BIN)/python -m pytest --hypothesis-profile=ci --hypothesis-seed=$(SEED) -q
@@ -40,7 +40,7 @@ BENCHMARKS := $(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks/*/run.py))
 GPU_PEERS := $(or $(POLYREME_GPU_PEERS),$(HOME)/.cache/polyreme/gpu-peers)
 SOAKS := $(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py))
 
-.PHONY: help setup quickstart lint check test test-concurrent test-serial test-whole cluster-up cluster-down test-cluster test-device docs lock format clean bench gpu-peers
+.PHONY: help setup quickstart lint check test test-concurrent test-serial test-whole test-servers test-all test-services servers cluster-up cluster-down test-cluster test-device docs lock format clean bench gpu-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -66,22 +66,34 @@ lint: $(DEV) ## style, format, types, layers
 check: lint ## the developer's loop: lint, unit, property, contracts on the embedded parts
 	@$(PYTEST) $(TWO_CORES) -m "$(ANYWHERE) and not $(ALONE)" $(wildcard tests/unit tests/property tests/contract)
 
-test: $(DEV) ## set up and pass everything that CI checks
-	@# An S3 server and Kubernetes are built beside the other stages, with what they leave of the cores; who needs one waits.
-	@mkdir -p build; { nice -n 19 env $(S3) && nice -n 19 env $(CLUSTER) build; } > build/cluster-build.log 2>&1 & \
-	building=$$!; status=0; \
-	$(BIN)/python tools/stages.py lint test-concurrent test-serial test-whole test-cluster || status=$$?; \
+test: $(DEV) ## set up and pass the tests that need no server
+	@$(BIN)/python tools/stages.py lint test-concurrent test-serial test-whole
+
+test-servers: $(DEV) ## the tests on real servers: PostgreSQL, S3, Kubernetes; builds what it needs once
+	@$(BIN)/python tools/stages.py servers test-services test-cluster
+
+test-all: $(DEV) ## both: what CI runs
+	@# The servers are built beside the tests that need none, with what these leave of the cores; who needs one waits.
+	@mkdir -p build; nice -n 19 env $(MAKE) servers > build/servers.log 2>&1 & \
+	building=$$!; status=0; $(MAKE) test || status=1; $(MAKE) test-servers || status=1; \
 	kill $$building 2> /dev/null || true; exit $$status
+
+servers: $(DEV) ## build the S3 server and Kubernetes, once for all checkouts (with Go; docs/how-to/test-cluster.md)
+	@$(S3)
+	@$(CLUSTER) build
 
 test-concurrent: $(DEV) ## the tests that share nothing, on two cores
 	@$(PYTEST) $(TWO_CORES) -m "$(ANYWHERE) and not $(ALONE)" --junit-xml=build/reports/$@.xml $(CONCURRENT)
 
 # pytest exits with 5 when nothing is selected: there may be no such test among these folders.
-test-serial: $(DEV) ## of the same folders, the tests that start servers or several torch processes
-	@$(PYTEST) -m "$(ANYWHERE) and $(ALONE)" --junit-xml=build/reports/$@.xml $(CONCURRENT) || test $$? = 5
+test-serial: $(DEV) ## of the same folders, the tests that start several torch processes
+	@$(PYTEST) -m "$(ANYWHERE) and parallel" --junit-xml=build/reports/$@.xml $(CONCURRENT) || test $$? = 5
 
 test-whole: $(DEV) ## the folders of tests that start many processes each
 	@$(if $(OTHER),$(PYTEST) --timeout=900 -n 3 --dist loadfile -m "$(ANYWHERE)" --junit-xml=build/reports/$@.xml $(OTHER),echo "no such folder yet")
+
+test-services: $(DEV) ## the tests on PostgreSQL and S3
+	@$(PYTEST) --timeout=900 $(TWO_CORES) -m "services and not cluster" --junit-xml=build/reports/$@.xml tests
 
 cluster-up: $(DEV) ## a Kubernetes control plane on this machine (KUBECONFIG, KUBEBUILDER_ASSETS, or built once with Go)
 	@$(CLUSTER) up
@@ -90,7 +102,7 @@ cluster-down: $(DEV) ## stop what cluster-up started, and nothing else
 	@$(CLUSTER) down
 
 test-cluster: $(DEV) ## the tests on a real API server: the one that is up, or one of their own
-	@$(CLUSTER) build
+	@$(CLUSTER) build > /dev/null
 	@$(PYTEST) $(TWO_CLUSTERS) -m cluster --junit-xml=build/reports/$@.xml tests/cluster
 
 format: $(DEV) ## rewrite the sources in the house's format

@@ -97,6 +97,12 @@ class WaitingFacts:
         workers = spec["workers"]
         devices, most = workers.get("devices", 1), workers["replicas"]
         least = min(most, workers.get("minReplicas") or most)
+        empty = self._empty_slots(devices, world)
+        if empty and all(node.devices < devices for node in world.nodes.values() if node.present):
+            return frozenset({"Misconfigured"})
+        if empty and not capacity.domains.holds(topology, empty, least):
+            # Not even an empty cluster holds it: that is said before quota and capacity.
+            return SPACE | NEAR
         used = capacity.held_by_queue()
         within = [
             count
@@ -115,11 +121,9 @@ class WaitingFacts:
         """Return what the free places say about a job whose quota allows it."""
         capacity, topology = self._facts.capacity, job["spec"].get("topology") or {}
         devices = job["spec"]["workers"].get("devices", 1)
-        present = [node.devices for node in world.nodes.values() if node.present]
-        if not present:
+        empty = self._empty_slots(devices, world)
+        if not empty:
             return SPACE
-        if max(present) < devices:
-            return frozenset({"Misconfigured"})
         if topology.get("exclusive"):
             # Which domains are free of others depends on pods that are about to end; both words are true.
             return SPACE | NEAR | TURN
@@ -128,7 +132,8 @@ class WaitingFacts:
             return TURN | SPACE if self._others_wait(job) else frozenset()
         total = sum(max(0, room) for room in slots.values())
         if total < size[0]:
-            return SPACE
+            # Of sizes for which there is no plan the oracle does not know.
+            return SPACE if capacity.domains.holds(topology, empty, size[1]) else SPACE | NEAR
         return NEAR if total >= size[1] else SPACE | NEAR
 
     def _others_wait(self, job: Manifest) -> bool:
@@ -160,6 +165,12 @@ class WaitingFacts:
             and capacity.domains.labelled(node.name)
             and not any(capacity.domains.domain(level, node.name) == domain for level, domain in blocked)
         }
+
+    def _empty_slots(self, devices: int, world: World) -> dict[str, int]:
+        """Return how many workers each node could hold if nothing ran there and all were in service."""
+        domains = self._facts.capacity.domains
+        nodes = [node for node in world.nodes.values() if node.present]
+        return {node.name: node.devices // devices if domains.labelled(node.name) else 0 for node in nodes}
 
     def _domains_of_others(self, uid: str) -> set[tuple[str, str]]:
         """Return the domains that running jobs have for themselves."""

@@ -15,6 +15,8 @@ class Pending:
 
     reason: Reason
     message: str
+    permanent: bool = False
+    """Whether only other nodes, or another request, would help: nothing that comes free does."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

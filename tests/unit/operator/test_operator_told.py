@@ -99,7 +99,10 @@ def test_who_was_told_of_room_is_told_anew_when_others_pods_have_taken_it() -> N
     world.faulty = False
     for number in range(2):
         world.add_node(f"n{number}", 2, tags={RACK: f"r{number}"})
+    # Nothing is wrong with the request: a third node, out of service, would hold it.
+    world.add_node("n2", 4, tags={RACK: "r2"})
     world.store.create(topology_manifest([("rack", RACK)]))
+    world.store.patch(ObjectRef(kind="Node", name="n2"), {"spec": {"unschedulable": True}})
     wide = manifest("wide", "default", priority=0)
     wide["spec"] |= {"workers": {"replicas": 4}, "topology": {"required": "rack"}, "training": FOUR_WIDE}
     said: list[str] = []

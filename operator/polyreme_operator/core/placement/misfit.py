@@ -5,22 +5,20 @@ Shape suffixes: N nodes, D domains of one level.
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 
 from polyreme_operator.core.eligible import accepted_N, room_N, selected_N, tolerated_N
 from polyreme_operator.core.placement.domains import Rooms
 from polyreme_operator.core.placement.tree import tree_of
+from polyreme_operator.core.placement.unsatisfiable import (
+    NODE_RESOURCES,
+    counted,
+    tolerating_outages,
+    unplaceable_worker,
+)
 from polyreme_operator.core.placement.wish import Wish, level_name
-from polyreme_operator.types.inventory import CPU, MEMORY, PODS, BoolArray, GangRequest, Inventory, Misfit
+from polyreme_operator.types.inventory import BoolArray, GangRequest, Inventory, Misfit
 from polyreme_operator.types.reasons import Reason
-
-NODE_RESOURCES = frozenset({CPU, MEMORY, PODS, "ephemeral-storage"})
-"""What every node has; the rest counts devices."""
-_OUT = ("unschedulable", "not-ready", "unreachable", "out-of-service")
-_OUT_TOLERATIONS = [{"key": f"node.kubernetes.io/{why}", "operator": "Exists"} for why in _OUT]
-"""Of the taints that Kubernetes itself puts on a node that is cordoned or away."""
 
 
 def misfit_of(inventory: Inventory, wish: Wish, request: GangRequest, rooms: Rooms, barred_N: BoolArray) -> Misfit:
@@ -33,7 +31,7 @@ def misfit_of(inventory: Inventory, wish: Wish, request: GangRequest, rooms: Roo
         rooms: The room there is.
         barred_N: Nodes that are free but held for others.
     """
-    never = _never_fits(inventory, request)
+    never = unplaceable_worker(inventory, request)
     if never is not None:
         return never
     lacking_nodes = _lacking_nodes(inventory, request, rooms, barred_N)
@@ -44,24 +42,8 @@ def misfit_of(inventory: Inventory, wish: Wish, request: GangRequest, rooms: Roo
     return _lacking_nearness(inventory, wish, request, rooms)
 
 
-def _never_fits(inventory: Inventory, request: GangRequest) -> Misfit | None:
-    """A worker that is larger than any node would wait for ever."""
-    for resource, amount in request.requests:
-        column = inventory.column(resource)
-        largest = 0 if column is None else int(inventory.capacity_NR[:, column].max(initial=0))
-        if 0 < largest < amount:
-            message = (
-                f"a worker needs {_amount(resource, amount)}; the largest node has {_amount(resource, largest)}; "
-                "ask for less in each worker"
-            )
-            return Misfit(reason=Reason.MISCONFIGURED, message=message, lacking=request.workers)
-    return None
-
-
 def _lacking_nodes(inventory: Inventory, request: GangRequest, rooms: Rooms, barred_N: BoolArray) -> Misfit | None:
     """Devices would do, but the template's other demands leave too few nodes: name what shuts the others out."""
-    if not inventory.names:
-        return Misfit(reason=Reason.WAITING_FOR_NODES, message="the cluster has no nodes", lacking=request.workers)
     devices = tuple(pair for pair in request.requests if pair[0] not in NODE_RESOURCES)
     by_devices_N = room_N(inventory, devices or request.requests)
     by_devices_N[~inventory.usable_N | barred_N] = 0
@@ -81,8 +63,8 @@ def _lacking_nodes(inventory: Inventory, request: GangRequest, rooms: Rooms, bar
             short = int(np.count_nonzero(left_N & (room_N(inventory, ((resource, amount),)) < by_devices_N)))
             taken.append((short, f"have too little {resource} left for all workers that their devices would hold"))
     words = "; ".join(f"{count} {what}" for count, what in taken if count)
-    free = _count(int(np.count_nonzero(free_N)), "node")
-    message = f"needs {_count(request.workers, 'worker')}; room for {have}; of {free} with free devices {words}"
+    free = counted(int(np.count_nonzero(free_N)), "node")
+    message = f"needs {counted(request.workers, 'worker')}; room for {have}; of {free} with free devices {words}"
     return Misfit(reason=Reason.WAITING_FOR_NODES, message=message, lacking=request.workers - have)
 
 
@@ -90,9 +72,8 @@ def _lacking_capacity(inventory: Inventory, request: GangRequest, rooms: Rooms, 
     have, holding = int(rooms.slots_N.sum()), int(np.count_nonzero(rooms.slots_N))
     per_worker = max(1, request.devices)
     what = "device" if request.devices else "worker"
-    message = (
-        f"needs {_count(request.workers * per_worker, what)}; room for {have * per_worker} on {_count(holding, 'node')}"
-    )
+    needs = counted(request.workers * per_worker, what)
+    message = f"needs {needs}; room for {have * per_worker} on {counted(holding, 'node')}"
     accepted = accepted_N(inventory, request.constraints)
     out = int(np.count_nonzero(_out_of_service_N(inventory, request)))
     held = int(np.count_nonzero(accepted & inventory.usable_N & barred_N & (room_N(inventory, request.requests) > 0)))
@@ -113,7 +94,7 @@ def _lacking_nearness(inventory: Inventory, wish: Wish, request: GangRequest, ro
         slices = f" in slices of {wish.slice_workers}, each in one {level_name(tree, wish.slice_depth)}"
     if wish.required is None:
         have = rooms.cluster
-        message = f"needs {_count(request.workers, what)}{slices}; {have} free so"
+        message = f"needs {counted(request.workers, what)}{slices}; {have} free so"
         return Misfit(reason=Reason.WAITING_FOR_TOPOLOGY, message=message, lacking=request.workers - have)
     level = tree.levels[wish.required]
     room_D = rooms.by_depth[wish.required]
@@ -122,7 +103,7 @@ def _lacking_nearness(inventory: Inventory, wish: Wish, request: GangRequest, ro
     rows = slice(int(level.start_D[nearest]), int(level.end_D[nearest]))
     out = int(np.count_nonzero(_out_of_service_N(inventory, request)[rows]))
     message = (
-        f"needs {_count(request.workers, what)} in one {level_name(tree, wish.required)}{slices}; "
+        f"needs {counted(request.workers, what)} in one {level_name(tree, wish.required)}{slices}; "
         f"{have} free in {level.names[nearest]}"
     )
     if out:
@@ -133,24 +114,11 @@ def _lacking_nearness(inventory: Inventory, wish: Wish, request: GangRequest, ro
 def _out_of_service_N(inventory: Inventory, request: GangRequest) -> BoolArray:
     """Return the nodes that could hold a worker if they were in service."""
     asked = request.constraints
-    given = json.loads(asked.tolerations) if asked.tolerations else []
-    tolerated = tolerated_N(inventory, json.dumps([*given, *_OUT_TOLERATIONS]))
+    tolerated = tolerated_N(inventory, tolerating_outages(asked))
     would_N = room_N(inventory, request.requests, empty=True) > 0
     out_N: BoolArray = would_N & selected_N(inventory, asked) & tolerated & ~inventory.usable_N
     return out_N
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def _are(number: int, what: str) -> str:
-    return f"{_count(number, what)} {'is' if number == 1 else 'are'}"
-
-
-def _amount(resource: str, amount: int) -> str:
-    if resource == CPU:
-        return f"{amount / 1000:g} cpu"
-    if resource in {MEMORY, "ephemeral-storage"}:
-        return f"{amount / 2**30:.1f} GiB of {resource}"
-    return f"{amount} {resource}"
+    return f"{counted(number, what)} {'is' if number == 1 else 'are'}"

@@ -11,6 +11,7 @@ import itertools
 from polyreme_api.plan.plan import Plan
 from polyreme_operator.core import elastic
 from polyreme_operator.core.eligible import slots_N
+from polyreme_operator.core.placement.unsatisfiable import unsatisfiable
 from polyreme_operator.core.quarantine import blaming
 from polyreme_operator.core.queue.order import SchedulingOrder, scheduling_order
 from polyreme_operator.core.schedule.elsewhere import blocked_for, reservation_of, unused
@@ -138,6 +139,8 @@ class _Admissions:
 
     def _behind_heads(self, waiting: Waiting, job: JobView) -> Found | Pending:
         """Find a place beside what is held for the heads of queues."""
+        if (never := self._unsatisfiable(job)) is not None:
+            return never
         if (quota := self._never_within_quota(waiting, job)) is not None:
             return quota
         blocked_N = blocked_for(self._work, job)
@@ -151,6 +154,15 @@ class _Admissions:
             return alone
         name = _name(self._cluster.jobs[before[0].uid])
         return Pending(Reason.BEHIND_OTHERS, f"would fit, but that would delay {name}, which is before it")
+
+    def _unsatisfiable(self, job: JobView) -> Pending | None:
+        """Say that a job fits at none of its sizes even if every node were empty, whatever quota and capacity say."""
+        found = None
+        for count in reversed(elastic.sizes(job)):
+            found = unsatisfiable(self._work.inventory, gang_of(job, count))
+            if found is None:
+                return None
+        return None if found is None else Pending(found.reason, found.message, permanent=True)
 
     def _never_within_quota(self, waiting: Waiting, job: JobView) -> Pending | None:
         """Say that a job of one size exceeds its quota even with nothing held for others: most that wait do."""
@@ -190,7 +202,7 @@ class _Admissions:
     def _make_room(self, waiting: Waiting, job: JobView, why: Pending) -> None:
         """Have others make way for the head of a queue."""
         work = self._work
-        if waiting.queue in self._heads or not waiting.may_preempt or why.reason == Reason.MISCONFIGURED:
+        if waiting.queue in self._heads or not waiting.may_preempt or _is_final(why):
             return
         if self._sought >= work.limits.preemptions_max:
             work.unsure.add(waiting.kind)
@@ -205,6 +217,11 @@ class _Admissions:
         self._work.kinds[waiting.kind] = why
         order.refuse(waiting.kind)
         self._heads.add(waiting, why)
+
+
+def _is_final(why: Pending) -> bool:
+    """Tell whether nothing that others give up would help."""
+    return why.permanent or why.reason == Reason.MISCONFIGURED
 
 
 def _name(job: JobView) -> str:

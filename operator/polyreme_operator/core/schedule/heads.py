@@ -121,7 +121,7 @@ class Heads:
             # It counts on no node yet, unless others make way for it: then it starts on theirs and on what is free now.
             ever = QuotaLedger(work.cluster.tree, {}).fits(waiting.queue, waiting.requests, waiting.workers)
             return _Held(head=waiting, number=len(self._seen), rows_N=None, ready_at_s=None) if ever else None
-        if why.reason == Reason.MISCONFIGURED or self._with_nodes >= work.limits.heads_max:
+        if why.permanent or why.reason == Reason.MISCONFIGURED or self._with_nodes >= work.limits.heads_max:
             return None
         self._with_nodes += 1
         job = work.cluster.jobs[waiting.uid]

@@ -17,6 +17,7 @@ from polyreme_operator.port import (
     AlreadyExistsError,
     ClusterPort,
     ConflictError,
+    InvalidObjectError,
     Manifest,
     NotFoundError,
     ObjectRef,
@@ -94,18 +95,25 @@ class Applier:
             return True
         job, left = self._model.job(uid), iter(objects)
         failed: list[PortError] = []
+        refused: list[InvalidObjectError] = []
 
         async def work() -> None:
-            while not wanted() and self._model.job(uid) is job and (action := next(left, None)) is not None:
+            while (
+                not (refused or wanted()) and self._model.job(uid) is job and (action := next(left, None)) is not None
+            ):
                 try:
                     async with self._writes:
                         await self._one(action)
+                except InvalidObjectError as error:
+                    (refused if _ends_attempt(action) else failed).append(error)
                 except PortError as error:
                     failed.append(error)
 
         workers = min(len(objects), self._settings.writes_max)
         results = await asyncio.gather(*(work() for _ in range(workers)), return_exceptions=True)
         self._announce_all(actions)
+        if refused:
+            self._note(self._model.note_refusal(uid, str(refused[0]), ends_attempt=True))
         for result in (*results, *failed):
             if isinstance(result, BaseException):
                 raise result
@@ -203,9 +211,11 @@ class Applier:
                 await self._create_child(manifest)
                 if then is not None:
                     await self._one(then)
-            case CreateSecret(manifest=manifest, keys=keys):
+            case CreateSecret(manifest=manifest, keys=keys, renews=renews):
                 data = {key: base64.b64encode(self._entropy(SECRET_BYTES)).decode() for key in keys}
-                await self._create_child({**manifest, "data": data})
+                created = await self._create_child({**manifest, "data": data})
+                if created and renews:
+                    self._model.children.renew_secret(_job_uid(manifest))
             case DeletePod(ref=ref, uid=uid, grace_s=grace_s):
                 await self._delete(ref, uid=uid, grace_s=grace_s)
             case DeleteJob(ref=ref, uid=uid, resource_version=version):
@@ -250,9 +260,20 @@ class Applier:
         self._take(created)
         return created
 
-    async def _create_child(self, manifest: Manifest) -> None:
-        await self._create(manifest)
-        self._model.note_child(manifest["metadata"]["labels"][labels.LABEL_JOB_UID], manifest["kind"])
+    async def _create_child(self, manifest: Manifest) -> bool:
+        """Create an object that a job has one of; tell whether there was none."""
+        uid, kind = _job_uid(manifest), manifest["kind"]
+        created = None
+        try:
+            created = await self._create(manifest)
+        except InvalidObjectError as error:
+            if kind in WATCHED_KINDS:
+                raise
+            # It may exist all the same: a quota refuses before anybody looks. It is tried again in its time.
+            self._note(self._model.note_refusal(uid, str(error), ends_attempt=False))
+        self._model.children.confirm(uid, kind, now_s=self._clock.now_s())
+        self._note(Changes(jobs={uid}))
+        return created is not None
 
     async def _bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         try:
@@ -279,6 +300,16 @@ class Applier:
 
     def _take(self, manifest: Manifest) -> None:
         self._note(self._model.put(manifest, now_s=self._clock.now_s()))
+
+
+def _ends_attempt(action: Action) -> bool:
+    """Tell whether an attempt can't go on without this; of the children only the Lease raises its refusal."""
+    return isinstance(action, CreatePod | Bind | CreateChild)
+
+
+def _job_uid(manifest: Manifest) -> str:
+    uid: str = manifest["metadata"]["labels"][labels.LABEL_JOB_UID]
+    return uid
 
 
 def status_patch(before: TrainingJobStatus, after: TrainingJobStatus) -> dict[str, Any]:

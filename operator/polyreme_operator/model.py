@@ -16,6 +16,7 @@ from sys import intern
 from polyreme_api import labels
 from polyreme_api.ownership import owner_of_job_object
 from polyreme_operator.core.away import AwayNodes
+from polyreme_operator.core.children import ChildIndex
 from polyreme_operator.core.jobs import JobIndex, is_ours
 from polyreme_operator.core.leases import LeaseIndex, lease_ref
 from polyreme_operator.core.nodes import NodeTable
@@ -46,7 +47,8 @@ from polyreme_operator.types.parse import (
     priority_of,
 )
 from polyreme_operator.types.queues import QueueView
-from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.reasons import Scope
+from polyreme_operator.types.snapshot import JobScene, Refusal
 from polyreme_operator.types.views import JobView, NodeView, PodView, TopologyView
 
 WATCHED_KINDS = (
@@ -59,6 +61,8 @@ WATCHED_KINDS = (
     "Lease",
     "ConfigMap",
 )
+_FRESH_SCOPES = frozenset({Scope.START, Scope.RESUME, Scope.GANG})
+"""Scopes of attempts of which every pod is new."""
 _log = logging.getLogger(__name__)
 
 
@@ -81,7 +85,8 @@ class ClusterModel:
         self._priorities: dict[str, int] = {}
         self._tree = QueueTree.of(())
         self._intents = Intents(known=False)
-        self._children: dict[str, set[str]] = {}
+        self.children = ChildIndex()
+        self._refusals: dict[str, Refusal] = {}
         self._asking: set[str] = set()
         self._bookings = 0
 
@@ -151,9 +156,15 @@ class ClusterModel:
         self._asking.add(uid)
         return Changes(asks=True)
 
-    def note_child(self, uid: str, kind: str) -> None:
-        """Remember that a job has an object of this kind."""
-        self._children.setdefault(uid, set()).add(kind)
+    def note_refusal(self, uid: str, message: str, *, ends_attempt: bool) -> Changes:
+        """Remember that an object of a job's current attempt was refused."""
+        job = self.jobs.views.get(uid)
+        if job is None or job.attempt is None:
+            return Changes()
+        known = self._refusals.get(uid)
+        if known is None or known.attempt != job.attempt.number or ends_attempt:
+            self._refusals[uid] = Refusal(attempt=job.attempt.number, message=message, ends_attempt=ends_attempt)
+        return Changes(jobs={uid})
 
     def note_bound(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         """Remember that a pod was bound, until its watch says so: so it is not bound twice."""
@@ -178,6 +189,8 @@ class ClusterModel:
         if job is None:
             return None
         pods, names, known = self._pods.by_job.get(uid, {}), self._places(uid), self.nodes.views
+        until_s, refusal = self.children.until_s(uid), self._refusals.get(uid)
+        current = refusal is not None and job.attempt is not None and refusal.attempt == job.attempt.number
         return JobScene(
             job=job,
             pods=tuple(sorted(pods.values(), key=_by_name)),
@@ -185,7 +198,10 @@ class ClusterModel:
             lease=self._leases.by_job.get(uid),
             pending=self.told.pending(job, tree=self._tree, now_s=now_s),
             refused=self.told.refused.get(uid, ""),
-            children=frozenset(self._children.get(uid, ())),
+            children=self.children.known(uid, now_s=now_s),
+            children_until_s=until_s if until_s is not None and until_s > now_s else None,
+            secret_renewed=self.children.is_secret_renewed(uid),
+            refusal=refusal if current else None,
             lease_read=lease_read,
         )
 
@@ -318,6 +334,9 @@ class ClusterModel:
             self._leases.adopt(job)
             changes |= _pod_changes(self._pods.adopt(job))
         self._job_refs[ref] = job.uid
+        before, attempt = self.jobs.views.get(job.uid), job.attempt
+        if before is not None and attempt is not None and attempt.scope != Scope.PROCESS and _begins(before, job):
+            self.children.begin(job.uid, fresh=attempt.scope in _FRESH_SCOPES)
         change = self.jobs.put(job)
         changes.capacity |= change.freed
         changes.asks |= change.asks
@@ -388,7 +407,8 @@ class ClusterModel:
         if uid is None:
             return Changes()
         self._leases.drop(uid)
-        self._children.pop(uid, None)
+        self.children.forget(uid)
+        self._refusals.pop(uid, None)
         self._asking.discard(uid)
         self.told.forget(uid)
         return Changes(jobs={uid}, capacity=self.jobs.remove(uid).freed)
@@ -415,6 +435,11 @@ def _is_others(kind: str, manifest: Manifest) -> bool:
     if kind == "ConfigMap":
         return bool(manifest["metadata"]["name"] != labels.INTENTS_NAME)
     return kind == "Lease" and owner_of_job_object(manifest["metadata"]) is None
+
+
+def _begins(before: JobView, after: JobView) -> bool:
+    number = 0 if before.attempt is None else before.attempt.number
+    return after.attempt is not None and after.attempt.number != number
 
 
 def _health(node: NodeView) -> tuple[object, ...]:

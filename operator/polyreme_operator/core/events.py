@@ -20,7 +20,7 @@ _ON_CHANGE: tuple[tuple[ConditionType, frozenset[str], bool], ...] = (
         frozenset({Reason.PREEMPTING, Reason.PREEMPTED, Reason.RECLAIMED, Reason.QUEUE_STOPPED}),
         True,
     ),
-    (ConditionType.QUEUED, frozenset({Reason.EVICTED}), True),
+    (ConditionType.QUEUED, frozenset({Reason.EVICTED, Reason.CREATE_REFUSED}), True),
     (ConditionType.SUSPENDED, frozenset({Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED}), False),
     (ConditionType.RUNNING, frozenset({Reason.STALLED}), True),
     (ConditionType.RESIZE_REFUSED, frozenset({Reason.NO_FIT}), True),

@@ -76,6 +76,9 @@ def find_failure(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Failur
     gone = lost_places(scene, spec, now_s)
     if gone is not None:
         return gone
+    if scene.secret_renewed and 0 < len(current_pods(scene)) < attempt.replicas:
+        message = "the job's Secret was deleted and created again; pods that have read the old one can't join new ones"
+        return Failure(cause=Cause.POD_LOST, message=message, replace=frozenset(range(attempt.replicas)))
     if record is not None and attempt.desired == "Run":
         exited = _failed_exit(record.exits)
         if exited is not None:
@@ -87,6 +90,14 @@ def find_failure(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Failur
     if stall is not None and stall.fatal:
         return Failure(cause=Cause.HUNG, message=stall.message)
     return _silence(scene, spec, attempt, record, now_s)
+
+
+def find_refusal(scene: JobScene) -> Failure | None:
+    """Find that the API server refused what the current attempt needs; None if it did not."""
+    refusal = scene.refusal
+    if refusal is None or not refusal.ends_attempt:
+        return None
+    return Failure(cause=Cause.CREATE_REFUSED, message=refusal.message)
 
 
 def silence_deadline_s(scene: JobScene, spec: TrainingJobSpec) -> float | None:

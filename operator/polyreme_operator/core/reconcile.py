@@ -113,7 +113,11 @@ def _running(scene: JobScene, spec: TrainingJobSpec, now_s: float, defaults: Pod
         # Pods come behind it: whether an attempt was ever released must be readable before a pod is created anew.
         return Decision(actions=children)
     pods = _pod_actions(scene, spec, attempt, defaults, now_s)
-    if any(isinstance(action, CreatePod) for action in pods) and not scene.lease_read:
+    creates = any(isinstance(action, CreatePod) for action in pods)
+    if creates and _would_renew_secret(scene):
+        # First: beside pods that have read another Secret no new one could join.
+        return Decision(actions=children)
+    if creates and not scene.lease_read:
         return Decision(actions=(ReadLease(ref=_lease_ref(scene)),))
     stall = find_stall(scene, spec, record)
     status = _observed(scene, attempt, record, stall, now_s)
@@ -123,6 +127,8 @@ def _running(scene: JobScene, spec: TrainingJobSpec, now_s: float, defaults: Pod
 
 def _restart(scene: JobScene, attempt: AttemptStatus, verdict: Restart, now_s: float) -> Decision:
     job, status = scene.job, scene.job.status
+    if verdict.failure.cause is Cause.CREATE_REFUSED:
+        return Decision(actions=_status_write(scene, transition.give_up_place(scene, verdict, now_s)))
     if verdict.due_s > now_s:
         cause, message = verdict.failure.cause, verdict.failure.message
         status = status.model_copy(update={"retry_at": rfc3339(verdict.due_s)})
@@ -164,7 +170,9 @@ def _observed(
     if ready:
         say(ConditionType.PODS_READY, True, Reason.JOINED)
     else:
-        say(ConditionType.PODS_READY, False, Reason.WAITING_FOR_PODS, f"{running} of {attempt.replicas} pods run")
+        refused = "" if scene.refusal is None else f"; {scene.refusal.message}"
+        words = f"{running} of {attempt.replicas} pods run{refused}"
+        say(ConditionType.PODS_READY, False, Reason.WAITING_FOR_PODS, words)
     reason = RUNNING_PHASES[phase] if released else Reason.STARTING
     if stall is None:
         say(ConditionType.RUNNING, released and reason in _WORKING, reason)
@@ -339,7 +347,8 @@ def _children(scene: JobScene, spec: TrainingJobSpec, defaults: PodDefaults) -> 
     if "Service" not in scene.children:
         actions.append(CreateChild(manifest=manifests.service(job)))
     if "Secret" not in scene.children:
-        actions.append(CreateSecret(manifest=manifests.secret(job), keys=(labels.SECRET_KEY,)))
+        renews = _would_renew_secret(scene)
+        actions.append(CreateSecret(manifest=manifests.secret(job), keys=(labels.SECRET_KEY,), renews=renews))
     if defaults.launcher_rbac and not {"Role", "RoleBinding"} <= scene.children:
         bound = CreateChild(manifest=manifests.role_binding(job, spec))
         # The API server refuses the binding of a Role that it does not know.
@@ -348,6 +357,12 @@ def _children(scene: JobScene, spec: TrainingJobSpec, defaults: PodDefaults) -> 
     if scene.lease is None:
         actions.append(CreateChild(manifest=manifests.lease(job, spec)))
     return tuple(actions)
+
+
+def _would_renew_secret(scene: JobScene) -> bool:
+    """Whether pods run whose Secret may have been deleted since they read it."""
+    running = (pod.phase is PodPhase.RUNNING for pod in current_pods(scene).values())
+    return "Secret" not in scene.children and any(running)
 
 
 def _hangs_on_lease(failure: Failure) -> bool:
@@ -376,7 +391,8 @@ def _next_deadline_s(scene: JobScene, spec: TrainingJobSpec) -> float | None:
     ]
     environment = environment_runtime.is_used(spec)
     silent_s = (environment_runtime.start_deadline_s if environment else silence_deadline_s)(scene, spec)
-    return min([*times_s, *([] if silent_s is None else [silent_s])], default=None)
+    times_s += [at_s for at_s in (silent_s, scene.children_until_s) if at_s is not None]
+    return min(times_s, default=None)
 
 
 def _node_lost_s(spec: TrainingJobSpec | None) -> float:

@@ -24,6 +24,7 @@ from polyreme_operator.core.observe import (
     Failure,
     current_record,
     find_failure,
+    find_refusal,
 )
 from polyreme_operator.types.reasons import Cause, Reason, Scope
 from polyreme_operator.types.snapshot import JobScene
@@ -65,8 +66,10 @@ class GiveUp:
 
 Verdict: TypeAlias = Healthy | Restart | GiveUp
 
-EXCUSED = frozenset({Cause.HOST_RESTARTED, Cause.UNSCHEDULABLE, Cause.EVICTED})
+EXCUSED = frozenset({Cause.HOST_RESTARTED, Cause.UNSCHEDULABLE, Cause.EVICTED, Cause.CREATE_REFUSED})
 """Causes that lie outside the job: no budget pays for them, they only wait longer each time."""
+REFUSALS_MAX = 20
+"""Refusals in a row (``CreateRefused``) after which a job fails, also where ``maxRestarts`` allows more."""
 
 
 def judge(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Verdict:
@@ -75,6 +78,7 @@ def judge(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Verdict:
         failure = environment_runtime.find_failure(scene, spec, now_s)
     else:
         failure = find_failure(scene, spec, now_s)
+    failure = failure or find_refusal(scene)
     if failure is None:
         return Healthy()
     rule = _matching_rule(scene, spec, failure)
@@ -91,6 +95,9 @@ def judge(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Verdict:
     given_up = _budget_spent(status, spec, failure, counts=counts, idle=idle, now_s=now_s)
     if given_up is not None and not excused:
         return given_up
+    if failure.cause is Cause.CREATE_REFUSED and (most := _refusals_allowed(spec)) <= _in_a_row(status, failure.cause):
+        message = f"refused {most + 1} times in a row, rule {most} retries; last: {failure.message}"
+        return GiveUp(failure=failure, reason=Reason.CREATE_REFUSED, message=message)
     return Restart(
         failure=failure,
         scope=scope,
@@ -142,6 +149,10 @@ def _with_earlier(earlier: EarlierRestarts, record: RestartRecord) -> EarlierRes
 def _in_a_row(status: TrainingJobStatus, cause: Cause) -> int:
     """Count the newest restarts in a row of one cause."""
     return sum(1 for _ in itertools.takewhile(lambda record: record.cause == cause, reversed(status.restart_records)))
+
+
+def _refusals_allowed(spec: TrainingJobSpec) -> int:
+    return min(spec.failure_policy.max_restarts, REFUSALS_MAX)
 
 
 def _matching_rule(scene: JobScene, spec: TrainingJobSpec, failure: Failure) -> FailureRule | None:
@@ -255,7 +266,8 @@ def _due_s(status: TrainingJobStatus, spec: TrainingJobSpec, failure: Failure, *
         return known_s
     backoff = spec.failure_policy.backoff
     if failure.cause in EXCUSED:
-        waits = _in_a_row(status, failure.cause)
+        # A refusal is answered the same a moment later; other causes are tried again at once.
+        waits = _in_a_row(status, failure.cause) + (failure.cause is Cause.CREATE_REFUSED)
     else:
         waits = idle - (0 if failure.cause is Cause.ENVIRONMENT_FAILED else 1)
     if waits <= 0 or failure.cause is Cause.HOST_RESTARTED:

@@ -220,22 +220,31 @@ def resize(scene: JobScene, nodes: Sequence[str], now_s: float, *, plan: Plan | 
     return status.model_copy(update={"observed_generation": job.generation})
 
 
-def evict(scene: JobScene, verdict: Restart, now_s: float) -> TrainingJobStatus:
+def evict(scene: JobScene, verdict: Restart, now_s: float, *, reason: Reason = Reason.EVICTED) -> TrainingJobStatus:
     """Take the gang off its nodes, since no place is free for what it lost; it waits in the queue again."""
     job = scene.job
     status = close_attempt(job.status, current_record(scene), ended_by=verdict.failure.cause, now_s=now_s)
     record = verdict.record.model_copy(update={"scope": Scope.GANG.value})
     status = with_restart(status, record)
-    status = withdraw(job, status, Reason.EVICTED, verdict.failure.message, now_s=now_s)
+    status = withdraw(job, status, reason, verdict.failure.message, now_s=now_s)
     return with_condition(
         stopped(status),
         ConditionType.QUEUED,
         True,
-        Reason.EVICTED,
+        reason,
         verdict.failure.message,
         now_s=now_s,
         generation=job.generation,
     )
+
+
+def give_up_place(scene: JobScene, verdict: Restart, now_s: float) -> TrainingJobStatus:
+    """Take a gang off its nodes, since the API server refuses its pods; it may be admitted again when its wait is over.
+
+    Nodes and quota are free for others meanwhile.
+    """
+    status = evict(scene, verdict, now_s, reason=Reason.CREATE_REFUSED)
+    return status.model_copy(update={"retry_at": rfc3339(verdict.due_s)})
 
 
 def stopped(status: TrainingJobStatus, *, checkpoint: bool = False) -> TrainingJobStatus:

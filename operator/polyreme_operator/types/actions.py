@@ -59,6 +59,8 @@ class CreateSecret:
 
     manifest: Manifest
     keys: tuple[str, ...]
+    renews: bool = False
+    """Whether pods run that have read an earlier one, if this creates it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,18 @@ class Pending:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """What the API server answered to the creation or binding of an object of a job (400, 403, 422)."""
+
+    attempt: int
+    """Attempt for which the object was to be created."""
+    message: str
+    """The API server's sentence."""
+    ends_attempt: bool
+    """Whether the attempt can't go on: a pod or the Lease. Of what is not watched nobody knows whether it exists."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobScene:
     """Everything that one job's reconcile depends on."""
 
@@ -35,5 +47,11 @@ class JobScene:
     """Why ``schedule`` keeps the job's size though its spec says another; empty when it does not."""
     children: frozenset[str] = frozenset()
     """Kinds of the objects beside its pods that are known to exist for this job."""
+    children_until_s: float | None = None
+    """When one of them must be confirmed again."""
+    secret_renewed: bool = False
+    """Whether the Secret was created again while pods ran: they and new ones can't join each other."""
+    refusal: Refusal | None = None
+    """What the API server refused of the current attempt."""
     lease_read: bool = False
     """Whether the Lease was read after all else here was seen: watches of two kinds keep no order between them."""

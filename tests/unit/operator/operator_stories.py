@@ -137,9 +137,11 @@ class Story:
         self.store.delete(ObjectRef(kind=kind, namespace=namespace, name=name), uid=None)
 
     def runs(self) -> None:
-        """Let every pod run, as kubelets would."""
+        """Let every pod run, and those that are being deleted end, as kubelets would."""
         for pod in self.objects("Pod"):
-            if pod["status"]["phase"] == "Pending":
+            if pod["metadata"].get("deletionTimestamp"):
+                self.store.delete(ObjectRef.of(pod), uid=None, grace_period_s=0)
+            elif pod["status"]["phase"] == "Pending":
                 patch = {"status": {"phase": "Running"}}
                 self.store.patch(ObjectRef.of(pod), patch, subresource=STATUS_SUBRESOURCE)
 

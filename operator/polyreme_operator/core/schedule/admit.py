@@ -22,8 +22,9 @@ from polyreme_operator.core.schedule.round import Round
 from polyreme_operator.core.schedule.victims import hold, let_go, make_room
 from polyreme_operator.types.inventory import BoolArray, Misfit, RowArray
 from polyreme_operator.types.queues import Waiting
-from polyreme_operator.types.reasons import Reason
+from polyreme_operator.types.reasons import Cause, Reason
 from polyreme_operator.types.snapshot import Pending
+from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
 
 NAMED_MAX = 3
@@ -129,6 +130,10 @@ class _Admissions:
 
     def _own_obstacle(self, job: JobView) -> Pending | None:
         """Say what keeps this job back, and not others of its class."""
+        retry_s, last = parse_time_or(job.status.retry_at, 0.0), job.status.restart_records[-1:]
+        if retry_s > self._work.now_s and last and last[0].cause == Cause.CREATE_REFUSED:
+            self._work.wake_at(retry_s)
+            return Pending(Reason.CREATE_REFUSED, f"retried at {job.status.retry_at}; {last[0].message}")
         lingering = self._work.lingering(job.uid)
         if lingering:
             return Pending(Reason.WAITING_FOR_CAPACITY, f"waits for {lingering} of its own pods to end")

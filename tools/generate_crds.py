@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from polyreme_api.crd.definitions import DEFINITIONS, Definition, crd
+from polyreme_api.crd.pod_template import KEEPS_UNKNOWN
 from tools.reference_pages import reference_page
 
 ROOT = Path(__file__).parent.parent
@@ -66,7 +67,13 @@ def _quote_numbers(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if NUMBER.fullmatch(text) else None)
 
 
+def _compact(dumper: _Dumper, schema: dict[str, object]) -> yaml.MappingNode:
+    """Write the fields of a pod template, a thousand of them, in lines and not in columns."""
+    return dumper.represent_mapping("tag:yaml.org,2002:map", schema, flow_style=KEEPS_UNKNOWN in schema or None)
+
+
 _Dumper.add_representer(str, _quote_numbers)
+_Dumper.add_representer(dict, _compact)
 
 
 def _is_fresh(path: Path, text: str) -> bool:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from polyreme_api.crd.pod_template import KEEPS_UNKNOWN
+
 Schema = Mapping[str, Any]
 
 HEAD = """\
@@ -81,7 +83,7 @@ def _objects(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
     yield path, schema
     for name, inner in schema["properties"].items():
         for suffix, part in (("", inner), ("[]", inner.get("items", {}))):
-            if "properties" in part:
+            if "properties" in part and KEEPS_UNKNOWN not in part:
                 yield from _objects(f"{path}.{name}{suffix}", part)
 
 
@@ -114,6 +116,8 @@ def _columns(short_name: str, columns: list[dict[str, Any]]) -> str:
 
 def _type(schema: Schema) -> str:
     match schema:
+        case {"x-kubernetes-preserve-unknown-fields": True, "properties": _}:
+            return "object, with Kubernetes' own fields"
         case {"x-kubernetes-preserve-unknown-fields": True}:
             return "object, free form"
         case {"additionalProperties": dict(values)}:

@@ -225,7 +225,28 @@ RULED: list[Case] = [
     ),
 ]
 
+AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
+TEMPLATES: list[tuple[object, str]] = [
+    ("oops", "spec.workers.template"),
+    ({"spec": "oops"}, "spec.workers.template.spec"),
+    ({"metadata": {"labels": {"a": 1}}}, "spec.workers.template.metadata.labels.a"),
+    ({"spec": {"affinity": "spread"}}, "spec.workers.template.spec.affinity"),
+    ({"spec": {"tolerations": {"key": "team"}}}, "spec.workers.template.spec.tolerations"),
+    ({"spec": {"tolerations": ["team"]}}, "spec.workers.template.spec.tolerations[0]"),
+    ({"spec": {"nodeSelector": []}}, "spec.workers.template.spec.nodeSelector"),
+    ({"spec": {"initContainers": ["x"]}}, "spec.workers.template.spec.initContainers[0]"),
+    ({"spec": {"overhead": "x"}}, "spec.workers.template.spec.overhead"),
+    ({"spec": {"containers": [{"resources": {"requests": {"cpu": "1e999999"}}}]}}, "resources.requests.cpu"),
+    ({"spec": {"containers": [{"resources": {"requests": {"cpu": 0.5}}}]}}, "resources.requests.cpu"),
+    ({"spec": {"containers": [{"ports": [{"containerPort": "http"}]}]}}, "containerPort"),
+    ({"spec": {"hostNetwork": "yes"}}, "spec.workers.template.spec.hostNetwork"),
+    ({"spec": {"affinity": {"nodeAffinity": {AFFINITY: {"nodeSelectorTerms": "x"}}}}}, "nodeSelectorTerms"),
+    ({"spec": {"affinity": {"nodeAffinity": {AFFINITY: {"nodeSelectorTerms": ["x"]}}}}}, "nodeSelectorTerms[0]"),
+]
+"""Malformed pod templates, and the field that a refusal names."""
+
 BOUNDED: list[Case] = [
+    *(("TrainingJob", {"spec.workers": {"template": template}}, (field,)) for template, field in TEMPLATES),
     (
         "TrainingJob",
         {"spec.workers": {"replicas": 15_001}},

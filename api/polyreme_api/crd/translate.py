@@ -8,7 +8,9 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 
+from polyreme_api.crd.pod_template import KEEPS_UNKNOWN, pod_template_schema
 from polyreme_api.crd.rules import ATOMIC, LIST_KEYS, RULES, Rule
+from polyreme_api.pod_template import ERROR_TYPE
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -98,8 +100,10 @@ class _Translator:
             # A type often says more of itself than the field that holds it: the longer text teaches more.
             told = max(inlined["description"], self._own(source).get("description", ""), key=len)
             return {**inlined, **self._own(source), "description": told}
+        if source.get("format") == ERROR_TYPE:
+            return {**self._own(source), **pod_template_schema()}
         if source.get("additionalProperties") is True:
-            return {**self._own(source), "x-kubernetes-preserve-unknown-fields": True}
+            return {**self._own(source), KEEPS_UNKNOWN: True}
         if "anyOf" in source:
             return {"x-kubernetes-int-or-string": True} | _of_either(source["anyOf"])
         schema = self._own(source)
@@ -153,7 +157,7 @@ def freeze(schema: Schema, *, mutable: frozenset[str], path: str = "") -> None:
     """
     for name, inner in schema["properties"].items():
         place = f"{path}{name}"
-        if "properties" in inner:
+        if "properties" in inner and KEEPS_UNKNOWN not in inner:
             freeze(inner, mutable=mutable, path=f"{place}.")
         elif place not in mutable:
             spoken = " from {oldSelf} to {self}" if _is_scalar(inner) else ""

@@ -2,10 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from polyreme_api.fields import DEVICES_MAX, REPLICAS_MAX, SECONDS_MAX, STEPS_MAX, Name, Part, Seconds, Url
 from polyreme_api.labels import RESOURCE_DEVICE
+from polyreme_api.pod_template import ERROR_TYPE, check_pod_template
 
 Degree = Annotated[int, Field(ge=1, le=1_000_000)]
 STAGES_MEET = ("ZBVZeroBubble", "DualPipeV")
@@ -13,6 +14,9 @@ STAGES_MEET = ("ZBVZeroBubble", "DualPipeV")
 STAGES_MAX = 512
 """Stages of a pipeline whose layers a job may name."""
 StageLayers = Annotated[list[Annotated[int, Field(ge=0, le=10_000)]], Field(min_length=2, max_length=STAGES_MAX)]
+PodTemplate = Annotated[
+    dict[str, Any], AfterValidator(check_pod_template), Field(json_schema_extra={"format": ERROR_TYPE})
+]
 LevelName = Annotated[str, Field(min_length=1, max_length=63)]
 
 
@@ -44,8 +48,9 @@ class Workers(Part):
     share of the memory limit of the template's first container."""
     runtime: Runtime = Field(default_factory=Runtime)
     """Who starts the ranks in a worker pod."""
-    template: dict[str, Any] = Field(default_factory=dict)
-    """Pod template (``core/v1`` PodTemplateSpec); the container of launcher or ranks is the first one."""
+    template: PodTemplate = Field(default_factory=dict)
+    """Pod template (``core/v1`` PodTemplateSpec); the container of launcher or ranks is the first one. Fields that
+    Kubernetes knows must have its types; others are passed on."""
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> "Workers":

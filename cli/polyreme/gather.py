@@ -28,7 +28,7 @@ from polyreme.run_times import RunTimes, run_times
 from polyreme.timeline import Moment
 from polyreme_api.fields import Condition
 from polyreme_api.job import TrainingJob
-from polyreme_api.plan.plan import plan_for
+from polyreme_api.plan.plan import Plan, plan_for
 from polyreme_api.training_stages import mixture_changes, training_stages
 
 PAGES_SHOWN_MAX = 24
@@ -79,7 +79,7 @@ def gather(
         written_s=now.at_s,
         figures=figures(job, times),
         job_yaml=run.job_file.read_text(encoding="utf-8") if run.job_file.exists() else "",
-        plan=plan_for(job.spec),
+        plan=_plan(job),
         steps_planned=job.spec.training.steps,
         steps=records.history,
         thrown_away=records.discarded,
@@ -99,6 +99,12 @@ def gather(
         ],
         environment=_environment(),
     )
+
+
+def _plan(job: TrainingJob) -> Plan:
+    """Return the plan of the last attempt; of a job that never had one, the plan that it would get."""
+    attempt = job.status.attempt
+    return plan_for(job.spec) if attempt is None or not attempt.plan else Plan.from_json(attempt.plan)
 
 
 def verdict(job: TrainingJob) -> tuple[str, str]:

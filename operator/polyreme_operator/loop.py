@@ -27,6 +27,7 @@ from polyreme_operator.core.rebase import rebased
 from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.schedule import Batch, Stopwatch, schedule
 from polyreme_operator.model import WATCHED_KINDS, ClusterModel
+from polyreme_operator.planning import InlinePlanner, Planner, Planning
 from polyreme_operator.port import ClusterPort, ConflictError, NotFoundError, ObjectRef, PortError
 from polyreme_operator.quarantine import Quarantine
 from polyreme_operator.settings import Settings
@@ -64,6 +65,7 @@ async def run_operator(
     rng: random.Random,
     entropy: Callable[[int], bytes],
     observer: Observer | None = None,
+    planner: Planner | None = None,
 ) -> None:
     """Run until cancelled.
 
@@ -74,9 +76,11 @@ async def run_operator(
         rng: Jitter of retries.
         entropy: Secret bytes; ``secrets.token_bytes``.
         observer: Who is told what was done.
+        planner: Who plans jobs; None plans them where they are read.
     """
-    told = observer or NullObserver()
-    await _Operator(port, clock, settings or Settings(), rng=rng, entropy=entropy, observer=told).run()
+    told, plans = observer or NullObserver(), planner or InlinePlanner()
+    operator = _Operator(port, clock, settings or Settings(), rng=rng, entropy=entropy, observer=told, planner=plans)
+    await operator.run()
 
 
 class _Operator:
@@ -89,6 +93,7 @@ class _Operator:
         rng: random.Random,
         entropy: Callable[[int], bytes],
         observer: Observer,
+        planner: Planner,
     ) -> None:
         self._port, self._clock, self._settings, self._rng = port, clock, settings, rng
         self._observer = observer
@@ -100,19 +105,14 @@ class _Operator:
             burst=settings.events_burst,
             dropped=lambda event: observer.untold(event.reason),
         )
+        announce = self._announcer.put
         self._applier = Applier(
-            port,
-            clock,
-            self._model,
-            settings,
-            entropy=entropy,
-            note=self._note,
-            announce=self._announcer.put,
-            observer=observer,
+            port, clock, self._model, settings, entropy=entropy, note=self._note, announce=announce, observer=observer
         )
         self._telling = Telling(
             clock.steady_s, rest_s=settings.tell_after_s, per_s=settings.tells_per_s, burst=settings.tells_burst
         )
+        self._planning = Planning(self._model, planner, note=self._note)
         self._has_to_tell = asyncio.Event()
         self._rests_until: dict[str, float] = {}
         self._wake = asyncio.Event()
@@ -134,6 +134,7 @@ class _Operator:
                 tasks.create_task(self._watcher.follow(kind), name=f"watch-{kind}")
             tasks.create_task(self._announcer.run(), name="events")
             tasks.create_task(self._tell_jobs(), name="tell-jobs")
+            tasks.create_task(self._planning.run(), name="planning")
             await self._dispatch(tasks)
 
     # ------------------------------------------------------------------------------------------------------- observe
@@ -146,6 +147,7 @@ class _Operator:
                 self._announcer.put(unreadable_event(left_out))
         if changes.jobs:
             self._dirty.update(dict.fromkeys(sorted(changes.jobs)))
+            self._planning.look()
         if changes.capacity or changes.asks:
             self._dirty[SCHEDULE] = None
         if changes.taken and self._watcher.synced:

@@ -20,6 +20,7 @@ from polyreme_operator.core.children import ChildIndex
 from polyreme_operator.core.jobs import JobIndex, is_ours
 from polyreme_operator.core.leases import LeaseIndex, lease_ref
 from polyreme_operator.core.nodes import NodeTable
+from polyreme_operator.core.planning import PlanBook, with_plans
 from polyreme_operator.core.pods import PodChange, PodIndex
 from polyreme_operator.core.quarantine import fault_message
 from polyreme_operator.core.queue.tree import QueueTree
@@ -46,6 +47,7 @@ from polyreme_operator.types.parse import (
     parse_unreadable_job,
     priority_of,
 )
+from polyreme_operator.types.plans import JobPlans, PlanRequest
 from polyreme_operator.types.queues import QueueView
 from polyreme_operator.types.reasons import Scope
 from polyreme_operator.types.snapshot import JobScene, Refusal
@@ -76,6 +78,7 @@ class ClusterModel:
         self.queues: dict[str, QueueView] = {}
         self.topology: TopologyView | None = None
         self.told = Told(self.jobs)
+        self.plans = PlanBook()
         self._versions: dict[ObjectRef, int] = {}
         self._present: dict[str, set[ObjectRef]] = defaultdict(set)
         self._job_refs: dict[ObjectRef, str] = {}
@@ -122,6 +125,28 @@ class ClusterModel:
             return Changes()
         change = self.jobs.put(dataclasses.replace(job, fault=why, fault_in_round=in_round and why != ""))
         return self._noted(Changes(jobs={uid}, capacity=change.freed, asks=change.asks))
+
+    def take_plans(self, request: PlanRequest, answer: JobPlans) -> Changes:
+        """Take the answer to a request for plans."""
+        waited, turned_away = self.plans.put(request, answer)
+        changes = Changes()
+        for uid in sorted(waited | turned_away):
+            job = self.jobs.views.get(uid)
+            if job is not None and job.planning is not None:
+                change = self.jobs.put(self._with_plans(job))
+                # A size that was wished for before there was a plan for it is decided about now.
+                changes |= Changes(jobs={uid}, capacity=change.freed, asks=True)
+        return self._noted(changes)
+
+    def _with_plans(self, job: JobView) -> JobView:
+        """Give a job its plans if they are known, and ask for them otherwise."""
+        if job.planning is None:
+            return job
+        answer = self.plans.answer(job.planning)
+        if answer is not None:
+            return with_plans(job, answer)
+        self.plans.want(job.planning, job.uid)
+        return job
 
     def remove(self, ref: ObjectRef, *, version: int | None) -> Changes:
         """Take the deletion of one object at ``version``; None: it was looked for and is not there."""
@@ -337,7 +362,7 @@ class ClusterModel:
         before, attempt = self.jobs.views.get(job.uid), job.attempt
         if before is not None and attempt is not None and attempt.scope != Scope.PROCESS and _begins(before, job):
             self.children.begin(job.uid, fresh=attempt.scope in _FRESH_SCOPES)
-        change = self.jobs.put(job)
+        change = self.jobs.put(self._with_plans(job))
         changes.capacity |= change.freed
         changes.asks |= change.asks
         return changes

@@ -26,6 +26,7 @@ from polyreme_operator.loop import run_operator
 from polyreme_operator.metrics import Metrics
 from polyreme_operator.model import WATCHED_KINDS
 from polyreme_operator.options import Options, in_cluster
+from polyreme_operator.planning import ProcessPlanner
 from polyreme_operator.port import PAGE_OBJECTS
 
 WORKERS_MAX = 64
@@ -136,6 +137,13 @@ class _Shell:
             await asyncio.wait({self._work}, timeout=EXIT_S)
 
     async def _lead(self) -> None:
+        planner = ProcessPlanner()
+        try:
+            await self._run(planner)
+        finally:
+            planner.close()
+
+    async def _run(self, planner: ProcessPlanner) -> None:
         await run_operator(
             self._feed,
             self._clock,
@@ -143,6 +151,7 @@ class _Shell:
             rng=random.Random(),
             entropy=secrets.token_bytes,
             observer=self._metrics,
+            planner=planner,
         )
 
 

@@ -51,6 +51,8 @@ class AttemptStatus(StatusPart):
     """Counts from 1, rises strictly."""
     plan_hash: Annotated[str, Field(max_length=64)]
     """Hash of the plan that every rank must hold."""
+    plan: Annotated[str, Field(max_length=16_384)] = ""
+    """The plan, as JSON: made once, by the operator. Empty in the status of an older operator."""
     replicas: Annotated[int, Field(ge=1)]
     """Worker pods of this attempt."""
     devices: Annotated[int, Field(ge=1)]

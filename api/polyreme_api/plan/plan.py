@@ -38,6 +38,8 @@ from polyreme_api.plan.volume import GroupVolume, group_volumes, nominal_volumes
 from polyreme_api.training_stages import Packs, check_learners, kinds_of_packs
 
 HASH_CHARACTERS = 16
+PLAN_CHARACTERS_MAX = 16_384
+"""Longest plan that a status carries; one for 1,024 devices takes 1,300."""
 ANY_HARDWARE = ""
 """Hardware of a plan for a container that brings its own training."""
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyreme.launcher.api_client import ApiAwayError, ApiClient, ApiGoneError, ApiRefusedError
 from polyreme_api.clock import Clock
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.launch.leader import AttemptView
 from polyreme_api.launch.messages import LINE_BYTES_MAX
+
+if TYPE_CHECKING:
+    from polyreme_api.job.status import AttemptStatus
 
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
@@ -73,38 +76,49 @@ async def watch_attempts(
         delay_s = min(2 * delay_s, RETRY_MAX_S)
 
 
+def _check_plan(attempt: AttemptStatus) -> None:
+    from polyreme_api.plan.plan import Plan
+
+    of = f"plan of attempt {attempt.number}"
+    if not attempt.plan:
+        raise InvalidConfigError(
+            f"{of} is not in the job's status: the operator is older than this launcher", field="the operator's image"
+        )
+    try:
+        read = Plan.from_json(attempt.plan)
+    except InvalidConfigError as error:
+        raise InvalidConfigError(
+            f"{of} can't be read: {error.message}; operator and launcher are of different versions",
+            field="the image of the workers",
+        ) from error
+    if read.hash != attempt.plan_hash:
+        raise InvalidConfigError(f"{of} is damaged: its hash is {read.hash}, the status names {attempt.plan_hash}")
+
+
 def attempt_view(manifest: dict[str, Any]) -> AttemptView:
-    """Read ``status.attempt``, and make the plan that it names.
+    """Read ``status.attempt`` with the plan that the operator put there; nothing is planned here.
 
     Raises:
-        InvalidConfigError: If this launcher's plan for the spec is another than the operator's, or job and plan can't
-            be read or are too long to be told.
+        InvalidConfigError: If job and plan can't be read or are too long to be sent.
     """
     from pydantic import ValidationError
 
     from polyreme_api.job.spec import TrainingJobSpec
     from polyreme_api.job.status import AttemptStatus
-    from polyreme_api.plan.plan import plan_for
 
     try:
         attempt = AttemptStatus.model_validate(manifest["status"]["attempt"])
-        spec = TrainingJobSpec.model_validate(manifest["spec"])
+        TrainingJobSpec.model_validate(manifest["spec"])
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise InvalidConfigError(
             f"job is of another version than this launcher: {first['msg']}", field=where
         ) from error
-    plan = plan_for(spec, replicas=attempt.replicas)
-    if plan.hash != attempt.plan_hash:
-        raise InvalidConfigError(
-            f"plan of attempt {attempt.number} is {attempt.plan_hash}, this launcher makes {plan.hash}: operator and "
-            "launcher are of different versions",
-            field="the image of the workers",
-        )
+    _check_plan(attempt)
     job = {key: manifest[key] for key in ("apiVersion", "kind", "spec")}
     job["metadata"] = {key: manifest["metadata"].get(key) for key in ("name", "namespace", "uid")}
-    job_json, plan_json = json.dumps(job), plan.to_json()
+    job_json, plan_json = json.dumps(job), attempt.plan
     if (size := len(json.dumps([job_json, plan_json]))) > LINE_BYTES_MAX - HEADROOM_BYTES:
         most = LINE_BYTES_MAX - HEADROOM_BYTES
         raise InvalidConfigError(f"job and plan are too long to be told: {size} bytes, rule {most}", field="spec")

@@ -12,6 +12,7 @@ from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_api.labels import KIND_JOB
 from polyreme_api.topology import DEFAULT_TOPOLOGY
 from polyreme_operator.core.leases import LeaseIndex
+from polyreme_operator.core.planning import planned
 from polyreme_operator.core.pods import is_worker_of
 from polyreme_operator.port import ClusterPort, Manifest
 from polyreme_operator.port import NotFoundError as PortNotFoundError
@@ -88,7 +89,7 @@ async def look(cluster: ClusterPort, kinds: Collection[str], *, now_s: float) ->
 def snapshot_of(found: Mapping[str, list[Manifest]], *, now_s: float) -> Snapshot:
     """Parse what was read. An object that can't be read is left out, as the operator does."""
     priorities = {item["metadata"]["name"]: parse_priority_class(item) for item in found.get("PriorityClass", ())}
-    jobs = [parse_job_view(item, priorities=priorities) for item in found.get(KIND_JOB, ())]
+    jobs = [planned(parse_job_view(item, priorities=priorities)) for item in found.get(KIND_JOB, ())]
     by_uid = {job.uid: job for job in jobs}
     parsed = [_worker(item, by_uid) for item in found.get("Pod", ())]
     foreign = [parse_foreign_pod(item) for item, pod in zip(found.get("Pod", ()), parsed, strict=True) if pod is None]

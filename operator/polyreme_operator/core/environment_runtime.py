@@ -14,7 +14,6 @@ import dataclasses
 from polyreme_api import environment, labels
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
-from polyreme_operator.core import elastic
 from polyreme_operator.core.observe import Failure, current_pods, lost_places
 from polyreme_operator.types.actions import DeletePod
 from polyreme_operator.types.reasons import Cause
@@ -60,9 +59,8 @@ def variables(job: JobView, attempt: AttemptStatus, *, checkpoint_url: str) -> d
         environment.ATTEMPT: str(attempt.number),
         environment.CHECKPOINT_URL: checkpoint_url,
     }
-    plan = elastic.plan_at(job, attempt.replicas)
-    if plan is not None and plan.hash == attempt.plan_hash:
-        place[environment.PLAN] = plan.to_json()
+    if attempt.plan:
+        place[environment.PLAN] = attempt.plan
     return {**rendezvous, **torchrun, **place}
 
 

@@ -57,6 +57,7 @@ RUNNING_PHASES = {
     RankPhase.EXPORTING: Reason.EXPORTING,
     RankPhase.DONE: Reason.EXPORTING,
 }
+PLANNING_WORDS = "its layout is being planned, for each worker count that it accepts"
 _WORKING = frozenset({Reason.TRAINING, Reason.EVALUATING, Reason.EXPORTING})
 
 
@@ -252,6 +253,10 @@ def _waiting(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Decision:
             status, ConditionType.SUSPENDED, True, Reason.SUSPENDED, now_s=now_s, generation=generation
         )
         status = drop_condition(status, ConditionType.QUEUED)
+    elif job.planning is not None:
+        status = with_condition(
+            status, ConditionType.QUEUED, True, Reason.PLANNING, PLANNING_WORDS, now_s=now_s, generation=generation
+        )
     elif job.plan is None:
         return _fail(scene, Reason.MISCONFIGURED, job.invalid, None, now_s)
     else:

@@ -273,16 +273,17 @@ def begin_attempt(
     plan = plan or job.plan
     unchanged = before is not None and before.replicas == len(nodes) and (plan is None or plan.replicas != len(nodes))
     if unchanged and before is not None:
-        plan_hash, devices = before.plan_hash, before.devices
+        plan_hash, plan_json, devices = before.plan_hash, before.plan, before.devices
     else:
         assert plan is not None, "only a restart goes on without a plan"
-        plan_hash, devices = plan.hash, plan.devices
+        plan_hash, plan_json, devices = plan.hash, plan.to_json(), plan.devices
     numbers = {} if before is None else before.replacement_by_index
     for index in replace:
         numbers[index] = numbers.get(index, 0) + 1
     attempt = AttemptStatus(
         number=1 if before is None else before.number + 1,
         plan_hash=plan_hash,
+        plan=plan_json,
         replicas=len(nodes),
         devices=devices,
         replacements=replacement_runs(numbers),

@@ -16,13 +16,13 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
 from polyreme_api.metadata import ObjectMeta
 from polyreme_api.ownership import owner_of_job_object, owner_of_pod
-from polyreme_api.plan.plan import Plan, plan_for
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.queue import TrainingQueueSpec
 from polyreme_api.topology import DEFAULT_TOPOLOGY, ClusterTopologySpec
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.intents import INTENTS_KEY, Intents, parse_intents
 from polyreme_operator.types.inventory import HOST_LEVEL, PODS, Constraints, LevelView, Requests, Taint
+from polyreme_operator.types.plans import PlanRequest
 from polyreme_operator.types.queues import QueueView, Quota, Reclaim, StopPolicy
 from polyreme_operator.types.resources import allocatable, canonical, constraints_of, pod_requests
 from polyreme_operator.types.timestamps import parse_time_or
@@ -39,11 +39,11 @@ _SPECS_KEPT = 1024
 def parse_job_view(
     manifest: Manifest, known: JobView | None = None, *, priorities: Mapping[str, int] | None = None
 ) -> JobView:
-    """Read a TrainingJob. A spec that can't be read or planned is a view too: someone must tell the user.
+    """Read a TrainingJob. A spec that can't be read is a view too: someone must tell the user. Nothing is planned here.
 
     Args:
         manifest: The object.
-        known: An earlier view of it; its plan is taken over while the spec's generation is the same, and its arrival.
+        known: An earlier view of it; its plans are taken over while the spec's generation is the same, and its arrival.
         priorities: Values of the PriorityClasses, by name.
     """
     metadata = manifest["metadata"]
@@ -51,9 +51,13 @@ def parse_job_view(
     known = known if known is not None and known.uid == metadata["uid"] else None
     status, unreadable = _read_status(manifest, known)
     if known is not None and known.generation == generation and known.spec is not None:
-        read = _SpecView(known.spec, known.plan, known.invalid, known.requests, known.constraints)
+        read = _SpecView(known.spec, known.invalid, known.requests, known.constraints, known.planning)
+        plan, plans = known.plan, known.plans
     else:
-        read = _scaled(_read_spec(manifest), generation)
+        read = _read_spec(manifest)
+        plan, plans = None, ()
+        if read.planning is not None and generation > 1:
+            read = dataclasses.replace(read, planning=dataclasses.replace(read.planning, rescaled=True))
     if read.spec is None and status.is_true("Admitted"):
         # It was read once, by another version of the operator: it is left as it is.
         unreadable = unreadable or read.invalid
@@ -66,11 +70,13 @@ def parse_job_view(
         created_s=parse_time_or(metadata.get("creationTimestamp"), 0.0),
         deleting=metadata.get("deletionTimestamp") is not None,
         spec=read.spec,
-        plan=read.plan,
+        plan=plan,
         invalid=read.invalid,
         status=status,
         requests=read.requests,
         constraints=read.constraints,
+        plans=plans,
+        planning=read.planning,
         priority=priority_of(read.spec, priorities or {}),
         class_missing=lacks_class(read.spec, priorities or {}),
         unreadable=unreadable,
@@ -362,21 +368,22 @@ class _SpecView:
     """What a spec comes to; jobs of equal specs share it."""
 
     spec: TrainingJobSpec | None
-    plan: Plan | None = None
     invalid: str = ""
     requests: Requests = ()
     constraints: Constraints = dataclasses.field(default_factory=Constraints)
+    planning: PlanRequest | None = None
 
 
 def _read_spec(manifest: Manifest) -> _SpecView:
+    text = json.dumps(manifest.get("spec"), sort_keys=True)
     try:
         ObjectMeta.model_validate(manifest["metadata"])
-        return _spec_of(json.dumps(manifest.get("spec"), sort_keys=True))
+        return _spec_of(text)
     except (ValidationError, InvalidConfigError):
         # Read whole, so that the message names the field as the user wrote it.
         document = {key: manifest[key] for key in ("apiVersion", "kind", "metadata", "spec") if key in manifest}
         try:
-            return _planned(parse_job(document).spec)
+            return _asked(parse_job(document).spec, text)
         except InvalidConfigError as error:
             return _SpecView(None, invalid=str(error))
 
@@ -389,27 +396,18 @@ def _spec_of(text: str) -> _SpecView:
         "metadata": {"name": "any"},
         "spec": json.loads(text),
     }
-    return _planned(parse_job(document).spec)
+    return _asked(parse_job(document).spec, text)
 
 
-def _planned(spec: TrainingJobSpec) -> _SpecView:
+def _asked(spec: TrainingJobSpec, text: str) -> _SpecView:
     body: Mapping[str, Any] = spec.workers.template.get("spec") or {}
     tolerant = {**body, "tolerations": tolerations_of(body)}
-    asked = _SpecView(spec, requests=_worker_requests(spec, body), constraints=constraints_of(tolerant))
-    try:
-        return dataclasses.replace(asked, plan=plan_for(spec))
-    except InvalidConfigError as error:
-        return dataclasses.replace(asked, invalid=str(error))
-
-
-def _scaled(read: _SpecView, generation: int) -> _SpecView:
-    """Let an Explicit layout scale its dp where the worker count was changed later; as first written it must fit."""
-    if read.spec is None or read.plan is not None or generation <= 1:
-        return read
-    try:
-        return dataclasses.replace(read, plan=plan_for(read.spec, replicas=read.spec.workers.replicas), invalid="")
-    except InvalidConfigError as error:
-        return dataclasses.replace(read, invalid=str(error))
+    return _SpecView(
+        spec,
+        requests=_worker_requests(spec, body),
+        constraints=constraints_of(tolerant),
+        planning=PlanRequest(text),
+    )
 
 
 def tolerations_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:

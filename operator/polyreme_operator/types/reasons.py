@@ -29,6 +29,8 @@ class Reason(StrEnum):
     """Reasons of conditions. Of several that hold, the first of Misconfigured .. Starting is told."""
 
     MISCONFIGURED = "Misconfigured"
+    PLANNING = "Planning"
+    """The operator works out the job's layout, for each worker count that it accepts."""
     EXCEEDS_QUOTA = "ExceedsQuota"
     QUEUE_MISSING = "QueueMissing"
     """The queue that the job names does not exist, or is not in order; the job is kept."""

@@ -13,6 +13,7 @@ from polyreme_api.plan.plan import Plan
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.port import ObjectRef
 from polyreme_operator.types.inventory import Constraints, LevelView, Requests, Taint
+from polyreme_operator.types.plans import PlanRequest
 
 
 class PodPhase(StrEnum):
@@ -172,13 +173,17 @@ class JobView:
     spec: TrainingJobSpec | None
     """None when it can't be read; ``invalid`` then says why."""
     plan: Plan | None
-    """Plan for ``spec.workers.replicas``; None when no layout fits."""
+    """Plan for ``spec.workers.replicas``; None when no layout fits, or while it is being made."""
     invalid: str
     status: TrainingJobStatus
     requests: Requests = ()
     """Of each worker."""
     constraints: Constraints = dataclasses.field(default_factory=Constraints)
     """Which nodes its workers accept."""
+    plans: tuple[Plan, ...] = ()
+    """For every worker count that it accepts, ``plan`` first."""
+    planning: PlanRequest | None = None
+    """What its plans are to be made from; None once they are, or where its spec can't be read."""
     priority: int = 0
     """Its class's, or its own."""
     class_missing: bool = False

@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyreme_api import labels
+from polyreme_operator.core.planning import planned
 from polyreme_operator.core.schedule import cluster_of
 from polyreme_operator.core.transition import admit
 from polyreme_operator.core.usage import by_queue, usage_of
 from polyreme_operator.model import ClusterModel
 from polyreme_operator.port import Manifest, ObjectRef, WatchEvent, WatchEventType
 from polyreme_operator.types.parse import parse_foreign_pod, parse_job_view, parse_node, parse_pod
-from tests.unit.operator.operator_scenes import DEVICE, NOW_S, owner_reference
+from tests.unit.operator.operator_scenes import DEVICE, NOW_S, answered, owner_reference
 
 NODES = ("n0", "n1", "n2")
 JOBS = ("a", "b")
@@ -42,7 +43,7 @@ def job_manifest(name: str, version: int, placed: tuple[str, ...], *, finished: 
         },
     }
     if placed:
-        status = admit(parse_job_view(document), placed, NOW_S)
+        status = admit(planned(parse_job_view(document)), placed, NOW_S)
         document["status"] = status.model_dump(mode="json", by_alias=True, exclude_none=True)
         if finished:
             document["status"]["conditions"] = [{"type": "Succeeded", "status": "True", "reason": "Completed"}]
@@ -142,9 +143,9 @@ def truth(steps: list[tuple[str, Manifest]]) -> dict[ObjectRef, Manifest]:
 
 
 def check(model: ClusterModel, there: dict[ObjectRef, Manifest]) -> None:
-    jobs = [parse_job_view(each) for ref, each in there.items() if ref.kind == labels.KIND_JOB]
+    jobs = [planned(parse_job_view(each)) for ref, each in there.items() if ref.kind == labels.KIND_JOB]
     claims = {ref: pod for ref, each in there.items() if ref.kind == "Pod" and (pod := parse_pod(each)) is not None}
-    known, kept = {job.uid for job in jobs}, model.cluster(now_s=NOW_S)
+    known, kept = {job.uid for job in jobs}, answered(model).cluster(now_s=NOW_S)
     # A pod whose job is gone is charged as its job's if the job was known before, else like any other pod.
     orphans = {ref for uid, pods in kept.pods.items() if uid not in known for ref in pods}
     pods = [pod for ref, pod in claims.items() if pod.job_uid in known or ref in orphans]

@@ -14,6 +14,7 @@ from polyreme_api.kinds import load_object
 from polyreme_api.labels import KIND_QUEUE, KIND_TOPOLOGY, RESOURCE_DEVICE
 from polyreme_api.times import rfc3339
 from polyreme_operator.adapters.process_kubelet.status import node
+from polyreme_operator.core.planning import planned
 from polyreme_operator.core.schedule import cluster_of, schedule
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.parse import parse_job_view, parse_node, parse_queue, parse_topology
@@ -50,7 +51,7 @@ def test_what_a_job_names_is_there_for_it(changes: dict[str, Any]) -> None:
     topology = parse_topology(objects[KIND_TOPOLOGY]) if KIND_TOPOLOGY in objects else None
     machine = node("local", devices=8, resource=RESOURCE_DEVICE, labels=node_labels(job, "local"), at=rfc3339(0.0))
     cluster = cluster_of(
-        jobs=(parse_job_view(stored(job.to_object())),),
+        jobs=(planned(parse_job_view(stored(job.to_object()))),),
         nodes=(parse_node(machine),),
         queues=[parse_queue(objects[KIND_QUEUE])] if KIND_QUEUE in objects else [],
         levels=topology.levels if topology is not None else (),

@@ -19,7 +19,7 @@ from polyreme.launcher.zygote import TARGET_VARIABLE
 from polyreme_api import environment, labels
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.job.status import replacement_runs
-from polyreme_api.plan.plan import plan_for
+from polyreme_api.plan.plan import Plan, plan_for
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
 from polyreme_operator.adapters.embedded.server import ApiServer
@@ -32,6 +32,11 @@ from polyreme_operator.port import Manifest, NotFoundError, ObjectRef
 ROOT = Path(__file__).parents[3]
 SAMPLE = ROOT / "manifests/samples/quickstart.yaml"
 PATIENCE_S = 60.0
+
+
+def stored(plan: Plan) -> Manifest:
+    """How an attempt carries its plan."""
+    return {"planHash": plan.hash, "plan": plan.to_json()}
 
 
 def job_manifest(*, replicas: int, devices: int) -> Manifest:
@@ -110,7 +115,7 @@ class Stack:
         spec = TrainingJobSpec.model_validate(self.job["spec"])
         record = {
             "number": number,
-            "planHash": plan_for(spec).hash,
+            **stored(plan_for(spec)),
             "replicas": self.replicas,
             "devices": self.devices,
             "desired": "Run",

@@ -41,7 +41,7 @@ def test_an_attempt_of_another_plan_is_refused_on_the_lease_and_the_next_one_run
             record = stack.record()
             assert record is not None
             assert [(found.rank, found.code) for found in record.exits] == [(0, 2)]
-            assert "plan of attempt 2 is 0123456789abcdef" in record.message
+            assert "the status names 0123456789abcdef" in record.message
             await stack.attempt(3)
             await stack.until_training(3)
 

@@ -9,7 +9,7 @@ import pytest
 
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.plan.plan import plan_for
-from tests.unit.kubelet.stack import Stack, lives
+from tests.unit.kubelet.stack import Stack, lives, stored
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def test_ranks_of_another_size_of_the_gang_are_told_that_size_though_their_pod_i
             await stack.submit()
             await stack.until_training(1)
             spec = TrainingJobSpec.model_validate(stack.job["spec"])
-            await stack.attempt(2, replicas=1, planHash=plan_for(spec, replicas=1).hash)
+            await stack.attempt(2, replicas=1, **stored(plan_for(spec, replicas=1)))
             log = stack.pod_directory(0) / "rank-0.a2.log"
             await stack.until(lambda: log.exists() and "lives" in log.read_text(), "the rank of attempt 2 lives")
             assert "rank 0 of 1 lives" in log.read_text()

@@ -7,9 +7,11 @@ from polyreme_api import labels
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.core.manifests import PodDefaults
+from polyreme_operator.core.planning import plan_sizes, planned
 from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.schedule import Batch, Cluster
 from polyreme_operator.core.transition import admit
+from polyreme_operator.model import ClusterModel
 from polyreme_operator.types.actions import Decision, WriteStatus
 from polyreme_operator.types.parse import parse_job_view
 from polyreme_operator.types.resources import allocatable, canonical
@@ -65,7 +67,14 @@ def owner_reference(name: str) -> dict[str, Any]:
 
 
 def job(name: str = "j", **fields: Any) -> JobView:
-    return parse_job_view(job_manifest(name, **fields))
+    return planned(parse_job_view(job_manifest(name, **fields)))
+
+
+def answered(model: ClusterModel) -> ClusterModel:
+    """Answer all requests for plans, as the operator's planner does meanwhile."""
+    while (request := model.plans.next()) is not None:
+        model.take_plans(request, plan_sizes(request))
+    return model
 
 
 def node(name: str = "n0", devices: int = 4, **fields: Any) -> NodeView:

@@ -13,6 +13,7 @@ from polyreme_operator.adapters.embedded.store import Store
 from polyreme_operator.core.manifests import PodDefaults
 from polyreme_operator.loop import run_operator
 from polyreme_operator.metrics import Metrics
+from polyreme_operator.planning import Planner
 from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, NotFoundError, ObjectRef, PortError
 from polyreme_operator.settings import Settings
 from polyreme_operator.sim.eventloop import SimClock, VirtualLoop
@@ -68,7 +69,7 @@ class Story:
         self.metrics = Metrics()
 
     @contextlib.asynccontextmanager
-    async def operator(self) -> Any:
+    async def operator(self, planner: Planner | None = None) -> Any:
         """Run one operator, which must still run at the end."""
         task = asyncio.ensure_future(
             run_operator(
@@ -78,6 +79,7 @@ class Story:
                 rng=random.Random(1),
                 entropy=random.Random(2).randbytes,
                 observer=self.metrics,
+                planner=planner,
             )
         )
         try:

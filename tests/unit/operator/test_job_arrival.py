@@ -7,7 +7,7 @@ from polyreme_operator.apply import status_patch
 from polyreme_operator.core.queue.order import first_of
 from polyreme_operator.core.queue.tree import QueueTree
 from polyreme_operator.model import ClusterModel
-from tests.unit.operator.operator_scenes import NOW_S, job_manifest
+from tests.unit.operator.operator_scenes import NOW_S, answered, job_manifest
 from tests.unit.operator.queue_scenes import waiting
 
 NAMES = ("z", "m", "a")
@@ -17,7 +17,7 @@ def seen(*manifests: dict[str, Any]) -> ClusterModel:
     model = ClusterModel()
     for manifest in manifests:
         model.put(manifest, now_s=NOW_S)
-    return model
+    return answered(model)
 
 
 def order(model: ClusterModel) -> list[str]:
@@ -40,6 +40,7 @@ def test_an_older_second_goes_before_an_earlier_arrival() -> None:
 def test_a_change_of_a_job_that_has_no_status_yet_costs_it_nothing() -> None:
     model = seen(job_manifest("z", version=5), job_manifest("a", version=6))
     model.put(job_manifest("z", version=7, generation=2, priority=0), now_s=NOW_S)
+    answered(model)
     assert order(model) == ["z", "a"]
 
 
@@ -58,6 +59,7 @@ def test_a_job_made_anew_under_the_same_name_comes_anew() -> None:
     anew = job_manifest("z", version=8)
     anew["metadata"]["uid"] = "uid-z-again"
     model.put(anew, now_s=NOW_S)
+    answered(model)
     assert order(model) == ["a", "z-again"]
 
 

@@ -10,6 +10,7 @@ from polyreme_api.plan.refusals import memory_of_cut
 from polyreme_api.plan.setting import setting_of
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.core import elastic, transition
+from polyreme_operator.core.planning import SIZES_MAX
 from polyreme_operator.types.reasons import Scope
 from polyreme_operator.types.views import JobView
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, pod, scene
@@ -34,7 +35,7 @@ def record(**fields: Any) -> ProgressRecord:
         ({"low": 3}, (4, 3)),
         ({"low": 1, "replicas": 6}, (6, 4, 3, 2, 1)),  # 12 packs a step: no dp of 5
         ({"low": 5, "replicas": 5}, ()),
-        ({"low": 1, "replicas": 5}, (4, 3, 2, 1)),
+        ({"low": 1, "replicas": 5}, ()),  # a wish that does not fit refuses the job
     ],
 )
 def test_the_counts_that_a_job_accepts_are_its_wish_and_smaller_ones_that_fit(
@@ -60,7 +61,7 @@ def test_a_wish_of_ranks_that_do_not_divide_the_packs_is_offered_where_the_plann
 
 def test_a_running_job_may_grow_to_its_wish_and_beyond_it_to_its_bound() -> None:
     assert tuple(elastic.larger_sizes(elastic_job(4, high=12), 4)) == (12, 6)
-    assert tuple(elastic.larger_sizes(elastic_job(4), 2)) == (4, 3)
+    assert tuple(elastic.larger_sizes(elastic_job(4, low=1), 2)) == (4, 3)
     assert tuple(elastic.larger_sizes(elastic_job(4), 4)) == ()
 
 
@@ -74,9 +75,9 @@ def test_an_explicit_layout_scales_its_dp_only() -> None:
 
 
 def test_few_counts_are_offered_whatever_the_bounds() -> None:
-    owner = elastic_job(10_000, low=1, training={"steps": 50, "packsPerStep": 720_720})
+    owner = elastic_job(10_010, low=1, training={"steps": 50, "packsPerStep": 720_720})
     found = elastic.sizes(owner)
-    assert len(found) == elastic.SIZES_MAX
+    assert len(found) == SIZES_MAX
     assert list(found) == sorted(found, reverse=True)
 
 

@@ -10,7 +10,7 @@ from polyreme_operator.core.schedule import Limits, cluster_of, schedule
 from polyreme_operator.model import ClusterModel
 from polyreme_operator.port import ConflictError, Manifest, ObjectRef, PortError
 from polyreme_operator.types.intents import INTENTS_KEY, Intents, assume_all
-from tests.unit.operator.operator_scenes import NOW_S, job, node
+from tests.unit.operator.operator_scenes import NOW_S, answered, job, node
 from tests.unit.operator.operator_stories import Story, play
 
 SYSTEM = "polyreme-system"
@@ -61,7 +61,7 @@ def test_an_admission_that_an_earlier_leader_still_writes_meets_another_version(
             for manifest in story.objects(kind):
                 model.put(manifest, now_s=story.clock.now_s())
         model.put({"kind": "ConfigMap", "metadata": _metadata("1"), "data": {INTENTS_KEY: "[]"}}, now_s=0.0)
-        (late,) = schedule(model.cluster(now_s=story.clock.now_s()), story.clock.now_s()).writes
+        (late,) = schedule(answered(model).cluster(now_s=story.clock.now_s()), story.clock.now_s()).writes
         patch, outcomes = {"status": status_patch(late.before, late.after)}, list[str]()
 
         def lands(verb: str, ref: ObjectRef, body: Manifest) -> PortError | None:

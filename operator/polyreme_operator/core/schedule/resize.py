@@ -63,6 +63,8 @@ def _ask(work: Round, job: JobView) -> None:
     attempt = job.attempt
     if attempt is None or _has_outcome(work, job):
         return
+    if job.planning is not None:
+        return
     if job.plan is None:
         work.refused[job.uid] = job.invalid
         return
@@ -91,7 +93,7 @@ def _try_to_grow(work: Round, job: JobView) -> None:
 def _begin(work: Round, job: JobView) -> None:
     """Begin the next attempt of a job that has stopped; if nothing else fits, with the places that it has."""
     attempt, spec = job.attempt, job.spec
-    if attempt is None or spec is None:
+    if attempt is None or spec is None or job.planning is not None:
         return
     scene = work.scene(job)
     if not has_stopped(scene, work.now_s) or work.must_read(job):

@@ -1,0 +1,27 @@
+"""The plans of a job's spec, and the request for them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from polyreme_api.plan.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What plans are made from. Equal requests have equal plans, so they are planned once."""
+
+    spec_json: str
+    """The spec of the job as it is stored."""
+    rescaled: bool = False
+    """Whether the worker count was changed later: an Explicit layout may then scale its dp."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JobPlans:
+    """Answer to a request."""
+
+    plans: tuple[Plan, ...] = ()
+    """For ``spec.workers.replicas`` first, then for the other worker counts that the job accepts."""
+    refused: str = ""
+    """Why there is no plan for ``spec.workers.replicas``."""

@@ -77,6 +77,23 @@ def _is_decimal(text: str) -> str:
     return text
 
 
+def _at_most(most: str) -> AfterValidator:
+    """Bound a decimal: more is a slip of the exponent."""
+
+    def check(text: str) -> str:
+        if _Decimal(text) > _Decimal(most):
+            raise ValueError(f"a number of at most {most}")
+        return text
+
+    return AfterValidator(check)
+
+
+def _less_than_one(text: str) -> str:
+    if _Decimal(text) >= 1:
+        raise ValueError("a number from 0 to less than 1")
+    return text
+
+
 def _refuse_number(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise ValueError(f'a decimal is written as text, in quotes: "{value}" (Kubernetes APIs carry no floats)')
@@ -128,6 +145,15 @@ CountOrDecimal = Annotated[
     ),
 ]
 """A count, ``16``, or a number of zero or more as text, ``"2.5"``."""
+
+LearningRate = Annotated[DecimalText, _at_most("10")]
+"""A learning rate."""
+
+Decay = Annotated[DecimalText, AfterValidator(_less_than_one)]
+"""Decay of a running mean."""
+
+Coefficient = Annotated[DecimalText, _at_most("1e9")]
+"""Any other number of the optimizer."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)]
 """A DNS label."""

@@ -9,19 +9,22 @@ from typing import Any
 
 import yaml
 
-from polyreme_api.errors import InvalidConfigError
+from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.job import TrainingJob, load_job, parse_job
 from polyreme_api.kinds import KINDS, AnyObject, load_object
 from polyreme_api.labels import KIND_JOB
 
 DOCUMENT_BYTES_MAX = 2 * 1024 * 1024
+DEPTH_MAX = 64
+"""Deepest nesting of a document; a job needs about ten levels."""
 
 
 def read_job(path: Path) -> TrainingJob:
     """Read the one TrainingJob of a file (``-``: standard input) and refuse what can't run.
 
     Raises:
-        InvalidConfigError: If the file is missing, is no YAML, holds another count of documents, or the job is refused.
+        NotFoundError: If there is no such file.
+        InvalidConfigError: If it is no YAML, holds another count of documents, or the job is refused.
     """
     return load_job(the_document(read_documents(path), path))
 
@@ -52,10 +55,13 @@ def read_documents(path: Path) -> list[Any]:
     """Read the documents of a YAML file (``-``: standard input).
 
     Raises:
-        InvalidConfigError: If the file is missing, too large, or no YAML.
+        NotFoundError: If there is no such file.
+        InvalidConfigError: If it can't be read, is too large, or is no YAML.
     """
     try:
         text = sys.stdin.read(DOCUMENT_BYTES_MAX + 1) if str(path) == "-" else path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise NotFoundError(f"no such file: {path}", field="the path") from error
     except OSError as error:
         raise InvalidConfigError(f"can't read the job: {path}: {error.strerror}", field="the path") from error
     except UnicodeDecodeError as error:
@@ -63,9 +69,37 @@ def read_documents(path: Path) -> list[Any]:
     if len(text) > DOCUMENT_BYTES_MAX:
         raise InvalidConfigError(f"job is too large: {path}, most {DOCUMENT_BYTES_MAX} bytes", field="the file")
     try:
-        return [document for document in yaml.safe_load_all(text) if document is not None]
+        return [document for document in yaml.load_all(text, _Loader) if document is not None]
     except yaml.YAMLError as error:
-        raise InvalidConfigError(f"no YAML: {path}: {' '.join(str(error).split())}", field="the file") from error
+        words = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
+        raise InvalidConfigError(f"no YAML: {path}: {words}", field="the file") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses what YAML allows and what can only be a mistake: a key given twice, nesting without end."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Read a node and what it holds."""
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(None, None, f"nested deeper than {DEPTH_MAX} levels", mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return a mapping, none of whose keys is given twice."""
+        seen: dict[str, yaml.Mark] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and seen.setdefault(key.value, key.start_mark) is not key.start_mark:
+                before = f"the first is in line {seen[key.value].line + 1}"
+                raise yaml.MarkedYAMLError(None, None, f"key {key.value!r} is given twice, {before}", key.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def load_cluster_objects(documents: Sequence[Any]) -> list[AnyObject] | None:

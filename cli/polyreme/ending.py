@@ -36,6 +36,9 @@ def invoke(app: typer.Typer, arguments: Sequence[str] | None, *, name: str) -> i
         note("stopped")
         return ExitCode.CANCELLED
     except typer.TyperException as error:
+        if not str(error):
+            # A command with nothing behind it was answered by its help.
+            return ExitCode.OK
         note(f"{name}: {error}; see {name} --help")
         return ExitCode.USAGE
     except PolyremeError as error:
@@ -45,17 +48,22 @@ def invoke(app: typer.Typer, arguments: Sequence[str] | None, *, name: str) -> i
         note("stopped")
         return ExitCode.CANCELLED
     except Exception as error:  # noqa: BLE001 - the outermost edge: whatever nobody expected is our own error, told whole
-        if isinstance(error, BrokenPipeError):
-            # Whoever read has enough, as head does; Python must not write to it again at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return ExitCode.OK
-        if isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error, "run", "kubectl")) is not None:
-            note(f"{name}: {missing}")
-            return missing.exit_code
-        if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
-            note(f"{name}: the machine refused: {error.strerror}: {error.filename}; mend that and try again")
-            return ExitCode.ENVIRONMENT
-        note(traceback.format_exc())
-        note(f"{name}: internal error (exit code 1); this is a bug of polyreme, please report the lines above")
-        return ExitCode.INTERNAL
+        return _unexpected(error, name)
     return int(result) if isinstance(result, int) else ExitCode.OK
+
+
+def _unexpected(error: Exception, name: str) -> int:
+    """Report what the reader, the environment or the machine did; the rest is a bug, printed with its traceback."""
+    if isinstance(error, BrokenPipeError):
+        # Whoever read has enough, as head does; Python must not write to it again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    if isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error, "run", "kubectl")) is not None:
+        note(f"{name}: {missing}")
+        return missing.exit_code
+    if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
+        note(f"{name}: the machine refused: {error.strerror}: {error.filename}; mend that and try again")
+        return ExitCode.ENVIRONMENT
+    note("".join(traceback.format_exception(error)))
+    note(f"{name}: internal error (exit code 1); this is a bug of polyreme, please report the lines above")
+    return ExitCode.INTERNAL

@@ -119,6 +119,8 @@ def verdict(job: TrainingJob) -> tuple[str, str]:
     for kind in ("Succeeded", "Failed", "Suspended", "Restarting", "Running", "PodsReady", "Admitted", "Queued"):
         if (condition := status.condition(kind)) is not None and condition.status == "True":
             return _WORDS.get(kind, kind), _sentence(job, condition)
+    if job.spec.suspend:
+        return "Stopped", "suspended: spec.suspend is true"
     waiting = status.condition("Admitted") or status.condition("Queued")
     return ("Waiting", waiting.message or waiting.reason) if waiting else ("Starting", "starting up")
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from polyreme_api.errors import InvalidConfigError
 
+FORMS = "kill-rank=RANK@STEP, stop-rank=RANK@STEP or kill-launcher=INDEX@STEP"
 Fault = Literal["kill-rank", "stop-rank", "kill-launcher"]
 
 _FORM = re.compile(r"^(kill-rank|stop-rank|kill-launcher)=(\d{1,6})@(\d{1,9})$")
@@ -28,6 +29,22 @@ class Injection:
         return f"{self.fault}={self.target}@{self.step}"
 
 
+def check_injection(injection: Injection, *, ranks: int, workers: int, steps: int) -> None:
+    """Refuse a fault that can never strike, since the job has no such rank, worker or step.
+
+    Raises:
+        InvalidConfigError: Naming the bound.
+    """
+    what, targets = ("index", workers) if injection.fault == "kill-launcher" else ("rank", ranks)
+    if injection.target >= targets:
+        wrong = f"the job has no {what} {injection.target}, rule 0 to {targets - 1}"
+    elif injection.step > steps:
+        wrong = f"the job has no step {injection.step}, rule 0 to {steps}"
+    else:
+        return
+    raise InvalidConfigError(f"fault {injection} can never strike: {wrong}", field="--inject")
+
+
 def parse_injection(text: str) -> Injection:
     """Read a flag's value.
 
@@ -36,7 +53,7 @@ def parse_injection(text: str) -> Injection:
     """
     if (match := _FORM.match(text)) is None:
         raise InvalidConfigError(
-            f"no fault: {text!r}, rule kill-rank=RANK@STEP, stop-rank=RANK@STEP or kill-launcher=INDEX@STEP",
+            f"no fault: {text!r}, rule {FORMS}",
             field="--inject",
         )
     fault: Fault = match[1]  # type: ignore[assignment]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,22 +12,23 @@ import typer
 
 from polyreme import ending
 from polyreme.commands import checkpoint, data, machine, node, plan, profile, run, runs
+from polyreme_api.errors import ExitCode
 
 HELP = """Train mixture-of-experts vision-language models: one TrainingJob, here or on a cluster.
 
 Examples:
 
-  polyreme run job.yaml                 train on this machine; the same again goes on where it stood
+  polyreme run job.yaml                 train here; again: continue
 
-  polyreme validate job.yaml            check a job and show its plan; starts nothing
+  polyreme validate job.yaml            check a job and show its plan
 
-  polyreme plan job.yaml                search the layout for a job's workers, and draw its schedule
+  polyreme plan job.yaml                search the best layout
 
-  polyreme profile job.yaml             run a few steps: where their time goes, by layer and exchange
+  polyreme profile job.yaml             where the time of a step goes
 
-  polyreme data register pages ./pages  register your own images and conversations
+  polyreme data register pages ./pages  register your own data
 
-  polyreme runs ls                      runs on this machine, and what each waits for
+  polyreme runs ls                      list the runs on this machine
 
 Exit codes: 0 success, 1 internal error, 2 usage or refused spec, 3 not found, 4 refused by the state, 5 timed out,
 6 stopped on request, 7 environment (disk, store, port), 100 the run failed.
@@ -45,6 +47,12 @@ app.add_typer(data.app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"polyreme {importlib.metadata.version('polyreme')}\n")
+        raise typer.Exit(ExitCode.OK)
+
+
 @app.callback()
 def _locate_home(
     context: typer.Context,
@@ -52,6 +60,9 @@ def _locate_home(
         Path | None,
         typer.Option(help="Folder of runs and data.", envvar="POLYREME_HOME", show_default="~/.local/share/polyreme"),
     ] = None,
+    version: Annotated[  # noqa: ARG001 - its callback prints
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
 ) -> None:
     from polyreme.home import Home
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from polyreme.files import read_json
 from polyreme.gather import figures, verdict
 from polyreme.home import RunDirectory
 from polyreme.records import RunRecords, checkpoint_folder, checkpoint_url
@@ -62,12 +64,30 @@ def outcome_of(
             "tokensPerSecond": head.tokens_per_second,
             "restartSeconds": head.restart_s,
             "wallSeconds": head.wall_s,
+            "deadLetters": (letters := dead_letters(read_json(run.data_report) or {})),
+            "deadLetterWords": "; ".join(dead_letter_words(letters)),
             "checkpoints": str(checkpoint_folder(url) or url),
             "export": str(run.export) if run.export.exists() else None,
             "report": str(report) if report.exists() else None,
         },
         exit_code=exit_code_of(job),
     )
+
+
+def dead_letters(data: Mapping[str, Any]) -> dict[str, int]:
+    """Count the records of each dataset that could not be used, from what the data pipeline reports."""
+    counts: Counter[str] = Counter()
+    for row in data.get("stages", ()):
+        counts[row["dataset"]] += row["deadLetters"]
+    return {dataset: count for dataset, count in counts.items() if count}
+
+
+def dead_letter_words(counts: Mapping[str, int]) -> list[str]:
+    """Say which datasets have records that could not be used, and which command shows them."""
+    return [
+        f"{count:,} record{'' if count == 1 else 's'} of {dataset} could not be used: polyreme data show {dataset}"
+        for dataset, count in counts.items()
+    ]
 
 
 def exit_code_of(job: TrainingJob) -> ExitCode:

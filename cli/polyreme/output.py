@@ -10,6 +10,10 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
+import typer
+
+from polyreme_api.errors import InvalidConfigError
+
 OUTPUT_VERSION = "polyreme.dev/cli/v1"
 NEAREST_MAX = 3
 NAMES_SHOWN_MAX = 10
@@ -67,6 +71,20 @@ def text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return str(value)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something is deleted, unless the person has said yes.
+
+    Raises:
+        InvalidConfigError: If nobody is there to ask.
+        typer.Abort: If the answer is no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidConfigError("the command deletes, and nobody is there to ask; add --yes")
+    typer.confirm(question, abort=True, err=True)
 
 
 def note(words: str) -> None:

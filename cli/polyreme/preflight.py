@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 from polyreme.home import Home, RunDirectory
 from polyreme.records import checkpoint_folder, checkpoint_url
 from polyreme.urls import local_folder, weights_place
-from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
+from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotFoundError, RefusedError
 from polyreme_api.history import COMMIT_MARKER, attempt_key
 from polyreme_api.job import TrainingJob
 from polyreme_api.marker import check_model
+from polyreme_api.plan.hardware import PROCESSOR
 from polyreme_api.plan.plan import shape_of
+from polyreme_api.plan.setting import hardware_of
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.root import State, Survey, survey
 from polyreme_api.store import ObjectStore
 from polyreme_api.training_stages import shape_at, training_stages
 
+READ_FIELDS = frozenset({"spec.model.weights.location"})
+"""Locations that are only read."""
+RANKS_PER_CORE = 4
+"""More ranks on each core are worth a warning; the quickstart has two."""
 IDLE_FIELDS = ("queueName", "priorityClassName", "preemptionPolicy", "minRuntimeSeconds")
 """Fields of the API that say how jobs share a cluster. Here a job is alone; of ``spec.topology`` the same holds."""
 
@@ -43,6 +51,11 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
             "the job to a cluster, or use mode: Launcher",
             field="spec.workers.runtime.mode",
         )
+    if job.spec.suspend:
+        raise InvalidConfigError(
+            "the job is suspended: spec.suspend is true, and on one machine nothing would ever resume it; set it false",
+            field="spec.suspend",
+        )
     check_data(home, job)
     check_folders(run, job)
     if not resumes:
@@ -58,10 +71,11 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
 
 
 def check_folders(run: RunDirectory, job: TrainingJob) -> None:
-    """Refuse locations that are no folders of this machine.
+    """Refuse locations that are no folders of this machine, or into which it can't write.
 
     Raises:
-        InvalidConfigError: Naming the field.
+        InvalidConfigError: Naming the field, if something else lies there.
+        EnvironmentFailedError: Naming the field, if the folder can't be written.
     """
     folder = checkpoint_folder(checkpoint_url(run, job))
     places = {} if folder is None else {"spec.checkpoint.location": folder}
@@ -74,6 +88,20 @@ def check_folders(run: RunDirectory, job: TrainingJob) -> None:
         existing = next(place for place in (path, *path.parents) if place.exists())
         if not existing.is_dir():
             raise InvalidConfigError(f"no folder: {existing} is a file", field=field)
+        if field not in READ_FIELDS and not is_writable(existing):
+            raise EnvironmentFailedError(f"{path} can't be written: no right to write into {existing}", field=field)
+
+
+def is_writable(folder: Path) -> bool:
+    """Tell whether this process may write into a folder: by its rights, and by those of the file system."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return False
+    # Rights alone say nothing to root, nor of a file system that takes no files at all, as /proc.
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def check_weights(job: TrainingJob) -> None:
@@ -163,13 +191,32 @@ def warnings(job: TrainingJob) -> list[str]:
     """Name what the job asks for and will not get, a sentence for each reason: no setting is dropped in silence."""
     from polyreme_operator.adapters.process_kubelet.container import unhonoured_fields
 
-    reasons = {
+    reasons: dict[str, list[str]] = {
         "processes can't honour these fields of the pod template, they are ignored": unhonoured_fields(
             job.spec.workers.template
         ),
         "on one machine, where the job is alone, these fields have no effect": idle_fields(job),
     }
-    return [f"{words}: {', '.join(fields)}" for words, fields in reasons.items() if fields]
+    found = [f"{words}: {', '.join(fields)}" for words, fields in reasons.items() if fields]
+    ranks, cores = job.spec.workers.replicas * job.spec.workers.devices, len(os.sched_getaffinity(0))
+    if hardware_of(job.spec).name == PROCESSOR and ranks > RANKS_PER_CORE * cores:
+        found.append(
+            f"{ranks} ranks share {cores} cores of this machine, and each takes some 0.4 GiB of memory: steps will be "
+            "slow; workers.replicas x workers.devices says how many ranks there are"
+        )
+    return found
+
+
+def damaged_checkpoints(run: RunDirectory, job: TrainingJob) -> list[str]:
+    """Say which checkpoints of a run that goes on are damaged, a sentence each: it begins at an older one."""
+    url = checkpoint_url(run, job)
+    folder = checkpoint_folder(url)
+    if folder is not None and not folder.is_dir():
+        return []
+    return [
+        f"checkpoint {stored.name} is damaged and not used: {stored.why}"
+        for stored in survey(open_checkpoints(url)).of(State.DAMAGED)
+    ]
 
 
 def idle_fields(job: TrainingJob) -> list[str]:

@@ -41,6 +41,8 @@ class CheckpointEntry:
     size_bytes: int
     why: str = ""
     """What is wrong with it."""
+    damaged: bool = False
+    """Whether it was committed and something of it is gone or changed since."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +168,7 @@ def _entries(seen: Survey) -> list[CheckpointEntry]:
             # What is of another format exists; only this version can't read it, and says so when it is asked to.
             committed=(committed := stored.state in {State.WHOLE, State.FOREIGN}),
             history=committed and is_history(stored.reference, spans),
+            damaged=stored.state is State.DAMAGED,
             size_bytes=stored.size_bytes,
             why=stored.why,
         )

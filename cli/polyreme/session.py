@@ -26,7 +26,7 @@ from polyreme.documents import read_job, write_job
 from polyreme.faults import inject
 from polyreme.home import PREVIOUS_SUFFIX, Home, RunDirectory
 from polyreme.identity import check_same_run, serving, write_identity
-from polyreme.inject import Injection
+from polyreme.inject import Injection, check_injection
 from polyreme.outcome import RunOutcome, outcome_of
 from polyreme.output import note
 from polyreme.processes import started_at_s
@@ -78,12 +78,16 @@ def _serve(home: Home, run: RunDirectory, job: TrainingJob, settings: SessionSet
     home.prepare_data()
     known = claim(run, job, fresh=settings.fresh)
     preflight.check(home, run, job, resumes=known, fresh=settings.fresh)
+    workers = job.spec.workers
+    for injection in settings.injections:
+        ranks = workers.replicas * workers.devices
+        check_injection(injection, ranks=ranks, workers=workers.replicas, steps=job.spec.training.steps)
     if settings.injections and checkpoint_folder(checkpoint_url(run, job)) is None:
         raise InvalidConfigError(
             "no step to strike at is seen in a bucket: rule checkpoints in a folder",
             field="--inject or spec.checkpoint.location",
         )
-    for words in preflight.warnings(job):
+    for words in [*preflight.warnings(job), *(preflight.damaged_checkpoints(run, job) if known else ())]:
         note(words)
     if settings.fresh:
         _set_aside(run.path)

@@ -140,7 +140,7 @@ class Watcher:
     def _run_view(self, job: TrainingJob, progress: ProgressRecord | None, *, ready: int, total: int) -> RunView:
         current = progress if progress is not None and progress.attempt == self.attempt and not _idle(job) else None
         steps = job.spec.training.steps
-        step = current.step if current else job.status.step
+        step = _step(job, current)
         pace_s = current.step_seconds if current else None
         return RunView(
             job=job.metadata.name,
@@ -201,6 +201,17 @@ def _row(
         "loss": progress.loss if progress else None,
         "heldOutLoss": progress.held_out_loss if progress else None,
     }
+
+
+def _step(job: TrainingJob, progress: ProgressRecord | None) -> int:
+    """Newest step of the run: an attempt that has not trained yet begins where its checkpoint ends."""
+    if progress is None:
+        return job.status.step
+    return max(progress.step, progress.resumed_from_step or 0) or _saved_step(job)
+
+
+def _saved_step(job: TrainingJob) -> int:
+    return job.status.last_checkpoint.step if job.status.last_checkpoint else 0
 
 
 def _sentence(job: TrainingJob) -> str:

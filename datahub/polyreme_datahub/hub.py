@@ -62,6 +62,24 @@ def show_dataset(registry_url: str, objects_url: str, reference: str) -> Dataset
         return details(database, local_root(objects_url), reference, now_s=_now_s())
 
 
+def remove_dataset(registry_url: str, reference: str) -> list[str]:
+    """Delete a dataset, or one version of it, from the registry; return the versions that are gone.
+
+    Args:
+        registry_url: As in ``register``.
+        reference: ``name`` or ``name@number``.
+
+    Raises:
+        DatasetNotFoundError: Naming the nearest names there are.
+    """
+    from polyreme_datahub.registry import datasets
+
+    with _database(registry_url) as database:
+        found = datasets.find_version(database, reference)
+        number = found.number if "@" in reference else None
+        return [f"{found.name}@{gone}" for gone in datasets.remove_versions(database, found.name, number)]
+
+
 def check_datasets(registry_url: str, spec: TrainingJobSpec) -> None:
     """Refuse a job whose datasets do not exist, before anything starts.
 

@@ -19,7 +19,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -39,6 +39,8 @@ from polyreme_datahub.locations import local_root
 if TYPE_CHECKING:
     from obstore.store import LocalStore, S3Store
 
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
+"""Variables that name a bucket's server."""
 TRIES_MAX = 4
 RETRY_DELAY_S = 0.05
 TEMPORARY = ".tmp"
@@ -68,8 +70,24 @@ def open_store(url: str, *, sleep: Sleep = time.sleep) -> ObjectStore:  # noqa: 
         StoreFailedError: If the directory can't be made.
     """
     if urlsplit(url).scheme == "s3":
+        _check_endpoints(os.environ)
         return BucketStore(*bucket_of(url), sleep=sleep)
     return LocalObjectStore(local_root(url), sleep=sleep)
+
+
+def _check_endpoints(environment: Mapping[str, str]) -> None:
+    """Refuse a server's URL that holds credentials: it stands in every message about the server.
+
+    Raises:
+        InvalidConfigError: Naming the variable, and nothing of its value.
+    """
+    for name in ENDPOINT_VARIABLES:
+        if "@" in urlsplit(environment.get(name, "")).netloc:
+            raise InvalidConfigError(
+                f"no place for credentials: the URL in {name} has some; they come from AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY",
+                field=name,
+            )
 
 
 def bucket_of(url: str) -> tuple[str, str]:

@@ -4,7 +4,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from polyreme_api.fields import STEPS_MAX, CountOrDecimal, DecimalText, Name, Part, Url
+from polyreme_api.fields import (
+    STEPS_MAX,
+    Coefficient,
+    CountOrDecimal,
+    Decay,
+    DecimalText,
+    LearningRate,
+    Name,
+    Part,
+    Url,
+)
 from polyreme_api.job.data import PackTokens, SourceWeight
 
 CAPACITY_FACTOR_MAX = 1000
@@ -52,24 +62,24 @@ class Optimizer(Part):
 
     name: Literal["AdamW", "Muon"] = "AdamW"
     """``Muon`` updates the matrices of layers and experts; embedding, head, router and all vectors are AdamW's."""
-    learning_rate: DecimalText = "1e-3"
+    learning_rate: LearningRate = "1e-3"
     """Peak learning rate."""
-    final_learning_rate: DecimalText = "0"
+    final_learning_rate: LearningRate = "0"
     """Learning rate to which a decay falls."""
     schedule: Literal["WSD", "Cosine"] = "WSD"
     """Shape of the learning rate behind its warm-up: ``WSD`` stays, then falls on a line over ``decaySteps`` (with 0 it
     is constant); ``Cosine`` falls on half a cosine, over ``decaySteps`` or, with 0, all steps behind the warm-up."""
-    beta1: DecimalText = "0.9"
+    beta1: Decay = "0.9"
     """Decay of AdamW's first moment."""
-    beta2: DecimalText = "0.98"
+    beta2: Decay = "0.98"
     """Decay of AdamW's second moment."""
-    momentum: DecimalText = "0.95"
+    momentum: Decay = "0.95"
     """Decay of Muon's momentum."""
-    epsilon: DecimalText = "1e-8"
+    epsilon: Coefficient = "1e-8"
     """Added to the root of the second moment."""
-    weight_decay: DecimalText = "0.05"
+    weight_decay: Coefficient = "0.05"
     """Decoupled weight decay, on matrices only."""
-    clip_norm: DecimalText = "1.0"
+    clip_norm: Coefficient = "1.0"
     """Largest global norm of the gradient; ``"0"`` clips nothing."""
     warmup_steps: StepCount = 0
     """Steps over which the learning rate rises from zero."""
@@ -100,9 +110,9 @@ class Stage(Part):
     )
     """Parts that learn; the others keep their weights and the optimizer's state bit for bit, with them, of a decoder,
     the routing biases."""
-    learning_rate: DecimalText | None = None
+    learning_rate: LearningRate | None = None
     """Peak learning rate; none: the optimizer's."""
-    final_learning_rate: DecimalText | None = None
+    final_learning_rate: LearningRate | None = None
     """Learning rate to which a decay falls; none: the optimizer's."""
     schedule: Literal["WSD", "Cosine"] | None = None
     """Shape of the learning rate; none: the optimizer's."""
@@ -140,7 +150,7 @@ class Training(Part):
     """Optimizer, its schedule and its state."""
     stages: Annotated[list[Stage], Field(max_length=STAGES_MAX)] = Field(default_factory=list)
     """Stages of the run, one behind the other; empty: everything learns at every step."""
-    router_bias_rate: DecimalText = "0.001"
+    router_bias_rate: Coefficient = "0.001"
     """Change of an expert's routing bias a step, against its load (DeepSeek-V3, section 2.1.2)."""
     capacity_factor: DecimalText | None = None
     """Rows that a rank may send to an expert in a microbatch, in shares of what each would get if all got as many, as

@@ -243,8 +243,11 @@ class Pricer:
             before = shown - pp
             before_s = program(of.schedule, ranks=pp, microbatches=before).makespan_s(stages, transfer_s=between_s)
             took_s += (of.microbatches - shown) * (took_s - before_s) / pp
-        busy_s = sum(stage.total_s for stage in stages) * of.microbatches / pp
-        return split, took_s, busy_s
+        work_s = [0.0] * pp
+        for rank, stage in zip(ranks_of_stages(of.schedule, pp), stages, strict=True):
+            work_s[rank] += stage.total_s * of.microbatches
+        # What was not played is extrapolated, and may come out shorter than the work of the fullest rank.
+        return split, max(took_s, *work_s), sum(work_s) / pp
 
     def _memory(self, of: Candidate, split: Split) -> Memory:
         return memory_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -14,10 +15,15 @@ from polyreme.commands.runs import find
 from polyreme.files import read_json
 from polyreme.home import Home
 from polyreme.output import Format, emit, nearest, note
-from polyreme.records import checkpoint_folder, checkpoint_url, read_records_at
+from polyreme.records import CheckpointEntry, checkpoint_folder, checkpoint_url, read_records_at
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
 
 app = typer.Typer(help="Checkpoints of runs: in a folder of this machine, or in a bucket.", no_args_is_help=True)
+
+EXPORTED = re.compile(
+    r"config\.json|model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors|tokenizer(_config)?\.json|text"
+)
+"""Names in the folder of an export."""
 
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Form of the data on standard output.")]
 NameArgument = Annotated[str, typer.Argument(help="Name of the run, or NAMESPACE/NAME.")]
@@ -78,6 +84,8 @@ def verify(
 ) -> None:
     """Read every byte of a checkpoint and compare it with the checksums of its marker; exit code 4 if one differs.
 
+    Without --checkpoint it is the newest, and a newest one that is damaged is told and not passed over.
+
     Examples:
 
       polyreme checkpoint verify quickstart
@@ -89,7 +97,7 @@ def verify(
     from polyreme_trainer.checkpoint.pieces import verify_files
 
     url = _url(context.obj, root)
-    chosen = _chosen(url, root, checkpoint)
+    chosen = _chosen(url, root, checkpoint, damaged_too=True)
     store = open_store(url)
     marker = read_marker(store, chosen)
     with busy(f"reading {chosen}"):
@@ -100,9 +108,10 @@ def verify(
             "checkpoint": chosen,
             "files": len(marker.files),
             "bytes": sum(file.size_bytes for file in marker.files.values()),
+            "verdict": "sound: every byte is as it was written",
         },
         output=output,
-        columns=[("checkpoint", "checkpoint"), ("files", "files"), ("bytes", "bytes")],
+        columns=[("checkpoint", "checkpoint"), ("verdict", "verdict"), ("files", "files"), ("bytes", "bytes")],
     )
 
 
@@ -115,6 +124,8 @@ def export(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Write a checkpoint's model under Hugging Face's names: sharded safetensors and config.json.
+
+    The folder is made; an earlier export there is replaced.
 
     Examples:
 
@@ -137,8 +148,10 @@ def export(
     job = read_job(run.job_file)
     url = checkpoint_url(run, job)
     chosen = _chosen(url, name, checkpoint)
-    if to.exists() and not (to.is_dir() and not any(to.iterdir())):
-        raise RefusedError(f"no empty folder: {to}; the export replaces nothing that it did not write", field="--to")
+    if to.exists() and not _is_replaceable(to):
+        raise RefusedError(
+            f"no empty folder and no export: {to}; the export replaces nothing that it did not write", field="--to"
+        )
     plan = plan_for(job.spec)
     uid = str((read_json(run.data_report) or {}).get("job", ""))
     settings = TrainSettings(
@@ -163,6 +176,17 @@ def export(
     )
 
 
+def _is_replaceable(folder: Path) -> bool:
+    """Tell whether a folder is empty, or an earlier export and nothing else."""
+    if not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir()}
+    if not names:
+        return True
+    strange = [name for name in names if EXPORTED.fullmatch(name) is None]
+    return not strange and {"config.json", "model.safetensors.index.json"} <= names
+
+
 def _url(home: Home, root: str) -> str:
     """Return the URL of a checkpoint root that is named by its run or by itself.
 
@@ -184,13 +208,30 @@ def _url(home: Home, root: str) -> str:
     return root
 
 
-def _chosen(url: str, name: str, wanted: str | None) -> str:
-    """Return the wanted checkpoint, or the newest of the committed history.
+def _age(entry: CheckpointEntry) -> tuple[int, int]:
+    return entry.reference.attempt, entry.reference.step
+
+
+def _chosen(url: str, name: str, wanted: str | None, *, damaged_too: bool = False) -> str:
+    """Return the wanted checkpoint, or the newest of the committed history; those that are damaged are named.
+
+    Args:
+        url: The checkpoint root.
+        name: As the user named it.
+        wanted: Name of a checkpoint; None for the newest.
+        damaged_too: Whether a damaged one may not be passed over.
 
     Raises:
         NotFoundError: If there is none, naming those nearest.
+        RefusedError: If the one to take is damaged.
     """
     entries = read_records_at(url).checkpoints
+    newest = max((entry for entry in entries if entry.committed or entry.damaged), key=_age, default=None)
+    for entry in (entry for entry in entries if entry.damaged):
+        if entry.name == wanted or (wanted is None and damaged_too and entry is newest):
+            raise RefusedError(f"checkpoint {entry.name} is damaged: {entry.why}", field="--checkpoint, or put it back")
+        if wanted is None:
+            note(f"checkpoint {entry.name} is damaged and passed over: {entry.why}")
     usable = {entry.name: entry.reference.step for entry in entries if entry.committed}
     if wanted is not None:
         if wanted not in usable:

@@ -12,13 +12,15 @@ from pydantic.alias_generators import to_camel
 
 from polyreme.busy import busy
 from polyreme.home import Home
-from polyreme.output import Format, emit, emit_tables, note
+from polyreme.output import Format, confirm, emit, emit_tables, note
+from polyreme_api.errors import RefusedError
 
 if TYPE_CHECKING:
     from polyreme_datahub.show import DatasetDetails
 
-app = typer.Typer(help="Datasets: register, list, look.", no_args_is_help=True)
+app = typer.Typer(help="Datasets: register, list, look, delete.", no_args_is_help=True)
 
+USERS_SHOWN_MAX = 8
 VERSION_LINES = (("records", "records"), ("from", "from"), ("digest", "digest"))
 
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Form of the data on standard output.")]
@@ -76,6 +78,53 @@ def show(
         emit("Dataset", _plain(details), output=output)
     else:
         _print(details)
+
+
+@app.command()
+def rm(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name, or NAME@VERSION.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Delete a dataset, or one version of it, that no run here names. What was processed of it stays in the store.
+
+    Examples:
+
+      polyreme data rm receipts
+
+      polyreme data rm receipts@1 --yes
+    """
+    from polyreme_datahub.hub import remove_dataset, show_dataset
+
+    home = _home(context)
+    details = show_dataset(home.registry_url, home.objects_url, name)
+    if users := _users(home, details.version.name):
+        raise RefusedError(
+            f"dataset {name} is used by {', '.join(users[:USERS_SHOWN_MAX])}; delete those runs first: polyreme runs rm"
+        )
+    confirm(f"delete dataset {name}?", yes=yes)
+    removed = remove_dataset(home.registry_url, name)
+    emit(
+        "DeletedDataset",
+        {"deleted": removed} if output is Format.JSON else {"deleted": ", ".join(removed)},
+        output=output,
+        columns=[("deleted", "deleted")],
+    )
+
+
+def _users(home: Home, dataset: str) -> list[str]:
+    """Name the runs of this machine whose jobs name a dataset, in any version."""
+    from polyreme.documents import read_job
+
+    found = []
+    for run in home.runs():
+        spec = read_job(run.job_file).spec
+        named = [source.dataset for source in spec.data.sources]
+        named += [held_out.dataset for held_out in (spec.evaluation.sets if spec.evaluation is not None else ())]
+        if dataset in {reference.partition("@")[0] for reference in named}:
+            found.append(run.name)
+    return found
 
 
 def _home(context: typer.Context) -> Home:

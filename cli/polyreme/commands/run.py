@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polyreme.home import Home
+from polyreme.inject import FORMS
 from polyreme.output import Format, emit, note
+from polyreme.words import size
 from polyreme_api.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -25,9 +27,7 @@ def run(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over; the old run is kept beside as .previous.")
     ] = False,
-    inject: Annotated[
-        list[str] | None, typer.Option(help="A failure on purpose: kill-rank=RANK@STEP; may be repeated.")
-    ] = None,
+    inject: Annotated[list[str] | None, typer.Option(help=f"A failure on purpose: {FORMS}; may be repeated.")] = None,
     devices: Annotated[
         int | None, typer.Option(min=1, max=4096, help="Devices that this machine offers.", show_default="enough")
     ] = None,
@@ -42,7 +42,7 @@ def run(
 
       polyreme run manifests/samples/quickstart.yaml
 
-      polyreme run job.yaml --inject kill-rank=1@130
+      polyreme run job.yaml --inject kill-rank=1@130 --inject stop-rank=0@200
 
       polyreme run job.yaml --fresh -o json
     """
@@ -69,6 +69,7 @@ def run(
             ("loss", "loss"),
             ("held out", "heldoutExactMatchRatio"),
             ("goodput", "goodputRatio"),
+            *([("dead letters", "deadLetterWords")] if outcome.row["deadLetters"] else []),
             ("checkpoints", "checkpoints"),
             ("export", "export"),
             ("report", "report"),
@@ -86,15 +87,23 @@ def validate(
             "standard input."
         ),
     ],
+    for_cluster: Annotated[
+        bool,
+        typer.Option(
+            "--for-cluster", help="The job is for a cluster: look for none of its data, folders and weights here."
+        ),
+    ] = False,
     output: OutputOption = Format.TABLE,
 ) -> int:
     """Check a job and show the plan that it would get, or check what administrators apply; starts nothing.
 
-    Where this machine has datasets, the job's are looked up too.
+    Datasets (where this machine has any), folders and weights that the job names are looked up on this machine.
 
     Examples:
 
       polyreme validate manifests/samples/quickstart.yaml
+
+      polyreme validate job.yaml --for-cluster
 
       polyreme validate manifests/samples/queues.yaml
     """
@@ -110,7 +119,9 @@ def validate(
     checked = load_job(the_document(documents, file))
     if checked.spec.workers.runtime.mode == "Environment":
         return _show_gang(checked, output)
-    return _show_plan(context.obj, checked, output)
+    if not for_cluster:
+        _check_here(context.obj, checked)
+    return _show_plan(checked, output)
 
 
 def _show_gang(checked: TrainingJob, output: Format) -> int:
@@ -130,28 +141,43 @@ def _show_gang(checked: TrainingJob, output: Format) -> int:
     return ExitCode.OK
 
 
-def _show_plan(home: Home, checked: TrainingJob, output: Format) -> int:
-    """Look up what the job names on this machine, and show its plan."""
+def _check_here(home: Home, checked: TrainingJob) -> None:
+    """Look up what the job names on this machine.
+
+    Raises:
+        PolyremeError: As ``polyreme run`` would end, but for what lies in a bucket: that is not read.
+    """
     from polyreme import preflight
     from polyreme.urls import weights_place
-    from polyreme_api.plan.parts import parameter_count
-    from polyreme_api.plan.plan import plan_for
-    from polyreme_api.plan.volume import state_bytes_per_rank
-    from polyreme_api.training_stages import packs_of_stages, training_stages
 
-    run = home.run(checked.metadata.namespace, checked.metadata.name)
-    preflight.check_folders(run, checked)
+    preflight.check_folders(home.run(checked.metadata.namespace, checked.metadata.name), checked)
     weights = checked.spec.model.weights
-    # A job may be meant for another machine, where its weights lie, or which may read a bucket.
-    place = weights_place(weights.location) if weights is not None else None
-    if isinstance(place, Path) and place.exists():
+    if weights is not None and isinstance(weights_place(weights.location), Path):
         preflight.check_weights(checked)
     if home.has_data:
         preflight.check_data(home, checked)
     for words in preflight.warnings(checked):
         note(words)
+
+
+def _show_plan(checked: TrainingJob, output: Format) -> int:
+    """Show the plan that a job would get."""
+    from polyreme_api.plan.parts import parameter_count
+    from polyreme_api.plan.plan import plan_for
+    from polyreme_api.plan.refusals import memory_of_cut
+    from polyreme_api.plan.setting import setting_of
+    from polyreme_api.training_stages import kinds_of_packs, packs_of_stages, training_stages
+
     spec = checked.spec
     plan = plan_for(spec)
+    memory = memory_of_cut(
+        setting_of(spec, plan.shape),
+        plan.layout,
+        plan.cut,
+        packs_per_step=kinds_of_packs(spec)[0].per_step,
+        recompute=plan.recompute_of(spec),
+    )
+    state_bytes = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
     value = {
         "name": checked.metadata.name,
         "model": plan.shape.name,
@@ -166,14 +192,20 @@ def _show_plan(home: Home, checked: TrainingJob, output: Format) -> int:
         "stages": "; ".join(
             _stage_words(*both) for both in zip(training_stages(spec), packs_of_stages(spec), strict=True)
         ),
-        "stateBytesPerRank": state_bytes_per_rank(plan.layout, shape=plan.shape),
+        "stateBytesPerRank": state_bytes,
+        "memoryBytesPerRank": memory.total_bytes,
         "traffic": "; ".join(
-            f"{group.axis} {group.bytes_per_rank} B a step in {group.messages} messages" for group in plan.volumes
+            f"{group.axis} {size(group.bytes_per_rank)} a step in {group.messages:,} messages" for group in plan.volumes
         ),
+    }
+    words = {
+        "parameters": f"{value['parameters']:,}",
+        "stateBytesPerRank": size(state_bytes),
+        "memoryBytesPerRank": f"{size(memory.total_bytes)}: {memory.largest()}",
     }
     emit(
         "Plan",
-        value,
+        value if output is Format.JSON else value | words,
         output=output,
         columns=[
             ("job", "name"),
@@ -187,7 +219,8 @@ def _show_plan(home: Home, checked: TrainingJob, output: Format) -> int:
             ("plan", "planHash"),
             ("packs a rank", "packsPerRank"),
             ("training", "stages"),
-            ("state bytes a rank", "stateBytesPerRank"),
+            ("state a rank", "stateBytesPerRank"),
+            ("memory a rank", "memoryBytesPerRank"),
             ("traffic a rank", "traffic"),
         ],
     )

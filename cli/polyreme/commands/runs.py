@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -13,11 +15,12 @@ from typing import Annotated, Any
 import typer
 
 from polyreme.files import read_json
-from polyreme.home import Home, RunDirectory
-from polyreme.identity import read_identity
-from polyreme.output import Format, emit, nearest, note
+from polyreme.home import PREVIOUS_SUFFIX, Home, RunDirectory
+from polyreme.identity import read_identity, serving
+from polyreme.output import Format, confirm, emit, nearest, note
 from polyreme.processes import is_same_process
 from polyreme.report.write import REPORT_NAME
+from polyreme.words import size
 from polyreme_api.errors import ExitCode, NotFoundError, PolyremeError, RefusedError
 
 STOP_POLL_S = 0.1
@@ -109,38 +112,88 @@ def logs(
     rank: Annotated[int | None, typer.Option(help="Only this rank.")] = None,
     attempt: Annotated[int | None, typer.Option(help="Only this attempt.")] = None,
     host: Annotated[bool, typer.Option("--host", help="The operator's and the kubelet's log instead.")] = False,
+    steps: Annotated[bool, typer.Option("--steps", help="The loss of each step instead.")] = False,
     lines: Annotated[
         int, typer.Option("-n", "--lines", min=1, max=LOG_LINES_MAX, help="Last lines of each file.")
     ] = 50,
+    output: OutputOption = Format.TABLE,
 ) -> None:
-    """Print the last lines of a run's logs, by rank and attempt.
+    """Print the last lines of a run's logs, by rank and attempt, or the loss of its last steps.
 
     Examples:
 
       polyreme runs logs quickstart --rank 1 --attempt 2
 
+      polyreme runs logs quickstart --steps -n 20
+
       polyreme runs logs quickstart --host
     """
-    import sys
-
     run = find(context.obj, name)
+    if steps:
+        _emit_steps(run, attempt, lines, output)
+        return
     files = [run.host_log, run.data_log] if host else list(_rank_logs(run, rank=rank, attempt=attempt))
     present = [path for path in files if path.exists()]
     if not present:
         raise NotFoundError(f"no log of run {name!r} fits: rank {rank}, attempt {attempt}", field="--rank or --attempt")
-    for path in present:
-        sys.stdout.write(f"==> {path.relative_to(run.path)} <==\n")
-        with path.open(encoding="utf-8", errors="replace") as stream:
-            sys.stdout.writelines(deque(stream, maxlen=lines))
+    texts = {str(path.relative_to(run.path)): _last_lines(path, lines) for path in present}
+    if output is Format.JSON:
+        emit("LogList", [{"file": file, "lines": text} for file, text in texts.items()], output=output)
+        return
+    for file, text in texts.items():
+        sys.stdout.write("\n".join([f"==> {file} <==", *text]) + "\n")
+
+
+def _last_lines(path: Path, lines: int) -> list[str]:
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        return [line.rstrip("\n") for line in deque(stream, maxlen=lines)]
+
+
+def _emit_steps(run: RunDirectory, attempt: int | None, lines: int, output: Format) -> None:
+    """Print the newest steps, of one attempt or of the committed history."""
+    from polyreme.documents import read_job
+    from polyreme.records import checkpoint_url, read_records_at
+
+    records = read_records_at(checkpoint_url(run, read_job(run.job_file)))
+    trained = records.history if attempt is None else records.steps.get(attempt, ())
+    if not trained:
+        raise NotFoundError(f"no step of run {run.name!r} is recorded", field="--attempt")
+    rows = [
+        {
+            "step": record.step,
+            "attempt": record.attempt,
+            "loss": record.loss,
+            "gradientNorm": record.gradient_norm,
+            "learningRate": record.learning_rate,
+            "tokens": record.tokens,
+            "stepSeconds": round(record.step_s, 4),
+        }
+        for record in trained[-lines:]
+    ]
+    emit(
+        "StepList",
+        rows,
+        output=output,
+        columns=[
+            ("STEP", "step"),
+            ("ATTEMPT", "attempt"),
+            ("LOSS", "loss"),
+            ("GRADIENT", "gradientNorm"),
+            ("RATE", "learningRate"),
+            ("TOKENS", "tokens"),
+            ("SECONDS", "stepSeconds"),
+        ],
+    )
 
 
 @app.command()
 def stop(
     context: typer.Context,
     name: NameArgument,
-    timeout_s: Annotated[int, typer.Option("--timeout", min=1, max=3600, help="Longest wait [s].")] = 120,
+    timeout_s: Annotated[int, typer.Option("--timeout", min=1, max=3600, help="Longest wait in seconds.")] = 120,
+    output: OutputOption = Format.TABLE,
 ) -> None:
-    """Checkpoint and stop a run; ``polyreme run`` with the same file goes on.
+    """Checkpoint and stop a run; polyreme run with the same file goes on.
 
     Example: polyreme runs stop quickstart
     """
@@ -155,6 +208,46 @@ def stop(
             raise StopTimeoutError(f"run {name!r} has not stopped within {timeout_s} s", field="--timeout")
         time.sleep(STOP_POLL_S)
     note(f"run {name} is stopped; {GOES_ON}")
+    if output is Format.JSON:
+        emit("Run", describe(run), output=output)
+
+
+@app.command()
+def rm(
+    context: typer.Context,
+    name: NameArgument,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Delete its checkpoints too; those in a bucket or elsewhere stay.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Delete a run that is not being served: logs, report, export. Its checkpoints stay unless asked for.
+
+    Examples:
+
+      polyreme runs rm quickstart
+
+      polyreme runs rm quickstart --checkpoints --yes
+    """
+    run = find(context.obj, name)
+    folders = [run.path, *([run.checkpoints] if checkpoints else [])]
+    folders += [path for folder in folders if (path := folder.with_name(folder.name + PREVIOUS_SUFFIX)).exists()]
+    present = [folder for folder in folders if folder.exists()]
+    with serving(run):
+        size_bytes = sum(file.stat().st_size for folder in present for file in folder.rglob("*") if file.is_file())
+        confirm(f"delete {', '.join(map(str, present))} ({size(size_bytes)})?", yes=yes)
+        for folder in present:
+            shutil.rmtree(folder)
+    deleted = [str(folder) for folder in present]
+    row = {"name": name, "deleted": deleted, "bytes": size_bytes}
+    words = {"deletedWords": ", ".join(deleted), "freed": size(size_bytes)}
+    emit(
+        "DeletedRun",
+        row if output is Format.JSON else row | words,
+        output=output,
+        columns=[("run", "name"), ("deleted", "deletedWords"), ("freed", "freed")],
+    )
 
 
 def find(home: Home, name: str) -> RunDirectory:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select
+from sqlalchemy import Connection, Row, delete, func, insert, select
 
 from polyreme_datahub.digests import canonical_json
 from polyreme_datahub.errors import DatasetNotFoundError
@@ -115,6 +115,28 @@ def newest_versions(database: Database, *, after: str, count_max: int) -> list[D
         return [_version(row) for row in connection.execute(select(table).join(newest, same).order_by(table.c.name))]
 
     return database.read(work)
+
+
+def remove_versions(database: Database, name: str, number: int | None) -> list[int]:
+    """Delete versions of a dataset, all or one, and what was made of them; return their numbers.
+
+    Blobs of the lakehouse stay: other datasets may hold the same bytes.
+    """
+    table = schema.versions
+    chosen = (table.c.name == name) if number is None else (table.c.name == name) & (table.c.number == number)
+
+    def work(connection: Connection) -> list[int]:
+        rows = connection.execute(select(table.c.id, table.c.number).where(chosen)).all()
+        for row in rows:
+            for made in (schema.samples, schema.dead_letters, schema.indexes, schema.statistics):
+                connection.execute(delete(made).where(made.c.version_id == row.id))
+            for sent in (schema.messages, schema.tries):
+                # A message's key is pipeline/topic/version/first record: another version must not meet it as done.
+                connection.execute(delete(sent).where(sent.c.key.like(f"%/%/{row.id}/%")))
+            connection.execute(delete(table).where(table.c.id == row.id))
+        return sorted(row.number for row in rows)
+
+    return database.write(work)
 
 
 def numbers_of(database: Database, name: str) -> list[int]:

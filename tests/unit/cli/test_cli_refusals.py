@@ -21,7 +21,7 @@ from polyreme.main import invoke
 from polyreme_api.batch import TokenIds
 from polyreme_api.errors import ExitCode, InvalidConfigError, RefusedError
 from polyreme_api.history import CHECKPOINT_FORMAT, COMMIT_MARKER
-from polyreme_api.marker import CommitMarker, seal
+from polyreme_api.marker import CommitMarker, SavedFile, seal
 from polyreme_api.plan.plan import shape_digest, shape_of
 from polyreme_api.plan.shapes import model_shape
 from polyreme_api.root import survey
@@ -65,6 +65,14 @@ REFUSALS: dict[str, tuple[Change, list[str]]] = {
     "a number where decimal text is wanted": (
         put("training.optimizer.learningRate", 0.001),
         ["spec.training.optimizer.learningRate", "0.001", 'in quotes: "0.001"'],
+    ),
+    "a learning rate with a slip of the exponent": (
+        put("training.optimizer.learningRate", "1e99"),
+        ["spec.training.optimizer.learningRate", "'1e99'", "a number of at most 10"],
+    ),
+    "a decay that never forgets": (
+        put("training.optimizer.beta2", "1"),
+        ["spec.training.optimizer.beta2", "a number from 0 to less than 1"],
     ),
     "replicas that no layout fits": (
         put("workers.replicas", 3),
@@ -116,6 +124,11 @@ FILES: dict[str, tuple[str | bytes, list[str]]] = {
     "two documents": (yaml.safe_dump(manifest()) + "---\n" + yaml.safe_dump(manifest()), ["holds 2 documents"]),
     "no document": ("", ["holds 0 documents"]),
     "no YAML": ("{a: [b", ["no YAML"]),
+    "a key that is given twice": (
+        yaml.safe_dump(manifest()) + "spec: {}\n",
+        ["key 'spec' is given twice, the first is in line 5"],
+    ),
+    "nesting without end": ("[" * 5000, ["nested deeper than 64 levels"]),
     "a list": ("- 1\n- 2\n", ["no TrainingJob", "a list"]),
     "bytes that are no text": (b"\xff\xfe\x00", ["no UTF-8"]),
 }
@@ -129,12 +142,12 @@ def home(tmp_path: Path) -> Home:
     return home
 
 
-def refused(home: Home, job: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def refused(home: Home, job: Path, capsys: pytest.CaptureFixture[str], code: ExitCode = ExitCode.USAGE) -> str:
     """Call both commands; return the one line that both said."""
     said = []
     capsys.readouterr()
     for command in ("validate", "run"):
-        assert invoke(["--home", str(home.path), command, str(job)]) == ExitCode.USAGE
+        assert invoke(["--home", str(home.path), command, str(job)]) == code
         shown = capsys.readouterr()
         assert shown.out == ""
         assert shown.err.count("\n") == 1, shown.err
@@ -189,22 +202,89 @@ def test_weights_to_start_from_that_do_not_fit_are_refused_by_their_headers(
     assert "change spec.model.overrides.decoder.experts" in said
 
 
-def test_weights_that_are_not_there_end_a_run_and_pass_validation_since_they_may_lie_elsewhere(
+def test_weights_that_are_not_there_are_refused_unless_the_job_is_for_a_cluster(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = manifest()
     put("model.weights.location", (tmp_path / "weights").as_uri())(job)
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job))
-    assert invoke(["--home", str(home.path), "validate", str(path)]) == ExitCode.OK
+    said = refused(home, path, capsys, ExitCode.NOT_FOUND)
+    assert f"no weights: {tmp_path / 'weights'} is no folder" in said
+    assert invoke(["--home", str(home.path), "validate", str(path), "--for-cluster"]) == ExitCode.OK
+
+
+def test_a_missing_file_is_not_found(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no such file" in refused(home, tmp_path / "nowhere.yaml", capsys, ExitCode.NOT_FOUND)
+
+
+def test_a_checkpoint_folder_that_can_not_be_written_is_the_machines_fault(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(located(Path("/proc/checkpoints"))))
+    for command in ("validate", "run"):
+        capsys.readouterr()
+        assert invoke(["--home", str(home.path), command, str(path)]) == ExitCode.ENVIRONMENT
+        said = capsys.readouterr().err
+        assert "/proc/checkpoints can't be written" in said
+        assert "spec.checkpoint.location" in said
+
+
+def test_a_suspended_job_does_not_wait_for_ever(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = manifest()
+    put("suspend", True)(job)
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
     capsys.readouterr()
-    assert invoke(["--home", str(home.path), "run", str(path)]) == ExitCode.NOT_FOUND
-    assert f"no weights: {tmp_path / 'weights'} is no folder" in capsys.readouterr().err
+    assert invoke(["--home", str(home.path), "run", str(path)]) == ExitCode.USAGE
+    assert "spec.suspend is true" in capsys.readouterr().err
+    assert invoke(["--home", str(home.path), "validate", str(path)]) == ExitCode.OK
+
+
+def test_credentials_in_the_url_of_a_buckets_server_are_refused_and_not_printed(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:private" + "@127.0.0.1:9")
+    job = manifest()
+    put("checkpoint.location", "s3://bucket/root")(job)
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    capsys.readouterr()
+    for command in (["run", str(path)], ["checkpoint", "ls", "s3://bucket/root"]):
+        assert invoke(["--home", str(home.path), *command]) == ExitCode.USAGE
+        said = capsys.readouterr().err
+        assert "AWS_ENDPOINT_URL" in said
+        assert "private" not in said
+
+
+@pytest.mark.parametrize(
+    ("fault", "rule"),
+    [
+        ("kill-rank=4@1", "the job has no rank 4, rule 0 to 3"),
+        ("stop-rank=9@1", "the job has no rank 9, rule 0 to 3"),
+        ("kill-launcher=2@1", "the job has no index 2, rule 0 to 1"),
+        ("kill-rank=0@3", "the job has no step 3, rule 0 to 2"),
+    ],
+)
+def test_a_fault_that_can_never_strike_is_refused(
+    fault: str, rule: str, home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(manifest()))
+    capsys.readouterr()
+    assert invoke(["--home", str(home.path), "run", str(path), "--inject", fault]) == ExitCode.USAGE
+    assert rule in capsys.readouterr().err
     assert not (home.path / "runs").exists()
 
 
-def test_a_missing_file_is_refused(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "No such file" in refused(home, tmp_path / "nowhere.yaml", capsys)
+def test_a_run_that_goes_on_names_the_checkpoints_that_are_damaged(home: Home, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    committed(root, located(root), files={"data": SavedFile.of(b"1234")})
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(located(root)))
+    said = preflight.damaged_checkpoints(home.run("default", "refused"), read_job(path))
+    assert said == ["checkpoint a000001-s00000002 is damaged and not used: data is missing"]
 
 
 def test_a_job_that_can_run_passes(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,7 +328,7 @@ def committed(root: Path, job: dict[str, Any], **changes: Any) -> Path:
         step=2,
         world=4,
         model_digest=shape_digest(shape),
-        model_shape=dataclasses.asdict(shape),
+        model_shape=shape_content(shape),
         plan_hash="0" * 16,
         files={},
         loader={},

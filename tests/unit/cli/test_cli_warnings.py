@@ -43,6 +43,13 @@ def test_an_elastic_job_is_not_warned_since_the_devices_of_one_machine_bound_it_
     assert said(workers={"minReplicas": 1, "maxReplicas": 4}) == []
 
 
+def test_more_ranks_than_cores_can_bear_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    assert said(workers={"replicas": 4, "devices": 2}) == []
+    (words,) = said(workers={"replicas": 16, "devices": 2})
+    assert words.startswith("32 ranks share 2 cores")
+
+
 def test_fields_of_the_template_are_named_in_one_warning() -> None:
     container = {"image": "mine", "resources": {"limits": {"cpu": "1"}}}
     words = said(workers={"template": {"spec": {"containers": [container], "nodeSelector": {"a": "b"}}}})

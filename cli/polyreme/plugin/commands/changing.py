@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from polyreme.output import note
+from polyreme.output import confirm, note
 from polyreme.plugin.options import Context, Job, Kubeconfig, Namespace, Timeout, Wait, target
-from polyreme_api.errors import InvalidConfigError, RefusedError
+from polyreme_api.errors import RefusedError
 
 
 def suspend(
@@ -145,14 +145,7 @@ def cancel(
 
     where = target(kubeconfig, context, namespace)
     space, short = where.split(name)
-    if not yes:
-        import sys
-
-        if not sys.stdin.isatty():
-            raise InvalidConfigError(
-                "cancel deletes the job, and nobody is there to ask; say so by --yes", field="--yes"
-            )
-        typer.confirm(f"delete job {space}/{short}? suspend would keep it", abort=True, err=True)
+    confirm(f"delete job {space}/{short}? suspend would keep it", yes=yes)
 
     async def story(cluster: ClusterPort) -> None:
         job = await change.cancel(cluster, space, short)

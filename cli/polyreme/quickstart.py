@@ -25,6 +25,7 @@ from polyreme.home import Home, RunDirectory
 from polyreme.output import note
 from polyreme.records import RunRecords, read_records
 from polyreme.report.write import REPORT_NAME
+from polyreme.words import duration
 from polyreme_api.errors import ExitCode
 from polyreme_api.job import TrainingJob
 
@@ -71,6 +72,8 @@ def main() -> int:
         **_setup_times(os.environ.get(SETUP_TIMES_VARIABLE)),
         "report": str(run.report / REPORT_NAME),
     }
+    for words in sentences(figures):
+        note(f"quickstart: {words}")
     good = _holds(figures)
     sys.stdout.write(json.dumps({"name": "quickstart", "figures": figures, "bar": BAR, "ok": good}) + "\n")
     return ExitCode.OK if good else ExitCode.RUN_FAILED
@@ -134,6 +137,26 @@ def _figures(run: RunDirectory, reference: RunRecords) -> dict[str, Any]:
         "restart_s": state.get("restartSeconds"),
         "goodput_ratio": state.get("goodputRatio"),
     }
+
+
+def sentences(figures: Mapping[str, Any]) -> list[str]:
+    """Say what happened, for a person who reads no JSON."""
+    pages, ratio = figures["heldout_pages"] or 0, figures["heldout_exact_match_ratio"] or 0.0
+    came_back = f"the job came back as attempt {figures['attempts']}"
+    restart_s = figures["restart_s"]
+    if restart_s is not None:
+        came_back += f", and its next step was done {duration(restart_s)} later"
+    compared = f"{figures['compared_steps']} losses that were compared"
+    same = f"all {compared} are the same, bit for bit, as in a run that nobody disturbed"
+    if not figures["resumed_identical"]:
+        same = f"of the {compared} some differ from those of a run that nobody disturbed"
+    answered = f"{round(pages * ratio)} of {pages} held-out pages are answered exactly"
+    return [
+        f"rank {KILL_RANK} was killed at step {KILL_STEP}; {came_back}",
+        same,
+        f"{answered}; the loss fell from {figures['loss_first']:.3f} to {figures['loss_last']:.3f}",
+        f"open the report: {Path(figures['report']).as_uri()}",
+    ]
 
 
 def _holds(figures: Mapping[str, Any]) -> bool:

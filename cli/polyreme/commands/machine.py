@@ -110,4 +110,6 @@ def _loopback() -> tuple[bool, str]:
 
 def _module(name: str) -> tuple[bool, str]:
     found = importlib.util.find_spec(name) is not None
-    return found, _version("scikit-learn" if name == "sklearn" else name) if found else "missing; install polyreme[run]"
+    return found, _version(
+        "scikit-learn" if name == "sklearn" else name
+    ) if found else "missing; pip install '.[run]' in the checkout"

@@ -150,7 +150,7 @@ def scans_path() -> Path:
         if path.is_file():
             return path
     raise SourceInvalidError(
-        "sample/digits needs scikit-learn's table of scans: not installed; pip install 'polyreme[run]'"
+        "sample/digits needs scikit-learn's table of scans: not installed; pip install '.[run]' in the checkout"
     )
 
 

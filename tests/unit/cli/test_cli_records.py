@@ -8,7 +8,7 @@ import pytest
 
 from polyreme.clock import SystemClock
 from polyreme.inject import Injection, parse_injection
-from polyreme.quickstart import identical_losses
+from polyreme.quickstart import identical_losses, sentences
 from polyreme.records import RunRecords, parse_steps, read_records
 from polyreme.timeline import Moment, Timeline, read_timeline
 from polyreme_api.errors import InvalidConfigError
@@ -127,3 +127,26 @@ def test_an_injection_reads_back_what_it_writes() -> None:
 def test_other_forms_of_injection_are_refused(text: str) -> None:
     with pytest.raises(InvalidConfigError, match="kill-rank=RANK@STEP"):
         parse_injection(text)
+
+
+def test_the_quickstart_ends_in_sentences_and_a_link_to_its_report() -> None:
+    figures = {
+        "attempts": 2,
+        "resumed_identical": 1,
+        "compared_steps": 50,
+        "heldout_exact_match_ratio": 0.95,
+        "heldout_pages": 240,
+        "loss_first": 6.5382,
+        "loss_last": 0.00286,
+        "restart_s": 0.81,
+        "report": "/home/me/report.html",
+    }
+    assert sentences(figures) == [
+        "rank 1 was killed at step 70; the job came back as attempt 2, and its next step was done 0.81 s later",
+        "all 50 losses that were compared are the same, bit for bit, as in a run that nobody disturbed",
+        "228 of 240 held-out pages are answered exactly; the loss fell from 6.538 to 0.003",
+        "open the report: file:///home/me/report.html",
+    ]
+    differing = sentences({**figures, "resumed_identical": 0, "restart_s": None})
+    assert "some differ" in differing[1]
+    assert differing[0].endswith("attempt 2")

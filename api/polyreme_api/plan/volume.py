@@ -16,8 +16,6 @@ from polyreme_api.plan.parts import all_parts, expert_parameters, parameter_coun
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.plan.traffic import by_axis, exchanges, parameter_bytes
 
-STATE_BYTES_PER_PARAMETER = 16
-"""Weight, gradient, and two AdamW moments, float32."""
 NOMINAL_BYTES: Mapping[str, int] = {"tp": 16 * 2**30, "ep": 8 * 2**30, "cp": 4 * 2**30, "dp": 2 * 2**30, "pp": 2**30}
 """Bytes that a rank sends in a step, where the model is not known. Only their order means anything: tensor, expert and
 context groups exchange activations in every layer, data groups gradients once a step, stages one activation each."""
@@ -101,10 +99,3 @@ def nominal_volumes(layout: Layout) -> tuple[GroupVolume, ...]:
         for axis in NOMINAL_BYTES
         if ranks[axis] > 1
     )
-
-
-def state_bytes_per_rank(layout: Layout, *, shape: ModelShape) -> int:
-    """Work out the memory of weights, gradients and moments on one rank [bytes]; activations not included."""
-    routed, shared = expert_parameters(shape), shared_parameters(shape)
-    whole = parameter_count(shape) - routed - shared
-    return STATE_BYTES_PER_PARAMETER * (whole + shared // layout.tp + routed // layout.ep)

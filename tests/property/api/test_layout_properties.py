@@ -24,7 +24,7 @@ from polyreme_api.plan.layout import (
 from polyreme_api.plan.parts import expert_parameters, parameter_count
 from polyreme_api.plan.plan import Plan
 from polyreme_api.plan.shapes import KIMI_VL_NANO, ModelShape
-from polyreme_api.plan.volume import group_volumes, shared_parameters, state_bytes_per_rank
+from polyreme_api.plan.volume import group_volumes, shared_parameters
 
 shapes = st.builds(
     lambda experts, layers: dataclasses.replace(
@@ -185,18 +185,3 @@ def test_a_ring_moves_less_than_two_buffers(plan: Plan) -> None:
         if volume.axis in buffers:
             buffer = buffers[volume.axis]
             assert buffer * 0.99 <= volume.bytes_per_rank <= max(2 * buffer - 1, 0)
-
-
-@given(plans())
-def test_tensor_ranks_divide_what_they_share_and_nothing_else(plan: Plan) -> None:
-    alone = state_bytes_per_rank(Layout(), shape=plan.shape)
-    for tp in (2, 4):
-        saved = alone - state_bytes_per_rank(Layout(tp=tp), shape=plan.shape)
-        assert saved == 16 * (shared_parameters(plan.shape) - shared_parameters(plan.shape) // tp)
-
-
-@given(plans())
-def test_more_expert_ranks_never_need_more_memory(plan: Plan) -> None:
-    layouts = plain_layouts(world=plan.layout.world, shape=plan.shape, packs_per_step=plan.packs_per_step)
-    needs = [state_bytes_per_rank(layout, shape=plan.shape) for layout in layouts]
-    assert needs == sorted(needs, reverse=True)

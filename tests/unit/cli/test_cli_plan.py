@@ -76,3 +76,26 @@ def test_a_container_with_training_of_its_own_has_no_layout_to_search(
     path = job_file(tmp_path, {"spec.workers": {"runtime": {"mode": "Environment"}}})
     assert invoke(["plan", path]) == ExitCode.USAGE
     assert "spec.workers.runtime.mode" in capsys.readouterr().err
+
+
+def test_validate_counts_the_memory_of_a_rank_as_the_planner_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With stages, bytes of a number and a divided update: none of them counted once."""
+    state = {}
+    for degrees in ({"dp": 8}, {"dp": 2, "pp": 4, "microbatches": 8}):
+        changes = BIG | {
+            "spec.workers": {"replicas": 1, "devices": 8, "hardware": "h200-141g"},
+            "spec.parallelism": {"mode": "Explicit", "ep": 2, **degrees},
+            "spec.training.precision": "bfloat16",
+        }
+        path = job_file(tmp_path, changes)
+        capsys.readouterr()
+        assert invoke(["validate", path, "--for-cluster", "-o", "json"]) == ExitCode.OK
+        item = json.loads(capsys.readouterr().out)["item"]
+        assert item["stateBytesPerRank"] < item["memoryBytesPerRank"] <= 141e9
+        state[degrees.get("pp", 1)] = item["stateBytesPerRank"]
+        assert invoke(["validate", path, "--for-cluster"]) == ExitCode.OK
+        shown = capsys.readouterr().out
+        assert f"parameters      {item['parameters']:,}" in shown
+    assert state[4] < state[1] * 0.6

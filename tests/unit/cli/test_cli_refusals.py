@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from polyreme_api.errors import ExitCode, InvalidConfigError, RefusedError
 from polyreme_api.history import CHECKPOINT_FORMAT, COMMIT_MARKER
 from polyreme_api.marker import CommitMarker, SavedFile, seal
 from polyreme_api.plan.plan import shape_digest, shape_of
-from polyreme_api.plan.shapes import model_shape
+from polyreme_api.plan.shapes import model_shape, shape_content
 from polyreme_api.root import survey
 from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.model.initialise import outline

@@ -202,6 +202,17 @@ def test_recomputation_takes_time_and_gives_memory(recompute: Recompute, shape: 
     assert memory(setting, less, (27,)).activations_bytes < memory(setting, base, (27,)).activations_bytes
 
 
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_ranks_never_wait_less_than_not_at_all(schedule: Schedule) -> None:
+    """Many microbatches are extrapolated from few that are played; the fullest rank's work bounds what comes out."""
+    layout = Layout(ep=8, pp=2, cp=2, tp=8, ulysses=2)
+    of = Candidate(layout=layout, schedule=schedule, recompute=Recompute.NONE, microbatch_packs=1, microbatches=256)
+    setting = setting_of(tokens=8192, hardware="h200-141g")
+    played = Pricer(setting).played(of, 1)
+    assert played.bubble >= 0
+    assert played.shares_s["bubble"] >= 0
+
+
 def test_products_take_their_operations_over_the_rate() -> None:
     setting = setting_of()
     times: PartTimes = part_times(setting, Layout(cp=2, tp=2), packs=2, recompute=Recompute.NONE)

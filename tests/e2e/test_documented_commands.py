@@ -1,0 +1,113 @@
+"""The commands of README and how-tos that need no Kubernetes, run as they stand there, in a folder of a newcomer's."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.documented import PAGES, ROOT, commands
+from tests.e2e.small_jobs import record, write_jsonl, write_records
+
+pytestmark = [pytest.mark.slow, pytest.mark.parallel]
+
+HOW_TO = ROOT / "docs" / "how-to"
+ELSEWHERE = {
+    "polyreme run manifests/samples/quickstart.yaml --fresh --inject kill-rank=1@70": "make quickstart",
+    "polyreme run in-stages.yaml": "test_e2e_stages",
+    "polyreme runs rm NAME": "it asks; that of the page about own data, with --yes, is run here",
+    "polyreme node --name left --name right --devices 2": "tests/cluster/test_how_to_kubernetes",
+}
+"""Commands that are not run here, and what runs them."""
+BIG_JOB = """
+apiVersion: polyreme.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: big}
+spec:
+  model: {preset: kimi-vl-a3b}
+  data: {sequenceTokens: 4096, sources: [{name: one, dataset: sample/digits-1}]}
+  training: {steps: 10, packsPerStep: 16}
+  workers: {replicas: 1, devices: 8, deviceResource: nvidia.com/gpu, hardware: h200-141g}
+"""
+Call = Callable[[str], str]
+
+
+def page_commands(name: str) -> list[str]:
+    """Commands of a page that are run here."""
+    page = ROOT / name if name == "README.md" else HOW_TO / name
+    return [c for c in commands(page) if c.startswith("polyreme ") and c not in ELSEWHERE and "s3://" not in c]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Pictures, two files of records, one record that can't be used, and the job of the page, of fewer steps."""
+    folder = tmp_path / "newcomer"
+    records = [*write_records(folder), record("bad", ["missing.png"], "red")]
+    for name in ("shapes", "receipts"):
+        write_jsonl(folder / f"{name}.jsonl", list(records))
+    (job,) = re.findall(r"^```yaml\n(.*?)^```$", (HOW_TO / "own-data.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert "steps: 80" in job
+    (folder / "job.yaml").write_text(job.replace("steps: 80", "steps: 4"))
+    return folder
+
+
+@pytest.fixture
+def call(folder: Path) -> Call:
+    """Type a command in the folder; it must succeed. Returns what it printed."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("POLYREME_")},
+        "POLYREME_HOME": str(folder / "home"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+    }
+
+    def type_it(command: str) -> str:
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=280,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    return type_it
+
+
+def test_the_pages_about_own_data_do_what_they_show(call: Call) -> None:
+    *first, delete_run, delete_data = page_commands("own-data.md")
+    shown = {command: call(command) for command in first}
+    assert "1 record of shapes@1 could not be used: polyreme data show shapes@1" in shown["polyreme run job.yaml"]
+    assert "bad " in shown["polyreme data show shapes"]
+    assert "a000001-s00000004" in shown["polyreme checkpoint ls shapes"]
+    assert "sound" in call("polyreme checkpoint verify shapes")
+    for command in page_commands("README.md"):
+        call(command.replace("NAME", "shapes"))
+    call(delete_run)
+    call(delete_data)
+
+
+def test_the_page_about_layouts_does_what_it_shows(call: Call, folder: Path) -> None:
+    of_hardware, of_images, profile, measured = page_commands("plan-a-layout.md")
+    call(profile)
+    assert list((folder / "traces").iterdir())
+    call(measured)
+    (folder / "job.yaml").write_text(BIG_JOB)
+    for command in (of_hardware, of_images):
+        assert "to keep it, in the job's spec:" in call(command)
+
+
+def test_every_documented_command_is_run_here_or_elsewhere() -> None:
+    run_here = {*page_commands("own-data.md"), *page_commands("README.md"), *page_commands("plan-a-layout.md")}
+    shown = {command for page in PAGES for command in commands(page) if command.startswith("polyreme ")}
+    in_buckets = {command for command in shown if "s3://" in command}
+    of_a_run = {"polyreme checkpoint export run-7 --to ./model"}
+    assert shown - run_here - in_buckets - of_a_run == set(ELSEWHERE)

@@ -22,13 +22,13 @@ from polyreme_api.errors import RetryableError
 from polyreme_operator.announcer import Announcer
 from polyreme_operator.apply import Applier
 from polyreme_operator.core.events import events_of, unreadable_event
-from polyreme_operator.core.quarantine import JobFaultError, fault_message
+from polyreme_operator.core.quarantine import JobFaultError
 from polyreme_operator.core.rebase import rebased
 from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.schedule import Batch, Stopwatch, schedule
 from polyreme_operator.model import WATCHED_KINDS, ClusterModel
 from polyreme_operator.planning import InlinePlanner, Planner, Planning
-from polyreme_operator.port import ClusterPort, ConflictError, NotFoundError, ObjectRef, PortError
+from polyreme_operator.port import ClusterPort, ConflictError, InvalidObjectError, NotFoundError, ObjectRef, PortError
 from polyreme_operator.quarantine import Quarantine
 from polyreme_operator.settings import Settings
 from polyreme_operator.telling import Telling
@@ -122,7 +122,9 @@ class _Operator:
         self._timers: list[tuple[float, str]] = []
         self._due: dict[str, float] = {}
         self._failures: dict[str, int] = defaultdict(int)
-        self._retries = Quarantine(clock.steady_s)
+        self._quarantine = Quarantine(
+            self._model, clock, self._announcer.put, observer, note=self._note, wake_at=self._wake_at
+        )
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._wanting: dict[str, int] = defaultdict(int)
         """Writes of the scheduler that wait for a job's lock."""
@@ -236,7 +238,7 @@ class _Operator:
             self._wake_at(ANEW if key == SCHEDULE else key, self._clock.now_s() + delay_s)
         except Exception as error:  # noqa: BLE001 - no error of a decision may stop the operator
             if key not in {SCHEDULE, TELL}:
-                self._quarantine(key, error, in_round=False)
+                self._quarantine.isolate(key, error, in_round=False)
                 return
             # No job can be blamed for it. What is admitted goes on, and is healed, while this is retried.
             self._failures[key] += 1
@@ -247,37 +249,6 @@ class _Operator:
         finally:
             self._busy.discard(key)
             self._wake.set()
-
-    def _quarantine(self, uid: str, error: Exception, *, in_round: bool) -> None:
-        """Leave a job as it is and retry it later, since a decision about it raised an error; everyone else continues.
-
-        Args:
-            uid: Of the job.
-            error: The error.
-            in_round: Whether the scheduler's decision raised it, so that the job's own passes go on.
-        """
-        self._observer.failed(uid, error)
-        job = self._model.job(uid)
-        if job is None:
-            _log.error("job %s raised an error", uid, exc_info=error)
-            return
-        delay_s = self._retries.add(uid, generation=job.generation)
-        when = "after a change of its spec" if delay_s is None else f"in {delay_s:.0f} s"
-        _log.error("job %s raised an error and is left as it is; it is retried %s", job.ref, when, exc_info=error)
-        if job.fault != (message := fault_message(error)):
-            self._note(self._model.quarantine(uid, message, in_round=in_round))
-        if delay_s is not None:
-            self._wake_at(uid, self._clock.now_s() + delay_s)
-
-    def _retry(self, uid: str) -> None:
-        """Take a job out of quarantine, if it is time to."""
-        job, wait_s = self._model.job(uid), self._retries.wait_s(uid)
-        if job is None or not job.fault or wait_s is None:
-            return
-        if wait_s > 0:
-            self._wake_at(uid, self._clock.now_s() + wait_s)
-        else:
-            self._note(self._model.quarantine(uid, "", in_round=False))
 
     def _backoff_s(self, failures: int) -> float:
         return self._settings.backoff_s(failures) * (0.5 + self._rng.random() / 2)
@@ -296,7 +267,7 @@ class _Operator:
     async def _reconcile(self, uid: str) -> None:
         async with self._locks[uid]:
             began_s = self._clock.steady_s()
-            self._retry(uid)
+            self._quarantine.retry(uid)
             decision = self._decide(uid, lease_read=False)
             reads = [action for action in decision.actions if isinstance(action, ReadLease)]
             if reads and self._watcher.deaf:
@@ -319,7 +290,7 @@ class _Operator:
             self._locks.pop(uid, None)
             self._rests_until.pop(uid, None)
             self._telling.forget(uid)
-            self._retries.forget(uid)
+            self._quarantine.forget(uid)
             self._observer.gone(uid)
 
     def _timely(self, uid: str, actions: tuple[Action, ...]) -> tuple[Action, ...]:
@@ -363,13 +334,15 @@ class _Operator:
             except (ConflictError, NotFoundError):
                 # It is otherwise than it was seen: its own pass says what is to be told now.
                 continue
+            except InvalidObjectError as error:
+                self._quarantine.refuse(uid, error)
             except PortError as error:
                 failures += 1
                 _log.info("the status of job %s is told later: %s", uid, error)
                 self._want_to_tell([uid])
                 await self._clock.sleep(self._backoff_s(failures))
             except Exception as error:  # noqa: BLE001 - one job must not stop the others
-                self._quarantine(uid, error, in_round=False)
+                self._quarantine.isolate(uid, error, in_round=False)
 
     async def _tell_job(self, uid: str) -> None:
         if self._model.job(uid) is None:
@@ -430,7 +403,7 @@ class _Operator:
                 if job is None or job.fault:
                     # It takes no part in the round, so the round is to blame.
                     raise fault.error from None
-                self._quarantine(fault.uid, fault.error, in_round=True)
+                self._quarantine.isolate(fault.uid, fault.error, in_round=True)
         return Batch(again=True)
 
     def _decide_round(self, leases_read: frozenset[str]) -> Batch:
@@ -454,15 +427,22 @@ class _Operator:
             try:
                 await self._applier.apply((write, *events_of(write)), write.uid)
                 self._telling.wrote(write.uid)
+                self._model.settle(write.uid)
             except (ConflictError, NotFoundError):
                 # One job is otherwise than it was seen: the next round decides about it, and nobody waits for that.
                 # What this round gave to it may be for others, who were refused on its account.
                 self._model.told.forget_misfits()
                 self._note(Changes(asks=True))
+            except InvalidObjectError as error:
+                self._quarantine.refuse(write.uid, error)
+                if not self._quarantine.settles(write):
+                    raise
+                self._model.told.forget_misfits()
+                self._note(Changes(asks=True))
             except PortError:
                 raise
             except Exception as error:  # noqa: BLE001 - one job must not stop the others
-                self._quarantine(write.uid, error, in_round=True)
+                self._quarantine.isolate(write.uid, error, in_round=True)
                 self._note(Changes(asks=True))
 
     @contextlib.asynccontextmanager

@@ -49,7 +49,7 @@ from polyreme_operator.types.parse import (
 )
 from polyreme_operator.types.plans import JobPlans, PlanRequest
 from polyreme_operator.types.queues import QueueView
-from polyreme_operator.types.reasons import Scope
+from polyreme_operator.types.reasons import Reason, Scope
 from polyreme_operator.types.snapshot import JobScene, Refusal
 from polyreme_operator.types.views import JobView, NodeView, PodView, TopologyView
 
@@ -88,6 +88,8 @@ class ClusterModel:
         self._priorities: dict[str, int] = {}
         self._tree = QueueTree.of(())
         self._intents = Intents(known=False)
+        self._settled: set[str] = set()
+        """Jobs of the intents that need no more cancellation."""
         self.children = ChildIndex()
         self._refusals: dict[str, Refusal] = {}
         self._asking: set[str] = set()
@@ -118,12 +120,13 @@ class ClusterModel:
             changes = self._put_unreadable(ref, manifest, fault_message(error))
         return self._noted(changes)
 
-    def quarantine(self, uid: str, why: str, *, in_round: bool) -> Changes:
+    def quarantine(self, uid: str, why: str, *, in_round: bool, reason: Reason = Reason.INTERNAL_ERROR) -> Changes:
         """Leave a job as it is from now on; empty ``why``: decide about it again."""
         job = self.jobs.views.get(uid)
         if job is None:
             return Changes()
-        change = self.jobs.put(dataclasses.replace(job, fault=why, fault_in_round=in_round and why != ""))
+        in_round = in_round and why != ""
+        change = self.jobs.put(dataclasses.replace(job, fault=why, fault_reason=reason, fault_in_round=in_round))
         return self._noted(Changes(jobs={uid}, capacity=change.freed, asks=change.asks))
 
     def take_plans(self, request: PlanRequest, answer: JobPlans) -> Changes:
@@ -172,6 +175,14 @@ class ClusterModel:
     def decided(self, batch: Batch, *, now_s: float) -> set[str]:
         """Take the scheduler's last words; return the UIDs of jobs for which they differ, and that must be told."""
         return self.told.take(batch, tree=self._tree, now_s=now_s)
+
+    def is_intended(self, uid: str) -> bool:
+        """Tell whether the intents name a job, and what became of that is not settled."""
+        return uid not in self._settled and any(entry.uid == uid for entry in self._intents.entries)
+
+    def settle(self, uid: str) -> None:
+        """Note that nothing of a job's intent can land any more: a later write was accepted, or it was refused."""
+        self._settled.add(uid)
 
     def ask(self, uid: str, *, asks: bool) -> Changes:
         """Note whether a job needs another place, which is not one job's to take."""
@@ -251,6 +262,7 @@ class ClusterModel:
             used=self.ledger.used,
             refused=self.told.known_misfits,
             intents=self._intents,
+            settled=self._settled,
             leases_read=leases_read,
         )
 
@@ -321,7 +333,7 @@ class ClusterModel:
             case "ConfigMap":
                 intents = parse_intents_object(manifest)
                 if intents is not None:
-                    self._intents = intents
+                    self._intents, self._settled = intents, set()
                 return Changes(asks=intents is not None)
             case _:
                 return self._put_setting(ref, manifest)
@@ -422,7 +434,7 @@ class ClusterModel:
                 return self._put_priority(ref.name, None)
             case "ConfigMap" if was_present and ref.name == labels.INTENTS_NAME:
                 _log.warning("%s is gone: every job that has not finished is cancelled before the next admission", ref)
-                self._intents = Intents(known=False)
+                self._intents, self._settled = Intents(known=False), set()
                 return Changes(asks=True)
             case _:
                 return Changes()
@@ -434,6 +446,7 @@ class ClusterModel:
         self._leases.drop(uid)
         self.children.forget(uid)
         self._refusals.pop(uid, None)
+        self._settled.discard(uid)
         self._asking.discard(uid)
         self.told.forget(uid)
         return Changes(jobs={uid}, capacity=self.jobs.remove(uid).freed)

@@ -1,9 +1,23 @@
-"""Retries of jobs in quarantine: later each time, and so often at most. What quarantine means is in ``core``."""
+"""Jobs that are left as they are, so that everyone else continues, and when each is retried.
+
+What quarantine means for a job is in ``core/quarantine.py``. A job comes here if a decision about it raised an error,
+or if the API server refuses its status. The intent of a refused job is settled here, too.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
+
+from polyreme_api.clock import Clock
+from polyreme_operator.core.quarantine import fault_message
+from polyreme_operator.model import ClusterModel
+from polyreme_operator.port import InvalidObjectError
+from polyreme_operator.types.actions import EmitEvent, WriteStatus
+from polyreme_operator.types.changes import Changes
+from polyreme_operator.types.observer import Observer
+from polyreme_operator.types.reasons import Reason
 
 RETRY_FIRST_S = 1.0
 RETRY_LONGEST_S = 600.0
@@ -11,6 +25,11 @@ RETRIES_MAX = 20
 """About two hours; then a job stays in quarantine until its spec changes or the operator restarts."""
 FORGIVEN_AFTER_S = 3_600.0
 """A job that raised no error for so long has all its retries again."""
+IN_FLIGHT_S = 60.0
+"""Longest time for which an API server works on a request (``--request-timeout``): what an earlier leader had sent has
+landed then, or never will."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(slots=True)
@@ -21,6 +40,105 @@ class _Entry:
 
 
 class Quarantine:
+    """Puts jobs into quarantine and takes them out.
+
+    Args:
+        model: Where it is noted.
+        clock: Time of retries.
+        announce: Takes events.
+        observer: Is told of errors.
+        note: Is called with what a change calls for.
+        wake_at: Has a job looked at again at a time.
+    """
+
+    def __init__(
+        self,
+        model: ClusterModel,
+        clock: Clock,
+        announce: Callable[[EmitEvent], None],
+        observer: Observer,
+        *,
+        note: Callable[[Changes], None],
+        wake_at: Callable[[str, float], None],
+    ) -> None:
+        self._model, self._clock, self._announce, self._observer = model, clock, announce, observer
+        self._note, self._wake_at = note, wake_at
+        self._retries = Retries(clock.steady_s)
+        self._cancel_refused_s: dict[str, float] = {}
+        """Since when the cancellation of a job's intent has been refused."""
+
+    def isolate(self, uid: str, error: Exception, *, in_round: bool) -> None:
+        """Leave a job as it is and retry it later, since a decision about it raised an error.
+
+        Args:
+            uid: Of the job.
+            error: The error.
+            in_round: Whether the scheduler's decision raised it, so that the job's own passes go on.
+        """
+        self._observer.failed(uid, error)
+        _log.error("job %s raised an error and is left as it is", self._name(uid), exc_info=error)
+        self._leave(uid, fault_message(error), in_round=in_round, reason=Reason.INTERNAL_ERROR)
+
+    def refuse(self, uid: str, error: InvalidObjectError) -> None:
+        """Leave a job as it is and retry it later, since the API server refuses its status; its own passes go on."""
+        _log.warning("job %s is left as it is, its status is refused: %s", self._name(uid), error)
+        self._leave(uid, str(error), in_round=True, reason=Reason.STATUS_REFUSED)
+        job = self._model.job(uid)
+        if job is not None:
+            # The status can't say so.
+            reason = Reason.STATUS_REFUSED.value
+            key = f"{job.generation}-{reason}".lower()
+            self._announce(EmitEvent(ref=job.ref, uid=uid, reason=reason, message=str(error), warning=True, key=key))
+
+    def settles(self, write: WriteStatus) -> bool:
+        """Tell whether nothing of a job's intent can land any more, now that this write was refused.
+
+        An admission that was refused is not in flight: it was sent once. A refused cancellation says nothing of what
+        an earlier leader may have sent; its request is over after a while.
+        """
+        before, after = write.before.attempt, write.after.attempt
+        begins = after is not None and (before is None or after.number > before.number)
+        if not begins and self._model.is_intended(write.uid):
+            now_s = self._clock.steady_s()
+            if now_s < self._cancel_refused_s.setdefault(write.uid, now_s) + IN_FLIGHT_S:
+                return False
+        self._cancel_refused_s.pop(write.uid, None)
+        self._model.settle(write.uid)
+        return True
+
+    def retry(self, uid: str) -> None:
+        """Take a job out of quarantine, if it is time to."""
+        job, wait_s = self._model.job(uid), self._retries.wait_s(uid)
+        if job is None or not job.fault or wait_s is None:
+            return
+        if wait_s > 0:
+            self._wake_at(uid, self._clock.now_s() + wait_s)
+        else:
+            self._note(self._model.quarantine(uid, "", in_round=False))
+
+    def forget(self, uid: str) -> None:
+        """Forget a job."""
+        self._retries.forget(uid)
+        self._cancel_refused_s.pop(uid, None)
+
+    def _leave(self, uid: str, why: str, *, in_round: bool, reason: Reason) -> None:
+        job = self._model.job(uid)
+        if job is None:
+            return
+        delay_s = self._retries.add(uid, generation=job.generation)
+        when = "after a change of its spec" if delay_s is None else f"in {delay_s:.0f} s"
+        _log.info("job %s is retried %s", job.ref, when)
+        if job.fault != why:
+            self._note(self._model.quarantine(uid, why, in_round=in_round, reason=reason))
+        if delay_s is not None:
+            self._wake_at(uid, self._clock.now_s() + delay_s)
+
+    def _name(self, uid: str) -> str:
+        job = self._model.job(uid)
+        return uid if job is None else str(job.ref)
+
+
+class Retries:
     """When each job in quarantine is to be retried.
 
     Args:

@@ -24,7 +24,7 @@ _ON_CHANGE: tuple[tuple[ConditionType, frozenset[str], bool], ...] = (
     (ConditionType.SUSPENDED, frozenset({Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED}), False),
     (ConditionType.RUNNING, frozenset({Reason.STALLED}), True),
     (ConditionType.RESIZE_REFUSED, frozenset({Reason.NO_FIT}), True),
-    (ConditionType.DEGRADED, frozenset({Reason.INTERNAL_ERROR, Reason.UNREADABLE}), True),
+    (ConditionType.DEGRADED, frozenset({Reason.INTERNAL_ERROR, Reason.STATUS_REFUSED, Reason.UNREADABLE}), True),
     (ConditionType.SUCCEEDED, frozenset({Reason.COMPLETED}), False),
 )
 """Conditions that are told when their reason becomes one of these, and whether as a warning."""

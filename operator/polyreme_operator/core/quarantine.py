@@ -74,6 +74,6 @@ def with_degraded(job: JobView, decision: Decision, now_s: float) -> Decision:
 def _degraded(job: JobView, status: TrainingJobStatus, now_s: float) -> TrainingJobStatus:
     if not job.quarantined:
         return drop_condition(status, ConditionType.DEGRADED)
-    reason = Reason.UNREADABLE if job.unreadable else Reason.INTERNAL_ERROR
+    reason = Reason.UNREADABLE if job.unreadable else job.fault_reason
     message = f"the operator leaves this job as it is: {job.quarantined}"[:MESSAGE_CHARACTERS_MAX]
     return with_condition(status, ConditionType.DEGRADED, True, reason, message, now_s=now_s, generation=job.generation)

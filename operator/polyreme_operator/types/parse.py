@@ -24,6 +24,7 @@ from polyreme_operator.types.intents import INTENTS_KEY, Intents, parse_intents
 from polyreme_operator.types.inventory import HOST_LEVEL, PODS, Constraints, LevelView, Requests, Taint
 from polyreme_operator.types.plans import PlanRequest
 from polyreme_operator.types.queues import QueueView, Quota, Reclaim, StopPolicy
+from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.resources import allocatable, canonical, constraints_of, pod_requests
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, NodeView, PodPhase, PodView, TopologyView
@@ -81,6 +82,7 @@ def parse_job_view(
         class_missing=lacks_class(read.spec, priorities or {}),
         unreadable=unreadable,
         fault="" if known is None or known.generation != generation else known.fault,
+        fault_reason=Reason.INTERNAL_ERROR if known is None else known.fault_reason,
         fault_in_round=known is not None and known.fault_in_round,
     )
 

@@ -84,6 +84,8 @@ class Reason(StrEnum):
     RUN_FAILED = "RunFailed"
     INTERNAL_ERROR = "InternalError"
     """The operator met a fault of its own in this job."""
+    STATUS_REFUSED = "StatusRefused"
+    """The API server refuses the job's status (403, 422)."""
     UNREADABLE = "Unreadable"
     """The object is stored in a form that the operator can't read."""
 

@@ -14,6 +14,7 @@ from polyreme_api.progress import ProgressRecord
 from polyreme_operator.port import ObjectRef
 from polyreme_operator.types.inventory import Constraints, LevelView, Requests, Taint
 from polyreme_operator.types.plans import PlanRequest
+from polyreme_operator.types.reasons import Reason
 
 
 class PodPhase(StrEnum):
@@ -192,6 +193,8 @@ class JobView:
     """Why a part of the stored object can't be read; what was known of that part before is kept."""
     fault: str = ""
     """The error that a decision about this job raised; it stays until the job is retried, or its spec changes."""
+    fault_reason: Reason = Reason.INTERNAL_ERROR
+    """Which kind of fault it is."""
     fault_in_round: bool = False
     """Whether only the scheduler's decision raised it: the job's own passes go on."""
 

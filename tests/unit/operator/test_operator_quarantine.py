@@ -8,7 +8,7 @@ import pytest
 from polyreme_api import labels
 from polyreme_operator.core.schedule import gangs
 from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
-from polyreme_operator.quarantine import FORGIVEN_AFTER_S, RETRIES_MAX, RETRY_FIRST_S, RETRY_LONGEST_S, Quarantine
+from polyreme_operator.quarantine import FORGIVEN_AFTER_S, RETRIES_MAX, RETRY_FIRST_S, RETRY_LONGEST_S, Retries
 from polyreme_operator.types.inventory import GangRequest
 from polyreme_operator.types.views import JobView
 from tests.unit.operator.operator_stage import Stage, node_manifest
@@ -209,7 +209,7 @@ def test_a_malformed_object_is_left_out_with_an_event_and_a_metric(manifest: Man
 
 def test_a_job_is_retried_later_each_time_and_not_for_ever() -> None:
     now_s = [0.0]
-    quarantine = Quarantine(lambda: now_s[0])
+    quarantine = Retries(lambda: now_s[0])
     waits = []
     for _ in range(RETRIES_MAX):
         wait_s = quarantine.add("u", generation=1)

@@ -45,6 +45,8 @@ class Cluster:
     refused: Mapping[int, Pending] = dataclasses.field(default_factory=dict)
     """Classes of waiting jobs that did not fit, and nothing has come free since."""
     intents: Intents = dataclasses.field(default_factory=Intents)
+    settled: Collection[str] = frozenset()
+    """UIDs of jobs of the intents of which nothing can land any more, whatever their status says."""
     leases_read: frozenset[str] = frozenset()
     """UIDs of jobs whose Lease was read after everything else here was seen."""
 

@@ -71,11 +71,9 @@ def schedule(
     from polyreme_operator.core.schedule.repair import repair
     from polyreme_operator.core.schedule.resize import grow, resize
 
-    entries = cluster.intents.entries
+    entries = [entry for entry in cluster.intents.entries if entry.uid not in cluster.settled]
     open_ = [entry for entry in entries if intent_state(entry, cluster.jobs) is IntentState.OPEN]
     limits = limits or Limits()
-    # A job with a fault is neither admitted nor written to: its entry would stay open for ever.
-    open_ = [entry for entry in open_ if not cluster.jobs[entry.uid].fault]
     if open_:
         some = open_[: limits.admissions_max]
         return Batch(writes=tuple(_cancel(cluster.jobs[entry.uid]) for entry in some), again=True)

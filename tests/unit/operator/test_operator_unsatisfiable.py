@@ -73,6 +73,12 @@ REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {
         "WaitingForTopology",
         "needs 3 workers in one rack; room for 2 in r0 when it is empty",
     ),
+    "a gang larger than what its selector leaves": (
+        {"replicas": 4, "devices": 3, "workers": template(nodeSelector={"rack": "r0"})},
+        "WaitingForNodes",
+        "needs 4 workers; room for 2 when nothing else runs there; of 4 nodes that could hold a worker "
+        "2 do not bear the labels that the pod template selects",
+    ),
     "a gang larger than the cluster": (
         {"replicas": 6, "devices": 4, "training": {"steps": 50, "packsPerStep": 24}},
         "WaitingForCapacity",

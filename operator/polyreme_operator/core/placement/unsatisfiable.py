@@ -113,14 +113,22 @@ def _gang(inventory: Inventory, request: GangRequest) -> Misfit | None:
     if isinstance(wish, Misfit):
         return wish
     labelled_N = (inventory.domain_LN >= 0).all(axis=0)
-    slots_N: RowArray = room_N(inventory, request.requests, empty=True)
-    slots_N[~(labelled_N & selected_N(inventory, request.constraints))] = 0
+    every_N: RowArray = room_N(inventory, request.requests, empty=True)
+    every_N[~labelled_N] = 0
+    slots_N = np.where(selected_N(inventory, request.constraints), every_N, 0).astype(every_N.dtype)
     rooms = rooms_of(tree, wish, slots_N, inventory.risk_N)
     if smallest_domain(tree, wish, rooms, request.workers) is not None:
         return None
     have = int(slots_N.sum())
     if have >= request.workers:
         return _lacking_domain(inventory, wish, request, rooms)
+    if int(every_N.sum()) >= request.workers:
+        out, of = int(np.count_nonzero(every_N - slots_N)), counted(int(np.count_nonzero(every_N)), "node")
+        message = (
+            f"needs {counted(request.workers, 'worker')}; room for {have} when nothing else runs there; "
+            f"of {of} that could hold a worker {out} do not bear the labels that the pod template selects"
+        )
+        return Misfit(reason=Reason.WAITING_FOR_NODES, message=message, lacking=request.workers - have)
     per_worker, what = max(1, request.devices), "device" if request.devices else "worker"
     holding = counted(int(np.count_nonzero(slots_N)), "node")
     message = f"needs {counted(request.workers * per_worker, what)}; room for {have * per_worker} on {holding}"

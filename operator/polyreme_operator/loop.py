@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from polyreme_api import labels
-from polyreme_api.clock import Clock
+from polyreme_api.clock import Clock, MonotonicWallClock
 from polyreme_api.errors import RetryableError
 from polyreme_operator.announcer import Announcer
 from polyreme_operator.apply import Applier
@@ -71,7 +71,7 @@ async def run_operator(
 
     Args:
         port: The cluster.
-        clock: Time of decisions and waits.
+        clock: Time of decisions and waits. Its wall time is read once: records follow it until the next run only.
         settings: What the installation says.
         rng: Jitter of retries.
         entropy: Secret bytes; ``secrets.token_bytes``.
@@ -79,7 +79,8 @@ async def run_operator(
         planner: Who plans jobs; None plans them where they are read.
     """
     told, plans = observer or NullObserver(), planner or InlinePlanner()
-    operator = _Operator(port, clock, settings or Settings(), rng=rng, entropy=entropy, observer=told, planner=plans)
+    steady = MonotonicWallClock(clock)  # decisions subtract times, and wall time may be stepped
+    operator = _Operator(port, steady, settings or Settings(), rng=rng, entropy=entropy, observer=told, planner=plans)
     await operator.run()
 
 
@@ -87,7 +88,7 @@ class _Operator:
     def __init__(
         self,
         port: ClusterPort,
-        clock: Clock,
+        clock: MonotonicWallClock,
         settings: Settings,
         *,
         rng: random.Random,

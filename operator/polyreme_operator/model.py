@@ -318,9 +318,9 @@ class ClusterModel:
         match ref.kind:
             case "TrainingJob":
                 known = self.jobs.views.get(self._job_refs.get(ref, ""))
-                return self._put_job(ref, parse_job_view(manifest, known, priorities=self._priorities))
+                return self._put_job(ref, parse_job_view(manifest, known, priorities=self._priorities, seen_s=now_s))
             case "Pod":
-                pod = parse_pod(manifest)
+                pod = parse_pod(manifest, seen_s=now_s, known=self._pods.known(ref))
                 job = None if pod is None else self.jobs.views.get(pod.job_uid)
                 return _pod_changes(self._pods.put(ref, pod, parse_foreign_pod(manifest), job))
             case "Node":

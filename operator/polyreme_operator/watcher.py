@@ -7,12 +7,15 @@ import logging
 import random
 from collections.abc import Callable
 
-from polyreme_api.clock import Clock
+from polyreme_api.clock import MonotonicWallClock
 from polyreme_api.errors import RetryableError
 from polyreme_operator.model import WATCHED_KINDS, ClusterModel
 from polyreme_operator.port import ClusterPort, GoneError, NotFoundError, ObjectRef, PortError
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.changes import Changes
+
+STEP_REPORTED_S = 1.0
+"""Least change of the wall clock, beside the time that passed, that is logged."""
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +35,7 @@ class Watcher:
     def __init__(
         self,
         port: ClusterPort,
-        clock: Clock,
+        clock: MonotonicWallClock,
         model: ClusterModel,
         settings: Settings,
         rng: random.Random,
@@ -42,6 +45,8 @@ class Watcher:
         self._port, self._clock, self._model, self._settings, self._rng = port, clock, model, settings, rng
         self._note = note
         self._unsynced = set(WATCHED_KINDS)
+        self._stepped_s = 0.0
+        """Step of the wall clock that was reported last."""
         self._deaf_since_s: float | None = None
         """Since when no Lease can be heard; nobody is taken for silent meanwhile."""
 
@@ -112,7 +117,18 @@ class Watcher:
             self._deaf_since_s = None
             self._model.excuse_silence(outage_s, now_s=self._clock.now_s())
         self._note(changes | self._synced(kind))
+        self._report_step()
         return page.resource_version
+
+    def _report_step(self) -> None:
+        stepped_s = self._clock.stepped_s()
+        if abs(stepped_s - self._stepped_s) >= STEP_REPORTED_S:
+            self._stepped_s = stepped_s
+            _log.warning(
+                "the wall clock is %+.1f s off the time that has passed since this replica began to lead: decisions go "
+                "by the latter, and so do the times in records until another term begins",
+                stepped_s,
+            )
 
     def _namespace(self, kind: str) -> str | None:
         """Of ConfigMaps there are many, and one of ours, which has its place."""

@@ -8,13 +8,14 @@ import sys
 
 from polyreme.clock import SystemClock
 from polyreme.launcher.launcher import Launcher
+from polyreme_api.clock import MonotonicWallClock
 from polyreme_api.errors import ExitCode, PolyremeError
 
 
 def main() -> int:
     """Launch the ranks of this pod; return the exit code."""
     try:
-        launcher = Launcher(environment=os.environ, clock=SystemClock())
+        launcher = Launcher(environment=os.environ, clock=MonotonicWallClock(SystemClock()))
         return asyncio.run(launcher.run())
     except PolyremeError as error:
         print(f"launcher: {error}", file=sys.stderr)

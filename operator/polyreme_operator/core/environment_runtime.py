@@ -14,11 +14,10 @@ import dataclasses
 from polyreme_api import environment, labels
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
-from polyreme_operator.core.observe import Failure, current_pods, lost_places
+from polyreme_operator.core.observe import Failure, began_s, current_pods, lost_places
 from polyreme_operator.types.actions import DeletePod
 from polyreme_operator.types.reasons import Cause
 from polyreme_operator.types.snapshot import JobScene
-from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView, PodPhase
 
 PET = "PET_"
@@ -127,7 +126,7 @@ def start_deadline_s(scene: JobScene, spec: TrainingJobSpec) -> float | None:
     if attempt is None:
         return None
     waits = len(pods) < attempt.replicas or any(pod.phase is PodPhase.PENDING for pod in pods.values())
-    return parse_time_or(attempt.started_at, 0.0) + spec.health.start_timeout_seconds if waits else None
+    return began_s(scene.job, attempt) + spec.health.start_timeout_seconds if waits else None
 
 
 def endings(scene: JobScene, spec: TrainingJobSpec) -> tuple[DeletePod, ...]:

@@ -12,7 +12,7 @@ from polyreme_operator.core.hang import find_stall
 from polyreme_operator.types.reasons import Cause
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.timestamps import parse_time_or
-from polyreme_operator.types.views import PodPhase, PodView
+from polyreme_operator.types.views import JobView, PodPhase, PodView
 
 SIGNAL_CODE_BASE = 128
 UNSCHEDULABLE_S = 10.0
@@ -100,13 +100,21 @@ def find_refusal(scene: JobScene) -> Failure | None:
     return Failure(cause=Cause.CREATE_REFUSED, message=refusal.message)
 
 
+def began_s(job: JobView, attempt: AttemptStatus) -> float:
+    """Return when an attempt began, by our clock: another machine's clock may have written its time.
+
+    An operator that finds an attempt in progress gives it the whole time that a start may take.
+    """
+    return job.attempt_seen_s or parse_time_or(attempt.started_at, 0.0)
+
+
 def silence_deadline_s(scene: JobScene, spec: TrainingJobSpec) -> float | None:
     """Return when silence becomes a failure, if nothing is heard until then."""
     attempt = scene.job.attempt
     if attempt is None:
         return None
     record = current_record(scene)
-    started_s = parse_time_or(attempt.started_at, 0.0)
+    started_s = began_s(scene.job, attempt)
     start_s = started_s + spec.health.start_timeout_seconds
     heard_s = _heard_s(scene, attempt, started_s)
     beat_s = None if heard_s is None else heard_s + spec.health.heartbeat_timeout_seconds
@@ -249,7 +257,7 @@ def _rank_failure(ended: RankExit, attempt: AttemptStatus, *, said: str) -> Fail
 def _silence(
     scene: JobScene, spec: TrainingJobSpec, attempt: AttemptStatus, record: ProgressRecord | None, now_s: float
 ) -> Failure | None:
-    started_s = parse_time_or(attempt.started_at, 0.0)
+    started_s = began_s(scene.job, attempt)
     heard_s = _heard_s(scene, attempt, started_s)
     timeout_s = spec.health.heartbeat_timeout_seconds
     if heard_s is not None and now_s - heard_s >= timeout_s:

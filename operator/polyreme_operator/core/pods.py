@@ -70,6 +70,10 @@ class PodIndex:
                 change |= self._put_worker(ref, pod)
         return change
 
+    def known(self, ref: ObjectRef) -> PodView | None:
+        """Return a pod of a job as it was last seen."""
+        return self.by_job.get(self._jobs.get(ref, ""), {}).get(ref)
+
     def note_bound(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         """Remember that a pod was bound, until its watch says so: so it is not bound twice."""
         pods = self.by_job.get(self._jobs.get(ref, ""), {})

@@ -194,6 +194,8 @@ _FINAL = {
     CODE_RUN_FAILED: Reason.RUN_FAILED,
 }
 """Exit codes of our ranks after which another attempt would end the same."""
+SKEW_S = 5.0
+"""By how much the clocks of two machines may differ without notice."""
 _RUNGS = (Scope.PROCESS, Scope.POD, Scope.GANG)
 
 
@@ -260,11 +262,14 @@ def _counted_restarts(status: TrainingJobStatus, *, window_s: int, now_s: float)
 
 
 def _due_s(status: TrainingJobStatus, spec: TrainingJobSpec, failure: Failure, *, idle: int, now_s: float) -> float:
-    """When the next attempt may begin. A wait that is on record is not begun anew."""
+    """When the next attempt may begin. A wait that is on record does not begin again.
+
+    One that would last longer than any may was written by a clock that is ahead of ours: it is taken for over.
+    """
+    backoff = spec.failure_policy.backoff
     known_s = parse_time_or(status.retry_at, None)
     if known_s is not None:
-        return known_s
-    backoff = spec.failure_policy.backoff
+        return known_s if known_s <= now_s + backoff.max_seconds + SKEW_S else now_s
     if failure.cause in EXCUSED:
         # A refusal is answered the same a moment later; other causes are tried again at once.
         waits = _in_a_row(status, failure.cause) + (failure.cause is Cause.CREATE_REFUSED)

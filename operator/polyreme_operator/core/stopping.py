@@ -69,11 +69,17 @@ def stop_grace_s(spec: TrainingJobSpec) -> float:
 
 
 def stop_deadline_s(job: JobView, stop: Stop, now_s: float) -> float:
-    """When the attempt is closed even if nothing was heard of it."""
-    if stop.deadline_s is not None:
+    """When the attempt is closed even if nothing was heard of it.
+
+    Measured from when we first saw the request: it may have been written by another machine's clock.
+    """
+    if stop.deadline_s is not None and (stop.asked_s is None or not job.attempt_seen_s):
         return stop.deadline_s
+    asked_s = now_s if stop.asked_s is None else stop.asked_s
     grace_s = STOP_GRACE_S if job.spec is None else stop_grace_s(job.spec)
-    return (now_s if stop.asked_s is None else stop.asked_s) + grace_s
+    if stop.deadline_s is not None:
+        grace_s = stop.deadline_s - asked_s
+    return (job.attempt_seen_s or asked_s) + grace_s
 
 
 def has_stopped(scene: JobScene, now_s: float) -> bool:

@@ -241,14 +241,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 class SimClock:
-    """The loop's time as a ``Clock``."""
+    """The loop's time as the ``Clock`` of one machine."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
+        self._stepped_s = 0.0
+
+    def step_wall(self, by_s: float) -> None:
+        """Set the wall clock forward, or back; steady time and waits go on as if nothing had happened."""
+        self._stepped_s += by_s
 
     def now_s(self) -> float:
         """Return simulated wall time."""
-        return EPOCH_S + self._loop.time()
+        return EPOCH_S + self._stepped_s + self._loop.time()
 
     def steady_s(self) -> float:
         """Return simulated steady time."""

@@ -38,7 +38,11 @@ _SPECS_KEPT = 1024
 
 
 def parse_job_view(
-    manifest: Manifest, known: JobView | None = None, *, priorities: Mapping[str, int] | None = None
+    manifest: Manifest,
+    known: JobView | None = None,
+    *,
+    priorities: Mapping[str, int] | None = None,
+    seen_s: float = 0.0,
 ) -> JobView:
     """Read a TrainingJob. A spec that can't be read is a view too: someone must tell the user. Nothing is planned here.
 
@@ -46,6 +50,7 @@ def parse_job_view(
         manifest: The object.
         known: An earlier view of it; its plans are taken over while the spec's generation is the same, and its arrival.
         priorities: Values of the PriorityClasses, by name.
+        seen_s: When it came.
     """
     metadata = manifest["metadata"]
     generation = metadata.get("generation", 0)
@@ -84,7 +89,17 @@ def parse_job_view(
         fault="" if known is None or known.generation != generation else known.fault,
         fault_reason=Reason.INTERNAL_ERROR if known is None else known.fault_reason,
         fault_in_round=known is not None and known.fault_in_round,
+        attempt_seen_s=_attempt_seen_s(status, known, seen_s),
     )
+
+
+def _attempt_seen_s(status: TrainingJobStatus, known: JobView | None, seen_s: float) -> float:
+    """Return when the attempt was first seen with what is desired of it now."""
+    now, before = status.attempt, None if known is None else known.attempt
+    if known is None or now is None or before is None:
+        return seen_s
+    same = (now.number, now.desired) == (before.number, before.desired)
+    return known.attempt_seen_s if same else seen_s
 
 
 def parse_unreadable_job(manifest: Manifest, known: JobView | None, why: str) -> JobView:
@@ -159,8 +174,14 @@ def lacks_class(spec: TrainingJobSpec | None, priorities: Mapping[str, int]) -> 
     return spec is not None and spec.priority_class_name != "" and spec.priority_class_name not in priorities
 
 
-def parse_pod(manifest: Manifest) -> PodView | None:
-    """Read a worker pod; None for a pod that no job controls. Whether there is such a job is not looked at."""
+def parse_pod(manifest: Manifest, *, seen_s: float | None = None, known: PodView | None = None) -> PodView | None:
+    """Read a worker pod; None for a pod that no job controls. Whether there is such a job is not looked at.
+
+    Args:
+        manifest: The object.
+        seen_s: When it came: what happened to it is measured by our clock. None: by the clocks of those who wrote it.
+        known: An earlier view of it.
+    """
     metadata = manifest["metadata"]
     owned = owner_of_pod(metadata)
     if owned is None:
@@ -169,6 +190,7 @@ def parse_pod(manifest: Manifest) -> PodView | None:
     tags: Mapping[str, str] = metadata.get("labels") or {}
     spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
     ended = _terminated(status)
+    known = known if known is not None and known.uid == metadata["uid"] else None
     conditions = status.get("conditions") or ()
     refused = next((entry for entry in conditions if _refuses(entry)), None)
     return PodView(
@@ -187,14 +209,29 @@ def parse_pod(manifest: Manifest) -> PodView | None:
         requests=pod_requests(spec),
         phase=PodPhase(status.get("phase", "Pending")),
         deleting=metadata.get("deletionTimestamp") is not None,
-        ends_by_s=parse_time_or(metadata.get("deletionTimestamp"), None),
+        ends_by_s=_ends_by_s(metadata, seen_s, known),
         exit_code=None if ended is None else int(ended.get("exitCode", 0)),
         reason=intern(status.get("reason") or ""),
         message="" if ended is None else str(ended.get("message") or ""),
         conditions=_kept(tuple((entry["type"], entry["status"]) for entry in conditions)),
-        unschedulable_since_s=None if refused is None else parse_time_or(refused.get("lastTransitionTime"), 0.0),
+        unschedulable_since_s=None if refused is None else _refused_since_s(refused, seen_s, known),
         unschedulable="" if refused is None else str(refused.get("message") or ""),
     )
+
+
+def _ends_by_s(metadata: Mapping[str, Any], seen_s: float | None, known: PodView | None) -> float | None:
+    told = metadata.get("deletionTimestamp")
+    if told is None or seen_s is None:
+        return parse_time_or(told, None)
+    if known is not None and known.ends_by_s is not None:
+        return known.ends_by_s
+    return seen_s + float(metadata.get("deletionGracePeriodSeconds") or 0)
+
+
+def _refused_since_s(refused: Mapping[str, Any], seen_s: float | None, known: PodView | None) -> float:
+    if seen_s is None:
+        return parse_time_or(refused.get("lastTransitionTime"), 0.0)
+    return seen_s if known is None or known.unschedulable_since_s is None else known.unschedulable_since_s
 
 
 def parse_foreign_pod(manifest: Manifest) -> ForeignPod | None:

@@ -203,6 +203,9 @@ class JobView:
         """Why no decision is made about the job; empty where it is not in quarantine."""
         return self.unreadable or self.fault
 
+    attempt_seen_s: float = 0.0
+    """When we first saw the attempt with what is desired of it now, on our clock; 0 where nobody looked at the time."""
+
     @property
     def ref(self) -> ObjectRef:
         """Reference of the job."""

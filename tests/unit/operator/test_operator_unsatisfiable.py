@@ -11,7 +11,7 @@ from polyreme_operator.types.inventory import LevelView, Taint
 from polyreme_operator.types.queues import QueueView, Quota
 from polyreme_operator.types.snapshot import Pending
 from polyreme_operator.types.views import JobView, NodeView
-from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, job, job_manifest, node, why
+from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, answered, job, job_manifest, node, why
 
 GPU = "nvidia.com/gpu"
 RACKS = (LevelView(name="rack", node_label="rack"),)
@@ -76,8 +76,10 @@ REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a gang larger than what its selector leaves": (
         {"replicas": 4, "devices": 3, "workers": template(nodeSelector={"rack": "r0"})},
         "WaitingForNodes",
-        "needs 4 workers; room for 2 when nothing else runs there; of 4 nodes that could hold a worker "
-        "2 do not bear the labels that the pod template selects",
+        (
+            "needs 4 workers; room for 2 when nothing else runs there; "
+            "of 4 nodes that could hold a worker 2 do not bear the labels that the pod template selects"
+        ),
     ),
     "a gang larger than the cluster": (
         {"replicas": 6, "devices": 4, "training": {"steps": 50, "packsPerStep": 24}},
@@ -158,6 +160,7 @@ def test_a_node_that_appears_ends_it_and_one_that_goes_brings_it_back() -> None:
 
     put_node("n0", 1, DEVICE)
     model.put(job_manifest(version=2, workers={"replicas": 2, "deviceResource": GPU}), now_s=NOW_S)
+    answered(model)
     assert reason() == f"no node has {GPU}"
     assert reason() == f"no node has {GPU}"
     put_node("n1", 3, GPU)

@@ -5,6 +5,7 @@ Neither the API server nor a database carries per-step data: the Lease is renewe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Protocol
 
@@ -16,6 +17,8 @@ LAYERS_MAX = 96
 """Layers whose routing is told on the Lease: more would not fit a line that is written whole."""
 ALL_SETS = ""
 """Name under which the held-out loss of all sets together stands."""
+RANKS_NAMED_MAX = 8
+"""Ranks that one sentence names."""
 EXITS_MAX = 64
 """Rank exits that one record carries; the first ones tell the cause."""
 
@@ -138,8 +141,10 @@ class ProgressRecord(_Record):
     exits: Annotated[tuple[RankExit, ...], Field(max_length=EXITS_MAX)] = ()
     idle_ranks: int | None = None
     """Ranks, of all workers, that have lately used no CPU time; None while nobody has looked."""
-    stopped_ranks: int = 0
-    """Ranks, of all workers, that are stopped (state T)."""
+    stopped: Annotated[tuple[int, ...], Field(max_length=EXITS_MAX)] = ()
+    """Ranks, of all workers, whose process is stopped (state T)."""
+    leaving: Annotated[tuple[int, ...], Field(max_length=EXITS_MAX)] = ()
+    """Workers whose launcher was asked to end."""
     outcome: Outcome | None = None
     message: str = Field(default="", max_length=MESSAGE_CHARACTERS_MAX)
     updated_at_s: float = 0.0
@@ -152,6 +157,22 @@ class ProgressRecord(_Record):
         """
         known, own = (self.attempt, self.replacement), (record.attempt, record.replacement)
         return known > own or (known == own and self.released and not record.released)
+
+
+def name_stopped(stopped: Sequence[int], *, devices: int) -> str:
+    """Name ranks that are stopped; empty when there are none.
+
+    Args:
+        stopped: Their ranks.
+        devices: Ranks of a worker.
+    """
+    if not stopped:
+        return ""
+    if len(stopped) == 1:
+        return f"rank {stopped[0]} on worker {stopped[0] // devices} is stopped (state T)"
+    shown = ", ".join(map(str, stopped[:RANKS_NAMED_MAX]))
+    more = f" and {len(stopped) - RANKS_NAMED_MAX} more" if len(stopped) > RANKS_NAMED_MAX else ""
+    return f"ranks {shown}{more} are stopped (state T)"
 
 
 class ProgressSink(Protocol):

@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from polyreme.launcher.copies import MEMORY
+from polyreme.launcher.copies import CopyFiles
 from polyreme_api.marker import CommitMarker
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.shapes import KIMI_VL_NANO
@@ -78,7 +78,6 @@ def main() -> int:
         figures |= {name: round(value, 3) for name, value in gang("load", folder)[0].items()}
     finally:
         shutil.rmtree(folder)
-        shutil.rmtree(MEMORY / folder.name, ignore_errors=True)
     ok = all(figures[name] >= bar for name, bar in BARS.items())
     print(json.dumps({"name": "bench-checkpoint", "figures": figures, "bar": BARS, "ok": ok}))
     return 0 if ok else 1
@@ -193,7 +192,8 @@ def with_ours(root: Path, rank: int, world: World) -> Ran:
     content = make_content(rank)
     store = open_store(root.as_uri())
     done: list[CheckpointRef] = []
-    copies = HostCopies(_memory(root), rank=rank) if MEMORY.is_dir() else None
+    files = CopyFiles().of(rank)
+    copies = None if files is None else HostCopies(*files)
     identity = Identity(store=store, attempt=1, shape=KIMI_VL_NANO, plan_hash="bench", rule=Rule(kept=2))
     with CheckpointWriter(
         identity, group=world.checkpoint_group, now_s=time.time, committed=done.append, copies=copies
@@ -204,12 +204,6 @@ def with_ours(root: Path, rank: int, world: World) -> Ran:
     if copies is not None:
         copies.drop()
     return ran
-
-
-def _memory(root: Path) -> Path:
-    folder = MEMORY / root.parent.name
-    folder.mkdir(exist_ok=True)
-    return folder
 
 
 def with_dcp_save(root: Path, rank: int, world: World) -> Ran:
@@ -289,14 +283,17 @@ def measure_loads(folder: Path, rank: int, world: World) -> dict[str, float]:
     whole = Content(flat=whole.flat, plain={})
     figures["reshard_ours_s"] = _median_load(ours, whole, files, world)
     figures["reshard_dcp_s"] = _median_load(theirs, whole, [*path.iterdir()], world)
-    figures["restore_from_memory_s"] = _from_memory(folder, rank, marker, world)
+    figures["restore_from_memory_s"] = _from_memory(rank, marker, world)
     return figures
 
 
-def _from_memory(folder: Path, rank: int, marker: CommitMarker, world: World) -> float:
+def _from_memory(rank: int, marker: CommitMarker, world: World) -> float:
     """Take the same from the copy in memory, as ranks do that are forked anew in a pod that lives."""
     content = make_content(rank)
-    copies = HostCopies(_memory(folder / "ours"), rank=rank)
+    files = CopyFiles().of(rank)
+    if files is None:
+        raise SystemExit("this machine has no memory for copies")
+    copies = HostCopies(*files)
     copies.keep(content, marker)
     taken = _median_load(lambda held: _must(copies.restore(held, marker)), content, [], world)
     copies.drop()

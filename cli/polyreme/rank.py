@@ -193,7 +193,7 @@ def settings_of(
         checkpoint=CheckpointSettings(
             store=open_store(rank.checkpoint_url),
             folder=checkpoint_folder(rank.checkpoint_url),
-            copies=Path(copies) if (copies := environment.get(names.COPIES_FOLDER)) else None,
+            copies=_copy_files(environment),
             resume_from=rank.resume_from,
             interval_steps=spec.checkpoint.every_steps,
             kept=spec.checkpoint.keep,
@@ -207,6 +207,13 @@ def settings_of(
         evaluation=_evaluation_settings(spec),
         export_directory=local_folder(exported, field="spec.export.location") if exported else None,
     )
+
+
+def _copy_files(environment: Mapping[str, str]) -> tuple[int, int] | None:
+    """Descriptors of this rank's copy in memory and of its record, where the launcher gave it some."""
+    if names.COPY_DATA_FD not in environment or names.COPY_RECORD_FD not in environment:
+        return None
+    return int(environment[names.COPY_DATA_FD]), int(environment[names.COPY_RECORD_FD])
 
 
 def parse_job_file(path: str) -> TrainingJob:

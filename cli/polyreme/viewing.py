@@ -21,7 +21,7 @@ from polyreme.timeline import Moment, Timeline
 from polyreme.words import duration
 from polyreme_api.clock import Clock
 from polyreme_api.job import TrainingJob
-from polyreme_api.progress import ProgressRecord, RankPhase
+from polyreme_api.progress import ProgressRecord, RankPhase, name_stopped
 
 LOOK_EVERY_S = 0.1
 STATE_EVERY_S = 1.0
@@ -31,6 +31,10 @@ STILL_S = 20
 STILL_STEPS = 20
 """The same, in steps of the pace so far; the longer time counts."""
 STILL_ROUND_S = 10
+HALT_S = 5.0
+"""Time without a new step after which no time to go is shown."""
+HALT_STEPS = 5
+"""The same, in steps of the pace so far; the longer time counts."""
 _TOLD = {"Succeeded", "Failed", "Restarting", "Waiting"}
 """Words that a sentence alone does not say."""
 
@@ -155,7 +159,7 @@ class Watcher:
             tokens_per_second=current.tokens_per_second if current else None,
             # At the end the exact figure stands below, and on the screen there is one only.
             goodput=None if job.status.finished else self._goodput(step, pace_s),
-            left_s=(steps - step) * pace_s if pace_s and step < steps else None,
+            left_s=(steps - step) * pace_s if pace_s and step < steps and not self._halts(current, pace_s) else None,
             ready=ready,
             replicas=0 if job.status.finished else total,
             checkpoint_step=current.checkpoint.step if current and current.checkpoint else None,
@@ -177,9 +181,16 @@ class Watcher:
             self._moved = (self.attempt, step, now_s)
         still_s = int(now_s - self._moved[2]) // STILL_ROUND_S * STILL_ROUND_S
         training = progress is not None and progress.phase is RankPhase.TRAINING
+        if training and progress is not None and progress.stopped:
+            return f"; {name_stopped(progress.stopped, devices=self._job.spec.workers.devices)}"
         if not training or not pace_s or still_s < max(STILL_S, STILL_STEPS * pace_s):
             return ""
         return f"; no new step for {duration(still_s)}, a rank may hang"
+
+    def _halts(self, progress: ProgressRecord | None, pace_s: float) -> bool:
+        """Whether steps have stopped coming, so that a time to go would be made up."""
+        still_s = self._clock.steady_s() - self._moved[2]
+        return bool(progress and progress.stopped) or still_s > max(HALT_S, HALT_STEPS * pace_s)
 
     @staticmethod
     def write_state(run: RunDirectory, row: Mapping[str, Any], job: TrainingJob) -> None:

@@ -84,6 +84,12 @@ class Journal:
         self._file.flush()
 
 
+def copy_files(memory: Path, rank: int) -> tuple[int, int]:
+    """Open a rank's copy and its record; a launcher hands on files without names."""
+    copy, record = (os.open(memory / f"rank-{rank}.{end}", os.O_RDWR | os.O_CREAT) for end in ("copy", "json"))
+    return copy, record
+
+
 def layout_of(given: tuple[int, int] | dict[str, int]) -> Layout:
     """Degrees by name, or dp and ep."""
     return Layout(**given) if isinstance(given, dict) else Layout(dp=given[0], ep=given[1])
@@ -144,7 +150,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
         checkpoint=CheckpointSettings(
             store=store_of(request, rank),
             folder=None if "url" in request else Path(request["root"]),
-            copies=Path(request["copies"]) if "copies" in request else None,
+            copies=copy_files(Path(request["copies"]), rank) if "copies" in request else None,
             resume_from=request.get("resume_from"),
             interval_steps=request.get("interval", 4),
             kept=request.get("kept", 3),

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from polyreme.launcher.copies import CopiesFolder
 from polyreme.launcher.resume import fix_resume
 from polyreme.main import invoke
 from polyreme.records import read_records_at
@@ -32,20 +31,17 @@ def test_a_run_in_a_bucket_is_that_of_a_folder_through_kills_memory_damage_and_a
     bucket_server: BucketServer,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
 ) -> None:
     assert begin(start, tmp_path / "folder", 1).wait() == [0] * 4
     undisturbed = losses((tmp_path / "folder").as_uri())
     store, environment = open_store(bucket), dict(bucket_server.environment)
-    memory = CopiesFolder()
-    memory.open()
-    assert memory.path is not None
-    request.addfinalizer(memory.close)
+    memory = tmp_path / "memory"
+    memory.mkdir()
 
     def attempt(number: int, *, layout: Any = (4, 2), **asked: Any) -> Any:
         point = fix_resume(store, attempt=number, by="one", now_s=0.0)
         assert point is not None
-        where = {"url": bucket, "environment": environment, "copies": str(memory.path)}
+        where = {"url": bucket, "environment": environment, "copies": str(memory)}
         return start(
             "train",
             layout=layout,
@@ -67,7 +63,7 @@ def test_a_run_in_a_bucket_is_that_of_a_folder_through_kills_memory_damage_and_a
     data = bytearray(store.get(key))
     data[-1] ^= 2
     store.put(key, bytes(data))
-    for copy in memory.path.glob("rank-*"):
+    for copy in memory.glob("rank-*"):
         copy.unlink()
     assert invoke(["checkpoint", "verify", bucket]) == ExitCode.REFUSED
     assert "00001-000.bin: bytes from" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import dataclasses
 from enum import StrEnum
 from typing import TypeAlias
 
-from polyreme_api.launch.messages import Beat, Directive, Exited, Finish, Joined, Message, Release
+from polyreme_api.launch.messages import Beat, Directive, Exited, Finish, Joined, Leaving, Message, Release
 
 LEADER_SILENCE_MAX_S = 15.0
 """A follower that hears nothing from the leader for this long ends its ranks and joins anew."""
@@ -52,8 +52,8 @@ class RanksSeen:
 
     idle: int
     """Ranks that have used no CPU time since the look before."""
-    stopped: int
-    """Ranks that are stopped."""
+    stopped: tuple[int, ...] = ()
+    """Ranks that are stopped (state T)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Tick:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """The pod is being ended (SIGTERM)."""
+    """The pod is being ended (SIGTERM). Asked a second time, it ends without a checkpoint."""
 
     grace_s: float
     """Ranks that checkpoint may take this long; then they are killed."""
@@ -269,18 +269,20 @@ def _on_tick(state: FollowerState, now_s: float) -> Step:
 def _beat(state: FollowerState) -> Beat:
     if not state.live or state.seen is None or state.attempt != state.forked_attempt:
         return Beat()
-    return Beat(idle_ranks=state.seen.idle, stopped_ranks=state.seen.stopped)
+    return Beat(idle_ranks=state.seen.idle, stopped=state.seen.stopped)
 
 
 def _on_stop(state: FollowerState, kill_at_s: float) -> Step:
     if state.ending_code is not None:
-        return state, ()
+        return state, (KillRanks(),) if state.live else ()
     state = dataclasses.replace(state, ending_code=0, kill_at_s=kill_at_s)
+    leaving = (SendToLeader(message=Leaving()),) if state.connected else ()
     if not state.live:
         return state, (ExitProcess(code=0),)
-    if state.directive is not None and state.directive.checkpoint_requested:
-        return state, (SignalRanks(signal=RankSignal.STOP),)
-    return state, (KillRanks(),)
+    if state.directive is not None and (state.directive.run or state.directive.checkpoint_requested):
+        # A request to stop rides in the next step's all-reduce: the whole gang checkpoints and stops after it.
+        return state, (*leaving, SignalRanks(signal=RankSignal.STOP))
+    return state, (*leaving, KillRanks())
 
 
 def _end(state: FollowerState, code: int) -> Step:

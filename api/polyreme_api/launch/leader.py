@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 from polyreme_api.errors import ExitCode
 from polyreme_api.launch.follower import ExitProcess, Tick
-from polyreme_api.launch.messages import Beat, Directive, Exited, Finish, Joined, Message, Release
-from polyreme_api.launch.records import cause_of, is_urgent, tells, with_word_of_rank
-from polyreme_api.progress import EXITS_MAX, MESSAGE_CHARACTERS_MAX, Outcome, ProgressRecord, RankExit, RankPhase
+from polyreme_api.launch.messages import Beat, Directive, Exited, Finish, Joined, Leaving, Message, Release
+from polyreme_api.launch.records import cause_of, is_urgent, telling_exits, with_leaving, with_seen, with_word_of_rank
+from polyreme_api.progress import MESSAGE_CHARACTERS_MAX, Outcome, ProgressRecord, RankExit, RankPhase
 
 RENEW_EVERY_S = 2.0
 """How often the Lease is renewed when nothing urgent happens, and how often followers hear from the leader."""
@@ -331,17 +331,23 @@ def _on_peer(state: LeaderState, event: FromPeer) -> Step:
             return _on_exited(state, message)
         case Beat() if state.told and event.index < attempt.replicas:
             return _on_beat(state, event.index, message), ()
+        case Leaving() if event.index < attempt.replicas:
+            return _on_leaving(state, event.index), ()
         case _:
             return state, ()
 
 
 def _on_beat(state: LeaderState, index: int, beat: Beat) -> LeaderState:
-    if state.record is None or state.seen.get(index) == beat:
+    # What was seen when the first rank ended is the cause; the others end because of it.
+    if state.record is None or state.seen.get(index) == beat or state.record.exits:
         return state
     seen = {**state.seen, index: beat}
-    idle, stopped = (sum(getattr(one, name) for one in seen.values()) for name in ("idle_ranks", "stopped_ranks"))
-    record = state.record.model_copy(update={"idle_ranks": idle, "stopped_ranks": stopped})
-    return dataclasses.replace(state, seen=seen, record=record)
+    return dataclasses.replace(state, seen=seen, record=with_seen(state.record, seen.values()))
+
+
+def _on_leaving(state: LeaderState, index: int) -> LeaderState:
+    record = None if state.record is None else with_leaving(state.record, index)
+    return dataclasses.replace(state, record=record)
 
 
 def _on_joined(state: LeaderState, attempt: AttemptView, joined: Joined) -> Step:
@@ -439,7 +445,7 @@ def _release(resume: ResumeFixed) -> Release:
 
 def _concluded(state: LeaderState, attempt: AttemptView, record: ProgressRecord) -> ProgressRecord:
     """Put the exits that tell something, and the outcome once there is one, on the record."""
-    telling = [exited for exited in state.exits.values() if tells(exited, run=attempt.run)][:EXITS_MAX]
+    telling = telling_exits(state.exits.values(), run=attempt.run, leaving=record.leaving, devices=attempt.devices)
     failed = tuple(RankExit(rank=exited.rank, code=exited.code, signal=exited.signal) for exited in telling)
     changes: dict[str, object] = {}
     if failed != record.exits:

@@ -1,7 +1,7 @@
 """What leader and followers say to each other: one JSON object a line, bounded.
 
 Leader to follower: ``Directive``, ``Release``, ``Finish``, ``Beat``. Follower to leader: ``Joined``, ``Exited``,
-``Beat``.
+``Leaving``, ``Beat``.
 """
 
 from __future__ import annotations
@@ -54,8 +54,13 @@ class Beat:
 
     idle_ranks: int = 0
     """Ranks here that have lately used no CPU time."""
-    stopped_ranks: int = 0
-    """Ranks here that are stopped."""
+    stopped: tuple[int, ...] = ()
+    """Ranks here whose process is stopped (state T)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """The sender's pod was asked to end: its ranks checkpoint and stop, and so do all others after the same step."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +88,18 @@ class Exited:
     """What the rank said last, if it ended by an error of its own."""
 
 
-Message: TypeAlias = Directive | Release | Finish | Beat | Joined | Exited
+Message: TypeAlias = Directive | Release | Finish | Beat | Leaving | Joined | Exited
 
-_TYPES: dict[str, type[Message]] = {cls.__name__: cls for cls in (Directive, Release, Finish, Beat, Joined, Exited)}
+_TYPES: dict[str, type[Message]] = {
+    cls.__name__: cls for cls in (Directive, Release, Finish, Beat, Leaving, Joined, Exited)
+}
 _VALUES: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "bool": (bool,),
     "str": (str,),
     "int | None": (int, type(None)),
     "str | None": (str, type(None)),
+    "tuple[int, ...]": (list,),
 }
 
 
@@ -137,4 +145,8 @@ def _checked(kind: type[Message], data: dict[str, Any]) -> dict[str, Any]:
         # bool is an int to Python; on the wire it isn't.
         if not isinstance(value, _VALUES[annotation]) or (isinstance(value, bool) and annotation != "bool"):
             raise InvalidConfigError(f"launcher message {kind.__name__}.{name} is no {annotation}: {value!r}")
+        if isinstance(value, list):
+            if not all(type(item) is int for item in value):
+                raise InvalidConfigError(f"launcher message {kind.__name__}.{name} is no {annotation}: {value!r}")
+            data[name] = tuple(value)
     return data

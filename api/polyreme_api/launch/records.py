@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from polyreme_api.errors import ExitCode
-from polyreme_api.launch.messages import Exited
-from polyreme_api.progress import ProgressRecord
+from polyreme_api.launch.messages import Beat, Exited
+from polyreme_api.progress import EXITS_MAX, ProgressRecord
 
 CODE_STOPPED = 75
 _FROM_RANK = frozenset(
@@ -49,6 +49,19 @@ def with_word_of_rank(known: ProgressRecord, said: ProgressRecord) -> ProgressRe
     return known.model_copy(update=update)
 
 
+def with_seen(known: ProgressRecord, seen: Iterable[Beat]) -> ProgressRecord:
+    """Sum up what launchers see of their ranks' processes."""
+    beats = list(seen)
+    stopped = tuple(sorted(rank for beat in beats for rank in beat.stopped))[:EXITS_MAX]
+    return known.model_copy(update={"idle_ranks": sum(beat.idle_ranks for beat in beats), "stopped": stopped})
+
+
+def with_leaving(known: ProgressRecord, index: int) -> ProgressRecord:
+    """Add a worker whose launcher was asked to end."""
+    leaving = tuple(dict.fromkeys((*known.leaving, index)))[:EXITS_MAX]
+    return known.model_copy(update={"leaving": leaving})
+
+
 def cause_of(failed: Sequence[Exited]) -> str:
     """Return the message of the exit that tells the cause: the first one, or that of a rank that found damaged data.
 
@@ -58,8 +71,24 @@ def cause_of(failed: Sequence[Exited]) -> str:
     return next((exited.message for exited in [*damaged, *failed]), "")
 
 
-def tells(exited: Exited, *, run: bool) -> bool:
-    """Tell whether an exit is a failure: while ranks shall stop, being killed and the code for it are as asked."""
-    if run:
-        return exited.code != 0
-    return exited.signal is None and exited.code not in {0, CODE_STOPPED}
+def telling_exits(exits: Iterable[Exited], *, run: bool, leaving: Collection[int], devices: int) -> list[Exited]:
+    """Choose the exits that are failures.
+
+    While ranks shall stop, being killed and the code for it are as asked. When a worker leaves, all ranks stop after
+    the same step as its own: told before those have ended, that would be answered by an attempt which lacks a worker
+    again a moment later.
+
+    Args:
+        exits: Ends of the attempt's ranks, in the order in which they were heard of.
+        run: Whether ranks shall run.
+        leaving: Workers whose launcher was asked to end.
+        devices: Ranks of a worker.
+    """
+
+    def tells(one: Exited) -> bool:
+        if not run:
+            return one.signal is None and one.code not in {0, CODE_STOPPED}
+        stopped_with_another = bool(leaving) and one.code == CODE_STOPPED and one.rank // devices not in leaving
+        return one.code != 0 and not stopped_with_another
+
+    return [one for one in exits if tells(one)][:EXITS_MAX]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from polyreme.files import write_atomically
-from polyreme.launcher.copies import CopiesFolder
+from polyreme.launcher.copies import CopyFiles
 from polyreme.launcher.leading import Leading
 from polyreme.launcher.peers import FollowerLink
 from polyreme.launcher.progress_pipe import ProgressPipe
@@ -66,15 +66,15 @@ class Launcher:
         self._link: FollowerLink | None = None
         self._pipe: ProgressPipe | None = None
         self._ended: asyncio.Future[int] | None = None
-        self._copies = CopiesFolder()
+        self._copies = CopyFiles()
 
     async def run(self) -> int:
         """Launch until there is nothing left to do; return the exit code."""
         loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
-        loop.add_signal_handler(signal.SIGTERM, self._feed, machine.StopRequested(grace_s=GRACE_S))
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            loop.add_signal_handler(number, self._feed, machine.StopRequested(grace_s=GRACE_S))
         self._end_with_host()
-        self._copies.open()
         self._ranks.start()
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -199,8 +199,6 @@ class Launcher:
         )
         own = {name: value for name, value in self._environment.items() if name not in _NOT_FOR_RANKS}
         variables = {**own, **described.render(), "OMP_NUM_THREADS": "1"}
-        if self._copies.path is not None:
-            variables[names.COPIES_FOLDER] = str(self._copies.path)
         if release.master_address.startswith("127."):
             variables["GLOO_SOCKET_IFNAME"] = "lo"
         self._ranks.fork(
@@ -214,12 +212,15 @@ class Launcher:
             self._pipe.handed_over()
 
     def _descriptors(self, rank: int) -> dict[str, int]:
+        files = self._copies.of(rank)
+        found = {} if files is None else {names.COPY_DATA_FD: files[0], names.COPY_RECORD_FD: files[1]}
         if rank != 0 or self._leading is None or self._leading.master is None:
-            return {}
+            return found
         self._pipe = ProgressPipe(
             lambda record: self._leading.feed(leader_machine.ProgressFromRank(record=record)) if self._leading else None
         )
-        return {names.MASTER_FD: self._leading.master.fileno(), names.PROGRESS_FD: self._pipe.write_descriptor}
+        leading = {names.MASTER_FD: self._leading.master.fileno(), names.PROGRESS_FD: self._pipe.write_descriptor}
+        return found | leading
 
     def _record_processes(self) -> None:
         """Say which process is which, for people and for tests that hurt one."""

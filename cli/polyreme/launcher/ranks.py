@@ -82,9 +82,9 @@ class RankParent:
         return None if self._process is None else self._process.pid
 
     @property
-    def living(self) -> list[int]:
-        """Pids of the ranks that have been forked and have not ended."""
-        return [pid for pid in self._live.values() if pid is not None]
+    def living(self) -> dict[int, int]:
+        """Pid by rank, of those that have been forked and have not ended."""
+        return {rank: pid for (_, rank), pid in self._live.items() if pid is not None}
 
     def start(self) -> None:
         """Start a zygote; it warms while the launcher goes on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 
 from polyreme_api.launch.follower import RanksSeen
@@ -21,19 +21,20 @@ class Sightings:
     def __init__(self) -> None:
         self._ticks: dict[int, int] = {}
 
-    def look(self, pids: Collection[int]) -> RanksSeen:
-        """Look at the ranks that live. One that is seen for the first time is not idle."""
+    def look(self, pids: Mapping[int, int]) -> RanksSeen:
+        """Look at the ranks that live, pids by rank. One that is seen for the first time is not idle."""
         before, self._ticks = self._ticks, {}
-        idle = stopped = 0
-        for pid in pids:
+        idle, stopped = 0, []
+        for rank, pid in pids.items():
             fields = _stat(pid)
             if fields is None:
                 continue
             ticks = int(fields[_USER]) + int(fields[_SYSTEM])
             self._ticks[pid] = ticks
-            stopped += fields[_STATE] in _STOPPED
+            if fields[_STATE] in _STOPPED:
+                stopped.append(rank)
             idle += pid in before and ticks - before[pid] <= IDLE_TICKS_MAX
-        return RanksSeen(idle=idle, stopped=stopped)
+        return RanksSeen(idle=idle, stopped=tuple(sorted(stopped)))
 
 
 def _stat(pid: int) -> list[str] | None:

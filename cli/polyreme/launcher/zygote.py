@@ -38,8 +38,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 def main(arguments: list[str]) -> int:
     """Serve one launcher: ``zygote <socket's descriptor> <launcher's pid>``."""
     _die_with_parent(int(arguments[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     zygote = Zygote(socket.socket(fileno=int(arguments[0])))
     try:
         zygote.warm(os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET)
@@ -128,7 +128,7 @@ class Zygote:
             _die_with_parent(parent)
             os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, signal.SIGTERM):
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             # Asked to checkpoint before the rank listens for it: no reason to die.
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)

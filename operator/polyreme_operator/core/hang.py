@@ -13,10 +13,12 @@ import dataclasses
 
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import EarlierRestarts, RestartRecord
-from polyreme_api.progress import ProgressRecord, RankPhase
+from polyreme_api.progress import ProgressRecord, RankPhase, name_stopped
 from polyreme_operator.types.reasons import Cause
 from polyreme_operator.types.snapshot import JobScene
 
+STOPPED_TOLD_S = 10.0
+"""Time without a step after which a stopped rank is reported, where ``stallSeconds`` is longer."""
 FUTILE_MAX = 2
 """Restarts for a hang that brought no later step; then hangs of this job are only told."""
 
@@ -27,6 +29,8 @@ class Stall:
 
     step: int
     message: str
+    index: int | None
+    """Worker of a rank that is stopped; None when none is."""
     fatal: bool
     """Whether the attempt shall be ended: asked for, agreed by the second signal, and not in vain so far."""
 
@@ -39,18 +43,22 @@ def find_stall(scene: JobScene, spec: TrainingJobSpec, record: ProgressRecord | 
     if not record.released or record.phase is not RankPhase.TRAINING or record.outcome is not None or record.exits:
         return None
     stalled_s = min(lease.seen_s - lease.advanced_seen_s, record.updated_at_s - lease.advanced_said_s)
-    if stalled_s < hang.stall_seconds:
+    # A stopped process is no matter of doubt: it is reported soon, and waited for as long as any other stall.
+    told_s = min(STOPPED_TOLD_S, hang.stall_seconds) if record.stopped else hang.stall_seconds
+    if stalled_s < told_s:
         return None
-    agrees = _agrees(record, attempt.replicas * attempt.devices)
-    words = [f"no step after step {record.step} for {hang.stall_seconds} s"]
+    agrees = _agrees(record, attempt.replicas * attempt.devices, devices=attempt.devices)
+    stalled = stalled_s >= hang.stall_seconds
+    words = [f"no step after step {record.step} for {hang.stall_seconds if stalled else told_s:g} s"]
     if agrees:
         words.append(agrees)
     status = scene.job.status
     futile = futile_restarts(status.restart_records, record.step, status.earlier_restarts)
     if hang.action == "Restart" and futile >= FUTILE_MAX:
         words.append(f"not restarted: {futile} restarts for hangs brought no later step")
-    fatal = hang.action == "Restart" and bool(agrees) and futile < FUTILE_MAX
-    return Stall(step=record.step, message="; ".join(words), fatal=fatal)
+    fatal = stalled and hang.action == "Restart" and bool(agrees) and futile < FUTILE_MAX
+    index = record.stopped[0] // attempt.devices if record.stopped else None
+    return Stall(step=record.step, message="; ".join(words), index=index, fatal=fatal)
 
 
 def futile_restarts(records: list[RestartRecord], step: int, earlier: EarlierRestarts | None = None) -> int:
@@ -63,8 +71,8 @@ def futile_restarts(records: list[RestartRecord], step: int, earlier: EarlierRes
     return 0 if step > best else futile
 
 
-def _agrees(record: ProgressRecord, world: int) -> str:
+def _agrees(record: ProgressRecord, world: int, *, devices: int) -> str:
     """Return what launchers see that agrees with a hang; empty if nothing does."""
-    if record.stopped_ranks:
-        return "1 rank is stopped" if record.stopped_ranks == 1 else f"{record.stopped_ranks} ranks are stopped"
+    if record.stopped:
+        return name_stopped(record.stopped, devices=devices)
     return "no rank uses CPU time" if record.idle_ranks == world else ""

@@ -6,7 +6,7 @@ import dataclasses
 
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
-from polyreme_api.progress import Outcome, ProgressRecord, RankExit
+from polyreme_api.progress import Outcome, ProgressRecord, RankExit, name_stopped
 from polyreme_operator.core.eligible import tolerated
 from polyreme_operator.core.hang import find_stall
 from polyreme_operator.types.reasons import Cause
@@ -82,13 +82,13 @@ def find_failure(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Failur
     if record is not None and attempt.desired == "Run":
         exited = _failed_exit(record.exits)
         if exited is not None:
-            return _rank_failure(exited, attempt, said=record.message)
+            return _rank_failure(exited, attempt, record)
         if record.outcome in {Outcome.FAILED, Outcome.STOPPED}:
             cause = Cause.STOPPED if record.outcome is Outcome.STOPPED else Cause.RANK_EXITED
             return Failure(cause=cause, message=record.message or f"the attempt ended as {record.outcome}")
     stall = find_stall(scene, spec, record)
     if stall is not None and stall.fatal:
-        return Failure(cause=Cause.HUNG, message=stall.message)
+        return Failure(cause=Cause.HUNG, message=stall.message, index=stall.index)
     return _silence(scene, spec, attempt, record, now_s)
 
 
@@ -236,8 +236,24 @@ def _failed_exit(exits: tuple[RankExit, ...]) -> RankExit | None:
     return next(iter([*damaged, *failed]), None)
 
 
-def _rank_failure(ended: RankExit, attempt: AttemptStatus, *, said: str) -> Failure:
-    index = min(ended.rank // attempt.devices, attempt.replicas - 1)
+def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecord) -> Failure:
+    index, said = min(ended.rank // attempt.devices, attempt.replicas - 1), record.message
+    if record.leaving:
+        return Failure(
+            cause=Cause.EVICTED,
+            message=f"worker {record.leaving[0]}: its launcher was asked to end (SIGTERM); the ranks stopped",
+            index=record.leaving[0],
+            replace=frozenset(record.leaving),
+        )
+    if record.stopped and ended.rank not in record.stopped and ended.code == CODE_ENVIRONMENT:
+        # The victims of a hang are not its cause.
+        return Failure(
+            cause=Cause.HUNG,
+            message=f"{name_stopped(record.stopped, devices=attempt.devices)}; "
+            f"rank {ended.rank} gave up waiting: {said}",
+            index=record.stopped[0] // attempt.devices,
+            code=ended.code,
+        )
     if ended.signal is not None:
         return Failure(
             cause=Cause.RANK_KILLED,

@@ -187,7 +187,8 @@ class SimLauncher:
         alive = [rank for rank in self.ranks.values() if rank.alive]
         gang = self.world.gangs.get((self.pod.job_uid, self.follower.forked_attempt))
         waits = gang is not None and any(rank.stopped for rank in gang.ranks.values())
-        return f.RanksSeen(idle=len(alive) if waits else 0, stopped=sum(rank.stopped for rank in alive))
+        stopped = tuple(sorted(rank.rank for rank in alive if rank.stopped))
+        return f.RanksSeen(idle=len(alive) if waits else 0, stopped=stopped)
 
     def feed(self, event: f.FollowerEvent) -> None:
         """Step the follower's machine and do what it asks."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from polyreme_api.launch import follower as f
 from polyreme_api.launch import leader as l
-from polyreme_api.launch.messages import Beat, Directive, Exited, Finish, Joined, Message, Release
+from polyreme_api.launch.messages import Beat, Directive, Exited, Finish, Joined, Leaving, Message, Release
 from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankPhase
 from tests.unit.launch.launch_scenes import Leader, releases, urgent, view
 
@@ -359,17 +359,42 @@ def test_a_pod_whose_place_another_fills_kills_its_ranks_and_ends_fenced() -> No
     assert follower.exited(3)[-1] == f.ExitProcess(code=17)
 
 
-def test_a_stop_of_the_pod_kills_ranks_that_nobody_asked_to_checkpoint() -> None:
+def test_a_stop_of_the_pod_checkpoints_and_a_second_one_kills() -> None:
     follower = Follower().running()
+    first = follower.feed(f.StopRequested(grace_s=20))
+    assert first == [f.SendToLeader(message=Leaving()), f.SignalRanks(signal=f.RankSignal.STOP)]
     assert follower.feed(f.StopRequested(grace_s=20)) == [f.KillRanks()]
     follower.exited(2)
     assert follower.exited(3)[-1] == f.ExitProcess(code=0)
 
 
+def test_a_stop_of_a_pod_whose_attempt_ends_kills_ranks_that_nobody_asked_to_checkpoint() -> None:
+    follower = Follower().running()
+    follower.hear(directive(1, run=False))
+    assert f.KillRanks() in follower.feed(f.StopRequested(grace_s=20))
+
+
+def test_a_worker_that_leaves_ends_the_attempt_once_its_own_ranks_have_stopped() -> None:
+    leader = Leader().released()
+    leader.say(1, Leaving())
+    leader.exited(0, code=75)
+    assert not leader.record.exits, "an attempt that began now would lack worker 1 a moment later"
+    leader.exited(1, code=75)
+    assert [(end.rank, end.code) for end in leader.record.exits] == [(1, 75)]
+    assert leader.record.leaving == (1,)
+
+
+def test_a_worker_that_leaves_hides_no_failure() -> None:
+    leader = Leader().released()
+    leader.say(1, Leaving())
+    leader.exited(0, code=None, number=9)
+    assert [(end.rank, end.signal) for end in leader.record.exits] == [(0, 9)]
+
+
 def test_a_stop_of_the_pod_waits_for_a_checkpoint_until_its_grace_ends() -> None:
     follower = Follower().running()
     follower.hear(directive(1, checkpoint_requested=True))
-    assert follower.feed(f.StopRequested(grace_s=20)) == [f.SignalRanks(signal=f.RankSignal.STOP)]
+    assert f.SignalRanks(signal=f.RankSignal.STOP) in follower.feed(f.StopRequested(grace_s=20))
     follower.now_s = 10.0
     follower.state = dataclasses.replace(follower.state, heard_at_s=10.0)
     assert f.KillRanks() not in follower.feed(f.Tick())
@@ -400,10 +425,15 @@ def test_what_launchers_see_of_their_ranks_is_summed_on_the_lease_from_the_relea
     assert leader.record.idle_ranks is None
     leader = Leader().released()
     leader.say(0, Beat(idle_ranks=1))
-    leader.say(1, Beat(idle_ranks=1, stopped_ranks=1))
-    assert (leader.record.idle_ranks, leader.record.stopped_ranks) == (2, 1)
+    leader.say(1, Beat(idle_ranks=1, stopped=(1,)))
+    assert (leader.record.idle_ranks, leader.record.stopped) == (2, (1,))
+    leader.exited(0, code=7)
     leader.say(1, Beat())
-    assert (leader.record.idle_ranks, leader.record.stopped_ranks) == (1, 0)
+    assert leader.record.stopped == (1,), "what was seen when the first rank ended"
+    leader = Leader().released()
+    leader.say(1, Beat(idle_ranks=1, stopped=(1,)))
+    leader.say(1, Beat())
+    assert (leader.record.idle_ranks, leader.record.stopped) == (0, ())
 
 
 def test_a_follower_says_what_it_sees_of_the_ranks_of_the_current_attempt_only() -> None:
@@ -419,7 +449,7 @@ def test_a_follower_says_what_it_sees_of_the_ranks_of_the_current_attempt_only()
     feed(f.FromLeader(message=directive))
     feed(f.FromLeader(message=Release(attempt=1, master_address="a", master_port=1, resume_from=None)))
     assert feed(f.Tick()) == [Beat()]
-    feed(f.RanksSeen(idle=1, stopped=1))
-    assert feed(f.Tick()) == [Beat(idle_ranks=1, stopped_ranks=1)]
+    feed(f.RanksSeen(idle=1, stopped=(0,)))
+    assert feed(f.Tick()) == [Beat(idle_ranks=1, stopped=(0,))]
     feed(f.FromLeader(message=dataclasses.replace(directive, attempt=2)))
     assert feed(f.Tick()) == [Beat()]

@@ -20,23 +20,23 @@ def test_a_stopped_process_is_seen_as_such_and_one_that_computes_is_not_idle() -
         assert process.stdin is not None
         assert process.stdout is not None
         sightings = Sightings()
-        assert sightings.look([process.pid]).idle == 0, "it has never been seen before"
+        assert sightings.look({3: process.pid}).idle == 0, "it has never been seen before"
         process.stdin.write(b"\n")
         process.stdin.flush()
         process.stdout.readline()
-        seen = sightings.look([process.pid])
-        assert (seen.idle, seen.stopped) == (0, 0)
-        seen = sightings.look([process.pid])
-        assert (seen.idle, seen.stopped) == (1, 0)
+        seen = sightings.look({3: process.pid})
+        assert (seen.idle, seen.stopped) == (0, ())
+        seen = sightings.look({3: process.pid})
+        assert (seen.idle, seen.stopped) == (1, ())
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        seen = sightings.look([process.pid])
-        assert (seen.idle, seen.stopped) == (1, 1)
+        seen = sightings.look({3: process.pid})
+        assert (seen.idle, seen.stopped) == (1, (3,))
         process.kill()
 
 
 def test_a_process_that_is_gone_is_neither() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    seen = Sightings().look([process.pid])
-    assert (seen.idle, seen.stopped) == (0, 0)
+    seen = Sightings().look({3: process.pid})
+    assert (seen.idle, seen.stopped) == (0, ())

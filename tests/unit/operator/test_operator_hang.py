@@ -7,7 +7,7 @@ import pytest
 
 from polyreme_api.job.status import RestartRecord
 from polyreme_api.progress import RankPhase
-from polyreme_operator.core.hang import find_stall, futile_restarts
+from polyreme_operator.core.hang import STOPPED_TOLD_S, find_stall, futile_restarts
 from polyreme_operator.core.manifests import PodDefaults
 from polyreme_operator.core.observe import current_record
 from polyreme_operator.core.reconcile import reconcile
@@ -54,7 +54,9 @@ def restarted(step: int, cause: Cause = Cause.HUNG) -> RestartRecord:
     [
         ({}, True, True),
         ({"action": "Notify"}, True, False),
-        ({"idle_ranks": 1, "stopped_ranks": 1}, True, True),
+        ({"idle_ranks": 1, "stopped": (1,)}, True, True),
+        ({"idle_ranks": 1, "stopped": (1,), "seen_s": STOPPED_TOLD_S}, True, False),
+        ({"idle_ranks": 1, "stopped": (1,), "seen_s": STOPPED_TOLD_S - 1}, False, False),
         ({"idle_ranks": 1}, True, False),
         ({"idle_ranks": None}, True, False),
         ({"seen_s": STALL_S - 1}, False, False),
@@ -79,7 +81,7 @@ def test_a_stall_is_told_in_training_and_ends_the_attempt_when_asked_and_agreed(
 
 
 def test_a_restart_for_a_hang_is_in_place_counts_and_says_why() -> None:
-    found = verdict(stalling(stopped_ranks=1))
+    found = verdict(stalling(stopped=(1,)))
     assert isinstance(found, Restart)
     assert (found.failure.cause, found.scope, found.counts, found.replace) == (
         Cause.HUNG,
@@ -87,7 +89,15 @@ def test_a_restart_for_a_hang_is_in_place_counts_and_says_why() -> None:
         True,
         frozenset(),
     )
-    assert found.record.message == "no step after step 7 for 20 s; 1 rank is stopped"
+    assert found.record.message == "no step after step 7 for 20 s; rank 1 on worker 1 is stopped (state T)"
+    assert found.record.index == 1, "the worker whose rank is stopped, not one that waits for it"
+
+
+def test_who_gives_up_waiting_for_a_stopped_rank_is_not_blamed() -> None:
+    found = verdict(stalling(stopped=(1,), seen_s=1.0, exits=[{"rank": 0, "code": 7}], message="timed out"))
+    assert isinstance(found, Restart)
+    assert (found.failure.cause, found.failure.index) == (Cause.HUNG, 1)
+    assert found.record.message == "rank 1 on worker 1 is stopped (state T); rank 0 gave up waiting: timed out"
 
 
 def test_hangs_stop_to_restart_after_two_that_brought_no_later_step_and_start_again_behind_one() -> None:

@@ -84,6 +84,14 @@ def test_damaged_data_fails_the_job_at_once_whichever_rank_is_reported_first() -
     assert said.message == "rank 1 on worker 1 exited with code 8: sample x"
 
 
+def test_a_worker_whose_launcher_was_asked_to_end_is_replaced_and_no_budget_pays() -> None:
+    owner = admitted(job())
+    left = lease(owner, phase="Training", step=10, exits=[{"rank": 1, "code": 75}], leaving=[1])
+    said = verdict(running(owner, lease=left))
+    assert isinstance(said, Restart)
+    assert (str(said.failure.cause), set(said.replace), said.counts, said.due_s) == ("Evicted", {1}, False, NOW_S)
+
+
 def test_exit_code_7_waits_before_it_tries_again_and_names_the_environment_in_the_end() -> None:
     owner = admitted(job())
     ended = lease(owner, exits=[{"rank": 0, "code": 7}])

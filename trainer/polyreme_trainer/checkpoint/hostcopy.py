@@ -5,20 +5,20 @@ copy is only that: it is looked for after the marker of the one checkpoint that 
 durable storage, and used if it was made under exactly that marker, for the same tensors of the same layout, and its
 checksums hold. Anything else, and the rank reads storage.
 
-The folder is the launcher's, one a pod, on a file system in memory; it goes with the launcher. One file a rank holds at
-most one copy. Room is taken before it is written to: a write to memory that is not there would end the process.
+Copy and record are two files in memory without a name: the launcher opens them and every generation of the rank
+inherits them, so the kernel frees them when launcher and ranks are gone. There is at most one copy. Room is taken
+before it is written to: a write to memory that is not there would end the process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import mmap
 import os
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,13 +38,12 @@ class HostCopies:
     """One rank's copy.
 
     Args:
-        folder: Folder in memory; it exists.
-        rank: The rank.
+        data: Descriptor of the file that holds the copy.
+        record: Descriptor of the file that says what it is a copy of; empty while there is none.
     """
 
-    def __init__(self, folder: Path, *, rank: int) -> None:
-        self._data = folder / f"rank-{rank}.copy"
-        self._record = folder / f"rank-{rank}.json"
+    def __init__(self, data: int, record: int) -> None:
+        self._data, self._record = data, record
         self._map: mmap.mmap | None = None
         self._given_up = False
 
@@ -61,35 +60,36 @@ class HostCopies:
     def restore(self, content: Content, marker: CommitMarker) -> bool:
         """Fill the content's tensors from the copy of exactly this checkpoint; False where there is none."""
         try:
-            said: dict[str, Any] = json.loads(self._record.read_bytes())
-            with self._data.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as data:
+            if not (size := os.fstat(self._record).st_size):
+                return False
+            said: dict[str, Any] = json.loads(os.pread(self._record, size, 0))
+            with mmap.mmap(self._data, 0, access=mmap.ACCESS_COPY) as data:
                 return self._restore(content, marker, said, data)
-        except FileNotFoundError:
-            return False
         except (OSError, ValueError, KeyError, TypeError) as error:
             _log.warning("copy in host memory can't be read, storage is: %s", error)
             return False
 
     def drop(self) -> None:
         """Give the memory back."""
-        self._record.unlink(missing_ok=True)
-        self._data.unlink(missing_ok=True)
         self._map = None
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._record, 0)
+            os.ftruncate(self._data, 0)
 
     def _keep(self, content: Content, marker: CommitMarker) -> None:
         buffers = content.buffers()
         # First, so that no record ever stands beside bytes that are not its own.
-        self._record.unlink(missing_ok=True)
+        os.ftruncate(self._record, 0)
         total = _places(buffers)[-1]
         if self._map is None or len(self._map) != total:
+            self._map = None
             self._map = _reserve(self._data, total)
         view = memoryview(self._map)
         for buffer, kept in zip(buffers, _over(self._map, buffers), strict=True):
             kept.copy_(buffer)
         said = {"marker": _digest(seal(marker)), "layout": _layout(content), "blocks": checksums(view)}
-        temporary = self._record.with_suffix(".tmp")
-        temporary.write_text(json.dumps(said))
-        temporary.replace(self._record)
+        # One that is torn by a kill is no JSON, and then there is no copy.
+        _write_all(self._record, json.dumps(said).encode())
 
     def _restore(self, content: Content, marker: CommitMarker, said: dict[str, Any], data: mmap.mmap) -> bool:
         if said["marker"] != _digest(seal(marker)) or said["layout"] != _layout(content):
@@ -111,22 +111,28 @@ class HostCopies:
         return True
 
 
-def _reserve(path: Path, total: int) -> mmap.mmap:
+def _reserve(file: int, total: int) -> mmap.mmap:
     """Take room for a copy.
 
     Raises:
         OSError: If there is not enough, or too little would be left for others.
     """
-    path.unlink(missing_ok=True)
-    disk = shutil.disk_usage(path.parent)
-    if disk.free - total < FREE_SHARE_MIN * disk.total:
+    os.ftruncate(file, 0)
+    disk = os.fstatvfs(file)
+    free, whole = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    if free - total < FREE_SHARE_MIN * whole:
         raise OSError(
-            f"{path.parent} has {disk.free} bytes free of {disk.total}, the copy takes {total}, "
+            f"shared memory has {free} bytes free of {whole}, the copy takes {total}, "
             f"rule {FREE_SHARE_MIN:.0%} stay free"
         )
-    with path.open("w+b") as file:
-        os.posix_fallocate(file.fileno(), 0, max(total, 1))
-        return mmap.mmap(file.fileno(), total)
+    os.posix_fallocate(file, 0, max(total, 1))
+    return mmap.mmap(file, total)
+
+
+def _write_all(file: int, data: bytes) -> None:
+    at = 0
+    while at < len(data):
+        at += os.pwrite(file, data[at:], at)
 
 
 def _places(buffers: Sequence[Tensor]) -> list[int]:

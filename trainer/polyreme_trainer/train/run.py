@@ -199,8 +199,8 @@ def _writer(settings: TrainSettings, world: World, reporter: Reporter) -> Checkp
 
 
 def _copies(settings: TrainSettings) -> HostCopies | None:
-    folder = settings.checkpoint.copies
-    return HostCopies(folder, rank=settings.rank.rank) if folder is not None else None
+    files = settings.checkpoint.copies
+    return None if files is None else HostCopies(*files)
 
 
 def _reporter(settings: TrainSettings, sink: ProgressSink, clock: Clock) -> Reporter:

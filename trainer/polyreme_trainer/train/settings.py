@@ -93,8 +93,8 @@ class CheckpointSettings:
     """The checkpoint root: a folder or a bucket."""
     folder: Path | None = None
     """The same root as a folder, where it is one: step records are appended there at once."""
-    copies: Path | None = None
-    """Folder in memory, the launcher's, for a copy of the newest checkpoint; None for no copy."""
+    copies: tuple[int, int] | None = None
+    """Files in memory (descriptors) for a copy of the newest checkpoint and for its record; None for no copy."""
     resume_from: str | None = None
     """Name of the checkpoint that the attempt begins at; never any other."""
     interval_steps: int = 100

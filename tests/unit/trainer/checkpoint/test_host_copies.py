@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from polyreme.launcher.copies import PREFIX, CopiesFolder
+from polyreme.launcher.copies import MEMORY, CopyFiles
 from polyreme_api.marker import CommitMarker
 from polyreme_api.store import Data, ObjectStore
 from polyreme_trainer.checkpoint import hostcopy
@@ -40,8 +39,17 @@ def restored(copies: HostCopies, of: CommitMarker, **size: int) -> bool:
 @pytest.fixture
 def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostCopies:
     monkeypatch.setattr(hostcopy, "FREE_SHARE_MIN", 0.0)  # this folder is on a disk, which may be full
-    (tmp_path / "memory").mkdir()
-    return HostCopies(tmp_path / "memory", rank=3)
+    return in_folder(tmp_path)
+
+
+def in_folder(folder: Path, rank: int = 3) -> HostCopies:
+    """A rank's copy in files that a test can look at."""
+    data, record = (os.open(folder / f"rank-{rank}.{end}", os.O_RDWR | os.O_CREAT) for end in ("copy", "json"))
+    return HostCopies(data, record)
+
+
+def kept_bytes(folder: Path) -> list[int]:
+    return [path.stat().st_size for path in sorted(folder.glob("rank-3.*"))]
 
 
 def test_a_committed_save_is_taken_from_memory_and_storage_is_not_read(
@@ -53,7 +61,7 @@ def test_a_committed_save_is_taken_from_memory_and_storage_is_not_read(
             writer.wait()
     name = "a000001-s00000010"
     held = make_content(7)
-    fresh = HostCopies(tmp_path / "memory", rank=3)
+    fresh = in_folder(tmp_path)
     load_checkpoint(held, read_marker(root, name), NoPieces(root), name, group=group, copies=fresh)
     assert equal(held, make_content(1))
 
@@ -86,14 +94,14 @@ def test_another_layout_or_another_rank_reads_storage(copies: HostCopies, tmp_pa
     copies.keep(make_content(1), marker())
     assert not restored(copies, marker(), rows=12)
     assert not restored(copies, marker(), place=1, parts=2)
-    assert not restored(HostCopies(tmp_path / "memory", rank=2), marker())
+    assert not restored(in_folder(tmp_path, rank=2), marker())
 
 
 def test_a_flipped_bit_in_memory_is_named_and_storage_is_read(
     copies: HostCopies, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     copies.keep(make_content(1), marker())
-    with (tmp_path / "memory" / "rank-3.copy").open("r+b") as file:
+    with (tmp_path / "rank-3.copy").open("r+b") as file:
         file.seek(777)
         byte = file.read(1)[0]
         file.seek(777)
@@ -105,7 +113,7 @@ def test_a_flipped_bit_in_memory_is_named_and_storage_is_read(
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"marker": 1, "layout": 2, "blocks": []}'])
 def test_a_record_that_was_half_written_is_no_copy(copies: HostCopies, tmp_path: Path, text: str) -> None:
     copies.keep(make_content(1), marker())
-    (tmp_path / "memory" / "rank-3.json").write_text(text)
+    (tmp_path / "rank-3.json").write_text(text)
     assert not restored(copies, marker())
 
 
@@ -121,7 +129,7 @@ def test_a_process_that_dies_while_it_copies_leaves_no_copy(
     with pytest.raises(KeyboardInterrupt):
         copies.keep(make_content(2), marker(1, 10))
     monkeypatch.undo()
-    assert list((tmp_path / "memory").glob("*.json")) == [], "no record stands beside bytes that are not its own"
+    assert kept_bytes(tmp_path)[1] == 0, "no record stands beside bytes that are not its own"
     assert not restored(copies, marker(1, 5))
     assert not restored(copies, marker(1, 10))
 
@@ -135,53 +143,41 @@ def test_where_memory_is_short_no_copy_is_kept_and_the_save_is_good(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(hostcopy, "FREE_SHARE_MIN", 0.25)
-    usage = shutil.disk_usage(tmp_path)._replace(total=40_000, free=20_000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
+    usage = os.statvfs_result((4096, 1, 40_000, 20_000, 20_000, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "fstatvfs", lambda _file: usage)
     with caplog.at_level(logging.WARNING), writer_of(root, group, copies=copies) as writer:
         for step in (5, 10):
             writer.start(make_content(1), step=step, loader={})
             writer.wait()
     assert caplog.text.count("no copy is kept in host memory") == 1
     assert "has 20000 bytes free of 40000, the copy takes 12160, rule 25% stay free" in caplog.text
-    assert list((tmp_path / "memory").iterdir()) == []
+    assert kept_bytes(tmp_path) == [0, 0]
     assert not restored(copies, read_marker(root, "a000001-s00000010"))
 
 
-def test_a_folder_goes_with_its_launcher_and_with_the_next_one_if_it_was_killed(tmp_path: Path) -> None:
-    mine = CopiesFolder(tmp_path)
-    mine.open()
-    assert mine.path is not None
-    (mine.path / "rank-0.copy").write_bytes(b"1")
+def test_the_memory_of_a_launcher_goes_with_it_also_when_it_is_killed() -> None:
     script = (
-        "import os, signal, sys; from pathlib import Path; from polyreme.launcher.copies import CopiesFolder\n"
-        "folder = CopiesFolder(Path(sys.argv[1])); folder.open(); (folder.path / 'rank-0.copy').write_bytes(b'1')\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, sys, time; from polyreme.launcher.copies import MEMORY, CopyFiles; files = CopyFiles()\n"
+        "data, record = files.of(0); os.write(data, b'x'); assert files.of(0) == (data, record) != files.of(1)\n"
+        "print(os.fstat(data).st_nlink, flush=True); time.sleep(60)"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
-    assert len(list(tmp_path.glob(f"{PREFIX}*"))) == 2, "its own and the killed one's"
-    left = tmp_path / f"{PREFIX}left"
-    left.mkdir()
-    (left / "owner").touch()
-    os.utime(left, (1.0, 1.0))
-    late = CopiesFolder(tmp_path)
-    late.open()
-    assert late.path is not None
-    assert set(tmp_path.glob(f"{PREFIX}*")) == {mine.path, late.path}, "the living one's is left alone"
-    for folder in (mine, late):
-        folder.close()
-    assert list(tmp_path.iterdir()) == []
+    before = set(MEMORY.iterdir())
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == b"0\n", "no name"
+        launcher.kill()
+    assert not [path for path in set(MEMORY.iterdir()) - before if path.name.startswith("polyreme")]
 
 
-def test_a_machine_without_such_memory_has_no_folder(tmp_path: Path) -> None:
-    folder = CopiesFolder(tmp_path / "none")
-    folder.open()
-    assert folder.path is None
-    folder.close()
+def test_a_machine_without_such_memory_keeps_no_copies(tmp_path: Path) -> None:
+    files = CopyFiles(tmp_path / "none")
+    assert files.of(0) is None
+    files.close()
 
 
 def test_a_copy_that_is_dropped_gives_its_memory_back(copies: HostCopies, tmp_path: Path) -> None:
     copies.keep(make_content(1), marker())
     copies.drop()
-    assert list((tmp_path / "memory").iterdir()) == []
+    assert kept_bytes(tmp_path) == [0, 0]
     copies.keep(make_content(1), marker())
     assert restored(copies, marker())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -102,6 +103,22 @@ def test_the_first_signal_checkpoints_and_stops_and_the_second_ends_at_once(
     ended = home.start(job).end()
     assert ended.code == 0, ended.said
     assert home.losses("interrupted") == truth
+
+
+def test_a_launcher_that_is_asked_to_end_checkpoints_and_costs_one_attempt_and_no_step(
+    home: PolyremeHome, truth: dict[int, str], draw: random.Random
+) -> None:
+    serving = home.start(home.write_job("asked"))
+    serving.trained(attempt=1, steps=draw.randrange(2, 7))
+    os.kill(serving.pids(draw.choice((0, 1)))["launcher"], draw.choice((signal.SIGTERM, signal.SIGHUP)))
+    ended = serving.end()
+    assert ended.code == 0, ended.said
+    assert ended.item["attempts"] == 2
+    assert "its launcher was asked to end" in ended.said
+    resumed = newest_point(home, "asked")
+    assert resumed is not None
+    assert resumed.endswith(f"s{serving.step(1):08d}"), "what was trained last is in the checkpoint"
+    assert home.losses("asked") == truth
 
 
 def test_a_torn_checkpoint_is_named_and_never_loaded(home: PolyremeHome, truth: dict[int, str]) -> None:

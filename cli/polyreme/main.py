@@ -31,7 +31,7 @@ Examples:
   polyreme runs ls                      list the runs on this machine
 
 Exit codes: 0 success, 1 internal error, 2 usage or refused spec, 3 not found, 4 refused by the state, 5 timed out,
-6 stopped on request, 7 environment (disk, store, port), 100 the run failed.
+6 stopped on request, 7 environment (disk, store, port), 8 training data damaged, 100 the run failed.
 """
 
 app = typer.Typer(name="polyreme", help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True)

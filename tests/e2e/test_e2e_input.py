@@ -59,8 +59,12 @@ def test_an_exported_checkpoint_is_the_runs_own_export_and_loads(
     model = AutoModelForCausalLM.from_pretrained(folder / "text")
     assert sum(value.numel() for value in model.parameters()) > 0
     again = home.call("checkpoint", "export", NAME, "--to", str(folder))
-    assert again.code == REFUSED
-    assert "no empty folder" in again.said
+    assert again.code == 0, again.said
+    assert list(weights(folder)) == list(ours)
+    (folder / "mine.txt").write_text("not an export's")
+    refused = home.call("checkpoint", "export", NAME, "--to", str(folder))
+    assert refused.code == REFUSED
+    assert "no empty folder and no export" in refused.said
 
 
 @pytest.mark.usefixtures("finished")

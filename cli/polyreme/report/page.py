@@ -88,8 +88,9 @@ def _learning(data: ReportData) -> str:
     picture = loss_chart(data)
     if not picture:
         return "<h2>Loss</h2><p class='soft'>No step was trained.</p>"
-    key = ['<li><i class="thin"></i>each step</li>']
+    key = []
     if around := smoothing_half_width(len(data.steps)):
+        key = ['<li><i class="thin"></i>each step</li>']
         key.append(f'<li><i class="bold"></i>smoothed: mean of {around} steps before and after</li>')
     numbers = sorted({record.attempt for record in data.steps})
     key += [f'<li><i class="line c{n % COLOURS}"></i>attempt {n}</li>' for n in numbers[:LEGEND_MAX]]

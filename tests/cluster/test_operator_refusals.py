@@ -1,0 +1,155 @@
+"""What a real API server refuses, and what people delete by hand: one job is told, everyone else continues."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from polyreme_api import labels
+from polyreme_operator.port import Manifest, NotFoundError, ObjectRef
+from tests.cluster.operators import NAMESPACE, install, replica
+from tests.cluster.stage import Stage, condition_of, play
+
+INTENTS = ObjectRef(kind="ConfigMap", namespace=NAMESPACE, name=labels.INTENTS_NAME)
+CHILDREN = ("Service", "Secret", "Role", "RoleBinding")
+
+
+@pytest.fixture(scope="module")
+def refusing(kubeconfig: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Path of the kubeconfig of a cluster on which the operator runs; its log may speak of refusals."""
+    folder = tmp_path_factory.mktemp("operator")
+    with replica(install(kubeconfig, folder), folder / "operator.log", "--binding", "NodeAffinity"):
+        yield kubeconfig
+
+
+def policy(stage: Stage, resource: str, group: str, operation: str, expression: str, sentence: str) -> list[Manifest]:
+    """A ValidatingAdmissionPolicy for the story's namespace, and its binding."""
+    name = stage.name(f"no-{resource.replace('/', '-')}")
+    kind = {"apiVersion": "admissionregistration.k8s.io/v1"}
+    rule = {"apiGroups": [group], "apiVersions": ["*"], "operations": [operation], "resources": [resource]}
+    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": stage.namespace}}}
+    spec = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [rule], **here},
+        "validations": [{"expression": expression, "message": sentence}],
+    }
+    bound = {"policyName": name, "validationActions": ["Deny"]}
+    return [
+        {**kind, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": name}, "spec": spec},
+        {**kind, "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": name}, "spec": bound},
+    ]
+
+
+async def lift(stage: Stage, manifests: list[Manifest]) -> None:
+    """Take a policy away."""
+    for manifest in manifests:
+        await stage.kubectl("delete", manifest["kind"].lower(), manifest["metadata"]["name"])
+
+
+@pytest.mark.slow
+def test_pods_that_a_quota_refuses_are_explained_and_their_nodes_go_to_others(refusing: str) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.node("a", devices=2)
+        await stage.queue()
+        quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one-pod"}}
+        await stage.apply({**quota, "spec": {"hard": {"pods": "1"}}})
+        await stage.job("refused", 2, failurePolicy={"backoff": {"initialSeconds": 2, "maxSeconds": 4}})
+        sentence = await stage.until_waits("refused", "CreateRefused", "exceeded quota: one-pod")
+        assert "403" in sentence
+
+        async def given_back() -> bool:
+            return await stage.running() != {"refused"} and len(await stage.pods("refused")) <= 1
+
+        await stage.until(given_back, "nodes are given back between tries")
+        await stage.kubectl("delete", "resourcequota", "one-pod")
+        status = await stage.until_trains("refused")
+        causes = {record["cause"] for record in status["restartRecords"]}
+        assert causes == {"CreateRefused"}
+
+    play(refusing, story)
+
+
+@pytest.mark.slow
+def test_a_job_whose_status_a_policy_refuses_stops_nobody_else(refusing: str) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.node("a", devices=2)
+        await stage.queue(stopPolicy="Hold")
+        await stage.job("refused")
+        await stage.until_waits("refused", "QueueStopped")
+        sentence = "this job's status is nobody's to write"
+        policies = policy(
+            stage,
+            f"{labels.PLURAL_JOB}/status",
+            labels.GROUP,
+            "UPDATE",
+            "object.metadata.name != 'refused' || !has(object.status.attempt)",
+            sentence,
+        )
+        await stage.apply(*policies)
+        begun = {"status": {"attempt": {"number": 1, "planHash": "x", "replicas": 1, "devices": 1}}}
+        probe = ("patch", "tj", "refused", "--subresource=status", "--type=merge", "--dry-run=server")
+
+        async def holds() -> bool:
+            try:
+                await stage.kubectl(*probe, "-p", json.dumps(begun))
+            except AssertionError as error:
+                return sentence in str(error)
+            return False
+
+        try:
+            await stage.until(holds, "the API server knows the policy")
+            await stage.change_queue("q", stopPolicy="None")
+
+            async def told() -> bool:
+                events = json.loads(await stage.kubectl("get", "events", "-o", "json"))["items"]
+                return any(event["reason"] == "StatusRefused" and sentence in event["message"] for event in events)
+
+            await stage.until(told, "an event says that the status is refused")
+            await stage.job("other")
+            await stage.until_trains("other")
+            # Each retry takes the condition away for a moment.
+            degraded = ("True", "StatusRefused")
+            await stage.until_job("refused", lambda status: condition_of(status, "Degraded")[:2] == degraded, "says so")
+        finally:
+            await lift(stage, policies)
+        await stage.until_trains("refused")
+
+    play(refusing, story)
+
+
+@pytest.mark.slow
+def test_deleted_intents_and_children_are_created_again(refusing: str) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.node("a", devices=3)
+        await stage.queue()
+        await stage.job("first", 2)
+        status = await stage.until_trains("first")
+        await stage.delete(INTENTS)
+        await stage.job("second")
+        await stage.until_trains("second")
+        assert (await stage.cluster.get(INTENTS))["metadata"]["name"] == INTENTS.name
+        assert (await stage.status("first"))["attempt"] == status["attempt"]
+
+        name = labels.job_object_name("first", (await stage.cluster.get(stage.ref("first")))["metadata"]["uid"])
+        refs = [ObjectRef(kind=kind, namespace=stage.namespace, name=name) for kind in CHILDREN]
+        before = {ref: (await stage.cluster.get(ref))["metadata"]["uid"] for ref in refs}
+        for ref in refs:
+            await stage.delete(ref)
+        await stage.delete(ObjectRef.of((await stage.pods("first"))[1]), grace_s=0)
+
+        async def back() -> bool:
+            try:
+                now = {ref: (await stage.cluster.get(ref))["metadata"]["uid"] for ref in refs}
+            except NotFoundError:
+                return False
+            return not set(now.values()) & set(before.values())
+
+        await stage.until(back, "every object is there again")
+
+        async def trains() -> bool:
+            status = await stage.status("first")
+            return condition_of(status, "Running")[0] == "True" and status["attempt"]["scope"] == "RestartGang"
+
+        await stage.until(trains, "the whole gang has the new Secret")
+
+    play(refusing, story)

@@ -70,7 +70,8 @@ def read_documents(path: Path) -> list[Any]:
         raise InvalidConfigError(f"job is too large: {path}, most {DOCUMENT_BYTES_MAX} bytes", field="the file")
     try:
         return [document for document in yaml.load_all(text, _Loader) if document is not None]
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
+        # A ValueError comes of a scalar that looks like a date or a number and is none: 2026-02-30, 5,000 digits.
         words = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
         raise InvalidConfigError(f"no YAML: {path}: {words}", field="the file") from error
 

@@ -85,11 +85,28 @@ def check_folders(run: RunDirectory, job: TrainingJob) -> None:
         place = weights_place(job.spec.model.weights.location)
         places |= {"spec.model.weights.location": place} if isinstance(place, Path) else {}
     for field, path in places.items():
-        existing = next(place for place in (path, *path.parents) if place.exists())
-        if not existing.is_dir():
+        if field not in READ_FIELDS:
+            check_writable(path, field=field)
+        elif not (existing := _existing(path)).is_dir():
             raise InvalidConfigError(f"no folder: {existing} is a file", field=field)
-        if field not in READ_FIELDS and not is_writable(existing):
-            raise EnvironmentFailedError(f"{path} can't be written: no right to write into {existing}", field=field)
+
+
+def check_writable(folder: Path, *, field: str) -> None:
+    """Refuse a folder, which may not exist yet, that this process can't write.
+
+    Raises:
+        InvalidConfigError: If a file lies there.
+        EnvironmentFailedError: If it can't be written.
+    """
+    existing = _existing(folder)
+    if not existing.is_dir():
+        raise InvalidConfigError(f"no folder: {existing} is a file", field=field)
+    if not is_writable(existing):
+        raise EnvironmentFailedError(f"{folder} can't be written: no right to write into {existing}", field=field)
+
+
+def _existing(path: Path) -> Path:
+    return next(place for place in (path, *path.parents) if place.exists())
 
 
 def is_writable(folder: Path) -> bool:

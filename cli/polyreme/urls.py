@@ -19,7 +19,7 @@ def local_folder(url: str, *, field: str) -> Path:
         InvalidConfigError: If it is another kind of URL.
     """
     parts = urlsplit(url)
-    if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not parts.path:
+    if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not parts.path.strip("/"):
         raise InvalidConfigError(
             f"no local folder: {url!r}, this version takes file:///absolute/path URLs", field=field
         )

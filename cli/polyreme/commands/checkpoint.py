@@ -134,6 +134,7 @@ def export(
       polyreme checkpoint export quickstart --to ./model --checkpoint a000001-s00000050
     """
     from polyreme.documents import read_job
+    from polyreme.preflight import check_writable
     from polyreme_api.plan.plan import plan_for
     from polyreme_api.training_stages import training_stages
     from polyreme_datahub.hub import open_source
@@ -152,6 +153,7 @@ def export(
         raise RefusedError(
             f"no empty folder and no export: {to}; the export replaces nothing that it did not write", field="--to"
         )
+    check_writable(to.absolute(), field="--to")
     plan = plan_for(job.spec)
     uid = str((read_json(run.data_report) or {}).get("job", ""))
     settings = TrainSettings(

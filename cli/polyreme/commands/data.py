@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 from polyreme.busy import busy
 from polyreme.home import Home
 from polyreme.output import Format, confirm, emit, emit_tables, note
-from polyreme_api.errors import RefusedError
+from polyreme_api.errors import NotFoundError, RefusedError
 
 if TYPE_CHECKING:
     from polyreme_datahub.show import DatasetDetails
@@ -41,6 +41,8 @@ def register(
     """
     from polyreme_datahub.hub import register as register_dataset
 
+    if not source.exists():
+        raise NotFoundError(f"no such file or folder: {source}", field="SOURCE")
     home = _home(context)
     with busy(f"reading {source}"):
         version = register_dataset(home.registry_url, home.objects_url, name, source)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyreme.output import Format, emit, emit_tables
-from polyreme_api.errors import ExitCode, InvalidConfigError
+from polyreme_api.errors import ExitCode, InvalidConfigError, NotFoundError
 
 if TYPE_CHECKING:
     from polyreme_api.job import TrainingJobSpec
@@ -129,6 +129,8 @@ def _measured(path: Path) -> Measured:
 
     try:
         return Measured.from_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise NotFoundError(f"no such file: {path}", field="--costs") from error
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfigError(f"measured times can't be read: {path}: {error}", field="--costs") from error
 

@@ -112,6 +112,7 @@ def test_a_dataset_is_registered_once_listed_and_shown(call: Call, tmp_path: Pat
     [
         (["data", "show", "sample/digit-1"], "did you mean 'sample/digits-1'"),
         (["data", "show", "sample/digits-1@9"], "sample/digits-1@9"),
+        (["data", "register", "talk", "/no/such.jsonl"], "no such file or folder: /no/such.jsonl"),
         (["runs", "show", "nobody"], "there is none"),
         (["runs", "logs", "nobody"], "there is none"),
         (["runs", "stop", "nobody"], "there is none"),
@@ -130,7 +131,7 @@ def test_an_unknown_name_is_not_found(arguments: list[str], near: str, call: Cal
 
 @pytest.mark.parametrize(
     "arguments",
-    [["data", "register", "Upper Case", "x"], ["data", "register", "talk", "/no/such.jsonl"], ["runs", "lss"], ["-x"]],
+    [["data", "register", "Upper Case", "."], ["runs", "lss"], ["-x"]],
     ids=" ".join,
 )
 def test_a_wrong_call_is_a_usage_error_in_one_line(arguments: list[str], call: Call) -> None:

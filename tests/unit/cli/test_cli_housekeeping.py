@@ -205,6 +205,13 @@ def test_an_export_replaces_an_export_and_nothing_else(tmp_path: Path) -> None:
     assert not _is_replaceable(tmp_path)
 
 
+def test_an_export_to_where_nothing_can_be_written_is_the_machines_fault(run: RunDirectory, call: Call) -> None:
+    code, _, said = call("checkpoint", "export", "kept", "--to", "/proc/model")
+    assert code == ExitCode.ENVIRONMENT
+    assert "/proc/model can't be written" in said
+    assert said.count("\n") == 1
+
+
 def test_dead_letters_are_counted_by_dataset_and_their_command_is_named() -> None:
     stages = [
         {"dataset": "talk@1", "stage": "ingest", "deadLetters": 1},

@@ -105,6 +105,10 @@ REFUSALS: dict[str, tuple[Change, list[str]]] = {
         put("checkpoint.location", "gs://bucket/root"),
         ["gs://", "file:///absolute/path URLs, or s3://bucket/prefix", "spec.checkpoint.location"],
     ),
+    "the root of the file system for checkpoints": (
+        put("checkpoint.location", "file:///"),
+        ["no local folder: 'file:///'", "spec.checkpoint.location"],
+    ),
     "credentials in a URL": (
         put("checkpoint.location", "s3://me:private" + "@bucket/root"),
         ["no place for credentials", "AWS_SECRET_ACCESS_KEY", "spec.checkpoint.location"],
@@ -127,6 +131,8 @@ FILES: dict[str, tuple[str | bytes, list[str]]] = {
         yaml.safe_dump(manifest()) + "spec: {}\n",
         ["key 'spec' is given twice, the first is in line 5"],
     ),
+    "a date that is none": ("a: 2026-02-30\n", ["no YAML", "day is out of range"]),
+    "a number of 5,000 digits": (f"a: {'9' * 5000}\n", ["no YAML"]),
     "nesting without end": ("[" * 5000, ["nested deeper than 64 levels"]),
     "a list": ("- 1\n- 2\n", ["no TrainingJob", "a list"]),
     "bytes that are no text": (b"\xff\xfe\x00", ["no UTF-8"]),

@@ -51,6 +51,8 @@ _TAKEN_S = 2.0
 """How long a word of room that is taken may stand: all that is taken meanwhile costs one look."""
 _SHORT_S = 0.001
 """Looking at a job may take so long as often as it likes."""
+_OVERDUE_S = 1.0
+"""How often a job is looked at of which something was due before."""
 _DEAF_S = 0.5
 """How often it is tried again while no Lease can be heard."""
 ROUND_FAULTS_MAX = 16
@@ -283,7 +285,9 @@ class _Operator:
                 self._rests_until[uid] = self._clock.now_s() + took_s * (1.0 / self._settings.reconcile_share - 1.0)
             self._note(self._model.ask(uid, asks=decision.reschedule))
             if decision.wake_at_s is not None:
-                self._wake_at(uid, decision.wake_at_s)
+                # A time in the past that nothing was done about must not be waited for without end.
+                now_s = self._clock.now_s()
+                self._wake_at(uid, decision.wake_at_s if decision.wake_at_s > now_s else now_s + _OVERDUE_S)
             actions = self._timely(uid, decision.actions)
             done = await self._applier.apply(actions, uid, wanted=lambda: uid in self._wanting)
             self._note(Changes(jobs=set() if done else {uid}))

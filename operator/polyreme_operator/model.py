@@ -346,6 +346,8 @@ class ClusterModel:
             changes = self._put_job(ref, parse_unreadable_job(manifest, known, why))
         else:
             changes = self._forget(ref)
+            # It is there, as a list will say again.
+            self._present[ref.kind].add(ref)
         return changes | Changes(unreadable=(unreadable,))
 
     def _put_setting(self, ref: ObjectRef, manifest: Manifest) -> Changes:

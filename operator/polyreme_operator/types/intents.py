@@ -16,10 +16,12 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from typing import TypeVar
 
 from polyreme_operator.types.views import JobView
 
 INTENTS_KEY = "intents.json"
+_Value = TypeVar("_Value", str, int)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +101,24 @@ def render_intents(entries: tuple[Intent, ...]) -> str:
 
 
 def parse_intents(text: str) -> tuple[Intent, ...]:
-    """Read entries back."""
+    """Read entries back.
+
+    Raises:
+        KeyError, TypeError, ValueError: If the text is not what ``render_intents`` writes.
+    """
     return tuple(
         Intent(
-            namespace=row["namespace"],
-            name=row["name"],
-            uid=row["uid"],
-            attempt=row["attempt"],
-            cancelled_admissions=row["cancelledAdmissions"],
+            namespace=_typed(row["namespace"], str),
+            name=_typed(row["name"], str),
+            uid=_typed(row["uid"], str),
+            attempt=_typed(row["attempt"], int),
+            cancelled_admissions=_typed(row["cancelledAdmissions"], int),
         )
         for row in json.loads(text)
     )
+
+
+def _typed(value: object, kind: type[_Value]) -> _Value:
+    if not isinstance(value, kind):
+        raise TypeError(f"an intent holds {value!r}, rule {kind.__name__}")
+    return value

@@ -17,8 +17,8 @@ from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
 from polyreme_api.metadata import ObjectMeta
 from polyreme_api.ownership import owner_of_job_object, owner_of_pod
 from polyreme_api.progress import ProgressRecord
-from polyreme_api.queue import TrainingQueueSpec
-from polyreme_api.topology import DEFAULT_TOPOLOGY, ClusterTopologySpec
+from polyreme_api.queue import TrainingQueueSpec, TrainingQueueStatus
+from polyreme_api.topology import DEFAULT_TOPOLOGY, ClusterTopologySpec, ClusterTopologyStatus
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.intents import INTENTS_KEY, Intents, parse_intents
 from polyreme_operator.types.inventory import HOST_LEVEL, PODS, Constraints, LevelView, Requests, Taint
@@ -315,7 +315,7 @@ def parse_queue(manifest: Manifest) -> QueueView:
         ValueError: If a field of the spec is not what its definition says.
     """
     _check(manifest, TrainingQueueSpec)
-    metadata, spec, status = manifest["metadata"], manifest.get("spec") or {}, manifest.get("status") or {}
+    metadata, spec, status = manifest["metadata"], manifest.get("spec") or {}, _own_word(manifest, TrainingQueueStatus)
     preemption: Mapping[str, Any] = spec.get("preemption") or {}
     unsaid = QueueView(name="")
     return QueueView(
@@ -371,7 +371,7 @@ def parse_topology(manifest: Manifest) -> TopologyView | None:
             LevelView(name=level["name"], node_label=level["nodeLabel"], distance=_count(level.get("distance")))
             for level in (manifest.get("spec") or {}).get("levels") or ()
         ),
-        status=manifest.get("status") or {},
+        status=_own_word(manifest, ClusterTopologyStatus),
     )
 
 
@@ -400,6 +400,16 @@ def _check(manifest: Manifest, kind: type[BaseModel]) -> None:
         if found:
             place = ".".join(("spec", *(str(part) for part in found[0]["loc"])))
             raise ValueError(f"{place}: {found[0]['msg']}") from error
+
+
+def _own_word(manifest: Manifest, kind: type[BaseModel]) -> Mapping[str, Any]:
+    """Return a status that only the operator writes; one that is not its own is none, and is written anew."""
+    status: Mapping[str, Any] = manifest.get("status") or {}
+    try:
+        kind.model_validate(status)
+    except ValidationError:
+        return {}
+    return status
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """A job that can't be read, or about which a decision raises an error, is left as it is; everyone else continues."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from polyreme_api import labels
 from polyreme_operator.core.schedule import gangs
 from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
 from polyreme_operator.quarantine import FORGIVEN_AFTER_S, RETRIES_MAX, RETRY_FIRST_S, RETRY_LONGEST_S, Retries
+from polyreme_operator.types.intents import parse_intents
 from polyreme_operator.types.inventory import GangRequest
 from polyreme_operator.types.views import JobView
 from tests.unit.operator.operator_stage import Stage, node_manifest
@@ -205,6 +207,50 @@ def test_a_malformed_object_is_left_out_with_an_event_and_a_metric(manifest: Man
         assert event["involvedObject"]["kind"] == manifest["kind"]
 
     stage.run(story)
+
+
+def test_a_time_that_is_past_is_not_waited_for_without_end() -> None:
+    """A condition of a bound pod without a time made a deadline in 1970: passes followed each other without a pause."""
+    stage = Stage()
+    stage.add_nodes(1)
+
+    async def story() -> None:
+        uid = stage.add_job("fine")
+        await asyncio.sleep(2.0)
+        pod = ObjectRef(kind="Pod", namespace="default", name=labels.pod_name("fine", uid, index=0, replacement=0))
+        refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        await stage.cluster.patch(pod, {"status": {"conditions": [refused]}}, subresource=STATUS_SUBRESOURCE)
+        await asyncio.sleep(PATIENCE_S)
+        assert stage.status("fine")["attempt"]["number"] == 1
+
+    stage.run(story)
+
+
+def test_a_queues_status_that_is_not_the_operators_is_written_anew() -> None:
+    stage = Stage()
+    stage.add_nodes(1)
+    queue = ObjectRef(kind="TrainingQueue", name="default")
+
+    async def story() -> None:
+        stage.store.create({"apiVersion": labels.API_VERSION, "kind": queue.kind, "metadata": {"name": queue.name}})
+        await asyncio.sleep(2.0)
+        decayed = [{"resource": {}, "seconds": "1"}]
+        await stage.cluster.patch(queue, {"status": {"decayed": decayed}}, subresource=STATUS_SUBRESOURCE)
+        stage.add_job("fine")
+        await asyncio.sleep(PATIENCE_S)
+        assert stage.condition("fine", "Admitted")["status"] == "True"
+        assert stage.store.get(queue)["status"].get("decayed") != decayed
+
+    stage.run(story)
+
+
+def test_intents_of_other_types_are_not_believed() -> None:
+    row = {"namespace": "n", "name": "j", "uid": "u", "attempt": 1, "cancelledAdmissions": 0}
+    (entry,) = parse_intents(json.dumps([row]))
+    assert entry.uid == "u"
+    for field, value in (("uid", ["u"]), ("attempt", "1"), ("cancelledAdmissions", None)):
+        with pytest.raises(TypeError):
+            parse_intents(json.dumps([{**row, field: value}]))
 
 
 def test_a_job_is_retried_later_each_time_and_not_for_ever() -> None:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_camel
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.pod_template import ERROR_TYPE as POD_TEMPLATE_ERROR
+from polyreme_api.pod_template import PodTemplateError
 
 _SHOWN_MAX = 80
 Kind = TypeVar("Kind", bound=BaseModel)
@@ -43,8 +43,11 @@ def _translate(error: ValidationError, kind: type[BaseModel]) -> InvalidConfigEr
         return InvalidConfigError(f"unknown field: {field}, {hint}{more}", field=field)
     if first["type"] == "missing":
         return InvalidConfigError(f"field missing: {field} is required{more}", field=field)
-    if first["type"] == POD_TEMPLATE_ERROR:
-        return InvalidConfigError(f"{field}: {first['msg']}{more}", field=field)
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, PodTemplateError):
+        field, count = f"{field}.{cause.field}", error.error_count() + cause.count - 1
+        more = f" (and {count - 1} more)" if count > 1 else ""
+        return InvalidConfigError(f"{field}: {cause.rule}{more}", field=field)
     seen = repr(first["input"])
     seen = seen if len(seen) <= _SHOWN_MAX else seen[: _SHOWN_MAX - 1] + "…"
     rule = first["msg"].removeprefix("Value error, ")

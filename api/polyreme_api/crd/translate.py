@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from polyreme_api.crd.pod_template import KEEPS_UNKNOWN, pod_template_schema
 from polyreme_api.crd.rules import ATOMIC, LIST_KEYS, RULES, Rule
-from polyreme_api.pod_template import ERROR_TYPE
+from polyreme_api.pod_template import FORMAT
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -100,7 +100,7 @@ class _Translator:
             # A type often says more of itself than the field that holds it: the longer text teaches more.
             told = max(inlined["description"], self._own(source).get("description", ""), key=len)
             return {**inlined, **self._own(source), "description": told}
-        if source.get("format") == ERROR_TYPE:
+        if source.get("format") == FORMAT:
             return {**self._own(source), **pod_template_schema()}
         if source.get("additionalProperties") is True:
             return {**self._own(source), KEEPS_UNKNOWN: True}

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from polyreme_api.fields import DEVICES_MAX, REPLICAS_MAX, SECONDS_MAX, STEPS_MAX, Name, Part, Seconds, Url
 from polyreme_api.labels import RESOURCE_DEVICE
-from polyreme_api.pod_template import ERROR_TYPE, check_pod_template
+from polyreme_api.pod_template import FORMAT, check_pod_template
 
 Degree = Annotated[int, Field(ge=1, le=1_000_000)]
 STAGES_MEET = ("ZBVZeroBubble", "DualPipeV")
@@ -14,9 +14,7 @@ STAGES_MEET = ("ZBVZeroBubble", "DualPipeV")
 STAGES_MAX = 512
 """Stages of a pipeline whose layers a job may name."""
 StageLayers = Annotated[list[Annotated[int, Field(ge=0, le=10_000)]], Field(min_length=2, max_length=STAGES_MAX)]
-PodTemplate = Annotated[
-    dict[str, Any], AfterValidator(check_pod_template), Field(json_schema_extra={"format": ERROR_TYPE})
-]
+PodTemplate = Annotated[dict[str, Any], AfterValidator(check_pod_template), Field(json_schema_extra={"format": FORMAT})]
 LevelName = Annotated[str, Field(min_length=1, max_length=63)]
 
 

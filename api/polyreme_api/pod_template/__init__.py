@@ -1,6 +1,6 @@
 """Kubernetes' own PodTemplateSpec: the types of its fields, generated, and the check of a template against them."""
 
-from polyreme_api.pod_template.schema import QUANTITY_PATTERN, ROOT, TYPES, FieldType
-from polyreme_api.pod_template.validation import ERROR_TYPE, check_pod_template
+from polyreme_api.pod_template.schema import FORMAT, QUANTITY_PATTERN, ROOT, TYPES, FieldType
+from polyreme_api.pod_template.validation import PodTemplateError, check_pod_template
 
-__all__ = ["ERROR_TYPE", "QUANTITY_PATTERN", "ROOT", "TYPES", "FieldType", "check_pod_template"]
+__all__ = ["FORMAT", "QUANTITY_PATTERN", "ROOT", "TYPES", "FieldType", "PodTemplateError", "check_pod_template"]

@@ -20,5 +20,7 @@ ROOT: str = _FILE["root"]
 TYPES: Mapping[str, Mapping[str, FieldType]] = _FILE["types"]
 """Types by name: the type of each field by the field's name."""
 
+FORMAT = "pod-template"
+"""Marks the field that holds a template in the JSON schema of the type that has it."""
 QUANTITY_PATTERN = r"^[+]?([0-9]{1,19}(\.[0-9]{0,19})?|\.[0-9]{1,19})([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,2})?$"
 """An amount as text: Kubernetes' syntax, without signs that no amount of a pod has, and with a bounded length."""

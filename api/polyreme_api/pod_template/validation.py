@@ -6,40 +6,46 @@ Kubernetes takes for absent.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pydantic import ValidationError
-from pydantic_core import InitErrorDetails, PydanticCustomError
-
 from polyreme_api.pod_template.schema import QUANTITY_PATTERN, ROOT, TYPES, FieldType
 
-ERROR_TYPE = "pod_template"
-"""Type of these errors among pydantic's: their messages are whole, and need no words around them."""
 ERRORS_MAX = 10
-"""Errors of one template that are reported."""
+"""Errors of one template that are looked for."""
 _SHOWN_MAX = 60
 
 _QUANTITY = re.compile(QUANTITY_PATTERN)
 _Place = tuple[str | int, ...]
 
 
+class PodTemplateError(ValueError):
+    """Fields of a pod template have other types than Kubernetes gives them.
+
+    Args:
+        field: Path of the first of them, within the template.
+        rule: What it must be, and what it is.
+        count: How many were found.
+    """
+
+    def __init__(self, field: str, rule: str, *, count: int) -> None:
+        self.field, self.rule, self.count = field, rule, count
+        super().__init__(f"{field}: {rule}")
+
+
 def check_pod_template(template: dict[str, Any]) -> dict[str, Any]:
     """Return a pod template whose known fields have Kubernetes' types.
 
     Raises:
-        ValidationError: With the place, the value and the rule of each field that has another type.
+        PodTemplateError: If one has another.
     """
-    found: list[InitErrorDetails] = []
-    for place, value, rule in _errors(template, ROOT, ()):
-        context = {"rule": rule, "seen": _seen(value)}
-        error = PydanticCustomError(ERROR_TYPE, "must be {rule}, got {seen}", context)
-        found.append(InitErrorDetails(type=error, loc=place, input=value))
-        if len(found) >= ERRORS_MAX:
-            break
+    found = list(itertools.islice(_errors(template, ROOT, ()), ERRORS_MAX))
     if found:
-        raise ValidationError.from_exception_data("PodTemplateSpec", found)
+        place, value, rule = found[0]
+        field = ".".join(str(part) for part in place)
+        raise PodTemplateError(field, f"must be {rule}, got {_seen(value)}", count=len(found))
     return template
 
 

@@ -82,8 +82,8 @@ class BatchSource(Protocol):
         """Return packs ``first .. first + count`` of ``step`` (steps count from 1)."""
         ...
 
-    def grids(self, step: int) -> Sequence[Array]:
-        """Return rows and columns of the images of each pack of ``step``, all ranks' packs (int32 [I, 2] each).
+    def grids(self, step: int, *, first: int, count: int) -> Sequence[Array]:
+        """Return rows and columns of the images of ``count`` packs of ``step`` (int32 [I, 2] each).
 
         As the index has them, whatever has become of their bytes: no image is read, and all ranks get the same.
         """

@@ -32,7 +32,7 @@ from polyreme_trainer.parallel.deal import deal_images
 from polyreme_trainer.parallel.world import RankSettings, open_world
 from polyreme_trainer.profile.synthetic import MEDIA_TOKEN, synthetic_packs
 from polyreme_trainer.train.microbatches import read_microbatches
-from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
+from polyreme_trainer.train.settings import CheckpointSettings, ImagesOver, TrainSettings
 from polyreme_trainer.train.state import backward, open_state, reduce, update
 
 RANKS = (2, 4)
@@ -143,9 +143,11 @@ class Source:
         assert count == PACKS
         return packs_of(first // PACKS)
 
-    def grids(self, _: int) -> Sequence[Any]:
-        """Return the grids of each pack: half of its rank's."""
-        return [half for rank in range(self._ranks) for half in np.split(np.asarray(packs_of(rank).grids_I2), PACKS)]
+    def grids(self, _: int, *, first: int, count: int) -> Sequence[Any]:
+        """Return the grids of some packs: each has a part of its rank's."""
+        ranks = range(self._ranks)
+        packs = [part for rank in ranks for part in np.split(np.asarray(packs_of(rank).grids_I2), PACKS)]
+        return packs[first : first + count]
 
     def patches(self, _: int, *, pack: int, images: Sequence[int]) -> Any:
         """Return the patches of some images of a pack."""
@@ -197,6 +199,7 @@ def be_rank(rank: int, ranks: int, rounds: int, listener: socket.socket, path: P
         ),
         layout=Layout(dp=ranks),
         shape=shape(),
+        images_over=ImagesOver.DATA,
         steps=1,
         checkpoint=CheckpointSettings(store=open_store(path.parent.as_uri())),
     )

@@ -97,10 +97,10 @@ class Pages:
             lost_images=lost,
         )
 
-    def grids(self, step: int) -> list[Any]:
+    def grids(self, step: int, *, first: int, count: int) -> list[Any]:
         return [
             np.array([page[3] for page in self._in_pack(step, pack) if page[3] is not None], np.int32).reshape(-1, 2)
-            for pack in range(self.packs_in(step))
+            for pack in range(first, first + count)
         ]
 
     def patches(self, step: int, *, pack: int, images: Sequence[int]) -> Any:

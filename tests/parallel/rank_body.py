@@ -252,6 +252,7 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
         flat.FUSED_BYTES_MAX = request.get("fused_bytes_max", flat.FUSED_BYTES_MAX)
         vars(tiles)["DENSE_TOKENS_MAX"] = request.get("dense_tokens_max", attend.DENSE_TOKENS_MAX)
         loss.LOGITS_MAX = request.get("logits_max", loss.LOGITS_MAX)
+        dealing.NEIGHBOURS_MAX = request.get("neighbours_max", dealing.NEIGHBOURS_MAX)
         plant(request.get("bug"), world)
         plant_in_pipeline(request.get("bug"))
         state = open_state(settings, world.meshes, media_token=MEDIA)

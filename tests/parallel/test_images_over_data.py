@@ -36,6 +36,7 @@ def alone(_warm: Any, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, 
         ({"dp": 2}, {"parameter_sharding": "FSDP2"}),
         ({"dp": 2, "cp": 2}, {"pipeline": {"microbatches": 2}}),
         ({"dp": 2, "tp": 2, "ep": 2}, {"recompute": "selective"}),
+        ({"dp": 4, "ep": 4}, {"neighbours_max": 2}),
     ],
     ids=lambda given: name(given) if isinstance(given, dict) and "dp" in given else None,
 )

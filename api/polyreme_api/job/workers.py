@@ -115,10 +115,11 @@ class Parallelism(Part):
     """Decoder layers of each stage of a pipeline, in the order of the stages, as ``polyreme plan`` prints them; they
     add up to the model's. Only the first stage, with the tower, and the last, with the head, may have none. None: dealt
     so that ranks have equal work by operations. A gang of another size keeps them."""
-    images_over: Literal["Context", "Data"] = "Data"
+    images_over: Literal["Context", "Data"] = "Context"
     """Ranks that share the images of a microbatch, whole images and by what they cost: ``Context``, those that share
-    its stream; ``Data``, those of all data-parallel ranks: one whose packs have few images encodes images of one that
-    has many, where that saves the slowest 2 %, and more than the exchange costs. Losses differ in their last bits."""
+    its stream; ``Data``, also those of neighbouring data-parallel ranks, up to eight ranks in all: one whose packs have
+    few images encodes images of one that has many, where that saves the slowest 2 %, and more than the exchange costs.
+    Losses differ in their last bits."""
 
     @model_validator(mode="after")
     def _by_mode(self) -> "Parallelism":

@@ -106,12 +106,12 @@ class PackedSource:
         documents = [[self._document(slot) for slot in slots] for slots in packs]
         return assemble(documents, pack_tokens=self.pack_tokens_in(step), pad=self._ids.pad, values=self._patch_values)
 
-    def grids(self, step: int) -> Sequence[npt.NDArray[np.int32]]:
-        """Return the grids [I, 2] of the images of each pack of ``step``, as the indexes have them.
+    def grids(self, step: int, *, first: int, count: int) -> Sequence[npt.NDArray[np.int32]]:
+        """Return the grids [I, 2] of the images of ``count`` packs of ``step``, as the indexes have them.
 
-        Every rank looks all packs up at every step, so all at once: it costs a microsecond an image.
+        Ranks look the packs of their neighbours up at every step, so all at once: it costs a microsecond an image.
         """
-        packs = self._order.packs(step)
+        packs = self._order.packs(step)[first : first + count]
         slots = [slot for slots in packs for slot in slots]
         source_N, sample_N = (np.array(of, np.int64) for of in ([s.source for s in slots], [s.sample for s in slots]))
         looked_up = {source: self._indexes[source].grids_of(sample_N[source_N == source]) for source in set(source_N)}

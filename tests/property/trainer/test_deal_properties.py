@@ -174,7 +174,8 @@ def test_images_of_the_smallest_model_stay_at_home_until_an_exchange_costs_nothi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pages: Any = Pages(packs=4, seeing=2)
-    of_two = Dealing(shape=KIMI_VL_NANO, parts=1, tp=1, stages=1, encoder=1, place=0, group=cast("Any", None))
+    near = {"parts": 1, "data_ranks": range(2), "tp": 1, "stages": 1, "encoder": 1, "place": 0}
+    of_two = Dealing(shape=KIMI_VL_NANO, **cast("Any", near), group=cast("Any", None))
     packs = [[range(2), range(2, 4)]]
     assert of_two.deal(pages, 1, packs) == [None]
     monkeypatch.setattr(dealing_module, "SAVES_MIN", 1)

@@ -317,7 +317,7 @@ def test_only_jobs_are_scaled() -> None:
 
 def test_the_default_of_an_object_with_rules_obeys_them_as_it_stands() -> None:
     """The API server checks a default before it fills what is nested in it (``no such key: mode``)."""
-    assert NODES["spec.parallelism"]["default"] == {"mode": "Auto", "imagesOver": "Data"}
+    assert NODES["spec.parallelism"]["default"] == {"mode": "Auto", "imagesOver": "Context"}
 
 
 def test_words_that_would_end_a_text_in_cel_are_refused_before_an_api_server_does() -> None:

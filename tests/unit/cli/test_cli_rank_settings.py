@@ -62,7 +62,7 @@ CHANGES: dict[str, Any] = {
     "training.optimizer.decaySteps": 9,
     "parallelism.ep": 4,
     "parallelism.microbatches": 2,
-    "parallelism.imagesOver": "Context",
+    "parallelism.imagesOver": "Data",
     "checkpoint.everySteps": 7,
     "checkpoint.keep": 7,
     "checkpoint.maxAgeSeconds": 7,

@@ -266,8 +266,10 @@ def test_images_of_any_pack_are_looked_up_and_read_one_by_one(tmp_path: Path) ->
     damaged = hub.open_source(home.objects, job)
     lost_in_all = 0
     for step in (1, 2):
-        grids = damaged.grids(step)
-        assert [len(grids_I2) for grids_I2 in grids] == [len(whole_I2) for whole_I2 in whole.grids(step)]
+        packs = damaged.packs_in(step)
+        grids = damaged.grids(step, first=0, count=packs)
+        assert [len(of) for of in grids] == [len(of) for of in whole.grids(step, first=0, count=packs)]
+        assert np.array_equal(np.concatenate(damaged.grids(step, first=1, count=2)), np.concatenate(grids[1:3]))
         for pack, grids_I2 in enumerate(grids):
             batch = damaged.packs(step, first=pack, count=1)
             lost = list(batch.lost_images)

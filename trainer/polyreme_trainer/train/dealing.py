@@ -1,7 +1,9 @@
-"""Deals the images of a step's packs to the data-parallel ranks, and reads what falls to this one.
+"""Balance the images of a step's packs over neighbouring data-parallel ranks, and read what falls to this one.
 
-The order of packs is a function of plan and step, and their grids lie in the mapped index, so each rank looks the
-other ranks' up: no rank asks another, and no host waits for an accelerator. Who encodes a guest reads it itself.
+Ranks are numbered so that neighbours share a node; only a few take each other's images, so an exchange stays near, and
+what a rank looks up does not grow with the job. The order of packs is a function of plan and step, and their grids lie
+in the mapped index, so each rank looks its neighbours' up: no rank asks another, and no host waits for an accelerator.
+Who encodes a guest reads it itself.
 
 Legend: P patches that a rank encodes, C values of a patch.
 """
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +20,16 @@ import torch.distributed as dist
 
 from polyreme_api.batch import BatchSource
 from polyreme_api.plan.flops import Mix, forward_flops, image_flops
+from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.parts import Part, all_parts
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_trainer.model.grid import Grid
 from polyreme_trainer.parallel.deal import Deal, Image, WayHome, deal_images, way_home
-from polyreme_trainer.parallel.mesh import Meshes
+from polyreme_trainer.parallel.mesh import Meshes, group_ranks, open_group
+
+NEIGHBOURS_MAX = 8
+"""Ranks that take each other's images, at most: those of a node. With 256 ranks in one deal, each microbatch had an
+all-to-all over all of them, and the deal alone took 0.07 s of every rank."""
 
 Patches = npt.NDArray[np.float32]
 
@@ -90,6 +97,8 @@ class Dealing:
     shape: ModelShape
     parts: int
     """Context parts of a data-parallel rank."""
+    data_ranks: range
+    """The data-parallel ranks that take part; a deal numbers them from 0."""
     tp: int
     stages: int
     """Ranks of a pipeline, which share what is no image."""
@@ -103,16 +112,19 @@ class Dealing:
         Args:
             source: Its packs.
             step: Number of the step.
-            microbatches: Packs of each microbatch, by data-parallel rank.
+            microbatches: Packs of each microbatch, by data-parallel rank, of all of them.
 
         Returns:
             By microbatch; None where all images stay at home.
         """
-        grids = [_grids(pack_I2) for pack_I2 in source.grids(step)]
-        return [self._deal(source, step, packs, grids) for packs in microbatches]
+        near = [[by_rank[dp] for dp in self.data_ranks] for by_rank in microbatches]
+        first = min(packs.start for by_rank in near for packs in by_rank)
+        count = max(packs.stop for by_rank in near for packs in by_rank) - first
+        grids = dict(enumerate(map(_grids, source.grids(step, first=first, count=count)), start=first))
+        return [self._deal(source, step, packs, grids) for packs in near]
 
     def _deal(
-        self, source: BatchSource, step: int, packs: Sequence[range], by_pack: Sequence[Sequence[Grid]]
+        self, source: BatchSource, step: int, packs: Sequence[range], by_pack: Mapping[int, Sequence[Grid]]
     ) -> Dealt | None:
         grids = [[grid for pack in mine for grid in by_pack[pack]] for mine in packs]
         sizes = [[rows * columns for rows, columns in mine] for mine in grids]
@@ -147,7 +159,7 @@ class Dealing:
         step: int,
         guests: Sequence[Image],
         packs: Sequence[range],
-        by_pack: Sequence[Sequence[Grid]],
+        by_pack: Mapping[int, Sequence[Grid]],
     ) -> Patches:
         """Read guests, in order: those of one data-parallel rank lie pack by pack."""
         vision = self.shape.vision
@@ -163,19 +175,38 @@ class Dealing:
         return np.concatenate(found)
 
 
-def dealing_of(meshes: Meshes, shape: ModelShape) -> Dealing | None:
-    """Return how this rank, which holds a tower, shares images with other data-parallel ranks; None if it has none."""
+def neighbours(layout: Layout, dp: int) -> range:
+    """Return the data-parallel ranks that take each other's images: ``NEIGHBOURS_MAX`` ranks, or as few as one."""
+    size = max(1, NEIGHBOURS_MAX // (layout.cp * layout.tp))
+    first = dp // size * size
+    return range(first, min(first + size, layout.dp))
+
+
+def dealing_of(meshes: Meshes, shape: ModelShape, *, timeout_s: float) -> Dealing | None:
+    """Return how this rank, which holds a tower, shares images with its neighbours; None if it has none.
+
+    Args:
+        meshes: This rank's groups; every rank of the pipeline stage calls it.
+        shape: Of the model.
+        timeout_s: Longest wait inside one exchange.
+    """
     layout = meshes.layout
-    if layout.dp == 1 or not shape.sees:
+    near = neighbours(layout, meshes.place("dp"))
+    if len(near) == 1 or not shape.sees:
         return None
+    group = meshes.replica_group
+    if len(near) < layout.dp:
+        replicas = group_ranks(layout, meshes.rank, ("dp", "cp"))
+        group = open_group(replicas[near.start * layout.cp : near.stop * layout.cp], timeout_s=timeout_s)
     return Dealing(
         shape=shape,
         parts=layout.cp,
+        data_ranks=near,
         tp=layout.tp,
         stages=layout.pp,
-        encoder=meshes.place("dp") * layout.cp + meshes.place("cp"),
+        encoder=(meshes.place("dp") - near.start) * layout.cp + meshes.place("cp"),
         place=meshes.place("tp"),
-        group=meshes.replica_group,
+        group=group,
     )
 
 

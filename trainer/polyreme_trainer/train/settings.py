@@ -52,7 +52,7 @@ class ImagesOver(enum.StrEnum):
     CONTEXT = "Context"
     """Those that share its stream."""
     DATA = "Data"
-    """Those of all data-parallel ranks, where one has much more of them than others (``parallel/deal.py``)."""
+    """Neighbouring data-parallel ranks too, where one has much more of them than others (``parallel/deal.py``)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class TrainSettings:
     """Stages and microbatches of a step."""
     ways: Ways = PLAIN
     """What layers hold, and which rows they drop."""
-    images_over: ImagesOver = ImagesOver.DATA
+    images_over: ImagesOver = ImagesOver.CONTEXT
     seed: int = 0
     weights: Path | Folder | None = None
     """Folder, or place in a bucket, of weights that a run without a checkpoint starts from; None: drawn by the seed."""

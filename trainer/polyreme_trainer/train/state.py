@@ -72,7 +72,7 @@ class TrainState:
     sharing: Sharing | None = None
     """The ranks that share this one's streams; no part of a checkpoint."""
     dealing: Dealing | None = None
-    """The data-parallel ranks that take each other's images; None where each has its own, or no tower is here."""
+    """The neighbours that take each other's images; None where each has its own, or no tower is here."""
     step: int = 0
     """Steps taken in the whole run."""
     stage: TrainingStage | None = None
@@ -154,7 +154,9 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
 def _dealing(settings: TrainSettings, stages: Mapping[int, Stage], meshes: Meshes) -> Dealing | None:
     """Only ranks with the first stage encode images."""
     encodes = any(stage.model.section.first for stage in stages.values())
-    return dealing_of(meshes, settings.shape) if encodes and settings.images_over is ImagesOver.DATA else None
+    if not encodes or settings.images_over is not ImagesOver.DATA:
+        return None
+    return dealing_of(meshes, settings.shape, timeout_s=settings.rank.collective_timeout_s)
 
 
 def _update(settings: TrainSettings, parameters: Mapping[str, Tensor]) -> Update:

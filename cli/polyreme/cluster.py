@@ -25,7 +25,7 @@ from polyreme_api.job import TrainingJob, parse_job
 from polyreme_api.labels import ANNOTATION_PROGRESS, KIND_JOB
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
-from polyreme_operator.adapters.embedded.journal import open_store
+from polyreme_operator.adapters.embedded.journal import Recover, open_store
 from polyreme_operator.adapters.embedded.server import ApiServer
 from polyreme_operator.adapters.embedded.tokens import TokenTable
 from polyreme_operator.adapters.process_kubelet.container import job_of
@@ -104,12 +104,12 @@ class LocalCluster:
         """Create the job, or give it the fields that may change under a run; what the machine failed goes on."""
         manifest = job.to_object()
         manifest.pop("status", None)
+        for known in cluster_objects(job):
+            with contextlib.suppress(AlreadyExistsError):
+                await self._port.create(known)
         try:
             status = (await self.job()).status
         except NotFoundError:
-            for known in cluster_objects(job):
-                with contextlib.suppress(AlreadyExistsError):  # of a command that was ended between the two
-                    await self._port.create(known)
             await self._port.create(manifest)
             return
         reopened = reopen(status)
@@ -194,9 +194,16 @@ def _deepest(error: BaseException) -> BaseException:
 
 @contextlib.asynccontextmanager
 async def open_cluster(
-    home: Home, run: RunDirectory, job: TrainingJob, *, token: str, devices: int | None, clock: Clock
+    home: Home,
+    run: RunDirectory,
+    job: TrainingJob,
+    *,
+    token: str,
+    devices: int | None,
+    clock: Clock,
+    recover: Recover | None = None,
 ) -> AsyncIterator[LocalCluster]:
-    """Open the run's embedded cluster: replay its journal, listen on loopback.
+    """Open the run's embedded cluster: replay its journal, or rebuild what it lost, and listen on loopback.
 
     Raises:
         RefusedError: If another process holds the journal.
@@ -204,10 +211,9 @@ async def open_cluster(
     """
     wanted = job.spec.workers.replicas * job.spec.workers.devices
     lost: asyncio.Future[EnvironmentFailedError] = asyncio.get_running_loop().create_future()
-    async with open_store(run.journal_file, clock=clock, run_token=token, on_failure=lost.set_result) as (
-        store,
-        durable,
-    ):
+    async with open_store(
+        run.journal_file, clock=clock, run_token=token, on_failure=lost.set_result, recover=recover
+    ) as (store, durable):
         port = EmbeddedCluster(store, durable=durable)
         tokens = TokenTable()
         server = ApiServer(port, tokens=tokens)

@@ -34,10 +34,9 @@ def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None when there is no such file."""
+    """Read a JSON object; None when there is no such file, or it holds none: what it said is gone either way."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
         return None
-    value = json.loads(text)
     return value if isinstance(value, dict) else None

@@ -100,11 +100,19 @@ def write_identity(run: RunDirectory, *, created_s: float, pid: int, process_sta
             "namespace": run.namespace,
             "name": run.name,
             "createdAt": known.get("createdAt", created_s),
+            "uid": known.get("uid", ""),
             "host": {"pid": pid, "processStartedAt": process_started_s, "token": token},
         },
         mode=0o600,
     )
     return token
+
+
+def remember_uid(run: RunDirectory, uid: str) -> None:
+    """Record the UID of the run's job, by which its data is pinned: it must outlive the journal."""
+    known = read_identity(run) or {}
+    if known.get("uid") != uid:
+        write_json(run.identity_file, {**known, "uid": uid}, mode=0o600)
 
 
 def _plain(job: TrainingJob) -> Any:

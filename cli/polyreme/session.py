@@ -13,30 +13,41 @@ import os
 import shutil
 import signal
 import sys
+import uuid
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from polyreme import preflight
 from polyreme.clock import SystemClock
-from polyreme.cluster import LocalCluster, open_cluster
+from polyreme.cluster import NODE, LocalCluster, open_cluster
 from polyreme.datakeeper import DataKeeper
 from polyreme.datawork import DataWork
 from polyreme.documents import read_job, write_job
 from polyreme.faults import inject
+from polyreme.files import read_json
 from polyreme.home import PREVIOUS_SUFFIX, Home, RunDirectory
-from polyreme.identity import check_same_run, serving, write_identity
+from polyreme.identity import check_same_run, read_identity, remember_uid, serving, write_identity
 from polyreme.inject import Injection, check_injection
 from polyreme.outcome import RunOutcome, outcome_of
 from polyreme.output import note
 from polyreme.processes import started_at_s
 from polyreme.records import checkpoint_folder, checkpoint_url, last_error, read_records_at
+from polyreme.recovery import newest_attempt, rebuilt
 from polyreme.reporting import publish
 from polyreme.signals import cancel_on_signals, let_go, stop_signals
 from polyreme.timeline import Moment, Timeline
 from polyreme.viewing import Watcher
-from polyreme_api.errors import DataDamagedError, EnvironmentFailedError, ExitCode, InvalidConfigError, RetryableError
+from polyreme_api.errors import (
+    DataDamagedError,
+    EnvironmentFailedError,
+    ExitCode,
+    InvalidConfigError,
+    NotFoundError,
+    RetryableError,
+)
 from polyreme_api.job import TrainingJob
+from polyreme_operator.adapters.embedded.journal_file import JournalContent
 
 STOP_TIMEOUT_EXTRA_S = 30
 """Longest wait for a clean stop, beyond the job's own grace."""
@@ -104,7 +115,12 @@ def claim(run: RunDirectory, job: TrainingJob, *, fresh: bool) -> bool:
     """
     if fresh or not run.exists:
         return False
-    check_same_run(read_job(run.job_file), job)
+    try:
+        known = read_job(run.job_file)
+    except (InvalidConfigError, NotFoundError) as error:
+        note(f"run {run.name}: what it was started with can't be read, it is taken to be the same: {error.message}")
+    else:
+        check_same_run(known, job)
     return True
 
 
@@ -141,8 +157,10 @@ class _Session:
                 token=self._token,
                 devices=self._settings.devices,
                 clock=self._clock,
+                recover=self._recover if resumed else None,
             ) as cluster:
                 await cluster.apply(self._job)
+                remember_uid(self._run, (await cluster.job()).metadata.uid)
                 await self._serve(cluster, resumed=resumed)
                 job = await cluster.job()
             return self._conclude(job)
@@ -253,6 +271,28 @@ class _Session:
             self._clock,
             attempt=lambda: watcher.attempt,
             find=cluster.find,
+        )
+
+    def _recover(self, content: JournalContent) -> list[dict[str, Any]]:
+        """Rebuild the job where the journal lost it."""
+        from polyreme_datahub.objects import open_store
+
+        run, job = self._run, self._job
+        uid = (read_identity(run) or {}).get("uid") or (read_json(run.data_report) or {}).get("job")
+        attempt = newest_attempt(open_store(checkpoint_url(run, job)))
+        if not content.damaged and not uid and not attempt:
+            return []
+        words = f"damaged, bad lines: {content.damaged_lines}" if content.damaged else "gone"
+        words = f"the journal of run {run.name} is {words}; the job is rebuilt and continues after attempt {attempt}"
+        note(words)
+        _log.warning("%s", words)
+        return rebuilt(
+            content.manifests,
+            job,
+            uid=uid or str(uuid.uuid4()),
+            attempt=attempt,
+            node=NODE,
+            now_s=self._clock.now_s(),
         )
 
     def _conclude(self, job: TrainingJob) -> RunOutcome:

@@ -17,7 +17,7 @@ from polyreme_api.errors import EnvironmentFailedError, RefusedError
 from polyreme_operator.adapters.embedded import journal as journal_module
 from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
 from polyreme_operator.adapters.embedded.journal import open_store
-from polyreme_operator.adapters.embedded.journal_file import read_journal
+from polyreme_operator.adapters.embedded.journal_file import JournalContent, read_journal
 from polyreme_operator.adapters.embedded.store import Store
 from polyreme_operator.port import KINDS, GoneError, Manifest, ServerError
 from tests.contract.adapters import ManualClock, uids
@@ -99,13 +99,49 @@ def test_a_store_goes_on_behind_a_torn_tail(tmp_path: Path) -> None:
     assert with_store(path, look)[0] == after
 
 
+def test_a_damaged_journal_is_recovered_from_its_good_lines_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with_store(path, some_writes)
+    before = read_journal(path)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"owner")] ^= 1
+    path.write_bytes(data)
+    seen: list[JournalContent] = []
+
+    def recover(content: JournalContent) -> list[Manifest]:
+        seen.append(content)
+        return [*content.manifests]
+
+    async def opened() -> list[Manifest]:
+        opening = open_store(path, clock=ManualClock(), run_token="t", validators={}, recover=recover)
+        async with opening as (store, _):
+            return [record.manifest for kind in KINDS for record in store.records(kind)]
+
+    kept = asyncio.run(opened())
+    assert [content.damaged_lines for content in seen] == [1]
+    assert {manifest["metadata"]["name"] for manifest in kept} <= {one["metadata"]["name"] for one in before.manifests}
+    assert kept
+    assert (tmp_path / "journal.damaged").read_bytes() == bytes(data)
+    assert not read_journal(path).damaged
+    asyncio.run(opened())
+    assert len(seen) == 1, "what was recovered is whole"
+
+
+@pytest.mark.parametrize("at", [0, 12])
+def test_a_journal_without_a_good_line_is_damaged_and_not_new(tmp_path: Path, at: int) -> None:
+    path = tmp_path / "journal"
+    with_store(path, look)
+    path.write_bytes(b"x" * at + b"\n" if at else b"\n")
+    assert read_journal(path).damaged
+
+
 def test_damage_before_good_lines_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with_store(path, some_writes)
     data = bytearray(path.read_bytes())
     data[data.index(b"owner")] ^= 1
     path.write_bytes(data)
-    with pytest.raises(EnvironmentFailedError, match="damaged at line 2"):
+    with pytest.raises(EnvironmentFailedError, match="is damaged, bad lines: 1"):
         with_store(path, look)
 
 

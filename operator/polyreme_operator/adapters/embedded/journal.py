@@ -27,13 +27,18 @@ from polyreme_operator.adapters.embedded.record import Change, Record
 from polyreme_operator.adapters.embedded.rules import Validator
 from polyreme_operator.adapters.embedded.schema import SCHEMAS
 from polyreme_operator.adapters.embedded.store import HISTORY_CHANGES, Store
-from polyreme_operator.port import KINDS, ServerError
+from polyreme_operator.port import KINDS, Manifest, ServerError
 
 COMPACT_LINES_MIN = 2_000
 """Lines under which a journal is never compacted."""
 COMPACT_RATIO = 4
 """Lines for each object above which it is."""
 LOCK_SUFFIX = ".lock"
+DAMAGED_SUFFIX = ".damaged"
+"""A journal that lost lines is kept under this suffix, for people."""
+
+Recover = Callable[[JournalContent], Sequence[Manifest]]
+"""Returns the objects to begin with, from what could be read of a journal that is damaged or gone."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +53,7 @@ async def open_store(
     validators: Mapping[str, Validator] | None = None,
     history_changes: int = HISTORY_CHANGES,
     on_failure: Callable[[EnvironmentFailedError], None] | None = None,
+    recover: Recover | None = None,
 ) -> AsyncIterator[tuple[Store, Callable[[], Awaitable[None]]]]:
     """Open a store with its journal; what was appended before ``durable()`` was called is on disk when it returns.
 
@@ -59,13 +65,14 @@ async def open_store(
         validators: Schema checks by kind; the default checks our own kinds.
         history_changes: Least number of changes kept for watches, by kind.
         on_failure: Called once when the disk refuses; from then on every write raises ServerError.
+        recover: Called where the journal is damaged or empty; None: an empty one begins anew, a damaged one is refused.
 
     Raises:
         RefusedError: If another process serves the journal.
-        EnvironmentFailedError: If it is damaged, or can't be opened.
+        EnvironmentFailedError: If it is damaged and nobody recovers it, or can't be opened.
     """
     holder = {"pid": os.getpid(), "openedAtS": clock.now_s(), "runToken": run_token}
-    journal = Journal(path, holder=holder, on_failure=on_failure)
+    journal = Journal(path, holder=holder, on_failure=on_failure, recover=recover)
     store = Store(
         new_uid=new_uid,
         now_s=clock.now_s,
@@ -88,10 +95,11 @@ class Journal:
         path: The file; made when it does not exist.
         holder: Who opens it, for the message to the next who tries: pid, time, run token.
         on_failure: Called once when the disk refuses.
+        recover: As in ``open_store``.
 
     Raises:
         RefusedError: If another process serves it.
-        EnvironmentFailedError: If it is damaged, or can't be opened.
+        EnvironmentFailedError: If it is damaged and nobody recovers it, or can't be opened.
     """
 
     def __init__(
@@ -100,6 +108,7 @@ class Journal:
         *,
         holder: dict[str, Any],
         on_failure: Callable[[EnvironmentFailedError], None] | None = None,
+        recover: Recover | None = None,
     ) -> None:
         self._path = path
         self._on_failure = on_failure
@@ -108,6 +117,7 @@ class Journal:
             self.content = read_journal(path)
             if self.content.torn_bytes:
                 _log.warning("journal %s: %d bytes of a torn last line cut off", path, self.content.torn_bytes)
+            self.content = _recovered(path, self.content, recover)
             self._file = _open_for_append(path, self.content)
         except BaseException:
             os.close(self._lock)
@@ -201,25 +211,57 @@ class Journal:
         os.fdatasync(self._file)
 
     def _compact(self, records: Sequence[Record], version: int) -> None:
-        temporary = self._path.with_name(f".{self._path.name}.tmp")
-        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-        try:
-            lines = [
-                header_line(),
-                *(entry_line({"put": record.manifest}) for record in records),
-                entry_line({"version": version}),
-            ]
-            _write_all(file, b"".join(lines))
-            os.fsync(file)
-            temporary.replace(self._path)
-            _sync_folder(self._path.parent)
-        except BaseException:
-            os.close(file)
-            # Room for those who need it now; after the rename there is nothing of this name.
-            temporary.unlink(missing_ok=True)
-            raise
+        file = _rewrite(self._path, [record.manifest for record in records], version)
         os.close(self._file)
         self._file = file
+
+
+def _recovered(path: Path, content: JournalContent, recover: Recover | None) -> JournalContent:
+    """Have what is missing rebuilt, and write the journal anew; the damaged one is kept beside it.
+
+    Raises:
+        EnvironmentFailedError: If it is damaged and nobody recovers it, or the disk refuses.
+    """
+    if not content.damaged and content.lines:
+        return content
+    if recover is None:
+        if content.damaged:
+            raise EnvironmentFailedError(
+                f"journal {path} is damaged, bad lines: {content.damaged_lines}; restore it or start afresh"
+            )
+        return content
+    manifests = recover(content)
+    if not manifests:
+        return content
+    try:
+        if path.exists():
+            path.replace(path.with_name(path.name + DAMAGED_SUFFIX))
+        os.close(_rewrite(path, manifests, content.version + 1))
+    except OSError as error:
+        raise EnvironmentFailedError(f"journal {path} can't be written: {error.strerror}") from error
+    return read_journal(path)
+
+
+def _rewrite(path: Path, manifests: Sequence[Manifest], version: int) -> int:
+    """Replace the journal by one that holds these objects; return its descriptor, open for appending.
+
+    Raises:
+        OSError: If the disk refuses; the journal is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    try:
+        lines = [header_line(), *(entry_line({"put": manifest}) for manifest in manifests)]
+        _write_all(file, b"".join([*lines, entry_line({"version": version})]))
+        os.fsync(file)
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except BaseException:
+        os.close(file)
+        # Room for those who need it now; after the rename there is nothing of this name.
+        temporary.unlink(missing_ok=True)
+        raise
+    return file
 
 
 def _open_for_append(path: Path, content: JournalContent) -> int:

@@ -1,7 +1,8 @@
 """The journal's lines: written, read back, checked.
 
 A line is the CRC-32 of its JSON in 8 hexadecimal digits, a space, the JSON. What a crash leaves half written at the end
-is cut off; a bad line with good ones behind it is damage, and refused: nothing is guessed.
+is cut off. A bad line with good ones after it is damage: it is left out and counted, and whoever opens the journal
+decides what to do without it.
 """
 
 from __future__ import annotations
@@ -31,13 +32,20 @@ class JournalContent:
     """Bytes up to the end of the last good line."""
     torn_bytes: int
     """Bytes behind it, that a crash left."""
+    damaged_lines: int = 0
+    """Bad lines that were left out; what they changed is not known."""
+
+    @property
+    def damaged(self) -> bool:
+        """Whether anything that was written is missing; a torn last line never was."""
+        return self.damaged_lines > 0
 
 
 def read_journal(path: Path) -> JournalContent:
     """Read a journal: live objects and the newest version.
 
     Raises:
-        EnvironmentFailedError: If a line that is not the last is bad, the format is another, or the disk refuses.
+        EnvironmentFailedError: If the format is another, or the disk refuses.
     """
     try:
         data = path.read_bytes()
@@ -46,23 +54,27 @@ def read_journal(path: Path) -> JournalContent:
     except OSError as error:
         raise EnvironmentFailedError(f"journal {path} can't be read: {error.strerror}") from error
     objects: dict[tuple[str, str, str], Manifest] = {}
-    version = lines = good = start = 0
-    while start < len(data):
-        end = data.find(b"\n", start)
-        entry = None if end < 0 else _parse(data[start:end])
+    version = lines = good = start = bad = damaged = 0
+    while (end := data.find(b"\n", start)) >= 0:
+        entry = _parse(data[start:end])
+        start = end + 1
         if entry is None:
-            if end >= 0 and _any_good_line(data[end + 1 :]):
-                raise EnvironmentFailedError(
-                    f"journal {path} is damaged at line {lines + 1}: restore it or start afresh"
-                )
-            break
-        if lines == 0 and entry.get("format") != FORMAT:
-            raise EnvironmentFailedError(f"journal {path} has format {entry.get('format')}, rule {FORMAT}")
+            bad += 1
+            continue
+        if "format" in entry and entry["format"] != FORMAT:
+            raise EnvironmentFailedError(f"journal {path} has format {entry['format']}, rule {FORMAT}")
         version = max(version, _apply(entry, objects))
         lines += 1
-        start = good = end + 1
+        good, damaged = start, bad
+    # Without a good line there was at least a header, unless the file had just been made.
+    damaged += lines == 0 and bad > 0
     return JournalContent(
-        manifests=list(objects.values()), version=version, lines=lines, size_bytes=good, torn_bytes=len(data) - good
+        manifests=list(objects.values()),
+        version=version,
+        lines=lines,
+        size_bytes=good,
+        torn_bytes=len(data) - good,
+        damaged_lines=damaged,
     )
 
 
@@ -109,7 +121,3 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return entry
-
-
-def _any_good_line(data: bytes) -> bool:
-    return any(_parse(line) is not None for line in data.split(b"\n")[:-1])

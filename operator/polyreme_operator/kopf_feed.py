@@ -57,6 +57,8 @@ class Feed:
         """Events that ever came; ``_count - len(_events)`` of them are no longer kept."""
         self._dropped = 0
         """Newest version among those."""
+        self._newest = 0
+        """Newest version of all events."""
         self._lists = 0
         """Lists of kopf that we know of."""
         self._listed: dict[str, int] = {}
@@ -75,8 +77,19 @@ class Feed:
         if len(self._events) == self._events.maxlen:
             self._dropped = max(self._dropped, int(self._events[0].resource_version))
         self._events.append(WatchEvent(type=type_, object=manifest))
+        self._newest = max(self._newest, int(self._events[-1].resource_version))
         self._count += 1
         self._came.set()
+
+    @property
+    def newest(self) -> int:
+        """Newest version of which an event told."""
+        return self._newest
+
+    def void(self) -> None:
+        """Take that the cluster was restored from a backup: what was told before is of no use to anybody."""
+        self._events.clear()
+        self._dropped = self._newest = 0
 
     async def follow(self, version: int, *, until: asyncio.Future[None]) -> AsyncIterator[WatchEvent]:
         """Yield what came and what comes, as far as it is newer than ``version``.
@@ -149,8 +162,12 @@ class KopfFeed:
         self, kind: str, *, namespace: str | None = None, limit: int = PAGE_OBJECTS, continue_: str | None = None
     ) -> ListPage:
         """List one page of a kind."""
-        namespace = namespace or self._only.get(kind)
-        return await self._port.list(kind, namespace=namespace, limit=limit, continue_=continue_)
+        namespace, feed = namespace or self._only.get(kind), self._feeds.get(kind)
+        newest = 0 if feed is None else feed.newest
+        page = await self._port.list(kind, namespace=namespace, limit=limit, continue_=continue_)
+        if feed is not None and continue_ is None and int(page.resource_version) < newest:
+            feed.void()
+        return page
 
     def watch(self, kind: str, *, resource_version: str, namespace: str | None = None) -> AsyncIterator[WatchEvent]:
         """Yield what happens after ``resource_version``."""

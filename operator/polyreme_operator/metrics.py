@@ -7,9 +7,10 @@ some of their training.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -53,6 +54,8 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.described: list[Described] = []
+        self._gauges: list[tuple[Gauge, bool]] = []
+        """Each with whether it has labels."""
         self._jobs: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self.pending_jobs = self._gauge("pending_jobs", "Jobs that wait, by queue and reason.", "queue", "reason")
         self.admission_wait_seconds = self._histogram(
@@ -282,14 +285,25 @@ class Metrics:
             self.model_objects.labels(kind).set(count)
 
     def leads(self, leading: bool) -> None:
-        """Take whether this replica leads; one that does not knows nothing of jobs that wait."""
-        self.leader.set(int(leading))
+        """Take whether this replica leads; one that does not knows nothing of the cluster as it is now."""
         if not leading:
-            queues = self.pending_jobs, self.queue_used, self.queue_quota, self.job_goodput_ratio
-            for gauge in (*queues, *self._of_training()):
-                gauge.clear()
+            for gauge, labelled in self._gauges:
+                if labelled:
+                    gauge.clear()
+                else:
+                    gauge.set(0)
             self._jobs.clear()
             self._training.clear()
+        self.leader.set(int(leading))
+
+    @contextlib.contextmanager
+    def leading(self) -> Iterator[None]:
+        """While this lasts, this replica leads."""
+        self.leads(True)
+        try:
+            yield
+        finally:
+            self.leads(False)
 
     def requested(self, verb: str, kind: str, code: str, *, status: bool = False) -> None:
         """Take a call to the API server and how it ended."""
@@ -305,7 +319,9 @@ class Metrics:
 
     def _gauge(self, name: str, help_: str, *labels: str) -> Gauge:
         self._describe(name, "gauge", labels, help_)
-        return Gauge(name, help_, labels, namespace=PREFIX, registry=self.registry)
+        gauge = Gauge(name, help_, labels, namespace=PREFIX, registry=self.registry)
+        self._gauges.append((gauge, bool(labels)))
+        return gauge
 
     def _histogram(self, name: str, help_: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         self._describe(name, "histogram", labels, help_)

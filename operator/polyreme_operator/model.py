@@ -27,6 +27,7 @@ from polyreme_operator.core.queue.tree import QueueTree
 from polyreme_operator.core.schedule import Batch, Cluster
 from polyreme_operator.core.standing import queue_standings, topology_standing
 from polyreme_operator.core.usage import UsageLedger
+from polyreme_operator.core.versions import VOID, SeenVersions
 from polyreme_operator.port import Manifest, ObjectRef, WatchEvent, WatchEventType
 from polyreme_operator.told import Told
 from polyreme_operator.types.actions import WriteStanding
@@ -79,7 +80,7 @@ class ClusterModel:
         self.topology: TopologyView | None = None
         self.told = Told(self.jobs)
         self.plans = PlanBook()
-        self._versions: dict[ObjectRef, int] = {}
+        self.versions = SeenVersions()
         self._present: dict[str, set[ObjectRef]] = defaultdict(set)
         self._job_refs: dict[ObjectRef, str] = {}
         self._pods = PodIndex(self.nodes, self.ledger)
@@ -103,15 +104,16 @@ class ClusterModel:
             return self.remove(_ref_of(event.object), version=int(event.resource_version))
         return self.put(event.object, now_s=now_s)
 
-    def put(self, manifest: Manifest, *, now_s: float) -> Changes:
-        """Take the state of one object, unless a newer one is known."""
+    def put(self, manifest: Manifest, *, now_s: float, listed_at: int | None = None) -> Changes:
+        """Take the state of one object, unless a newer one is known; ``listed_at`` is the version of its list."""
         ref, version = _ref_of(manifest), int(manifest["metadata"]["resourceVersion"])
-        known = self._versions.get(ref)
-        if known is None and _is_others(ref.kind, manifest):
+        if ref not in self.versions and _is_others(ref.kind, manifest):
             return Changes()
-        if known is not None and version <= known:
+        if listed_at is not None and self.versions.shows_restore(ref, version, listed_at=listed_at):
+            self.void_versions(f"{ref} is listed at version {version} and was seen at {self.versions.of(ref)}")
+        if version <= self.versions.of(ref):
             return Changes()
-        self._versions[ref] = version
+        self.versions.take(ref, version)
         self._present[ref.kind].add(ref)
         try:
             changes = self._parse(ref, manifest, now_s)
@@ -153,24 +155,28 @@ class ClusterModel:
 
     def remove(self, ref: ObjectRef, *, version: int | None) -> Changes:
         """Take the deletion of one object at ``version``; None: it was looked for and is not there."""
-        known = self._versions.get(ref, -1)
         if version is not None:
-            if version < known:
+            if version < self.versions.of(ref):
                 return Changes()
-            self._versions[ref] = version
+            self.versions.take(ref, version)
         return self._noted(self._forget(ref))
 
     def forget_unlisted(self, kind: str, listed: AbstractSet[ObjectRef], *, version: int) -> Changes:
         """Take that a whole list was put: what it lacks and is not newer is gone. This finds what a watch lost."""
         changes = Changes()
         for ref in sorted(self._present[kind] - listed):
-            if self._versions[ref] <= version:
+            if self.versions.of(ref) <= version:
                 changes |= self._noted(self._forget(ref))
-        present = self._present[kind]
-        for ref in [ref for ref in self._versions if ref.kind == kind and ref not in present]:
-            if self._versions[ref] <= version:
-                del self._versions[ref]
+        self.versions.drop_deleted(kind, self._present[kind], version=version)
         return changes
+
+    def void_versions(self, why: str) -> None:
+        """Take that the cluster was restored from a backup: states with lower versions are newer than what is known."""
+        _log.warning("the cluster was restored from a backup, known versions are void: %s", why)
+        self.versions.void()
+        for uid, job in self.jobs.views.items():
+            # A generation may be that of another spec now.
+            self.jobs.views[uid] = dataclasses.replace(job, generation=VOID)
 
     def decided(self, batch: Batch, *, now_s: float) -> set[str]:
         """Take the scheduler's last words; return the UIDs of jobs for which they differ, and that must be told."""

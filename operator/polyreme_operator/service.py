@@ -139,7 +139,8 @@ class _Shell:
     async def _lead(self) -> None:
         planner = ProcessPlanner()
         try:
-            await self._run(planner)
+            with self._metrics.leading():
+                await self._run(planner)
         finally:
             planner.close()
 

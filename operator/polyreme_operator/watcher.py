@@ -102,16 +102,19 @@ class Watcher:
     async def _list(self, kind: str) -> str:
         listed: set[ObjectRef] = set()
         token: str | None = None
+        newest = self._model.versions.newest(kind)
         while True:
             page = await self._port.list(kind, namespace=self._namespace(kind), continue_=token)
-            now_s = self._clock.now_s()
+            now_s, version = self._clock.now_s(), int(page.resource_version)
+            if token is None and version < newest:
+                self._model.void_versions(f"{kind} is listed at version {version} and was seen at {newest}")
             for manifest in page.items:
                 listed.add(ObjectRef.of(manifest))
-                self._note(self._model.put(manifest, now_s=now_s))
+                self._note(self._model.put(manifest, now_s=now_s, listed_at=version))
             token = page.continue_
             if token is None:
                 break
-        changes = self._model.forget_unlisted(kind, listed, version=int(page.resource_version))
+        changes = self._model.forget_unlisted(kind, listed, version=version)
         if kind == "Lease" and self._deaf_since_s is not None:
             outage_s = self._clock.steady_s() - self._deaf_since_s
             self._deaf_since_s = None

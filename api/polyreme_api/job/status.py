@@ -226,9 +226,11 @@ class TrainingJobStatus(StatusPart):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def ready(self) -> Annotated[str, Field(max_length=16)]:
-        """Pods that have joined the attempt, of those it has, as ``12/12``; for people."""
-        wanted = "" if self.attempt is None else f"/{self.attempt.replicas}"
-        return f"{self.ready_replicas}{wanted}"
+        """Pods that have joined the attempt, of those it has, as ``12/12``; for people. All of them after a success."""
+        if self.attempt is None:
+            return f"{self.ready_replicas}"
+        joined = self.attempt.replicas if self.is_true("Succeeded") else self.ready_replicas
+        return f"{joined}/{self.attempt.replicas}"
 
     @computed_field  # type: ignore[prop-decorator]
     @property

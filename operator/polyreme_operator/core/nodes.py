@@ -1,7 +1,8 @@
 """All nodes as arrays, kept up to date node by node; a round of decisions takes a snapshot.
 
 Shape suffixes: S slots, N nodes in row order, R resources. A node has a *slot* from its first mention on, whether it is
-known or only named by a pod; rows are arranged anew when nodes, labels or levels change, slots never are.
+known or only named by a pod, until it is unknown and nothing is booked there; then another node may have it. Rows are
+arranged again when nodes, labels or levels change, slots never are.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class NodeTable:
         """How often something was taken."""
         self._levels: tuple[LevelView, ...] = ()
         self._slots: dict[str, int] = {}
+        self._free_slots: list[int] = []
         self._columns: dict[str, int] = {}
         self._used_SR = np.zeros((_SLOTS_AT_FIRST, _COLUMNS_AT_FIRST), dtype=np.int64)
         self._busy_S = np.zeros(_SLOTS_AT_FIRST, dtype=np.int32)
@@ -38,6 +40,11 @@ class NodeTable:
         self._shown_columns: list[int] = []
         self._stale: set[str] = set()
         self._version = 0
+
+    @property
+    def slots(self) -> int:
+        """How many slots were ever needed at a time."""
+        return len(self._slots) + len(self._free_slots)
 
     def put(self, view: NodeView) -> NodeView | None:
         """Take a node's state; return what was known before."""
@@ -55,6 +62,7 @@ class NodeTable:
         if before is not None:
             self._fixed = self._arrangement = None
             self._stale.discard(name)
+            self._free_slot(name)
         return before
 
     def set_levels(self, levels: Sequence[LevelView]) -> None:
@@ -73,6 +81,8 @@ class NodeTable:
             self._used_SR[slot, column] += sign * amount
         if busy:
             self._busy_S[slot] += sign
+        if sign < 0 and node not in self.views:
+            self._free_slot(node)
 
     def arrangement(self) -> Arrangement:
         """Return the nodes in the order of their domains."""
@@ -167,11 +177,17 @@ class NodeTable:
     def _slot(self, node: str) -> int:
         slot = self._slots.get(node)
         if slot is None:
-            slot = self._slots[node] = len(self._slots)
+            slot = self._slots[node] = self._free_slots.pop() if self._free_slots else len(self._slots)
             if slot >= len(self._busy_S):
                 self._used_SR = np.concatenate([self._used_SR, np.zeros_like(self._used_SR)])
                 self._busy_S = np.concatenate([self._busy_S, np.zeros_like(self._busy_S)])
         return slot
+
+    def _free_slot(self, node: str) -> None:
+        """Let another node have the slot of one that is unknown, once nothing is booked there."""
+        slot = self._slots.get(node)
+        if slot is not None and not self._busy_S[slot] and not self._used_SR[slot].any():
+            self._free_slots.append(self._slots.pop(node))
 
     def _column(self, resource: str) -> int:
         column = self._columns.get(resource)

@@ -235,3 +235,23 @@ def test_pods_that_outlive_their_job_stay_charged_to_its_queue() -> None:
     assert model.ledger.used["q-a", DEVICE] == 1
     assert model.put(pod_manifest("a", 0, 0, "n0", 4, "Failed"), now_s=NOW_S).capacity
     assert not any(model.ledger.used.values())
+
+
+def test_slots_of_nodes_that_are_gone_are_used_again() -> None:
+    """An autoscaler gives every node a name of its own: what the table holds follows the nodes that there are."""
+    model = ClusterModel()
+    for at in range(500):
+        name = f"node-{at}"
+        model.put(node_manifest(name, 3 * at + 1, 4, "r0", closed=False), now_s=NOW_S)
+        model.put(foreign_manifest("other-0", name, 3 * at + 2, "Running", 1), now_s=NOW_S)
+        ref = ObjectRef(kind="Node", name=name)
+        # In either order: the node goes before what it held, or after.
+        if at % 2:
+            model.remove(ref, version=3 * at + 3)
+            model.remove(ObjectRef(kind="Pod", namespace="kube-system", name="other-0"), version=3 * at + 3)
+        else:
+            model.remove(ObjectRef(kind="Pod", namespace="kube-system", name="other-0"), version=3 * at + 3)
+            model.remove(ref, version=3 * at + 3)
+    assert model.nodes.slots <= 2
+    model.put(node_manifest("last", 9_000, 4, "r0", closed=False), now_s=NOW_S)
+    assert not model.cluster(now_s=NOW_S).inventory.used_NR.any()

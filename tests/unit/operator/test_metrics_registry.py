@@ -10,13 +10,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from polyreme_api.job.status import Accounting, LostTime, Preemption, RestartRecord
 from polyreme_api.progress import ProgressRecord, RoutingByLayer
 from polyreme_api.times import rfc3339
+from polyreme_operator.adapters.clock import SystemClock
 from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
 from polyreme_operator.adapters.embedded.store import Store
+from polyreme_operator.adapters.kubernetes.connection import Connection
 from polyreme_operator.core.status import with_condition, withdraw
 from polyreme_operator.core.transition import admit
 from polyreme_operator.counted import CountedCluster, code_of
 from polyreme_operator.metrics import GOODPUT_JOBS_MAX, OTHER_QUEUES, QUEUES_MAX, TRAINING_JOBS_MAX, Metrics
+from polyreme_operator.options import parse
 from polyreme_operator.port import ConflictError, NotFoundError, ObjectRef, PortTimeoutError
+from polyreme_operator.service import _Shell
 from polyreme_operator.types.observer import NullObserver, Observer, RoundSeen
 from polyreme_operator.types.reasons import Cause, ConditionType, Reason, Scope
 from polyreme_operator.types.snapshot import JobScene
@@ -149,14 +153,43 @@ def test_a_round_replaces_what_the_last_one_said() -> None:
     assert read(metrics, "polyreme_model_objects", kind="Pod") == 9
 
 
-def test_who_does_not_lead_says_nothing_of_the_queue() -> None:
+def test_who_does_not_lead_any_more_shows_no_gauge() -> None:
     metrics = Metrics()
-    metrics.leads(True)
-    metrics.decided(RoundSeen(cycle_s=0.002, waiting={("a", "ExceedsQuota"): 2}))
-    assert read(metrics, "polyreme_leader") == 1
-    metrics.leads(False)
+    with metrics.leading():
+        assert read(metrics, "polyreme_leader") == 1
+        metrics.decided(RoundSeen(cycle_s=0.002, waiting={("a", "ExceedsQuota"): 2}, objects={"Pod": 9}))
+        for family in list(metrics.registry.collect()):
+            if family.type == "gauge" and not family.samples:
+                described = next(each for each in metrics.described if each.name == family.name)
+                attribute = getattr(metrics, family.name.removeprefix("polyreme_"))
+                attribute.labels(*described.labels).set(7)
+    gauges = [family for family in metrics.registry.collect() if family.type == "gauge"]
+    shown = {sample.name: sample.value for family in gauges for sample in family.samples}
+    assert set(shown.values()) == {0}
+    assert "polyreme_leader" in shown
+    assert "polyreme_model_objects" not in shown
+
+
+def test_the_leading_replica_says_so_until_its_term_ends() -> None:
+    store = Store(new_uid=iter(map(str, range(100))).__next__, now_s=lambda: NOW_S)
+    metrics = Metrics()
+    port = CountedCluster(EmbeddedCluster(store), metrics)
+    connection = Connection(url="http://127.0.0.1:1", tls=None, authorization=lambda: None)
+    shell = _Shell(parse([], {}), connection, port, metrics, SystemClock())
+
+    async def term() -> None:
+        task = asyncio.ensure_future(shell._lead())
+        async with asyncio.timeout(10):
+            while not read(metrics, "polyreme_scheduling_cycle_seconds_count"):
+                await asyncio.sleep(0.01)
+        assert read(metrics, "polyreme_leader") == 1
+        assert read(metrics, "polyreme_model_objects", kind="Pod") is not None
+        task.cancel()
+        await asyncio.wait({task})
+
+    asyncio.run(term())
     assert read(metrics, "polyreme_leader") == 0
-    assert read(metrics, "polyreme_pending_jobs", queue="a", reason="ExceedsQuota") is None
+    assert read(metrics, "polyreme_model_objects", kind="Pod") is None
 
 
 def test_two_operators_in_one_process_share_nothing() -> None:

@@ -121,6 +121,7 @@ def test_a_restart_because_of_pods_reads_the_lease_first_and_finds_the_success()
     told = lease(owner, step=50, phase="Done", outcome="Succeeded", stepSeconds=1.0)
     status = written(decide(scene(owner, pods=pods, lease=told)))
     assert status.is_true("Succeeded")
+    assert (status.ready, status.ready_replicas) == ("2/2", 0), "all of its pods had joined, and none is there any more"
     assert not status.is_true("Admitted")
     assert not status.is_true("Failed")
 

@@ -1,0 +1,56 @@
+"""Newest resource version seen of each object: what came before it is ignored, unless the cluster was restored.
+
+Versions of one kind are ordered integers (KEP-5504) and lists are consistent, so a list shows an older state of an
+object than the one that is known only after a restore from a backup. Then every known version is void: states written
+since the restore have lower versions, and some have the very versions of states that no longer exist.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+
+from polyreme_operator.port import ObjectRef
+
+VOID = -1
+"""Version of an object whose known version says nothing: any state of it is newer."""
+
+
+class SeenVersions:
+    """Newest version by object, also of objects that were deleted since the last list."""
+
+    def __init__(self) -> None:
+        self._versions: dict[ObjectRef, int] = {}
+        self._newest: dict[str, int] = defaultdict(lambda: VOID)
+
+    def __contains__(self, ref: ObjectRef) -> bool:
+        """Tell whether an object is known, or known to be deleted."""
+        return ref in self._versions
+
+    def of(self, ref: ObjectRef) -> int:
+        """Return the newest version that was seen of an object."""
+        return self._versions.get(ref, VOID)
+
+    def newest(self, kind: str) -> int:
+        """Return the newest version that was seen of any object of a kind."""
+        return self._newest[kind]
+
+    def shows_restore(self, ref: ObjectRef, version: int, *, listed_at: int) -> bool:
+        """Tell whether a list at ``listed_at`` shows a state that a newer one, which it must contain, has replaced."""
+        return version < self.of(ref) <= listed_at
+
+    def take(self, ref: ObjectRef, version: int) -> None:
+        """Take that a state was seen."""
+        self._versions[ref] = version
+        self._newest[ref.kind] = max(version, self._newest[ref.kind])
+
+    def drop_deleted(self, kind: str, present: Collection[ObjectRef], *, version: int) -> None:
+        """Forget deleted objects that a list at ``version`` did not show."""
+        for ref in [ref for ref in self._versions if ref.kind == kind and ref not in present]:
+            if self._versions[ref] <= version:
+                del self._versions[ref]
+
+    def void(self) -> None:
+        """Take that the cluster was restored: whatever is seen next of any object is its state."""
+        self._versions = dict.fromkeys(self._versions, VOID)
+        self._newest.clear()

@@ -34,6 +34,7 @@ _HELP: dict[str, str] = {
     Reason.PREEMPTED: "it keeps its place in the queue and goes on from its checkpoint",
     Reason.RECLAIMED: "it keeps its place in the queue and goes on from its checkpoint",
     Reason.EVICTED: "it keeps its place in the queue and goes on from its checkpoint",
+    Reason.CREATE_REFUSED: "it is retried by itself: mend the quota, the admission plugin or the pod template",
 }
 
 

@@ -113,8 +113,11 @@ class Applier:
         results = await asyncio.gather(*(work() for _ in range(workers)), return_exceptions=True)
         self._announce_all(actions)
         if refused:
-            self._note(self._model.note_refusal(uid, str(refused[0]), ends_attempt=True))
-        for result in (*results, *failed):
+            now_s = self._clock.now_s()
+            self._note(self._model.note_refusal(uid, str(refused[0]), ends_attempt=True, now_s=now_s))
+        elif any(_ends_attempt(action) for action in objects):
+            self._model.forget_refusal(uid)
+        for result in (*results, *failed, *refused[:1]):
             if isinstance(result, BaseException):
                 raise result
         return next(left, None) is None
@@ -270,7 +273,7 @@ class Applier:
             if kind in WATCHED_KINDS:
                 raise
             # It may exist all the same: a quota refuses before anybody looks. It is tried again in its time.
-            self._note(self._model.note_refusal(uid, str(error), ends_attempt=False))
+            self._note(self._model.note_refusal(uid, str(error), ends_attempt=False, now_s=self._clock.now_s()))
         self._model.children.confirm(uid, kind, now_s=self._clock.now_s())
         self._note(Changes(jobs={uid}))
         return created is not None

@@ -198,15 +198,20 @@ class ClusterModel:
         self._asking.add(uid)
         return Changes(asks=True)
 
-    def note_refusal(self, uid: str, message: str, *, ends_attempt: bool) -> Changes:
+    def note_refusal(self, uid: str, message: str, *, ends_attempt: bool, now_s: float) -> Changes:
         """Remember that an object of a job's current attempt was refused."""
-        job = self.jobs.views.get(uid)
+        job, known = self.jobs.views.get(uid), self._refusals.get(uid)
         if job is None or job.attempt is None:
             return Changes()
-        known = self._refusals.get(uid)
-        if known is None or known.attempt != job.attempt.number or ends_attempt:
-            self._refusals[uid] = Refusal(attempt=job.attempt.number, message=message, ends_attempt=ends_attempt)
+        number = job.attempt.number
+        if known is not None and known.attempt == number and known.ends_attempt >= ends_attempt:
+            return Changes()
+        self._refusals[uid] = Refusal(attempt=number, message=message, since_s=now_s, ends_attempt=ends_attempt)
         return Changes(jobs={uid})
+
+    def forget_refusal(self, uid: str) -> None:
+        """Note that nothing was refused any more."""
+        self._refusals.pop(uid, None)
 
     def note_bound(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         """Remember that a pod was bound, until its watch says so: so it is not bound twice."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable
 
 from polyreme_api.clock import Clock
@@ -37,6 +38,7 @@ class _Entry:
     generation: int
     failures: int
     failed_at_s: float
+    retries_max: float = RETRIES_MAX
 
 
 class Quarantine:
@@ -94,7 +96,8 @@ class Quarantine:
         """Tell whether nothing of a job's intent can land any more, now that this write was refused.
 
         An admission that was refused is not in flight: it was sent once. A refused cancellation says nothing of what
-        an earlier leader may have sent; its request is over after a while.
+        an earlier leader may have sent; its request is over after a while. (One that was stopped may send it later,
+        but only if the refusal ends at that very time does it land.)
         """
         before, after = write.before.attempt, write.after.attempt
         begins = after is not None and (before is None or after.number > before.number)
@@ -125,7 +128,9 @@ class Quarantine:
         job = self._model.job(uid)
         if job is None:
             return
-        delay_s = self._retries.add(uid, generation=job.generation)
+        # A refusal may end by itself, as a policy is changed: it is retried as long as it takes.
+        retries_max = math.inf if reason is Reason.STATUS_REFUSED else RETRIES_MAX
+        delay_s = self._retries.add(uid, generation=job.generation, retries_max=retries_max)
         when = "after a change of its spec" if delay_s is None else f"in {delay_s:.0f} s"
         _log.info("job %s is retried %s", job.ref, when)
         if job.fault != why:
@@ -149,22 +154,22 @@ class Retries:
         self._now_s = now_s
         self._entries: dict[str, _Entry] = {}
 
-    def add(self, uid: str, *, generation: int) -> float | None:
+    def add(self, uid: str, *, generation: int, retries_max: float = RETRIES_MAX) -> float | None:
         """Note an error; return the delay until the next retry, None for no more of them."""
         now_s = self._now_s()
         entry = self._entries.get(uid)
         if entry is None or entry.generation != generation or now_s - entry.failed_at_s > FORGIVEN_AFTER_S:
             entry = self._entries[uid] = _Entry(generation=generation, failures=0, failed_at_s=now_s)
         entry.failures += 1
-        entry.failed_at_s = now_s
+        entry.failed_at_s, entry.retries_max = now_s, retries_max
         return self.wait_s(uid)
 
     def wait_s(self, uid: str) -> float | None:
         """Return how long it is until the next retry; None for a job that is not to be retried."""
         entry = self._entries.get(uid)
-        if entry is None or entry.failures > RETRIES_MAX:
+        if entry is None or entry.failures > entry.retries_max:
             return None
-        delay_s = min(RETRY_LONGEST_S, RETRY_FIRST_S * 2.0 ** (entry.failures - 1))
+        delay_s = min(RETRY_LONGEST_S, RETRY_FIRST_S * 2.0 ** min(entry.failures - 1, 30))
         return max(0.0, entry.failed_at_s + delay_s - self._now_s())
 
     def forget(self, uid: str) -> None:

@@ -22,15 +22,34 @@ GAIN_FACTOR = 2.0
 """What is gained must be worth this many times what the resize costs: the estimate of the rest is rough."""
 RESIZE_COST_S = 60.0
 """What a resize costs before any was measured: checkpoint, new pods, load, first step."""
+REFUSED_GROWTH_S = 3_600.0
+"""How long a job is not grown after the API server refused pods of it."""
 MILLISECONDS = 1000
 
 
 def sizes(job: JobView) -> Sequence[int]:
-    """Return the worker counts that a job accepts to start with, best first: its wish, then smaller ones that fit."""
+    """Return the worker counts that a job accepts to start with, best first: its wish, then smaller ones that fit.
+
+    After an attempt whose pods the API server refused, as a quota of its namespace does, only smaller ones are tried.
+    """
     if job.spec is None:
         return ()
     wish = job.spec.workers.replicas
-    return sorted((plan.replicas for plan in job.plans if plan.replicas <= wish), reverse=True)
+    counts = sorted((plan.replicas for plan in job.plans if plan.replicas <= wish), reverse=True)
+    attempt, records = job.attempt, job.status.restart_records[-1:]
+    if attempt is None or not records or records[0].attempt != attempt.number:
+        return counts
+    if records[0].cause != Cause.CREATE_REFUSED:
+        return counts
+    return [count for count in counts if count < attempt.replicas] or counts
+
+
+def was_refused_lately(job: JobView, now_s: float) -> bool:
+    """Tell whether pods of a job were refused in the last hour: more workers would be refused as well."""
+    times_s = (
+        parse_time_or(record.at, 0.0) for record in job.status.restart_records if record.cause == Cause.CREATE_REFUSED
+    )
+    return any(now_s - at_s < REFUSED_GROWTH_S for at_s in times_s)
 
 
 def larger_sizes(job: JobView, current: int) -> Sequence[int]:

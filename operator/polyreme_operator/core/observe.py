@@ -17,6 +17,8 @@ from polyreme_operator.types.views import JobView, PodPhase, PodView
 SIGNAL_CODE_BASE = 128
 UNSCHEDULABLE_S = 10.0
 """How long a scheduler may find no room for a pod before it is placed elsewhere."""
+REFUSED_S = 3.0
+"""How long a pod may be refused before its gang gives up its nodes: a quota lags behind the pods that have gone."""
 CODE_BAD_CONFIG = 2
 CODE_ENVIRONMENT = 7
 CODE_DATA_DAMAGED = 8
@@ -92,10 +94,10 @@ def find_failure(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Failur
     return _silence(scene, spec, attempt, record, now_s)
 
 
-def find_refusal(scene: JobScene) -> Failure | None:
-    """Find that the API server refused what the current attempt needs; None if it did not."""
+def find_refusal(scene: JobScene, now_s: float) -> Failure | None:
+    """Find that the API server goes on to refuse what the current attempt needs; None if it does not."""
     refusal = scene.refusal
-    if refusal is None or not refusal.ends_attempt:
+    if refusal is None or not refusal.ends_attempt or now_s - refusal.since_s < REFUSED_S:
         return None
     return Failure(cause=Cause.CREATE_REFUSED, message=refusal.message)
 

@@ -20,6 +20,7 @@ from polyreme_operator.core.events import events_of
 from polyreme_operator.core.hang import Stall, find_stall
 from polyreme_operator.core.manifests import PodDefaults
 from polyreme_operator.core.observe import (
+    REFUSED_S,
     UNSCHEDULABLE_S,
     Failure,
     current_pods,
@@ -396,7 +397,8 @@ def _next_deadline_s(scene: JobScene, spec: TrainingJobSpec) -> float | None:
     ]
     environment = environment_runtime.is_used(spec)
     silent_s = (environment_runtime.start_deadline_s if environment else silence_deadline_s)(scene, spec)
-    times_s += [at_s for at_s in (silent_s, scene.children_until_s) if at_s is not None]
+    refused_s = None if scene.refusal is None else scene.refusal.since_s + REFUSED_S
+    times_s += [at_s for at_s in (silent_s, scene.children_until_s, refused_s) if at_s is not None]
     return min(times_s, default=None)
 
 

@@ -78,7 +78,7 @@ def judge(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Verdict:
         failure = environment_runtime.find_failure(scene, spec, now_s)
     else:
         failure = find_failure(scene, spec, now_s)
-    failure = failure or find_refusal(scene)
+    failure = failure or find_refusal(scene, now_s)
     if failure is None:
         return Healthy()
     rule = _matching_rule(scene, spec, failure)
@@ -95,7 +95,7 @@ def judge(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Verdict:
     given_up = _budget_spent(status, spec, failure, counts=counts, idle=idle, now_s=now_s)
     if given_up is not None and not excused:
         return given_up
-    if failure.cause is Cause.CREATE_REFUSED and (most := _refusals_allowed(spec)) <= _in_a_row(status, failure.cause):
+    if failure.cause is Cause.CREATE_REFUSED and (most := _refusals_allowed(spec)) <= _refusals(status):
         message = f"refused {most + 1} times in a row, rule {most} retries; last: {failure.message}"
         return GiveUp(failure=failure, reason=Reason.CREATE_REFUSED, message=message)
     return Restart(
@@ -149,6 +149,16 @@ def _with_earlier(earlier: EarlierRestarts, record: RestartRecord) -> EarlierRes
 def _in_a_row(status: TrainingJobStatus, cause: Cause) -> int:
     """Count the newest restarts in a row of one cause."""
     return sum(1 for _ in itertools.takewhile(lambda record: record.cause == cause, reversed(status.restart_records)))
+
+
+def _refusals(status: TrainingJobStatus) -> int:
+    """Count the newest attempts in a row that were refused, since the newest durable checkpoint."""
+    durable = 0 if status.last_checkpoint is None else status.last_checkpoint.step
+    newest = itertools.takewhile(
+        lambda record: record.cause == Cause.CREATE_REFUSED and record.checkpoint_step == durable,
+        reversed(status.restart_records),
+    )
+    return sum(1 for _ in newest)
 
 
 def _refusals_allowed(spec: TrainingJobSpec) -> int:
@@ -270,9 +280,11 @@ def _due_s(status: TrainingJobStatus, spec: TrainingJobSpec, failure: Failure, *
     known_s = parse_time_or(status.retry_at, None)
     if known_s is not None:
         return known_s if known_s <= now_s + backoff.max_seconds + SKEW_S else now_s
-    if failure.cause in EXCUSED:
-        # A refusal is answered the same a moment later; other causes are tried again at once.
-        waits = _in_a_row(status, failure.cause) + (failure.cause is Cause.CREATE_REFUSED)
+    if failure.cause is Cause.CREATE_REFUSED:
+        # What was refused a moment ago is refused now: also the first retry waits.
+        waits = _refusals(status) + 1
+    elif failure.cause in EXCUSED:
+        waits = _in_a_row(status, failure.cause)
     else:
         waits = idle - (0 if failure.cause is Cause.ENVIRONMENT_FAILED else 1)
     if waits <= 0 or failure.cause is Cause.HOST_RESTARTED:

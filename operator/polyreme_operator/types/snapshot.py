@@ -27,6 +27,8 @@ class Refusal:
     """Attempt for which the object was to be created."""
     message: str
     """The API server's sentence."""
+    since_s: float
+    """When it was refused first."""
     ends_attempt: bool
     """Whether the attempt can't go on: a pod or the Lease. Of what is not watched nobody knows whether it exists."""
 

@@ -95,8 +95,9 @@ class Story:
         status = {"allocatable": {DEVICE: str(devices)}, "conditions": ready}
         self.store.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status})
 
-    def job(self, name: str, *, replicas: int = 1, **spec: Any) -> str:
-        """Store a job; return its UID."""
+    def job(self, name: str, *, replicas: int = 1, elastic: tuple[int, int] | None = None, **spec: Any) -> str:
+        """Store a job, which may have between so many workers; return its UID."""
+        bounds = {} if elastic is None else {"minReplicas": elastic[0], "maxReplicas": elastic[1]}
         manifest = {
             "apiVersion": labels.API_VERSION,
             "kind": labels.KIND_JOB,
@@ -105,7 +106,7 @@ class Story:
                 "model": {"preset": "kimi-vl-nano"},
                 "data": {"sources": [{"name": "a", "dataset": "sample/digits"}], "sequenceTokens": 128},
                 "training": {"steps": 1000, "packsPerStep": 12},
-                "workers": {"replicas": replicas, "devices": 1},
+                "workers": {"replicas": replicas, "devices": 1, **bounds},
                 **spec,
             },
         }

@@ -77,7 +77,7 @@ def _ask(work: Round, job: JobView) -> None:
 
 def _try_to_grow(work: Round, job: JobView) -> None:
     attempt = job.attempt
-    if attempt is None or _has_outcome(work, job):
+    if attempt is None or _has_outcome(work, job) or elastic.was_refused_lately(job, work.now_s):
         return
     current, record = attempt.replicas, current_record(work.scene(job))
     worth = [

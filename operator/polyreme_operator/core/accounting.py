@@ -2,9 +2,9 @@
 
 An attempt's time, from its record to its end, is split when it closes. *Effective* is the time of the steps that
 stay: up to the newest durable checkpoint when the attempt failed, all of them when it ended well. Steps behind that
-checkpoint will be trained again: they are lost to what ended the attempt. The rest, from process start to the first
-step and all that is no step, is lost to what began the attempt. Step times are the ranks' own (ByteRobust's effective
-training time ratio, arXiv:2509.16293, counts the same way).
+checkpoint will be trained again: they are lost to what ended the attempt, as is the time of a hang. The rest, from
+process start to the first step and all that is no step, is lost to what began the attempt. Step times are the ranks'
+own (ByteRobust's effective training time ratio, arXiv:2509.16293, counts the same way).
 """
 
 from __future__ import annotations
@@ -22,18 +22,32 @@ MILLISECONDS = 1000
 
 
 def close_attempt(
-    status: TrainingJobStatus, record: ProgressRecord | None, *, ended_by: Cause | None, now_s: float
+    status: TrainingJobStatus,
+    record: ProgressRecord | None,
+    *,
+    ended_by: Cause | None,
+    now_s: float,
+    hung_s: float = 0.0,
 ) -> TrainingJobStatus:
-    """Charge the current attempt's time; ``ended_by`` None says that it ended well."""
+    """Charge the current attempt's time.
+
+    Args:
+        status: The job's status.
+        record: What the attempt last reported.
+        ended_by: Why it ended; None: it ended well.
+        now_s: The time.
+        hung_s: Time without a step before the end, which is lost to what ended the attempt.
+    """
     if status.attempt is None:
         return status
     began_s = parse_time_or(status.attempt.started_at, now_s)
     wall_s = max(0.0, now_s - began_s)
     kept_s, again_s = _split_steps(record, wall_s, all_kept=ended_by is None)
+    hung_s = min(max(0.0, hung_s), wall_s - kept_s - again_s)
     lost = Counter({entry.cause: entry.milliseconds for entry in status.accounting.lost})
     if ended_by is not None:
-        lost[ended_by.value] += _milliseconds(again_s)
-    lost[_began_by(status).value] += _milliseconds(wall_s - kept_s - again_s)
+        lost[ended_by.value] += _milliseconds(again_s + hung_s)
+    lost[_began_by(status).value] += _milliseconds(wall_s - kept_s - again_s - hung_s)
     accounting = Accounting(
         effective_milliseconds=status.accounting.effective_milliseconds + _milliseconds(kept_s),
         lost=[LostTime(cause=cause, milliseconds=time) for cause, time in sorted(lost.items()) if time],

@@ -69,7 +69,9 @@ def restart(
 ) -> TrainingJobStatus:
     """Begin a new attempt after a failure, on ``nodes``; the failed one is closed and charged."""
     job = scene.job
-    status = close_attempt(job.status, current_record(scene), ended_by=verdict.failure.cause, now_s=now_s)
+    cause, lease = verdict.failure.cause, scene.lease
+    hung_s = lease.seen_s - lease.advanced_seen_s if cause is Cause.HUNG and lease is not None else 0.0
+    status = close_attempt(job.status, current_record(scene), ended_by=cause, now_s=now_s, hung_s=hung_s)
     status = with_restart(status, verdict.record)
     status = begin_attempt(
         job, status, nodes=nodes, replace=verdict.replace, scope=verdict.scope, now_s=now_s, plan=plan

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from polyreme_api.job.status import RestartRecord
-from polyreme_api.progress import RankPhase
+from polyreme_api.progress import CheckpointRef, RankPhase
 from polyreme_operator.core.hang import STOPPED_TOLD_S, find_stall, futile_restarts
 from polyreme_operator.core.manifests import PodDefaults
 from polyreme_operator.core.observe import current_record
@@ -17,7 +17,17 @@ from polyreme_operator.types.parse import parse_lease
 from polyreme_operator.types.reasons import Cause, Reason, Scope
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.views import LeaseView
-from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, owner_reference, pod, scene
+from tests.unit.operator.operator_scenes import (
+    NOW_S,
+    admitted,
+    decide,
+    job,
+    lease,
+    owner_reference,
+    pod,
+    scene,
+    written,
+)
 
 STALL_S = 20
 DEFAULTS = PodDefaults()
@@ -91,6 +101,12 @@ def test_a_restart_for_a_hang_is_in_place_counts_and_says_why() -> None:
     )
     assert found.record.message == "no step after step 7 for 20 s; rank 1 on worker 1 is stopped (state T)"
     assert found.record.index == 1, "the worker whose rank is stopped, not one that waits for it"
+
+
+def test_the_time_of_a_hang_is_lost_to_it_and_not_to_the_start() -> None:
+    status = written(decide(stalling(stopped=(1,), step_seconds=2.0, checkpoint=CheckpointRef(attempt=1, step=5))))
+    lost = {entry.cause: entry.milliseconds for entry in status.accounting.lost}
+    assert (status.accounting.effective_milliseconds, lost) == (10_000, {"Hung": 4_000 + 20_000, "Starting": 66_000})
 
 
 def test_who_gives_up_waiting_for_a_stopped_rank_is_not_blamed() -> None:

@@ -34,7 +34,6 @@ class Pages:
         packs: int = 4,
         seed: int = 3,
         infinite_at: int = 0,
-        hooks: Mapping[int, Any] | None = None,
         begin_bytes: int = 0,
         long: bool = False,
         text: bool = False,
@@ -45,7 +44,7 @@ class Pages:
     ):
         self._empty, self._seeing, self._hole_every = empty, seeing, hole_every
         self._packed = sorted((packed or {}).items())
-        self.packs_per_step, self._seed, self._infinite_at, self._hooks = packs, seed, infinite_at, hooks or {}
+        self.packs_per_step, self._seed, self._infinite_at = packs, seed, infinite_at
         self._begin_bytes, self.long, self._text = begin_bytes, long, text
 
     def packs_in(self, step: int) -> int:
@@ -59,7 +58,6 @@ class Pages:
         return next((packs for first, packs in reversed(self._packed) if first <= step), usual)
 
     def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
-        self._hooks.get(step, lambda: None)()
         tokens: list[int] = []
         targets: list[int] = []
         positions: list[int] = []

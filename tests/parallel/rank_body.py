@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -187,12 +187,12 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
         kill_at(broken)
     if request.get("bug") == "batches are not copied":
         _wrap_batches()
+    _before_steps(hooks)
     litter = _litter(request.get("litter", 0))
     source = Pages(
         packs=request.get("packs", 4),
         seed=request.get("data_seed", 3),
         infinite_at=request.get("infinite_at", 0),
-        hooks=hooks,
         begin_bytes=request.get("begin_bytes", 0),
         text=not settings.shape.sees,
         packed={int(step): tuple(packs) for step, packs in request.get("packed", {}).items()},
@@ -208,6 +208,17 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
     if regions is not None:
         Path(request["root"], f"regions-{rank}").write_text(str(len(regions)))
     return code
+
+
+def _before_steps(hooks: Mapping[int, Callable[[], None]]) -> None:
+    """Call a hook before its step is trained; its packs may have been read long before."""
+    real = microbatches.PackReader.take
+
+    def take(self: microbatches.PackReader, step: int) -> list[microbatches.ReadPacks]:
+        hooks.get(step, lambda: None)()
+        return real(self, step)
+
+    microbatches.PackReader.take = take  # type: ignore[method-assign]
 
 
 def _count_regions() -> list[object]:

@@ -18,7 +18,7 @@ from polyreme_trainer.model.routing import Routing, Summary
 from polyreme_trainer.parallel.gradients import GlobalStep
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.train.evaluation import held_out_losses
-from polyreme_trainer.train.microbatches import read_microbatches
+from polyreme_trainer.train.microbatches import PackReader, to_microbatches
 from polyreme_trainer.train.records import ObjectStepLog, Reporter, StepLog
 from polyreme_trainer.train.requests import Requests
 from polyreme_trainer.train.schedule import rate_of
@@ -41,6 +41,8 @@ class Loop:
     settings: TrainSettings
     state: TrainState
     source: BatchSource
+    reader: PackReader
+    """Reads the source's packs; nobody else walks its order."""
     meshes: Meshes
     writer: CheckpointWriter
     requests: Requests
@@ -74,7 +76,7 @@ class Loop:
         begun_s = self.clock.steady_s()
         settings, number = self.settings, self.state.step + 1
         enter(self.state, settings.stage_of(number))
-        microbatches = read_microbatches(self.state, self.source, settings, self.meshes, number)
+        microbatches = to_microbatches(self.state, self.reader.take(number), settings)
         stop, save = self.requests.stop, self.requests.save
         local = backward(self.state, *microbatches, stop=stop, save=save)
         total = reduce(self.state, local, self.meshes)
@@ -141,5 +143,5 @@ class Loop:
         self.writer.start(
             content(self.state, self.meshes),
             step=self.state.step,
-            loader=self.source.state(self.state.step),
+            loader=self.reader.state(self.state.step),
         )

@@ -1,22 +1,42 @@
-"""A step's packs as one rank trains on them: cut into microbatches, images dealt out, on the device of the model."""
+"""A step's packs as one rank trains on them: read, images dealt out, then on the device of the model.
+
+Reading needs the host alone, and packs are a pure function of the step. So a thread reads the packs of the next step
+while this one is trained; the main thread does what touches the device or other ranks.
+"""
 
 from __future__ import annotations
 
-from polyreme_api.batch import BatchSource
+import concurrent.futures
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from polyreme_api.batch import BatchSource, PackedBatch
 from polyreme_api.errors import InvalidConfigError
 from polyreme_trainer.parallel.mesh import Meshes, packs_of
+from polyreme_trainer.train.dealing import Dealing, Dealt
 from polyreme_trainer.train.inputs import Inputs, to_inputs
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import TrainState
 
 
-def read_microbatches(
-    state: TrainState, source: BatchSource, settings: TrainSettings, meshes: Meshes, number: int
-) -> list[Inputs]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReadPacks:
+    """Packs of a microbatch of this rank, in host memory."""
+
+    batch: PackedBatch
+    dealt: Dealt | None
+    """Who encodes the images, where other data-parallel ranks take part."""
+
+
+def read_packs(
+    source: BatchSource, settings: TrainSettings, meshes: Meshes, dealing: Dealing | None, number: int
+) -> list[ReadPacks]:
     """Read this rank's packs of a step, a microbatch at a time: each of whole packs, and equally many.
 
     Raises:
-        InvalidConfigError: If packs, microbatches and ranks do not fit, or images their media tokens.
+        InvalidConfigError: If packs, microbatches and ranks do not fit.
+        PolyremeError: If the source cannot read them.
     """
     packs = source.packs_in(number)
     mine = packs_of(settings.layout, meshes.rank, packs)
@@ -26,16 +46,74 @@ def read_microbatches(
             f"microbatches do not fit: {count} do not divide the {len(mine)} packs of a data-parallel rank",
             field="spec.parallelism.microbatches",
         )
-    share, device = len(mine) // count, settings.rank.device_type
+    share = len(mine) // count
     firsts = [[dp + place for dp in range(0, packs, len(mine))] for place in range(0, len(mine), share)]
     dealt = (
         [None] * count
-        if state.dealing is None
-        else state.dealing.deal(
-            source, number, [[range(first, first + share) for first in by_rank] for by_rank in firsts]
-        )
+        if dealing is None
+        else dealing.deal(source, number, [[range(first, first + share) for first in by_rank] for by_rank in firsts])
     )
     return [
-        to_inputs(source.packs(number, first=first, count=share), device=device, sharing=state.sharing, dealt=one)
+        ReadPacks(source.packs(number, first=first, count=share), one)
         for first, one in zip(mine[::share], dealt, strict=True)
     ]
+
+
+def to_microbatches(state: TrainState, packs: Sequence[ReadPacks], settings: TrainSettings) -> list[Inputs]:
+    """Bring packs to the device of the model.
+
+    Raises:
+        InvalidConfigError: If images do not fit their media tokens, or a stream cannot be shared out evenly.
+    """
+    device = settings.rank.device_type
+    return [to_inputs(read.batch, device=device, sharing=state.sharing, dealt=read.dealt) for read in packs]
+
+
+def read_microbatches(
+    state: TrainState, source: BatchSource, settings: TrainSettings, meshes: Meshes, number: int
+) -> list[Inputs]:
+    """Read this rank's packs of a step and bring them to the device, one after the other."""
+    return to_microbatches(state, read_packs(source, settings, meshes, state.dealing, number), settings)
+
+
+class PackReader:
+    """Reads the packs of steps in order, at most one step ahead of the training.
+
+    One thread makes every call that walks the source's order, so the source needs no lock. What reading the next step
+    raises is raised when that step is taken: a run that ends before never sees it, and notes about damage that the
+    source has made stay.
+    """
+
+    def __init__(
+        self, source: BatchSource, settings: TrainSettings, meshes: Meshes, *, dealing: Dealing | None
+    ) -> None:
+        self._source, self._settings, self._meshes, self._dealing = source, settings, meshes, dealing
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="packs")
+        self._ahead: tuple[int, concurrent.futures.Future[list[ReadPacks]]] | None = None
+
+    def __enter__(self) -> Self:
+        """Nothing is read yet."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for the read under way, and drop it."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def take(self, step: int) -> list[ReadPacks]:
+        """Return the packs of a step, and begin to read those of the next one.
+
+        Raises:
+            PolyremeError: What reading this step raised.
+        """
+        ahead = self._ahead
+        reading = ahead[1] if ahead is not None and ahead[0] == step else self._begin(step)
+        packs = reading.result()
+        self._ahead = (step + 1, self._begin(step + 1)) if step < self._settings.steps else None
+        return packs
+
+    def state(self, step: int) -> Mapping[str, Any]:
+        """Describe where the source stands after a step, however far it has been read."""
+        return self._thread.submit(self._source.state, step).result()
+
+    def _begin(self, step: int) -> concurrent.futures.Future[list[ReadPacks]]:
+        return self._thread.submit(read_packs, self._source, self._settings, self._meshes, self._dealing, step)

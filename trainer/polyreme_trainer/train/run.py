@@ -30,6 +30,7 @@ from polyreme_trainer.train.evaluation import evaluate, write_evaluation
 from polyreme_trainer.train.export import export
 from polyreme_trainer.train.initial import begin
 from polyreme_trainer.train.loop import Ending, Loop
+from polyreme_trainer.train.microbatches import PackReader
 from polyreme_trainer.train.records import Reporter, open_step_log
 from polyreme_trainer.train.requests import Requests, listen
 from polyreme_trainer.train.settings import TrainSettings
@@ -96,11 +97,13 @@ def _train(
         with (
             _writer(settings, world, reporter) as writer,
             open_step_log(saved.store, saved.folder, rank.attempt, rank=rank.rank) as log,
+            PackReader(source, settings, world.meshes, dealing=state.dealing) as reader,
         ):
             loop = Loop(
                 settings=settings,
                 state=state,
                 source=source,
+                reader=reader,
                 meshes=world.meshes,
                 writer=writer,
                 requests=requests,

@@ -37,7 +37,7 @@ def invoke(app: typer.Typer, arguments: Sequence[str] | None, *, name: str) -> i
         return ExitCode.CANCELLED
     except typer.TyperException as error:
         if not str(error):
-            # A command with nothing behind it was answered by its help.
+            # A command without arguments was answered by its help.
             return ExitCode.OK
         note(f"{name}: {error}; see {name} --help")
         return ExitCode.USAGE

@@ -210,7 +210,7 @@ class _Cell:
     name: str
     value: str
     width_min: int = 0
-    """Width that the value may grow to, so that rows do not change while a run goes on."""
+    """Width that the value may grow to, so that rows keep their layout while a run proceeds."""
 
     @property
     def width(self) -> int:

@@ -77,13 +77,13 @@ def confirm(question: str, *, yes: bool) -> None:
     """Ask before something is deleted, unless the person has said yes.
 
     Raises:
-        InvalidConfigError: If nobody is there to ask.
+        InvalidConfigError: If standard input is no terminal.
         typer.Abort: If the answer is no.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidConfigError("the command deletes, and nobody is there to ask; add --yes")
+        raise InvalidConfigError("the command deletes and would ask, and standard input is no terminal; add --yes")
     typer.confirm(question, abort=True, err=True)
 
 

@@ -77,8 +77,11 @@ def check_folders(run: RunDirectory, job: TrainingJob) -> None:
         InvalidConfigError: Naming the field, if something else lies there.
         EnvironmentFailedError: Naming the field, if the folder can't be written.
     """
+    places: dict[str, Path] = {}
     folder = checkpoint_folder(checkpoint_url(run, job))
-    places = {} if folder is None else {"spec.checkpoint.location": folder}
+    # Without a location checkpoints lie in the home, which a run makes; a job that is only validated needs none.
+    if folder is not None and job.spec.checkpoint.location is not None:
+        places["spec.checkpoint.location"] = folder
     if job.spec.export is not None and job.spec.export.location is not None:
         places["spec.export.location"] = local_folder(job.spec.export.location, field="spec.export.location")
     if job.spec.model.weights is not None:
@@ -219,13 +222,13 @@ def warnings(job: TrainingJob) -> list[str]:
     if hardware_of(job.spec).name == PROCESSOR and ranks > RANKS_PER_CORE * cores:
         found.append(
             f"{ranks} ranks share {cores} cores of this machine, and each takes some 0.4 GiB of memory: steps will be "
-            "slow; workers.replicas x workers.devices says how many ranks there are"
+            "slow; workers.replicas x workers.devices is the number of ranks"
         )
     return found
 
 
 def damaged_checkpoints(run: RunDirectory, job: TrainingJob) -> list[str]:
-    """Say which checkpoints of a run that goes on are damaged, a sentence each: it begins at an older one."""
+    """Name the damaged checkpoints of a run that continues, a sentence each: it resumes from an older one."""
     url = checkpoint_url(run, job)
     folder = checkpoint_folder(url)
     if folder is not None and not folder.is_dir():

@@ -147,9 +147,9 @@ def sentences(figures: Mapping[str, Any]) -> list[str]:
     if restart_s is not None:
         came_back += f", and its next step was done {duration(restart_s)} later"
     compared = f"{figures['compared_steps']} losses that were compared"
-    same = f"all {compared} are the same, bit for bit, as in a run that nobody disturbed"
+    same = f"all {compared} are the same, bit for bit, as in an undisturbed run"
     if not figures["resumed_identical"]:
-        same = f"of the {compared} some differ from those of a run that nobody disturbed"
+        same = f"of the {compared} some differ from those of an undisturbed run"
     answered = f"{round(pages * ratio)} of {pages} held-out pages are answered exactly"
     return [
         f"rank {KILL_RANK} was killed at step {KILL_STEP}; {came_back}",

@@ -54,7 +54,7 @@ def run_times(job: TrainingJob, records: RunRecords, moments: Sequence[Moment], 
         job: The job with its newest status.
         records: What the ranks left.
         moments: What the serving process saw of the attempts, in order.
-        now: The present, for a run that goes on or was stopped.
+        now: The present, for a run that has not finished.
     """
     (*seen, present), steps = without_clock_steps([*moments, now], records.steps)
     records = dataclasses.replace(records, steps=steps)
@@ -95,7 +95,7 @@ def restart_s(moments: Sequence[Moment], steps: Steps, *, causes: Mapping[int, s
 
 
 def attempt_rows(job: TrainingJob, steps: Steps, moments: Sequence[Moment]) -> list[AttemptRow]:
-    """Join what the operator says of each attempt with what was seen of it."""
+    """Join the operator's record of each attempt with the moments that were seen of it."""
     causes = {record.attempt: record for record in job.status.restart_records}
     starts = {moment.attempt: moment for moment in moments if moment.kind == "attempt"}
     releases = {moment.attempt: moment.at_s for moment in moments if moment.kind == "released"}

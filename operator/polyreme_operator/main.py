@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the operator until SIGTERM or SIGINT; return the exit code."""
     options = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
     try:
-        # Behind the options, so that --help works without the libraries of the service.
+        # Imported after the options are read, so that --help works without the libraries of the service.
         from polyreme_operator.service import run_service
     except ModuleNotFoundError as error:
         if (missing := missing_extra(error, "operator")) is None:

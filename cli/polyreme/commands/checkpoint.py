@@ -84,7 +84,7 @@ def verify(
 ) -> None:
     """Read every byte of a checkpoint and compare it with the checksums of its marker; exit code 4 if one differs.
 
-    Without --checkpoint it is the newest, and a newest one that is damaged is told and not passed over.
+    Without --checkpoint it is the newest, also when that one is damaged.
 
     Examples:
 
@@ -233,7 +233,7 @@ def _chosen(url: str, name: str, wanted: str | None, *, damaged_too: bool = Fals
         if entry.name == wanted or (wanted is None and damaged_too and entry is newest):
             raise RefusedError(f"checkpoint {entry.name} is damaged: {entry.why}", field="--checkpoint, or put it back")
         if wanted is None:
-            note(f"checkpoint {entry.name} is damaged and passed over: {entry.why}")
+            note(f"checkpoint {entry.name} is damaged and skipped: {entry.why}")
     usable = {entry.name: entry.reference.step for entry in entries if entry.committed}
     if wanted is not None:
         if wanted not in usable:

@@ -193,7 +193,7 @@ def stop(
     timeout_s: Annotated[int, typer.Option("--timeout", min=1, max=3600, help="Longest wait in seconds.")] = 120,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Checkpoint and stop a run; polyreme run with the same file goes on.
+    """Checkpoint and stop a run; polyreme run with the same file continues it.
 
     Example: polyreme runs stop quickstart
     """

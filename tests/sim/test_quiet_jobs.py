@@ -16,6 +16,7 @@ from polyreme_operator.settings import Settings
 from polyreme_operator.sim.eventloop import VirtualLoop
 from polyreme_operator.sim.invariants import Facts
 from polyreme_operator.sim.world import World
+from polyreme_operator.types.intents import INTENTS_KEY
 
 SETTLED_S = 30.0
 WATCHED_S = 60.0
@@ -104,6 +105,9 @@ def test_a_job_that_starts_at_once_is_told_nothing_before_and_of_its_pods_once()
         "workers": {"replicas": 8},
     }
     metadata = {"name": "j0", "namespace": "default"}
+    # As an operator finds it that is not the first of its cluster, and so has no unknown intents to cancel.
+    intents = {"name": labels.INTENTS_NAME, "namespace": Settings().namespace}
+    world.store.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": intents, "data": {INTENTS_KEY: "[]"}})
     uid = world.store.create(
         {"apiVersion": labels.API_VERSION, "kind": "TrainingJob", "metadata": metadata, "spec": spec}
     )["metadata"]["uid"]

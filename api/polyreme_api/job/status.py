@@ -156,6 +156,21 @@ class LostTime(StatusPart):
     """Time lost."""
 
 
+class SettledTime(StatusPart):
+    """What of the attempt in progress is in the sums already; it is counted again at the next settlement."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    """Which attempt."""
+    at: Time
+    """When it was settled last."""
+    effective_milliseconds: Annotated[int, Field(ge=0)] = 0
+    """Time of its steps that a durable checkpoint holds."""
+    cause: Annotated[str, Field(max_length=63)]
+    """What began the attempt, to which its time without steps is lost."""
+    lost_milliseconds: Annotated[int, Field(ge=0)] = 0
+    """That time."""
+
+
 class Accounting(StatusPart):
     """Where the job's time went, since its first admission."""
 
@@ -163,6 +178,8 @@ class Accounting(StatusPart):
     """Time in which steps were trained that are history."""
     lost: Annotated[list[LostTime], Field(max_length=CAUSES_MAX)] = Field(default_factory=list)
     """Time lost, by cause."""
+    settled: SettledTime | None = None
+    """What of these sums is of the attempt in progress."""
 
 
 class LastCheckpoint(CheckpointRef):

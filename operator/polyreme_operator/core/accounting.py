@@ -1,24 +1,28 @@
 """Where a job's time went: trained steps that stay history, and time lost by cause.
 
-An attempt's time, from its record to its end, is split when it closes. *Effective* is the time of the steps that
-stay: up to the newest durable checkpoint when the attempt failed, all of them when it ended well. Steps behind that
-checkpoint will be trained again: they are lost to what ended the attempt, as is the time of a hang. The rest, from
-process start to the first step and all that is no step, is lost to what began the attempt. Step times are the ranks'
-own (ByteRobust's effective training time ratio, arXiv:2509.16293, counts the same way).
+An attempt's time, from its record to its end, is split when it closes, and what is certain of it is counted every
+``SETTLE_EVERY_S`` before. *Effective* is the time of the steps that stay: up to the newest durable checkpoint when the
+attempt failed, all of them when it ended well. Steps behind that checkpoint will be trained again: they are lost to
+what ended the attempt, as is the time of a hang. The rest, from process start to the first step and all that is no
+step, is lost to what began the attempt. Step times are the ranks' own (ByteRobust's effective training time ratio,
+arXiv:2509.16293, counts the same way).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 from polyreme_api.job import TrainingJobStatus
-from polyreme_api.job.status import Accounting, LastCheckpoint, LostTime
+from polyreme_api.job.status import Accounting, LastCheckpoint, LostTime, SettledTime
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.times import rfc3339
 from polyreme_operator.types.reasons import Cause, ConditionType, Scope
 from polyreme_operator.types.timestamps import parse_time_or
 
 MILLISECONDS = 1000
+SETTLE_EVERY_S = 900.0
+"""How often an attempt in progress is settled. At 15,000 running jobs that is 17 writes a second."""
 
 
 def close_attempt(
@@ -40,23 +44,55 @@ def close_attempt(
     """
     if status.attempt is None:
         return status
-    began_s = parse_time_or(status.attempt.started_at, now_s)
-    wall_s = max(0.0, now_s - began_s)
-    kept_s, again_s = _split_steps(record, wall_s, all_kept=ended_by is None)
-    hung_s = min(max(0.0, hung_s), wall_s - kept_s - again_s)
-    lost = Counter({entry.cause: entry.milliseconds for entry in status.accounting.lost})
+    time = _attempt_time(status, record, all_kept=ended_by is None, idle_s=hung_s, now_s=now_s)
+    effective_ms, lost = _without_settled(status)
     if ended_by is not None:
-        lost[ended_by.value] += _milliseconds(again_s + hung_s)
-    lost[_began_by(status).value] += _milliseconds(wall_s - kept_s - again_s - hung_s)
-    accounting = Accounting(
-        effective_milliseconds=status.accounting.effective_milliseconds + _milliseconds(kept_s),
-        lost=[LostTime(cause=cause, milliseconds=time) for cause, time in sorted(lost.items()) if time],
-    )
-    update: dict[str, object] = {"accounting": accounting}
+        lost[ended_by.value] += time.again_ms
+    lost[time.cause] += time.lost_ms
+    update: dict[str, object] = {"accounting": _accounting(effective_ms + time.kept_ms, lost)}
     if record is not None:
         update["step"] = max(status.step, record.step)
     status = status.model_copy(update=update)
     return with_checkpoint(status, record, now_s=now_s)
+
+
+def settle(
+    status: TrainingJobStatus, record: ProgressRecord | None, *, now_s: float, idle_s: float = 0.0
+) -> TrainingJobStatus:
+    """Charge what is certain of the time of an attempt in progress, if that is due.
+
+    That is its time without steps, and the time of steps that a durable checkpoint holds. What becomes of the steps
+    since that checkpoint is not known yet, and the time since the newest step may be a hang's.
+
+    Args:
+        status: The job's status.
+        record: What the attempt last reported.
+        now_s: The time.
+        idle_s: Time since the newest step.
+    """
+    due_s = settlement_due_s(status)
+    if due_s is None or now_s < due_s or status.attempt is None or record is None:
+        return status
+    time = _attempt_time(status, record, all_kept=False, idle_s=idle_s, now_s=now_s)
+    effective_ms, lost = _without_settled(status)
+    lost[time.cause] += time.lost_ms
+    settled = SettledTime(
+        attempt=status.attempt.number,
+        at=rfc3339(now_s),
+        effective_milliseconds=time.kept_ms,
+        cause=time.cause,
+        lost_milliseconds=time.lost_ms,
+    )
+    return status.model_copy(update={"accounting": _accounting(effective_ms + time.kept_ms, lost, settled)})
+
+
+def settlement_due_s(status: TrainingJobStatus) -> float | None:
+    """Return when the attempt in progress is to be settled; None without one."""
+    if status.attempt is None:
+        return None
+    settled = _settled(status)
+    last_s = parse_time_or(status.attempt.started_at if settled is None else settled.at, None)
+    return None if last_s is None else last_s + SETTLE_EVERY_S
 
 
 def with_checkpoint(status: TrainingJobStatus, record: ProgressRecord | None, *, now_s: float) -> TrainingJobStatus:
@@ -76,6 +112,60 @@ def goodput(status: TrainingJobStatus) -> float:
     lost = sum(entry.milliseconds for entry in status.accounting.lost)
     whole = status.accounting.effective_milliseconds + lost
     return status.accounting.effective_milliseconds / whole if whole else 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _AttemptTime:
+    """How the time of an attempt is split; the parts sum up to it."""
+
+    cause: str
+    """What began the attempt."""
+    kept_ms: int
+    again_ms: int
+    """Of steps that are trained again, and idle at the end."""
+    lost_ms: int
+    """To what began it."""
+
+
+def _attempt_time(
+    status: TrainingJobStatus, record: ProgressRecord | None, *, all_kept: bool, idle_s: float, now_s: float
+) -> _AttemptTime:
+    """Split the time of the attempt until now; what was settled before only grows.
+
+    ``idle_s`` is time without steps that is not lost to what began the attempt.
+    """
+    assert status.attempt is not None, "only an attempt takes time"
+    wall_s = max(0.0, now_s - parse_time_or(status.attempt.started_at, now_s))
+    kept_s, again_s = _split_steps(record, wall_s, all_kept=all_kept)
+    settled, wall_ms = _settled(status), _milliseconds(wall_s)
+    if settled is None:
+        cause, kept_least_ms, lost_least_ms = _began_by(status).value, 0, 0
+    else:
+        cause = settled.cause
+        kept_least_ms, lost_least_ms = settled.effective_milliseconds, settled.lost_milliseconds
+    kept_ms = min(wall_ms, max(kept_least_ms, _milliseconds(kept_s)))
+    again_ms = min(_milliseconds(again_s + max(0.0, idle_s)), max(0, wall_ms - kept_ms - lost_least_ms))
+    return _AttemptTime(cause=cause, kept_ms=kept_ms, again_ms=again_ms, lost_ms=wall_ms - kept_ms - again_ms)
+
+
+def _settled(status: TrainingJobStatus) -> SettledTime | None:
+    settled, attempt = status.accounting.settled, status.attempt
+    return settled if settled is not None and attempt is not None and settled.attempt == attempt.number else None
+
+
+def _without_settled(status: TrainingJobStatus) -> tuple[int, Counter[str]]:
+    """Return effective time, and lost time by cause, of the attempts before."""
+    lost = Counter({entry.cause: entry.milliseconds for entry in status.accounting.lost})
+    effective_ms, settled = status.accounting.effective_milliseconds, _settled(status)
+    if settled is not None:
+        effective_ms = max(0, effective_ms - settled.effective_milliseconds)
+        lost[settled.cause] = max(0, lost[settled.cause] - settled.lost_milliseconds)
+    return effective_ms, lost
+
+
+def _accounting(effective_ms: int, lost: Counter[str], settled: SettledTime | None = None) -> Accounting:
+    entries = [LostTime(cause=cause, milliseconds=time) for cause, time in sorted(lost.items()) if time]
+    return Accounting(effective_milliseconds=effective_ms, lost=entries, settled=settled)
 
 
 def _split_steps(record: ProgressRecord | None, wall_s: float, *, all_kept: bool) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import Outcome, ProgressRecord, RankPhase
 from polyreme_api.times import rfc3339
 from polyreme_operator.core import binding, environment_runtime, manifests, stopping, transition
-from polyreme_operator.core.accounting import close_attempt, with_checkpoint
+from polyreme_operator.core.accounting import close_attempt, settle, settlement_due_s, with_checkpoint
 from polyreme_operator.core.events import events_of
 from polyreme_operator.core.hang import Stall, find_stall
 from polyreme_operator.core.manifests import PodDefaults
@@ -124,7 +124,10 @@ def _running(scene: JobScene, spec: TrainingJobSpec, now_s: float, defaults: Pod
     stall = find_stall(scene, spec, record)
     status = _observed(scene, attempt, record, stall, now_s)
     actions = (*children, *pods, *_status_write(scene, status, tells=True))
-    return Decision(actions=actions, wake_at_s=_next_deadline_s(scene, spec))
+    settle_s = settlement_due_s(status)
+    # One that is due already waits for its turn to be written, or for the leader's next record.
+    settle_s = settle_s if settle_s is not None and settle_s > now_s else None
+    return _wake(Decision(actions=actions, wake_at_s=_next_deadline_s(scene, spec)), settle_s)
 
 
 def _restart(scene: JobScene, attempt: AttemptStatus, verdict: Restart, now_s: float) -> Decision:
@@ -197,7 +200,8 @@ def _observed(
         observed_generation=job.generation,
         retry_at=None,
     )
-    status = with_checkpoint(status, record, now_s=now_s)
+    idle_s = 0.0 if scene.lease is None else scene.lease.seen_s - scene.lease.advanced_seen_s
+    status = settle(with_checkpoint(status, record, now_s=now_s), record, now_s=now_s, idle_s=idle_s)
     if record is not None and (changed or (status is not job.status and status != job.status)):
         status = status.model_copy(update={"step": max(status.step, record.step)})
     return status

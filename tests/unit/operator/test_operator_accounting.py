@@ -1,14 +1,16 @@
-"""What of an attempt's time is effective when the attempt fails."""
+"""What of an attempt's time is effective when the attempt fails, and while it goes on."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import Accounting
 from polyreme_api.progress import ProgressRecord
-from polyreme_operator.core.accounting import close_attempt
+from polyreme_operator.core.accounting import SETTLE_EVERY_S, close_attempt, settle
 from polyreme_operator.types.reasons import Cause
-from tests.unit.operator.operator_scenes import NOW_S, admitted, job
+from tests.unit.operator.operator_scenes import NOW_S, admitted, decide, job, lease, pod, scene, written
 
 
 def closed(wall_s: int = 100, ended_by: Cause | None = Cause.RANK_KILLED, **record: Any) -> Accounting:
@@ -48,3 +50,88 @@ def test_steps_never_take_longer_than_their_attempt() -> None:
     accounts = closed(wall_s=7, checkpoint={"attempt": 2, "step": 26})
     lost = {entry.cause: entry.milliseconds for entry in accounts.lost}
     assert (accounts.effective_milliseconds, lost) == (6_000, {"RankKilled": 1_000})
+
+
+def trains(step: int, *, saved: int = 0, step_s: float = 1.0) -> ProgressRecord:
+    given = {"attempt": 1, "step": step, "stepSeconds": step_s, "checkpoint": {"attempt": 1, "step": saved}}
+    return ProgressRecord.model_validate(given)
+
+
+def sums(status: TrainingJobStatus) -> tuple[int, dict[str, int]]:
+    """Effective seconds, and lost ones by cause."""
+    accounts = status.accounting
+    return accounts.effective_milliseconds // 1000, {entry.cause: entry.milliseconds // 1000 for entry in accounts.lost}
+
+
+def test_an_attempt_in_progress_is_settled_every_so_often() -> None:
+    begun = admitted(job(), at_s=NOW_S).status
+    assert settle(begun, trains(700, saved=500), now_s=NOW_S + SETTLE_EVERY_S - 1) is begun
+    assert settle(begun, None, now_s=NOW_S + SETTLE_EVERY_S) is begun
+    first = settle(begun, trains(700, saved=500), now_s=NOW_S + 900)
+    # 200 s of steps since the checkpoint are neither kept nor lost yet.
+    assert sums(first) == (500, {"Starting": 200})
+    assert settle(first, trains(1500, saved=1400), now_s=NOW_S + 900 + SETTLE_EVERY_S - 1) is first
+    second = settle(first, trains(1500, saved=1400), now_s=NOW_S + 1800)
+    assert sums(second) == (1400, {"Starting": 300})
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "expected"),
+    [(None, (1900, {"Starting": 300})), (Cause.RANK_KILLED, (1400, {"RankKilled": 500, "Starting": 300}))],
+)
+def test_what_was_settled_is_not_counted_again_when_the_attempt_ends(
+    ended_by: Cause | None, expected: tuple[int, dict[str, int]]
+) -> None:
+    settled = settle(admitted(job(), at_s=NOW_S).status, trains(700, saved=500), now_s=NOW_S + 900)
+    ended = close_attempt(settled, trains(1900, saved=1400), ended_by=ended_by, now_s=NOW_S + 2200)
+    assert sums(ended) == expected
+    assert ended.accounting.settled is None
+    assert (
+        sums(
+            close_attempt(
+                admitted(job(), at_s=NOW_S).status, trains(1900, saved=1400), ended_by=ended_by, now_s=NOW_S + 2200
+            )
+        )
+        == expected
+    )
+
+
+def test_what_was_settled_never_shrinks_and_the_parts_sum_up_to_the_time() -> None:
+    status = settle(admitted(job(), at_s=NOW_S).status, trains(700, saved=600, step_s=1.0), now_s=NOW_S + 900)
+    assert sums(status) == (600, {"Starting": 200})
+    for record in (trains(700, saved=600, step_s=0.5), None):
+        ended = close_attempt(status, record, ended_by=Cause.NODE_LOST, now_s=NOW_S + 1000)
+        kept_s, lost = sums(ended)
+        assert kept_s >= 600
+        assert lost["Starting"] >= 200
+        assert kept_s + sum(lost.values()) == 1000
+
+
+def test_time_that_may_be_a_hangs_is_left_open() -> None:
+    begun, record = admitted(job(), at_s=NOW_S).status, trains(300, saved=300)
+    settled = settle(begun, record, now_s=NOW_S + 900, idle_s=400)
+    assert sums(settled) == (300, {"Starting": 200})
+    ended = close_attempt(settled, record, ended_by=Cause.HUNG, now_s=NOW_S + 1000, hung_s=500)
+    assert sums(ended) == (300, {"Hung": 500, "Starting": 200})
+
+
+def test_a_running_job_settles_by_itself_and_wakes_for_it() -> None:
+    owner = admitted(job(), at_s=NOW_S - 100)
+    pods = tuple(pod(owner, index) for index in range(2))
+    saved = {"attempt": 1, "step": 50}
+    said: dict[str, Any] = {"phase": "Training", "step": 60, "stepSeconds": 1.0, "checkpoint": saved}
+    quiet = scene(owner, pods=pods, lease=lease(owner, **said))
+    view = dataclasses.replace(owner, status=written(decide(quiet)))
+    again = decide(dataclasses.replace(quiet, job=view))
+    assert again.actions == ()
+    due_s = NOW_S - 100 + SETTLE_EVERY_S
+    newest = dataclasses.replace(lease(owner, seen_s=due_s, **said), advanced_seen_s=due_s)
+    heard = scene(view, pods=pods, lease=newest)
+    assert decide(heard, due_s - 1).actions == ()
+    assert decide(heard, due_s - 1).wake_at_s == due_s
+    status = written(decide(heard, due_s))
+    assert sums(status) == (50, {"Starting": int(SETTLE_EVERY_S) - 60})
+    later = decide(dataclasses.replace(heard, job=dataclasses.replace(view, status=status)), due_s)
+    assert later.actions == ()
+    assert later.wake_at_s is not None
+    assert later.wake_at_s > due_s

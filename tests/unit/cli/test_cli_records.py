@@ -139,13 +139,13 @@ def test_the_quickstart_ends_in_sentences_and_a_link_to_its_report() -> None:
         "loss_first": 6.5382,
         "loss_last": 0.00286,
         "restart_s": 0.81,
-        "report": "/home/me/report.html",
+        "report": "/srv/report.html",
     }
     assert sentences(figures) == [
         "rank 1 was killed at step 70; the job came back as attempt 2, and its next step was done 0.81 s later",
         "all 50 losses that were compared are the same, bit for bit, as in an undisturbed run",
         "228 of 240 held-out pages are answered exactly; the loss fell from 6.538 to 0.003",
-        "open the report: file:///home/me/report.html",
+        "open the report: file:///srv/report.html",
     ]
     differing = sentences({**figures, "resumed_identical": 0, "restart_s": None})
     assert "some differ" in differing[1]

@@ -11,6 +11,7 @@ from typing import Any
 from polyreme_api import labels
 from polyreme_api.clock import Clock
 from polyreme_api.job import TrainingJobStatus
+from polyreme_api.ownership import job_owner
 from polyreme_operator.model import WATCHED_KINDS, ClusterModel
 from polyreme_operator.port import (
     STATUS_SUBRESOURCE,
@@ -195,12 +196,15 @@ class Applier:
         async with self._rounds:
             await write
 
-    async def refresh(self, ref: ObjectRef) -> None:
-        """Read one object into the model."""
+    async def refresh(self, ref: ObjectRef) -> Manifest | None:
+        """Read one object into the model; return it, None if there is none."""
         try:
-            self._take(await self._port.get(ref))
+            found = await self._port.get(ref)
         except NotFoundError:
             self._note(self._model.remove(ref, version=None))
+            return None
+        self._take(found)
+        return found
 
     async def _one(self, action: Action) -> None:
         match action:
@@ -250,15 +254,22 @@ class Applier:
             await self._bind(ObjectRef.of(created), uid=created["metadata"]["uid"], node=action.node)
 
     async def _create(self, manifest: Manifest) -> Manifest | None:
-        """Create an object; None where there is one of its name."""
+        """Create an object; None where the job has one of its name.
+
+        Raises:
+            InvalidObjectError: Also if somebody else's object has the name.
+        """
         try:
             created = await self._port.create(manifest)
         except PortError as error:
             # What is not watched, as a Secret, is nothing that the operator may read.
-            if manifest["kind"] in WATCHED_KINDS:
-                await self.refresh(ObjectRef.of(manifest))
+            ref = ObjectRef.of(manifest)
+            found = await self.refresh(ref) if manifest["kind"] in WATCHED_KINDS else None
             if not isinstance(error, AlreadyExistsError):
                 raise
+            if found is not None and job_owner(found["metadata"]) != job_owner(manifest["metadata"]):
+                words = f"{ref} exists and is not controlled by the job, which needs the name; delete or rename it"
+                raise InvalidObjectError(words) from error
             return None
         self._take(created)
         return created

@@ -1,5 +1,6 @@
 """What belongs to a job is what it controls, under the derived name and in its namespace: labels only select."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from polyreme_operator.adapters.process_kubelet.container import is_leader, job_
 from polyreme_operator.model import ClusterModel
 from polyreme_operator.port import ObjectRef
 from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, job, job_manifest, owner_reference
+from tests.unit.operator.operator_stories import Story, play
 
 UID = "uid-j"
 SUCCEEDED = '{"attempt": 1, "released": true, "joined": 2, "outcome": "Succeeded"}'
@@ -146,3 +148,29 @@ def test_the_kubelet_gives_the_leaders_address_to_the_jobs_own_pod_only() -> Non
     own, labelled = pod_manifest(), pod_manifest(ownerReferences=[])
     assert (job_of(own), is_leader(own)) == (("j", UID), True)
     assert (job_of(labelled), is_leader(labelled)) == (("", ""), False)
+
+
+@pytest.mark.parametrize("kind", ["Pod", "Lease"])
+def test_a_name_that_somebody_elses_object_has_is_reported_and_waited_for(kind: str) -> None:
+    async def told(story: Story) -> None:
+        story.node(devices=4)
+        uid = story.job("j", failurePolicy={"maxRestarts": 100, "backoff": {"initialSeconds": 1, "maxSeconds": 1}})
+        name = labels.pod_name("j", uid, index=0, replacement=0)
+        name = name if kind == "Pod" else labels.job_object_name("j", uid)
+        tags = {labels.LABEL_JOB: "j", labels.LABEL_JOB_UID: uid}
+        version = {"Pod": "v1", "Lease": "coordination.k8s.io/v1"}[kind]
+        metadata = {"name": name, "namespace": "default", "labels": tags}
+        story.store.create({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": {}})
+        async with story.operator():
+            await asyncio.sleep(5.0)
+            said = story.status("j")["restartRecords"][0]["message"]
+            assert f"{kind} default/{name} exists and is not controlled by the job" in said
+            if kind == "Lease":
+                story.delete(kind, name)
+            await asyncio.sleep(30.0)
+            # A replacement has another name; of Leases there is one.
+            assert story.admitted("j")
+            own = [each for each in story.objects("Pod") if each["metadata"].get("ownerReferences")]
+            assert len(own) == 1
+
+    play(told)

@@ -24,6 +24,7 @@ from polyreme_api.plan.search import Estimate, Pricer, candidates
 from polyreme_api.plan.shapes import KIMI_VL_A3B, ModelShape, model_shape
 
 sys.path.insert(0, str(Path(__file__).parent))
+import published
 import standin
 
 RANKS, PACKS, TOKENS = 8, 16, 256
@@ -33,6 +34,7 @@ GPUS, GPU_PACKS, GPU_TOKENS = 1024, 8192, 4096
 RUNNERS_UP = 5
 AUTO_WORLDS, PACKS_OF_A_RANK = (4, 64, 1024), 8
 CORRELATION_MIN, SEARCH_S_MAX, SPREAD_MIN = 0.8, 30.0, 3.0
+PUBLISHED_ERROR_MAX = 0.15
 RUN_S_MAX = 60.0
 """How long one way to train may take before its ranks are killed: one that hangs must not be left behind."""
 MEGABYTES = (0.01, 1.0)
@@ -46,9 +48,14 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--search-only", action="store_true")
     options = parser.parse_args()
-    figures = searched()
-    bar = {"search_s": SEARCH_S_MAX}
-    ok = figures["search_s"] < SEARCH_S_MAX
+    figures = searched() | predicted()
+    orders = len(published.RUNS)
+    bar = {"search_s": SEARCH_S_MAX, "published_error_ratio": PUBLISHED_ERROR_MAX, "published_orders": orders}
+    ok = (
+        figures["search_s"] < SEARCH_S_MAX
+        and figures["published_error_ratio"] <= PUBLISHED_ERROR_MAX
+        and figures["published_orders"] == orders
+    )
     if not options.search_only:
         figures |= compared(options.layouts, options.steps)
         bar |= {"rank_correlation": CORRELATION_MIN, "spread_ratio": SPREAD_MIN}
@@ -77,6 +84,26 @@ def searched() -> dict[str, float]:
         "search_cpu_s": round(took_cpu_s, 2),
         "search_layouts": found.examined,
         **quick,
+    }
+
+
+def predicted() -> dict[str, float]:
+    """Calibrate on each published run in turn, and predict the others."""
+    found = published.compared()
+    print(
+        "| calibrated on | share of the peak | " + " | ".join(run.name for run in published.RUNS) + " |",
+        file=sys.stderr,
+    )
+    print("|---|---|" + "---|" * len(published.RUNS), file=sys.stderr)
+    for of in found:
+        cells = [f"{of.mfu[run.name]:.1%} ({of.mfu[run.name] / run.mfu - 1:+.1%})" for run in published.RUNS]
+        print(f"| {of.on} | {of.share:.2f} | {' | '.join(cells)} |", file=sys.stderr)
+    errors = [abs(of.mfu[run.name] / run.mfu - 1) for of in found for run in published.RUNS if run.name != of.on]
+    return {
+        "published_error_ratio": round(max(errors), 3),
+        "published_within": sum(error <= PUBLISHED_ERROR_MAX for error in errors),
+        "published_predictions": len(errors),
+        "published_orders": sum(of.ordered for of in found),
     }
 
 

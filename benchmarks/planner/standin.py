@@ -45,6 +45,7 @@ def job_of(setting: Setting, estimate: Estimate, steps: int) -> dict[str, Any]:
         "layout": {name: getattr(of.layout, name) for name in ("dp", "ep", "pp", "cp", "tp", "ulysses")},
         "schedule": of.schedule,
         "microbatches": of.microbatches,
+        "chunks": of.chunks,
         "steps": steps,
         "sleep_s": [{kind: sum(products[part].of(kind) for part in stage) for kind in Kind} for stage in parts],
         "exchanges": [{way: messages(stage, moved, way) for way in ("forward", "backward")} for stage in parts],
@@ -157,9 +158,11 @@ class Step:
             self._slots = [(Work(kind, 0, number),) for number in numbers for kind in (Kind.FORWARD, Kind.BACKWARD)]
         else:
             self._slots = list(
-                table(Schedule(schedule), ranks=self._layout.pp, microbatches=job["microbatches"])[self._place]
+                table(
+                    Schedule(schedule), ranks=self._layout.pp, microbatches=job["microbatches"], chunks=job["chunks"]
+                )[self._place]
             )
-            self._rank_of = ranks_of_stages(Schedule(schedule), self._layout.pp)
+            self._rank_of = ranks_of_stages(Schedule(schedule), self._layout.pp, job["chunks"])
 
     def measured(self) -> dict[str, float]:
         """Run steps and take the median of all but the first."""

@@ -64,6 +64,8 @@ DEEP: tuple[Degrees, ...] = ({"pp": 4}, {"pp": 4, "dp": 2, "ep": 2}, {"pp": 4, "
 ALL = tuple(Pipe(degrees, schedule, TWO[schedule]) for degrees in FOLDED for schedule in TWO) + tuple(
     Pipe(degrees, schedule, FOUR[schedule], microbatches=8) for degrees in DEEP for schedule in FOUR
 )
+ALL += (Pipe({"pp": 2}, "Interleaved1F1B", (1, 1, 2, 1, 1, 2)),)
+"""And one with three stages a rank."""
 ALWAYS = (
     Pipe({"pp": 2, "dp": 2, "ep": 2}, "ZBVZeroBubble", TWO["ZBVZeroBubble"]),
     Pipe({"pp": 2, "cp": 2, "ep": 2}, "DualPipeV", TWO["DualPipeV"]),

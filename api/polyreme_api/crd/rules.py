@@ -70,6 +70,10 @@ _PIPED = "has(self.pp) && self.pp > 1"
 _SCHEDULE = "(has(self.schedule) ? self.schedule : '1F1B')"
 _LEAST = "(has(self.schedule) && (self.schedule == 'ZBVZeroBubble' || self.schedule == 'DualPipeV') ? 2 : 1) * self.pp"
 _STAGES = "(has(self.schedule) && self.schedule != '1F1B' ? 2 : 1) * self.pp"
+_MORE_STAGES = (
+    "has(self.schedule) && self.schedule == 'Interleaved1F1B' && size(self.stageLayers) > self.pp && "
+    "size(self.stageLayers) % self.pp == 0"
+)
 _ENDS_WITHOUT = "(self.stageLayers[0] == 0 ? 1 : 0) + (self.stageLayers[size(self.stageLayers) - 1] == 0 ? 1 : 0)"
 _ROUNDS = "(self.microbatches / self.pp)"
 _IN_ROUNDS = (
@@ -228,10 +232,11 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             of_optional=True,
         ),
         Rule(
-            rule=f"!has(self.stageLayers) || !({_PIPED}) || size(self.stageLayers) == {_STAGES}",
+            rule=f"!has(self.stageLayers) || !({_PIPED}) || size(self.stageLayers) == {_STAGES} || ({_MORE_STAGES})",
             words=f"schedule {{{_SCHEDULE}}} over pp {{self.pp}} has {{{_STAGES}}} stages, stageLayers has "
             "{size(self.stageLayers)} numbers; give one for each stage",
-            plain="1F1B has pp stages, the other schedules 2 x pp; give stageLayers one number for each stage",
+            plain="1F1B has pp stages, the other schedules 2 x pp, Interleaved1F1B any larger multiple too; give "
+            "stageLayers one number for each stage",
             of_optional=True,
         ),
         Rule(

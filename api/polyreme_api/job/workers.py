@@ -106,7 +106,8 @@ class Parallelism(Part):
     """Tensor-parallel degree."""
     schedule: Literal["1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"] | None = None
     """Order of work of a pipeline; needs pp of at least 2, where the default is ``1F1B``. It has one stage a rank, the
-    others two; ``ZBVZeroBubble`` and ``DualPipeV`` put the first and the last stage on one rank."""
+    others two, ``Interleaved1F1B`` more where ``stageLayers`` names more; ``ZBVZeroBubble`` and ``DualPipeV`` put the
+    first and the last stage on one rank."""
     microbatches: Degree | None = None
     """Parts of a data-parallel rank's packs that run one after the other, each of whole packs; they must divide the
     packs of such a rank. ``1F1B`` and ``Interleaved1F1B`` need at least pp of them, the others 2 x pp. None: with a
@@ -164,7 +165,8 @@ class Parallelism(Part):
         if ranks == 1:
             raise ValueError("stageLayers needs pp of at least 2, seen 1; raise pp or drop stageLayers")
         stages = ranks if schedule == "1F1B" else 2 * ranks
-        if len(layers) != stages:
+        more = schedule == "Interleaved1F1B" and len(layers) > ranks and len(layers) % ranks == 0
+        if len(layers) != stages and not more:
             raise ValueError(
                 f"schedule {schedule} over pp {ranks} has {stages} stages, stageLayers has {len(layers)} numbers; give "
                 "one for each stage"

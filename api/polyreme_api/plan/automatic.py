@@ -226,7 +226,7 @@ class _Sieve:
 def _plays(of: Candidate, most: int, slots_max: int) -> int:
     if of.schedule is None:
         return 1
-    slots = 3 * of.layout.pp * stages_per_rank(of.schedule) * played_microbatches(of)
+    slots = 3 * of.layout.pp * stages_per_rank(of.schedule, of.chunks) * played_microbatches(of)
     return max(1, min(most, slots_max // slots))
 
 

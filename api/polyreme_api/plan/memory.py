@@ -13,7 +13,7 @@ from polyreme_api.plan.costs import Recompute, Setting
 from polyreme_api.plan.hardware import GIB
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.parts import Parameters, Part, all_parts, layer_parts, part_parameters
-from polyreme_api.plan.schedules import Schedule, ranks_of_stages
+from polyreme_api.plan.schedules import Schedule, chunks_of, ranks_of_stages
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.plan.simulate import held_at_most
 from polyreme_api.plan.stages import Split
@@ -134,9 +134,11 @@ def memory_of(
     anew = _layer_bytes(setting, layout, packs=packs) if recompute is Recompute.FULL else 0.0
     if schedule is None:
         return _rank_memory(setting, layout, stages, held=stages[0].kept + anew, logits=logits)
-    rank_of = ranks_of_stages(schedule, layout.pp)
+    chunks = chunks_of(schedule, layout.pp, len(split))
+    rank_of = ranks_of_stages(schedule, layout.pp, chunks)
     found = []
-    for rank, moments in enumerate(held_at_most(schedule, ranks=layout.pp, microbatches=microbatches)):
+    fullest = held_at_most(schedule, ranks=layout.pp, microbatches=microbatches, chunks=chunks)
+    for rank, moments in enumerate(fullest):
         own = [stage for stage, at in zip(stages, rank_of, strict=True) if at == rank]
         held = max(sum(count * stage.kept for count, stage in zip(counts, own, strict=True)) for counts in moments)
         found.append(_rank_memory(setting, layout, own, held=held + anew, logits=logits if rank_of[-1] == rank else 0))

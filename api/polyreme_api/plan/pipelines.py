@@ -10,7 +10,7 @@ from polyreme_api.plan.flops import Mix, forward_flops
 from polyreme_api.plan.hardware import FLOAT32, Numerics
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.parts import Part, layer_parts
-from polyreme_api.plan.schedules import Schedule, ranks_of_stages, schedule_misfits, stages_per_rank
+from polyreme_api.plan.schedules import Schedule, chunks_of, ranks_of_stages, schedule_misfits, stages_per_rank
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.plan.simulate import StageTimes
 from polyreme_api.plan.stages import ModelTimes, balanced_split, check_layers
@@ -70,7 +70,8 @@ def cut_step(
     if pp == 1:
         return Cut(microbatches=_checked(None, 1, packs_per_rank, microbatches or 1))
     schedule = schedule or DEFAULT_SCHEDULE
-    check_layers(shape.decoder.layers, pp * stages_per_rank(schedule))
+    stages = pp * stages_per_rank(schedule, _chunks_asked(schedule, pp, stage_layers))
+    check_layers(shape.decoder.layers, stages)
     fitting = fitting_microbatches(schedule, pp=pp, packs_per_rank=packs_per_rank)
     if microbatches is None and not fitting:
         least = next(
@@ -83,7 +84,7 @@ def cut_step(
         )
     return Cut(
         schedule=schedule,
-        stage_layers=_checked_layers(shape, stage_layers, stages=pp * stages_per_rank(schedule))
+        stage_layers=_checked_layers(shape, stage_layers, stages=stages)
         or default_layers(shape, schedule=schedule, pp=pp, pack_tokens=pack_tokens),
         microbatches=fitting[-1] if microbatches is None else _checked(schedule, pp, packs_per_rank, microbatches),
     )
@@ -146,7 +147,7 @@ def stream_volumes(
     if cut.schedule is None:
         return ()
     pp = layout.pp
-    rank_of = ranks_of_stages(cut.schedule, pp)
+    rank_of = ranks_of_stages(cut.schedule, pp, chunks_of(cut.schedule, pp, len(cut.stage_layers)))
     crossings = sum(before != after for before, after in itertools.pairwise(rank_of))
     rows = tokens_per_rank // (layout.cp * layout.tp)
     stream_bytes = rows * shape.decoder.width * numerics.activation_bytes
@@ -158,6 +159,12 @@ def stream_volumes(
             messages=-(-2 * crossings * cut.microbatches // pp),
         ),
     )
+
+
+def _chunks_asked(schedule: Schedule, pp: int, stage_layers: tuple[int, ...]) -> int | None:
+    """Return how many stages of a rank a job names by its layers: of an interleaved order any equal number above 1."""
+    chunks = chunks_of(schedule, pp, len(stage_layers))
+    return chunks if chunks is not None and chunks > 1 and len(stage_layers) == chunks * pp else None
 
 
 def _checked_layers(shape: ModelShape, asked: tuple[int, ...], *, stages: int) -> tuple[int, ...]:

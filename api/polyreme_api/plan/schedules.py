@@ -60,14 +60,26 @@ Table = tuple[tuple[Slot, ...], ...]
 """Slots of each rank, in order."""
 
 
-def stages_per_rank(schedule: Schedule) -> int:
-    """Stages that a rank holds: two wherever the order has several, since layers are few."""
+def stages_per_rank(schedule: Schedule, chunks: int | None = None) -> int:
+    """Stages that a rank holds: two wherever the order has several; an interleaved order may have more.
+
+    Args:
+        schedule: Order of work.
+        chunks: Stages of a rank where the order is interleaved; None for two.
+    """
+    if schedule is Schedule.INTERLEAVED:
+        return chunks or 2
     return 1 if schedule is Schedule.ONE_F_ONE_B else 2
 
 
-def ranks_of_stages(schedule: Schedule, ranks: int) -> tuple[int, ...]:
+def chunks_of(schedule: Schedule | None, ranks: int, stages: int) -> int | None:
+    """Return the stages of a rank where the order is interleaved, from the number of all; None elsewhere."""
+    return stages // ranks if schedule is Schedule.INTERLEAVED and stages else None
+
+
+def ranks_of_stages(schedule: Schedule, ranks: int, chunks: int | None = None) -> tuple[int, ...]:
     """Say which rank holds each stage."""
-    stages = ranks * stages_per_rank(schedule)
+    stages = ranks * stages_per_rank(schedule, chunks)
     if schedule in V_SHAPED:
         return tuple(min(stage, stages - 1 - stage) for stage in range(stages))
     return tuple(stage % ranks for stage in range(stages))
@@ -91,7 +103,7 @@ def schedule_misfits(schedule: Schedule, *, ranks: int, microbatches: int) -> li
 
 
 @functools.lru_cache(maxsize=256)
-def table(schedule: Schedule, *, ranks: int, microbatches: int) -> Table:
+def table(schedule: Schedule, *, ranks: int, microbatches: int, chunks: int | None = None) -> Table:
     """Lay out the order of every rank.
 
     Raises:
@@ -99,6 +111,9 @@ def table(schedule: Schedule, *, ranks: int, microbatches: int) -> Table:
     """
     if broken := schedule_misfits(schedule, ranks=ranks, microbatches=microbatches):
         raise InvalidConfigError(f"schedule does not fit: {'; '.join(broken)}", field="spec.parallelism")
+    if schedule is Schedule.INTERLEAVED:
+        each = stages_per_rank(schedule, chunks)
+        return tuple(tuple(_interleaved(rank, ranks, microbatches, chunks=each)) for rank in range(ranks))
     lay = _LAYING[schedule]
     return tuple(tuple(lay(rank, ranks, microbatches)) for rank in range(ranks))
 
@@ -119,7 +134,7 @@ class _Rank:
         return Work(kind, stage, microbatch)
 
 
-def _interleaved(rank: int, ranks: int, microbatches: int, *, chunks: int = 2) -> Iterator[Slot]:
+def _interleaved(rank: int, ranks: int, microbatches: int, *, chunks: int) -> Iterator[Slot]:
     """Run ahead by as many forwards as the first backward takes to come back, then alternate."""
     in_round = microbatches // max(1, microbatches // ranks)
     pieces = microbatches * chunks
@@ -186,7 +201,6 @@ def _dual_pipe_v(rank: int, ranks: int, microbatches: int) -> Iterator[Slot]:
 
 _LAYING: Mapping[Schedule, Callable[[int, int, int], Iterator[Slot]]] = {
     Schedule.ONE_F_ONE_B: _one_f_one_b,
-    Schedule.INTERLEAVED: _interleaved,
     Schedule.ZBV: _zbv,
     Schedule.DUAL_PIPE_V: _dual_pipe_v,
 }

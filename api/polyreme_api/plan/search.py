@@ -17,7 +17,7 @@ from polyreme_api.plan.layout import Layout, divisors, misfits, ulysses_degree
 from polyreme_api.plan.memory import Memory, held_parameters, memory_of, update_bytes
 from polyreme_api.plan.parts import all_parts
 from polyreme_api.plan.schedules import V_SHAPED, Schedule, ranks_of_stages, schedule_misfits, stages_per_rank
-from polyreme_api.plan.simulate import Simulated, program
+from polyreme_api.plan.simulate import Program, Simulated, program
 from polyreme_api.plan.stages import ModelTimes, Split, balanced_split, best_split, least_layers
 from polyreme_api.plan.traffic import Moment, StepExchange, step_exchanges
 
@@ -27,6 +27,8 @@ MICROBATCH_PACKS_MAX = 8
 BACKWARD_SHARE = 2 / 3
 """Of a pass: a backward makes two products for each of the forward's."""
 TP_MAX, CP_MAX, PP_MAX = 16, 64, 64
+CHUNKS = (3, 4, 8)
+"""Stages of a rank that interleaved orders are searched with, beside two: more shrink the bubble and send more."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +41,16 @@ class Candidate:
     recompute: Recompute
     microbatch_packs: int
     microbatches: int
+    chunks: int | None = None
+    """Stages of a rank where the order is interleaved; None for two."""
 
     def __str__(self) -> str:
         """Name it in one line."""
         schedule = f" {self.schedule}" if self.schedule else ""
+        stages = "" if self.chunks is None else f", {self.chunks} stages a rank"
         packs = f"{self.microbatches} x {self.microbatch_packs} packs"
         again = "" if self.recompute is Recompute.NONE else f", recompute {self.recompute}"
-        return f"{self.layout}{schedule}, {packs}{again}"
+        return f"{self.layout}{schedule}, {packs}{stages}{again}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +91,15 @@ def ways(
 ) -> Iterator[Candidate]:
     """Go through the candidates of one layout: without stages one microbatch of all packs is among them."""
     share = packs_per_step // layout.dp
-    schedules = [None] if layout.pp == 1 else list(Schedule)
+    orders: list[tuple[Schedule | None, int | None]] = [(None, None)]
+    if layout.pp > 1:
+        orders = [(schedule, None) for schedule in Schedule]
+        orders += [(Schedule.INTERLEAVED, chunks) for chunks in CHUNKS]
     whole = {share} if layout.pp == 1 else set()
     for packs in sorted({*divisors(share, MICROBATCH_PACKS_MAX), *whole}):
         microbatches = share // packs
-        for schedule in schedules:
-            if schedule is not None and not _runs(setting, schedule, layout.pp, microbatches):
+        for schedule, chunks in orders:
+            if schedule is not None and not _runs(setting, schedule, layout.pp, microbatches, chunks):
                 continue
             for recompute in recomputes:
                 yield Candidate(
@@ -100,6 +108,7 @@ def ways(
                     recompute=recompute,
                     microbatch_packs=packs,
                     microbatches=microbatches,
+                    chunks=chunks,
                 )
 
 
@@ -123,8 +132,8 @@ def layouts(setting: Setting, *, world: int, packs_per_step: int) -> Iterator[La
                         yield layout
 
 
-def _runs(setting: Setting, schedule: Schedule, ranks: int, microbatches: int) -> bool:
-    stages = ranks * stages_per_rank(schedule)
+def _runs(setting: Setting, schedule: Schedule, ranks: int, microbatches: int, chunks: int | None) -> bool:
+    stages = ranks * stages_per_rank(schedule, chunks)
     fits = sum(least_layers(stages)) <= setting.shape.decoder.layers
     return fits and not schedule_misfits(schedule, ranks=ranks, microbatches=microbatches)
 
@@ -184,7 +193,12 @@ class Pricer:
             times.first.total_s + times.last.total_s if together else max(times.first.total_s, times.last.total_s)
         )
         fullest_s = max(whole_s / pp, heaviest_s)
-        through = {Schedule.ONE_F_ONE_B: 1.0, Schedule.INTERLEAVED: 0.5, Schedule.ZBV: 0.2, Schedule.DUAL_PIPE_V: 0.3}
+        through = {
+            Schedule.ONE_F_ONE_B: 1.0,
+            Schedule.INTERLEAVED: 1 / stages_per_rank(of.schedule, of.chunks),
+            Schedule.ZBV: 0.2,
+            Schedule.DUAL_PIPE_V: 0.3,
+        }
         return of.microbatches * fullest_s + (pp - 1) * whole_s / pp * through[of.schedule] + ends_s
 
     def weighed(self, of: Candidate) -> Estimate:
@@ -233,18 +247,19 @@ class Pricer:
             schedule=of.schedule,
             ranks=pp,
             microbatches=shown,
+            chunks=of.chunks,
             transfer_s=between_s,
             plays=plays,
             allowed=fits,
         )
         stages = times.of_stages(split)
-        took_s = program(of.schedule, ranks=pp, microbatches=shown).makespan_s(stages, transfer_s=between_s)
+        took_s = _program(of, shown).makespan_s(stages, transfer_s=between_s)
         if shown < of.microbatches:
             before = shown - pp
-            before_s = program(of.schedule, ranks=pp, microbatches=before).makespan_s(stages, transfer_s=between_s)
+            before_s = _program(of, before).makespan_s(stages, transfer_s=between_s)
             took_s += (of.microbatches - shown) * (took_s - before_s) / pp
         work_s = [0.0] * pp
-        for rank, stage in zip(ranks_of_stages(of.schedule, pp), stages, strict=True):
+        for rank, stage in zip(ranks_of_stages(of.schedule, pp, of.chunks), stages, strict=True):
             work_s[rank] += stage.total_s * of.microbatches
         # What was not played is extrapolated, and may come out shorter than the work of the fullest rank.
         return split, max(took_s, *work_s), sum(work_s) / pp
@@ -263,7 +278,7 @@ class Pricer:
     def _dealt(self, of: Candidate, times: ModelTimes) -> Split:
         if of.schedule is None:
             return (len(times.layers),)
-        return balanced_split(times, schedule=of.schedule, ranks=of.layout.pp)
+        return balanced_split(times, schedule=of.schedule, ranks=of.layout.pp, chunks=of.chunks)
 
     def _ends_of(self, of: Candidate, pass_s: float) -> float:
         return self._ends_s(of.layout, pass_s, of.microbatches, told=of.schedule not in V_SHAPED)
@@ -300,6 +315,11 @@ class Pricer:
         )
 
 
+def _program(of: Candidate, microbatches: int) -> Program:
+    assert of.schedule is not None
+    return program(of.schedule, ranks=of.layout.pp, microbatches=microbatches, chunks=of.chunks)
+
+
 def played_microbatches(of: Candidate) -> int:
     """Microbatches of a candidate that are played."""
     return min(of.microbatches, most_microbatches_played(of.layout))
@@ -326,7 +346,7 @@ def play(setting: Setting, estimate: Estimate) -> Simulated | None:
     if of.schedule is None:
         return None
     times = part_times(setting, of.layout, packs=of.microbatch_packs, recompute=of.recompute)
-    order = program(of.schedule, ranks=of.layout.pp, microbatches=played_microbatches(of))
+    order = _program(of, played_microbatches(of))
     stages = times.model_times(setting.shape).of_stages(estimate.split)
     return order.simulate(stages, transfer_s=transfer_s(setting, of.layout, packs=of.microbatch_packs))
 

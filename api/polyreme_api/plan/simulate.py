@@ -166,13 +166,13 @@ def _source(work: Work, last: int) -> tuple[bool, int, int] | None:
 
 
 @functools.lru_cache(maxsize=256)
-def program(schedule: Schedule, *, ranks: int, microbatches: int) -> Program:
+def program(schedule: Schedule, *, ranks: int, microbatches: int, chunks: int | None = None) -> Program:
     """Order the table of a schedule.
 
     Raises:
         InvalidConfigError: If the schedule can't run so many microbatches over so many ranks.
     """
-    return Program.of(table(schedule, ranks=ranks, microbatches=microbatches))
+    return Program.of(table(schedule, ranks=ranks, microbatches=microbatches, chunks=chunks))
 
 
 Held = tuple[tuple[int, ...], ...]
@@ -180,7 +180,7 @@ Held = tuple[tuple[int, ...], ...]
 
 
 @functools.lru_cache(maxsize=256)
-def held_at_most(schedule: Schedule, *, ranks: int, microbatches: int) -> tuple[Held, ...]:
+def held_at_most(schedule: Schedule, *, ranks: int, microbatches: int, chunks: int | None = None) -> tuple[Held, ...]:
     """Work out what each rank holds of its microbatches' activations at its fullest, in microbatches of each stage.
 
     A microbatch is held from its forward on until the gradient of the weights is made. Which of the moments is the
@@ -189,7 +189,8 @@ def held_at_most(schedule: Schedule, *, ranks: int, microbatches: int) -> tuple[
     Raises:
         InvalidConfigError: If the schedule can't run so many microbatches over so many ranks.
     """
-    return tuple(_fullest(slots) for slots in table(schedule, ranks=ranks, microbatches=microbatches))
+    rows = table(schedule, ranks=ranks, microbatches=microbatches, chunks=chunks)
+    return tuple(_fullest(slots) for slots in rows)
 
 
 def _fullest(slots: Sequence[Slot]) -> Held:

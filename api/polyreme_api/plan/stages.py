@@ -21,6 +21,8 @@ PLAYS_MAX = 4000
 """Plays of the schedule that one split may cost."""
 WHOLE_MAX = 400
 """Splits up to which all of them are tried."""
+KICKS_MAX = 4000
+"""Pairs of changes that are looked at."""
 MOVED_MAX = 3
 """Layers that one change may move at once."""
 NOTHING = StageTimes(forward_s=0.0, input_s=0.0, weight_s=0.0)
@@ -82,7 +84,7 @@ def equal_split(layers: int, stages: int) -> Split:
     return tuple(each + (stage < more) for stage in range(stages))
 
 
-def balanced_split(times: ModelTimes, *, schedule: Schedule, ranks: int) -> Split:
+def balanced_split(times: ModelTimes, *, schedule: Schedule, ranks: int, chunks: int | None = None) -> Split:
     """Deal the layers so that no rank has much more to do than another; no schedule is played.
 
     Exact where all layers cost the same: each layer goes to the rank that is done first, and there to the stage that
@@ -91,7 +93,7 @@ def balanced_split(times: ModelTimes, *, schedule: Schedule, ranks: int) -> Spli
     Raises:
         InvalidConfigError: If there are more stages than layers can fill.
     """
-    rank_of = ranks_of_stages(schedule, ranks)
+    rank_of = ranks_of_stages(schedule, ranks, chunks)
     stages = len(rank_of)
     check_layers(len(times.layers), stages)
     layer_s = math.fsum(layer.total_s for layer in times.layers) / len(times.layers)
@@ -115,6 +117,7 @@ def best_split(
     schedule: Schedule,
     ranks: int,
     microbatches: int,
+    chunks: int | None = None,
     transfer_s: float = 0.0,
     plays: int = PLAYS_MAX,
     allowed: Callable[[Split], bool] | None = None,
@@ -126,6 +129,7 @@ def best_split(
         schedule: Order of work.
         ranks: Of the pipeline.
         microbatches: Of a step.
+        chunks: Stages of a rank where the order is interleaved.
         transfer_s: Between ranks.
         plays: Most plays of the schedule.
         allowed: Whether a split may be taken, as for memory; a split that may not is passed by.
@@ -136,9 +140,9 @@ def best_split(
     Raises:
         InvalidConfigError: If there are more stages than layers can fill, or the schedule does not fit.
     """
-    layers, stages = len(times.layers), len(ranks_of_stages(schedule, ranks))
+    layers, stages = len(times.layers), len(ranks_of_stages(schedule, ranks, chunks))
     check_layers(layers, stages)
-    play = program(schedule, ranks=ranks, microbatches=microbatches).makespan_s
+    play = program(schedule, ranks=ranks, microbatches=microbatches, chunks=chunks).makespan_s
     known: dict[Split, float] = {}
 
     def took_s(split: Split) -> float:
@@ -151,7 +155,7 @@ def best_split(
         best = min(_every(layers, least_layers(stages)), key=took_s)
         return best, took_s(best)
     least = least_layers(stages)
-    best = balanced_split(times, schedule=schedule, ranks=ranks)
+    best = balanced_split(times, schedule=schedule, ranks=ranks, chunks=chunks)
     for start in (best, equal_split(layers, stages)):
         if _above(start, least):
             best = min(best, _climb(start, took_s, least, lambda: len(known) < plays), key=took_s)
@@ -185,12 +189,13 @@ def _neighbours(split: Split, least: Split) -> Iterator[Split]:
 
 def _kicks(split: Split, least: Split) -> Iterator[Split]:
     """Make two changes at once, on four stages."""
-    stages = range(len(split))
-    for (giver, taker), (other, its_taker) in itertools.combinations(itertools.permutations(stages, 2), 2):
+    spare = [count - low for count, low in zip(split, least, strict=True)]
+    pairs = list(itertools.permutations(range(len(split)), 2))
+    two = [pair for pair in pairs if spare[pair[0]] >= 2]
+    one = [pair for pair in pairs if spare[pair[0]] >= 1]
+    for (giver, taker), (other, its_taker) in itertools.islice(itertools.product(two, one), KICKS_MAX):
         if len({giver, taker, other, its_taker}) == 4:
-            kicked = _moved(_moved(split, giver, taker, 2), other, its_taker, 1)
-            if _above(kicked, least):
-                yield kicked
+            yield _moved(_moved(split, giver, taker, 2), other, its_taker, 1)
 
 
 def _moved(split: Split, giver: int, taker: int, layers: int) -> Split:

@@ -178,7 +178,6 @@ def test_the_job_names_the_hardware_of_the_planner() -> None:
         ({"hardware": "h200-141g"}, "h200-141g", 141e9 / 2**30),
         ({"devices": 4, "limit": "64Gi"}, "cpu", 16),
         ({"limit": "8589934592"}, "cpu", 8),
-        ({"limit": "a lot"}, "cpu", 4),
         ({"deviceResource": "nvidia.com/gpu", "limit": "1Gi"}, "h100-80g", 80),
     ],
     ids=str,

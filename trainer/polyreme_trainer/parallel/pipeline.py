@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError, PolyremeError
-from polyreme_api.plan.schedules import Schedule, ranks_of_stages
+from polyreme_api.plan.schedules import Schedule, chunks_of, ranks_of_stages
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_trainer.model.section import Section, sections, whole
 from polyreme_trainer.model.stage import Microbatch, Stage
@@ -63,7 +63,7 @@ def stage_ranks(settings: PipelineSettings, ranks: int) -> tuple[int, ...]:
         return (0,)
     if settings.schedule is None:
         raise InvalidConfigError(f"pipeline has no schedule: pp is {ranks}", field="spec.parallelism.schedule")
-    rank_of = ranks_of_stages(settings.schedule, ranks)
+    rank_of = ranks_of_stages(settings.schedule, ranks, chunks_of(settings.schedule, ranks, len(settings.layers)))
     if len(settings.layers) != len(rank_of):
         raise InvalidConfigError(
             f"stages do not fit: layers are given for {len(settings.layers)} stages, schedule {settings.schedule} "

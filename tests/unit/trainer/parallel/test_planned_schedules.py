@@ -25,7 +25,7 @@ MULTI = {
 }
 
 
-def torch_table(schedule: Schedule, ranks: int, microbatches: int) -> list[list[Any]]:
+def torch_table(schedule: Schedule, ranks: int, microbatches: int, chunks: int = 2) -> list[list[Any]]:
     """Ask torch for its order without stages, groups or a run: only what its arithmetic reads is there."""
     if schedule is Schedule.ONE_F_ONE_B:
         single: Any = object.__new__(torch_schedules.Schedule1F1B)
@@ -41,8 +41,8 @@ def torch_table(schedule: Schedule, ranks: int, microbatches: int) -> list[list[
         ]
         return [*(order[rank] for rank in range(ranks - 1)), last]
     bare: Any = object.__new__(MULTI[schedule])
-    bare.pp_group_size, bare._n_microbatches, bare.n_local_stages = ranks, microbatches, 2
-    bare.num_stages = bare._num_stages = 2 * ranks
+    bare.pp_group_size, bare._n_microbatches, bare.n_local_stages = ranks, microbatches, chunks
+    bare.num_stages = bare._num_stages = chunks * ranks
     bare.microbatches_per_round = microbatches // max(1, microbatches // ranks)
     return [bare._calculate_single_rank_operations(rank) for rank in range(ranks)]
 
@@ -69,6 +69,17 @@ def test_the_tables_are_torchs(schedule: Schedule, ranks: int) -> None:
             assert list(ours) == [slot_of(action) for action in row if action is not None and is_work(action)]
             compared += 1
     assert compared >= 5 * ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunks", [3, 4, 7])
+def test_interleaved_tables_of_more_than_two_stages_a_rank_are_torchs(chunks: int) -> None:
+    for ranks, microbatches in ((2, 4), (2, 6), (4, 8), (4, 16)):
+        theirs = torch_table(Schedule.INTERLEAVED, ranks, microbatches, chunks)
+        found = table(Schedule.INTERLEAVED, ranks=ranks, microbatches=microbatches, chunks=chunks)
+        for ours, row in zip(found, theirs, strict=True):
+            assert list(ours) == [slot_of(action) for action in row if action is not None and is_work(action)]
+        assert ranks_of_stages(Schedule.INTERLEAVED, ranks, chunks) == tuple(range(ranks)) * chunks
 
 
 @pytest.mark.parametrize(("schedule", "style"), [(Schedule.INTERLEAVED, "loop"), (Schedule.ZBV, "v")])

@@ -20,6 +20,8 @@ from polyreme_operator.types.changes import Changes
 from polyreme_operator.types.observer import Observer
 from polyreme_operator.types.reasons import Reason
 
+WAIT_LEAST_S = 0.001
+"""No shorter than what a clock's numbers can tell apart."""
 RETRY_FIRST_S = 1.0
 RETRY_LONGEST_S = 600.0
 RETRIES_MAX = 20
@@ -115,7 +117,7 @@ class Quarantine:
         if job is None or not job.fault or wait_s is None:
             return
         if wait_s > 0:
-            self._wake_at(uid, self._clock.now_s() + wait_s)
+            self._wake_at(uid, self._clock.now_s() + max(wait_s, WAIT_LEAST_S))
         else:
             self._note(self._model.quarantine(uid, "", in_round=False))
 

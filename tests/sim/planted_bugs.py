@@ -20,10 +20,14 @@ ROOT = Path(__file__).parents[2]
 PLANTED = Path(__file__).parent / "planted"
 SOURCES = (("api", "polyreme_api"), ("operator", "polyreme_operator"))
 SHOWN_BY: dict[str, tuple[int, ...]] = {
+    "absent_node_is_lost": (9, 24),
+    "lease_known_by_its_label": (7, 22),
+    "one_fault_stops_the_round": (12, 27),
     "replacement_does_not_wait": (0, 1),
     "reservation_ignored": (8,),
 }
 CAUGHT_WITHIN = {
+    "absent_node_is_lost": 40,
     "bound_without_uid": 10,
     "delete_without_uid": 10,
     "exclusive_domains_leak": 10,
@@ -31,6 +35,8 @@ CAUGHT_WITHIN = {
     "hang_on_one_signal": 60,
     "intents_not_settled": 45,
     "leader_runs_on": 12,
+    "lease_known_by_its_label": 60,
+    "one_fault_stops_the_round": 60,
     "place_lost_with_the_admission": 66,
     "preemption_without_deadline": 20,
     "quota_forgets_its_borrowing_limit": 10,

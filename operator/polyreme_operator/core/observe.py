@@ -117,11 +117,12 @@ def silence_deadline_s(scene: JobScene, spec: TrainingJobSpec) -> float | None:
         return None
     record = current_record(scene)
     started_s = began_s(scene.job, attempt)
-    start_s = started_s + spec.health.start_timeout_seconds
+    joins_since_s = _joins_since_s(scene, started_s)
     heard_s = _heard_s(scene, attempt, started_s)
     beat_s = None if heard_s is None else heard_s + spec.health.heartbeat_timeout_seconds
-    if record is not None and record.released:
+    if joins_since_s is None or (record is not None and record.released):
         return beat_s
+    start_s = joins_since_s + spec.health.start_timeout_seconds
     return start_s if beat_s is None else min(start_s, beat_s)
 
 
@@ -287,7 +288,8 @@ def _silence(
         )
     released = record is not None and record.released
     timeout_s = spec.health.start_timeout_seconds
-    if not released and now_s - started_s >= timeout_s:
+    joins_since_s = _joins_since_s(scene, started_s)
+    if not released and joins_since_s is not None and now_s - joins_since_s >= timeout_s:
         joined = 0 if record is None else record.joined
         return Failure(
             cause=Cause.START_TIMED_OUT,
@@ -295,6 +297,18 @@ def _silence(
             replace=frozenset(range(attempt.replicas)),
         )
     return None
+
+
+def _joins_since_s(scene: JobScene, started_s: float) -> float | None:
+    """Return since when the workers could have said that they joined; None while there is no Lease to say it on.
+
+    A Lease without a record may be one that was deleted and created again while the gang works: its leader says so with
+    its next renewal.
+    """
+    lease = scene.lease
+    if lease is None:
+        return None
+    return max(started_s, lease.advanced_seen_s) if lease.record is None else started_s
 
 
 def _heard_s(scene: JobScene, attempt: AttemptStatus, started_s: float) -> float | None:

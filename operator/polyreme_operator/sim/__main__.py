@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 
+from polyreme_operator.sim.anomalies import CLASSES
 from polyreme_operator.sim.campaign import replay, run_campaign, table
 from polyreme_operator.sim.run import simulate
 
@@ -18,6 +19,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the simulator; 0 when no rule was broken."""
     parser = argparse.ArgumentParser(prog="python -m polyreme_operator.sim", description=__doc__)
     parser.add_argument("--seed", type=int, nargs="+", help="replay this seed, or these one after another")
+    parser.add_argument(
+        "--anomaly", choices=CLASSES, help="with --seed: the class of anomalies, whatever the seed says"
+    )
     parser.add_argument("--seeds", type=int, default=100, help="run this many seeds")
     parser.add_argument("--first", type=int, default=0, help="first of those seeds")
     parser.add_argument("--processes", type=int, default=2, help="processes to use")
@@ -25,14 +29,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
     if options.seed is not None:
-        return _replay(options.seed, until_violation=options.until_violation)
+        return _replay(options.seed, anomaly=options.anomaly, until_violation=options.until_violation)
     return _many(options)
 
 
-def _replay(seeds: list[int], *, until_violation: bool) -> int:
+def _replay(seeds: list[int], *, anomaly: str | None, until_violation: bool) -> int:
     broken = 0
     for seed in seeds:
-        result = simulate(seed)
+        result = simulate(seed, anomaly=anomaly)
         broken += bool(result.violations)
         for violation in result.violations:
             sys.stdout.write(f"{violation}\n")

@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from polyreme_operator.sim.anomalies import CLASSES
 from polyreme_operator.sim.run import Result, simulate
 
 CHUNK_SEEDS = 4
@@ -97,6 +98,7 @@ EVENTS = (
     "suspend",
     "topology changed",
     "Unschedulable",
+    *CLASSES,
 )
 """What must happen at least once over the seeds, beside the cells of both tables."""
 

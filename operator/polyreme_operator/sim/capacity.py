@@ -11,6 +11,7 @@ from polyreme_operator.adapters.embedded.record import Change
 from polyreme_operator.port import Manifest, WatchEventType
 from polyreme_operator.sim.domains import Domains
 from polyreme_operator.sim.kubelets import devices_of, takes_pods
+from polyreme_operator.sim.owners import owner_uid
 from polyreme_operator.sim.quotas import Queues
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class CapacityFacts:
         """Take a change of the store."""
         deleted, record = change.type is WatchEventType.DELETED, change.record
         match record.kind:
-            case "Pod" if labels.LABEL_JOB_UID in (record.manifest["metadata"].get("labels") or {}):
+            case "Pod" if owner_uid(record.manifest):
                 self._note_stray(change, world)
                 if not deleted:
                     self._pod_changed(record.manifest, world)
@@ -80,16 +81,16 @@ class CapacityFacts:
                 pass
 
     def begun(self, uid: str, world: World, *, takes: bool) -> None:
-        """An attempt of a job stands on record now; if it takes no place that the last one had not, no quota is asked.
+        """An attempt of a job stands on record now; what it takes is checked if the last one had not all its places.
 
-        Quotas are lowered beneath what runs, and what runs may be restarted where it is.
+        Quotas are lowered, nodes relabelled and filled beneath what runs, and what runs may be restarted where it is.
         """
         on_node, in_queue = self._held()
         self._check_nodes(on_node, world)
         if takes:
             self._check_queues(uid, in_queue, world)
-        self._check_domains(uid, world)
-        self._check_foreign(uid, on_node, world)
+            self._check_domains(uid, world)
+            self._check_foreign(uid, on_node, world)
 
     def held_by_queue(self, *, without: Collection[str] = ()) -> Counter[str]:
         """Return the devices that each queue's jobs hold, some of them aside."""

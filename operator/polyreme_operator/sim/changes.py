@@ -10,6 +10,7 @@ from typing import Any
 from polyreme_api import labels
 from polyreme_operator.port import ObjectRef, PortError
 from polyreme_operator.sim.kubelets import OWNED
+from polyreme_operator.sim.owners import owner_uid
 from polyreme_operator.sim.quotas import queue_manifest
 from polyreme_operator.sim.scenario import (
     COHORT,
@@ -78,7 +79,7 @@ class Changes:
         for name, _, rack in self._scenario.nodes:
             self._world.kubelets.patch(name, {"metadata": {"labels": {RACK: rack}}})
         for record in list(self._world.store.records("Pod")):
-            if labels.LABEL_JOB_UID not in (record.manifest["metadata"].get("labels") or {}):
+            if not owner_uid(record.manifest):
                 self._world.store.delete(ObjectRef.of(record.manifest), uid=record.uid)
 
     # ---------------------------------------------------------------------------------------------------------- pods

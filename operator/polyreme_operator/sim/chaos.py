@@ -6,9 +6,11 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from polyreme_operator.adapters.embedded.record import Record
 from polyreme_operator.port import KINDS, ObjectRef, PortError
 from polyreme_operator.sim.changes import Changes
 from polyreme_operator.sim.launcher import SimLauncher
+from polyreme_operator.sim.owners import is_malformed
 from polyreme_operator.sim.replicas import Replica
 from polyreme_operator.sim.world import World
 
@@ -88,13 +90,16 @@ class Chaos:
         for name in world.nodes:
             world.kubelets.back(name)
         self._changes.mend()
-        for record in list(world.store.records("TrainingJob")):
+        for record in self._jobs():
             if record.manifest["spec"].get("suspend"):
                 world.store.change(ObjectRef.of(record.manifest), {"spec": {"suspend": False}})
 
     def _do(self, name: str, act: Callable[[], bool]) -> None:
         if self._world.faulty and act():
             self._reached[name, ""] += 1
+
+    def _jobs(self) -> list[Record]:
+        return [record for record in self._world.store.records("TrainingJob") if not is_malformed(record.manifest)]
 
     def _launcher(self) -> SimLauncher | None:
         alive = [launcher for launcher in self._world.launchers.values() if launcher.alive]
@@ -160,7 +165,7 @@ class Chaos:
         return True
 
     def _patch_job(self, spec: dict[str, object]) -> bool:
-        jobs = list(self._world.store.records("TrainingJob"))
+        jobs = self._jobs()
         if not jobs:
             return False
         try:
@@ -187,7 +192,7 @@ class Chaos:
         return True
 
     def _suspend(self) -> bool:
-        jobs = list(self._world.store.records("TrainingJob"))
+        jobs = self._jobs()
         if not jobs:
             return False
         ref = ObjectRef.of(self._rng.choice(jobs).manifest)
@@ -205,7 +210,7 @@ class Chaos:
         return self._patch_job({"workers": {"replicas": self._rng.choice(SIZES)}})
 
     def _delete_job(self) -> bool:
-        jobs = list(self._world.store.records("TrainingJob"))
+        jobs = self._jobs()
         if not jobs:
             return False
         job = self._rng.choice(jobs).manifest

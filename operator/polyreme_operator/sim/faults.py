@@ -19,6 +19,7 @@ from polyreme_operator.port import (
     PAGE_OBJECTS,
     ConflictError,
     GoneError,
+    InvalidObjectError,
     ListPage,
     Manifest,
     ObjectRef,
@@ -87,6 +88,12 @@ class Life(Protocol):
 
     def landing(self, sent_s: float) -> None:
         """Note that a write lands now, and when it was sent."""
+
+    def forcing(self, uid: str) -> None:
+        """Note that a pod is deleted without any grace."""
+
+    def refusal(self, verb: str, ref: ObjectRef, *, uid: str) -> str:
+        """Return the sentence by which the API server refuses a write for good; empty: it takes it."""
 
 
 class FaultyPort:
@@ -176,6 +183,8 @@ class FaultyPort:
         """Delete, perhaps without hearing of it."""
         if not uid:
             self._life.broke("every delete bears a UID", str(ref))
+        if ref.kind == "Pod" and grace_period_s == 0:
+            self._life.forcing(uid)
         await self._call(
             "delete",
             ref,
@@ -209,7 +218,7 @@ class FaultyPort:
         if self._cut:
             raise PortTimeoutError("the process is dead")
         answer: asyncio.Future[Any] = self._loop.create_future()
-        way = self._write(_point(verb, ref) + more, verb, ref, act, answer) if verb in _WRITES else None
+        way = self._write(_point(verb, ref) + more, verb, ref, act, answer, uid=uid) if verb in _WRITES else None
         if way is not None:
             self._life.sending(verb, ref, uid=uid)
         # What is on its way belongs to no process: it goes on when the sender is stopped or dead.
@@ -229,7 +238,7 @@ class FaultyPort:
             await self._answered(act, answer, SLOW_S if late_answer else LATENCY_S)
 
     async def _write(
-        self, point: str, verb: str, ref: ObjectRef, act: Callable[[], Any], answer: asyncio.Future[Any]
+        self, point: str, verb: str, ref: ObjectRef, act: Callable[[], Any], answer: asyncio.Future[Any], *, uid: str
     ) -> None:
         sent_s = self._loop.time()
         slow = self._draw("slow", point)
@@ -246,6 +255,9 @@ class FaultyPort:
             await asyncio.sleep(self._rng.random() * stopped_s)
         if self._draw("crash_before", point):
             self._life.crash()
+        if sentence := self._life.refusal(verb, ref, uid=uid):
+            _answer(answer, error=InvalidObjectError(sentence))
+            return
         if self._draw("conflict", point) and not self._overtake(verb, ref, act):
             _answer(answer, error=ConflictError("409"))
             return

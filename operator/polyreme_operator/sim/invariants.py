@@ -14,9 +14,11 @@ from polyreme_api.launch.messages import Joined, Release
 from polyreme_operator.adapters.embedded.record import Change
 from polyreme_operator.leadership import LEASE_NAME
 from polyreme_operator.port import Manifest, WatchEventType
+from polyreme_operator.sim.anomaly_facts import AnomalyFacts
 from polyreme_operator.sim.batches import BatchFacts
 from polyreme_operator.sim.capacity import CapacityFacts
 from polyreme_operator.sim.leaders import LeaderFacts
+from polyreme_operator.sim.owners import is_malformed, owner_uid
 from polyreme_operator.sim.places import PlaceFacts
 from polyreme_operator.sim.preemptions import PreemptionFacts
 from polyreme_operator.sim.successors import SuccessorFacts
@@ -70,6 +72,7 @@ class Facts:
         self.batches = BatchFacts(self)
         self.places = PlaceFacts(self)
         self.successors = SuccessorFacts(self)
+        self.anomalies = AnomalyFacts(self)
         self._joined: dict[tuple[str, int], dict[int, int]] = {}
         self._forked: set[tuple[str, int, int]] = set()
         self._released: set[tuple[str, int]] = set()
@@ -96,12 +99,14 @@ class Facts:
         record = change.record
         self._digest.update(f"{world.time_s():.6f} {change.type} {record.kind} {record.name} ".encode())
         self._digest.update(record.blob)
+        if is_malformed(record.manifest):
+            return
         deleted = change.type is WatchEventType.DELETED
         self.places.changed(change, world)
         match record.kind:
             case "TrainingJob":
                 self._job_changed(record.manifest, deleted, world)
-            case "Pod" if labels.LABEL_JOB_UID in (record.manifest["metadata"].get("labels") or {}):
+            case "Pod" if owner_uid(record.manifest):
                 if deleted:
                     self.pods.pop(record.uid, None)
                 else:
@@ -112,7 +117,9 @@ class Facts:
                 self.batches.changed(record.manifest, world)
             case "Lease" if record.name == LEASE_NAME:
                 self.leaders.renewed(record.manifest, world)
-            case "Lease":
+            case "Lease" if deleted:
+                self._lease_deleted(record.manifest)
+            case "Lease" if owner_uid(record.manifest):
                 self._lease_changed(record.manifest, world)
             case _:
                 pass
@@ -142,6 +149,12 @@ class Facts:
         self._released.add(key)
         if '"outcome":"Succeeded"' in text:
             self._successes.setdefault(key, world.time_s())
+
+    def _lease_deleted(self, manifest: Manifest) -> None:
+        """Forget what only a Lease said that is gone: nobody can know of it any more."""
+        uid = owner_uid(manifest)
+        for key in [key for key in self._successes if key[0] == uid]:
+            del self._successes[key]
 
     def _job_changed(self, manifest: Manifest, deleted: bool, world: World) -> None:
         uid, name = manifest["metadata"]["uid"], manifest["metadata"]["name"]
@@ -182,6 +195,7 @@ class Facts:
         if number != (0 if old is None else old["number"]) + 1:
             self.broke("attempts count by one", f"{name} to {number}", world)
         records = status.get("restartRecords") or [{}]
+        self.anomalies.begun(uid, records, number, world)
         # A move is written as an intent first, which may take any time.
         moved = records[-1].get("attempt") == number - 1 and records[-1].get("cause") == "NodeLost"
         # No write spans Lease and job. A success that comes while the restart is under way comes too late: the next
@@ -287,6 +301,8 @@ class Facts:
                 self._check_history(uid, name, world)
             if not (_true(status, "Succeeded") or _true(status, "Failed") or _true(status, "Suspended")):
                 queued = _condition(status, "Queued")
+                if self.anomalies.excuses(uid):
+                    continue
                 if queued is None or queued["status"] != "True" or queued["reason"] not in WAITING_REASONS:
                     self.broke("every job finishes or says why", f"{name}: {_words(status)}", world)
                 elif self.capacity.fits_alone(job, world):
@@ -298,12 +314,13 @@ class Facts:
             if owner is None or phase not in {"Succeeded", "Failed"}:
                 self.broke("no orphan at the end", f"pod {pod['metadata']['name']} is {phase}", world)
         self._check_orphans(world)
+        self.anomalies.check_end(world)
 
     def _check_orphans(self, world: World) -> None:
         for kind in CHILDREN:
             for record in world.store.records(kind):
                 owner = (record.manifest["metadata"].get("labels") or {}).get(labels.LABEL_JOB_UID)
-                if owner not in {None, *self.jobs}:
+                if owner not in {None, *self.jobs} and not is_malformed(record.manifest):
                     self.broke("no orphan at the end", f"{kind} {record.name}", world)
         for launcher in world.launchers.values():
             if launcher.alive:

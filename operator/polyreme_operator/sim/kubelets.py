@@ -11,6 +11,7 @@ from polyreme_api.environment import PodEnvironment
 from polyreme_api.times import rfc3339
 from polyreme_operator.port import Manifest, NotFoundError, ObjectRef, PortError
 from polyreme_operator.sim.launcher import SimLauncher
+from polyreme_operator.sim.owners import owner_uid
 
 if TYPE_CHECKING:
     from polyreme_operator.sim.world import World
@@ -52,6 +53,8 @@ class Kubelets:
         self.nodes: dict[str, SimNode] = {}
         self.foreign: dict[str, tuple[str, int]] = {}
         """Node and devices of the running pods that are none of ours, by UID."""
+        self.lost_s: dict[str, float] = {}
+        """When each node was last away, or said to be out of service."""
 
     # ---------------------------------------------------------------------------------------------------------- nodes
 
@@ -82,6 +85,7 @@ class Kubelets:
         if not node.up:
             return
         node.up = False
+        self.lost_s[name] = self._world.time_s()
         if dead:
             self._kill_all(name)
         self._world.after(NOT_READY_S, lambda: None if node.up else self._say_ready(name, "Unknown"))
@@ -94,6 +98,7 @@ class Kubelets:
         if node.up or not node.present:
             return
         node.up = True
+        self.lost_s[name] = self._world.time_s()
         self._say_ready(name, "True")
         self._sync_bound_to(name)
         for launcher in list(self._world.launchers.values()):
@@ -106,6 +111,7 @@ class Kubelets:
         """The machine is gone for good, and its Node object with it; its pods are cleared up later."""
         node = self.nodes[name]
         node.up = node.present = False
+        self.lost_s[name] = self._world.time_s()
         self._kill_all(name)
         ref = ObjectRef(kind="Node", name=name)
         self._store.delete(ref, uid=self._store.shown(ref)["metadata"]["uid"])
@@ -114,8 +120,27 @@ class Kubelets:
     def add_again(self, name: str, *, owned: bool) -> None:
         """A machine of that name joins anew, empty; its kubelet reads what is still bound to it, and ends that."""
         old = self.nodes[name]
+        self.lost_s[name] = self._world.time_s()
         self.add(SimNode(name=name, devices=old.devices, labels=old.labels), owned=owned)
         self._sync_bound_to(name)
+
+    def flap(self, name: str, for_s: float) -> None:
+        """A Node object is deleted, and the machine, which goes on, registers itself again with what it said before."""
+        node, ref = self.nodes[name], ObjectRef(kind="Node", name=name)
+        known = self._store.shown(ref)
+        node.present = False
+        self._store.delete(ref, uid=known["metadata"]["uid"])
+        again = {name: known[name] for name in ("apiVersion", "kind", "spec", "status")}
+        again["metadata"] = {"name": name, "labels": known["metadata"].get("labels") or {}}
+
+        def register() -> None:
+            if not node.present and self.nodes[name] is node:
+                node.present = True
+                self._store.create(again)
+                if not node.up:
+                    self._say_ready(name, "Unknown")
+
+        self._world.after(for_s, register)
 
     def patch(self, name: str, patch: Manifest) -> None:
         """Change a Node object, as an administrator does."""
@@ -206,7 +231,7 @@ class Kubelets:
             self._world.reached["refused by its kubelet", ""] += 1
             self._set_status(ref, {"phase": "Failed", "reason": "OutOfDevices"})
             return
-        if labels.LABEL_JOB_UID not in (pod["metadata"].get("labels") or {}):
+        if not owner_uid(pod):
             self.foreign[uid] = (node.name, devices)
             self._set_status(ref, {"phase": "Running"})
             return

@@ -10,8 +10,9 @@ from polyreme_operator.leadership import LEASE_NAME, lead
 from polyreme_operator.loop import run_operator
 from polyreme_operator.port import ObjectRef
 from polyreme_operator.settings import Settings
-from polyreme_operator.sim.eventloop import Process, VirtualLoop
+from polyreme_operator.sim.eventloop import Process, SimClock, VirtualLoop
 from polyreme_operator.sim.faults import FaultyPort, PortFaults
+from polyreme_operator.sim.owners import is_malformed
 from polyreme_operator.sim.world import World
 from polyreme_operator.types.observer import NullObserver
 
@@ -26,8 +27,15 @@ class _Watchful(NullObserver):
         self._world = world
 
     def failed(self, uid: str, error: Exception) -> None:
+        if self._is_malformed(uid):
+            return
         self._world.facts.violations.append(
             f"t={self._world.time_s():.3f} no pass meets a bug: {uid}: {type(error).__name__}: {error}"
+        )
+
+    def _is_malformed(self, uid: str) -> bool:
+        return any(
+            record.uid == uid and is_malformed(record.manifest) for record in self._world.store.records("TrainingJob")
         )
 
 
@@ -59,6 +67,8 @@ class Replica:
         self._process = Process()
         self._port: FaultyPort | None = None
         self._identity = ""
+        self.clock = SimClock(world.loop)
+        """The clock of its machine: it outlives the process."""
 
     # ------------------------------------------------------------------------------------------- what happens to it
 
@@ -107,6 +117,17 @@ class Replica:
         """Note that a write lands."""
         self._world.facts.landing(sent_s)
 
+    def forcing(self, uid: str) -> None:
+        """Note that a pod is deleted by force."""
+        self._world.facts.anomalies.forcing(uid, self._world)
+
+    def refusal(self, verb: str, ref: ObjectRef, *, uid: str) -> str:
+        """Return why the API server refuses a write; empty: it takes it."""
+        sentence = self._world.facts.anomalies.refusal(verb, ref, uid, self._world)
+        if sentence:
+            self._reached["refused", f"{verb} {ref.kind}"] += 1
+        return sentence
+
     # -------------------------------------------------------------------------------------------------------- lives
 
     async def keep(self) -> None:
@@ -150,7 +171,7 @@ class Replica:
             self._reached["leads", ""] += 1
             await run_operator(
                 port,
-                self._world.clock,
+                self.clock,
                 settings=self._settings,
                 rng=random.Random(rng.random()),
                 entropy=rng.randbytes,
@@ -159,7 +180,7 @@ class Replica:
 
         await lead(
             port,
-            self._world.clock,
+            self.clock,
             identity=self._identity,
             namespace=self._settings.namespace,
             rng=random.Random(rng.random()),

@@ -12,12 +12,14 @@ from typing import Any
 
 from polyreme_operator.core.manifests import PodDefaults
 from polyreme_operator.settings import Settings
+from polyreme_operator.sim.anomalies import Anomalies, class_of
 from polyreme_operator.sim.capacity import SETTLED_S
 from polyreme_operator.sim.changes import Changes
 from polyreme_operator.sim.chaos import Chaos
 from polyreme_operator.sim.eventloop import SimStalledError, VirtualLoop
 from polyreme_operator.sim.faults import NO_FAULTS, PortFaults
 from polyreme_operator.sim.invariants import Facts
+from polyreme_operator.sim.owners import is_malformed
 from polyreme_operator.sim.profiles import BEGINS, Profile, profile_of
 from polyreme_operator.sim.replicas import Replica
 from polyreme_operator.sim.scenario import (
@@ -79,12 +81,18 @@ class Result:
     """How often each fault came about at each point."""
 
 
-def simulate(seed: int, *, faults: bool = True) -> Result:
-    """Run one seed; the same seed gives the same trace."""
+def simulate(seed: int, *, faults: bool = True, anomaly: str | None = None) -> Result:
+    """Run one seed; the same seed gives the same trace.
+
+    Args:
+        seed: Which.
+        faults: Whether anything goes wrong.
+        anomaly: The class of anomalies, in place of the seed's own.
+    """
     with _without_collector():
         loop = VirtualLoop()
         asyncio.set_event_loop(loop)
-        simulation = _Simulation(loop, seed, faults=faults)
+        simulation = _Simulation(loop, seed, faults=faults, anomaly=class_of(seed) if anomaly is None else anomaly)
         try:
             return loop.run_until_complete(simulation.run())
         except SimStalledError as error:
@@ -108,7 +116,7 @@ def _without_collector() -> Iterator[None]:
 
 
 class _Simulation:
-    def __init__(self, loop: VirtualLoop, seed: int, *, faults: bool) -> None:
+    def __init__(self, loop: VirtualLoop, seed: int, *, faults: bool, anomaly: str) -> None:
         self._loop, self._seed = loop, seed
         self._rng = random.Random(seed)
         self._facts = Facts()
@@ -137,6 +145,13 @@ class _Simulation:
         self._changes = Changes(self._world, self._scenario, random.Random(self._rng.random()), self._reached)
         self._chaos = Chaos(
             self._world, self._changes, self._replicas, random.Random(self._rng.random()), self._reached
+        )
+        self._anomalies = Anomalies(
+            self._world,
+            anomaly if faults else "",
+            [replica.clock for replica in self._replicas],
+            random.Random(f"anomalies of seed {seed}"),
+            self._reached,
         )
         self._submitted: list[dict[str, Any]] = []
         """Specifications of all jobs."""
@@ -173,6 +188,7 @@ class _Simulation:
     async def _disturb(self) -> None:
         """A time of faults."""
         self._chaos.begin(FAULTS_S)
+        self._anomalies.begin(FAULTS_S)
         await asyncio.sleep(FAULTS_S)
         self._faults = NO_FAULTS
         self._chaos.end()
@@ -180,6 +196,7 @@ class _Simulation:
     async def _change_in_calm(self) -> None:
         """Faults are over, and people go on changing the cluster: what waiting jobs say must follow."""
         await self._watch(SETTLED_S)
+        self._anomalies.calm(LONGEST_CHANGE_S)
         profile = self._scenario.profile
         for number in range(self._rng.choice(profile.calm_changes)):
             name, act = self._changes.draw()
@@ -200,6 +217,7 @@ class _Simulation:
         while self._loop.time() < until_s and not self._finished():
             await asyncio.sleep(LOOK_S)
             self._facts.waiting.look(self._world)
+            self._facts.anomalies.look(self._world)
 
     async def _wait_for_the_end(self) -> None:
         await self._watch(PEACE_S)
@@ -220,6 +238,7 @@ class _Simulation:
                 if entry["status"] == "True"
             }
             for record in self._world.store.records("TrainingJob")
+            if not is_malformed(record.manifest)
         ]
         return all(kinds & {"Succeeded", "Failed"} for kinds in conditions)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from polyreme_api.times import rfc3339
 from polyreme_operator.port import Manifest, ObjectRef
 from polyreme_operator.sim.kubelets import devices_of
+from polyreme_operator.sim.owners import is_malformed
 
 if TYPE_CHECKING:
     from polyreme_operator.sim.world import World
@@ -58,6 +59,8 @@ class KubeScheduler:
         waiting: list[Manifest] = []
         for record in self._world.store.records("Pod"):
             pod = record.manifest
+            if is_malformed(pod):
+                continue
             name = pod["spec"].get("nodeName")
             if name:
                 if name in free and (pod.get("status") or {}).get("phase") not in ENDED:

@@ -62,6 +62,9 @@ class WaitingFacts:
         self._looked_s = world.time_s()
         if any((job.get("status") or {}).get("preemption") for job in self._facts.jobs.values()):
             return
+        if self._facts.anomalies.refused:
+            # Intents of a refused job are settled only when no write of it can land any more; everyone waits for that.
+            return
         for uid, job in self._facts.jobs.items():
             if not self._waits(uid, job):
                 continue

@@ -304,3 +304,17 @@ def test_the_newest_checkpoint_is_remembered_beyond_the_records_that_are_kept() 
         (record,) = restarted(1, checkpoint_step=saved)
         status = with_restart(status, record)
     assert restarts_without_progress(status.restart_records, status.earlier_restarts) == 3 * RESTART_RECORDS_MAX
+
+
+@pytest.mark.parametrize(("seen_s_ago", "healthy"), [(None, True), (5, True), (601, False)])
+def test_a_gang_whose_lease_was_deleted_has_its_start_timeout_to_say_that_it_works_on_the_new_one(
+    seen_s_ago: int | None, healthy: bool
+) -> None:
+    owner = admitted(job(), at_s=NOW_S - 10_000)
+    empty = dataclasses.replace(lease(owner), record=None, advanced_seen_s=NOW_S - (seen_s_ago or 0))
+    said = verdict(running(owner, lease=None if seen_s_ago is None else empty))
+    if healthy:
+        assert isinstance(said, Healthy)
+    else:
+        assert isinstance(said, Restart)
+        assert said.failure.cause == "StartTimedOut"

@@ -144,7 +144,7 @@ class ProgressRecord(_Record):
     stopped: Annotated[tuple[int, ...], Field(max_length=EXITS_MAX)] = ()
     """Ranks, of all workers, whose process is stopped (state T)."""
     leaving: Annotated[tuple[int, ...], Field(max_length=EXITS_MAX)] = ()
-    """Workers whose launcher was asked to end."""
+    """Workers whose launcher was asked to end, or says nothing any more."""
     outcome: Outcome | None = None
     message: str = Field(default="", max_length=MESSAGE_CHARACTERS_MAX)
     updated_at_s: float = 0.0

@@ -12,166 +12,59 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from polyreme_api.errors import ExitCode
-from polyreme_api.launch.follower import ExitProcess, Tick
-from polyreme_api.launch.messages import Beat, Directive, Exited, Finish, Joined, Leaving, Message, Release
+from polyreme_api.launch.follower import Tick
+from polyreme_api.launch.leader_events import (
+    AttemptRefused,
+    AttemptView,
+    Broadcast,
+    DropPeer,
+    Fenced,
+    FixResume,
+    FromPeer,
+    JobChanged,
+    LeaderEffect,
+    LeaderEvent,
+    LeaseWritten,
+    PeerConnected,
+    PeerLost,
+    ProgressFromRank,
+    RenewLease,
+    ResumeFixed,
+    SendTo,
+)
+from polyreme_api.launch.messages import Beat, Directive, Exited, Finish, Joined, Leaving, Release
 from polyreme_api.launch.records import cause_of, is_urgent, telling_exits, with_leaving, with_seen, with_word_of_rank
 from polyreme_api.progress import MESSAGE_CHARACTERS_MAX, Outcome, ProgressRecord, RankExit, RankPhase
+
+__all__ = [
+    "AttemptRefused",
+    "AttemptView",
+    "Broadcast",
+    "DropPeer",
+    "Fenced",
+    "FixResume",
+    "FromPeer",
+    "JobChanged",
+    "LeaderEffect",
+    "LeaderEvent",
+    "LeaderMachine",
+    "LeaderState",
+    "LeaseWritten",
+    "PeerConnected",
+    "PeerLost",
+    "ProgressFromRank",
+    "RenewLease",
+    "ResumeFixed",
+    "SendTo",
+]
 
 RENEW_EVERY_S = 2.0
 """How often the Lease is renewed when nothing urgent happens, and how often followers hear from the leader."""
 CODE_FENCED = 17
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptView:
-    """What the leader reads from the job."""
-
-    number: int
-    run: bool
-    checkpoint_requested: bool
-    replicas: int
-    devices: int
-    replacements: Mapping[int, int]
-    """Replacement number by index, for those that are not 0."""
-    job_json: str
-    plan_json: str
-
-    def replacement(self, index: int) -> int:
-        """Return the replacement number of the pod that may fill an index's place."""
-        return self.replacements.get(index, 0)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class JobChanged:
-    """``status.attempt`` was read."""
-
-    attempt: AttemptView
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PeerConnected:
-    """A launcher proved itself (the leader's own follower is one, at once)."""
-
-    index: int
-    replacement: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PeerLost:
-    """Its connection broke."""
-
-    index: int
-    replacement: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FromPeer:
-    """It said something."""
-
-    index: int
-    replacement: int
-    message: Message
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeFixed:
-    """The attempt's resume point lies in the checkpoint root, and rank 0's rendezvous has its socket."""
-
-    attempt: int
-    resume_from: str | None
-    step: int
-    """Last step of history before the attempt's first."""
-    master_address: str
-    master_port: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptRefused:
-    """The attempt can't begin here: its plan is another, or what lies in the checkpoint root can't be passed over."""
-
-    attempt: int
-    message: str
-    code: int = int(ExitCode.USAGE)
-    """Exit code by which it is told; ``ENVIRONMENT`` where another try may help."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressFromRank:
-    """Rank 0 says what it does."""
-
-    record: ProgressRecord
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseWritten:
-    """The Lease holds this record."""
-
-    record: ProgressRecord
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Fenced:
-    """Another leader had or has this place: a newer one wrote the Lease, or another process fixed the resume point."""
-
-    attempt: int | None = None
-    """Whose resume point: it may have released that attempt, so nobody else ever does. None: it was the Lease."""
-
-
-LeaderEvent: TypeAlias = (
-    JobChanged
-    | PeerConnected
-    | PeerLost
-    | FromPeer
-    | ResumeFixed
-    | AttemptRefused
-    | ProgressFromRank
-    | LeaseWritten
-    | Fenced
-    | Tick
-)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SendTo:
-    """Say this to one peer."""
-
-    index: int
-    message: Message
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Broadcast:
-    """Say this to every connected peer."""
-
-    message: Message
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DropPeer:
-    """Close the connection of a pod whose place another one fills."""
-
-    index: int
-    replacement: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FixResume:
-    """Fix the attempt's resume point by create-if-absent; ``ResumeFixed`` answers, or ``Fenced``."""
-
-    attempt: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RenewLease:
-    """Write the record to the job's Lease; a newer one replaces one that is not yet written."""
-
-    record: ProgressRecord
-    urgent: bool
-    """At once, not within the budget of renewals."""
-
-
-LeaderEffect: TypeAlias = SendTo | Broadcast | DropPeer | FixResume | RenewLease | ExitProcess
+FOLLOWER_SILENCE_MAX_S = 20.0
+"""A follower that is connected and says nothing for this long, as one that is stopped, loses its place."""
+TICK_GAP_MAX_S = 5.0
+"""Longer between two ticks, and it was the leader that stood still: what followers said is not read yet."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +87,9 @@ class LeaderState:
     """Whether the Lease says so, and the followers were told."""
     exits: Mapping[int, Exited] = dataclasses.field(default_factory=dict)
     """Ends of this attempt's ranks, by rank."""
+    heard: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    """When each index was last heard, since it connected."""
+    ticked_at_s: float = float("-inf")
     seen: Mapping[int, Beat] = dataclasses.field(default_factory=dict)
     """What followers last said of their ranks' processes, by index."""
     said_success: bool = False
@@ -217,6 +113,8 @@ class LeaderMachine:
         if state.finished:
             return state, ()
         before = state.record
+        if isinstance(event, FromPeer | PeerConnected):
+            state = dataclasses.replace(state, heard={**state.heard, event.index: now_s})
         after, effects = _dispatch(state, event, now_s)
         if after.record is None or after.finished:
             return after, effects
@@ -493,8 +391,25 @@ def _on_tick(state: LeaderState, now_s: float) -> Step:
     if now_s - state.beat_at_s >= RENEW_EVERY_S:
         state = dataclasses.replace(state, beat_at_s=now_s)
         effects.append(Broadcast(message=Beat()))
+    state = _without_silent(state, now_s)
     record = state.record
     if record is not None and now_s - state.renewed_at_s >= RENEW_EVERY_S:
         state = dataclasses.replace(state, renewed_at_s=now_s)
         effects.append(RenewLease(record=record, urgent=False))
     return state, tuple(effects)
+
+
+def _without_silent(state: LeaderState, now_s: float) -> LeaderState:
+    """Fail the attempt where a follower fell silent: its ranks may train on, but their ends would never be heard."""
+    stood_still = now_s - state.ticked_at_s > TICK_GAP_MAX_S
+    heard = dict.fromkeys(state.heard, now_s) if stood_still else state.heard
+    state = dataclasses.replace(state, ticked_at_s=now_s, heard=heard)
+    record = state.record
+    if record is None or not state.told or record.outcome is not None or record.exits:
+        return state
+    silent = [index for index in state.peers if now_s - heard.get(index, now_s) > FOLLOWER_SILENCE_MAX_S]
+    if not silent:
+        return state
+    message = f"worker {silent[0]}: its launcher has said nothing for {FOLLOWER_SILENCE_MAX_S:g} s"
+    failed = with_leaving(record, silent[0]).model_copy(update={"outcome": Outcome.FAILED, "message": message})
+    return dataclasses.replace(state, record=failed)

@@ -122,6 +122,7 @@ class Launcher:
         while True:
             await self._clock.sleep(TICK_S)
             if self._clock.steady_s() - looked_s >= LOOK_EVERY_S:
+                self._ranks.end_if_stopped(self._clock.steady_s() - looked_s)
                 looked_s = self._clock.steady_s()
                 self._feed(sightings.look(self._ranks.living))
             self._feed(machine.Tick())

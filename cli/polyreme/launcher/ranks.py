@@ -21,12 +21,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from polyreme.launcher.sightings import is_stopped
 from polyreme.launcher.zygote import MESSAGE_BYTES_MAX
 from polyreme_api.errors import EnvironmentFailedError, ExitCode
 
 ZYGOTE_DEATHS_MAX = 5
 """Zygotes that may die before one has run ranks; then the launcher gives up."""
 END_WAIT_S = 2.0
+STOPPED_MAX_S = 10.0
+"""Longest time that a zygote may be stopped: it neither reaps nor kills ranks, and nobody else continues it."""
 KILL_WAIT_S = 2.0
 """How long a warm zygote may take to kill its ranks."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -71,6 +74,7 @@ class RankParent:
         self._complaint = ""
         """Why the newest zygote ended, if it said so."""
         self._closing = False
+        self._stopped_s = 0.0
         self._warm = False
         self._burial: asyncio.Task[None] | None = None
         self.pids: dict[int, int] = {}
@@ -127,6 +131,19 @@ class RankParent:
             list(descriptors.values()),
         )
         self._live[attempt, rank] = None
+
+    def end_if_stopped(self, since_s: float) -> None:
+        """Kill a zygote that has been stopped (state T) for too long, and the ranks with it.
+
+        Args:
+            since_s: Time since the last call.
+        """
+        pid = self.zygote_pid
+        self._stopped_s = self._stopped_s + since_s if pid is not None and is_stopped(pid) else 0.0
+        if self._stopped_s >= STOPPED_MAX_S:
+            self._stopped_s = 0.0
+            print(f"the ranks' parent process was stopped for {STOPPED_MAX_S:g} s; it is killed", file=sys.stderr)
+            self._kill_all()
 
     def kill(self) -> None:
         """Kill every rank; a zygote that does not answer in time is killed itself, and they with it."""

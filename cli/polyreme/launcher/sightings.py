@@ -37,6 +37,12 @@ class Sightings:
         return RanksSeen(idle=idle, stopped=tuple(sorted(stopped)))
 
 
+def is_stopped(pid: int) -> bool:
+    """Tell whether a process is stopped (state T)."""
+    fields = _stat(pid)
+    return fields is not None and fields[_STATE] in _STOPPED
+
+
 def _stat(pid: int) -> list[str] | None:
     """Fields of a process behind its name, which may hold anything; None where there is no such process or no /proc."""
     try:

@@ -86,8 +86,12 @@ def find_failure(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Failur
         if exited is not None:
             return _rank_failure(exited, attempt, record)
         if record.outcome in {Outcome.FAILED, Outcome.STOPPED}:
+            message = record.message or f"the attempt ended as {record.outcome}"
+            if record.leaving:
+                index, replace = record.leaving[0], frozenset(record.leaving)
+                return Failure(cause=Cause.POD_LOST, message=message, index=index, replace=replace)
             cause = Cause.STOPPED if record.outcome is Outcome.STOPPED else Cause.RANK_EXITED
-            return Failure(cause=cause, message=record.message or f"the attempt ended as {record.outcome}")
+            return Failure(cause=cause, message=message)
     stall = find_stall(scene, spec, record)
     if stall is not None and stall.fatal:
         return Failure(cause=Cause.HUNG, message=stall.message, index=stall.index)

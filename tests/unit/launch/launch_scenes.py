@@ -3,6 +3,7 @@
 from typing import Any
 
 from polyreme_api.launch import leader as l
+from polyreme_api.launch.follower import Tick
 from polyreme_api.launch.messages import Exited, Joined, Message, Release
 from polyreme_api.progress import ProgressRecord
 
@@ -39,6 +40,9 @@ class Leader:
             attempt=attempt, index=index, replacement=replacement, launcher=launcher or f"of {index}", forked=forked
         )
         return self.say(index, message, replacement=replacement)
+
+    def tick(self) -> list[l.LeaderEffect]:
+        return self.feed(Tick())
 
     def connected(self, index: int, *, replacement: int = 0) -> list[l.LeaderEffect]:
         return self.feed(l.PeerConnected(index=index, replacement=replacement))

@@ -436,6 +436,31 @@ def test_what_launchers_see_of_their_ranks_is_summed_on_the_lease_from_the_relea
     assert (leader.record.idle_ranks, leader.record.stopped) == (0, ())
 
 
+def silent(leader: Leader, *, seconds: int, tick_s: float = 1.0) -> None:
+    """Let time pass in which index 0 alone is heard."""
+    begun_s = leader.now_s
+    while leader.now_s < begun_s + seconds:
+        leader.now_s += tick_s
+        leader.say(0, Beat())
+        leader.tick()
+
+
+def test_a_follower_that_falls_silent_loses_its_place() -> None:
+    leader = Leader().released()
+    silent(leader, seconds=20)
+    assert leader.record.outcome is None
+    silent(leader, seconds=2)
+    ended = leader.record
+    assert (ended.outcome, ended.leaving) == (Outcome.FAILED, (1,))
+    assert ended.message == "worker 1: its launcher has said nothing for 20 s"
+
+
+def test_a_leader_that_stood_still_blames_nobody() -> None:
+    leader = Leader().released()
+    silent(leader, seconds=60, tick_s=6.0)
+    assert leader.record.outcome is None
+
+
 def test_a_follower_says_what_it_sees_of_the_ranks_of_the_current_attempt_only() -> None:
     state = f.FollowerState(index=0, replacement=0, devices=1)
 

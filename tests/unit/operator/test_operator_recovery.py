@@ -92,6 +92,13 @@ def test_a_worker_whose_launcher_was_asked_to_end_is_replaced_and_no_budget_pays
     assert (str(said.failure.cause), set(said.replace), said.counts, said.due_s) == ("Evicted", {1}, False, NOW_S)
 
 
+def test_a_worker_whose_launcher_fell_silent_gets_a_new_pod() -> None:
+    owner = admitted(job())
+    said = verdict(running(owner, lease=lease(owner, phase="Training", step=10, outcome="Failed", leaving=[1])))
+    assert isinstance(said, Restart)
+    assert (str(said.failure.cause), set(said.replace)) == ("PodLost", {1})
+
+
 def test_exit_code_7_waits_before_it_tries_again_and_names_the_environment_in_the_end() -> None:
     owner = admitted(job())
     ended = lease(owner, exits=[{"rank": 0, "code": 7}])

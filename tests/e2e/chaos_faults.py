@@ -54,6 +54,8 @@ class Fault:
 
     name: str
     strike: Callable[[Trial], None]
+    gang: bool = False
+    """Whether it needs two workers."""
     early: bool = False
     """Whether it strikes while data is processed, on a home without data."""
     mend: Callable[[Trial], None] | None = None
@@ -82,7 +84,7 @@ def _signals() -> Iterator[Fault]:
     for name in names:
         number = signal.Signals[name]
         for who in ("leading launcher", "other launcher", "zygote", "rank"):
-            yield Fault(name=f"{name} {who}", strike=_to(who, number))
+            yield Fault(name=f"{name} {who}", strike=_to(who, number), gang=True)
         # Nobody else continues a command that was stopped: a person does.
         yield Fault(name=f"{name} polyreme run", strike=_pause_run if name == "SIGSTOP" else _to_run(number))
         yield Fault(name=f"{name} data worker", strike=_to_data_worker(number), early=True)
@@ -130,7 +132,7 @@ def _data_workers(serving: Serving) -> list[psutil.Process]:
 
 
 def _kill_a_rank(trial: Trial) -> None:
-    unless_gone(lambda: os.kill(trial.serving.pids(1)["1"], signal.SIGKILL))
+    os.kill(trial.serving.pids(0)["1"], signal.SIGKILL)
 
 
 def _kill_run(trial: Trial) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import enum
 import json
+import re
 from collections.abc import Mapping, Sequence
 
 from polyreme_api.errors import FencedError, InvalidConfigError, RefusedError
@@ -20,6 +21,7 @@ from polyreme_api.history import (
     checkpoint_name,
     claim_key,
     parse_checkpoint_name,
+    steps_key,
 )
 from polyreme_api.marker import CommitMarker, ForeignFormatError, parse_marker
 from polyreme_api.progress import CheckpointRef
@@ -28,6 +30,7 @@ from polyreme_api.store import ObjectNotFoundError, ObjectStore
 NAMED_MAX = 3
 """Files that a sentence about a damaged checkpoint names."""
 _ATTEMPTS = "attempts/"
+_STEPS = re.compile(r"steps/a([0-9]{6,7})\.jsonl")
 
 
 class State(enum.Enum):
@@ -70,6 +73,8 @@ class Survey:
     """By name."""
     newest_attempt: int
     """The newest attempt that has a point or a claim; 0 without one."""
+    rebuilt: frozenset[int] = frozenset()
+    """Attempts whose resume point is damaged or gone. ``points`` has it where step records show where they began."""
 
     def of(self, *states: State) -> list[StoredCheckpoint]:
         """The checkpoints in one of these states."""
@@ -84,17 +89,28 @@ class Survey:
 def survey(store: ObjectStore) -> Survey:
     """Look at a checkpoint root.
 
+    A resume point that is damaged or gone is rebuilt from the step records of its attempt, which begin where it did.
+
     Raises:
-        RefusedError: If a resume point is damaged: it is created whole, so somebody changed it, and without it nobody
-            knows what is history.
         StoreFailedError: If the store stays away.
     """
     sizes = {info.key: info.size_bytes for info in store.list("")}
-    points = [_point(store, key) for key in sizes if _attempt_of(key, ".json") is not None]
+    points: dict[int, ResumePoint] = {}
+    lost = {number for key in sizes if (match := _STEPS.fullmatch(key)) and (number := int(match[1]))}
+    for key in sizes:
+        if (fixed := _attempt_of(key, ".json")) is not None:
+            lost.add(fixed)
+            with contextlib.suppress(RefusedError):
+                points[fixed] = _point(store, key)
+    lost -= points.keys()
+    for attempt in sorted(lost):
+        if (point := _rebuilt(store, attempt, known=points)) is not None:
+            points[attempt] = point
     return Survey(
-        points=sorted(points, key=lambda point: point.attempt),
+        points=sorted(points.values(), key=lambda point: point.attempt),
         checkpoints=_checkpoints(store, sizes),
         newest_attempt=_newest(sizes)[0],
+        rebuilt=frozenset(lost),
     )
 
 
@@ -137,6 +153,33 @@ def _point(store: ObjectStore, key: str) -> ResumePoint:
         return ResumePoint.model_validate_json(store.get(key))
     except ValueError as error:
         raise RefusedError(f"resume point is damaged: {key} can't be read, or is not ours") from error
+
+
+def _rebuilt(store: ObjectStore, attempt: int, *, known: Mapping[int, ResumePoint]) -> ResumePoint | None:
+    """Work out where an attempt began: at the step before its first one, of the newest attempt that trained that."""
+    steps = _steps_of(store, attempt)
+    if not steps:
+        return None
+    first = min(steps)
+    if first == 1:
+        return ResumePoint(attempt=attempt)
+    before = [number for number in known if number < attempt and first - 1 in _steps_of(store, number)]
+    if not before:
+        return None
+    return ResumePoint(attempt=attempt, resume_from=checkpoint_name(CheckpointRef(attempt=max(before), step=first - 1)))
+
+
+def _steps_of(store: ObjectStore, attempt: int) -> set[int]:
+    """Steps of which an attempt left a record that can be read."""
+    try:
+        lines = store.get(steps_key(attempt)).splitlines()
+    except ObjectNotFoundError:
+        return set()
+    steps = set()
+    for line in lines:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            steps.add(int(json.loads(line)["step"]))
+    return steps
 
 
 def _checkpoints(store: ObjectStore, sizes: Mapping[str, int]) -> list[StoredCheckpoint]:

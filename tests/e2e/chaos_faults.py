@@ -228,7 +228,8 @@ def _damage_all_indexes(trial: Trial) -> None:
 
 def _checkpoint_files(trial: Trial) -> dict[str, list[Path]]:
     root = trial.serving.run.checkpoints
-    trial.serving.until(lambda: trial.serving.committed(1), "a checkpoint is committed")
+    # Where none before it is whole, to begin anew is a person's decision.
+    trial.serving.until(lambda: len(trial.serving.committed(1)) > 1, "two checkpoints are committed")
     newest = max(root.glob("a*-s*/COMMIT.json")).parent
     return {
         "tensors": sorted(newest.glob("*.bin")),

@@ -47,6 +47,9 @@ class _StoreRoot:
     def look(self) -> tuple[Sequence[ResumePoint], Sequence[CheckpointRef]]:
         """Return the points that are fixed, and the checkpoints that are committed and whole."""
         seen = survey(self._store)
+        if self._attempt in seen.rebuilt:
+            # Who fixed it is not known, so nobody may release the attempt; the next one begins as it would have.
+            raise RefusedError(f"resume point is damaged: {attempt_key(self._attempt)} can't be read, or is not ours")
         for foreign in seen.of(State.FOREIGN):
             raise ForeignFormatError(foreign.why)
         damaged = seen.of(State.DAMAGED)

@@ -9,9 +9,17 @@ import pytest
 
 from polyreme.launcher.resume import fix_resume
 from polyreme_api.errors import RefusedError
-from polyreme_api.history import CHECKPOINT_FORMAT, COMMIT_MARKER, DAMAGE_RECORD, attempt_key, checkpoint_name
+from polyreme_api.history import (
+    CHECKPOINT_FORMAT,
+    COMMIT_MARKER,
+    DAMAGE_RECORD,
+    attempt_key,
+    checkpoint_name,
+    steps_key,
+)
 from polyreme_api.marker import CommitMarker, ForeignFormatError, SavedFile, seal
 from polyreme_api.progress import CheckpointRef
+from polyreme_api.root import survey
 from polyreme_datahub.objects import open_store
 
 
@@ -118,3 +126,43 @@ def test_a_checkpoint_of_another_format_is_never_passed_over_in_silence(tmp_path
     save(tmp_path, 1, 100, format_version=99)
     with pytest.raises(ForeignFormatError, match="format 99"):
         fix(tmp_path, 2)
+
+
+def train(root: Path, attempt: int, steps: range) -> None:
+    """Leave the step records of an attempt."""
+    path = root / steps_key(attempt)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f'{{"attempt": {attempt}, "step": {step}, "loss": 1.0}}\n' for step in steps))
+
+
+@pytest.mark.parametrize("lost", [(1,), (2,), (1, 2)])
+@pytest.mark.parametrize("how", ["damaged", "gone"])
+def test_a_resume_point_that_is_lost_is_rebuilt_from_the_steps_of_its_attempt(
+    tmp_path: Path, lost: tuple[int, ...], how: str
+) -> None:
+    fix(tmp_path, 1)
+    train(tmp_path, 1, range(1, 61))
+    save(tmp_path, 1, 50)
+    fix(tmp_path, 2)
+    train(tmp_path, 2, range(51, 121))
+    save(tmp_path, 2, 100)
+    before = survey(open_store(tmp_path.as_uri())).points
+    for attempt in lost:
+        path = tmp_path / attempt_key(attempt)
+        if how == "gone":
+            path.unlink()
+        else:
+            path.write_text("{")
+    seen = survey(open_store(tmp_path.as_uri()))
+    assert [(point.attempt, point.resume_from) for point in seen.points] == [
+        (point.attempt, point.resume_from) for point in before
+    ]
+    assert seen.rebuilt == set(lost)
+    assert fix(tmp_path, 3) == "a000002-s00000100"
+
+
+def test_an_attempt_whose_own_point_is_lost_is_never_released_again(tmp_path: Path) -> None:
+    fix(tmp_path, 1)
+    (tmp_path / attempt_key(1)).write_text("{")
+    with pytest.raises(RefusedError, match=r"attempts/000001\.json can't be read"):
+        fix(tmp_path, 1)

@@ -141,6 +141,16 @@ def test_nothing_is_held_for_it() -> None:
     assert [write.uid for write in batch.writes] == ["uid-second"]
 
 
+def test_those_behind_it_may_have_others_make_way() -> None:
+    first = asking("first", priority=9, workers={"deviceResource": GPU})
+    holds = admitted(job("holds", priority=0), ("n0", "n0"))
+    cluster = cluster_of(jobs=(holds, first, job("second", priority=5)), nodes=(node(devices=2),))
+    (write,) = schedule(cluster, NOW_S).writes
+    assert write.uid == "uid-holds"
+    assert write.after.preemption is not None
+    assert write.after.preemption.by == "uid-second"
+
+
 def test_a_node_that_appears_ends_it_and_one_that_goes_brings_it_back() -> None:
     model = ClusterModel()
     metadata = {"name": "polyreme-intents", "resourceVersion": "1"}

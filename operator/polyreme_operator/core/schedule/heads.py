@@ -49,8 +49,11 @@ class Heads:
         return queue in self._seen
 
     def add(self, waiting: Waiting, why: Pending) -> None:
-        """Note that a job does not fit; if it is the first of its queue, hold for it what it waits for."""
-        if waiting.queue in self._seen:
+        """Note that a job does not fit; if it is the first of its queue, hold for it what it waits for.
+
+        One that no node could ever hold stands in nobody's way: the next one is the first.
+        """
+        if waiting.queue in self._seen or why.permanent:
             return
         self._seen.add(waiting.queue)
         held = self._hold(waiting, why)
@@ -121,7 +124,7 @@ class Heads:
             # It counts on no node yet, unless others make way for it: then it starts on theirs and on what is free now.
             ever = QuotaLedger(work.cluster.tree, {}).fits(waiting.queue, waiting.requests, waiting.workers)
             return _Held(head=waiting, number=len(self._seen), rows_N=None, ready_at_s=None) if ever else None
-        if why.permanent or why.reason == Reason.MISCONFIGURED or self._with_nodes >= work.limits.heads_max:
+        if why.reason == Reason.MISCONFIGURED or self._with_nodes >= work.limits.heads_max:
             return None
         self._with_nodes += 1
         job = work.cluster.jobs[waiting.uid]

@@ -42,17 +42,15 @@ from polyreme_operator.types.parse import (
     parse_lease,
     parse_node,
     parse_pod,
-    parse_priority_class,
-    parse_queue,
-    parse_topology,
     parse_unreadable_job,
     priority_of,
 )
+from polyreme_operator.types.parse_settings import parse_priority_class, parse_queue, parse_topology
 from polyreme_operator.types.plans import JobPlans, PlanRequest
 from polyreme_operator.types.queues import QueueView
 from polyreme_operator.types.reasons import Reason, Scope
 from polyreme_operator.types.snapshot import JobScene, Refusal
-from polyreme_operator.types.views import JobView, NodeView, PodView, TopologyView
+from polyreme_operator.types.views import JobView, NodeView, TopologyView
 
 WATCHED_KINDS = (
     "TrainingJob",
@@ -240,7 +238,7 @@ class ClusterModel:
         current = refusal is not None and job.attempt is not None and refusal.attempt == job.attempt.number
         return JobScene(
             job=job,
-            pods=tuple(sorted(pods.values(), key=_by_name)),
+            pods=tuple(sorted(pods.values(), key=lambda pod: (pod.namespace, pod.name))),
             nodes={name: known[name] for name in names if name in known} | self._absent(names, now_s),
             lease=self._leases.by_job.get(uid),
             pending=self.told.pending(job, tree=self._tree, now_s=now_s),
@@ -396,7 +394,7 @@ class ClusterModel:
         before = self.nodes.put(node)
         if before == node:
             return Changes()
-        told = before is None or _health(before) != _health(node)
+        told = before is None or before.health != node.health
         return Changes(jobs=set(self.ledger.jobs_on(node.name)) if told else set(), capacity=True)
 
     def _queues_changed(self, before: QueueView | None, after: QueueView | None) -> Changes:
@@ -469,10 +467,6 @@ def _pod_changes(change: PodChange) -> Changes:
     return Changes(jobs=set(change.jobs), capacity=change.freed)
 
 
-def _by_name(pod: PodView) -> tuple[str, str]:
-    return pod.namespace, pod.name
-
-
 def _ref_of(manifest: Manifest) -> ObjectRef:
     metadata = manifest["metadata"]
     namespace = metadata.get("namespace")
@@ -491,11 +485,6 @@ def _is_others(kind: str, manifest: Manifest) -> bool:
 def _begins(before: JobView, after: JobView) -> bool:
     number = 0 if before.attempt is None else before.attempt.number
     return after.attempt is not None and after.attempt.number != number
-
-
-def _health(node: NodeView) -> tuple[object, ...]:
-    """What jobs that run on a node are told of it."""
-    return node.ready, node.not_ready_since_s, node.unschedulable, node.out_of_service, node.taints
 
 
 def _settled(queue: QueueView) -> QueueView:

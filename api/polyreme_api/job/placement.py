@@ -47,7 +47,11 @@ def runs_of(values: Iterable[int]) -> str:
 
 
 def values_of(runs: str) -> list[int]:
-    """Read runs back."""
+    """Read runs back.
+
+    Raises:
+        ValueError: If they are none, or more than a gang can have.
+    """
     values: list[int] = []
     for run in runs.split(",") if runs else ():
         if run.isdecimal():
@@ -56,6 +60,8 @@ def values_of(runs: str) -> list[int]:
         span, _, count = run.partition("x")
         first, _, end = span.partition("-")
         each = range(int(first), int(end or first) + 1)
+        if len(each) * int(count or 1) > NODES_MAX:
+            raise ValueError(f"run {run[:40]!r} is longer than {NODES_MAX}, the most nodes of a gang")
         values += each if not count else [value for value in each for _ in range(int(count))]
     return values
 

@@ -22,10 +22,8 @@ from polyreme_operator.types.parse import (
     parse_lease,
     parse_node,
     parse_pod,
-    parse_priority_class,
-    parse_queue,
-    parse_topology,
 )
+from polyreme_operator.types.parse_settings import parse_priority_class, parse_queue, parse_topology
 from polyreme_operator.types.queues import QueueView
 from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, NodeView, PodView, TopologyView
 

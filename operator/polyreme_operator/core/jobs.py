@@ -49,8 +49,9 @@ class JobIndex:
     def put(self, job: JobView) -> JobChange:
         """Take a job's state."""
         before = self.views.get(job.uid)
-        self.views[job.uid] = job
+        # First: one that can't be charged must not be kept as if it were.
         freed = self._charge(before, job)
+        self.views[job.uid] = job
         freed |= self._set_makes_way(before, job)
         waited = job.uid in self.waiting
         asks = self._set_waiting(job)

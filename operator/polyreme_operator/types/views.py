@@ -112,6 +112,11 @@ class NodeView:
         return next((amount for name, amount in self.allocatable if name == resource), 0)
 
     @property
+    def health(self) -> tuple[object, ...]:
+        """What matters of it to jobs that run there."""
+        return self.ready, self.not_ready_since_s, self.unschedulable, self.out_of_service, self.taints
+
+    @property
     def usable(self) -> bool:
         """Whether new pods may be placed here."""
         return self.ready and not self.unschedulable and not self.out_of_service

@@ -6,6 +6,7 @@ The names and owners of objects are right, as every API server sees to; anything
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import dataclasses
 import json
@@ -205,6 +206,7 @@ class Flood:
     def __init__(self, generated: list[Generated], *, batch: int) -> None:
         self._generated, self._batch = generated, batch
         self.stored = dict.fromkeys(KINDS, 0)
+        self._refs: list[ObjectRef] = []
         self.healthy = 0
         """Jobs that were admitted, healed and ended well beside malformed objects."""
         self.stage = Stage(Settings(retry_max_s=5.0, relist_s=60.0))
@@ -223,10 +225,22 @@ class Flood:
         count = len(self._generated)
         parts = job_parts()
         for first in range(0, count, self._batch):
-            for at in range(first, min(first + self._batch, count)):
+            batch = range(first, min(first + self._batch, count))
+            for at in batch:
                 self._store(at, parts)
             await asyncio.sleep(1.0)
             await self._live(f"fine-{first}")
+            self._clear()
+            await asyncio.sleep(1.0)
+
+    def _clear(self) -> None:
+        """Delete what was stored, owned objects first."""
+        for ref in reversed(self._refs):
+            with contextlib.suppress(NotFoundError):
+                if ref.kind == "Pod":
+                    self.stage.store.change(ref, {"status": {"phase": "Failed"}}, subresource=STATUS_SUBRESOURCE)
+                self.stage.store.delete(ref, uid=None)
+        self._refs.clear()
 
     def _store(self, at: int, parts: Manifest) -> None:
         """Store one object of each kind: each change of an object is one of another object of another kind."""
@@ -236,7 +250,7 @@ class Flood:
         whole = {**parts, "spec": spec} if at % 2 else {"spec": spec}
         uid = self._put("TrainingJob", f"j-{at}", mutated(whole, of["TrainingJob"]))
         self._put("TrainingQueue", f"q-{at}", mutated(QUEUE, of["TrainingQueue"]))
-        self._remove(ObjectRef(kind="ClusterTopology", name="default"))
+        self._remove_topology()
         self._put("ClusterTopology", "default", mutated(TOPOLOGY, of["ClusterTopology"]))
         self._put("PriorityClass", f"p-{at}", mutated({"value": 5, "globalDefault": False}, of["PriorityClass"]))
         owner = {
@@ -276,6 +290,7 @@ class Flood:
         if kind not in {"Node", "Lease", "PriorityClass"} and "status" in given:
             self.stage.store.change(ObjectRef.of(made), {"status": given["status"]}, subresource=STATUS_SUBRESOURCE)
         self.stored[kind] += 1
+        self._refs.append(ObjectRef.of(made))
         return uid
 
     def _put_intents(self, text: str) -> None:
@@ -286,16 +301,14 @@ class Flood:
         except NotFoundError:
             self._put("ConfigMap", ref.name, {"data": {INTENTS_KEY: text}}, metadata={"namespace": ref.namespace})
 
-    def _remove(self, ref: ObjectRef) -> None:
-        try:
-            self.stage.store.delete(ref, uid=None)
-        except NotFoundError:
-            return
+    def _remove_topology(self) -> None:
+        with contextlib.suppress(NotFoundError):
+            self.stage.store.delete(ObjectRef(kind="ClusterTopology", name="default"), uid=None)
 
     async def _live(self, name: str) -> None:
         """Let a healthy job be admitted, lose a rank, go on and end well."""
         # A topology that can be read may ask for labels that no node has: then nothing is placed, and rightly so.
-        self._remove(ObjectRef(kind="ClusterTopology", name="default"))
+        self._remove_topology()
         uid = self.stage.add_job(name, queueName="good", workers={"deviceResource": GOOD})
         await self._until(lambda: self.stage.status(name).get("replicas") == 1, f"{name} has its pod", name)
         await self.stage.report(name, uid, attempt=1, phase="Training", step=5)

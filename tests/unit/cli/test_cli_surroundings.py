@@ -17,7 +17,8 @@ from polyreme_operator.adapters.process_kubelet.status import node
 from polyreme_operator.core.planning import planned
 from polyreme_operator.core.schedule import cluster_of, schedule
 from polyreme_operator.port import Manifest
-from polyreme_operator.types.parse import parse_job_view, parse_node, parse_queue, parse_topology
+from polyreme_operator.types.parse import parse_job_view, parse_node
+from polyreme_operator.types.parse_settings import parse_queue, parse_topology
 
 SAMPLE = Path(__file__).parents[3] / "manifests" / "samples" / "quickstart.yaml"
 

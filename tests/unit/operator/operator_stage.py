@@ -1,7 +1,6 @@
 """The real operator on virtual time, over a store that checks nothing: what is stored may be malformed."""
 
 import asyncio
-import copy
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -113,14 +112,15 @@ class Stage:
         await self.cluster.patch(lease, {"metadata": {"annotations": annotations}})
 
     async def _start_pods(self) -> None:
-        """A kubelet that does no more than say that the pods of jobs run."""
+        """Play a kubelet that does no more than run the pods of jobs, and end them when they are deleted."""
         while True:
             await asyncio.sleep(KUBELET_EVERY_S)
             for record in list(self.store.records("Pod")):
-                pod = copy.deepcopy(record.manifest)
-                if pod["metadata"].get("ownerReferences") and pod.get("status") == {"phase": "Pending"}:
-                    running = {"status": {"phase": "Running"}}
-                    await self.cluster.patch(ObjectRef.of(pod), running, subresource=STATUS_SUBRESOURCE)
+                pod, ref = record.manifest, ObjectRef.of(record.manifest)
+                if pod["metadata"].get("deletionTimestamp"):
+                    self.store.delete(ref, uid=None, grace_period_s=0)
+                elif pod["metadata"].get("ownerReferences") and pod.get("status") == {"phase": "Pending"}:
+                    self.store.change(ref, {"status": {"phase": "Running"}}, subresource=STATUS_SUBRESOURCE)
 
 
 def node_manifest(name: str, devices: int = 1, **spec: Any) -> Manifest:

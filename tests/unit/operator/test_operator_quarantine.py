@@ -160,7 +160,7 @@ def test_a_job_whose_status_can_not_be_read_keeps_its_devices_and_says_so() -> N
     stage.add_nodes(1)
 
     async def story() -> None:
-        stage.add_job("held")
+        uid = stage.add_job("held")
         await asyncio.sleep(2.0)
         await stage.cluster.patch(ref("held"), {"status": {"attempt": {"number": "x"}}}, subresource=STATUS_SUBRESOURCE)
         await asyncio.sleep(2.0)
@@ -173,6 +173,16 @@ def test_a_job_whose_status_can_not_be_read_keeps_its_devices_and_says_so() -> N
         await stage.cluster.patch(ref("held"), {"status": {"attempt": {"number": 1}}}, subresource=STATUS_SUBRESOURCE)
         await asyncio.sleep(2.0)
         assert stage.condition("held", "Degraded") == {}
+        for order in ("7", "0-99999999999"):
+            placement = {"attempt": {"placement": {"order": order}}}
+            await stage.cluster.patch(ref("held"), {"status": placement}, subresource=STATUS_SUBRESOURCE)
+            await asyncio.sleep(2.0)
+            assert "status.attempt.placement" in stage.condition("held", "Degraded")["message"]
+        assert stage.condition("second", "Queued")["status"] == "True"
+        await stage.cluster.delete(ref("held"), uid=uid)
+        await asyncio.sleep(5.0)
+        assert stage.condition("second", "Admitted")["status"] == "True"
+        assert stage.metric("polyreme_quarantined_jobs") == 0
 
     stage.run(story)
 

@@ -1,0 +1,113 @@
+"""Queues, topologies and PriorityClasses from Kubernetes-shaped JSON to views."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from polyreme_api.queue import TrainingQueueSpec, TrainingQueueStatus
+from polyreme_api.topology import DEFAULT_TOPOLOGY, ClusterTopologySpec, ClusterTopologyStatus
+from polyreme_operator.port import Manifest
+from polyreme_operator.types.inventory import LevelView
+from polyreme_operator.types.queues import QueueView, Quota, Reclaim, StopPolicy
+from polyreme_operator.types.timestamps import parse_time_or
+from polyreme_operator.types.views import TopologyView
+
+
+def parse_queue(manifest: Manifest) -> QueueView:
+    """Read a TrainingQueue.
+
+    Raises:
+        ValueError: If a field of the spec is not what its definition says.
+    """
+    _check(manifest, TrainingQueueSpec)
+    metadata, spec, status = manifest["metadata"], manifest.get("spec") or {}, _own_word(manifest, TrainingQueueStatus)
+    preemption: Mapping[str, Any] = spec.get("preemption") or {}
+    unsaid = QueueView(name="")
+    return QueueView(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        generation=metadata.get("generation", 0),
+        parent=spec.get("parent") or "",
+        quotas=tuple(
+            Quota(
+                resource=quota["resource"],
+                nominal=int(quota["nominal"]),
+                borrowing_limit=_count(quota.get("borrowingLimit")),
+                lending_limit=_count(quota.get("lendingLimit")),
+            )
+            for quota in spec.get("quotas") or ()
+        ),
+        weight=int(spec.get("weight", 1)),
+        stop_policy=StopPolicy(spec.get("stopPolicy", StopPolicy.NONE)),
+        half_life_s=float((spec.get("fairSharing") or {}).get("halfLifeSeconds", unsaid.half_life_s)),
+        aging_s=float(spec.get("agingSeconds", unsaid.aging_s)),
+        within_queue=Reclaim(preemption.get("withinQueue", unsaid.within_queue)),
+        reclaim=Reclaim(preemption.get("reclaim", unsaid.reclaim)),
+        min_runtime_s=float(preemption.get("minRuntimeSeconds", unsaid.min_runtime_s)),
+        preemptions_max=int(preemption.get("maxPerJob", unsaid.preemptions_max)),
+        preemption_window_s=float(preemption.get("windowSeconds", unsaid.preemption_window_s)),
+        cooldown_s=float(preemption.get("cooldownSeconds", unsaid.cooldown_s)),
+        backfill=(spec.get("backfill") or {}).get("mode", "Conservative") != "Off",
+        used_seconds=tuple(
+            sorted((entry["resource"], float(entry["seconds"])) for entry in status.get("decayed") or ())
+        ),
+        used_at_s=parse_time_or(status.get("decayedAt"), 0.0),
+        status=status,
+    )
+
+
+def parse_topology(manifest: Manifest) -> TopologyView | None:
+    """Read the ClusterTopology; None for one that has another name than the one that counts.
+
+    Raises:
+        ValueError: If a field of the spec is not what its definition says.
+    """
+    metadata = manifest["metadata"]
+    if metadata["name"] != DEFAULT_TOPOLOGY:
+        return None
+    _check(manifest, ClusterTopologySpec)
+    return TopologyView(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        generation=metadata.get("generation", 0),
+        levels=tuple(
+            LevelView(name=level["name"], node_label=level["nodeLabel"], distance=_count(level.get("distance")))
+            for level in (manifest.get("spec") or {}).get("levels") or ()
+        ),
+        status=_own_word(manifest, ClusterTopologyStatus),
+    )
+
+
+def parse_priority_class(manifest: Manifest) -> int:
+    """Read the value of a PriorityClass."""
+    return int(manifest.get("value", 0))
+
+
+def _check(manifest: Manifest, kind: type[BaseModel]) -> None:
+    """Hold a spec to its definition; a field that only a newer version knows is no error."""
+    try:
+        kind.model_validate(manifest.get("spec") or {})
+    except ValidationError as error:
+        found = [each for each in error.errors(include_url=False) if each["type"] != "extra_forbidden"]
+        if found:
+            place = ".".join(("spec", *(str(part) for part in found[0]["loc"])))
+            raise ValueError(f"{place}: {found[0]['msg']}") from error
+
+
+def _own_word(manifest: Manifest, kind: type[BaseModel]) -> Mapping[str, Any]:
+    """Return a status that only the operator writes; one that is not its own is none, and is written anew."""
+    status: Mapping[str, Any] = manifest.get("status") or {}
+    try:
+        kind.model_validate(status)
+    except ValidationError:
+        return {}
+    return status
+
+
+def _count(value: object) -> int | None:
+    return None if value is None else int(str(value))

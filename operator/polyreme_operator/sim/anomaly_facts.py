@@ -35,6 +35,8 @@ class AnomalyFacts:
         """Sentence and since when, by UID of the job and write point."""
         self.refused = False
         """Whether writes of some job were ever refused: what jobs say may be old, for as long as retries take."""
+        self.quarantined: set[str] = set()
+        """Jobs whose status was refused at some time: nothing is held for them."""
         self._missing_s: dict[tuple[str, str], float] = {}
         self._refused_s: dict[str, float] = {}
         """When the first create of a job's pods was refused since the job last said why."""
@@ -62,6 +64,9 @@ class AnomalyFacts:
         found = self.refusals.get((uid, f"{verb} {ref.kind}"))
         if found is None:
             return ""
+        if ref.kind == labels.KIND_JOB:
+            self._facts.batches.refused(uid)
+            self.quarantined.add(uid)
         if ref.kind == "Pod":
             self._refused_s.setdefault(uid, world.time_s())
         return found[0]
@@ -96,10 +101,11 @@ class AnomalyFacts:
     def _look_for_words(self, world: World) -> None:
         for uid, since_s in list(self._refused_s.items()):
             job, refusal = self._facts.jobs.get(uid), self.refusals.get((uid, "create Pod"))
-            if job is None or refusal is None or self.is_refused(uid) or refusal[0] in _messages(job):
+            waits = job is None or not self._facts.true(uid, "Admitted")
+            if waits or refusal is None or self.is_refused(uid) or refusal[0] in _messages(job or {}):
                 del self._refused_s[uid]
             elif world.time_s() - since_s > EXPLAINED_S:
-                what = f"{job['metadata']['name']} does not say that {refusal[0]}"
+                what = f"{self._facts.jobs[uid]['metadata']['name']} does not say that {refusal[0]}"
                 self._facts.broke("a refused pod is explained", what, world)
 
     def forcing(self, uid: str, world: World) -> None:
@@ -145,4 +151,7 @@ class AnomalyFacts:
 
 
 def _messages(job: Manifest) -> str:
-    return " ".join(entry.get("message", "") for entry in (job.get("status") or {}).get("conditions") or ())
+    """Return what a job says now, and what it said of earlier attempts: between two tries it says nothing new."""
+    status = job.get("status") or {}
+    entries = [*(status.get("conditions") or ()), *(status.get("restartRecords") or ())]
+    return " ".join(entry.get("message", "") for entry in entries)

@@ -23,6 +23,8 @@ class BatchFacts:
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
         self._entries: list[dict[str, Any]] = []
+        self._refused: set[str] = set()
+        """Jobs of the batch of which a write was refused: that is an answer, so nothing of it is under way."""
 
     def changed(self, manifest: Manifest, world: World) -> None:
         """Take a change of the object on which the batch stands."""
@@ -35,7 +37,11 @@ class BatchFacts:
             if self._open(entry):
                 what = f"{entry['name']} attempt {entry['attempt']} may still begin"
                 self._facts.broke("a batch is settled before the next", what, world)
-        self._entries = entries
+        self._entries, self._refused = entries, set()
+
+    def refused(self, uid: str) -> None:
+        """Take that a write of a job's status was refused."""
+        self._refused.add(uid)
 
     def intended(self, uid: str, job: Manifest) -> bool:
         """Tell whether the round that admits others admits this job, too: its writes land in any order."""
@@ -46,7 +52,7 @@ class BatchFacts:
     def _open(self, entry: dict[str, Any]) -> bool:
         """Tell whether the write may still land: what settles an entry is never undone."""
         job = self._facts.jobs.get(entry["uid"])
-        if job is None:
+        if job is None or entry["uid"] in self._refused:
             return False
         status = job.get("status") or {}
         begun = (status.get("attempt") or {}).get("number", 0) >= entry["attempt"]

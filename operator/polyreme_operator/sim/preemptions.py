@@ -119,6 +119,8 @@ class PreemptionFacts:
         over = any(self._facts.true(uid, kind) for kind in ("Admitted", "Succeeded", "Failed"))
         if over or job["spec"].get("suspend") or self._facts.batches.intended(uid, job):
             return False
+        if uid in self._facts.anomalies.quarantined:
+            return False
         known = [queues for queues, _ in self._facts.capacity.possible(world)]
         return all(queues.in_order(queue) and not queues.held(queue) for queues in known)
 

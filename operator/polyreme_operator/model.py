@@ -314,7 +314,8 @@ class ClusterModel:
         return names
 
     def _absent(self, names: AbstractSet[str], now_s: float) -> dict[str, NodeView]:
-        return self._away.absent(names - self.nodes.views.keys(), now_s)
+        # Not as a difference of sets: that would walk all nodes.
+        return self._away.absent([name for name in names if name not in self.nodes.views], now_s)
 
     def _noted(self, changes: Changes) -> Changes:
         if changes.capacity:
@@ -331,7 +332,7 @@ class ClusterModel:
             case "Pod":
                 pod = parse_pod(manifest, seen_s=now_s, known=self._pods.known(ref))
                 job = None if pod is None else self.jobs.views.get(pod.job_uid)
-                return _pod_changes(self._pods.put(ref, pod, parse_foreign_pod(manifest), job))
+                return _pod_changes(self._pods.put(ref, pod, job, foreign=lambda: parse_foreign_pod(manifest)))
             case "Node":
                 return self._put_node(self._away.seen(parse_node(manifest), now_s))
             case "Lease":

@@ -7,6 +7,7 @@ takes room of its node like any other pod, and of no quota. Pods that outlive th
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from polyreme_operator.core.nodes import NodeTable
 from polyreme_operator.core.usage import UsageLedger, pod_charge
@@ -41,18 +42,20 @@ class PodIndex:
         self._claimed: dict[ObjectRef, str] = {}
         self._nodes, self._ledger = nodes, ledger
 
-    def put(self, ref: ObjectRef, pod: PodView | None, foreign: ForeignPod | None, job: JobView | None) -> PodChange:
+    def put(
+        self, ref: ObjectRef, pod: PodView | None, job: JobView | None, *, foreign: Callable[[], ForeignPod | None]
+    ) -> PodChange:
         """Take the state of a pod.
 
         Args:
             ref: Which pod.
             pod: It as a worker; None if no job controls it.
-            foreign: What it takes as a pod of somebody else.
             job: The job with the UID that it names, if that is known.
+            foreign: Returns what it takes as a pod of somebody else.
         """
         if pod is not None and self._is_worker(pod, job):
             return self._put_worker(ref, pod)
-        change = self._drop_worker(ref) | self._put_foreign(ref, foreign)
+        change = self._drop_worker(ref) | self._put_foreign(ref, foreign())
         if pod is not None:
             self._claims.setdefault(pod.job_uid, {})[ref] = pod
             self._claimed[ref] = pod.job_uid

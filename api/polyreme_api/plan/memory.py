@@ -7,12 +7,13 @@ holds the sum to what a run on a fake process group keeps.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 
 from polyreme_api.plan.costs import Recompute, Setting
 from polyreme_api.plan.hardware import GIB
 from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.parts import Parameters, Part, all_parts, layer_parts, part_parameters
+from polyreme_api.plan.parts import SHAPES_KEPT, Parameters, Part, all_parts, layer_parts, part_parameters
 from polyreme_api.plan.schedules import Schedule, chunks_of, ranks_of_stages
 from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.plan.simulate import held_at_most
@@ -50,7 +51,8 @@ def size_words(size_bytes: float) -> str:
     return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB / 10 else f"{size_bytes / 2**20:.1f} MiB"
 
 
-def kept_numbers(shape: ModelShape, *, recompute: Recompute) -> dict[Part, float]:
+@functools.lru_cache(maxsize=SHAPES_KEPT)
+def kept_numbers(shape: ModelShape, *, recompute: Recompute) -> Mapping[Part, float]:
     """Count the numbers that autograd keeps of one part of each kind, for one token of the part's own stream.
 
     The tower's stream is its patches, every other part's the tokens of the language model.
@@ -145,6 +147,7 @@ def memory_of(
     return max(found, key=lambda memory: memory.total_bytes)
 
 
+@functools.lru_cache(maxsize=SHAPES_KEPT)
 def held_parameters(shape: ModelShape) -> tuple[int, int]:
     """Count the parameters of a model that all ranks of a stage hold, and the routed experts'."""
     parameters, parts = part_parameters(shape), all_parts(shape)

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+from collections.abc import Mapping
 
 from polyreme_api.plan.shapes import ModelShape
+
+SHAPES_KEPT = 64
+"""Models whose counts are kept: a search asks for the same ones tens of thousands of times."""
 
 
 class Part(enum.StrEnum):
@@ -43,12 +48,14 @@ class Parameters:
         return self.common + self.routed
 
 
+@functools.lru_cache(maxsize=SHAPES_KEPT)
 def layer_parts(shape: ModelShape) -> tuple[Part, ...]:
     """Name the decoder layers in order: the leading dense ones, then the mixtures of experts."""
     d = shape.decoder
     return (Part.DENSE,) * d.dense_layers + (Part.MOE,) * (d.layers - d.dense_layers)
 
 
+@functools.lru_cache(maxsize=SHAPES_KEPT)
 def all_parts(shape: ModelShape) -> tuple[Part, ...]:
     """Name every part of the model in order."""
     return (Part.TOWER, Part.EMBEDDING, *layer_parts(shape), Part.HEAD)
@@ -66,7 +73,8 @@ def expert_parameters(shape: ModelShape) -> int:
     return sum(parameters[part].routed for part in layer_parts(shape))
 
 
-def part_parameters(shape: ModelShape) -> dict[Part, Parameters]:
+@functools.lru_cache(maxsize=SHAPES_KEPT)
+def part_parameters(shape: ModelShape) -> Mapping[Part, Parameters]:
     """Count the parameters of one part of each kind.
 
     The router's correction bias is a buffer and is not counted.

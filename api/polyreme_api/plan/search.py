@@ -145,6 +145,7 @@ class Pricer:
         self.setting = setting
         self._times: dict[tuple[Layout, int, Recompute], tuple[ModelTimes, dict[str, float]]] = {}
         self._layers_s: dict[tuple[Layout, int, Recompute], float] = {}
+        self._ends: dict[tuple[Layout, int, bool], tuple[float, dict[Moment, float]]] = {}
         self._counts = collections.Counter(all_parts(setting.shape))
         self._common, self._routed = held_parameters(setting.shape)
 
@@ -292,22 +293,34 @@ class Pricer:
             microbatches: Of a step.
             told: Whether the backward passes tell when a gradient is made.
         """
-        common, routed = self._common / layout.tp / layout.pp, self._routed / layout.ep / layout.pp
-        update_s = update_bytes(self.setting, layout) / self.setting.hardware.bytes_per_s
+        update_s, took_s = self._step_exchanges_s(layout, microbatches, told)
         behind_s = {
             Moment.BEHIND_BACKWARD: BACKWARD_SHARE * pass_s,
             Moment.BEHIND_PASSES: microbatches * pass_s,
             Moment.BEHIND_UPDATE: update_s,
             Moment.AFTER: 0.0,
         }
-        took_s = dict.fromkeys(Moment, 0.0)
-        found = step_exchanges(
-            layout, self.setting.numerics, common=common, routed=routed, microbatches=microbatches, told=told
-        )
-        for exchange in found:
-            took_s[exchange.moment] += self._exchange_s(exchange)
-        waited_s = sum(max(0.0, took_s[moment] - behind_s[moment]) for moment in Moment)
-        return update_s + waited_s
+        return update_s + sum(max(0.0, took_s[moment] - behind_s[moment]) for moment in took_s)
+
+    def _step_exchanges_s(self, layout: Layout, microbatches: int, told: bool) -> tuple[float, dict[Moment, float]]:
+        """Price the update, and what is exchanged once a step by the moment when it runs; each once a layout."""
+        if not self.setting.numerics.sharded_parameters:
+            microbatches = 1  # only rows of parameters are exchanged with each of them
+        key = (layout, microbatches, told)
+        if key not in self._ends:
+            took_s: dict[Moment, float] = {}
+            found = step_exchanges(
+                layout,
+                self.setting.numerics,
+                common=self._common / layout.tp / layout.pp,
+                routed=self._routed / layout.ep / layout.pp,
+                microbatches=microbatches,
+                told=told,
+            )
+            for exchange in found:
+                took_s[exchange.moment] = took_s.get(exchange.moment, 0.0) + self._exchange_s(exchange)
+            self._ends[key] = update_bytes(self.setting, layout) / self.setting.hardware.bytes_per_s, took_s
+        return self._ends[key]
 
     def _exchange_s(self, exchange: StepExchange) -> float:
         return self.setting.hardware.exchange_s(

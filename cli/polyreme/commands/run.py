@@ -230,5 +230,5 @@ def _show_plan(checked: TrainingJob, output: Format) -> int:
 def _stage_words(stage: TrainingStage, packs: Packs) -> str:
     alone = f" of {' and '.join(stage.learns_alone)}" if stage.learns_alone else ""
     theta = "" if stage.rope_theta is None else f", theta {stage.rope_theta:g}"
-    words = f"{stage.steps} steps{alone}, {packs.per_step} x {packs.tokens} tokens{theta}"
+    words = f"{stage.steps:,} steps{alone}, {packs.per_step:,} x {packs.tokens:,} tokens{theta}"
     return f"{stage.name} {words}".strip()

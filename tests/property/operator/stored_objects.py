@@ -109,7 +109,7 @@ def _places(value: Any, owner: Any, key: Any) -> Iterator[tuple[Any, Any]]:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for inner_key, inner in list(items):
         yield from _places(inner, value, inner_key)
-    if key == "part" and not value:
+    if key == "part" and not (isinstance(value, dict | list) and value):
         yield owner, key
 
 

@@ -32,12 +32,16 @@ class NodeTable:
         self._slots: dict[str, int] = {}
         self._free_slots: list[int] = []
         self._columns: dict[str, int] = {}
+        self._free: list[int] = []
+        """Columns of resources that no node stated and nothing takes any more."""
         self._used_SR = np.zeros((_SLOTS_AT_FIRST, _COLUMNS_AT_FIRST), dtype=np.int64)
         self._busy_S = np.zeros(_SLOTS_AT_FIRST, dtype=np.int32)
         self._arrangement: Arrangement | None = None
         self._fixed: Inventory | None = None
         self._row_slots_N: NDArray[np.intp] = np.zeros(0, dtype=np.intp)
         self._shown_columns: list[int] = []
+        self._stated: frozenset[str] = frozenset()
+        """Resources of the columns that are shown."""
         self._stale: set[str] = set()
         self._version = 0
 
@@ -45,6 +49,11 @@ class NodeTable:
     def slots(self) -> int:
         """How many slots were ever needed at a time."""
         return len(self._slots) + len(self._free_slots)
+
+    @property
+    def columns(self) -> int:
+        """How many resources were ever booked at a time."""
+        return len(self._columns) + len(self._free)
 
     def put(self, view: NodeView) -> NodeView | None:
         """Take a node's state; return what was known before."""
@@ -81,8 +90,10 @@ class NodeTable:
             self._used_SR[slot, column] += sign * amount
         if busy:
             self._busy_S[slot] += sign
-        if sign < 0 and node not in self.views:
-            self._free_slot(node)
+        if sign < 0:
+            self._free_columns(requests)
+            if node not in self.views:
+                self._free_slot(node)
 
     def arrangement(self) -> Arrangement:
         """Return the nodes in the order of their domains."""
@@ -108,6 +119,7 @@ class NodeTable:
         stated = sorted({resource for view in self.views.values() for resource, _ in view.allocatable})
         columns = {resource: at for at, resource in enumerate(stated)}
         self._shown_columns = [self._column(resource) for resource in stated]
+        self._stated = frozenset(stated)
         self._row_slots_N = np.fromiter((self._slot(name) for name in names), dtype=np.intp, count=len(names))
         self._version += 1
         classes: dict[tuple[Any, Any], int] = {}
@@ -189,10 +201,17 @@ class NodeTable:
         if slot is not None and not self._busy_S[slot] and not self._used_SR[slot].any():
             self._free_slots.append(self._slots.pop(node))
 
+    def _free_columns(self, requests: Requests) -> None:
+        """Let other resources have the columns of those that no node states, once nobody takes any of them."""
+        for resource, _ in requests:
+            if resource not in self._stated and not self._used_SR[:, self._columns[resource]].any():
+                self._free.append(self._columns.pop(resource))
+
     def _column(self, resource: str) -> int:
         column = self._columns.get(resource)
         if column is None:
-            column = self._columns[resource] = len(self._columns)
+            column = self._free.pop() if self._free else len(self._columns)
+            self._columns[resource] = column
             if column >= self._used_SR.shape[1]:
                 self._used_SR = np.concatenate([self._used_SR, np.zeros_like(self._used_SR)], axis=1)
         return column

@@ -255,3 +255,16 @@ def test_slots_of_nodes_that_are_gone_are_used_again() -> None:
     assert model.nodes.slots <= 2
     model.put(node_manifest("last", 9_000, 4, "r0", closed=False), now_s=NOW_S)
     assert not model.cluster(now_s=NOW_S).inventory.used_NR.any()
+
+
+def test_columns_of_resources_that_nobody_has_are_used_again() -> None:
+    model = ClusterModel()
+    model.put(node_manifest("n0", 1, 4, "r0", closed=False), now_s=NOW_S)
+    for at in range(100):
+        asks = foreign_manifest("other-0", "n0", 2 * at + 2, "Running", 1)
+        asks["spec"]["containers"][0]["resources"]["requests"][f"example.com/invented-{at}"] = 1
+        model.put(asks, now_s=NOW_S)
+        assert model.cluster(now_s=NOW_S).inventory.used_NR.sum() > 0
+        model.put(foreign_manifest("other-0", "n0", 2 * at + 3, "Failed", 1), now_s=NOW_S)
+    assert model.nodes.columns < 10
+    assert not model.cluster(now_s=NOW_S).inventory.used_NR.any()

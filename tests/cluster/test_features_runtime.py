@@ -195,7 +195,7 @@ def test_without_another_node_the_gang_gives_back_what_it_has_and_waits(operated
         await stage.node("a")
         await stage.node("b")
         await stage.queue()
-        await stage.job("runs", 2)
+        await stage.job("runs", 2, health={"nodeLostSeconds": 1})
         await stage.until_trains("runs")
         lost = places(await stage.status("runs"))[0]
         await stage.delete(ObjectRef(kind="Node", name=lost))

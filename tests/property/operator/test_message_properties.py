@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from polyreme_api.fields import MESSAGE_CHARACTERS_MAX
 from polyreme_api.job import TrainingJobStatus
+from polyreme_api.times import rfc3339
 from polyreme_operator.core.manifests import PodDefaults
 from polyreme_operator.core.reconcile import reconcile
 from polyreme_operator.core.schedule import cluster_of, schedule
@@ -45,7 +46,7 @@ def failed_pod_that_may_not_restart(text: str) -> JobScene:
 def pod_without_room(text: str) -> JobScene:
     """It waits for its next try, so this pass writes."""
     owner = admitted(job(), ("n0", "n1"))
-    owner = dataclasses.replace(owner, status=owner.status.model_copy(update={"retry_at": "2099-01-01T00:00:00Z"}))
+    owner = dataclasses.replace(owner, status=owner.status.model_copy(update={"retry_at": rfc3339(NOW_S + 5)}))
     pending = pod(owner, 1, where="", phase=PodPhase.PENDING, unschedulable_since_s=NOW_S - 99, unschedulable=text)
     return scene(owner, pods=(pod(owner, 0), pending), lease=lease(owner, released=False))
 

@@ -1,7 +1,7 @@
 """Has plans made outside the operator's passes: in another process, one request after another.
 
 A round decides from the plans that are there; a job whose plans are not is told ``Planning``. The answer to a request
-depends on the request alone, so that a simulated operator plans in virtual time and stays deterministic.
+depends on the request alone, so that a simulated operator, which plans at once, stays deterministic.
 """
 
 from __future__ import annotations

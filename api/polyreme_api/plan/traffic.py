@@ -57,7 +57,7 @@ class Framework:
     """How a training framework differs from ours in what it sends and what it hides behind products."""
 
     overlapped: frozenset[str] = frozenset()
-    """Axes whose exchanges run behind products: ``tp``, ``cp``, ``ep``, ``pp``, ``gradients``."""
+    """Axes whose exchanges run behind products: ``tp``, ``cp``, ``ep``, ``pp``."""
     token_nodes: int | None = None
     """Nodes that hold a token's experts, where the dispatcher sends a token once to each of them and spreads it there
     (arXiv:2412.19437, section 3.2.2). None: a row for each expert, wherever it is."""

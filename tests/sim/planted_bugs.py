@@ -22,7 +22,7 @@ SOURCES = (("api", "polyreme_api"), ("operator", "polyreme_operator"))
 SHOWN_BY: dict[str, tuple[int, ...]] = {
     "absent_node_is_lost": (9, 24),
     "lease_known_by_its_label": (7, 22),
-    "one_fault_stops_the_round": (12, 27),
+    "malformed_object_raises": (12, 27),
     "replacement_does_not_wait": (0, 1),
     "reservation_ignored": (8,),
 }
@@ -36,7 +36,7 @@ CAUGHT_WITHIN = {
     "intents_not_settled": 45,
     "leader_runs_on": 12,
     "lease_known_by_its_label": 60,
-    "one_fault_stops_the_round": 60,
+    "malformed_object_raises": 60,
     "place_lost_with_the_admission": 66,
     "preemption_without_deadline": 20,
     "quota_forgets_its_borrowing_limit": 10,

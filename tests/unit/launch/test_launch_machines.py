@@ -478,3 +478,31 @@ def test_a_follower_says_what_it_sees_of_the_ranks_of_the_current_attempt_only()
     assert feed(f.Tick()) == [Beat(idle_ranks=1, stopped=(0,))]
     feed(f.FromLeader(message=dataclasses.replace(directive, attempt=2)))
     assert feed(f.Tick()) == [Beat()]
+
+
+def test_a_follower_with_live_ranks_of_an_older_attempt_has_not_joined_when_it_connects_again() -> None:
+    follower = Follower().running()
+    follower.hear(directive(2))
+    follower.feed(f.LeaderLost())
+    assert joins(follower.feed(f.LeaderConnected())) == []
+    follower.exited(2)
+    assert joins(follower.exited(3)) == [2]
+
+
+def test_a_directive_that_asks_for_no_checkpoint_signals_nobody() -> None:
+    follower = Follower().running()
+    assert not any(isinstance(effect, f.SignalRanks) for effect in follower.hear(directive(1, job_json="{ }")))
+    asked = follower.hear(directive(1, checkpoint_requested=True))
+    assert f.SignalRanks(signal=f.RankSignal.CHECKPOINT) in asked
+    again = follower.hear(directive(1, checkpoint_requested=True, job_json="{}"))
+    assert f.SignalRanks(signal=f.RankSignal.CHECKPOINT) not in again
+
+
+def test_a_pod_that_the_attempt_does_not_expect_yet_does_not_join() -> None:
+    leader = Leader()
+    leader.connected(0)
+    leader.feed(l.JobChanged(attempt=view(2)))
+    leader.joined(0, 2)
+    leader.connected(1, replacement=1)
+    assert leader.joined(1, 2, replacement=1) == []
+    assert leader.state.joined == {0}

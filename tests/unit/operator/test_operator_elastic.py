@@ -10,6 +10,7 @@ from polyreme_api.plan.refusals import memory_of_cut
 from polyreme_api.plan.setting import setting_of
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.core import elastic, transition
+from polyreme_operator.core.jobs import scaled
 from polyreme_operator.core.planning import SIZES_MAX
 from polyreme_operator.types.reasons import Scope
 from polyreme_operator.types.views import JobView
@@ -190,3 +191,22 @@ def test_a_changed_count_scales_an_explicit_layout_that_first_had_to_fit() -> No
     odd = job(generation=2, workers={"replicas": 3, "devices": 1}, parallelism=spec["parallelism"])
     assert odd.plan is None
     assert "ep 2 does not divide" in odd.invalid
+
+
+@pytest.mark.parametrize(
+    ("bounds", "asked_later", "expected"),
+    [
+        ({}, False, True),
+        ({"low": 2}, False, False),
+        ({"high": 6}, False, False),
+        ({"low": 2, "high": 6}, True, True),
+    ],
+    ids=["of one size", "started smaller", "may grow", "scaled since"],
+)
+def test_an_elastic_job_is_scaled_only_by_a_change_of_its_spec(
+    bounds: dict[str, int], asked_later: bool, expected: bool
+) -> None:
+    owner = admitted(elastic_job(4, **bounds), ("n0", "n0"))
+    asked = dataclasses.replace(owner, generation=owner.generation + asked_later)
+    assert scaled(asked) is expected
+    assert not scaled(admitted(elastic_job(2, **bounds), ("n0", "n0")))

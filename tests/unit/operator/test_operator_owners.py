@@ -33,3 +33,14 @@ def test_the_job_is_the_one_controller_of_its_objects_and_never_waits_for_their_
             "controller": True,
             "blockOwnerDeletion": False,
         }, manifest["kind"]
+
+
+def test_pods_bear_the_annotations_of_their_template() -> None:
+    given = {"metadata": {"annotations": {"example.com/team": "a"}, "labels": {"example.com/team": "b"}}}
+    owner = admitted(job(workers={"replicas": 2, "devices": 1, "template": given}))
+    assert owner.spec is not None
+    assert owner.attempt is not None
+    pods = WorkerPods(owner, owner.spec, owner.attempt, defaults=PodDefaults(), mode="NodeName")
+    metadata = pods.manifest(index=1, node="n1")["metadata"]
+    assert metadata["annotations"] == {"example.com/team": "a"}
+    assert metadata["labels"]["example.com/team"] == "b"

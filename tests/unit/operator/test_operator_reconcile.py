@@ -234,3 +234,13 @@ def test_a_scale_that_does_not_fit_keeps_the_attempt_and_says_so() -> None:
     status = written(decide(seen))
     assert status.attempt.number == 1
     assert status.condition("ResizeRefused").message == "needs 2 devices; 0 free on 0 nodes"
+
+
+def test_a_finished_job_whose_pods_still_end_is_looked_at_when_the_first_of_both_times_is_over() -> None:
+    owner = admitted(job(ttlSecondsAfterFinished=5))
+    told = lease(owner, step=50, outcome="Succeeded")
+    owner = dataclasses.replace(owner, status=written(decide(scene(owner, lease=told))))
+    pods = (pod(owner, 0), pod(owner, 1))
+    soon = decide(scene(owner, pods=pods)).wake_at_s
+    assert soon is not None
+    assert NOW_S < soon <= NOW_S + 5

@@ -325,3 +325,12 @@ def test_a_gang_whose_lease_was_deleted_has_its_start_timeout_to_say_that_it_wor
     else:
         assert isinstance(said, Restart)
         assert said.failure.cause == "StartTimedOut"
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_a_failure_that_counts_towards_nothing_is_retried_when_the_budget_is_spent(ignored: bool) -> None:
+    rule = {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [137 if ignored else 1]}}
+    policy = {"maxRestarts": 2, "noProgressMax": 100, "rules": [rule]}
+    owner = admitted(job(failurePolicy=policy), restart_records=restarted(2))
+    said = verdict(running(owner, lease=lease(owner, exits=[{"rank": 0, "signal": 9}])))
+    assert isinstance(said, Restart if ignored else GiveUp)

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from polyreme_operator.core.nodes import NodeTable
 from polyreme_operator.core.topology import ProblemReason, arrange, distances
 from polyreme_operator.types.inventory import HOST_LEVEL, LevelView
+from polyreme_operator.types.views import NodeView
 from tests.unit.operator.placement_scenes import LEVELS, labels_of
 
 
@@ -83,3 +85,18 @@ def test_distances_never_fall_upwards(asked: tuple[int | None, ...], expected: l
     found = distances([LevelView(name="", node_label="", distance=distance) for distance in asked])
     assert found.dtype == np.int64
     assert found.tolist() == expected
+
+
+def test_any_number_of_resources_is_counted_node_by_node() -> None:
+    resources = [f"example.com/r{at:02d}" for at in range(40)]
+    table = NodeTable()
+    for name in ("n0", "n1"):
+        table.put(NodeView(name=name, host=name, allocatable=tuple((resource, 9) for resource in resources)))
+    for at, resource in enumerate(resources):
+        table.add("n0" if at % 2 else "n1", ((resource, at),), 1, busy=False)
+    inventory = table.snapshot()
+    used = {name: inventory.used_NR[row].tolist() for row, name in enumerate(inventory.names)}
+    assert used == {
+        "n0": [at if at % 2 else 0 for at in range(40)],
+        "n1": [0 if at % 2 else at for at in range(40)],
+    }

@@ -318,3 +318,9 @@ def test_of_two_that_could_be_let_off_only_one_is_if_both_are_too_many() -> None
     found = choose([20], jobs, preemptor=waiting("p", workers=11, priority=5))
     assert found is not None
     assert found.uids == ("b", "c")
+
+
+def test_a_job_that_must_not_preempt_does_not_even_wait_for_what_stops() -> None:
+    leaving = [old("x", [0, 1], stopping=True)]
+    assert choose([2], leaving) is not None
+    assert choose([2], leaving, preemptor=waiting("p", workers=2, priority=5, may_preempt=False)) is None

@@ -100,3 +100,8 @@ def test_what_is_charged_counts_for_every_cohort_above() -> None:
     shares = Shares(QueueTree.of(queues), {}, {}, 0.0)
     shares.charge("a", gpus(2), 2)
     assert (shares.of("a"), shares.of("left"), shares.of("b"), shares.own("left")) == (0.5, 0.5, 0.0, 0.0)
+
+
+def test_a_resource_that_neither_quota_nor_node_has_is_no_share() -> None:
+    shares = Shares(QueueTree.of([queue("a", 8)]), {("a", GPU): 2, ("a", "example.com/gone"): 90}, {}, 1.0)
+    assert shares.of("a") == 0.25

@@ -1,39 +1,48 @@
 """Tokens a second of one process beside transformers: the same decoder, weights and tokens, one thread, in turns.
 
+Each side runs in a process of its own, since glibc reads its settings once: ours with those that the launcher gives to
+ranks, transformers with none, as its users start it, and a second time with ours.
+
 Usage: run.py [--rounds 15] [--steps 4] [--tokens 128] [--documents 8]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import os
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from polyreme.launcher.ranks import ALLOCATOR
 from polyreme_api.batch import IGNORED_TARGET
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.shapes import KIMI_VL_NANO, NO_VISION, ModelShape
 from polyreme_datahub.objects import open_store
 from polyreme_trainer.export.config import text_config
 from polyreme_trainer.export.names import text_part
+from polyreme_trainer.model.initialise import build_model
+from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel.gradients import GlobalStep
 from polyreme_trainer.parallel.world import RankSettings, World, open_world
 from polyreme_trainer.train.inputs import Inputs
 from polyreme_trainer.train.settings import CheckpointSettings, OptimizerSettings, TrainSettings
 from polyreme_trainer.train.state import TrainState, backward, open_state, reduce, update
 
-RATIO_MIN = 1.2
+RATIO_MIN = 1.3
 LOSS_TOLERANCE = 1e-5
 """Largest difference of the first loss, relative to it: the same model, or nothing is compared."""
 WARM_STEPS = 2
@@ -58,6 +67,10 @@ WIDER = dataclasses.replace(
 )
 """Printed beside: where products take longer than what calls them."""
 
+MODELS = {"nano": NANO, "wider": WIDER}
+SIDES = {"ours": ("ours", ALLOCATOR), "theirs": ("theirs", {}), "theirs_with_our_allocator": ("theirs", ALLOCATOR)}
+"""What runs in each process, and what is added to its environment."""
+
 Step = Callable[[], float]
 """Trains a step; returns its loss."""
 
@@ -69,41 +82,116 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=4, help="steps of each in a round")
     parser.add_argument("--tokens", type=int, default=128, help="of a document")
     parser.add_argument("--documents", type=int, default=8, help="of a step")
+    parser.add_argument("--serve", nargs=2, metavar=("SIDE", "MODEL"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    figures = compare(NANO, options)
-    figures |= {f"wider_{name}": value for name, value in compare(WIDER, options).items()}
+    if options.serve:
+        return serve(*options.serve, options)
+    figures = compare("nano", options)
+    figures |= {f"wider_{name}": value for name, value in compare("wider", options).items()}
     ok = figures["ratio_to_transformers"] >= RATIO_MIN
     report = {"name": "bench-throughput-cpu", "figures": figures, "bar": {"ratio_to_transformers": RATIO_MIN}, "ok": ok}
     sys.stdout.write(json.dumps(report) + "\n")
     return 0 if ok else 1
 
 
-def compare(shape: ModelShape, options: argparse.Namespace) -> dict[str, float]:
-    """Time both in turns; medians over rounds."""
+def compare(model: str, options: argparse.Namespace) -> dict[str, float]:
+    """Time all sides in turns; medians over rounds."""
+    with contextlib.ExitStack() as stack:
+        sides = {name: stack.enter_context(Side.started(name, model, options)) for name in SIDES}
+        difference = max(check_losses(sides["ours"].loss, side.loss) for side in sides.values())
+        for side in sides.values():
+            side.timed(WARM_STEPS)
+        rounds = [{name: side.timed(options.steps) for name, side in sides.items()} for _ in range(options.rounds)]
+
+    def ratios(other: str) -> list[float]:
+        return [taken[other] / taken["ours"] for taken in rounds]
+
+    def tokens_per_s(side: str) -> float:
+        step_s = statistics.median(taken[side] for taken in rounds)
+        return round(options.documents * options.tokens / step_s, 1)
+
+    return {
+        "ratio_to_transformers": round(statistics.median(ratios("theirs")), 3),
+        "lowest_ratio_of_a_round": round(min(ratios("theirs")), 3),
+        "ratio_to_transformers_with_our_allocator": round(statistics.median(ratios("theirs_with_our_allocator")), 3),
+        "tokens_per_s": tokens_per_s("ours"),
+        "transformers_tokens_per_s": tokens_per_s("theirs"),
+        "transformers_with_our_allocator_tokens_per_s": tokens_per_s("theirs_with_our_allocator"),
+        "parameters": sides["ours"].parameters,
+        "relative_loss_difference": difference,
+    }
+
+
+class Side:
+    """A process that trains steps when it is asked to."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        said = self._read()
+        self.loss: float = said["loss"]
+        """Of its first step."""
+        self.parameters: int = said["parameters"]
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls, name: str, model: str, options: argparse.Namespace) -> Iterator[Side]:
+        """Start one, and end it."""
+        side, allocator = SIDES[name]
+        sizes = [f"--tokens={options.tokens}", f"--documents={options.documents}"]
+        plain = {variable: value for variable, value in os.environ.items() if not variable.startswith("MALLOC_")}
+        with subprocess.Popen(
+            [sys.executable, __file__, *sizes, "--serve", side, model],
+            env=plain | allocator,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                yield cls(process)
+            finally:
+                process.kill()
+
+    def timed(self, steps: int) -> float:
+        """Seconds of a step."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.flush()
+        return float(self._read()["step_s"])
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("a side ended before it answered; its error is above")
+        return dict(json.loads(line))
+
+
+def serve(side: str, model: str, options: argparse.Namespace) -> int:
+    """Train one step and say its loss; then so many as each line of the input asks for, and say what one took."""
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    shape = MODELS[model]
     generator = torch.Generator().manual_seed(0)
     size = (options.documents, options.tokens)
     tokens_BS = torch.randint(2, shape.decoder.vocabulary, size, generator=generator)
-    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         settings = settings_of(shape, Path(folder), server)
-        with open_world(settings.rank, settings.layout) as world:
-            state = open_state(settings, world.meshes, media_token=MEDIA)
-            theirs = transformers_step(shape, state, tokens_BS, settings.optimizer)
-            ours = our_step(state, world, tokens_BS, settings.optimizer)
-            difference = check_losses(ours(), theirs())
-            for step in (ours, theirs):
-                timed(step, WARM_STEPS)
-            rounds = [(timed(ours, options.steps), timed(theirs, options.steps)) for _ in range(options.rounds)]
-    own_s, other_s = (statistics.median(times) for times in zip(*rounds, strict=True))
-    return {
-        "ratio_to_transformers": round(statistics.median(other / own for own, other in rounds), 3),
-        "lowest_ratio_of_a_round": round(min(other / own for own, other in rounds), 3),
-        "tokens_per_s": round(tokens_BS.numel() / own_s, 1),
-        "transformers_tokens_per_s": round(tokens_BS.numel() / other_s, 1),
-        "parameters": sum(parameter.numel() for parameter in state.models[0].parameters()),
-        "relative_loss_difference": difference,
-    }
+        weights = build_model(shape, seed=settings.seed, media_token=MEDIA)
+        parameters = sum(parameter.numel() for parameter in weights.parameters())
+        if side == "ours":
+            world = stack.enter_context(open_world(settings.rank, settings.layout))
+            step = our_step(open_state(settings, world.meshes, media_token=MEDIA), world, tokens_BS, settings.optimizer)
+        else:
+            step = transformers_step(shape, weights, tokens_BS, settings.optimizer)
+        del weights
+        sys.stdout.write(json.dumps({"loss": step(), "parameters": parameters}) + "\n")
+        sys.stdout.flush()
+        for line in sys.stdin:
+            sys.stdout.write(json.dumps({"step_s": timed(step, int(line))}) + "\n")
+            sys.stdout.flush()
+    return 0
 
 
 def timed(step: Step, steps: int) -> float:
@@ -160,7 +248,7 @@ def our_step(state: TrainState, world: World, tokens_BS: Tensor, optimizer: Opti
     return step
 
 
-def transformers_step(shape: ModelShape, state: TrainState, tokens_BS: Tensor, optimizer: OptimizerSettings) -> Step:
+def transformers_step(shape: ModelShape, weights: KimiVL, tokens_BS: Tensor, optimizer: OptimizerSettings) -> Step:
     """A step of ``DeepseekV3ForCausalLM``: a batch without padding, grouped products, fused AdamW, clipping."""
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
@@ -169,7 +257,7 @@ def transformers_step(shape: ModelShape, state: TrainState, tokens_BS: Tensor, o
     chosen = (model.config._attn_implementation, model.config._experts_implementation)  # noqa: SLF001 - no public name
     if chosen != tuple(ways.values()):
         raise SystemExit(f"transformers runs {chosen}, it was asked for {tuple(ways.values())}")
-    model.load_state_dict(text_part(state.models[0].state_dict()), strict=True)
+    model.load_state_dict(text_part(weights.state_dict()), strict=True)
     model.train()
     adam = torch.optim.AdamW(
         model.parameters(),

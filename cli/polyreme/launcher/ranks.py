@@ -35,6 +35,13 @@ KILL_WAIT_S = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.005
 
+ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+"""Settings of glibc for ranks: what a step frees stays with the process, and the next step finds it mapped.
+
+By default the kernel takes most of it back after each use, and hands it out page by page, zeroed, a moment later. glibc
+reads the settings once, when a process starts, so they are the fork server's; ranks inherit its allocator. 32 MiB is
+the largest threshold that glibc takes. Variables of the pod come first.
+"""
 OUTBOX_MAX = 4096
 """Commands that may wait for a zygote that warms; ranks of a pod are far fewer."""
 
@@ -99,7 +106,7 @@ class RankParent:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "polyreme.launcher.zygote", str(theirs.fileno()), str(os.getpid())],
-                env=self._environment,
+                env={**ALLOCATOR, **self._environment},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )

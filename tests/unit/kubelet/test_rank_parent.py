@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polyreme.launcher.ranks import ZYGOTE_DEATHS_MAX, RankParent
+from polyreme.launcher.ranks import ALLOCATOR, ZYGOTE_DEATHS_MAX, RankParent
 from polyreme_api.errors import EnvironmentFailedError
 
 pytestmark = pytest.mark.slow
@@ -65,3 +65,21 @@ def test_a_zygote_that_can_not_warm_says_why_and_is_given_up(tmp_path: Path) -> 
         await parent.close()
 
     asyncio.run(story())
+
+
+def test_ranks_keep_freed_memory_unless_the_pod_says_otherwise() -> None:
+    """glibc reads its settings when the fork server starts: what its kernel says it was started with is what counts."""
+
+    async def started_with(environment: dict[str, str]) -> dict[str, str]:
+        parent = RankParent(
+            environment=environment, on_exit=lambda *_: None, on_forked=lambda: None, on_fail=lambda _: None
+        )
+        parent.start()
+        told = Path(f"/proc/{parent.zygote_pid}/environ").read_text()
+        await parent.close()
+        return dict(variable.split("=", 1) for variable in told.split("\0") if variable)
+
+    assert ALLOCATOR.items() <= asyncio.run(started_with(ENVIRONMENT)).items()
+    own = {"MALLOC_TRIM_THRESHOLD_": "65536"}
+    seen = asyncio.run(started_with(ENVIRONMENT | own))
+    assert ALLOCATOR | own == {name: value for name, value in seen.items() if name.startswith("MALLOC_")}

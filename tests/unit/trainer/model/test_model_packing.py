@@ -151,3 +151,21 @@ def test_images_without_their_media_tokens_are_refused(model: KimiVL, batch: Bat
 def test_offsets_that_do_not_cover_the_stream_are_refused(model: KimiVL, batch: Batch, offsets: list[int]) -> None:
     with pytest.raises(InvalidConfigError, match="document offsets"):
         model(batch.tokens_T, batch.positions_T, offsets, batch.patches_PC, batch.grids)
+
+
+def test_long_causal_rows_in_blocks_are_those_of_the_flash_kernel() -> None:
+    lengths = (128, 100, 65, 128, 64, 1)
+    chosen = segments(lengths, causal=True, device=torch.device("cpu"), dtype=torch.float32)
+    assert chosen.padding is not None
+    assert chosen.padding.mask_LL is not None
+    heads = attend.WHOLE_SCORES_MAX // (len(lengths) * 128**2) + 1
+    generator = torch.Generator().manual_seed(2)
+    made = [torch.randn(sum(lengths), heads, width, generator=generator) for width in (24, 24, 16)]
+    results: list[list[torch.Tensor]] = []
+    for kernel in (chosen, attend.Segments(lengths=lengths, causal=True)):
+        q, k, v = (tensor.clone().requires_grad_() for tensor in made)
+        out = kernel.attend(q, k, v)
+        out.square().sum().backward()
+        results.append([out, *(tensor.grad for tensor in (q, k, v) if tensor.grad is not None)])
+    for ours, flash in zip(*results, strict=True):
+        torch.testing.assert_close(ours, flash, rtol=1e-4, atol=1e-5)

@@ -353,7 +353,11 @@ class ClusterModel:
         unreadable = Unreadable(ref=ref, uid=str(manifest["metadata"].get("uid", "")), why=why)
         if ref.kind == "TrainingJob":
             known = self.jobs.views.get(self._job_refs.get(ref, ""))
-            changes = self._put_job(ref, parse_unreadable_job(manifest, known, why))
+            try:
+                changes = self._put_job(ref, parse_unreadable_job(manifest, known, why))
+            except Exception as error:  # noqa: BLE001 - as above: then it is as if it were not there
+                _log.warning("nothing of this job can be read: %s, %s", ref, fault_message(error))
+                changes = self._forget(ref)
         else:
             changes = self._forget(ref)
             # It is there, as a list will say again.

@@ -148,7 +148,7 @@ def _read_status(manifest: Manifest, known: JobView | None) -> tuple[TrainingJob
     if status.attempt is not None and (before is None or before.attempt != status.attempt):
         try:
             status.attempt.placement.node_by_index()
-        except (IndexError, ValueError) as error:
+        except (IndexError, TypeError, ValueError) as error:
             unreadable = f"status.attempt.placement can't be read: {error}"
             status = status.model_copy(update={"attempt": None if before is None else before.attempt})
     if status.arrival:

@@ -23,6 +23,11 @@ def ref(name: str) -> ObjectRef:
     return ObjectRef(kind=labels.KIND_JOB, namespace="default", name=name)
 
 
+def cut(names: dict[str, Any]) -> dict[str, Any]:
+    """Names of nodes with one number less than their text has places for."""
+    return {**names, "parts": ["a", "b", "c"], "numbers": ["0"], "digits": [1], "texts": []}
+
+
 class Cursed:
     """An error that placing the job of one name raises, while it lasts."""
 
@@ -173,8 +178,9 @@ def test_a_job_whose_status_can_not_be_read_keeps_its_devices_and_says_so() -> N
         await stage.cluster.patch(ref("held"), {"status": {"attempt": {"number": 1}}}, subresource=STATUS_SUBRESOURCE)
         await asyncio.sleep(2.0)
         assert stage.condition("held", "Degraded") == {}
-        for order in ("7", "0-99999999999"):
-            placement = {"attempt": {"placement": {"order": order}}}
+        nodes = stage.status("held")["attempt"]["placement"]["nodes"]
+        for changed in ({"order": "7"}, {"order": "0-99999999999"}, {"order": "0", "nodes": [cut(nodes[0])]}):
+            placement = {"attempt": {"placement": changed}}
             await stage.cluster.patch(ref("held"), {"status": placement}, subresource=STATUS_SUBRESOURCE)
             await asyncio.sleep(2.0)
             assert "status.attempt.placement" in stage.condition("held", "Degraded")["message"]

@@ -11,7 +11,7 @@ from polyreme_api.environment import PodEnvironment
 from polyreme_api.times import rfc3339
 from polyreme_operator.port import Manifest, NotFoundError, ObjectRef, PortError
 from polyreme_operator.sim.launcher import SimLauncher
-from polyreme_operator.sim.owners import owner_uid
+from polyreme_operator.sim.owners import is_malformed, owner_uid
 
 if TYPE_CHECKING:
     from polyreme_operator.sim.world import World
@@ -149,7 +149,7 @@ class Kubelets:
     def _sync_bound_to(self, name: str) -> None:
         """Do what a kubelet does that begins: it lists the pods of its node, those that wait for their end too."""
         for record in list(self._store.records("Pod")):
-            if record.manifest["spec"].get("nodeName") == name:
+            if record.manifest["spec"].get("nodeName") == name and not is_malformed(record.manifest):
                 self.sync(ObjectRef.of(record.manifest), record.uid)
 
     def _kill_all(self, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from polyreme_api.errors import FencedError, NotFoundError, RefusedError
 from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, checkpoint_name, claim_key
 from polyreme_api.marker import CommitMarker, SavedFile, parse_marker, seal
 from polyreme_api.plan.plan import shape_digest
-from polyreme_api.plan.shapes import KIMI_VL_NANO, model_shape
+from polyreme_api.plan.shapes import KIMI_VL_NANO, model_shape, shape_content
 from polyreme_api.progress import CheckpointRef
 from polyreme_api.store import ObjectStore
 from polyreme_trainer.checkpoint.commit import commit, condemn, remove
@@ -28,7 +27,7 @@ KEEP_ONE = Rule(kept=1)
 
 
 def marker(attempt: int = 1, step: int = 5, **changed: object) -> CommitMarker:
-    shape = {"model_digest": shape_digest(KIMI_VL_NANO), "model_shape": dataclasses.asdict(KIMI_VL_NANO)}
+    shape = {"model_digest": shape_digest(KIMI_VL_NANO), "model_shape": shape_content(KIMI_VL_NANO)}
     return plain_marker(attempt, step, **{**shape, **changed})
 
 

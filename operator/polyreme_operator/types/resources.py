@@ -60,7 +60,7 @@ def quantity(text: str, resource: str) -> int:
         if given.adjusted() > _DIGITS_MAX:
             return _COUNTED_MAX if given > 0 else -_COUNTED_MAX
         amount = given * _SUFFIXES[suffix] * (_MILLI if resource == CPU else 1)
-        return min(_COUNTED_MAX, int(amount.to_integral_value(rounding=ROUND_CEILING)))
+        return max(-_COUNTED_MAX, min(_COUNTED_MAX, int(amount.to_integral_value(rounding=ROUND_CEILING))))
     except (ArithmeticError, ValueError) as error:
         raise ValueError(f"quantity {text!r} of {resource} is no number") from error
 

@@ -225,6 +225,22 @@ def test_a_malformed_object_is_left_out_with_an_event_and_a_metric(manifest: Man
     stage.run(story)
 
 
+@pytest.mark.parametrize("amount", ["-99999999999999999999999", "99999999999999999999999", "-1e99", "1e999999"])
+def test_a_nodes_amount_beyond_64_bits_stops_nobody(amount: str) -> None:
+    stage = Stage()
+    stage.add_nodes(1)
+    beyond = node_manifest("beyond")
+    beyond["status"]["allocatable"]["cpu"] = amount
+
+    async def story() -> None:
+        stage.store.create(beyond)
+        stage.add_job("fine")
+        await asyncio.sleep(PATIENCE_S)
+        assert stage.condition("fine", "Admitted")["status"] == "True"
+
+    stage.run(story)
+
+
 def test_a_time_that_is_past_is_not_waited_for_without_end() -> None:
     """A condition of a bound pod without a time made a deadline in 1970: passes followed each other without a pause."""
     stage = Stage()

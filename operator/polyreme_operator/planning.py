@@ -23,6 +23,8 @@ from polyreme_operator.types.plans import JobPlans, PlanRequest
 
 TRIES_MAX = 2
 """Processes that may die over one request before its job is refused."""
+ANSWER_MAX_S = 120.0
+"""Longest time that one job is planned for: requests are answered one by one, and the others wait meanwhile."""
 _PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
 
@@ -46,8 +48,10 @@ class InlinePlanner:
 class ProcessPlanner:
     """Plans in a process of its own, which is started for the first request: the event loop keeps its processor."""
 
-    def __init__(self, work: Callable[[PlanRequest], JobPlans] = plan_sizes) -> None:
-        self._work = work
+    def __init__(
+        self, work: Callable[[PlanRequest], JobPlans] = plan_sizes, *, answer_max_s: float = ANSWER_MAX_S
+    ) -> None:
+        self._work, self._answer_max_s = work, answer_max_s
         self._pool: concurrent.futures.ProcessPoolExecutor | None = None
 
     async def plan(self, request: PlanRequest) -> JobPlans:
@@ -58,7 +62,14 @@ class ProcessPlanner:
                     max_workers=1, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent
                 )
             try:
-                return await asyncio.get_running_loop().run_in_executor(self._pool, self._work, request)
+                async with asyncio.timeout(self._answer_max_s):
+                    return await asyncio.get_running_loop().run_in_executor(self._pool, self._work, request)
+            except TimeoutError:
+                self.close()
+                return JobPlans(
+                    refused=f"planner failed: it found no answer within {self._answer_max_s:g} s; narrow the worker "
+                    "counts or name a layout in spec.parallelism"
+                )
             except BrokenProcessPool:
                 _log.warning("the planner's process ended without an answer")
                 self.close()

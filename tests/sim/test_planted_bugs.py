@@ -1,4 +1,4 @@
-"""Planted bugs keep the simulator honest. A file of their own: it runs beside the thousand seeds."""
+"""Planted bugs keep the simulator honest. A file of their own: it runs beside the seeds."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from polyreme_operator.sim.campaign import replay, run_campaign, table
+from polyreme_operator.sim.campaign import WRITE_FAULTS, replay, run_campaign, table
 from polyreme_operator.sim.run import simulate
 
-SEEDS = range(1000)
-"""About 1,000 s of one core."""
+SEEDS = range(200)
+"""About 300 s of one core. `make soak-sim` runs more, and asks that they reach every fault at every point."""
 
 
 @pytest.mark.slow
@@ -21,7 +21,8 @@ def test_no_seed_breaks_a_rule_and_every_fault_strikes_every_write() -> None:
     campaign = run_campaign(SEEDS, processes=os.cpu_count() or 1)
     print(table(campaign))
     assert not campaign.broken, "\n".join(map(replay, campaign.broken))
-    assert campaign.unreached == []
+    unreached_writes = [(fault, point) for fault, point in campaign.unreached if fault in WRITE_FAULTS]
+    assert unreached_writes == []
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -106,6 +107,11 @@ def in_process(_: PlanRequest) -> JobPlans:
     return JobPlans(refused=str(os.getpid()))
 
 
+def never_answers(request: PlanRequest) -> JobPlans:
+    while True:
+        signal.pause()
+
+
 def dies(_: PlanRequest) -> JobPlans:
     os._exit(9)
 
@@ -128,6 +134,18 @@ def test_the_planner_of_a_cluster_works_in_another_process_and_survives_its_deat
     assert asyncio.run(answers(ProcessPlanner(dies)))[0].refused == (
         "planner failed: its process ended 1 times without an answer"
     )
+
+
+@pytest.mark.slow
+def test_a_job_that_is_planned_for_too_long_is_refused_and_its_process_ended() -> None:
+    async def answer(planner: ProcessPlanner) -> str:
+        try:
+            return (await planner.plan(request())).refused
+        finally:
+            planner.close()
+
+    refused = asyncio.run(answer(ProcessPlanner(never_answers, answer_max_s=0.1)))
+    assert refused.startswith("planner failed: it found no answer within 0.1 s")
 
 
 def test_requests_and_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ UNSCHEDULABLE_S = 10.0
 """How long a scheduler may find no room for a pod before it is placed elsewhere."""
 REFUSED_S = 3.0
 """How long a pod may be refused before its gang gives up its nodes: a quota lags behind the pods that have gone."""
+SECRET_RENEWED = "the job's Secret was deleted and created again; pods that have read the old one can't join new ones"
 CODE_BAD_CONFIG = 2
 CODE_ENVIRONMENT = 7
 CODE_DATA_DAMAGED = 8
@@ -79,8 +80,7 @@ def find_failure(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Failur
     if gone is not None:
         return gone
     if scene.secret_renewed and 0 < len(current_pods(scene)) < attempt.replicas:
-        message = "the job's Secret was deleted and created again; pods that have read the old one can't join new ones"
-        return Failure(cause=Cause.POD_LOST, message=message, replace=frozenset(range(attempt.replicas)))
+        return Failure(cause=Cause.POD_LOST, message=SECRET_RENEWED, replace=frozenset(range(attempt.replicas)))
     if record is not None and attempt.desired == "Run":
         exited = _failed_exit(record.exits)
         if exited is not None:
@@ -257,7 +257,7 @@ def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecor
         return Failure(
             cause=Cause.HUNG,
             message=f"{name_stopped(record.stopped, devices=attempt.devices)}; "
-            f"rank {ended.rank} gave up waiting: {said}",
+            f"rank {ended.rank} gave up waiting{': ' if said else ''}{said}",
             index=record.stopped[0] // attempt.devices,
             code=ended.code,
         )

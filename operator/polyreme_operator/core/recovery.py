@@ -21,6 +21,7 @@ from polyreme_operator.core.observe import (
     CODE_BAD_CONFIG,
     CODE_DATA_DAMAGED,
     CODE_RUN_FAILED,
+    SECRET_RENEWED,
     Failure,
     current_record,
     find_failure,
@@ -89,6 +90,8 @@ def judge(scene: JobScene, spec: TrainingJobSpec, now_s: float) -> Verdict:
     excused = failure.cause in EXCUSED
     counts = not excused and (rule is None or (rule.count_towards_max and rule.action != "Ignore"))
     scope = _scope(scene, spec, failure, rule)
+    if scope is Scope.POD and _cannot_join(scene):
+        scope, failure = Scope.GANG, dataclasses.replace(failure, message=f"{failure.message}; {SECRET_RENEWED}")
     record = _record(scene, failure, scope, counts=counts, now_s=now_s)
     status = scene.job.status
     idle = restarts_without_progress([*status.restart_records, record], status.earlier_restarts)
@@ -196,6 +199,12 @@ def _scope(scene: JobScene, spec: TrainingJobSpec, failure: Failure, rule: Failu
     if lowest is Scope.PROCESS and failure.index is not None and tries >= spec.failure_policy.in_place_max:
         return Scope.POD
     return lowest
+
+
+def _cannot_join(scene: JobScene) -> bool:
+    """Whether the pods that stay have read another Secret than a new one would."""
+    attempt = scene.job.attempt
+    return scene.secret_renewed and attempt is not None and attempt.replicas > 1
 
 
 _FINAL = {

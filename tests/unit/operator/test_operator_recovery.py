@@ -1,6 +1,7 @@
 """The recovery ladder as tables: what is seen, what follows."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import RESTART_RECORDS_MAX, LastCheckpoint, RestartRecord
 from polyreme_api.times import rfc3339
+from polyreme_operator.core.observe import SECRET_RENEWED
 from polyreme_operator.core.recovery import (
     GiveUp,
     Healthy,
@@ -16,7 +18,7 @@ from polyreme_operator.core.recovery import (
     restarts_without_progress,
     with_restart,
 )
-from polyreme_operator.types.reasons import Reason
+from polyreme_operator.types.reasons import Reason, Scope
 from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.views import JobView, PodPhase
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, scene
@@ -97,6 +99,32 @@ def test_a_worker_whose_launcher_fell_silent_gets_a_new_pod() -> None:
     said = verdict(running(owner, lease=lease(owner, phase="Training", step=10, outcome="Failed", leaving=[1])))
     assert isinstance(said, Restart)
     assert (str(said.failure.cause), set(said.replace)) == ("PodLost", {1})
+
+
+def waits_for_retry(owner: JobView) -> JobScene:
+    """Worker 1's pod was never created, since the pod of worker 0 has read another Secret."""
+    waiting = dataclasses.replace(owner, status=owner.status.model_copy(update={"retry_at": rfc3339(NOW_S)}))
+    return running(waiting, pods=(pod(owner, 0),), lease=lease(owner, released=False, joined=1))
+
+
+def lost_node(owner: JobView) -> JobScene:
+    gone = {"n0": node(), "n1": node("n1", not_ready_since_s=NOW_S - 3600)}
+    return running(owner, pods=(pod(owner, 0), pod(owner, 1, where="n1")), nodes=gone)
+
+
+def failed_pod(owner: JobView) -> JobScene:
+    return running(owner, pods=(pod(owner, 0), pod(owner, 1, phase=PodPhase.FAILED)))
+
+
+@pytest.mark.parametrize("seen", [waits_for_retry, lost_node, failed_pod])
+def test_a_pod_that_could_not_join_the_others_replaces_them_all(seen: Callable[[JobView], JobScene]) -> None:
+    """A Secret that was made again has other bytes than the pods that stay have read."""
+    owner = admitted(job(), ("n0", "n1"))
+    found = seen(owner)
+    assert verdict(found).replace == {1}
+    renewed = verdict(dataclasses.replace(found, secret_renewed=True))
+    assert (renewed.replace, renewed.scope, renewed.move) == ({0, 1}, Scope.GANG, verdict(found).move)
+    assert renewed.record.message == f"{verdict(found).record.message}; {SECRET_RENEWED}"
 
 
 def test_exit_code_7_waits_before_it_tries_again_and_names_the_environment_in_the_end() -> None:

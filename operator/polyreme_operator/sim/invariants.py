@@ -8,6 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from polyreme_api import labels
+from polyreme_api.errors import ExitCode
 from polyreme_api.job.placement import Placement
 from polyreme_api.job.status import replacements_by_index
 from polyreme_api.launch.messages import Joined, Release
@@ -79,6 +80,8 @@ class Facts:
         self._successes: dict[tuple[str, int], float] = {}
         self._sent_s = 0.0
         self._failed_ranks: set[tuple[str, int]] = set()
+        self._gave_up: set[tuple[str, int]] = set()
+        """Attempts of which a rank ended as one that waited too long for another."""
 
     @property
     def trace(self) -> str:
@@ -232,7 +235,8 @@ class Facts:
     def _check_hang(self, blamed: tuple[str, int], world: World) -> None:
         job, gang = self.jobs[blamed[0]], world.gangs.get(blamed)
         name = f"{job['metadata']['name']} attempt {blamed[1]}"
-        if job["spec"]["health"]["hang"]["action"] != "Restart":
+        # A rank that gives up waiting ends its attempt itself: then the operator only names the cause.
+        if job["spec"]["health"]["hang"]["action"] != "Restart" and blamed not in self._gave_up:
             self.broke("a hang is only told unless asked otherwise", name, world)
         if gang is None or not any(rank.was_stopped for rank in gang.ranks.values()):
             self.broke("who is restarted for a hang has hung", name, world)
@@ -244,10 +248,12 @@ class Facts:
 
     # --------------------------------------------------------------------------------------------------- what gangs do
 
-    def rank_ended(self, uid: str, attempt: int, *, failed: bool) -> None:
-        """A rank ended."""
-        if failed:
+    def rank_ended(self, uid: str, attempt: int, *, code: int | None) -> None:
+        """Note that a rank ended; ``code`` is None where a signal ended it."""
+        if code != 0:
             self._failed_ranks.add((uid, attempt))
+        if code == ExitCode.ENVIRONMENT:
+            self._gave_up.add((uid, attempt))
 
     def joined(self, launcher: SimLauncher, message: Joined) -> None:
         """An index says that its old ranks are dead."""

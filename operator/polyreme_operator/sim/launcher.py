@@ -239,7 +239,7 @@ class SimLauncher:
         self.world.forked(self, attempt, release)
 
     def _rank_ended(self, rank: Rank, code: int | None, signal: int | None) -> None:
-        self.world.facts.rank_ended(self.pod.job_uid, rank.attempt, failed=code != 0)
+        self.world.facts.rank_ended(self.pod.job_uid, rank.attempt, code=code)
         event = f.RankExited(attempt=rank.attempt, rank=rank.rank, code=code, signal=signal)
         self.deliver(lambda: self.feed(event))
 

@@ -109,11 +109,15 @@ def test_the_time_of_a_hang_is_lost_to_it_and_not_to_the_start() -> None:
     assert (status.accounting.effective_milliseconds, lost) == (10_000, {"Hung": 4_000 + 20_000, "Starting": 66_000})
 
 
-def test_who_gives_up_waiting_for_a_stopped_rank_is_not_blamed() -> None:
-    found = verdict(stalling(stopped=(1,), seen_s=1.0, exits=[{"rank": 0, "code": 7}], message="timed out"))
+@pytest.mark.parametrize("action", ["Restart", "Notify"])
+@pytest.mark.parametrize(("said", "why"), [("timed out", ": timed out"), ("", "")])
+def test_who_gives_up_waiting_for_a_stopped_rank_is_not_blamed(action: str, said: str, why: str) -> None:
+    """The rank ended the attempt itself, so it is restarted whatever is to follow from hangs."""
+    exits = [{"rank": 0, "code": 7}]
+    found = verdict(stalling(action=action, stopped=(1,), seen_s=1.0, exits=exits, message=said))
     assert isinstance(found, Restart)
     assert (found.failure.cause, found.failure.index) == (Cause.HUNG, 1)
-    assert found.record.message == "rank 1 on worker 1 is stopped (state T); rank 0 gave up waiting: timed out"
+    assert found.record.message == f"rank 1 on worker 1 is stopped (state T); rank 0 gave up waiting{why}"
 
 
 def test_hangs_stop_to_restart_after_two_that_brought_no_later_step_and_start_again_behind_one() -> None:

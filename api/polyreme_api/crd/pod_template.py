@@ -25,8 +25,8 @@ _SCALARS: dict[str, dict[str, Any]] = {
 def pod_template_schema() -> dict[str, Any]:
     """Return the structural schema of a whole template.
 
-    It is atomic: field managers own all of it or nothing. A template never changes, and each write of a status costs the
-    API server a tenth less than with an owner for every field (docs/adr/0021).
+    It is atomic: field managers own all of it or nothing. A template never changes, and each write of a status costs
+    the API server a tenth less than with an owner for every field (docs/adr/0021).
     """
     return {**_schema(ROOT), "x-kubernetes-map-type": "atomic"}
 

@@ -25,6 +25,7 @@ SHOWN_BY: dict[str, tuple[int, ...]] = {
     "malformed_object_raises": (12, 27),
     "replacement_does_not_wait": (0, 1),
     "reservation_ignored": (8,),
+    "success_not_looked_for": (33,),
 }
 CAUGHT_WITHIN = {
     "absent_node_is_lost": 40,
@@ -50,7 +51,7 @@ CAUGHT_WITHIN = {
     "role_outlives_its_job": 10,
     "stale_progress_counts": 20,
     "status_written_without_version": 10,
-    "success_not_looked_for": 10,
+    "success_not_looked_for": 80,
     "usage_freed_with_the_attempt": 10,
     "victim_preempted_twice": 10,
 }

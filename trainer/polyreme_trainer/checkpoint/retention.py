@@ -33,6 +33,7 @@ def expendable(
     attempt: int,
     rule: Rule,
     now_s: float,
+    strays: bool = True,
 ) -> list[CheckpointRef]:
     """Choose what to delete: of history what the rule does not keep, and what was left outside it.
 
@@ -47,6 +48,7 @@ def expendable(
         attempt: Number of this attempt.
         rule: What is kept.
         now_s: The present, by the clock that committed them.
+        strays: Whether committed checkpoints outside history go.
     """
     spans = attempt_spans(points)
     known = [c for c in committed if not points or is_history(c, spans)]
@@ -55,7 +57,7 @@ def expendable(
         return []
     numbered = enumerate(reversed(history))
     old = [c for number, c in numbered if number and (number >= rule.kept or _is_old(committed[c], rule, now_s))]
-    stray = [c for c in committed if c not in known and c.attempt < attempt]
+    stray = [c for c in committed if strays and c not in known and c.attempt < attempt]
     left = [c for c in torn if c.attempt <= attempt]
     return old[::-1] + stray + left
 
@@ -70,19 +72,22 @@ def retain(store: ObjectStore, *, attempt: int, rule: Rule, now_s: float) -> lis
     Why no race loses the newest in history: a leader claims its attempt, lists, chooses; this writer commits, looks for
     a claim, deletes. If it finds none, every later list shows the commit, and no leader chooses what is older.
 
-    What is damaged stays: somebody may want to look at it, and may mend it.
+    What is damaged stays: somebody may want to look at it, and may mend it. A resume point that was rebuilt from step
+    records is not what the leader wrote, so nothing is deleted for lying outside the history that it shows.
 
     Raises:
         FencedError: If a newer attempt has begun: what is expendable is no longer this writer's to say.
-        RefusedError: If a resume point is damaged.
         StoreFailedError: If the store refuses.
     """
     seen = survey(store)
     check_not_fenced(store, attempt)
     points = [point for point in seen.points if point.attempt <= attempt]
+    if all(point.attempt in seen.rebuilt for point in points):
+        points = []
+    sure = not any(number <= attempt for number in seen.rebuilt)
     committed = {c.reference: c.marker.committed_at_s for c in seen.checkpoints if c.marker is not None}
     torn = [stored.reference for stored in seen.of(State.TORN)]
-    gone = expendable(committed, torn, points, attempt=attempt, rule=rule, now_s=now_s)
+    gone = expendable(committed, torn, points, attempt=attempt, rule=rule, now_s=now_s, strays=sure)
     names = [checkpoint_name(c) for c in gone]
     for name in names:
         remove(store, name)

@@ -10,7 +10,7 @@ import pytest
 
 from polyreme_api.blocks import BLOCK_BYTES
 from polyreme_api.errors import FencedError, NotFoundError, RefusedError
-from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, checkpoint_name, claim_key
+from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, checkpoint_name, claim_key, steps_key
 from polyreme_api.marker import CommitMarker, SavedFile, parse_marker, seal
 from polyreme_api.plan.plan import shape_digest
 from polyreme_api.plan.shapes import KIMI_VL_NANO, model_shape, shape_content
@@ -213,6 +213,18 @@ def test_retention_deletes_whole_directories(store: ObjectStore, tmp_path: Path)
     assert retain(store, attempt=1, rule=KEEP_ONE, now_s=0.0) == gone
     assert list_checkpoints(tmp_path) == ([at(1, 15)], [])
     assert not any((tmp_path / name).exists() for name in gone)
+
+
+def test_nothing_is_deleted_because_of_a_resume_point_that_was_rebuilt(store: ObjectStore, tmp_path: Path) -> None:
+    """Attempt 2 began at 5, so what attempt 1 left at 10 lies outside history: if its point was lost, 10 stays."""
+    for attempt, step in ((1, 5), (1, 10), (2, 15)):
+        commit_empty(store, attempt, step)
+    fix(store, 1, None)
+    for attempt, steps in ((1, range(1, 11)), (2, range(6, 16))):
+        store.put(steps_key(attempt), "".join(f'{{"step": {step}}}\n' for step in steps).encode())
+    assert retain(store, attempt=2, rule=KEEP_ONE, now_s=0.0) == ["a000001-s00000005"]
+    fix(store, 2, "a000001-s00000005")
+    assert retain(store, attempt=2, rule=KEEP_ONE, now_s=0.0) == ["a000001-s00000010"]
 
 
 def test_a_checkpoint_that_is_half_deleted_is_torn(

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +84,9 @@ class Journal:
         self._file.flush()
 
 
-def copy_files(memory: Path, rank: int) -> tuple[int, int]:
-    """Open a rank's copy and its record; a launcher hands on files without names."""
-    copy, record = (os.open(memory / f"rank-{rank}.{end}", os.O_RDWR | os.O_CREAT) for end in ("copy", "json"))
+def copy_files(paths: Sequence[str]) -> tuple[int, int]:
+    """Open a rank's copy and its record, which a launcher hands on open."""
+    copy, record = (os.open(path, os.O_RDWR) for path in paths)
     return copy, record
 
 
@@ -150,7 +150,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
         checkpoint=CheckpointSettings(
             store=store_of(request, rank),
             folder=None if "url" in request else Path(request["root"]),
-            copies=copy_files(Path(request["copies"]), rank) if "copies" in request else None,
+            copies=copy_files(request["copies"][rank]) if "copies" in request else None,
             resume_from=request.get("resume_from"),
             interval_steps=request.get("interval", 4),
             kept=request.get("kept", 3),

@@ -3,13 +3,17 @@ from memory, damaged and passed over, in another layout, and read by the command
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from polyreme.launcher.copies import CopyFiles
 from polyreme.launcher.resume import fix_resume
 from polyreme.main import invoke
 from polyreme.records import read_records_at
@@ -25,23 +29,36 @@ def losses(url: str) -> dict[int, float]:
     return {record.step: record.loss for record in read_records_at(url).history}
 
 
+@pytest.fixture
+def memory() -> Iterator[CopyFiles]:
+    with contextlib.closing(CopyFiles()) as files:
+        yield files
+
+
+def paths_of(memory: CopyFiles, rank: int) -> list[str]:
+    """A rank's two files, which have no name, by the descriptors of this process."""
+    descriptors = memory.of(rank)
+    assert descriptors is not None, "this machine has no memory for copies"
+    return [f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in descriptors]
+
+
 def test_a_run_in_a_bucket_is_that_of_a_folder_through_kills_memory_damage_and_another_layout(
     start: Any,
     bucket: str,
     bucket_server: BucketServer,
+    memory: CopyFiles,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert begin(start, tmp_path / "folder", 1).wait() == [0] * 4
     undisturbed = losses((tmp_path / "folder").as_uri())
     store, environment = open_store(bucket), dict(bucket_server.environment)
-    memory = tmp_path / "memory"
-    memory.mkdir()
 
     def attempt(number: int, *, layout: Any = (4, 2), **asked: Any) -> Any:
         point = fix_resume(store, attempt=number, by="one", now_s=0.0)
         assert point is not None
-        where = {"url": bucket, "environment": environment, "copies": str(memory)}
+        copies = [paths_of(memory, rank) for rank in range(4)]
+        where = {"url": bucket, "environment": environment, "copies": copies}
         return start(
             "train",
             layout=layout,
@@ -63,8 +80,7 @@ def test_a_run_in_a_bucket_is_that_of_a_folder_through_kills_memory_damage_and_a
     data = bytearray(store.get(key))
     data[-1] ^= 2
     store.put(key, bytes(data))
-    for copy in memory.glob("rank-*"):
-        copy.unlink()
+    memory.close()
     assert invoke(["checkpoint", "verify", bucket]) == ExitCode.REFUSED
     assert "00001-000.bin: bytes from" in capsys.readouterr().err
     assert attempt(3).wait() == [7] * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,23 @@ class Serving:
         """Wait until an attempt has itself trained so many steps."""
         self.until(lambda: self.step(attempt) >= steps, f"attempt {attempt} trained {steps} steps")
 
+    @contextlib.contextmanager
+    def held(self, *, attempt: int, steps: int) -> Iterator[None]:
+        """Stop all ranks once an attempt has trained so many steps; let them continue at the end of the block.
+
+        Steps are fast and the machine may be busy: a run that is not held can finish before a test has looked at it.
+        """
+        self.trained(attempt=attempt, steps=steps)
+        ranks = [rank for index in self.indexes for rank in self._ranks(index)]
+        for rank in ranks:
+            rank.suspend()
+        try:
+            assert self.step(attempt) < STEPS, "the last step is trained, nothing is left to hold"
+            yield
+        finally:
+            for rank in ranks:
+                unless_gone(rank.resume)
+
     def torn(self, attempt: int) -> list[Path]:
         """Checkpoints of an attempt that bear no marker at this moment."""
         found = self.run.checkpoints.glob(f"a{attempt:06d}-s*")
@@ -177,6 +195,11 @@ class Serving:
     def committed(self, attempt: int) -> list[Path]:
         """Checkpoints of an attempt that bear their marker."""
         return sorted(path.parent for path in self.run.checkpoints.glob(f"a{attempt:06d}-s*/{COMMIT_MARKER}"))
+
+    @property
+    def indexes(self) -> set[int]:
+        """Indexes of the workers."""
+        return {int(path.name.split("-")[-2]) for path in self.run.pods.iterdir()}
 
     def pod_directory(self, index: int) -> Path:
         """Folder of the newest pod that fills a worker's place."""
@@ -187,6 +210,9 @@ class Serving:
         """Processes of a worker: launcher, zygote, and each rank by its number."""
         known = json.loads((self.pod_directory(index) / "processes.json").read_text())
         return {"launcher": known["launcher"], "zygote": known["zygote"], **known["ranks"]}
+
+    def _ranks(self, index: int) -> list[psutil.Process]:
+        return [psutil.Process(pid) for name, pid in self.pids(index).items() if name.isdecimal()]
 
     def kill_rank(self, rank: int) -> None:
         """Kill a rank with SIGKILL."""

@@ -21,9 +21,9 @@ def test_losses_after_killed_ranks_are_those_of_the_undisturbed_run(
 ) -> None:
     serving = home.start(home.write_job("ranks", failurePolicy=IMPATIENT))
 
-    serving.trained(attempt=1, steps=draw.randrange(1, CHECKPOINT_EVERY - 2))
-    assert serving.committed(1) == [], "before the first checkpoint"
-    serving.kill_rank(draw.choice(RANKS))
+    with serving.held(attempt=1, steps=draw.randrange(1, CHECKPOINT_EVERY - 2)):
+        assert serving.committed(1) == [], "before the first checkpoint"
+        serving.kill_rank(draw.choice(RANKS))
 
     torn = serving.until(lambda: serving.torn(2), "attempt 2 writes a checkpoint")
     serving.kill_rank(draw.choice(RANKS))

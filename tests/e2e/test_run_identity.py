@@ -36,12 +36,12 @@ def test_a_fresh_run_keeps_the_old_one_beside_it_and_none_is_served_twice(home: 
     job = home.write_job("fresh")
     training = yaml.safe_load(job.read_text())["spec"]["training"]
     first = home.start(job)
-    first.until(lambda: first.step(1), "a step is trained")
-    for arguments in ([], ["--fresh"]):
-        refused = home.call("run", str(job), *arguments)
-        assert refused.code == REFUSED, "a run that is being served is nobody else's, fresh or not"
-        assert str(first.process.pid) in refused.said
-    first.kill_all()
+    with first.held(attempt=1, steps=1):
+        for arguments in ([], ["--fresh"]):
+            refused = home.call("run", str(job), *arguments)
+            assert refused.code == REFUSED, "a run that is being served is nobody else's, fresh or not"
+            assert str(first.process.pid) in refused.said
+        first.kill_all()
 
     old = {path: path.read_bytes() for path in first.run.checkpoints.glob("*/*")}
     short = home.write_job("fresh", training={**training, "steps": 3})

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -77,9 +78,10 @@ def test_the_first_signal_checkpoints_and_stops_and_the_second_ends_at_once(
 ) -> None:
     job = home.write_job("interrupted")
     first = home.start(job)
-    first.trained(attempt=1, steps=3)
-    tree = first.tree()
-    first.process.send_signal(draw.choice((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
+    with first.held(attempt=1, steps=3):
+        tree = first.tree()
+        first.process.send_signal(draw.choice((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
+        first.until(lambda: "stopping" in first.said, "it says that it stops")
     ended = first.end()
     assert ended.code == CANCELLED, ended.said
     assert all_end(tree), f"still there: {living(tree)}"
@@ -89,13 +91,13 @@ def test_the_first_signal_checkpoints_and_stops_and_the_second_ends_at_once(
     assert (row["state"], row["pid"]) == ("Stopped", None)
 
     second = home.start(job)
-    second.trained(attempt=2, steps=2)
-    assert newest_point(home, "interrupted") == saved.name
-    tree = second.tree()
-    second.process.send_signal(signal.SIGHUP)
-    second.until(lambda: "stopping" in second.said, "it says that it stops")
-    second.process.send_signal(signal.SIGTERM)
-    ended = second.end()
+    with second.held(attempt=2, steps=2):
+        assert newest_point(home, "interrupted") == saved.name
+        tree = second.tree()
+        second.process.send_signal(signal.SIGHUP)
+        second.until(lambda: "stopping" in second.said, "it says that it stops")
+        second.process.send_signal(signal.SIGTERM)
+        ended = second.end()
     assert ended.code == CANCELLED, ended.said
     assert "stopped at once" in ended.said
     assert all_end(tree), f"still there: {living(tree)}"
@@ -109,8 +111,8 @@ def test_a_launcher_that_is_asked_to_end_checkpoints_and_costs_one_attempt_and_n
     home: PolyremeHome, truth: dict[int, str], draw: random.Random
 ) -> None:
     serving = home.start(home.write_job("asked"))
-    serving.trained(attempt=1, steps=draw.randrange(2, 7))
-    os.kill(serving.pids(draw.choice((0, 1)))["launcher"], draw.choice((signal.SIGTERM, signal.SIGHUP)))
+    with serving.held(attempt=1, steps=draw.randrange(2, 7)):
+        os.kill(serving.pids(draw.choice((0, 1)))["launcher"], draw.choice((signal.SIGTERM, signal.SIGHUP)))
     ended = serving.end()
     assert ended.code == 0, ended.said
     assert ended.item["attempts"] == 2
@@ -126,8 +128,11 @@ def test_a_torn_checkpoint_is_named_and_never_loaded(home: PolyremeHome, truth: 
     job = home.write_job("torn", checkpoint={"everySteps": every, "keep": 3})
     first = home.start(job)
     first.until(lambda: len(first.committed(1)) >= 2, "two checkpoints are committed")
-    first.trained(attempt=1, steps=2 * every + 1)
-    stopped = home.call("runs", "stop", "torn")
+    with ThreadPoolExecutor(1) as other:
+        with first.held(attempt=1, steps=2 * every + 1):
+            stopping = other.submit(home.call, "runs", "stop", "torn")
+            first.until(lambda: "stopping" in first.said, "it says that it stops")
+        stopped = stopping.result()
     assert stopped.code == 0, stopped.said
     assert first.end().code == CANCELLED
 

@@ -79,8 +79,8 @@ class RunDirectory:
 
     @property
     def exists(self) -> bool:
-        """Whether a run lies here."""
-        return self.identity_file.exists()
+        """Whether a run lies here; its journal shows that, too, where run.json is lost."""
+        return self.identity_file.exists() or self.journal_file.exists()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +150,7 @@ class Home:
 
     def runs(self) -> Iterator[RunDirectory]:
         """Yield the runs that exist, by namespace and name."""
-        for identity in sorted((self.path / "runs").glob("*/*/run.json")):
-            if not identity.parent.name.endswith(PREVIOUS_SUFFIX):
-                yield self.run(identity.parent.parent.name, identity.parent.name)
+        for folder in sorted((self.path / "runs").glob("*/*")):
+            run = self.run(folder.parent.name, folder.name)
+            if run.exists and not folder.name.endswith(PREVIOUS_SUFFIX):
+                yield run

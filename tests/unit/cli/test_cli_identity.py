@@ -82,6 +82,16 @@ def test_a_second_process_keeps_when_the_run_was_created(tmp_path: Path) -> None
     assert first != second
 
 
+def test_a_run_that_lost_its_identity_is_known_by_its_journal(tmp_path: Path) -> None:
+    home = Home(path=tmp_path)
+    run = home.run("default", "small")
+    run.path.mkdir(parents=True)
+    assert not run.exists
+    run.journal_file.write_bytes(b"")
+    assert run.exists
+    assert [found.name for found in home.runs()] == ["small"]
+
+
 def test_one_process_serves_a_run_at_a_time(tmp_path: Path) -> None:
     run = Home(path=tmp_path).run("default", "x")
     write_identity(run, created_s=1.0, pid=11, process_started_s=2.0)

@@ -11,7 +11,6 @@ import dataclasses
 import logging
 from collections import ChainMap, defaultdict
 from collections.abc import Set as AbstractSet
-from sys import intern
 
 from polyreme_api import labels
 from polyreme_api.ownership import owner_of_job_object
@@ -99,12 +98,12 @@ class ClusterModel:
         if event.type is WatchEventType.BOOKMARK:
             return Changes()
         if event.type is WatchEventType.DELETED:
-            return self.remove(_ref_of(event.object), version=int(event.resource_version))
+            return self.remove(ObjectRef.of(event.object), version=int(event.resource_version))
         return self.put(event.object, now_s=now_s)
 
     def put(self, manifest: Manifest, *, now_s: float, listed_at: int | None = None) -> Changes:
         """Take the state of one object, unless a newer one is known; ``listed_at`` is the version of its list."""
-        ref, version = _ref_of(manifest), int(manifest["metadata"]["resourceVersion"])
+        ref, version = ObjectRef.of(manifest), int(manifest["metadata"]["resourceVersion"])
         if ref not in self.versions and _is_others(ref.kind, manifest):
             return Changes()
         if listed_at is not None and self.versions.shows_restore(ref, version, listed_at=listed_at):
@@ -349,20 +348,28 @@ class ClusterModel:
                 return self._put_setting(ref, manifest)
 
     def _put_unreadable(self, ref: ObjectRef, manifest: Manifest, why: str) -> Changes:
-        """Take an object whose reading raised an error: a job keeps what it holds, anything else is as if deleted."""
+        """Take an unreadable object: known jobs, pods and nodes (closed to new pods) are kept, others are forgotten."""
         unreadable = Unreadable(ref=ref, uid=str(manifest["metadata"].get("uid", "")), why=why)
+        pod, node = self._pods.known(ref), self.nodes.views.get(ref.name) if ref.kind == "Node" else None
         if ref.kind == "TrainingJob":
-            known = self.jobs.views.get(self._job_refs.get(ref, ""))
-            try:
-                changes = self._put_job(ref, parse_unreadable_job(manifest, known, why))
-            except Exception as error:  # noqa: BLE001 - as above: then it is as if it were not there
-                _log.warning("nothing of this job can be read: %s, %s", ref, fault_message(error))
-                changes = self._forget(ref)
+            changes = self._put_unreadable_job(ref, manifest, why)
+        elif pod is not None and pod.uid == unreadable.uid:
+            changes = Changes()
+        elif node is not None:
+            changes = self._put_node(dataclasses.replace(node, unschedulable=True))
         else:
             changes = self._forget(ref)
             # It is there, as a list will say again.
             self._present[ref.kind].add(ref)
         return changes | Changes(unreadable=(unreadable,))
+
+    def _put_unreadable_job(self, ref: ObjectRef, manifest: Manifest, why: str) -> Changes:
+        known = self.jobs.views.get(self._job_refs.get(ref, ""))
+        try:
+            return self._put_job(ref, parse_unreadable_job(manifest, known, why))
+        except Exception as error:  # noqa: BLE001 - as above: then it is as if it were not there
+            _log.warning("nothing of this job can be read: %s, %s", ref, fault_message(error))
+            return self._forget(ref)
 
     def _put_setting(self, ref: ObjectRef, manifest: Manifest) -> Changes:
         """Take an object by which people say how jobs are to be queued and placed."""
@@ -470,14 +477,6 @@ class ClusterModel:
 
 def _pod_changes(change: PodChange) -> Changes:
     return Changes(jobs=set(change.jobs), capacity=change.freed)
-
-
-def _ref_of(manifest: Manifest) -> ObjectRef:
-    metadata = manifest["metadata"]
-    namespace = metadata.get("namespace")
-    return ObjectRef(
-        kind=intern(manifest["kind"]), namespace=intern(namespace) if namespace else "", name=metadata["name"]
-    )
 
 
 def _is_others(kind: str, manifest: Manifest) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
+from sys import intern
 from typing import Any, Protocol, TypeAlias
 
 from polyreme_api.errors import NotFoundError as PolyremeNotFoundError
@@ -50,9 +51,10 @@ class ObjectRef:
 
     @classmethod
     def of(cls, manifest: Manifest) -> ObjectRef:
-        """Return the reference of an object."""
+        """Return the reference of an object; kinds and namespaces are interned, since caches hold many references."""
         metadata = manifest["metadata"]
-        return cls(kind=manifest["kind"], namespace=metadata.get("namespace", ""), name=metadata["name"])
+        kind, namespace = intern(manifest["kind"]), intern(metadata.get("namespace") or "")
+        return cls(kind=kind, namespace=namespace, name=metadata["name"])
 
     def __str__(self) -> str:
         """Write ``Pod default/name``."""

@@ -16,6 +16,7 @@ from polyreme_operator.types.views import JobView
 from tests.unit.operator.operator_stage import Stage, node_manifest
 
 PATIENCE_S = 5.0
+NODE_LOST_S = 60.0
 WORKED_S = 60.0
 
 
@@ -221,6 +222,32 @@ def test_a_malformed_object_is_left_out_with_an_event_and_a_metric(manifest: Man
         assert stage.metric("polyreme_unreadable_objects_total", kind=manifest["kind"]) == 1
         (event,) = stage.events("Unreadable")
         assert event["involvedObject"]["kind"] == manifest["kind"]
+
+    stage.run(story)
+
+
+def test_a_pod_and_a_node_that_become_unreadable_move_no_gang() -> None:
+    stage = Stage()
+    stage.add_nodes(2)
+
+    async def story() -> None:
+        uid = stage.add_job("fine")
+        await asyncio.sleep(2.0)
+        await stage.report("fine", uid, attempt=1, phase="Training", step=5)
+        (pod,) = [record.manifest for record in stage.store.records("Pod")]
+        node = pod["spec"]["nodeName"]
+        await stage.cluster.patch(ObjectRef.of(pod), {"spec": {"containers": [7]}})
+        await stage.cluster.patch(ObjectRef(kind="Node", name=node), {"spec": {"taints": ["team"]}})
+        for step in range(6, 12):
+            await asyncio.sleep(NODE_LOST_S / 4)
+            await stage.report("fine", uid, attempt=1, phase="Training", step=step)
+        assert [record.manifest["metadata"]["uid"] for record in stage.store.records("Pod")] == [pod["metadata"]["uid"]]
+        assert stage.status("fine")["attempt"]["number"] == 1
+        assert stage.metric("polyreme_unreadable_objects_total", kind="Pod") >= 1
+        stage.add_job("second")
+        await asyncio.sleep(PATIENCE_S)
+        (placed,) = stage.status("second")["attempt"]["placement"]["nodes"]
+        assert placed != node
 
     stage.run(story)
 

@@ -72,13 +72,13 @@ def test_a_killed_data_worker_is_started_again_and_data_that_is_gone_is_made_aga
     serving.until(lambda: any((tmp_path / "data" / "objects").rglob("*")), "the data worker writes")
     for worker in data_workers(serving):
         unless_gone(lambda: worker.send_signal(signal.SIGKILL))  # noqa: B023
-    serving.trained(attempt=1, steps=CHECKPOINT_EVERY + 1)
-    (shard,) = shards(home)
-    shard.unlink()
-    for plan in (tmp_path / "data" / "objects" / "plans").iterdir():
-        plan.unlink()
-    serving.until(shard.exists, "the shard is made again")
-    serving.kill_rank(1)
+    with serving.held(attempt=1, steps=CHECKPOINT_EVERY + 1):
+        (shard,) = shards(home)
+        shard.unlink()
+        for plan in (tmp_path / "data" / "objects" / "plans").iterdir():
+            plan.unlink()
+        serving.until(shard.exists, "the shard is created again")
+        serving.kill_rank(1)
     ended = serving.end()
     home.close()
     assert ended.code == 0, ended.said

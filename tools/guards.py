@@ -26,6 +26,10 @@ ADDRESS = re.compile(
 )
 CREDENTIALS = re.compile(r"://[^\s/]*@")
 UNFINISHED = re.compile(r"\b(?:[T]ODO|[F]IXME|[X]XX|[H]ACK)\b")
+EXIT_CODE_MAX = 192
+"""128 + the largest number of a signal; larger numbers in a ``code`` are those of HTTP."""
+EXIT_CALLS = frozenset({"exit", "_exit", "SystemExit", "Exit"})
+EXIT_NAMES = re.compile(r"(?:pod_|exit_?)?code|returncode|(?:\w+_)?(?:CODE|EXIT)(?:_(?!MAX$|BITS)[A-Z]+)*")
 ADR_NAME = re.compile(r"(\d{4})-[a-z0-9-]+\.md")
 
 
@@ -130,6 +134,18 @@ def imports_of(texts: Mapping[PurePosixPath, str], libraries: Collection[str]) -
     ]
 
 
+def bare_exit_codes(texts: Mapping[PurePosixPath, str]) -> list[str]:
+    """Exit codes written as numbers outside their table: passed to an exit, given a name, compared, or returned."""
+    return [
+        f"{path}:{node.lineno}: exit code {node.value}"
+        for path, text in texts.items()
+        if path.suffix == ".py" and path.parts[0] in SOURCE_ROOTS and path.name != "exit_codes.py"
+        for parent in ast.walk(ast.parse(text))
+        for node in _exit_codes(parent)
+        if isinstance(node, ast.Constant) and type(node.value) is int and node.value <= EXIT_CODE_MAX
+    ]
+
+
 def misnumbered_records(names: Iterable[str]) -> list[str]:
     """Decision records whose numbers are missing, repeated, or leave a gap."""
     offences, numbers = [], []
@@ -152,6 +168,36 @@ def _functions(
             for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     yield path, node
+
+
+def _exit_codes(node: ast.AST) -> list[ast.expr]:
+    """Expressions that are exit codes by what a node does with them."""
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=arguments, keywords=keywords):
+            named = [keyword.value for keyword in keywords if _names_exit_code(keyword.arg)]
+            return [*arguments, *named] if name in EXIT_CALLS else named
+        case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=ast.expr() as value):
+            return [value] if _names_exit_code(target) else []
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() | ast.In() | ast.NotIn()], comparators=[right]):
+            sides = [left, right] if _names_exit_code(left) or _names_exit_code(right) else []
+            return [one for side in sides for one in (side.elts if isinstance(side, ast.Set | ast.Tuple) else [side])]
+        case ast.arguments(args=positional, defaults=defaults, kwonlyargs=others, kw_defaults=for_others):
+            pairs = [*zip(positional[len(positional) - len(defaults) :], defaults, strict=True)]
+            pairs += [(name, value) for name, value in zip(others, for_others, strict=True) if value is not None]
+            return [value for argument, value in pairs if _names_exit_code(argument.arg)]
+        case ast.FunctionDef(name="main"):
+            returns = (inner.value for inner in ast.walk(node) if isinstance(inner, ast.Return))
+            return [value for value in returns if value is not None]
+        case _:
+            return []
+
+
+def _names_exit_code(target: ast.expr | str | None) -> bool:
+    match target:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | str(name):
+            return EXIT_NAMES.fullmatch(name) is not None
+        case _:
+            return False
 
 
 def _modules(node: ast.AST) -> list[str]:

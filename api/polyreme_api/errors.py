@@ -1,36 +1,11 @@
-"""Errors and exit codes that every plane shares: one base, subclasses by what the caller does next.
+"""Errors that every plane shares: one base, subclasses by what the caller does next.
 
 A message reads *what failed: value seen, rule*, and ``field`` names what to change.
 """
 
 from __future__ import annotations
 
-import enum
-
-
-class ExitCode(enum.IntEnum):
-    """Exit codes of every polyreme command and process (docs/reference/exit-codes.md)."""
-
-    OK = 0
-    """It did what it was asked."""
-    INTERNAL = 1
-    """An error of our own."""
-    USAGE = 2
-    """The command line or the spec is wrong; nothing was started."""
-    NOT_FOUND = 3
-    """No run, dataset or file of that name."""
-    REFUSED = 4
-    """The call is well formed, but the state forbids it (an edited spec, a finished run)."""
-    TIMEOUT = 5
-    """What was waited for did not happen in time."""
-    CANCELLED = 6
-    """Stopped on request (Ctrl-C, ``runs stop``); the run can go on."""
-    ENVIRONMENT = 7
-    """Disk full, store away, port in use after bounded retries; the run can go on."""
-    DATA_DAMAGED = 8
-    """Stored training data is damaged or missing; the run can go on once it is made again or restored."""
-    RUN_FAILED = 100
-    """The job itself failed; its reason is in the status and the report."""
+from polyreme_api.exit_codes import ExitCode
 
 
 class PolyremeError(Exception):
@@ -68,6 +43,14 @@ class RefusedError(PolyremeError):
 
 class FencedError(RefusedError):
     """The writer's attempt is no longer the current one: stop, write nothing more."""
+
+    exit_code = ExitCode.FENCED
+
+
+class WaitTimeoutError(PolyremeError):
+    """What was waited for did not happen in time."""
+
+    exit_code = ExitCode.TIMEOUT
 
 
 class RetryableError(PolyremeError):

@@ -24,13 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.plan.hardware import GIB, HARDWARE, Hardware
 
 WARM_RUNS, TIMED_RUNS = 10, 20
 FLUSHED_BYTES = 256 << 20
 """More than the L2 cache of any device: 50 MiB of an H100 and an H200."""
-NO_DEVICE_CODE = 7
-"""How a benchmark ends without a CUDA device: the environment has to be mended (docs/reference/exit-codes.md)."""
 PEERS_FOLDER = Path(os.environ.get("POLYREME_GPU_PEERS", Path.home() / ".cache" / "polyreme" / "gpu-peers"))
 BYTES_PER_S = {"h100-80g": 3.35e12, "h200-141g": 4.8e12}
 """Of the device's memory, by the data sheet; the planner's rates are shares of them."""
@@ -222,7 +221,7 @@ def find_place(*, rehearse: bool, ours_only: bool = False) -> Place:
     """Take the device.
 
     Raises:
-        SystemExit: With ``NO_DEVICE_CODE`` where there is none, or none whose limits are known.
+        SystemExit: With ``ExitCode.ENVIRONMENT`` where there is none, or none whose limits are known.
     """
     if rehearse:
         torch.set_num_threads(1)
@@ -233,7 +232,7 @@ def find_place(*, rehearse: bool, ours_only: bool = False) -> Place:
             "no CUDA device: torch sees none here, the GPU suite needs an H100 or H200 and its driver "
             "(--rehearse runs every part at toy sizes on a processor)"
         )
-        raise SystemExit(NO_DEVICE_CODE)
+        raise SystemExit(ExitCode.ENVIRONMENT)
     name = torch.cuda.get_device_name()
     for hardware in HARDWARE.values():
         if hardware.device_name and hardware.device_name in name:
@@ -242,7 +241,7 @@ def find_place(*, rehearse: bool, ours_only: bool = False) -> Place:
             return Place(device=device, rehearsal=False, hardware=hardware, ours_only=ours_only)
     known = ", ".join(sorted(hardware.device_name for hardware in HARDWARE.values() if hardware.device_name))
     say(f"no limits are known for this device: {name}, known are {known}")
-    raise SystemExit(NO_DEVICE_CODE)
+    raise SystemExit(ExitCode.ENVIRONMENT)
 
 
 Bench = Callable[[Place], tuple[dict[str, Any], dict[str, float], bool]]

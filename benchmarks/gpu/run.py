@@ -13,9 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from polyreme_api.exit_codes import ExitCode
+
 FOLDER = Path(__file__).parent
 FILES = {path.name.partition("_")[0].upper(): path for path in sorted(FOLDER.glob("g[0-9]_*.py"))}
-NO_DEVICE_CODE = 7
 LIMIT_S = 1800.0
 """Longest run of one benchmark: compilers of peers take minutes."""
 
@@ -42,7 +43,7 @@ def main() -> int:
         except subprocess.TimeoutExpired:
             sys.stderr.write(f"{name} was ended: it ran for {LIMIT_S:.0f} s, rule at most that\n")
             code = 1
-        if code == NO_DEVICE_CODE:
+        if code == ExitCode.ENVIRONMENT:
             return code
         if code:
             missed.append(name)

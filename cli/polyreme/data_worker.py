@@ -18,7 +18,8 @@ from typing import Any
 from polyreme.documents import read_job
 from polyreme.files import write_json
 from polyreme.home import Home
-from polyreme_api.errors import ExitCode, PolyremeError
+from polyreme_api.errors import PolyremeError
+from polyreme_api.exit_codes import ExitCode
 
 _PR_SET_PDEATHSIG = 1
 

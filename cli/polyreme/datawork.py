@@ -22,12 +22,12 @@ from polyreme.processes import is_stopped
 from polyreme_api.errors import (
     DataDamagedError,
     EnvironmentFailedError,
-    ExitCode,
     InvalidConfigError,
     NotFoundError,
     PolyremeError,
     RefusedError,
 )
+from polyreme_api.exit_codes import ExitCode
 
 END_WAIT_S = 5.0
 LINE_BYTES_MAX = 1 << 20
@@ -90,7 +90,7 @@ class DataWork:
             code, error = await self._run_child()
             if code == ExitCode.OK or self._closed:
                 return
-            if code > 0:
+            if code > ExitCode.OK:
                 raise _error(code, error or f"see {self._log_file}")
             name = signal.Signals(-code).name
         raise _error(

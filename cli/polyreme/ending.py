@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import typer
 
 from polyreme.output import note
-from polyreme_api.errors import ExitCode, PolyremeError
+from polyreme_api.errors import PolyremeError
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.extras import missing_extra
 
 MACHINE_ERRORS = frozenset(
@@ -65,5 +66,8 @@ def _unexpected(error: Exception, name: str) -> int:
         note(f"{name}: the machine refused: {error.strerror}: {error.filename}; mend that and try again")
         return ExitCode.ENVIRONMENT
     note("".join(traceback.format_exception(error)))
-    note(f"{name}: internal error (exit code 1); this is a bug of polyreme, please report the lines above")
+    note(
+        f"{name}: internal error (exit code {ExitCode.INTERNAL}); this is a bug of polyreme, "
+        "please report the lines above"
+    )
     return ExitCode.INTERNAL

@@ -12,7 +12,7 @@ import typer
 
 from polyreme import ending
 from polyreme.commands import checkpoint, data, machine, node, plan, profile, run, runs
-from polyreme_api.errors import ExitCode
+from polyreme_api.exit_codes import ExitCode
 
 HELP = """Train mixture-of-experts vision-language models: one TrainingJob, here or on a cluster.
 

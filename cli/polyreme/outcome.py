@@ -14,7 +14,7 @@ from polyreme.records import RunRecords, checkpoint_folder, checkpoint_url
 from polyreme.report.write import REPORT_NAME
 from polyreme.run_times import run_times
 from polyreme.timeline import Moment
-from polyreme_api.errors import ExitCode
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob
 
 _CODES = {

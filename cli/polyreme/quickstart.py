@@ -26,7 +26,7 @@ from polyreme.output import note
 from polyreme.records import RunRecords, read_records
 from polyreme.report.write import REPORT_NAME
 from polyreme.words import duration
-from polyreme_api.errors import ExitCode
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob
 
 SAMPLE = Path("manifests/samples/quickstart.yaml")

@@ -22,7 +22,8 @@ from polyreme.urls import local_folder, weights_place
 from polyreme_api import environment as names
 from polyreme_api.batch import BatchSource, EvaluationSource
 from polyreme_api.environment import RankEnvironment
-from polyreme_api.errors import ExitCode, InvalidConfigError, PolyremeError, RunFailedError
+from polyreme_api.errors import InvalidConfigError, PolyremeError, RunFailedError
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.plan.plan import Plan
 from polyreme_api.plan.refusals import out_of_memory

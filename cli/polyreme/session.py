@@ -41,11 +41,11 @@ from polyreme.viewing import Watcher
 from polyreme_api.errors import (
     DataDamagedError,
     EnvironmentFailedError,
-    ExitCode,
     InvalidConfigError,
     NotFoundError,
     RetryableError,
 )
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob
 from polyreme_operator.adapters.embedded.journal_file import JournalContent
 

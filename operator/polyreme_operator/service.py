@@ -15,6 +15,7 @@ import kopf
 
 from polyreme_api import labels
 from polyreme_api.errors import PolyremeError
+from polyreme_api.exit_codes import ExitCode
 from polyreme_operator import leadership, metrics_server
 from polyreme_operator.adapters.clock import SystemClock
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
@@ -51,7 +52,7 @@ def run_service(options: Options) -> int:
     except PolyremeError as error:
         _log.error("%s", error)
         return int(error.exit_code)
-    return 0
+    return ExitCode.OK
 
 
 async def serve(options: Options, connection: Connection) -> None:

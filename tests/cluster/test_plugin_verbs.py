@@ -17,7 +17,7 @@ from kubernetes import client
 
 from polyreme.plugin.main import invoke
 from polyreme_api import labels
-from polyreme_api.errors import ExitCode
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.times import rfc3339
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig

@@ -17,7 +17,7 @@ from polyreme.launcher.copies import CopyFiles
 from polyreme.launcher.resume import fix_resume
 from polyreme.main import invoke
 from polyreme.records import read_records_at
-from polyreme_api.errors import ExitCode
+from polyreme_api.exit_codes import ExitCode
 from polyreme_datahub.objects import open_store
 from tests.parallel.test_resume import begin
 from tools.s3.server import BucketServer

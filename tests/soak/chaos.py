@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import psutil
 
-from polyreme_api.errors import ExitCode
+from polyreme_api.exit_codes import ExitCode
 from tests.e2e.chaos_faults import Fault, Trial, faults
 from tests.e2e.polyreme_home import PolyremeHome, unless_gone
 

@@ -11,6 +11,7 @@ import dataclasses
 from enum import StrEnum
 from typing import TypeAlias
 
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.launch.messages import Beat, Directive, Exited, Finish, Joined, Leaving, Message, Release
 
 LEADER_SILENCE_MAX_S = 15.0
@@ -210,7 +211,7 @@ def _on_directive(state: FollowerState, directive: Directive) -> Step:
         return state, ()
     if directive.replacement > state.replacement:
         # Another pod fills this place now: this one is fenced off, whatever it still runs.
-        return _end(dataclasses.replace(state, directive=directive), _FENCED_CODE)
+        return _end(dataclasses.replace(state, directive=directive), ExitCode.FENCED)
     before = state.directive
     state = dataclasses.replace(state, directive=directive)
     if before is None or directive.attempt > before.attempt:
@@ -275,10 +276,10 @@ def _beat(state: FollowerState) -> Beat:
 def _on_stop(state: FollowerState, kill_at_s: float) -> Step:
     if state.ending_code is not None:
         return state, (KillRanks(),) if state.live else ()
-    state = dataclasses.replace(state, ending_code=0, kill_at_s=kill_at_s)
+    state = dataclasses.replace(state, ending_code=ExitCode.OK, kill_at_s=kill_at_s)
     leaving = (SendToLeader(message=Leaving()),) if state.connected else ()
     if not state.live:
-        return state, (ExitProcess(code=0),)
+        return state, (ExitProcess(code=ExitCode.OK),)
     if state.directive is not None and (state.directive.run or state.directive.checkpoint_requested):
         # A request to stop rides in the next step's all-reduce: the whole gang checkpoints and stops after it.
         return state, (*leaving, SignalRanks(signal=RankSignal.STOP))
@@ -306,6 +307,3 @@ def _joined(state: FollowerState) -> tuple[FollowerEffect, ...]:
     )
     again = state.exits if forked else ()
     return (SendToLeader(message=joined), *(SendToLeader(message=exited) for exited in again))
-
-
-_FENCED_CODE = 17

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.launch.follower import Tick
 from polyreme_api.launch.leader_events import (
     AttemptRefused,
@@ -60,7 +61,6 @@ __all__ = [
 
 RENEW_EVERY_S = 2.0
 """How often the Lease is renewed when nothing urgent happens, and how often followers hear from the leader."""
-CODE_FENCED = 17
 FOLLOWER_SILENCE_MAX_S = 20.0
 """A follower that is connected and says nothing for this long, as one that is stopped, loses its place."""
 TICK_GAP_MAX_S = 5.0
@@ -144,14 +144,14 @@ def _dispatch(state: LeaderState, event: LeaderEvent, now_s: float) -> Step:
             return _on_written(state, record)
         case Fenced(attempt=number):
             current = number is None or (state.attempt is not None and number == state.attempt.number)
-            return _finish(state, CODE_FENCED) if current else (state, ())
+            return _finish(state, ExitCode.FENCED) if current else (state, ())
         case Tick():
             return _on_tick(state, now_s)
 
 
 def _on_job(state: LeaderState, attempt: AttemptView) -> Step:
     if attempt.replacement(0) > state.replacement:
-        return _finish(state, CODE_FENCED)
+        return _finish(state, ExitCode.FENCED)
     known = state.attempt
     refused = state.record.attempt if known is None and state.record is not None else 0
     if attempt.number <= refused or (known is not None and attempt.number < known.number):
@@ -178,7 +178,7 @@ def _on_job(state: LeaderState, attempt: AttemptView) -> Step:
 def _let_go(attempt: AttemptView, index: int, replacement: int) -> tuple[LeaderEffect, ...]:
     """Close the connection of a pod of the past; one whose place is gone for good has nothing left to do."""
     drop = DropPeer(index=index, replacement=replacement)
-    return (drop,) if index < attempt.replicas else (SendTo(index=index, message=Finish(code=0)), drop)
+    return (drop,) if index < attempt.replicas else (SendTo(index=index, message=Finish(code=ExitCode.OK)), drop)
 
 
 def _directive(attempt: AttemptView, index: int) -> Directive:
@@ -349,7 +349,7 @@ def _concluded(state: LeaderState, attempt: AttemptView, record: ProgressRecord)
     if failed != record.exits:
         changes = {"exits": failed, "message": cause_of(telling)[:MESSAGE_CHARACTERS_MAX]}
     ended = len(state.exits) == attempt.replicas * attempt.devices
-    all_zero = ended and all(exited.code == 0 for exited in state.exits.values())
+    all_zero = ended and all(exited.code == ExitCode.OK for exited in state.exits.values())
     if all_zero and state.said_success:
         changes |= {"outcome": Outcome.SUCCEEDED, "phase": RankPhase.DONE}
     elif not attempt.run and (ended or not state.told):
@@ -373,7 +373,7 @@ def _on_written(state: LeaderState, record: ProgressRecord) -> Step:
     if attempt is None or record.attempt != attempt.number:
         return state, ()
     if record.outcome is Outcome.SUCCEEDED:
-        return _finish(state, 0)
+        return _finish(state, ExitCode.OK)
     if not (record.released and attempt.run) or state.told or state.resume is None:
         return state, ()
     return dataclasses.replace(state, told=True), (Broadcast(message=_release(state.resume)),)
@@ -382,7 +382,7 @@ def _on_written(state: LeaderState, record: ProgressRecord) -> Step:
 def _finish(state: LeaderState, code: int) -> Step:
     """End every launcher after success; end only this one when it is fenced, the others wait for its successor."""
     finish = Finish(code=code)
-    told: LeaderEffect = Broadcast(message=finish) if code == 0 else SendTo(index=0, message=finish)
+    told: LeaderEffect = Broadcast(message=finish) if code == ExitCode.OK else SendTo(index=0, message=finish)
     return dataclasses.replace(state, finished=True), (told,)
 
 

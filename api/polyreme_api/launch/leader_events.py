@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from polyreme_api.errors import ExitCode
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.launch.follower import ExitProcess, Tick
 from polyreme_api.launch.messages import Message
 from polyreme_api.progress import ProgressRecord
@@ -81,7 +81,7 @@ class AttemptRefused:
 
     attempt: int
     message: str
-    code: int = int(ExitCode.USAGE)
+    code: int = ExitCode.USAGE
     """Exit code by which it is told; ``ENVIRONMENT`` where another try may help."""
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from polyreme_api.errors import ExitCode
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.launch.messages import Beat, Exited
 from polyreme_api.progress import EXITS_MAX, ProgressRecord
 
-CODE_STOPPED = 75
 _FROM_RANK = frozenset(
     {
         "phase", "step", "steps", "stage", "loss", "held_out_loss", "held_out_step", "routing",
@@ -87,8 +86,8 @@ def telling_exits(exits: Iterable[Exited], *, run: bool, leaving: Collection[int
 
     def tells(one: Exited) -> bool:
         if not run:
-            return one.signal is None and one.code not in {0, CODE_STOPPED}
-        stopped_with_another = bool(leaving) and one.code == CODE_STOPPED and one.rank // devices not in leaving
-        return one.code != 0 and not stopped_with_another
+            return one.signal is None and one.code not in {ExitCode.OK, ExitCode.STOPPED}
+        stopped_with_another = bool(leaving) and one.code == ExitCode.STOPPED and one.rank // devices not in leaving
+        return one.code != ExitCode.OK and not stopped_with_another
 
     return [one for one in exits if tells(one)][:EXITS_MAX]

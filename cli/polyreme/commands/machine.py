@@ -17,7 +17,7 @@ import typer
 
 from polyreme.home import Home
 from polyreme.output import Format, emit
-from polyreme_api.errors import ExitCode
+from polyreme_api.exit_codes import ExitCode
 
 FREE_BYTES_MIN = 2 * 2**30
 """Free disk below which checkpoints and data may not fit."""

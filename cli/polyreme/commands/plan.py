@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyreme.output import Format, emit, emit_tables
-from polyreme_api.errors import ExitCode, InvalidConfigError, NotFoundError
+from polyreme_api.errors import InvalidConfigError, NotFoundError
+from polyreme_api.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from polyreme_api.job import TrainingJobSpec

@@ -16,7 +16,8 @@ import typer
 
 from polyreme.commands.plan import IMAGE_PATCHES, VISUAL_SHARE
 from polyreme.output import Format, emit, emit_tables, note
-from polyreme_api.errors import EnvironmentFailedError, ExitCode, InvalidConfigError
+from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
+from polyreme_api.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from polyreme_api.job import TrainingJobSpec
@@ -129,7 +130,7 @@ def _wait(ranks: list[Any]) -> None:
         for rank in ranks:
             rank.kill()
             rank.join()
-    failed = [number for number, rank in enumerate(ranks) if rank.exitcode != 0]
+    failed = [number for number, rank in enumerate(ranks) if rank.exitcode != ExitCode.OK]
     if failed:
         raise EnvironmentFailedError(
             f"{len(failed)} of {len(ranks)} ranks failed or took longer than {RUN_S_MAX:.0f} s, rank {failed[0]} among "

@@ -11,7 +11,7 @@ from polyreme.home import Home
 from polyreme.inject import FORMS
 from polyreme.output import Format, emit, note
 from polyreme.words import size
-from polyreme_api.errors import ExitCode
+from polyreme_api.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from polyreme_api.job import TrainingJob

@@ -21,7 +21,7 @@ from polyreme.output import Format, confirm, emit, nearest, note
 from polyreme.processes import is_same_process
 from polyreme.report.write import REPORT_NAME
 from polyreme.words import size
-from polyreme_api.errors import ExitCode, NotFoundError, PolyremeError, RefusedError
+from polyreme_api.errors import NotFoundError, RefusedError, WaitTimeoutError
 
 STOP_POLL_S = 0.1
 LOG_LINES_MAX = 10_000
@@ -31,12 +31,6 @@ app = typer.Typer(help="Runs on this machine.", no_args_is_help=True)
 
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Form of the data on standard output.")]
 NameArgument = Annotated[str, typer.Argument(help="Name of the run, or NAMESPACE/NAME.")]
-
-
-class StopTimeoutError(PolyremeError):
-    """The run's process did not end in time."""
-
-    exit_code = ExitCode.TIMEOUT
 
 
 @app.command()
@@ -205,7 +199,7 @@ def stop(
     deadline_s = time.monotonic() + timeout_s
     while is_same_process(host.get("pid"), host.get("processStartedAt")):
         if time.monotonic() > deadline_s:
-            raise StopTimeoutError(f"run {name!r} has not stopped within {timeout_s} s", field="--timeout")
+            raise WaitTimeoutError(f"run {name!r} has not stopped within {timeout_s} s", field="--timeout")
         time.sleep(STOP_POLL_S)
     note(f"run {name} is stopped; {GOES_ON}")
     if output is Format.JSON:

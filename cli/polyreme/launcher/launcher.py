@@ -23,7 +23,8 @@ from polyreme.launcher.words import short_sentence
 from polyreme_api import environment as names
 from polyreme_api.clock import Clock
 from polyreme_api.environment import PodEnvironment, RankEnvironment
-from polyreme_api.errors import ExitCode, PolyremeError
+from polyreme_api.errors import PolyremeError
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.launch import follower as machine
 from polyreme_api.launch import leader as leader_machine
 from polyreme_api.launch.messages import Message

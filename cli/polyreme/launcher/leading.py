@@ -20,11 +20,11 @@ from polyreme_api.clock import Clock
 from polyreme_api.environment import PodEnvironment
 from polyreme_api.errors import (
     EnvironmentFailedError,
-    ExitCode,
     InvalidConfigError,
     PolyremeError,
     RefusedError,
 )
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import ResumePoint
 from polyreme_api.launch import leader as machine
 from polyreme_api.launch.follower import Tick

@@ -9,7 +9,8 @@ import sys
 from polyreme.clock import SystemClock
 from polyreme.launcher.launcher import Launcher
 from polyreme_api.clock import MonotonicWallClock
-from polyreme_api.errors import ExitCode, PolyremeError
+from polyreme_api.errors import PolyremeError
+from polyreme_api.exit_codes import ExitCode
 
 
 def main() -> int:

@@ -23,7 +23,8 @@ from typing import Any
 
 from polyreme.launcher.sightings import is_stopped
 from polyreme.launcher.zygote import MESSAGE_BYTES_MAX
-from polyreme_api.errors import EnvironmentFailedError, ExitCode
+from polyreme_api.errors import EnvironmentFailedError
+from polyreme_api.exit_codes import ExitCode
 
 ZYGOTE_DEATHS_MAX = 5
 """Zygotes that may die before one has run ranks; then the launcher gives up."""

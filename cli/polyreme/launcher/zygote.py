@@ -1,8 +1,8 @@
 """The warm parent of the ranks: imports what ranks need, then forks them, reaps them, and reports each end at once.
 
 Importing torch and building the first optimizer takes seconds; a fork of a process that has done so takes milliseconds.
-So this process must stay fit to fork: one thread, no process group, no accelerator. It imports nothing but the standard
-library until it warms, and speaks datagrams of JSON over an inherited socket, with file descriptors beside them.
+So this process must stay fit to fork: one thread, no process group, no accelerator. Until it warms, it imports only the
+standard library and the exit codes. It speaks datagrams of JSON over an inherited socket, with file descriptors.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from polyreme_api.exit_codes import ExitCode
+
 DEFAULT_TARGET = "polyreme.rank:main"
 TARGET_VARIABLE = "POLYREME_RANK_TARGET"
 ERROR_VARIABLE = "POLYREME_ERROR_FD"
@@ -29,8 +31,6 @@ ERROR_BYTES_MAX = 4096
 """Longest last word of a rank; less than what a pipe takes without blocking."""
 MESSAGE_BYTES_MAX = 1 << 18
 DESCRIPTORS_MAX = 8
-CODE_CRASHED = 1
-CODE_ENVIRONMENT = 7
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -87,7 +87,7 @@ class Zygote:
                 self._reap()
             if self._commands.fileno() in ready and not self._obey():
                 self._kill()
-                return 0
+                return ExitCode.OK
 
     def _obey(self) -> bool:
         command, descriptors = _receive(self._commands)
@@ -123,7 +123,7 @@ class Zygote:
         self.say(type="forked", attempt=command["attempt"], rank=command["rank"], pid=pid)
 
     def _become_rank(self, parent: int, command: dict[str, Any], descriptors: list[int], tells: int) -> NoReturn:
-        code = CODE_ENVIRONMENT
+        code: int = ExitCode.ENVIRONMENT
         try:
             _die_with_parent(parent)
             os.setpgid(0, 0)
@@ -142,7 +142,7 @@ class Zygote:
             for variable, descriptor in zip(command["descriptors"], descriptors, strict=True):
                 os.environ[variable] = str(descriptor)
             os.environ[ERROR_VARIABLE] = str(tells)
-            code = CODE_CRASHED
+            code = ExitCode.INTERNAL
             code = _call(self._target, tells)
         except BaseException as error:  # noqa: BLE001 - a rank ends here, whatever happened, and says so by its exit code
             traceback.print_exc()
@@ -199,7 +199,7 @@ def _die_with_parent(parent: int) -> None:
     if sys.platform == "linux" and _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
-        os._exit(CODE_CRASHED)
+        os._exit(ExitCode.INTERNAL)
 
 
 def _redirect(log: str) -> None:
@@ -221,8 +221,8 @@ def _call(target: Callable[[], Any] | None, tells: int) -> int:
         if isinstance(result, str):
             sys.stderr.write(result + "\n")
             _tell(tells, result)
-            return CODE_CRASHED
-    return int(result or 0)
+            return ExitCode.INTERNAL
+    return int(result or ExitCode.OK)
 
 
 def _tell(tells: int, sentence: str) -> None:

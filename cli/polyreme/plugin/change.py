@@ -10,7 +10,7 @@ from typing import Any
 from polyreme.output import note
 from polyreme.plugin.rows import message_of, state_of
 from polyreme.plugin.snapshot import list_all, no_job
-from polyreme_api.errors import ExitCode, InvalidConfigError, NotFoundError, PolyremeError, RefusedError
+from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError, WaitTimeoutError
 from polyreme_api.labels import KIND_JOB
 from polyreme_operator.port import ClusterPort, ConflictError, Manifest, ObjectRef
 from polyreme_operator.port import NotFoundError as PortNotFoundError
@@ -21,12 +21,6 @@ TRIES_MAX = 8
 """A patch that meets another version is worked out anew this often."""
 POLL_S = 0.5
 _Change = Callable[[JobView], Mapping[str, Any] | None]
-
-
-class WaitTimeoutError(PolyremeError):
-    """What was waited for did not happen in time."""
-
-    exit_code = ExitCode.TIMEOUT
 
 
 async def read(cluster: ClusterPort, namespace: str, name: str) -> tuple[JobView, Manifest]:

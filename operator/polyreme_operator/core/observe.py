@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from polyreme_api.exit_codes import ExitCode, code_of_signal
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import Outcome, ProgressRecord, RankExit, name_stopped
@@ -14,18 +15,11 @@ from polyreme_operator.types.snapshot import JobScene
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView, PodPhase, PodView
 
-SIGNAL_CODE_BASE = 128
 UNSCHEDULABLE_S = 10.0
 """How long a scheduler may find no room for a pod before it is placed elsewhere."""
 REFUSED_S = 3.0
 """How long a pod may be refused before its gang gives up its nodes: a quota lags behind the pods that have gone."""
 SECRET_RENEWED = "the job's Secret was deleted and created again; pods that have read the old one can't join new ones"
-CODE_BAD_CONFIG = 2
-CODE_ENVIRONMENT = 7
-CODE_DATA_DAMAGED = 8
-"""Stored data is damaged or missing: every attempt would read the same bytes."""
-CODE_RUN_FAILED = 100
-"""Training failed by itself, as with a loss that is not finite: the same steps would fail again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,8 +232,8 @@ def _failed_exit(exits: tuple[RankExit, ...]) -> RankExit | None:
 
     Damaged data goes first: the ranks that lose the one that found it may be reported before it.
     """
-    failed = [ended for ended in exits if ended.signal is not None or ended.code not in {0, None}]
-    damaged = [ended for ended in failed if ended.code == CODE_DATA_DAMAGED]
+    failed = [ended for ended in exits if ended.signal is not None or ended.code not in {ExitCode.OK, None}]
+    damaged = [ended for ended in failed if ended.code == ExitCode.DATA_DAMAGED]
     return next(iter([*damaged, *failed]), None)
 
 
@@ -252,7 +246,7 @@ def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecor
             index=record.leaving[0],
             replace=frozenset(record.leaving),
         )
-    if record.stopped and ended.rank not in record.stopped and ended.code == CODE_ENVIRONMENT:
+    if record.stopped and ended.rank not in record.stopped and ended.code == ExitCode.ENVIRONMENT:
         # The victims of a hang are not its cause.
         return Failure(
             cause=Cause.HUNG,
@@ -266,11 +260,11 @@ def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecor
             cause=Cause.RANK_KILLED,
             message=f"rank {ended.rank} on worker {index} was ended by signal {ended.signal}",
             index=index,
-            code=SIGNAL_CODE_BASE + ended.signal,
+            code=code_of_signal(ended.signal),
         )
-    code = ended.code or 0
+    code = ended.code or ExitCode.OK
     return Failure(
-        cause=Cause.ENVIRONMENT_FAILED if code == CODE_ENVIRONMENT else Cause.RANK_EXITED,
+        cause=Cause.ENVIRONMENT_FAILED if code == ExitCode.ENVIRONMENT else Cause.RANK_EXITED,
         message=f"rank {ended.rank} on worker {index} exited with code {code}{': ' if said else ''}{said}",
         index=index,
         code=code,

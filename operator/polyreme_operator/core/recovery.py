@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 from typing import TypeAlias
 
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.policy import FailureRule
 from polyreme_api.job.status import COUNTED_RESTARTS_MAX, RESTART_RECORDS_MAX, EarlierRestarts, RestartRecord
@@ -18,9 +19,6 @@ from polyreme_api.times import rfc3339
 from polyreme_operator.core import environment_runtime
 from polyreme_operator.core.hang import futile_restarts
 from polyreme_operator.core.observe import (
-    CODE_BAD_CONFIG,
-    CODE_DATA_DAMAGED,
-    CODE_RUN_FAILED,
     SECRET_RENEWED,
     Failure,
     current_record,
@@ -207,10 +205,10 @@ def _cannot_join(scene: JobScene) -> bool:
     return scene.secret_renewed and attempt is not None and attempt.replicas > 1
 
 
-_FINAL = {
-    CODE_BAD_CONFIG: Reason.MISCONFIGURED,
-    CODE_DATA_DAMAGED: Reason.DATA_DAMAGED,
-    CODE_RUN_FAILED: Reason.RUN_FAILED,
+_FINAL: dict[int, Reason] = {
+    ExitCode.USAGE: Reason.MISCONFIGURED,
+    ExitCode.DATA_DAMAGED: Reason.DATA_DAMAGED,
+    ExitCode.RUN_FAILED: Reason.RUN_FAILED,
 }
 """Exit codes of our ranks after which another attempt would end the same."""
 SKEW_S = 5.0

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from polyreme_api.exit_codes import ExitCode
 from polyreme_operator.adapters.embedded.record import Record
 from polyreme_operator.port import KINDS, ObjectRef, PortError
 from polyreme_operator.sim.changes import Changes
@@ -20,6 +21,7 @@ CHANGES_SHARE = 0.3
 STOPPED_S = (3.0, 12.0, 30.0)
 PAUSES_S = (6.0, 12.0, 20.0)
 SIZES = (1, 2, 3, 4)
+RANK_EXITS = (ExitCode.INTERNAL, ExitCode.INTERNAL, ExitCode.ENVIRONMENT, ExitCode.FENCED)
 
 
 class Chaos:
@@ -109,7 +111,7 @@ class Chaos:
         return self._end_rank(code=None, signal=9)
 
     def _exit_rank(self) -> bool:
-        return self._end_rank(code=self._rng.choice((1, 1, 7, 17)), signal=None)
+        return self._end_rank(code=self._rng.choice(RANK_EXITS), signal=None)
 
     def _end_rank(self, *, code: int | None, signal: int | None) -> bool:
         alive = [rank for launcher in self._world.launchers.values() for rank in launcher.ranks.values() if rank.alive]

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from polyreme_api import labels
-from polyreme_api.errors import ExitCode
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job.placement import Placement
 from polyreme_api.job.status import replacements_by_index
 from polyreme_api.launch.messages import Joined, Release
@@ -250,7 +250,7 @@ class Facts:
 
     def rank_ended(self, uid: str, attempt: int, *, code: int | None) -> None:
         """Note that a rank ended; ``code`` is None where a signal ended it."""
-        if code != 0:
+        if code != ExitCode.OK:
             self._failed_ranks.add((uid, attempt))
         if code == ExitCode.ENVIRONMENT:
             self._gave_up.add((uid, attempt))

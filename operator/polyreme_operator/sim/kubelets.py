@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import signal
 from typing import TYPE_CHECKING, Any
 
 from polyreme_api import labels
 from polyreme_api.environment import PodEnvironment
+from polyreme_api.exit_codes import ExitCode, code_of_signal
 from polyreme_api.times import rfc3339
 from polyreme_operator.port import Manifest, NotFoundError, ObjectRef, PortError
 from polyreme_operator.sim.launcher import SimLauncher
@@ -214,7 +216,7 @@ class Kubelets:
         elif launcher is None and not ended:
             self._start(pod, ref, uid, node)
         elif launcher is not None and not launcher.alive and not ended:
-            self._report_end(ref, uid, 137)
+            self._report_end(ref, uid, code_of_signal(signal.SIGKILL))
 
     def _pod(self, ref: ObjectRef, uid: str) -> Manifest | None:
         try:
@@ -271,7 +273,8 @@ class Kubelets:
                 self._store.delete(ref, uid=uid, grace_period_s=0)
                 return
             ended = [{"name": "launcher", "state": {"terminated": {"exitCode": code}}}]
-            self._set_status(ref, {"phase": "Succeeded" if code == 0 else "Failed", "containerStatuses": ended})
+            phase = "Succeeded" if code == ExitCode.OK else "Failed"
+            self._set_status(ref, {"phase": phase, "containerStatuses": ended})
         except PortError:
             return
 

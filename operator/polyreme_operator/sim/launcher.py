@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from polyreme_api import labels
 from polyreme_api.environment import PodEnvironment
+from polyreme_api.exit_codes import code_of_signal
 from polyreme_api.job.status import replacements_by_index
 from polyreme_api.launch import follower as f
 from polyreme_api.launch import leader as l
@@ -26,6 +28,7 @@ NETWORK_S = 0.01
 API_S = 0.02
 KILL_S = 0.05
 LEASE_RETRY_S = 0.5
+KILLED = code_of_signal(signal.SIGKILL)
 STORE_RETRIES_S = (0.5, 2.0, 6.0)
 LEASE_FAILS = 0.1
 """Chance that a write of the Lease fails while faults last."""
@@ -102,13 +105,13 @@ class SimLauncher:
         self.deliver(lambda: self.feed(f.StopRequested(grace_s=max(0.0, grace_s - 5.0))))
         self.world.after(grace_s, self.kill)
 
-    def kill(self, code: int = 137) -> None:
+    def kill(self, code: int = KILLED) -> None:
         """End the process and, by the death signal, its ranks."""
         if not self.alive:
             return
         self.alive = False
         for rank in self.ranks.values():
-            rank.end(signal=9)
+            rank.end(signal=signal.SIGKILL)
         for peer in [*self.peers.values(), *([self.leader] if self.leader is not None else [])]:
             if peer is not self:
                 self.world.after(self._rng.random() * NETWORK_S, lambda peer=peer: peer.lost(self))  # type: ignore[misc]
@@ -206,7 +209,7 @@ class SimLauncher:
                 self._fork(directive.attempt, release)
             case f.KillRanks():
                 for rank in self.ranks.values():
-                    self.world.after(self._rng.random() * KILL_S, lambda rank=rank: rank.end(signal=9))  # type: ignore[misc]
+                    self.world.after(self._rng.random() * KILL_S, lambda rank=rank: rank.end(signal=signal.SIGKILL))  # type: ignore[misc]
             case f.SignalRanks(signal=signal):
                 self.world.signal_gang(self.pod.job_uid, self.follower.forked_attempt, stop=signal is f.RankSignal.STOP)
             case f.ExitProcess(code=code):

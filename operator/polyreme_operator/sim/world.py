@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import parse_checkpoint_name
 from polyreme_api.launch.messages import Release
 from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankPhase, StepRecord
@@ -189,7 +190,8 @@ class World:
         stop = (uid, gang.attempt) in self.stopping
         if stop or gang.step >= self.steps[uid]:
             last_s = self.profile.final_save_s if stop else COMMIT_S
-            self._commit(uid, gang, gang.step, lambda: self._end(uid, gang, 75 if stop else 0), within_s=last_s)
+            end = ExitCode.STOPPED if stop else ExitCode.OK
+            self._commit(uid, gang, gang.step, lambda: self._end(uid, gang, end), within_s=last_s)
             return
         gang.step += 1
         self.root(uid).steps.setdefault(gang.attempt, []).append(
@@ -241,7 +243,7 @@ class World:
             if all(rank.alive for rank in gang.ranks.values()):
                 self.after(POLL_S, lambda: self._end(uid, gang, code))
             return
-        if code == 0:
+        if code == ExitCode.OK:
             self._report(uid, gang, RankPhase.DONE)
         for rank in gang.ranks.values():
             self.soon(COMMIT_S, lambda rank=rank: rank.end(code=code))  # type: ignore[misc]

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from polyreme_api.errors import ExitCode, InvalidConfigError
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import load_job, parse_job
 from polyreme_api.plan.layout import Layout
 from polyreme_api.plan.plan import Plan, plan_for

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from polyreme_api import labels
-from polyreme_api.errors import ExitCode, FencedError, InvalidConfigError, PolyremeError, RefusedError, RetryableError
+from polyreme_api.errors import FencedError, InvalidConfigError, PolyremeError, RefusedError, RetryableError
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.labels import job_object_name, pod_name
 from polyreme_api.times import parse_rfc3339, rfc3339
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from polyreme.busy import busy
 from polyreme.main import invoke
 from polyreme.output import nearest
-from polyreme_api.errors import ExitCode
+from polyreme_api.exit_codes import ExitCode
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -17,7 +17,7 @@ from polyreme.identity import serving
 from polyreme.main import app, invoke
 from polyreme.outcome import dead_letter_words, dead_letters
 from polyreme.viewing import _step
-from polyreme_api.errors import ExitCode
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, steps_key
 from polyreme_api.job import parse_job
 from polyreme_api.marker import CommitMarker, SavedFile, seal

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from polyreme.main import invoke
-from polyreme_api.errors import ExitCode
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.plan.costs import Measured
 from polyreme_api.plan.flops import training_flops
 from polyreme_api.plan.hardware import HARDWARE

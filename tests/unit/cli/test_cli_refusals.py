@@ -18,7 +18,8 @@ from polyreme.documents import read_job
 from polyreme.home import Home
 from polyreme.main import invoke
 from polyreme_api.batch import TokenIds
-from polyreme_api.errors import ExitCode, InvalidConfigError, RefusedError
+from polyreme_api.errors import InvalidConfigError, RefusedError
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import CHECKPOINT_FORMAT, COMMIT_MARKER
 from polyreme_api.marker import CommitMarker, SavedFile, seal
 from polyreme_api.plan.plan import shape_digest, shape_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from polyreme.main import invoke
-from polyreme_api.errors import ExitCode
+from polyreme_api.exit_codes import ExitCode
 
 SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 QUEUE = "{apiVersion: polyreme.dev/v1alpha1, kind: TrainingQueue, metadata: {name: NAME}, spec: {SPEC}}\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from polyreme_api.errors import ExitCode
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.extras import EXTRAS
 
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from polyreme_api.batch import PackedBatch
-from polyreme_api.errors import ExitCode
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub import hub, stored
 from polyreme_datahub.digests import blob_key

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polyreme_api.errors import ExitCode
+from polyreme_api.exit_codes import ExitCode
 from polyreme_datahub import hub
 from polyreme_datahub.errors import RegistryDamagedError
 from tests.unit.datahub.jobs import Home, digits

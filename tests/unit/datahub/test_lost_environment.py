@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from polyreme_api.errors import EnvironmentFailedError, ExitCode
+from polyreme_api.errors import EnvironmentFailedError
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.store import Data, ObjectStore, StoreFailedError
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.processing import Processing

@@ -134,3 +134,36 @@ def test_decision_records_are_numbered_without_gaps() -> None:
 @pytest.mark.parametrize("names", [["0002-b.md"], ["0001-a.md", "0001-b.md"], ["0001-a.md", "0003-c.md"], ["notes.md"]])
 def test_a_misnumbered_record_is_found(names: list[str]) -> None:
     assert guards.misnumbered_records(names) != []
+
+
+def test_every_exit_code_has_its_name() -> None:
+    assert guards.bare_exit_codes(repository()) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sys.exit(3)",
+        "os._exit(1)",
+        "raise SystemExit(7)",
+        "raise typer.Exit(code=2)",
+        "CODE_FENCED = 17",
+        "EXIT_STOPPED: int = 75",
+        "failed = one.code != 0",
+        "failed = code not in {0, 75}",
+        "finish(exit_code=1)",
+        "def kill(code: int = 137): pass",
+        "def main():\n    return 1",
+    ],
+)
+def test_an_exit_code_without_a_name_is_found(line: str) -> None:
+    path = PurePosixPath("cli/polyreme/a.py")
+    assert len(guards.bare_exit_codes({path: line})) == line.count("0, 75") + 1
+    assert guards.bare_exit_codes({PurePosixPath("tools/a.py"): line}) == []
+
+
+@pytest.mark.parametrize(
+    "line", ["sys.exit(main())", "if code == 404: pass", "CODE_BITS_MAX = 62", "code = -1 if a else b", "EXIT_S = 25.0"]
+)
+def test_another_number_is_no_exit_code(line: str) -> None:
+    assert guards.bare_exit_codes({PurePosixPath("cli/polyreme/a.py"): line}) == []

@@ -1,5 +1,6 @@
 """A launcher that has the place of another one within one attempt: no rank starts twice."""
 
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.launch import leader as l
 from polyreme_api.launch.messages import Finish
 from polyreme_api.progress import Outcome
@@ -46,7 +47,7 @@ def test_a_leader_whose_attempt_another_has_begun_ends_with_its_pod_and_releases
     leader.feed(l.JobChanged(attempt=view(1)))
     for index in range(2):
         leader.joined(index, 1, launcher="from before", forked=index == 1)
-    assert leader.feed(l.Fenced(attempt=1)) == [l.SendTo(index=0, message=Finish(code=l.CODE_FENCED))]
+    assert leader.feed(l.Fenced(attempt=1)) == [l.SendTo(index=0, message=Finish(code=ExitCode.FENCED))]
     assert leader.fixed(1) == leader.written() == []
     assert not leader.record.released
 

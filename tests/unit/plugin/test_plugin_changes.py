@@ -11,7 +11,8 @@ from polyreme.plugin.completion import answers
 from polyreme.plugin.logs import index_of_rank, pod_of
 from polyreme.plugin.main import app, invoke
 from polyreme.plugin.printing import bar, show
-from polyreme_api.errors import ExitCode, InvalidConfigError, NotFoundError, RefusedError
+from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
+from polyreme_api.exit_codes import ExitCode
 from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
 from polyreme_operator.adapters.embedded.store import Store
 from polyreme_operator.port import ConflictError, Manifest, ObjectRef

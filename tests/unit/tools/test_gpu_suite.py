@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from polyreme_api.exit_codes import ExitCode
+
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "gpu"
 
 
@@ -33,7 +35,7 @@ def test_without_a_device_one_sentence_says_what_is_missing(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as ended:
         part("harness").find_place(rehearse=False)
-    assert ended.value.code == part("run").NO_DEVICE_CODE == 7
+    assert ended.value.code == ExitCode.ENVIRONMENT
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("no CUDA device: torch sees none here")

@@ -1,9 +1,4 @@
-"""Entry of a rank: meet the others, load or initialise, train, evaluate, export; every end is an exit code.
-
-Exit codes: 0 done; 2 wrong configuration; 3, 4 the checkpoint does not exist or is refused; 7 the environment
-failed, resumable; 17 fenced by a newer attempt; 75 stopped on request after a checkpoint; 100 the run failed for its
-own reason.
-"""
+"""Entry of a rank: meet the others, load or initialise, train, evaluate, export; every end is an ``ExitCode``."""
 
 from __future__ import annotations
 
@@ -15,7 +10,8 @@ import torch
 
 from polyreme_api.batch import BatchSource, EvaluationSource
 from polyreme_api.clock import Clock
-from polyreme_api.errors import EnvironmentFailedError, ExitCode, FencedError, PolyremeError
+from polyreme_api.errors import EnvironmentFailedError, PolyremeError
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import parse_checkpoint_name
 from polyreme_api.progress import CheckpointRef, ProgressRecord, ProgressSink, RankPhase
 from polyreme_api.root import check_not_fenced
@@ -36,9 +32,6 @@ from polyreme_trainer.train.requests import Requests, listen
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import TrainState, adopted, content, enter, open_state, restored
 from polyreme_trainer.train.tables import RoutingTable
-
-EXIT_FENCED = 17
-EXIT_STOPPED = 75
 
 _log = logging.getLogger(__name__)
 
@@ -67,9 +60,6 @@ def train_rank(
     try:
         with listen() as requests:
             return _train(settings, source, evaluation, requests=requests, reporter=_reporter(settings, sink, clock))
-    except FencedError as error:
-        _log.error("rank %d is fenced: %s", settings.rank.rank, error)
-        return EXIT_FENCED
     except PolyremeError as error:
         _log.error("rank %d ends: %s", settings.rank.rank, error)
         return int(error.exit_code)
@@ -114,7 +104,7 @@ def _train(
                 clock=reporter.clock,
             )
             if loop.run() is Ending.STOPPED:
-                return EXIT_STOPPED
+                return ExitCode.STOPPED
         if evaluation is not None:
             _evaluate(settings, state, source, evaluation, world, reporter=reporter)
         if settings.export_directory is not None:

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from polyreme_api.exit_codes import ExitCode
+
 TOKEN_VARIABLE = "POLYREME_HOST_TOKEN"
 """In the environment of every process that a host starts, and of what those start: by it leftovers are known."""
 UID_VARIABLE = "POLYREME_POD_UID"
@@ -219,7 +221,7 @@ def _die_with(parent: int) -> Callable[[], None]:
         if sys.platform == "linux":
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
-            os._exit(1)
+            os._exit(ExitCode.INTERNAL)
 
     return set_up
 

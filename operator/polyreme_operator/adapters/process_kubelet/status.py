@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from typing import Any
 
+from polyreme_api.exit_codes import ExitCode, code_of_signal
 from polyreme_operator.adapters.process_kubelet.container import LOOPBACK
 from polyreme_operator.port import Manifest
 
-SIGNAL_BASE = 128
 MESSAGE_CHARACTERS_MAX = 1024
-CODE_UNKNOWN = 137
+CODE_UNKNOWN = code_of_signal(signal.SIGKILL)
 """Exit code of a pod whose end nobody saw: as if killed."""
 
 
@@ -29,10 +30,10 @@ def running(pod: Manifest, *, at: str) -> Manifest:
 
 def ended(pod: Manifest, *, code: int, at: str, reason: str = "", message: str = "") -> Manifest:
     """Status of a pod whose process ended; a negative code is a signal, ``message`` what it said last."""
-    succeeded = code == 0
+    succeeded = code == ExitCode.OK
     word = reason or ("Completed" if succeeded else "Error")
     terminated: dict[str, Any] = {
-        "exitCode": SIGNAL_BASE - code if code < 0 else code,
+        "exitCode": code_of_signal(-code) if code < 0 else code,
         "finishedAt": at,
         "reason": word,
     }

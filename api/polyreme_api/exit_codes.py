@@ -56,7 +56,7 @@ class ExitCode(enum.IntEnum):
     )
     CANCELLED = (
         6,
-        "commands, data worker",
+        "commands",
         "Stopped on request: Ctrl-C, SIGTERM or `polyreme runs stop`.",
         "Repeat `polyreme run` with the same file; it resumes.",
     )

@@ -5,10 +5,8 @@ Progress goes to standard output, one line of JSON at a time.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import json
-import os
 import signal
 import sys
 import traceback
@@ -20,13 +18,13 @@ from polyreme.files import write_json
 from polyreme.home import Home
 from polyreme_api.errors import PolyremeError
 from polyreme_api.exit_codes import ExitCode
-
-_PR_SET_PDEATHSIG = 1
+from polyreme_api.parent_death import end_with_parent
 
 
 def main() -> int:
     """Process; return an exit code."""
-    _die_with_parent(int(sys.argv[4]))
+    # What is committed stays. On other systems than Linux, the next write to the pipe ends this process.
+    end_with_parent(int(sys.argv[4]), signal.SIGTERM)
     home, job_file = Home(path=Path(sys.argv[1])), Path(sys.argv[2])
     try:
         _process(home, job_file, uid=sys.argv[3])
@@ -86,14 +84,6 @@ def _process(home: Home, job_file: Path, *, uid: str) -> None:
 def _say(line: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
-
-
-def _die_with_parent(parent: int) -> None:
-    """End with the process that serves the run; on other systems than Linux the next write to its pipe ends us."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:
-            sys.exit(int(ExitCode.CANCELLED))
 
 
 if __name__ == "__main__":

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import ctypes
 import logging
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from typing import Protocol
 
+from polyreme_api.parent_death import end_with_parent
 from polyreme_operator.core.planning import plan_sizes
 from polyreme_operator.model import ClusterModel
 from polyreme_operator.types.changes import Changes
@@ -25,7 +26,6 @@ TRIES_MAX = 2
 """Processes that may die over one request before its job is refused."""
 ANSWER_MAX_S = 120.0
 """Longest time that one job is planned for: requests are answered one by one, and the others wait meanwhile."""
-_PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
 
 
@@ -59,7 +59,10 @@ class ProcessPlanner:
         for _ in range(TRIES_MAX):
             if self._pool is None:
                 self._pool = concurrent.futures.ProcessPoolExecutor(
-                    max_workers=1, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent
+                    max_workers=1,
+                    mp_context=multiprocessing.get_context("spawn"),
+                    initializer=_begin,
+                    initargs=(os.getpid(),),
                 )
             try:
                 async with asyncio.timeout(self._answer_max_s):
@@ -109,7 +112,7 @@ class Planning:
             self._note(self._model.take_plans(request, answer))
 
 
-def _end_with_parent() -> None:
+def _begin(parent: int) -> None:
     """End this process when the operator's does, and leave it to the operator to react to Ctrl-C."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,15 +1,15 @@
 """The warm parent of the ranks: imports what ranks need, then forks them, reaps them, and reports each end at once.
 
 Importing torch and building the first optimizer takes seconds; a fork of a process that has done so takes milliseconds.
-So this process must stay fit to fork: one thread, no process group, no accelerator. Until it warms, it imports only the
-standard library and the exit codes. It speaks datagrams of JSON over an inherited socket, with file descriptors.
+So this process must stay fit to fork: one thread, no process group, no accelerator. Until it warms, it imports the
+standard library and two small modules that need nothing else. It speaks datagrams of JSON over an inherited socket,
+with file descriptors beside them.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from polyreme_api.exit_codes import ExitCode
+from polyreme_api.parent_death import end_with_parent
 
 DEFAULT_TARGET = "polyreme.rank:main"
 TARGET_VARIABLE = "POLYREME_RANK_TARGET"
@@ -31,13 +32,11 @@ ERROR_BYTES_MAX = 4096
 """Longest last word of a rank; less than what a pipe takes without blocking."""
 MESSAGE_BYTES_MAX = 1 << 18
 DESCRIPTORS_MAX = 8
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main(arguments: list[str]) -> int:
     """Serve one launcher: ``zygote <socket's descriptor> <launcher's pid>``."""
-    _die_with_parent(int(arguments[1]))
+    end_with_parent(int(arguments[1]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     zygote = Zygote(socket.socket(fileno=int(arguments[0])))
@@ -125,7 +124,7 @@ class Zygote:
     def _become_rank(self, parent: int, command: dict[str, Any], descriptors: list[int], tells: int) -> NoReturn:
         code: int = ExitCode.ENVIRONMENT
         try:
-            _die_with_parent(parent)
+            end_with_parent(parent)
             os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
@@ -192,14 +191,6 @@ def _receive(commands: socket.socket) -> tuple[dict[str, Any] | None, list[int]]
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
     return (json.loads(data) if data else None), descriptors.tolist()
-
-
-def _die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, and die now if it already has."""
-    if sys.platform == "linux" and _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:
-        os._exit(ExitCode.INTERNAL)
 
 
 def _redirect(log: str) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
+import functools
 import json
 import os
 import select
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from polyreme_api.exit_codes import ExitCode
+from polyreme_api.parent_death import end_with_parent
 
 TOKEN_VARIABLE = "POLYREME_HOST_TOKEN"
 """In the environment of every process that a host starts, and of what those start: by it leftovers are known."""
@@ -27,8 +26,6 @@ RECORD_FILE = "process.json"
 LOG_FILE = "pod.log"
 END_WAIT_MS = 5_000
 """How long a killed leftover may take to end."""
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class PodProcess:
@@ -112,8 +109,8 @@ def start_process(
             stderr=subprocess.STDOUT,
             pass_fds=list(descriptors),
             process_group=0,
-            # One system call and no lock: what makes this hook unsafe beside threads does not happen.
-            preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509
+            # System calls and no lock: what makes this hook unsafe beside threads does not happen.
+            preexec_fn=functools.partial(end_with_parent, os.getpid()),  # noqa: PLW1509
         )
     try:
         record |= {"pid": process.pid, "startedTicks": started_ticks(process.pid)}
@@ -214,16 +211,6 @@ def write_durably(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     finally:
         os.close(descriptor)
     temporary.replace(path)
-
-
-def _die_with(parent: int) -> Callable[[], None]:
-    def set_up() -> None:
-        if sys.platform == "linux":
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(ExitCode.INTERNAL)
-
-    return set_up
 
 
 def _recorded_token(path: Path) -> str | None:

@@ -8,7 +8,7 @@ from polyreme.quickstart import KILL_RANK, KILL_STEP, SAMPLE
 from polyreme.records import read_records
 from tests.cluster.kube import ROOT, api_client, new_namespace
 from tests.cluster.laptop import laptop
-from tests.cluster.test_disturbed_training import Kubectl, kill_rank, succeeded, trained
+from tests.cluster.test_identical_losses_on_kubernetes import Kubectl, kill_rank, succeeded, trained
 
 PATIENCE_S = 900.0
 STEPS = 600

@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import json
-import os
 import random
 import secrets
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,8 @@ from kubernetes import client
 
 from polyreme.clock import SystemClock
 from polyreme.home import Home
-from polyreme.launcher.launcher import PROCESSES_FILE
 from polyreme.records import read_records
 from polyreme_api import environment, labels
-from polyreme_api.history import steps_key
 from polyreme_api.job import TrainingJob, parse_job
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub.hub import process
@@ -35,9 +31,6 @@ from polyreme_operator.settings import Settings
 from tests.cluster.kube import InNamespace, api_client, kubectl, new_namespace
 
 STEPS = 6
-STEPS_HURT = 60
-STEPS_BEFORE = 8
-"""Steps before the rank is killed; two checkpoints are behind them."""
 PATIENCE_S = 240.0
 HEARTBEAT_S = 10.0
 TOKEN_S = 3600
@@ -101,16 +94,6 @@ class Machine:
             objects_url=self.home.objects_url,
             job=job["metadata"]["uid"],
         )
-
-    def trained(self, name: str, *, attempt: int) -> int:
-        """Steps that an attempt has trained so far."""
-        path = self.home.checkpoint_root / self.namespace / name / steps_key(attempt)
-        return path.read_bytes().count(b"\n") if path.exists() else 0
-
-    def kill_rank(self, name: str, rank: int) -> None:
-        """Kill a rank of a job whose workers have one each."""
-        (path,) = (self._root / "pods").glob(f"{name}-*-{rank}-0/{PROCESSES_FILE}")
-        os.kill(json.loads(path.read_text())["ranks"][str(rank)], signal.SIGKILL)
 
     def _kubelet(self, port: ClusterPort) -> ProcessKubelet:
         authority = self._api.configuration.ssl_ca_cert
@@ -199,31 +182,6 @@ def test_a_job_that_kubectl_applies_trains_to_its_end_and_goes_when_it_is_delete
         # Neither operator nor kubelet is left: owner references do it, and no finalizer holds it.
         await kubectl_in(machine, "delete", "trainingjob", "tiny")
         await until_nothing_is_left(machine)
-
-    with api_client(kubeconfig) as api, new_namespace(api) as namespace:
-        asyncio.run(story(Machine(tmp_path, kubeconfig, api, namespace)))
-
-
-@pytest.mark.slow
-def test_a_killed_rank_costs_an_attempt_and_no_step(kubeconfig: str, tmp_path: Path) -> None:
-    async def story(machine: Machine) -> None:
-        async with machine.serving() as port:
-            path = tmp_path / "job.yaml"
-            path.write_text(yaml.safe_dump(machine.manifest("hurt", steps=STEPS_HURT)))
-            await kubectl_in(machine, "apply", "-f", str(path))
-            ref = ObjectRef(kind=labels.KIND_JOB, namespace=machine.namespace, name="hurt")
-            await machine.process_data(await port.get(ref))
-            async with asyncio.timeout(PATIENCE_S):
-                while machine.trained("hurt", attempt=1) < STEPS_BEFORE:
-                    await asyncio.sleep(0.01)
-            machine.kill_rank("hurt", 1)
-            job = await finished(port, ref, tmp_path)
-            assert job.status.is_true("Succeeded"), job.status
-            assert job.status.attempt is not None
-            assert job.status.attempt.number == 2
-            records = read_records(machine.home.checkpoint_root / machine.namespace / "hurt")
-            assert [record.step for record in records.history] == list(range(1, STEPS_HURT + 1))
-            assert {record.attempt for record in records.history} == {1, 2}
 
     with api_client(kubeconfig) as api, new_namespace(api) as namespace:
         asyncio.run(story(Machine(tmp_path, kubeconfig, api, namespace)))

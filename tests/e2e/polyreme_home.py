@@ -115,6 +115,10 @@ class PolyremeHome:
         assert [record.step for record in history] == list(range(1, len(history) + 1))
         return {record.step: record.loss.hex() for record in history}
 
+    def newest_point(self, name: str) -> str | None:
+        """The checkpoint at which a run's newest attempt began."""
+        return self.records(name).points[-1].resume_from
+
     def close(self) -> None:
         """End what still runs."""
         for serving in self._serving:

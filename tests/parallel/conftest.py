@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.parallel.attempts import begin, history
 from tests.parallel.gangs import Gang, Start, start_gang, warm
 
 
@@ -28,3 +29,16 @@ def start(_warm: Any, tmp_path: Path) -> Iterator[Start]:
     yield begin
     for gang in gangs:
         gang.kill()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(_warm: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """Losses of a run that nothing disturbs."""
+    root = tmp_path_factory.mktemp("undisturbed")
+
+    def start(body: str, *, layout: tuple[int, int] | dict[str, int], root: Path, **request: Any) -> Gang:
+        return start_gang(_warm, body, layout=layout, root=root, **request)
+
+    gang = begin(start, root, 1)
+    assert gang.wait() == [0] * 4, gang.logs()
+    return history(root)

@@ -38,6 +38,11 @@ def kill_at(at_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (at_bytes, resource.RLIM_INFINITY))
 
 
+def at_write(rank: int, what: str, key: str, **how: Any) -> dict[str, Any]:
+    """What a test asks for where a rank's store fails, stops or kills it at a write to a key (`FaultyStore`)."""
+    return {"store_fault": {"rank": rank, "how": {"what": what, "at": key, **how}}}
+
+
 def store_of(request: Mapping[str, Any], rank: int) -> ObjectStore:
     """The checkpoint root, with the fault that the test wants of this rank's calls."""
     store = open_store(request.get("url", Path(request["root"]).as_uri()))

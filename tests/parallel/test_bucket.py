@@ -19,7 +19,7 @@ from polyreme.main import invoke
 from polyreme.records import read_records_at
 from polyreme_api.exit_codes import ExitCode
 from polyreme_datahub.objects import open_store
-from tests.parallel.test_resume import begin
+from tests.parallel.attempts import begin
 from tools.s3.server import BucketServer
 
 pytestmark = [pytest.mark.parallel, pytest.mark.services, pytest.mark.slow]

@@ -69,14 +69,6 @@ def test_a_damaged_checkpoint_is_refused_by_all_ranks_and_the_file_is_named(star
     assert NAME in damaged(tmp_path), "no later attempt begins there"
 
 
-def test_a_torn_checkpoint_is_never_loaded(start: Any, tmp_path: Path) -> None:
-    save(start, tmp_path)
-    (tmp_path / NAME / "COMMIT.json").unlink()
-    gang = start("train", layout=(2, 2), attempt=2, resume_from=NAME, steps=4)
-    assert gang.wait() == [4] * 2
-    assert f"checkpoint is torn: {NAME} has no COMMIT.json" in gang.logs()
-
-
 def test_a_checkpoint_of_another_model_is_refused_with_the_size_that_differs(start: Any, tmp_path: Path) -> None:
     save(start, tmp_path)
     gang = start("train", layout=(2, 2), attempt=2, resume_from=NAME, steps=4, decoder={"layers": 2})

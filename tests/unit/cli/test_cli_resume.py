@@ -59,13 +59,14 @@ def test_an_attempt_goes_on_from_the_newest_committed_checkpoint(tmp_path: Path)
     assert fix(tmp_path, 2) == "a000001-s00000100"
 
 
-def test_the_choice_is_made_once(tmp_path: Path) -> None:
+def test_the_choice_is_made_once_and_a_late_commit_of_an_older_attempt_is_never_history(tmp_path: Path) -> None:
     fix(tmp_path, 1)
     save(tmp_path, 1, 50)
     assert fix(tmp_path, 2) == "a000001-s00000050"
     save(tmp_path, 1, 100)
     assert fix(tmp_path, 2) == "a000001-s00000050"
     assert json.loads((tmp_path / attempt_key(2)).read_text())["resumeFrom"] == "a000001-s00000050"
+    assert fix(tmp_path, 3) == "a000001-s00000050"
 
 
 def test_a_point_is_its_writers_alone_whatever_else_is_lost(tmp_path: Path) -> None:
@@ -74,14 +75,6 @@ def test_a_point_is_its_writers_alone_whatever_else_is_lost(tmp_path: Path) -> N
     assert mine == fix_resume(store, attempt=1, by="one", now_s=2.0)
     assert fix_resume(store, attempt=1, by="another", now_s=2.0) is None
     assert fix_resume(store, attempt=2, by="another", now_s=3.0) is not None
-
-
-def test_a_late_commit_of_an_older_attempt_is_never_history(tmp_path: Path) -> None:
-    fix(tmp_path, 1)
-    save(tmp_path, 1, 50)
-    fix(tmp_path, 2)
-    save(tmp_path, 1, 150)
-    assert fix(tmp_path, 3) == "a000001-s00000050"
 
 
 def test_a_torn_or_damaged_checkpoint_is_passed_over_and_named(
@@ -93,19 +86,13 @@ def test_a_torn_or_damaged_checkpoint_is_passed_over_and_named(
     (save(tmp_path, 1, 150) / "00000-000.bin").write_bytes(b"")
     (save(tmp_path, 1, 200) / COMMIT_MARKER).write_text("{")
     (save(tmp_path, 1, 250) / COMMIT_MARKER).unlink()
+    (save(tmp_path, 1, 300) / DAMAGE_RECORD).write_text('{"damage": ["00000-000.bin: a bit"]}')
     assert fix(tmp_path, 2) == "a000001-s00000050"
     said = capsys.readouterr().err
     assert "a000001-s00000100 is damaged and not used: 00000-000.bin is missing" in said
     assert "a000001-s00000150 is damaged and not used: 00000-000.bin has 0 bytes, the marker says 5" in said
     assert "a000001-s00000200 is damaged and not used: checkpoint marker is damaged" in said
-
-
-def test_what_ranks_found_damaged_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fix(tmp_path, 1)
-    save(tmp_path, 1, 50)
-    (save(tmp_path, 1, 100) / DAMAGE_RECORD).write_text('{"damage": ["00000-000.bin: a bit"]}')
-    assert fix(tmp_path, 2) == "a000001-s00000050"
-    assert "a000001-s00000100 is damaged and not used: 00000-000.bin: a bit" in capsys.readouterr().err
+    assert "a000001-s00000300 is damaged and not used: 00000-000.bin: a bit" in said, "as ranks of an attempt found it"
 
 
 def test_a_run_never_begins_anew_because_what_it_saved_is_damaged(tmp_path: Path) -> None:

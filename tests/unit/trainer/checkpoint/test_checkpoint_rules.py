@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from polyreme_api.blocks import BLOCK_BYTES
-from polyreme_api.errors import FencedError, NotFoundError, RefusedError
+from polyreme_api.errors import FencedError, RefusedError
 from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, checkpoint_name, claim_key, steps_key
 from polyreme_api.marker import CommitMarker, SavedFile, parse_marker, seal
 from polyreme_api.plan.plan import shape_digest
 from polyreme_api.plan.shapes import KIMI_VL_NANO, model_shape, shape_content
 from polyreme_api.progress import CheckpointRef
 from polyreme_api.store import ObjectStore
-from polyreme_trainer.checkpoint.commit import commit, condemn, remove
-from polyreme_trainer.checkpoint.load import name_unusable, open_checkpoint
+from polyreme_trainer.checkpoint.commit import commit, condemn
+from polyreme_trainer.checkpoint.load import open_checkpoint
 from polyreme_trainer.checkpoint.pieces import DamagedError, verify_files
 from polyreme_trainer.checkpoint.retention import Rule, expendable, retain
 from tests.roots import at, commit_empty, damaged, list_checkpoints, store_at
 from tests.roots import marker as plain_marker
+from tests.unit.trainer.checkpoint.conftest import make_content, writer_of
 
 KEEP_ONE = Rule(kept=1)
 
@@ -57,14 +60,6 @@ def test_a_checkpoint_is_committed_once(store: ObjectStore) -> None:
     commit(store, marker())
     with pytest.raises(FencedError, match="checkpoint exists: a000001-s00000005"):
         commit(store, marker(loader={"seed": 2}))
-
-
-def test_an_attempt_with_a_successor_commits_nothing(store: ObjectStore, tmp_path: Path) -> None:
-    begun(store, 1, 5)
-    fix(store, 2, None)
-    with pytest.raises(FencedError, match=r"attempt is fenced: 1, a newer one has begun \(attempts/000002"):
-        commit(store, marker())
-    assert list_checkpoints(tmp_path) == ([], [at(1, 5)])
 
 
 @pytest.mark.parametrize("version", [1, 99])
@@ -106,15 +101,6 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_first_size_that_diffe
     other = model_shape("kimi-vl-nano", {"decoder": {"experts": 16}, "vision": {"layers": 3}})
     with pytest.raises(RefusedError, match=r"decoder\.experts=8, this run has 16"):
         open_checkpoint(store, "a000001-s00000005", other)
-
-
-def test_torn_and_missing_checkpoints_are_named_and_never_opened(store: ObjectStore) -> None:
-    name = begun(store, 1, 5)
-    assert name_unusable(store) == [name]
-    with pytest.raises(RefusedError, match=f"checkpoint is torn: {name}"):
-        open_checkpoint(store, name, KIMI_VL_NANO)
-    with pytest.raises(NotFoundError, match="no checkpoint a000001-s00000009"):
-        open_checkpoint(store, "a000001-s00000009", KIMI_VL_NANO)
 
 
 def test_damage_is_told_file_by_file_with_what_was_expected_and_seen(store: ObjectStore, tmp_path: Path) -> None:
@@ -196,15 +182,6 @@ def test_what_the_newest_attempt_begins_at_stays_until_it_has_one_of_its_own() -
     assert choose([at(1, 5), begin, at(2, 15)], [], points, attempt=2) == [at(1, 5), begin]
 
 
-def test_a_fenced_attempt_deletes_nothing(store: ObjectStore, tmp_path: Path) -> None:
-    for step in (5, 10, 15):
-        commit_empty(store, 1, step)
-    fix(store, 2, None)
-    with pytest.raises(FencedError):
-        retain(store, attempt=1, rule=KEEP_ONE, now_s=0.0)
-    assert len(list_checkpoints(tmp_path)[0]) == 3
-
-
 def test_retention_deletes_whole_directories(store: ObjectStore, tmp_path: Path) -> None:
     for step in (5, 10, 15):
         begun(store, 1, step)
@@ -227,24 +204,28 @@ def test_nothing_is_deleted_because_of_a_resume_point_that_was_rebuilt(store: Ob
     assert retain(store, attempt=2, rule=KEEP_ONE, now_s=0.0) == ["a000001-s00000010"]
 
 
-def test_a_checkpoint_that_is_half_deleted_is_torn(
-    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = begun(store, 1, 5)
-    commit_empty(store, 1, 5)
-    monkeypatch.setattr(store, "list", lambda _prefix: [])
-    remove(store, name)
-    assert list_checkpoints(tmp_path) == ([], [at(1, 5)])
-
-
-def test_an_attempt_whose_successor_is_about_to_choose_commits_and_deletes_nothing(
-    store: ObjectStore, tmp_path: Path
+@pytest.mark.parametrize(
+    ("key", "data"),
+    [(claim_key(2), b""), (attempt_key(2), b'{"attempt": 2, "resumeFrom": null}')],
+    ids=["about to choose", "has chosen"],
+)
+def test_an_attempt_with_a_successor_commits_and_deletes_nothing(
+    store: ObjectStore, tmp_path: Path, key: str, data: bytes
 ) -> None:
     for step in (5, 10):
         commit_empty(store, 1, step)
-    store.put(claim_key(2), b"")
-    with pytest.raises(FencedError, match=r"attempts/000002\.claim exists"):
-        retain(store, attempt=1, rule=KEEP_ONE, now_s=0.0)
-    with pytest.raises(FencedError):
+    begun(store, 1, 15)
+    store.put(key, data)
+    with pytest.raises(FencedError, match=rf"attempt is fenced: 1, a newer one has begun \({re.escape(key)} exists"):
         commit(store, marker(step=15))
-    assert list_checkpoints(tmp_path) == ([at(1, 5), at(1, 10)], [])
+    with pytest.raises(FencedError):
+        retain(store, attempt=1, rule=KEEP_ONE, now_s=0.0)
+    assert list_checkpoints(tmp_path) == ([at(1, 5), at(1, 10)], [at(1, 15)])
+
+
+def test_a_save_of_other_sizes_in_one_attempt_is_no_silent_mixture(root: ObjectStore, group: dist.ProcessGroup) -> None:
+    with writer_of(root, group) as writer:
+        writer.start(make_content(1), step=5, loader={})
+        writer.wait()
+        with pytest.raises(RuntimeError, match="size"):
+            writer.start(make_content(1, rows=12), step=10, loader={})

@@ -1,4 +1,4 @@
-"""Whatever is killed, and whenever: the run ends well, holds each step once, and loses no bit of any loss."""
+"""Whatever is killed, and whenever, the run succeeds, and its losses are bit for bit those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 
 IMPATIENT = {"backoff": {"initialSeconds": 1}}
 """Kills before the first checkpoint are restarts without progress, and those wait."""
+PIPED = {"mode": "Explicit", "dp": 2, "ep": 2, "pp": 2, "schedule": "1F1B"}
 
 
 def test_losses_after_killed_ranks_are_those_of_the_undisturbed_run(
@@ -56,3 +57,19 @@ def test_losses_after_killed_launchers_and_zygotes_are_those_of_the_undisturbed_
     assert ended.code == 0, ended.said
     assert ended.item["attempts"] == len(strikes) + 1
     assert home.losses("launchers") == truth
+
+
+def test_a_pipeline_ends_well_over_a_killed_rank_and_loses_no_bit_of_any_loss(
+    home: PolyremeHome, draw: random.Random
+) -> None:
+    calm = home.start(home.write_job("calm", parallelism=PIPED)).end()
+    assert calm.code == 0, calm.said
+    serving = home.start(home.write_job("hurt", parallelism=PIPED, failurePolicy=IMPATIENT))
+    serving.until(lambda: serving.committed(1), "attempt 1 committed a checkpoint")
+    serving.trained(attempt=1, steps=draw.randrange(CHECKPOINT_EVERY + 1, 2 * CHECKPOINT_EVERY))
+    serving.kill_rank(draw.choice(RANKS))
+    ended = serving.end()
+    assert ended.code == 0, ended.said
+    assert ended.item["attempts"] == 2
+    assert ended.item["step"] == STEPS
+    assert home.losses("hurt") == home.losses("calm")

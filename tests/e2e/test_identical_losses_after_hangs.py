@@ -1,16 +1,19 @@
-"""A worker that hangs for so long that it is replaced, and wakes late: each step still counts once."""
+"""A process that hangs, and wakes late or never, costs an attempt; losses are those of an undisturbed run."""
 
 from __future__ import annotations
+
+import random
 
 import psutil
 import pytest
 
 from polyreme.files import read_json
-from tests.e2e.polyreme_home import PolyremeHome, Serving, living
+from tests.e2e.polyreme_home import CHECKPOINT_EVERY, RANKS, PolyremeHome, Serving, living
 
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 
 HEARTBEAT_TIMEOUT_S = 5
+STALL_S = 5
 
 
 def recorded_attempt(serving: Serving) -> int:
@@ -48,3 +51,17 @@ def test_a_leader_that_wakes_after_its_place_was_given_away_counts_up_to_the_res
     assert [record.step for record in records.history if record.attempt == 1] == list(range(1, last + 1))
     cause = read_json(serving.run.state_file)["status"]["restartRecords"][0]  # type: ignore[index]
     assert (cause["cause"], cause["index"]) == ("LeaderSilent", 0)
+
+
+def test_a_stopped_rank_is_found_by_two_signals_and_the_run_goes_on_with_the_same_losses(
+    home: PolyremeHome, truth: dict[int, str], draw: random.Random
+) -> None:
+    hang = {"hang": {"action": "Restart", "stallSeconds": STALL_S}}
+    rank, step = draw.choice(RANKS), draw.randrange(1, 2 * CHECKPOINT_EVERY)
+    serving = home.start(home.write_job("hangs", health=hang), "--inject", f"stop-rank={rank}@{step}")
+    ended = serving.end()
+    assert ended.code == 0, ended.said
+    assert ended.item["attempts"] == 2
+    assert "no step after step" in ended.said
+    assert f"rank {rank} on worker {rank // 2} is stopped (state T)" in ended.said
+    assert home.losses("hangs") == truth

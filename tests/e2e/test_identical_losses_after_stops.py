@@ -1,4 +1,4 @@
-"""``polyreme run`` itself is stopped or killed: nothing lives on behind it, the next call goes on where it stood."""
+"""``polyreme run`` is stopped or killed: nothing stays behind, and the next call ends with the losses of a calm run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import random
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.e2e.polyreme_home import STEPS, PolyremeHome, Serving, all_end, living, unless_gone
+from tests.e2e.polyreme_home import PolyremeHome, Serving, all_end, living, unless_gone
 
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 
@@ -25,10 +24,6 @@ def only_run(home: PolyremeHome, name: str) -> dict[str, object]:
     rows = [row for row in home.call("runs", "ls", "-o", "json").item if row["name"] == name]
     assert len(rows) == 1
     return dict(rows[0])
-
-
-def newest_point(home: PolyremeHome, name: str) -> str | None:
-    return home.records(name).points[-1].resume_from
 
 
 def test_a_killed_run_takes_everything_with_it_and_the_next_call_goes_on(
@@ -92,7 +87,7 @@ def test_the_first_signal_checkpoints_and_stops_and_the_second_ends_at_once(
 
     second = home.start(job)
     with second.held(attempt=2, steps=2):
-        assert newest_point(home, "interrupted") == saved.name
+        assert home.newest_point("interrupted") == saved.name
         tree = second.tree()
         second.process.send_signal(signal.SIGHUP)
         second.until(lambda: "stopping" in second.said, "it says that it stops")
@@ -117,39 +112,10 @@ def test_a_launcher_that_is_asked_to_end_checkpoints_and_costs_one_attempt_and_n
     assert ended.code == 0, ended.said
     assert ended.item["attempts"] == 2
     assert "its launcher was asked to end" in ended.said
-    resumed = newest_point(home, "asked")
+    resumed = home.newest_point("asked")
     assert resumed is not None
     assert resumed.endswith(f"s{serving.step(1):08d}"), "what was trained last is in the checkpoint"
     assert home.losses("asked") == truth
-
-
-def test_a_torn_checkpoint_is_named_and_never_loaded(home: PolyremeHome, truth: dict[int, str]) -> None:
-    every = 4
-    job = home.write_job("torn", checkpoint={"everySteps": every, "keep": 3})
-    first = home.start(job)
-    first.until(lambda: len(first.committed(1)) >= 2, "two checkpoints are committed")
-    with ThreadPoolExecutor(1) as other:
-        with first.held(attempt=1, steps=2 * every + 1):
-            stopping = other.submit(home.call, "runs", "stop", "torn")
-            first.until(lambda: "stopping" in first.said, "it says that it stops")
-        stopped = stopping.result()
-    assert stopped.code == 0, stopped.said
-    assert first.end().code == CANCELLED
-
-    *_, before, emptied, unmarked = first.committed(1)
-    (unmarked / "COMMIT.json").unlink()
-    max(emptied.iterdir(), key=lambda path: path.stat().st_size).unlink()
-    rows = {row["name"]: row["committed"] for row in home.call("checkpoint", "ls", "torn", "-o", "json").item}
-    assert (rows[before.name], rows[emptied.name], rows[unmarked.name]) == (True, False, False)
-
-    ended = home.start(job).end()
-    assert ended.code == 0, ended.said
-    assert newest_point(home, "torn") == before.name
-    logs = home.call("runs", "logs", "torn").output
-    assert emptied.name in logs
-    assert unmarked.name in logs
-    assert len(home.losses("torn")) == STEPS
-    assert home.losses("torn") == truth
 
 
 def data_workers(serving: Serving) -> list[psutil.Process]:

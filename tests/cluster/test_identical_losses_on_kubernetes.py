@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from polyreme.launcher.launcher import PROCESSES_FILE
 from polyreme.records import read_records
 from polyreme_api import labels
 from polyreme_api.history import steps_key
+from polyreme_api.progress import StepRecord
 from tests.cluster.kube import api_client, new_namespace
 from tests.cluster.laptop import laptop
 
@@ -48,9 +49,10 @@ def test_a_killed_rank_and_a_preemption_leave_every_loss_as_it_was(kubeconfig: s
     assert asked["preemption"]["byName"] == f"{namespace}/urgent"
     assert ended["preemptionCount"] == 1
     assert ended["attempt"]["number"] == 3
-    disturbed, peaceful = (losses(tmp_path, namespace, name) for name in ("disturbed", "peaceful"))
-    assert [step for step, _ in peaceful] == list(range(1, STEPS + 1))
-    assert disturbed == peaceful
+    disturbed, peaceful = (history(tmp_path, namespace, name) for name in ("disturbed", "peaceful"))
+    assert [record.step for record in peaceful] == list(range(1, STEPS + 1))
+    assert [(record.step, record.loss) for record in disturbed] == [(record.step, record.loss) for record in peaceful]
+    assert {record.attempt for record in disturbed} == {1, 2, 3}, "each attempt goes on from a checkpoint"
     lost = {entry["cause"]: entry["milliseconds"] for entry in ended["accounting"]["lost"]}
     assert "RankKilled" in lost, lost
 
@@ -132,7 +134,6 @@ def kill_rank(folder: Path, name: str, *, index: int, rank: int | None = None) -
     os.kill(json.loads(path.read_text())["ranks"][str(index if rank is None else rank)], signal.SIGKILL)
 
 
-def losses(folder: Path, namespace: str, name: str) -> list[tuple[int, float]]:
+def history(folder: Path, namespace: str, name: str) -> Sequence[StepRecord]:
     """Steps of the committed history, each with its loss, to the last bit."""
-    records = read_records(folder / "home/checkpoints" / namespace / name)
-    return [(record.step, record.loss) for record in records.history]
+    return read_records(folder / "home/checkpoints" / namespace / name).history

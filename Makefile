@@ -24,7 +24,7 @@ DEV := $(VENV)/.setup/dev-$(KEY)
 RUN := $(if $(wildcard $(DEV)),$(DEV),$(VENV)/.setup/run-$(KEY))
 SETUP_TIMES := $(if $(wildcard $(RUN)),,$(VENV)/.setup-times.json)
 
-CONCURRENT := $(wildcard tests/unit tests/property tests/contract tests/sim tests/golden)
+CONCURRENT := $(wildcard tests/unit tests/property tests/contract tests/simulator tests/golden)
 OTHER := $(filter-out $(CONCURRENT) tests/cluster tests/device tests/services tests/soak,$(patsubst %/,%,$(wildcard tests/*/)))
 ANYWHERE := not cluster and not device and not services
 ALONE := parallel
@@ -67,10 +67,10 @@ check: lint ## the developer's loop: lint, unit, property, contracts on the embe
 	@$(PYTEST) $(TWO_CORES) -m "$(ANYWHERE) and not $(ALONE)" $(wildcard tests/unit tests/property tests/contract)
 
 test: $(DEV) ## set up and pass the tests that need no server
-	@$(BIN)/python tools/stages.py lint test-concurrent test-serial test-whole
+	@$(BIN)/python tools/run_targets.py lint test-concurrent test-serial test-whole
 
 test-servers: $(DEV) ## the tests on real servers: PostgreSQL, S3, Kubernetes; builds what it needs once
-	@$(BIN)/python tools/stages.py servers test-services test-cluster
+	@$(BIN)/python tools/run_targets.py servers test-services test-cluster
 
 test-all: $(DEV) ## both: what CI runs
 	@# The servers are built beside the tests that need none, with what these leave of the cores; who needs one waits.

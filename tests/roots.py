@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from polyreme_api.checkpoint_inventory import State, survey
+from polyreme_api.commit_marker import CommitMarker
 from polyreme_api.history import ResumePoint, checkpoint_name
-from polyreme_api.marker import CommitMarker
 from polyreme_api.progress import CheckpointRef
-from polyreme_api.root import State, survey
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.objects import open_store
 from polyreme_trainer.checkpoint.commit import commit

@@ -3,11 +3,11 @@
 import sys
 from pathlib import Path
 
-from polyreme_operator.metrics import Metrics
+from polyreme_operator.publishing.metrics import Metrics
 
 HEAD = """# Metrics
 
-What the operator serves at `/metrics`. Generated from `operator/polyreme_operator/metrics.py` by `make docs`.
+Served at `/metrics`. Generated from `operator/polyreme_operator/publishing/metrics.py` by `make docs`.
 
 Who reads them needs a bearer token of an account that may `get` the non-resource URL `/metrics`; the operator asks the
 API server (TokenReview, SubjectAccessReview) and keeps a yes for 60 seconds and a no for 10. `/healthz` and `/readyz`

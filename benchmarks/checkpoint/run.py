@@ -22,18 +22,18 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from polyreme.launcher.copies import CopyFiles
-from polyreme_api.marker import CommitMarker
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_api.commit_marker import CommitMarker
 from polyreme_api.progress import CheckpointRef
 from polyreme_datahub.objects import open_store
+from polyreme_launcher.shared_copies import CopyFiles
+from polyreme_planner.layout import Layout
+from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.checkpoint.content import Content, FlatTensors
-from polyreme_trainer.checkpoint.hostcopy import HostCopies
+from polyreme_trainer.checkpoint.host_copy import HostCopies
 from polyreme_trainer.checkpoint.load import load_checkpoint, read_marker
 from polyreme_trainer.checkpoint.retention import Rule
 from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity
-from polyreme_trainer.parallel.flat import Slot
+from polyreme_trainer.parallel.flat_buffers import Slot
 from polyreme_trainer.parallel.world import RankSettings, World, open_world
 
 RANKS = 2

@@ -1,6 +1,6 @@
 """G1: a training step of Kimi-VL-A3B at full width, cut in depth: tokens a second, MFU, memory.
 
-MFU is by our closed formula (``polyreme_api.plan.flops``) for all, against the data sheet's dense bfloat16 rate.
+MFU is by our closed formula (``polyreme_planner.flops``) for all, against the data sheet's dense bfloat16 rate.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ours import balance, made_up, trainer
 from peers import torchtitan_step, transformers_step
 from shapes import KI, base, cut, deepest, planned
 
-from polyreme_api.plan.costs import Recompute
-from polyreme_api.plan.flops import Mix, model_flops_utilisation, training_flops
-from polyreme_api.plan.hardware import GIB
-from polyreme_api.plan.parts import parameter_count
-from polyreme_api.plan.shapes import ModelShape
+from polyreme_planner.costs import Recompute
+from polyreme_planner.flops import Mix, model_flops_utilisation, training_flops
+from polyreme_planner.hardware import GIB
+from polyreme_planner.model_parts import parameter_count
+from polyreme_planner.shapes import ModelShape
 
 BAR = {"text_4k_balanced_ours_mfu": 0.28}
 """What eight H100 make of Qwen3-30B-A3B by NeMo AutoModel's published figure, exchanges between them included: a single

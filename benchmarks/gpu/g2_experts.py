@@ -15,7 +15,7 @@ from peers import built, round_robin, torchtitan_config
 from shapes import KI, base, cut
 from torch import Tensor, nn
 
-from polyreme_api.plan.shapes import DecoderShape, ModelShape
+from polyreme_planner.shapes import DecoderShape, ModelShape
 from polyreme_trainer.export.config import text_config
 from polyreme_trainer.model.moe import MixtureOfExperts
 

@@ -11,9 +11,9 @@ from peers import built, torchtitan_config
 from shapes import base, cut
 from torch import Tensor, nn
 
-from polyreme_api.plan.flops import Mix, forward_flops
-from polyreme_api.plan.parts import Part, part_parameters
-from polyreme_api.plan.shapes import ModelShape
+from polyreme_planner.flops import Mix, forward_flops
+from polyreme_planner.model_parts import Part, part_parameters
+from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.model.projector import Projector
 from polyreme_trainer.model.vision import VisionTower
 

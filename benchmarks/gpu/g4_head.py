@@ -26,7 +26,7 @@ from peers import head_loss
 from shapes import KI, base
 from torch import Tensor, nn
 
-from polyreme_api.plan.hardware import GIB
+from polyreme_planner.hardware import GIB
 from polyreme_trainer.model.loss import token_loss
 
 BAR = {"ours_over_torch_chunked_ratio": 1.0}

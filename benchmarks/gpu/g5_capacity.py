@@ -8,9 +8,9 @@ from harness import Place, attempt, judged, measure, run_alone
 from ours import made_up, trainer
 from shapes import KI, base, cut
 
-from polyreme_api.plan.flops import Mix, training_flops
+from polyreme_planner.flops import Mix, training_flops
+from polyreme_trainer.model.compute_options import Ways
 from polyreme_trainer.model.routing import Routing
-from polyreme_trainer.model.ways import Ways
 
 BAR: dict[str, float] = {}
 """None: what a capacity is worth is for the reader; the figures must be there."""

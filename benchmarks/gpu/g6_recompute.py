@@ -11,10 +11,10 @@ from harness import Place, attempt, judged, measure, run_alone
 from ours import made_up, trainer
 from shapes import KI, base, cut, planned
 
-from polyreme_api.plan.costs import Recompute
-from polyreme_api.plan.flops import Mix, training_flops
-from polyreme_api.plan.hardware import GIB
-from polyreme_trainer.model.ways import Ways
+from polyreme_planner.costs import Recompute
+from polyreme_planner.flops import Mix, training_flops
+from polyreme_planner.hardware import GIB
+from polyreme_trainer.model.compute_options import Ways
 
 BAR: dict[str, float] = {}
 PLANNED_MIN, PLANNED_MAX = 0.8, 1.25

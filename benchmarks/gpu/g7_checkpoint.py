@@ -21,8 +21,8 @@ from ours import Trainer, made_up, trainer
 from shapes import base, cut
 from torch import Tensor
 
-from polyreme_api.plan.flops import Mix
-from polyreme_api.plan.hardware import GIB
+from polyreme_planner.flops import Mix
+from polyreme_planner.hardware import GIB
 from polyreme_trainer.checkpoint.staging import Staging
 from polyreme_trainer.train.state import content
 

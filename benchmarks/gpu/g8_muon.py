@@ -10,8 +10,8 @@ from ours import RATE, Trainer, made_up, trainer
 from shapes import base, cut
 from torch import nn
 
-from polyreme_api.plan.flops import Mix
-from polyreme_api.plan.hardware import GIB
+from polyreme_planner.flops import Mix
+from polyreme_planner.hardware import GIB
 from polyreme_trainer.train import muon
 from polyreme_trainer.train.settings import OptimizerName, OptimizerSettings
 

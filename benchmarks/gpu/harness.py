@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from polyreme_api.exit_codes import ExitCode
-from polyreme_api.plan.hardware import GIB, HARDWARE, Hardware
+from polyreme_planner.hardware import GIB, HARDWARE, Hardware
 
 WARM_RUNS, TIMED_RUNS = 10, 20
 FLUSHED_BYTES = 256 << 20

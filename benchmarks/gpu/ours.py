@@ -15,13 +15,13 @@ import torch
 from harness import Place, release
 from torch import Tensor, nn
 
-from polyreme_api.plan.flops import Mix
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.shapes import ModelShape
 from polyreme_datahub.objects import open_store
+from polyreme_planner.flops import Mix
+from polyreme_planner.layout import Layout
+from polyreme_planner.shapes import ModelShape
+from polyreme_trainer.model.compute_options import PLAIN, Ways
 from polyreme_trainer.model.moe import Router
 from polyreme_trainer.model.routing import Routing
-from polyreme_trainer.model.ways import PLAIN, Ways
 from polyreme_trainer.parallel.world import RankSettings, World, open_world
 from polyreme_trainer.profile.synthetic import MEDIA_TOKEN, synthetic_packs
 from polyreme_trainer.train.inputs import Inputs, to_inputs

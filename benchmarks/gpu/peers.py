@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch reader
 from harness import Place, need_device
 from torch import Tensor, nn
 
-from polyreme_api.plan.shapes import ModelShape
+from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.export.config import text_config
 
 RATE, BETAS, EPSILON, DECAY, NORM_MAX = 1e-4, (0.9, 0.98), 1e-8, 0.05, 1.0

@@ -1,6 +1,6 @@
 """The models of the GPU suite: Kimi-VL-A3B at full width, cut in depth until it fits; nano in a rehearsal.
 
-How deep is the planner's own arithmetic (``polyreme_api.plan.memory``): weights in bfloat16, gradients, originals and
+How deep is the planner's own arithmetic (``polyreme_planner.memory``): weights in bfloat16, gradients, originals and
 moments in float32 (18 bytes a parameter), and what autograd keeps of the longest batch without recomputation.
 """
 
@@ -10,12 +10,12 @@ import dataclasses
 
 from harness import Place
 
-from polyreme_api.plan.costs import Recompute, Setting
-from polyreme_api.plan.flops import Mix
-from polyreme_api.plan.hardware import MIXED, Hardware
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.memory import Memory, memory_of
-from polyreme_api.plan.shapes import KIMI_VL_A3B, KIMI_VL_NANO, NO_VISION, ModelShape
+from polyreme_planner.costs import Recompute, Setting
+from polyreme_planner.flops import Mix
+from polyreme_planner.hardware import MIXED, Hardware
+from polyreme_planner.layout import Layout
+from polyreme_planner.memory import Memory, memory_of
+from polyreme_planner.shapes import KIMI_VL_A3B, KIMI_VL_NANO, NO_VISION, ModelShape
 
 KI = 1024
 LONGEST = Mix(sequence_tokens=32 * KI, visual_share=0)

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from polyreme_api.batch import PackedBatch, TokenIds
-from polyreme_api.plan.flops import Mix, forward_flops, image_flops
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.parts import Part, all_parts
-from polyreme_api.plan.shapes import KIMI_VL_A3B, ModelShape, model_shape
 from polyreme_datahub.objects import open_store
+from polyreme_planner.flops import Mix, forward_flops, image_flops
+from polyreme_planner.layout import Layout
+from polyreme_planner.model_parts import Part, all_parts
+from polyreme_planner.shapes import KIMI_VL_A3B, ModelShape, model_shape
 from polyreme_trainer.parallel.collectives import all_agree, gather_to_first
-from polyreme_trainer.parallel.deal import deal_images
+from polyreme_trainer.parallel.image_balancing import deal_images
 from polyreme_trainer.parallel.world import RankSettings, open_world
 from polyreme_trainer.profile.synthetic import MEDIA_TOKEN, synthetic_packs
 from polyreme_trainer.train.microbatches import read_microbatches

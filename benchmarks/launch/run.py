@@ -26,11 +26,11 @@ from polyreme_api import labels
 from polyreme_api.errors import RetryableError
 from polyreme_operator.adapters.kubernetes.cluster import CONNECTIONS_MAX, KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import Connection, from_kubeconfig
-from polyreme_operator.core.binding import BindingMode
-from polyreme_operator.core.manifests import PodDefaults, WorkerPods
-from polyreme_operator.core.transition import admit
-from polyreme_operator.model import WATCHED_KINDS
+from polyreme_operator.cluster_cache import WATCHED_KINDS
 from polyreme_operator.port import Manifest, ObjectRef, WatchEventType
+from polyreme_operator.reconcile.binding import BindingMode
+from polyreme_operator.reconcile.transition import admit
+from polyreme_operator.reconcile.worker_pods import PodDefaults, WorkerPods
 from polyreme_operator.types.parse import parse_job_view
 
 ROOT = Path(__file__).parents[2]

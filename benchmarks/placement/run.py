@@ -16,11 +16,11 @@ import time
 import numpy as np
 
 from polyreme_api.job.workers import Topology
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.volume import GroupVolume
-from polyreme_operator.core.placement.place import place
-from polyreme_operator.core.topology import arrange
+from polyreme_operator.placement.place import place
+from polyreme_operator.placement.topology import arrange
 from polyreme_operator.types.inventory import GangRequest, Inventory, LevelView, NodeClass, Placed
+from polyreme_planner.layout import Layout
+from polyreme_planner.traffic_volume import GroupVolume
 
 GPU = "nvidia.com/gpu"
 DEVICES = 16

@@ -18,15 +18,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from polyreme_api.plan.costs import Recompute, Setting
-from polyreme_api.plan.flops import Mix, core_flops, forward_flops
-from polyreme_api.plan.hardware import HARDWARE, MIXED, Hardware
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.parts import Part, all_parts
-from polyreme_api.plan.schedules import Schedule
-from polyreme_api.plan.search import Candidate, Pricer
-from polyreme_api.plan.shapes import MOONLIGHT_16B_A3B, NO_VISION, ModelShape
-from polyreme_api.plan.traffic import TRAINER, Framework
+from polyreme_planner.costs import Recompute, Setting
+from polyreme_planner.flops import Mix, core_flops, forward_flops
+from polyreme_planner.hardware import HARDWARE, MIXED, Hardware
+from polyreme_planner.layout import Layout
+from polyreme_planner.model_parts import Part, all_parts
+from polyreme_planner.schedules import Schedule
+from polyreme_planner.search import Candidate, Pricer
+from polyreme_planner.shapes import MOONLIGHT_16B_A3B, NO_VISION, ModelShape
+from polyreme_planner.traffic import TRAINER, Framework
 
 SEQUENCE = 4096
 PEAK_FLOPS_PER_S = 989.5e12

@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from polyreme_api.plan.automatic import quick_search
-from polyreme_api.plan.costs import Recompute, Setting
-from polyreme_api.plan.flops import Mix, training_flops
-from polyreme_api.plan.hardware import FLOAT32, HARDWARE, MIXED, Hardware
-from polyreme_api.plan.search import Estimate, Pricer, candidates
-from polyreme_api.plan.shapes import KIMI_VL_A3B, ModelShape, model_shape
+from polyreme_planner.automatic import quick_search
+from polyreme_planner.costs import Recompute, Setting
+from polyreme_planner.flops import Mix, training_flops
+from polyreme_planner.hardware import FLOAT32, HARDWARE, MIXED, Hardware
+from polyreme_planner.search import Estimate, Pricer, candidates
+from polyreme_planner.shapes import KIMI_VL_A3B, ModelShape, model_shape
 
 sys.path.insert(0, str(Path(__file__).parent))
 import published

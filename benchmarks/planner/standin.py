@@ -17,13 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from polyreme_api.plan.costs import BACKWARD_PRODUCTS, Setting, attention_core_s, part_exchanges, products_s
-from polyreme_api.plan.hardware import Pattern
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.parts import Part, all_parts, layer_parts, part_parameters
-from polyreme_api.plan.schedules import Kind, Schedule, Slot, Work, ranks_of_stages, table
-from polyreme_api.plan.search import Estimate
-from polyreme_api.plan.traffic import Exchange
+from polyreme_planner.costs import BACKWARD_PRODUCTS, Setting, attention_core_s, part_exchanges, products_s
+from polyreme_planner.hardware import Pattern
+from polyreme_planner.layout import Layout
+from polyreme_planner.model_parts import Part, all_parts, layer_parts, part_parameters
+from polyreme_planner.schedules import Kind, Schedule, Slot, Work, ranks_of_stages, table
+from polyreme_planner.search import Estimate
+from polyreme_planner.traffic import Exchange
 from polyreme_trainer.parallel.collectives import exchange_rows, pass_on, sum_over
 from polyreme_trainer.parallel.mesh import Meshes, dense_place, group_ranks, open_meshes
 

@@ -14,13 +14,13 @@ import time
 import numpy as np
 
 from polyreme_api.job.workers import Topology
-from polyreme_operator.core.clearing import ground_of, reachable
-from polyreme_operator.core.placement.place import charge, place
-from polyreme_operator.core.placement.tree import tree_of
-from polyreme_operator.core.placement.wish import Wish, wish_of
-from polyreme_operator.core.preemption import Victims, choose_victims
-from polyreme_operator.core.queue.ledger import QuotaLedger
-from polyreme_operator.core.queue.tree import QueueTree
+from polyreme_operator.placement.place import charge, place
+from polyreme_operator.placement.topology_request import TopologyRequest, topology_request_of
+from polyreme_operator.placement.tree import tree_of
+from polyreme_operator.queueing.quota import QuotaLedger
+from polyreme_operator.queueing.tree import QueueTree
+from polyreme_operator.scheduler.preemption.search import Victims, choose_victims
+from polyreme_operator.scheduler.preemption.space import ground_of, reachable
 from polyreme_operator.types.inventory import HOST_LEVEL, GangRequest, Inventory, NodeClass, Placed
 from polyreme_operator.types.queues import QueueView, Quota, Running, Waiting
 
@@ -212,8 +212,8 @@ def check(inventory: Inventory, request: GangRequest, jobs: list[Running], found
 def least_cost(inventory: Inventory, request: GangRequest, jobs: list[Running]) -> float:
     """What no choice can be below, quotas aside, were gangs divisible: the least bound of all blocks."""
     domains = tree_of(inventory)
-    wish = wish_of(inventory, domains, request)
-    assert isinstance(wish, Wish)
+    wish = topology_request_of(inventory, domains, request)
+    assert isinstance(wish, TopologyRequest)
     cost_V = np.array([job.devices * (NOW_S - job.started_s) for job in jobs])
     ground = ground_of(inventory, domains, wish, request, blocked_N=None, leaving=(), candidates=jobs, weight_V=cost_V)
     return reachable(ground, 0)[0][0]

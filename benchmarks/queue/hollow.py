@@ -16,13 +16,12 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
-from polyreme.clock import SystemClock
 from polyreme_api import labels
-from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
-from polyreme_operator.adapters.embedded.store import Store
+from polyreme_local.api_server.cluster import EmbeddedCluster
+from polyreme_local.api_server.store import Store
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
-from polyreme_operator.loop import run_operator
+from polyreme_operator.controller import run_operator
 from polyreme_operator.port import (
     STATUS_SUBRESOURCE,
     ClusterPort,
@@ -33,6 +32,7 @@ from polyreme_operator.port import (
     WatchEvent,
 )
 from polyreme_operator.settings import Settings
+from polyreme_system.clock import SystemClock
 
 HOLLOW = frozenset({"Pod", "Node", "Service", "Secret", "Lease", "Role", "RoleBinding", "PriorityClass"})
 """Kinds that live in this process; jobs, queues, intents and events go to the API server."""

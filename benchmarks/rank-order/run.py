@@ -13,13 +13,13 @@ import time
 
 import numpy as np
 
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.volume import GroupVolume
-from polyreme_operator.core.placement.place import place
-from polyreme_operator.core.placement.traffic import cost_of, traffic_of
-from polyreme_operator.core.placement.tree import tree_of
-from polyreme_operator.core.topology import arrange
+from polyreme_operator.placement.place import place
+from polyreme_operator.placement.topology import arrange
+from polyreme_operator.placement.traffic import cost_of, traffic_of
+from polyreme_operator.placement.tree import tree_of
 from polyreme_operator.types.inventory import GangRequest, Inventory, LevelView, NodeClass, Placed
+from polyreme_planner.layout import Layout
+from polyreme_planner.traffic_volume import GroupVolume
 
 GPU, DEVICES = "nvidia.com/gpu", 8
 LEVELS = tuple(LevelView(name=name, node_label=f"net/{name}") for name in ("block", "rack", "nvlink"))

@@ -14,12 +14,12 @@ from typing import Any
 
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from polyreme_api.plan.flops import Mix, forward_flops
-from polyreme_api.plan.parts import Part, layer_parts
-from polyreme_api.plan.schedules import Kind, Schedule, Slot, Table, Work, ranks_of_stages
-from polyreme_api.plan.shapes import KIMI_VL_A3B
-from polyreme_api.plan.simulate import Program, StageTimes
-from polyreme_api.plan.stages import PLAYS_MAX, ModelTimes, Split, best_split, equal_split, least_layers
+from polyreme_planner.flops import Mix, forward_flops
+from polyreme_planner.model_parts import Part, layer_parts
+from polyreme_planner.pipeline_simulation import Program, StageTimes
+from polyreme_planner.schedules import Kind, Schedule, Slot, Table, Work, ranks_of_stages
+from polyreme_planner.shapes import KIMI_VL_A3B
+from polyreme_planner.stage_split import PLAYS_MAX, ModelTimes, Split, best_split, equal_split, least_layers
 
 RANKS, STAGES, MICROBATCHES = 4, 8, 16
 KI = 1024

@@ -27,11 +27,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyreme.launcher.ranks import ALLOCATOR
 from polyreme_api.batch import IGNORED_TARGET
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.shapes import KIMI_VL_NANO, NO_VISION, ModelShape
 from polyreme_datahub.objects import open_store
+from polyreme_launcher.rank_processes import ALLOCATOR
+from polyreme_planner.layout import Layout
+from polyreme_planner.shapes import KIMI_VL_NANO, NO_VISION, ModelShape
 from polyreme_trainer.export.config import text_config
 from polyreme_trainer.export.names import text_part
 from polyreme_trainer.model.initialise import build_model

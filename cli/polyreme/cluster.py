@@ -11,12 +11,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from polyreme.files import read_json
-from polyreme.home import Home, RunDirectory
-from polyreme.inject import Injection
-from polyreme.launcher.launcher import PROCESSES_FILE
-from polyreme.records import checkpoint_folder, checkpoint_url
-from polyreme.surroundings import cluster_objects, node_labels
+from polyreme.default_cluster_objects import cluster_objects, node_labels
+from polyreme.fault_options import Injection
+from polyreme.paths import Home, RunDirectory
+from polyreme.records import checkpoint_url
 from polyreme_api import environment as names
 from polyreme_api import labels
 from polyreme_api.clock import Clock
@@ -24,15 +22,15 @@ from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.job import TrainingJob, parse_job
 from polyreme_api.labels import ANNOTATION_PROGRESS, KIND_JOB
 from polyreme_api.progress import ProgressRecord
-from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
-from polyreme_operator.adapters.embedded.journal import Recover, open_store
-from polyreme_operator.adapters.embedded.server import ApiServer
-from polyreme_operator.adapters.embedded.tokens import TokenTable
-from polyreme_operator.adapters.process_kubelet.container import job_of
-from polyreme_operator.adapters.process_kubelet.kubelet import ProcessKubelet
-from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.core.status import reopen
-from polyreme_operator.loop import run_operator
+from polyreme_launcher.agent import PROCESSES_FILE
+from polyreme_launcher.urls import checkpoint_folder
+from polyreme_local.api_server.cluster import EmbeddedCluster
+from polyreme_local.api_server.journal import Recover, open_store
+from polyreme_local.api_server.server import ApiServer
+from polyreme_local.api_server.tokens import TokenTable
+from polyreme_local.kubelet.container import job_of
+from polyreme_local.kubelet.kubelet import ProcessKubelet
+from polyreme_operator.controller import run_operator
 from polyreme_operator.port import (
     STATUS_SUBRESOURCE,
     AlreadyExistsError,
@@ -41,7 +39,10 @@ from polyreme_operator.port import (
     NotFoundError,
     ObjectRef,
 )
+from polyreme_operator.reconcile.status import reopen
+from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings
+from polyreme_system.files import read_json
 
 NODE = "local"
 DEVICES_LEAST = 8

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from polyreme import ending
+from polyreme import cli_errors
 from polyreme.commands import checkpoint, data, machine, node, plan, profile, run, runs
 from polyreme_api.exit_codes import ExitCode
 
@@ -64,7 +64,7 @@ def _locate_home(
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    from polyreme.home import Home
+    from polyreme.paths import Home
 
     context.obj = Home.locate(given=home)
 
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    return ending.invoke(app, arguments, name="polyreme")
+    return cli_errors.invoke(app, arguments, name="polyreme")
 
 
 if __name__ == "__main__":

@@ -7,15 +7,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polyreme.files import read_json
-from polyreme.gather import figures, verdict
-from polyreme.home import RunDirectory
-from polyreme.records import RunRecords, checkpoint_folder, checkpoint_url
+from polyreme.paths import RunDirectory
+from polyreme.records import RunRecords, checkpoint_url
 from polyreme.report.write import REPORT_NAME
+from polyreme.report_data import figures, verdict
 from polyreme.run_times import run_times
 from polyreme.timeline import Moment
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob
+from polyreme_launcher.urls import checkpoint_folder
+from polyreme_system.files import read_json
 
 _CODES = {
     "Misconfigured": ExitCode.USAGE,

@@ -6,20 +6,20 @@ import os
 import tempfile
 from pathlib import Path
 
-from polyreme.home import Home, RunDirectory
-from polyreme.records import checkpoint_folder, checkpoint_url
-from polyreme.urls import local_folder, weights_place
+from polyreme.paths import Home, RunDirectory
+from polyreme.records import checkpoint_url
+from polyreme_api.checkpoint_inventory import State, Survey, survey
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotFoundError, RefusedError
 from polyreme_api.history import COMMIT_MARKER, attempt_key
 from polyreme_api.job import TrainingJob
-from polyreme_api.marker import check_model
-from polyreme_api.plan.hardware import PROCESSOR
-from polyreme_api.plan.plan import shape_of
-from polyreme_api.plan.setting import hardware_of
-from polyreme_api.plan.shapes import ModelShape
-from polyreme_api.root import State, Survey, survey
 from polyreme_api.store import ObjectStore
-from polyreme_api.training_stages import shape_at, training_stages
+from polyreme_launcher.urls import checkpoint_folder, local_folder, weights_place
+from polyreme_planner.checkpoint_model import check_model
+from polyreme_planner.curriculum import shape_at, training_stages
+from polyreme_planner.hardware import PROCESSOR
+from polyreme_planner.plan import shape_of
+from polyreme_planner.plan_inputs import hardware_of
+from polyreme_planner.shapes import ModelShape
 
 READ_FIELDS = frozenset({"spec.model.weights.location"})
 """Locations that are only read."""
@@ -135,7 +135,7 @@ def check_weights(job: TrainingJob) -> None:
     if weights is None:
         return
     from polyreme_trainer.weights.catalogue import read_catalogue
-    from polyreme_trainer.weights.fit import check_fit
+    from polyreme_trainer.weights.compatibility import check_fit
 
     catalogue = read_catalogue(weights_place(weights.location))
     check_fit(catalogue, shape_at(shape_of(job.spec), training_stages(job.spec), 1))
@@ -209,7 +209,7 @@ def check_unused(seen: Survey, url: str) -> None:
 
 def warnings(job: TrainingJob) -> list[str]:
     """Name what the job asks for and will not get, a sentence for each reason: no setting is dropped in silence."""
-    from polyreme_operator.adapters.process_kubelet.container import unhonoured_fields
+    from polyreme_local.kubelet.container import unhonoured_fields
 
     reasons: dict[str, list[str]] = {
         "processes can't honour these fields of the pod template, they are ignored": unhonoured_fields(

@@ -19,15 +19,15 @@ from typing import Any, Self
 
 import psutil
 
-from polyreme.documents import read_job
-from polyreme.files import read_json, write_atomically
-from polyreme.home import Home, RunDirectory
+from polyreme.formatting import duration
+from polyreme.job_files import read_job
 from polyreme.output import note
+from polyreme.paths import Home, RunDirectory
 from polyreme.records import RunRecords, read_records
 from polyreme.report.write import REPORT_NAME
-from polyreme.words import duration
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob
+from polyreme_system.files import read_json, write_atomically
 
 SAMPLE = Path("manifests/samples/quickstart.yaml")
 SETUP_TIMES_VARIABLE = "POLYREME_SETUP_TIMES"

@@ -13,14 +13,14 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from polyreme.home import RunDirectory
-from polyreme.urls import local_folder
+from polyreme.paths import RunDirectory
+from polyreme_api.checkpoint_inventory import State, Survey, survey
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.history import ResumePoint, attempt_spans, committed_steps, is_history
 from polyreme_api.job import TrainingJob
 from polyreme_api.progress import CheckpointRef, StepRecord
-from polyreme_api.root import State, Survey, survey
 from polyreme_api.store import ObjectStore
+from polyreme_launcher.urls import checkpoint_folder, local_folder
 
 LOG_LINES_MAX = 200
 """Lines of a rank's log, from its end, among which its error is looked for."""
@@ -90,11 +90,6 @@ def checkpoint_url(run: RunDirectory, job: TrainingJob) -> str:
             f"no checkpoint root: {error.message}, or s3://bucket/prefix", field="spec.checkpoint.location"
         ) from error
     return location
-
-
-def checkpoint_folder(url: str) -> Path | None:
-    """The checkpoint root as a folder, where it is one."""
-    return local_folder(url, field="spec.checkpoint.location") if urlsplit(url).scheme == "file" else None
 
 
 def read_records_at(url: str) -> RunRecords:

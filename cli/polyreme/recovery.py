@@ -15,9 +15,9 @@ from polyreme_api.job import TrainingJob, parse_job
 from polyreme_api.job.placement import Placement
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.labels import KIND_JOB
-from polyreme_api.plan.plan import plan_for
 from polyreme_api.store import ObjectStore
 from polyreme_api.times import rfc3339
+from polyreme_planner.plan import plan_for
 
 _NUMBERED = re.compile(r"(?:attempts/|steps/a|a)([0-9]{6,7})[.\-]")
 

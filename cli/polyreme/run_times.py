@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from polyreme.elapsed import Steps, without_clock_steps
 from polyreme.records import RunRecords
 from polyreme.report.data import AttemptRow, TimeShare
 from polyreme.report.timeline import time_shares
+from polyreme.steady_time import Steps, without_clock_steps
 from polyreme.timeline import Moment
 from polyreme_api.job import TrainingJob
 from polyreme_api.job.status import RestartRecord

@@ -19,25 +19,23 @@ from pathlib import Path
 from typing import Any
 
 from polyreme import preflight
-from polyreme.clock import SystemClock
 from polyreme.cluster import NODE, LocalCluster, open_cluster
-from polyreme.datakeeper import DataKeeper
-from polyreme.datawork import DataWork
-from polyreme.documents import read_job, write_job
-from polyreme.faults import inject
-from polyreme.files import read_json
-from polyreme.home import PREVIOUS_SUFFIX, Home, RunDirectory
-from polyreme.identity import check_same_run, read_identity, remember_uid, serving, write_identity
-from polyreme.inject import Injection, check_injection
+from polyreme.data.keeper import DataKeeper
+from polyreme.data.worker_process import DataWork
+from polyreme.fault_injection import inject
+from polyreme.fault_options import Injection, check_injection
+from polyreme.job_files import read_job, write_job
 from polyreme.outcome import RunOutcome, outcome_of
 from polyreme.output import note
+from polyreme.paths import PREVIOUS_SUFFIX, Home, RunDirectory
 from polyreme.processes import started_at_s
-from polyreme.records import checkpoint_folder, checkpoint_url, last_error, read_records_at
+from polyreme.progress_view import Watcher
+from polyreme.records import checkpoint_url, last_error, read_records_at
 from polyreme.recovery import newest_attempt, rebuilt
-from polyreme.reporting import publish
+from polyreme.report_writer import publish
+from polyreme.run_identity import check_same_run, read_identity, remember_uid, serving, write_identity
 from polyreme.signals import cancel_on_signals, let_go, stop_signals
 from polyreme.timeline import Moment, Timeline
-from polyreme.viewing import Watcher
 from polyreme_api.errors import (
     DataDamagedError,
     EnvironmentFailedError,
@@ -47,7 +45,10 @@ from polyreme_api.errors import (
 )
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob
-from polyreme_operator.adapters.embedded.journal_file import JournalContent
+from polyreme_launcher.urls import checkpoint_folder
+from polyreme_local.api_server.journal_file import JournalContent
+from polyreme_system.clock import SystemClock
+from polyreme_system.files import read_json
 
 STOP_TIMEOUT_EXTRA_S = 30
 """Longest wait for a clean stop, beyond the job's own grace."""

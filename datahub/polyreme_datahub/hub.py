@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from polyreme_api.job.spec import TrainingJobSpec
 
 if TYPE_CHECKING:
+    from polyreme_datahub.dataset_views import DatasetDetails, DatasetSummary
     from polyreme_datahub.loader.evaluation import HeldOutSource
     from polyreme_datahub.loader.source import PackedSource
     from polyreme_datahub.processing import ProcessReport, Progress
     from polyreme_datahub.registry.datasets import DatasetVersion
     from polyreme_datahub.registry.engine import Database
-    from polyreme_datahub.show import DatasetDetails, DatasetSummary
 
 
 def register(registry_url: str, objects_url: str, name: str, source: str | Path | Mapping[str, Any]) -> DatasetVersion:
@@ -33,8 +33,8 @@ def register(registry_url: str, objects_url: str, name: str, source: str | Path 
         InvalidConfigError: If the name or the source breaks a rule.
         EnvironmentFailedError: If the registry stays away.
     """
+    from polyreme_datahub.dataset_views import add_dataset
     from polyreme_datahub.locations import local_root
-    from polyreme_datahub.show import add_dataset
 
     local_root(objects_url)
     with _database(registry_url) as database:
@@ -43,7 +43,7 @@ def register(registry_url: str, objects_url: str, name: str, source: str | Path 
 
 def list_datasets(registry_url: str, *, after: str = "", count_max: int = 1000) -> list[DatasetSummary]:
     """List datasets by name, the samples that polyreme brings along included: a page from ``after`` on."""
-    from polyreme_datahub.show import summaries
+    from polyreme_datahub.dataset_views import summaries
 
     with _database(registry_url) as database:
         return summaries(database, after=after, count_max=count_max)
@@ -55,8 +55,8 @@ def show_dataset(registry_url: str, objects_url: str, reference: str) -> Dataset
     Raises:
         DatasetNotFoundError: Naming the nearest names there are.
     """
+    from polyreme_datahub.dataset_views import details
     from polyreme_datahub.locations import local_root
-    from polyreme_datahub.show import details
 
     with _database(registry_url) as database:
         return details(database, local_root(objects_url), reference, now_s=_now_s())

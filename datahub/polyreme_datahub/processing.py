@@ -14,27 +14,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_api.plan.plan import shape_of
 from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore
 from polyreme_datahub.digests import action_key, action_prefix, canonical_json, digest_bytes, digest_value
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.check import can_open, is_whole
 from polyreme_datahub.index.damage import drop_notes, is_noted
 from polyreme_datahub.index.format import parse_plan, plan_key, seal_plan
+from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.lakehouse import Lakehouse
-from polyreme_datahub.registry import datasets, progress, work
-from polyreme_datahub.registry.datasets import DatasetVersion
-from polyreme_datahub.registry.engine import Database
-from polyreme_datahub.registry.work import ActionRow, DeadLetter, StageCount
-from polyreme_datahub.sources.digits import sample_sources
-from polyreme_datahub.sources.open import describe_source
-from polyreme_datahub.spec_data import longest_pack, plan_data
-from polyreme_datahub.stages.compose import Compose
-from polyreme_datahub.stages.decode import Decode
-from polyreme_datahub.stages.indexing import Indexer, IndexParameters
-from polyreme_datahub.stages.runner import BACKOFF_S, Runner, version_of
-from polyreme_datahub.stages.tokenize import Tokenize
-from polyreme_datahub.stages.types import (
+from polyreme_datahub.operations.compose import Compose
+from polyreme_datahub.operations.decode import Decode
+from polyreme_datahub.operations.index import Indexer, IndexParameters
+from polyreme_datahub.operations.runner import BACKOFF_S, Runner, version_of
+from polyreme_datahub.operations.tokenize import Tokenize
+from polyreme_datahub.operations.types import (
     CHUNK,
     COMPOSE,
     DECODE,
@@ -45,9 +38,16 @@ from polyreme_datahub.stages.types import (
     ImageParameters,
     Operation,
 )
-from polyreme_datahub.stages.worker import Chains, Chunk, Worker, chunk_message
+from polyreme_datahub.operations.worker import Chains, Chunk, Worker, chunk_message
+from polyreme_datahub.registry import datasets, progress, work
+from polyreme_datahub.registry.datasets import DatasetVersion
+from polyreme_datahub.registry.engine import Database
+from polyreme_datahub.registry.work import ActionRow, DeadLetter, StageCount
+from polyreme_datahub.sources.digits import sample_sources
+from polyreme_datahub.sources.open import describe_source
 from polyreme_datahub.tokens import OPERATION, VERSION, TextTokenizer, train_tokenizer
 from polyreme_datahub.topics.types import Message
+from polyreme_planner.plan import shape_of
 
 IMAGE_SHARE = 2
 """An image from files takes at most one part in so many of a pack's tokens."""

@@ -20,7 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from polyreme_api.clock import Clock
 from polyreme_operator.adapters.kubernetes.connection import Connection
-from polyreme_operator.metrics import Metrics
+from polyreme_operator.publishing.metrics import Metrics
 
 METRICS_PATH = "/metrics"
 ALLOWED_FRESH_S = 60.0

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-from polyreme_operator.core.binding import BindingMode
-from polyreme_operator.core.manifests import PodDefaults
 from polyreme_operator.logging_setup import LogFormat
+from polyreme_operator.reconcile.binding import BindingMode
+from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings
 
 VARIABLE_PREFIX = "POLYREME_OPERATOR_"

@@ -1,7 +1,7 @@
 """Jobs that are left as they are, so that everyone else continues, and when each is retried.
 
-What quarantine means for a job is in ``core/quarantine.py``. A job comes here if a decision about it raised an error,
-or if the API server refuses its status. The intent of a refused job is settled here, too.
+``reconcile/quarantine.py`` says what quarantine means for a job. A job comes here if a decision about it raised an
+error, or if the API server refuses its status. The intent of a refused job is settled here, too.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable
 
 from polyreme_api.clock import Clock
-from polyreme_operator.core.quarantine import fault_message
-from polyreme_operator.model import ClusterModel
+from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.port import InvalidObjectError
+from polyreme_operator.reconcile.quarantine import fault_message
 from polyreme_operator.types.actions import EmitEvent, WriteStatus
 from polyreme_operator.types.changes import Changes
 from polyreme_operator.types.observer import Observer
@@ -57,7 +57,7 @@ class Quarantine:
 
     def __init__(
         self,
-        model: ClusterModel,
+        model: ClusterCache,
         clock: Clock,
         announce: Callable[[EmitEvent], None],
         observer: Observer,
@@ -79,7 +79,7 @@ class Quarantine:
             error: The error.
             in_round: Whether the scheduler's decision raised it, so that the job's own passes go on.
         """
-        self._observer.failed(uid, error)
+        self._observer.on_job_failed(uid, error)
         _log.error("job %s raised an error and is left as it is", self._name(uid), exc_info=error)
         self._leave(uid, fault_message(error), in_round=in_round, reason=Reason.INTERNAL_ERROR)
 

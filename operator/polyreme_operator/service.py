@@ -16,19 +16,19 @@ import kopf
 from polyreme_api import labels
 from polyreme_api.errors import PolyremeError
 from polyreme_api.exit_codes import ExitCode
-from polyreme_operator import leadership, metrics_server
-from polyreme_operator.adapters.clock import SystemClock
+from polyreme_operator import election, metrics_server
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import Connection, from_kubeconfig, from_service_account
-from polyreme_operator.counted import CountedCluster
+from polyreme_operator.cluster_cache import WATCHED_KINDS
+from polyreme_operator.controller import run_operator
+from polyreme_operator.instrumented_client import InstrumentedCluster
 from polyreme_operator.kopf_feed import KopfFeed, own_kinds, wait_until_served
 from polyreme_operator.logging_setup import set_up
-from polyreme_operator.loop import run_operator
-from polyreme_operator.metrics import Metrics
-from polyreme_operator.model import WATCHED_KINDS
 from polyreme_operator.options import Options, in_cluster
-from polyreme_operator.planning import ProcessPlanner
+from polyreme_operator.plan_worker import ProcessPlanner
 from polyreme_operator.port import PAGE_OBJECTS
+from polyreme_operator.publishing.metrics import Metrics
+from polyreme_system.clock import SystemClock
 
 WORKERS_MAX = 64
 """Objects whose events kopf handles at a time: without a bound 15,000 first sights held as many connections."""
@@ -59,7 +59,7 @@ async def serve(options: Options, connection: Connection) -> None:
     """Contend for the Lease, and run the operator while it is had."""
     metrics, clock = Metrics(), SystemClock()
     async with KubernetesCluster(connection, selectors={"Lease": labels.LABEL_JOB_UID}) as cluster:
-        shell = _Shell(options, connection, CountedCluster(cluster, metrics), metrics, clock)
+        shell = _Shell(options, connection, InstrumentedCluster(cluster, metrics), metrics, clock)
         probes = asyncio.ensure_future(shell.answer_probes())
         try:
             await shell.run()
@@ -73,7 +73,7 @@ class _Shell:
         self,
         options: Options,
         connection: Connection,
-        port: CountedCluster,
+        port: InstrumentedCluster,
         metrics: Metrics,
         clock: SystemClock,
     ) -> None:
@@ -120,7 +120,7 @@ class _Shell:
     async def _start(self, **_: Any) -> None:
         identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"
         self._work = asyncio.ensure_future(
-            leadership.lead(
+            election.lead(
                 self._port,
                 self._clock,
                 identity=identity,

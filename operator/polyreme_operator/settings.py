@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.core.schedule import Limits
+from polyreme_operator.reconcile.worker_pods import PodDefaults
+from polyreme_operator.scheduler import Limits
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

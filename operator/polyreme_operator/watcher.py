@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from polyreme_api.clock import MonotonicWallClock
 from polyreme_api.errors import RetryableError
-from polyreme_operator.model import WATCHED_KINDS, ClusterModel
+from polyreme_operator.cluster_cache import WATCHED_KINDS, ClusterCache
 from polyreme_operator.port import ClusterPort, GoneError, NotFoundError, ObjectRef, PortError
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.changes import Changes
@@ -36,7 +36,7 @@ class Watcher:
         self,
         port: ClusterPort,
         clock: MonotonicWallClock,
-        model: ClusterModel,
+        model: ClusterCache,
         settings: Settings,
         rng: random.Random,
         *,

@@ -12,10 +12,10 @@ from typing import Any
 from polyreme_api import labels
 from polyreme_api.job.placement import Placement
 from polyreme_api.times import rfc3339
-from polyreme_operator.adapters.clock import SystemClock
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
 from polyreme_operator.port import ClusterPort, ConflictError, Manifest, NotFoundError, ObjectRef
+from polyreme_system.clock import SystemClock
 from tests.cluster.hollow import HollowLaunchers
 from tests.cluster.kube import api_client, kubectl, new_namespace
 from tests.cluster.operators import pods_of, side_by_side

@@ -3,8 +3,8 @@
 import pytest
 
 from polyreme_api.times import rfc3339
-from polyreme_operator.adapters.clock import SystemClock
 from polyreme_operator.port import ObjectRef
+from polyreme_system.clock import SystemClock
 from tests.cluster.stage import Stage, condition_of, play
 
 LONG_AGO_S = 3600.0

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from polyreme.launcher.launcher import PROCESSES_FILE
 from polyreme.records import read_records
 from polyreme_api import labels
 from polyreme_api.history import steps_key
 from polyreme_api.progress import StepRecord
+from polyreme_launcher.agent import PROCESSES_FILE
 from tests.cluster.kube import api_client, new_namespace
 from tests.cluster.laptop import laptop
 

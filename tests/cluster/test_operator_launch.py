@@ -13,7 +13,7 @@ import pytest
 from polyreme_api import labels
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
-from polyreme_operator.leadership import LEASE_NAME
+from polyreme_operator.election import LEASE_NAME
 from polyreme_operator.port import Manifest, ObjectRef
 from tests.cluster.kube import api_client, kubectl, new_namespace
 from tests.cluster.operators import (

@@ -8,11 +8,11 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
-from polyreme_operator.adapters.embedded.journal import open_store
-from polyreme_operator.adapters.embedded.server import ApiServer
-from polyreme_operator.adapters.embedded.store import Store
-from polyreme_operator.adapters.embedded.tokens import TokenTable
+from polyreme_local.api_server.cluster import EmbeddedCluster
+from polyreme_local.api_server.journal import open_store
+from polyreme_local.api_server.server import ApiServer
+from polyreme_local.api_server.store import Store
+from polyreme_local.api_server.tokens import TokenTable
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import Connection
 from polyreme_operator.port import KINDS, ClusterPort

@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.shapes import KIMI_VL_NANO
 from polyreme_datahub.objects import open_store
+from polyreme_planner.layout import Layout
+from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.parallel.world import RankSettings, World, open_world
 from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyreme_trainer.model.attend import Attend, segments
-from polyreme_trainer.model.tiles import Answers, Partial, Rows, attend_tile, attend_tile_backward, tiles
+from polyreme_trainer.model.attention_tiles import Answers, Partial, Rows, attend_tile, attend_tile_backward, tiles
+from polyreme_trainer.model.segment_attention import Attend, segments
 from polyreme_trainer.parallel.context import StreamCut
 from tests.device.conftest import HALF_BOUND, SINGLE_BOUND, relative
 

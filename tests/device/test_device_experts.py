@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyreme_api.plan.costs import Recompute
-from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_planner.costs import Recompute
+from polyreme_planner.shapes import KIMI_VL_NANO
+from polyreme_trainer.model.compute_options import PLAIN, Ways
 from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.moe import Experts, MixtureOfExperts
 from polyreme_trainer.model.recompute import run_layer
-from polyreme_trainer.model.ways import PLAIN, Ways
 from polyreme_trainer.parallel.dispatch import AllToAllDispatcher
 from polyreme_trainer.parallel.world import World
 from tests.device.conftest import HALF_BOUND, SINGLE_BOUND, relative

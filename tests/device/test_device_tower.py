@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.vlm import KimiVL
 from tests.device.conftest import HALF_BOUND, SINGLE_BOUND, relative

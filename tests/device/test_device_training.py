@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.flops import Mix
-from polyreme_api.plan.hardware import HARDWARE
-from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_planner.flops import Mix
+from polyreme_planner.hardware import HARDWARE
+from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
 from polyreme_trainer.checkpoint.retention import Rule
 from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from polyreme.home import Home
+from polyreme.paths import Home
 from polyreme_datahub.digests import blob_key
 from tests.e2e.polyreme_home import PolyremeHome, Serving, unless_gone
 
@@ -128,7 +128,7 @@ def _to_data_worker(number: signal.Signals) -> Callable[[Trial], None]:
 
 
 def _data_workers(serving: Serving) -> list[psutil.Process]:
-    return [one for one in serving.tree() if "polyreme.data_worker" in (unless_gone(one.cmdline) or ())]
+    return [one for one in serving.tree() if "polyreme.data.worker" in (unless_gone(one.cmdline) or ())]
 
 
 def _kill_a_rank(trial: Trial) -> None:

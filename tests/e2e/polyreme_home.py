@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import yaml
 
-from polyreme.home import Home, RunDirectory
+from polyreme.paths import Home, RunDirectory
 from polyreme.records import RunRecords, read_records
 from polyreme_api.history import COMMIT_MARKER, steps_key
 

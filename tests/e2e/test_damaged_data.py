@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from polyreme.home import Home
+from polyreme.paths import Home
 from polyreme_datahub.digests import blob_key
 from tests.e2e.polyreme_home import CHECKPOINT_EVERY, STEPS, PolyremeHome, Serving, unless_gone
 
@@ -87,4 +87,4 @@ def test_a_killed_data_worker_is_started_again_and_data_that_is_gone_is_made_aga
 
 
 def data_workers(serving: Serving) -> list[psutil.Process]:
-    return [each for each in serving.tree() if "polyreme.data_worker" in (unless_gone(each.cmdline) or ())]
+    return [each for each in serving.tree() if "polyreme.data.worker" in (unless_gone(each.cmdline) or ())]

@@ -7,7 +7,7 @@ import random
 import psutil
 import pytest
 
-from polyreme.files import read_json
+from polyreme_system.files import read_json
 from tests.e2e.polyreme_home import CHECKPOINT_EVERY, RANKS, PolyremeHome, Serving, living
 
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]

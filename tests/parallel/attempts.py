@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from polyreme.launcher import resume
 from polyreme_api.history import committed_steps
 from polyreme_api.progress import StepRecord
+from polyreme_launcher import resume
 from tests.roots import read_resume_points, store_at
 
 LAYOUT = (4, 2)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyreme_api.plan.layout import Layout
+from polyreme_planner.layout import Layout
 from polyreme_trainer.model.moe import Router
 from polyreme_trainer.parallel.context import StreamCut
 from polyreme_trainer.train.state import TrainState

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from polyreme_api.plan.layout import Layout
+from polyreme_planner.layout import Layout
 
 END_TIMEOUT_S = 120.0
 _BODY = Path(__file__).with_name("rank_body.py")
@@ -57,7 +57,7 @@ def warm() -> Any:
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["polyreme_trainer.train.run", "polyreme_trainer.train.offline"])
+    context.set_forkserver_preload(["polyreme_trainer.train.run", "polyreme_trainer.train.offline_export"])
     return context
 
 

@@ -10,7 +10,7 @@ import datetime
 import os
 from typing import Any
 
-from polyreme_api.plan.schedules import V_SHAPED
+from polyreme_planner.schedules import V_SHAPED
 from tests.parallel.grid import Degrees, name
 
 LAYERS = 8

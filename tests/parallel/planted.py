@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from polyreme_trainer.model import moe
-from polyreme_trainer.parallel import collectives, context, deal, dispatch, gradients, images, mesh, sharded
-from polyreme_trainer.train import dealing
+from polyreme_trainer.parallel import collectives, context, dispatch, fsdp, gradients, image_balancing, images, mesh
+from polyreme_trainer.train import image_assignment
 from polyreme_trainer.train import state as state_module
 
 
@@ -27,14 +27,14 @@ def plant(bug: str | None, world: Any) -> None:
 
 def _plant_in_deal(bug: str | None) -> None:
     """The same, in how images are dealt to data-parallel ranks and how their features come home."""
-    real_way, real_exchange = deal.way_home, collectives.exchange_rows
+    real_way, real_exchange = image_balancing.way_home, collectives.exchange_rows
     if bug == "features come home to other tokens":
 
         def way_home(*given: Any, **more: Any) -> Any:
             way = real_way(*given, **more)
             return dataclasses.replace(way, leaving=np.roll(way.leaving, 1))
 
-        vars(dealing)["way_home"] = way_home
+        vars(image_assignment)["way_home"] = way_home
     if bug == "features come home without their gradients":
         collectives.exchange_rows = lambda rows_RD, **more: real_exchange(rows_RD, **more).detach()
     if bug == "gradients of guests count twice":
@@ -45,8 +45,8 @@ def _plant_in_deal(bug: str | None) -> None:
 
         collectives.exchange_rows = twice
     if bug == "grids of guests are not in the order of their patches":
-        encoded: Any = dealing.Dealt.encoded
-        dealing.Dealt.encoded = property(lambda self: encoded.fget(self)[::-1])  # type: ignore[method-assign,assignment]
+        encoded: Any = image_assignment.Dealt.encoded
+        image_assignment.Dealt.encoded = property(lambda self: encoded.fget(self)[::-1])  # type: ignore[method-assign,assignment]
     if bug == "a rank skips the exchange" and dist.get_rank() == 1:
         collectives.exchange_rows = lambda rows_RD, *, received, **_: rows_RD.new_zeros(
             (sum(received), *rows_RD.shape[1:])
@@ -73,13 +73,13 @@ def _plant_in_rows(bug: str | None, world: Any) -> None:
 
         vars(_fsdp_collectives)["DefaultReduceScatter"].__call__ = own_part
     if bug == "layers stay gathered":
-        begin = sharded._begin
+        begin = fsdp._begin
 
         def begin_and_keep(stage: Any) -> None:
             begin(stage)
             stage.set_reshard_after_forward(False)
 
-        vars(sharded)["_begin"] = begin_and_keep
+        vars(fsdp)["_begin"] = begin_and_keep
 
 
 def _plant_in_dispatch(bug: str | None) -> None:

@@ -23,26 +23,26 @@ import torch
 
 from polyreme_api.errors import PolyremeError
 from polyreme_api.job import TrainingJobSpec
-from polyreme_api.plan.costs import Recompute
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.plan import Plan, plan_for
-from polyreme_api.plan.schedules import Schedule
-from polyreme_api.plan.shapes import KIMI_VL_NANO, NO_VISION
 from polyreme_api.progress import ProgressRecord
-from polyreme_api.training_stages import Learner, OwnRate, TrainingStage
+from polyreme_planner.costs import Recompute
+from polyreme_planner.curriculum import Learner, OwnRate, TrainingStage
+from polyreme_planner.layout import Layout
+from polyreme_planner.plan import Plan, plan_for
+from polyreme_planner.schedules import Schedule
+from polyreme_planner.shapes import KIMI_VL_NANO, NO_VISION
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
-from polyreme_trainer.model import attend, loss, recompute, tiles
+from polyreme_trainer.model import attention_tiles, loss, recompute, segment_attention
+from polyreme_trainer.model.compute_options import Ways
 from polyreme_trainer.model.routing import Routing
-from polyreme_trainer.model.ways import Ways
-from polyreme_trainer.parallel import collectives, flat, gradients
+from polyreme_trainer.parallel import collectives, flat_buffers, gradients
+from polyreme_trainer.parallel.fsdp import ShardedParameters, is_sharded
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
-from polyreme_trainer.parallel.sharded import ShardedParameters, is_sharded
 from polyreme_trainer.parallel.world import RankSettings, open_world
-from polyreme_trainer.train import dealing, initial, microbatches, run
+from polyreme_trainer.train import image_assignment, initial_weights, microbatches, run
 from polyreme_trainer.train import inputs as inputs_module
 from polyreme_trainer.train.export import export, join_slices
 from polyreme_trainer.train.microbatches import read_microbatches
-from polyreme_trainer.train.offline import export_checkpoint
+from polyreme_trainer.train.offline_export import export_checkpoint
 from polyreme_trainer.train.schedule import Schedule as Shape
 from polyreme_trainer.train.settings import (
     CheckpointSettings,
@@ -246,7 +246,7 @@ def start_from(_request: Mapping[str, Any], _rank: int, settings: TrainSettings)
     assert settings.export_directory is not None
     with open_world(settings.rank, settings.layout) as world:
         state = open_state(settings, world.meshes, media_token=MEDIA)
-        initial.begin(state, settings, world.meshes, group=world.checkpoint_group)
+        initial_weights.begin(state, settings, world.meshes, group=world.checkpoint_group)
         export(state, settings, world.meshes, settings.export_directory, tokens=Pages.token_ids)
     return 0
 
@@ -260,10 +260,10 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
         hole_every=request.get("hole_every", 0),
     )
     with open_world(settings.rank, settings.layout) as world:
-        flat.FUSED_BYTES_MAX = request.get("fused_bytes_max", flat.FUSED_BYTES_MAX)
-        vars(tiles)["DENSE_TOKENS_MAX"] = request.get("dense_tokens_max", attend.DENSE_TOKENS_MAX)
+        flat_buffers.FUSED_BYTES_MAX = request.get("fused_bytes_max", flat_buffers.FUSED_BYTES_MAX)
+        vars(attention_tiles)["DENSE_TOKENS_MAX"] = request.get("dense_tokens_max", segment_attention.DENSE_TOKENS_MAX)
         loss.LOGITS_MAX = request.get("logits_max", loss.LOGITS_MAX)
-        dealing.NEIGHBOURS_MAX = request.get("neighbours_max", dealing.NEIGHBOURS_MAX)
+        image_assignment.NEIGHBOURS_MAX = request.get("neighbours_max", image_assignment.NEIGHBOURS_MAX)
         plant(request.get("bug"), world)
         plant_in_pipeline(request.get("bug"))
         state = open_state(settings, world.meshes, media_token=MEDIA)
@@ -438,7 +438,7 @@ def _litter(seed: int) -> list[Any]:
 
 def main(request: Mapping[str, Any], rank: int, listener: socket.socket | None) -> None:
     os.environ |= request.get("environment", {})
-    vars(dealing)["SAVES_MIN"] = 1  # the smallest models deal too
+    vars(image_assignment)["SAVES_MIN"] = 1  # the smallest models deal too
     torch.set_num_threads(1)
     log = Path(request["root"]) / f"rank-{rank}.log"
     logging.basicConfig(filename=log, level=logging.INFO)

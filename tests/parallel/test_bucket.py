@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from polyreme.launcher.copies import CopyFiles
-from polyreme.launcher.resume import fix_resume
 from polyreme.main import invoke
 from polyreme.records import read_records_at
 from polyreme_api.exit_codes import ExitCode
 from polyreme_datahub.objects import open_store
+from polyreme_launcher.resume import fix_resume
+from polyreme_launcher.shared_copies import CopyFiles
 from tests.parallel.attempts import begin
 from tools.s3.server import BucketServer
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from polyreme_api.batch import TokenIds
-from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.model.initialise import build_model
 

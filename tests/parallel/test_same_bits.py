@@ -9,10 +9,10 @@ import pytest
 
 from polyreme_api.history import steps_key
 from polyreme_api.job import parse_job
-from polyreme_api.plan.plan import plan_for
-from polyreme_api.plan.refusals import memory_of_cut
-from polyreme_api.plan.setting import setting_of
 from polyreme_api.progress import StepRecord
+from polyreme_planner.plan import plan_for
+from polyreme_planner.plan_inputs import setting_of
+from polyreme_planner.refusals import memory_of_cut
 from tests.unit.api.jobs import job_with
 
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_planner.shapes import KIMI_VL_NANO
 from tests.parallel.pages import HELD_OUT_STEP
 
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]

@@ -7,16 +7,16 @@ import pathlib
 import pytest
 import torch
 
-from polyreme.urls import weights_place
 from polyreme_api.batch import TokenIds
-from polyreme_api.plan.shapes import KIMI_VL_NANO
 from polyreme_datahub.objects import open_store
+from polyreme_launcher.urls import weights_place
+from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.weights.catalogue import read_catalogue
-from polyreme_trainer.weights.fit import check_fit
+from polyreme_trainer.weights.compatibility import check_fit
 from polyreme_trainer.weights.load import load_weights
-from polyreme_trainer.weights.pieces import Place, Rows
+from polyreme_trainer.weights.slices import Place, Rows
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 

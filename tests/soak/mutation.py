@@ -3,7 +3,7 @@
 A fixed list (``mutation_list.json``) of 400 mutants, spread over the files, against the tests that come to their lines
 and some seeds of the simulator; a mutant that changes nothing visible carries the argument why. 100 others are drawn
 with a seed of the day (``UNSEEN_SEED=``) and reported separately: no test was written with them in view.
-``SAMPLE=60`` runs a part of either, ``ONLY=core/queue`` the listed ones of some files or functions; ``UPDATE=1`` renews
+``SAMPLE=60`` runs a part of either, ``ONLY=queueing`` the listed ones of some files or functions; ``UPDATE=1`` renews
 the list, and keeps the entries whose code still exists.
 """
 
@@ -26,13 +26,18 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from polyreme_operator.sim.run import simulate
+from polyreme_simulator.run import simulate
 from tools.mutation.mutants import Mutant, mutants_of, planted
 from tools.mutation.runner import MutationPlugin, Outcome, Verdict
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("mutation_list.json")
-MUTATED = ("operator/polyreme_operator/core", "api/polyreme_api/launch", "api/polyreme_api/history.py")
+MUTATED = (
+    *(f"operator/polyreme_operator/{name}" for name in ("cache", "placement", "queueing", "reconcile", "scheduler")),
+    "operator/polyreme_operator/publishing/queue_status.py",
+    "trainer/polyreme_launcher/protocol",
+    "api/polyreme_api/history.py",
+)
 TESTS = ("unit/operator", "unit/launch", "unit/api", "property/operator", "property/launch", "property/api")
 LISTED, UNSEEN = 400, 100
 LEAST = 2

@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import load_file
 
 from polyreme_api.batch import TokenIds
-from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.loss import token_loss

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_planner.shapes import KIMI_VL_NANO
 from tests.parallel.gangs import Gang, gradients, largest_difference, start_gang, warm
 from tests.parallel.grid import TOLERANCE, UNEVEN
 from tests.parallel.pipes import ALL, LAYERS, Pipe

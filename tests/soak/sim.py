@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from polyreme_operator.sim.campaign import replay, run_campaign, table
-from tests.sim.planted_bugs import CAUGHT_WITHIN, first_caught, plant
+from polyreme_simulator.campaign import replay, run_campaign, table
+from tests.simulator.planted_bugs import CAUGHT_WITHIN, first_caught, plant
 
 SEEDS = 2_000
 FIRST = 1000

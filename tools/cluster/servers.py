@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from polyreme.files import read_json, write_json
 from polyreme.processes import is_same_process, started_at_s
+from polyreme_system.files import read_json, write_json
 
 STATE_NAME = "state.json"
 POLL_S = 0.05

@@ -27,7 +27,7 @@ Sizes = Annotated[dict[str, CountOrDecimal], Field(max_length=32)]
 
 
 class ModelOverrides(Part):
-    """Sizes that differ from the preset's, by the names of ``polyreme_api.plan.shapes``."""
+    """Sizes that differ from the preset's, by the names of ``polyreme_planner.shapes``."""
 
     vision: Sizes = Field(default_factory=dict)
     """Sizes of the vision tower, as ``{layers: 4}``."""

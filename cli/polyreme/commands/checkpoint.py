@@ -10,13 +10,14 @@ from urllib.parse import urlsplit
 
 import typer
 
-from polyreme.busy import busy
 from polyreme.commands.runs import find
-from polyreme.files import read_json
-from polyreme.home import Home
 from polyreme.output import Format, emit, nearest, note
-from polyreme.records import CheckpointEntry, checkpoint_folder, checkpoint_url, read_records_at
+from polyreme.paths import Home
+from polyreme.records import CheckpointEntry, checkpoint_url, read_records_at
+from polyreme.spinner import busy
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
+from polyreme_launcher.urls import checkpoint_folder
+from polyreme_system.files import read_json
 
 app = typer.Typer(help="Checkpoints of runs: in a folder of this machine, or in a bucket.", no_args_is_help=True)
 
@@ -93,8 +94,8 @@ def verify(
       polyreme checkpoint verify s3://bucket/team/run --checkpoint a000001-s00000050
     """
     from polyreme_datahub.objects import open_store
+    from polyreme_trainer.checkpoint.block_io import verify_files
     from polyreme_trainer.checkpoint.load import read_marker
-    from polyreme_trainer.checkpoint.pieces import verify_files
 
     url = _url(context.obj, root)
     chosen = _chosen(url, root, checkpoint, damaged_too=True)
@@ -133,15 +134,15 @@ def export(
 
       polyreme checkpoint export quickstart --to ./model --checkpoint a000001-s00000050
     """
-    from polyreme.documents import read_job
+    from polyreme.job_files import read_job
     from polyreme.preflight import check_writable
-    from polyreme_api.plan.plan import plan_for
-    from polyreme_api.training_stages import training_stages
     from polyreme_datahub.hub import open_source
     from polyreme_datahub.loader.open import open_tokenizer, sleep_really
     from polyreme_datahub.objects import open_store
+    from polyreme_planner.curriculum import training_stages
+    from polyreme_planner.plan import plan_for
     from polyreme_trainer.parallel.world import RankSettings
-    from polyreme_trainer.train.offline import export_checkpoint
+    from polyreme_trainer.train.offline_export import export_checkpoint
     from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
 
     home: Home = context.obj
@@ -196,7 +197,7 @@ def _url(home: Home, root: str) -> str:
         InvalidConfigError: If it is a URL of another kind, or of no folder.
         NotFoundError: If there is no such run.
     """
-    from polyreme.documents import read_job
+    from polyreme.job_files import read_job
 
     if "://" not in root:
         run = find(home, root)

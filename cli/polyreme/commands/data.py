@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic.alias_generators import to_camel
 
-from polyreme.busy import busy
-from polyreme.home import Home
 from polyreme.output import Format, confirm, emit, emit_tables, note
+from polyreme.paths import Home
+from polyreme.spinner import busy
 from polyreme_api.errors import NotFoundError, RefusedError
 
 if TYPE_CHECKING:
-    from polyreme_datahub.show import DatasetDetails
+    from polyreme_datahub.dataset_views import DatasetDetails
 
 app = typer.Typer(help="Datasets: register, list, look, delete.", no_args_is_help=True)
 
@@ -117,7 +117,7 @@ def rm(
 
 def _users(home: Home, dataset: str) -> list[str]:
     """Name the runs of this machine whose jobs name a dataset, in any version."""
-    from polyreme.documents import read_job
+    from polyreme.job_files import read_job
 
     found = []
     for run in home.runs():

@@ -16,8 +16,8 @@ from polyreme_api.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from polyreme_api.job import TrainingJobSpec
-    from polyreme_api.plan.costs import Measured, Setting
-    from polyreme_api.plan.search import Estimate, Found
+    from polyreme_planner.costs import Measured, Setting
+    from polyreme_planner.search import Estimate, Found
 
 RUNNERS_UP = 5
 IMAGE_PATCHES = typer.Option(
@@ -57,11 +57,11 @@ def plan(
 
       polyreme plan job.yaml --costs costs.json -o json
     """
-    from polyreme.documents import read_job_unplanned
-    from polyreme_api.plan.automatic import quick_search
-    from polyreme_api.plan.refusals import what_does_not_fit
-    from polyreme_api.plan.setting import recomputes_of
-    from polyreme_api.training_stages import kinds_of_packs
+    from polyreme.job_files import read_job_unplanned
+    from polyreme_planner.automatic import quick_search
+    from polyreme_planner.curriculum import kinds_of_packs
+    from polyreme_planner.plan_inputs import recomputes_of
+    from polyreme_planner.refusals import what_does_not_fit
 
     spec = read_job_unplanned(job).spec
     measured = None if costs is None else _measured(costs)
@@ -100,11 +100,11 @@ def _setting(
     Raises:
         InvalidConfigError: If the job has no layout of ours, or an option is out of its bounds.
     """
-    from polyreme_api.plan.costs import Setting
-    from polyreme_api.plan.hardware import hardware_named
-    from polyreme_api.plan.plan import shape_of
-    from polyreme_api.plan.setting import hardware_of, mix_of, numerics_of
-    from polyreme_api.training_stages import kinds_of_packs
+    from polyreme_planner.costs import Setting
+    from polyreme_planner.curriculum import kinds_of_packs
+    from polyreme_planner.hardware import hardware_named
+    from polyreme_planner.plan import shape_of
+    from polyreme_planner.plan_inputs import hardware_of, mix_of, numerics_of
 
     if spec.workers.runtime.mode == "Environment":
         raise InvalidConfigError(
@@ -126,7 +126,7 @@ def _setting(
 
 
 def _measured(path: Path) -> Measured:
-    from polyreme_api.plan.costs import Measured
+    from polyreme_planner.costs import Measured
 
     try:
         return Measured.from_json(path.read_text(encoding="utf-8"))
@@ -137,8 +137,8 @@ def _measured(path: Path) -> Measured:
 
 
 def _show(setting: Setting, found: Found, best: Estimate, output: Format) -> None:
-    from polyreme_api.plan.picture import LEGEND, picture
-    from polyreme_api.plan.search import play
+    from polyreme_planner.schedule_picture import LEGEND, picture
+    from polyreme_planner.search import play
 
     played = play(setting, best)
     drawn = [] if played is None else picture(played)

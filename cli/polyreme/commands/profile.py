@@ -21,8 +21,8 @@ from polyreme_api.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from polyreme_api.job import TrainingJobSpec
-    from polyreme_api.plan.flops import Mix
-    from polyreme_api.plan.plan import Plan
+    from polyreme_planner.flops import Mix
+    from polyreme_planner.plan import Plan
     from polyreme_trainer.profile.steps import Profile
 
 RANKS_MAX = 16
@@ -60,11 +60,11 @@ def profile(
 
       polyreme profile job.yaml --costs costs.json && polyreme plan job.yaml --costs costs.json
     """
-    from polyreme.clock import SystemClock
-    from polyreme.documents import read_job
-    from polyreme_api.plan.costs import Measured
-    from polyreme_api.plan.plan import plan_for
-    from polyreme_api.plan.setting import mix_of
+    from polyreme.job_files import read_job
+    from polyreme_planner.costs import Measured
+    from polyreme_planner.plan import plan_for
+    from polyreme_planner.plan_inputs import mix_of
+    from polyreme_system.clock import SystemClock
 
     spec = read_job(job).spec
     if spec.workers.runtime.mode == "Environment":
@@ -100,7 +100,7 @@ def profile(
 def _run(spec: TrainingJobSpec, plan: Plan, mix: Mix, *, steps: int, trace: Path | None) -> list[Profile]:
     """Start the ranks, wait for them, and read what each measured."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler tells of itself, line by line
-    import polyreme.rank  # noqa: F401 - imported once, before ranks are forked
+    import polyreme_launcher.rank  # noqa: F401 - imported once, before ranks are forked
 
     with (
         tempfile.TemporaryDirectory(prefix="polyreme-profile-") as folder,
@@ -148,9 +148,9 @@ def _be_rank(
     steps: int,
     trace: Path | None,
 ) -> None:
-    from polyreme.clock import SystemClock
-    from polyreme.rank import settings_of
     from polyreme_api.environment import RankEnvironment
+    from polyreme_launcher.rank import settings_of
+    from polyreme_system.clock import SystemClock
     from polyreme_trainer.parallel.device import take_device
     from polyreme_trainer.profile.steps import profile_rank
 
@@ -194,8 +194,8 @@ def _read(path: Path) -> Profile:
 
 
 def _show(plan: Plan, mix: Mix, profiles: list[Profile], output: Format) -> None:
-    from polyreme_api.plan.flops import model_flops_utilisation
-    from polyreme_api.plan.hardware import HARDWARE
+    from polyreme_planner.flops import model_flops_utilisation
+    from polyreme_planner.hardware import HARDWARE
 
     step_s, world = max(profile.step_s for profile in profiles), plan.layout.world
     tokens = plan.packs_per_step * plan.pack_tokens

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyreme.home import Home
-from polyreme.inject import FORMS
+from polyreme.fault_options import FORMS
+from polyreme.formatting import size
 from polyreme.output import Format, emit, note
-from polyreme.words import size
+from polyreme.paths import Home
 from polyreme_api.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from polyreme_api.job import TrainingJob
-    from polyreme_api.training_stages import Packs, TrainingStage
+    from polyreme_planner.curriculum import Packs, TrainingStage
 
 JobArgument = Annotated[Path, typer.Argument(help="YAML file with one TrainingJob; - reads standard input.")]
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Form of the data on standard output.")]
@@ -49,8 +49,8 @@ def run(
     from polyreme.signals import cancel_on_signals
 
     cancel_on_signals()
-    from polyreme.documents import read_job
-    from polyreme.inject import parse_injection
+    from polyreme.fault_options import parse_injection
+    from polyreme.job_files import read_job
     from polyreme.session import SessionSettings, serve
 
     home: Home = context.obj
@@ -107,8 +107,8 @@ def validate(
 
       polyreme validate manifests/samples/queues.yaml
     """
-    from polyreme.documents import load_cluster_objects, read_documents, the_document
-    from polyreme_api.job import load_job
+    from polyreme.job_files import load_cluster_objects, read_documents, the_document
+    from polyreme_planner.loading import load_job
 
     documents = read_documents(file)
     objects = load_cluster_objects(documents)
@@ -126,7 +126,7 @@ def validate(
 
 def _show_gang(checked: TrainingJob, output: Format) -> int:
     """Show what is known of a job that brings its own training."""
-    from polyreme_api.plan.plan import plan_for
+    from polyreme_planner.plan import plan_for
 
     plan = plan_for(checked.spec)
     value = {
@@ -148,7 +148,7 @@ def _check_here(home: Home, checked: TrainingJob) -> None:
         PolyremeError: As ``polyreme run`` would end, but for what lies in a bucket: that is not read.
     """
     from polyreme import preflight
-    from polyreme.urls import weights_place
+    from polyreme_launcher.urls import weights_place
 
     preflight.check_folders(home.run(checked.metadata.namespace, checked.metadata.name), checked)
     weights = checked.spec.model.weights
@@ -162,11 +162,11 @@ def _check_here(home: Home, checked: TrainingJob) -> None:
 
 def _show_plan(checked: TrainingJob, output: Format) -> int:
     """Show the plan that a job would get."""
-    from polyreme_api.plan.parts import parameter_count
-    from polyreme_api.plan.plan import plan_for
-    from polyreme_api.plan.refusals import memory_of_cut
-    from polyreme_api.plan.setting import setting_of
-    from polyreme_api.training_stages import kinds_of_packs, packs_of_stages, training_stages
+    from polyreme_planner.curriculum import kinds_of_packs, packs_of_stages, training_stages
+    from polyreme_planner.model_parts import parameter_count
+    from polyreme_planner.plan import plan_for
+    from polyreme_planner.plan_inputs import setting_of
+    from polyreme_planner.refusals import memory_of_cut
 
     spec = checked.spec
     plan = plan_for(spec)

@@ -14,14 +14,14 @@ from typing import Annotated, Any
 
 import typer
 
-from polyreme.files import read_json
-from polyreme.home import PREVIOUS_SUFFIX, Home, RunDirectory
-from polyreme.identity import read_identity, serving
+from polyreme.formatting import size
 from polyreme.output import Format, confirm, emit, nearest, note
+from polyreme.paths import PREVIOUS_SUFFIX, Home, RunDirectory
 from polyreme.processes import is_same_process
 from polyreme.report.write import REPORT_NAME
-from polyreme.words import size
+from polyreme.run_identity import read_identity, serving
 from polyreme_api.errors import NotFoundError, RefusedError, WaitTimeoutError
+from polyreme_system.files import read_json
 
 STOP_POLL_S = 0.1
 LOG_LINES_MAX = 10_000
@@ -64,7 +64,7 @@ def show(context: typer.Context, name: NameArgument, output: OutputOption = Form
 
     Example: polyreme runs show quickstart
     """
-    from polyreme.documents import read_job
+    from polyreme.job_files import read_job
     from polyreme.records import checkpoint_url, read_records_at
 
     run = find(context.obj, name)
@@ -145,7 +145,7 @@ def _last_lines(path: Path, lines: int) -> list[str]:
 
 def _emit_steps(run: RunDirectory, attempt: int | None, lines: int, output: Format) -> None:
     """Print the newest steps, of one attempt or of the committed history."""
-    from polyreme.documents import read_job
+    from polyreme.job_files import read_job
     from polyreme.records import checkpoint_url, read_records_at
 
     records = read_records_at(checkpoint_url(run, read_job(run.job_file)))

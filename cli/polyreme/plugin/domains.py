@@ -16,7 +16,7 @@ from polyreme.plugin.printing import bar
 from polyreme.plugin.snapshot import Snapshot
 from polyreme.plugin.waiting import holds
 from polyreme_api.errors import InvalidConfigError, NotFoundError
-from polyreme_operator.core.topology import Arrangement, arrange
+from polyreme_operator.placement.topology import Arrangement, arrange
 from polyreme_operator.types.inventory import HOST_LEVEL
 from polyreme_operator.types.views import NodeView
 

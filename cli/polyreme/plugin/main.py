@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import typer
 
-from polyreme.ending import invoke as run_app
-from polyreme.plugin.commands import changing, looking
+from polyreme.cli_errors import invoke as run_app
+from polyreme.plugin.commands import change, show
 
 HELP = """What jobs on this cluster do, and why: one command for users of polyreme.
 
@@ -30,17 +30,17 @@ Exit codes: 0 success, 1 internal error, 2 usage, 3 not found, 4 refused by the 
 NAME = "kubectl polyreme"
 
 app = typer.Typer(name=NAME, help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
-app.command(name="get")(looking.get)
-app.command(name="describe")(looking.describe)
-app.command(name="why")(looking.why)
-app.command(name="queue")(looking.queue)
-app.command(name="topology")(looking.topology)
-app.command(name="top")(looking.top)
-app.command(name="logs")(looking.logs)
-app.command(name="suspend")(changing.suspend)
-app.command(name="resume")(changing.resume)
-app.command(name="scale")(changing.scale)
-app.command(name="cancel")(changing.cancel)
+app.command(name="get")(show.get)
+app.command(name="describe")(show.describe)
+app.command(name="why")(show.why)
+app.command(name="queue")(show.queue)
+app.command(name="topology")(show.topology)
+app.command(name="top")(show.top)
+app.command(name="logs")(show.logs)
+app.command(name="suspend")(change.suspend)
+app.command(name="resume")(change.resume)
+app.command(name="scale")(change.scale)
+app.command(name="cancel")(change.cancel)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -13,7 +13,7 @@ from polyreme.plugin.printing import bar, columns
 from polyreme.plugin.rows import reason_of
 from polyreme.plugin.snapshot import Snapshot
 from polyreme.plugin.waiting import Standing, holds, standing
-from polyreme_operator.core.queue.tree import DEFAULT_QUEUE
+from polyreme_operator.queueing.tree import DEFAULT_QUEUE
 from polyreme_operator.types.queues import QueueView, StopPolicy
 from polyreme_operator.types.reasons import Reason
 

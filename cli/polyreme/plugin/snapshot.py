@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Collection, Iterable, Mapping
+
+from pydantic import ValidationError
 
 from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_api.labels import KIND_JOB
 from polyreme_api.topology import DEFAULT_TOPOLOGY
-from polyreme_operator.core.leases import LeaseIndex
-from polyreme_operator.core.planning import planned
-from polyreme_operator.core.pods import is_worker_of
+from polyreme_operator.cache.leases import LeaseIndex
+from polyreme_operator.cache.plan_book import planned
+from polyreme_operator.cache.pods import is_worker_of
 from polyreme_operator.port import ClusterPort, Manifest
 from polyreme_operator.port import NotFoundError as PortNotFoundError
 from polyreme_operator.types.parse import (
@@ -34,8 +34,6 @@ JOBS = frozenset({KIND_JOB, "PriorityClass"})
 QUEUES = frozenset({KIND_JOB, "PriorityClass", "TrainingQueue", "Node"})
 PROGRESS = frozenset({KIND_JOB, "PriorityClass", "Lease"})
 ALL = QUEUES | {"Pod", "ClusterTopology", "Lease"}
-_View = TypeVar("_View")
-_log = logging.getLogger(__name__)
 _OPTIONAL = frozenset({"TrainingQueue", "ClusterTopology", "PriorityClass"})
 
 
@@ -87,41 +85,28 @@ async def look(cluster: ClusterPort, kinds: Collection[str], *, now_s: float) ->
 
 
 def snapshot_of(found: Mapping[str, list[Manifest]], *, now_s: float) -> Snapshot:
-    """Parse what was read. An object that can't be read is left out with a warning, as the operator leaves it out."""
-    classes = _readable(lambda item: (item["metadata"]["name"], parse_priority_class(item)), found, "PriorityClass")
-    priorities = dict(classes)
-    jobs = _readable(lambda item: planned(parse_job_view(item, priorities=priorities)), found, KIND_JOB)
+    """Parse what was read. An object that can't be read is left out, as the operator does."""
+    priorities = {item["metadata"]["name"]: parse_priority_class(item) for item in found.get("PriorityClass", ())}
+    jobs = [planned(parse_job_view(item, priorities=priorities)) for item in found.get(KIND_JOB, ())]
     by_uid = {job.uid: job for job in jobs}
-    pods = _readable(lambda item: (_worker(item, by_uid), item), found, "Pod")
-    foreign = _readable(parse_foreign_pod, {"Pod": [item for pod, item in pods if pod is None]}, "Pod")
+    parsed = [_worker(item, by_uid) for item in found.get("Pod", ())]
+    foreign = [parse_foreign_pod(item) for item, pod in zip(found.get("Pod", ()), parsed, strict=True) if pod is None]
     leases = LeaseIndex()
-    for lease in _readable(lambda item: parse_lease(item, seen_s=now_s), found, "Lease"):
-        if lease is not None:
+    for item in found.get("Lease", ()):
+        if (lease := parse_lease(item, seen_s=now_s)) is not None:
             leases.put(lease.ref, lease, by_uid.get(lease.job_uid))
-    topologies = _readable(parse_topology, found, "ClusterTopology")
+    topologies = [parse_topology(item) for item in found.get("ClusterTopology", ())]
     return Snapshot(
         jobs=tuple(sorted(jobs, key=lambda job: (job.namespace, job.name))),
-        queues=tuple(sorted(_readable(parse_queue, found, "TrainingQueue"), key=lambda queue: queue.name)),
-        nodes=tuple(sorted(_readable(parse_node, found, "Node"), key=lambda node: node.name)),
-        pods=tuple(pod for pod, _ in pods if pod is not None),
+        queues=tuple(_readable_queues(found.get("TrainingQueue", ()))),
+        nodes=tuple(sorted(map(parse_node, found.get("Node", ())), key=lambda node: node.name)),
+        pods=tuple(pod for pod in parsed if pod is not None),
         foreign=tuple(pod for pod in foreign if pod is not None),
         leases=leases.by_job,
         topology=next((view for view in topologies if view is not None and view.name == DEFAULT_TOPOLOGY), None),
         manifests={item["metadata"]["uid"]: item for item in found.get(KIND_JOB, ())},
         now_s=now_s,
     )
-
-
-def _readable(parse: Callable[[Manifest], _View], found: Mapping[str, Iterable[Manifest]], kind: str) -> list[_View]:
-    """Parse the objects of a kind; name those that can't be parsed, and leave them out."""
-    views = []
-    for item in found.get(kind, ()):
-        try:
-            views.append(parse(item))
-        except Exception as error:  # noqa: BLE001 - no object that somebody stored may stop a command
-            name = item["metadata"].get("name", "")
-            _log.warning("%s %s can't be read and is left out: %s", kind, name, str(error).partition("\n")[0])
-    return views
 
 
 def _worker(item: Manifest, jobs: Mapping[str, JobView]) -> PodView | None:
@@ -154,3 +139,13 @@ async def list_all(cluster: ClusterPort, kind: str, *, namespace: str | None = N
         if token is None:
             return items
     raise RefusedError(f"list of {kind} has more than {PAGES_MAX} pages; name a namespace")
+
+
+def _readable_queues(items: Iterable[Manifest]) -> list[QueueView]:
+    queues = []
+    for item in items:
+        try:
+            queues.append(parse_queue(item))
+        except (ValidationError, KeyError, TypeError, ValueError):
+            continue
+    return sorted(queues, key=lambda queue: queue.name)

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 
 from polyreme.plugin.snapshot import Snapshot
 from polyreme_api.labels import MANAGER
-from polyreme_operator.core.jobs import waiting_of
-from polyreme_operator.core.queue.ledger import QuotaLedger
-from polyreme_operator.core.queue.order import first_of, scheduling_order
-from polyreme_operator.core.queue.shares import Shares
-from polyreme_operator.core.queue.tree import QueueTree
-from polyreme_operator.core.queue.waiting import WaitingIndex
+from polyreme_operator.cache.jobs import waiting_of
+from polyreme_operator.queueing.fair_share import Shares
+from polyreme_operator.queueing.order import first_of, scheduling_order
+from polyreme_operator.queueing.quota import QuotaLedger
+from polyreme_operator.queueing.tree import QueueTree
+from polyreme_operator.queueing.waiting import WaitingIndex
 from polyreme_operator.types.queues import Waiting
 from polyreme_operator.types.views import JobView, NodeView
 

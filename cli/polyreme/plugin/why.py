@@ -8,11 +8,11 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from polyreme.formatting import duration
 from polyreme.plugin.printing import columns, facts
 from polyreme.plugin.rows import message_of, state_of
 from polyreme.plugin.snapshot import Snapshot
 from polyreme.plugin.waiting import Standing, is_waiting, standing
-from polyreme.words import duration
 from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView

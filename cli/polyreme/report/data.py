@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from polyreme_api.plan.plan import Plan
 from polyreme_api.progress import StepRecord
+from polyreme_planner.plan import Plan
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

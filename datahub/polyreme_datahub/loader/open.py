@@ -14,16 +14,16 @@ from typing import Any
 
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_api.training_stages import mixture_changes, packs_of_stages
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.index.format import parse_plan, plan_key
+from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.order import ORDER_VERSION, WINDOW_PACKS, OrderPlan, Segment
 from polyreme_datahub.loader.shards import MappedIndex, read_blob
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.locations import local_root
-from polyreme_datahub.spec_data import longest_pack, plan_data
+from polyreme_planner.curriculum import mixture_changes, packs_of_stages
 
 POLL_S = 0.2
 

@@ -97,7 +97,7 @@ class WriteStatus:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WriteStanding:
+class WriteQueueStatus:
     """Replace fields of the status of a queue or topology, if it is as it was seen."""
 
     ref: ObjectRef

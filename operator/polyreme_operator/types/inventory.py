@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyreme_api.job.workers import Topology
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.volume import GroupVolume
 from polyreme_operator.types.reasons import Reason
+from polyreme_planner.layout import Layout
+from polyreme_planner.traffic_volume import GroupVolume
 
 IntArray: TypeAlias = NDArray[np.int64]
 RowArray: TypeAlias = NDArray[np.int32]
@@ -151,7 +151,7 @@ class Placed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Misfit:
+class Unschedulable:
     """Why a gang does not fit, and what would let it run."""
 
     reason: Reason

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from polyreme_api.job import TrainingJobStatus
-from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RoundSeen:
+class CycleReport:
     """One round of the scheduler, in numbers."""
 
     cycle_s: float
@@ -34,31 +34,31 @@ class RoundSeen:
 class Observer(Protocol):
     """Is told what has happened; must be quick, and must never fail."""
 
-    def wrote(self, job: JobView, after: TrainingJobStatus, *, now_s: float) -> None:
+    def on_status_written(self, job: JobView, after: TrainingJobStatus, *, now_s: float) -> None:
         """Take a status that the cluster has accepted; ``job`` is as it was before."""
         ...
 
-    def saw(self, scene: JobScene) -> None:
+    def on_job_observed(self, snapshot: JobSnapshot) -> None:
         """Take a job as it is looked at, with what its ranks say of their newest step."""
         ...
 
-    def decided(self, seen: RoundSeen) -> None:
+    def on_cycle_finished(self, seen: CycleReport) -> None:
         """Take a round of the scheduler."""
         ...
 
-    def gone(self, uid: str) -> None:
+    def on_job_deleted(self, uid: str) -> None:
         """Take that a job is no more."""
         ...
 
-    def untold(self, reason: str) -> None:
+    def on_event_dropped(self, reason: str) -> None:
         """Take that an event of this reason was told to nobody, since there were too many."""
         ...
 
-    def failed(self, uid: str, error: Exception) -> None:
+    def on_job_failed(self, uid: str, error: Exception) -> None:
         """Take that a decision about a job raised an error: a bug of ours."""
         ...
 
-    def unreadable(self, kind: str) -> None:
+    def on_object_unreadable(self, kind: str) -> None:
         """Take that an object of this kind is stored in a form that can't be read."""
         ...
 
@@ -66,23 +66,23 @@ class Observer(Protocol):
 class NullObserver:
     """Nobody looks."""
 
-    def wrote(self, job: JobView, after: TrainingJobStatus, *, now_s: float) -> None:
+    def on_status_written(self, job: JobView, after: TrainingJobStatus, *, now_s: float) -> None:
         """Do nothing."""
 
-    def saw(self, scene: JobScene) -> None:
+    def on_job_observed(self, snapshot: JobSnapshot) -> None:
         """Do nothing."""
 
-    def decided(self, seen: RoundSeen) -> None:
+    def on_cycle_finished(self, seen: CycleReport) -> None:
         """Do nothing."""
 
-    def gone(self, uid: str) -> None:
+    def on_job_deleted(self, uid: str) -> None:
         """Do nothing."""
 
-    def untold(self, reason: str) -> None:
+    def on_event_dropped(self, reason: str) -> None:
         """Do nothing."""
 
-    def failed(self, uid: str, error: Exception) -> None:
+    def on_job_failed(self, uid: str, error: Exception) -> None:
         """Do nothing."""
 
-    def unreadable(self, kind: str) -> None:
+    def on_object_unreadable(self, kind: str) -> None:
         """Do nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from polyreme_api.plan.plan import Plan
+from polyreme_planner.plan import Plan
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

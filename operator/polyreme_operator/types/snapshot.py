@@ -1,4 +1,4 @@
-"""What one decision about one job sees. What admission sees is ``core.schedule.Cluster``."""
+"""What one decision about one job sees. What admission sees is ``scheduler.Cluster``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Refusal:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class JobScene:
+class JobSnapshot:
     """Everything that one job's reconcile depends on."""
 
     job: JobView

@@ -9,12 +9,12 @@ from typing import Any
 
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus
-from polyreme_api.plan.plan import Plan
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.port import ObjectRef
 from polyreme_operator.types.inventory import Constraints, LevelView, Requests, Taint
 from polyreme_operator.types.plans import PlanRequest
 from polyreme_operator.types.reasons import Reason
+from polyreme_planner.plan import Plan
 
 
 class PodPhase(StrEnum):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.layout import (
+from polyreme_planner.layout import (
     NEAREST_MAX,
     Layout,
     fitting_layouts,
@@ -21,10 +21,10 @@ from polyreme_api.plan.layout import (
     misfits,
     plain_layouts,
 )
-from polyreme_api.plan.parts import expert_parameters, parameter_count
-from polyreme_api.plan.plan import Plan
-from polyreme_api.plan.shapes import KIMI_VL_NANO, ModelShape
-from polyreme_api.plan.volume import group_volumes, shared_parameters
+from polyreme_planner.model_parts import expert_parameters, parameter_count
+from polyreme_planner.plan import Plan
+from polyreme_planner.shapes import KIMI_VL_NANO, ModelShape
+from polyreme_planner.traffic_volume import group_volumes, shared_parameters
 
 shapes = st.builds(
     lambda experts, layers: dataclasses.replace(

@@ -7,15 +7,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.core.reconcile import reconcile
-from polyreme_operator.core.schedule import cluster_of, schedule
+from polyreme_operator.reconcile.job import reconcile
+from polyreme_operator.reconcile.worker_pods import PodDefaults
+from polyreme_operator.scheduler import cluster_of, schedule
 from polyreme_operator.types.actions import CreatePod, Decision, DeletePod, WriteStatus
 from polyreme_operator.types.parse import parse_pod
 from polyreme_operator.types.queues import QueueView, Quota
-from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import PodPhase
-from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, job, lease, node, pod, scene, why
+from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, job, lease, node, pod, snapshot, why
 
 NODES = st.lists(st.tuples(st.integers(0, 8), st.booleans()), min_size=1, max_size=5)
 JOBS = st.lists(
@@ -116,7 +116,7 @@ RECORDS = st.fixed_dictionaries(
 )
 
 
-def applied(seen: JobScene, actions: Any) -> JobScene:
+def applied(seen: JobSnapshot, actions: Any) -> JobSnapshot:
     """The scene as it is when every action has done what it asked."""
     for action in actions:
         if isinstance(action, WriteStatus):
@@ -139,7 +139,7 @@ def test_reconcile_settles_within_a_few_passes(pods: Any, record: Any, suspend: 
         pod(owner, index, replacement=number, phase=phase, deleting=going, where=where)
         for index, number, phase, going, where in pods
     )
-    seen = scene(owner, pods=views, lease=lease(owner, **record))
+    seen = snapshot(owner, pods=views, lease=lease(owner, **record))
     decision = Decision()
     for _ in range(8):  # three failures one after another take seven
         decision = reconcile(seen, NOW_S, defaults=PodDefaults())

@@ -9,13 +9,13 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.volume import GroupVolume
-from polyreme_operator.core.placement.place import charge, place
-from polyreme_operator.core.placement.traffic import cost_of, traffic_of
-from polyreme_operator.core.placement.tree import tree_of
-from polyreme_operator.types.inventory import GangRequest, Inventory, Misfit, Placed
+from polyreme_operator.placement.place import charge, place
+from polyreme_operator.placement.traffic import cost_of, traffic_of
+from polyreme_operator.placement.tree import tree_of
+from polyreme_operator.types.inventory import GangRequest, Inventory, Placed, Unschedulable
 from polyreme_operator.types.reasons import Reason
+from polyreme_planner.layout import Layout
+from polyreme_planner.traffic_volume import GroupVolume
 from tests.unit.operator import placement_oracle as oracle
 from tests.unit.operator.placement_scenes import cluster, gang
 
@@ -68,7 +68,7 @@ def test_a_gang_is_placed_exactly_when_it_can_be_and_as_near_as_it_can_be(
     request = asked(workers, required, sliced, size, exclusive)
     possible = list(oracle.divisions(inventory, request))
     found = place(inventory, request)
-    if isinstance(found, Misfit):
+    if isinstance(found, Unschedulable):
         assert found.reason is Reason.MISCONFIGURED or not possible, found.message
         return
     counts = tuple(np.bincount(found.rows_W, minlength=len(hosts)).tolist())
@@ -203,7 +203,7 @@ def test_slices_stay_together_whatever_talks(data: st.DataObject) -> None:
     request = dataclasses.replace(request, topology=topology)
     inventory = scattered(data.draw, request)
     found = place(inventory, request)
-    if isinstance(found, Misfit):
+    if isinstance(found, Unschedulable):
         return
     racks = inventory.domain_LN[1, found.rows_W].reshape(-1, size)
     assert (racks == racks[:, :1]).all()

@@ -9,10 +9,10 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from polyreme_api.job.workers import Topology
-from polyreme_operator.core.placement.place import charge, place
-from polyreme_operator.core.preemption import Victims, choose_victims
-from polyreme_operator.core.queue.ledger import QuotaLedger
-from polyreme_operator.core.queue.tree import QueueTree
+from polyreme_operator.placement.place import charge, place
+from polyreme_operator.queueing.quota import QuotaLedger
+from polyreme_operator.queueing.tree import QueueTree
+from polyreme_operator.scheduler.preemption.search import Victims, choose_victims
 from polyreme_operator.types.inventory import GangRequest, Inventory, Placed
 from polyreme_operator.types.queues import QueueView, Reclaim, Running, Waiting
 from tests.unit.operator.queue_scenes import GPU, inventory, queue, running, used_by, waiting

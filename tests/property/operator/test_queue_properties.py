@@ -9,11 +9,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyreme_operator.core.queue.ledger import QuotaLedger
-from polyreme_operator.core.queue.order import first_of, scheduling_order
-from polyreme_operator.core.queue.shares import Shares
-from polyreme_operator.core.queue.tree import QueueTree
-from polyreme_operator.core.queue.waiting import WaitingIndex
+from polyreme_operator.queueing.fair_share import Shares
+from polyreme_operator.queueing.order import first_of, scheduling_order
+from polyreme_operator.queueing.quota import QuotaLedger
+from polyreme_operator.queueing.tree import QueueTree
+from polyreme_operator.queueing.waiting import WaitingIndex
 from polyreme_operator.types.queues import QueueView, Quota, Waiting
 from tests.unit.operator.queue_scenes import GPU, gpus, queue, waiting
 

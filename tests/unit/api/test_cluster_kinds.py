@@ -8,9 +8,10 @@ import pytest
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.fault_policy import NodeFaultPolicy
-from polyreme_api.kinds import KINDS, load_object
+from polyreme_api.kinds import KINDS
 from polyreme_api.queue import TrainingQueue
 from polyreme_api.topology import ClusterTopology
+from polyreme_planner.loading import load_object
 from tests.unit.api.jobs import SMALLEST
 
 GPU = "nvidia.com/gpu"

@@ -8,9 +8,10 @@ import pytest
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.exit_codes import ExitCode
-from polyreme_api.job import load_job, parse_job
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.plan import Plan, plan_for
+from polyreme_api.job import parse_job
+from polyreme_planner.layout import Layout
+from polyreme_planner.loading import load_job
+from polyreme_planner.plan import Plan, plan_for
 from tests.unit.api.jobs import DROP, SMALLEST, job_with
 
 ONE = {"name": "one", "dataset": "sample/one"}

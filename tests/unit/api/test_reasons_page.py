@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from polyreme_operator.core.queue.tree import QueueReason
-from polyreme_operator.core.topology import ProblemReason
+from polyreme_operator.placement.topology import ProblemReason
+from polyreme_operator.queueing.tree import QueueReason
 from polyreme_operator.types.reasons import Cause, ConditionType, Reason
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "reasons.md"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from polyreme.busy import busy
 from polyreme.main import invoke
 from polyreme.output import nearest
+from polyreme.spinner import busy
 from polyreme_api.exit_codes import ExitCode
 
 Call = Callable[..., tuple[int, str, str]]

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.job import load_job
-from polyreme_api.kinds import KINDS, load_object
+from polyreme_api.kinds import KINDS
+from polyreme_planner.loading import load_job, load_object
 
 ROOT = Path(__file__).parents[3]
 BLOCK = re.compile(r"^```yaml\n(.*?)^```$", re.DOTALL | re.MULTILINE)

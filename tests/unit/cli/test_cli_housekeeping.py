@@ -12,15 +12,15 @@ import yaml
 from typer.main import get_command
 
 from polyreme.commands.checkpoint import _is_replaceable
-from polyreme.home import Home, RunDirectory
-from polyreme.identity import serving
 from polyreme.main import app, invoke
 from polyreme.outcome import dead_letter_words, dead_letters
-from polyreme.viewing import _step
+from polyreme.paths import Home, RunDirectory
+from polyreme.progress_view import _step
+from polyreme.run_identity import serving
+from polyreme_api.commit_marker import CommitMarker, SavedFile, seal
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, steps_key
 from polyreme_api.job import parse_job
-from polyreme_api.marker import CommitMarker, SavedFile, seal
 from polyreme_api.progress import ProgressRecord, RankPhase, StepRecord
 
 MANIFEST: dict[str, Any] = {

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from polyreme.home import Home
-from polyreme.identity import changes, check_same_run, read_identity, serving, write_identity
+from polyreme.paths import Home
+from polyreme.run_identity import changes, check_same_run, read_identity, serving, write_identity
 from polyreme_api.errors import RefusedError
 from polyreme_api.job import parse_job
 

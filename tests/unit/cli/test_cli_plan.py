@@ -11,7 +11,7 @@ import yaml
 from polyreme.main import invoke
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import parse_job
-from polyreme_api.plan.plan import plan_for
+from polyreme_planner.plan import plan_for
 from tests.unit.api.jobs import job_with
 
 

@@ -12,11 +12,11 @@ import yaml
 
 from polyreme.main import invoke
 from polyreme_api.exit_codes import ExitCode
-from polyreme_api.plan.costs import Measured
-from polyreme_api.plan.flops import training_flops
-from polyreme_api.plan.hardware import HARDWARE
-from polyreme_api.plan.parts import Part
-from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_planner.costs import Measured
+from polyreme_planner.flops import training_flops
+from polyreme_planner.hardware import HARDWARE
+from polyreme_planner.model_parts import Part
+from polyreme_planner.shapes import KIMI_VL_NANO
 from tests.unit.api.jobs import job_with
 
 FEW = {

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from polyreme.clock import SystemClock
-from polyreme.inject import Injection, parse_injection
+from polyreme.fault_options import Injection, parse_injection
 from polyreme.quickstart import identical_losses, sentences
 from polyreme.records import RunRecords, parse_steps, read_records
 from polyreme.timeline import Moment, Timeline, read_timeline
+from polyreme_api.commit_marker import CommitMarker, SavedFile, seal
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, steps_key
-from polyreme_api.marker import CommitMarker, SavedFile, seal
 from polyreme_api.progress import StepRecord
+from polyreme_system.clock import SystemClock
 
 
 def step(attempt: int, number: int, *, loss: float = 1.0, ended_at_s: float = 0.0) -> StepRecord:

@@ -14,17 +14,17 @@ import torch
 import yaml
 
 from polyreme import preflight
-from polyreme.documents import read_job
-from polyreme.home import Home
+from polyreme.job_files import read_job
 from polyreme.main import invoke
+from polyreme.paths import Home
 from polyreme_api.batch import TokenIds
+from polyreme_api.checkpoint_inventory import survey
+from polyreme_api.commit_marker import CommitMarker, SavedFile, seal
 from polyreme_api.errors import InvalidConfigError, RefusedError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import CHECKPOINT_FORMAT, COMMIT_MARKER
-from polyreme_api.marker import CommitMarker, SavedFile, seal
-from polyreme_api.plan.plan import shape_digest, shape_of
-from polyreme_api.plan.shapes import model_shape, shape_content
-from polyreme_api.root import survey
+from polyreme_planner.plan import shape_digest, shape_of
+from polyreme_planner.shapes import model_shape, shape_content
 from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.model.initialise import outline
 from tests.roots import store_at

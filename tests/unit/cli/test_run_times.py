@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from polyreme.gather import figures
 from polyreme.records import RunRecords
+from polyreme.report_data import figures
 from polyreme.run_times import RunTimes, restart_s, run_times
 from polyreme.timeline import Kind, Moment
 from polyreme_api.history import ResumePoint

@@ -10,7 +10,7 @@ import pytest
 from polyreme_api.batch import PackedBatch
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_datahub import hub, stored
+from polyreme_datahub import hub, stored_data
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError
@@ -84,13 +84,13 @@ def test_a_sample_that_is_damaged_while_a_rank_trains_stops_it_and_is_made_again
     with pytest.raises(SampleDamagedError, match=told) as raised:
         read_all(source)
     assert raised.value.exit_code is ExitCode.DATA_DAMAGED
-    seen = stored.look(home.objects, spec(), job=JOB)
+    seen = stored_data.look(home.objects, spec(), job=JOB)
     assert [note.error for note in seen.notes] == [raised.value.message]
     assert not seen.whole
     assert len(hub.show_dataset(home.registry, home.objects, "one").tombstones) == 1
 
     home.process(spec(), job=JOB)
-    assert stored.look(home.objects, spec(), job=JOB).whole
+    assert stored_data.look(home.objects, spec(), job=JOB).whole
     assert hub.show_dataset(home.registry, home.objects, "one").tombstones == ()
     assert same(packs(home), before)
 
@@ -144,11 +144,11 @@ def test_whatever_is_damaged_is_seen_before_a_run_starts_or_where_it_is_read_and
             path.unlink()
         case _:
             path.write_bytes(path.read_bytes()[:-1])
-    if stored.look(home.objects, spec(), job=JOB).whole:
+    if stored_data.look(home.objects, spec(), job=JOB).whole:
         with pytest.raises(IndexDamagedError):
             open_and_read_all(home)
-        assert not stored.look(home.objects, spec(), job=JOB).whole
+        assert not stored_data.look(home.objects, spec(), job=JOB).whole
     home.process(spec(), job=JOB)
-    assert stored.look(home.objects, spec(), job=JOB).whole
+    assert stored_data.look(home.objects, spec(), job=JOB).whole
     assert same(packs(home), before)
     assert hub.open_evaluation(home.objects, spec(), job=JOB) is not None

@@ -15,10 +15,10 @@ import pytest
 from PIL import Image
 
 from polyreme_datahub.errors import BadRecordError, SourceAwayError, SourceInvalidError
+from polyreme_datahub.operations import decode
+from polyreme_datahub.operations.decode import open_upright
 from polyreme_datahub.sources import files
 from polyreme_datahub.sources.files import FolderSource, JsonlSource, build_record, describe_folder, describe_jsonl
-from polyreme_datahub.stages import decode
-from polyreme_datahub.stages.decode import open_upright
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
 
 

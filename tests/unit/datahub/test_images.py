@@ -13,10 +13,10 @@ from PIL import Image
 from polyreme_datahub import hub
 from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.errors import BadRecordError
+from polyreme_datahub.operations.compose import Compose, fitting_size
+from polyreme_datahub.operations.decode import Decode, open_upright
+from polyreme_datahub.operations.types import ImageParameters, Result, Work
 from polyreme_datahub.registry.work import SampleRow
-from polyreme_datahub.stages.compose import Compose, fitting_size
-from polyreme_datahub.stages.decode import Decode, open_upright
-from polyreme_datahub.stages.types import ImageParameters, Result, Work
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
 
 PARAMETERS = ImageParameters(patch_px=14, merge=2, image_tokens_max=30)

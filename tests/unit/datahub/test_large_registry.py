@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, event, insert
 
 from polyreme_api.errors import NotFoundError
-from polyreme_datahub import hub, show
+from polyreme_datahub import dataset_views, hub
 from polyreme_datahub.processing import LETTERS_MAX, check_spec
 from polyreme_datahub.registry import schema
 from polyreme_datahub.registry.engine import Database, open_database
@@ -62,14 +62,14 @@ def database(tmp_path: Path) -> Database:
 
 def test_one_version_is_shown_by_few_queries_in_bounded_pages(database: Database, tmp_path: Path) -> None:
     with queries(database) as seen:
-        details = show.details(database, tmp_path, "one", now_s=1.0)
+        details = dataset_views.details(database, tmp_path, "one", now_s=1.0)
     assert len(seen) <= 9
     assert details.version.number == VERSIONS
     assert (details.dead, len(details.dead_letters)) == (LETTERS, LETTERS_MAX)
     assert [letter.ordinal for letter in details.dead_letters] == list(range(LETTERS_MAX))
     assert len(details.indexes) == INDEXES_MAX
     assert details.indexes[-1].manifest == f"m{INDEXES - 1}"
-    assert len(details.tombstones) == show.TOMBSTONES_MAX
+    assert len(details.tombstones) == dataset_views.TOMBSTONES_MAX
     assert (len(details.versions), details.versions[-1]) == (1000, VERSIONS)
 
 
@@ -77,7 +77,7 @@ def test_datasets_are_listed_page_by_page_with_one_query_each(database: Database
     names: list[str] = []
     while True:
         with queries(database) as seen:
-            page = show.summaries(database, after=names[-1] if names else "", count_max=400)
+            page = dataset_views.summaries(database, after=names[-1] if names else "", count_max=400)
         assert len(seen) == 1
         assert len(page) <= 400
         if not page:
@@ -85,7 +85,7 @@ def test_datasets_are_listed_page_by_page_with_one_query_each(database: Database
         names += [summary.name for summary in page]
     assert names == sorted(set(names))
     assert len(names) == VERSIONS + 1 + 8
-    assert next(s for s in show.summaries(database) if s.name == "one").versions == VERSIONS
+    assert next(s for s in dataset_views.summaries(database) if s.name == "one").versions == VERSIONS
 
 
 def test_a_job_is_checked_by_one_or_two_queries_a_dataset(database: Database) -> None:

@@ -9,15 +9,15 @@ import pytest
 
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.objects import open_store
+from polyreme_datahub.operations.compose import Compose
+from polyreme_datahub.operations.decode import Decode
+from polyreme_datahub.operations.runner import Runner
+from polyreme_datahub.operations.types import ImageParameters, Operation, Result, Work
+from polyreme_datahub.operations.worker import TRIES_MAX, Chunk, Worker, chunk_message
 from polyreme_datahub.processing import Processing, resolve
 from polyreme_datahub.registry import work
 from polyreme_datahub.registry.engine import open_database
 from polyreme_datahub.registry.work import StageCount
-from polyreme_datahub.stages.compose import Compose
-from polyreme_datahub.stages.decode import Decode
-from polyreme_datahub.stages.runner import Runner
-from polyreme_datahub.stages.types import ImageParameters, Operation, Result, Work
-from polyreme_datahub.stages.worker import TRIES_MAX, Chunk, Worker, chunk_message
 from polyreme_datahub.topics.types import Message
 from tests.unit.datahub.jobs import Home, digits, make_spec
 

@@ -11,16 +11,16 @@ from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.store import ObjectStore, StoreFailedError
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.objects import open_store
+from polyreme_datahub.operations import runner
+from polyreme_datahub.operations.decode import Decode
+from polyreme_datahub.operations.runner import Runner
+from polyreme_datahub.operations.types import Result, Work
+from polyreme_datahub.operations.worker import TRIES_MAX, Chunk, Worker, chunk_message
 from polyreme_datahub.processing import Processing, resolve
 from polyreme_datahub.registry import work
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database, open_database
 from polyreme_datahub.registry.work import StageCount
-from polyreme_datahub.stages import runner
-from polyreme_datahub.stages.decode import Decode
-from polyreme_datahub.stages.runner import Runner
-from polyreme_datahub.stages.types import Result, Work
-from polyreme_datahub.stages.worker import TRIES_MAX, Chunk, Worker, chunk_message
 from polyreme_datahub.topics.memory import InProcessTopics
 from polyreme_datahub.topics.types import Message
 from tests.unit.datahub.jobs import Home, digits, make_spec

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from tools import guards
+from tools import repo_checks
 
 ROOT = Path(__file__).parents[3]
 # Stands in for a machine without the library, whatever this one has installed.
@@ -34,7 +34,7 @@ ON_A_CLUSTER = (
     "polyreme_operator.kopf_feed",
     "polyreme_operator.adapters.kubernetes",
     "polyreme.plugin",
-    "polyreme.nodehost",
+    "polyreme.node_host",
 )
 
 
@@ -45,7 +45,17 @@ def import_all(package: str, forbidden: set[str], *, without: tuple[str, ...] = 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("package", ["polyreme_api", "polyreme_operator", "polyreme_datahub"])
+@pytest.mark.parametrize(
+    "package",
+    [
+        "polyreme_api",
+        "polyreme_planner",
+        "polyreme_operator",
+        "polyreme_local",
+        "polyreme_simulator",
+        "polyreme_datahub",
+    ],
+)
 def test_every_module_imports_without_torch(package: str) -> None:
     result = import_all(package, {"torch", "transformers"})
     assert result.returncode == 0, result.stderr
@@ -60,22 +70,22 @@ def test_an_import_of_a_forbidden_library_is_found() -> None:
 def test_the_api_needs_pydantic_and_nothing_else() -> None:
     texts = {
         path: text
-        for path, text in guards.tracked_texts(ROOT).items()
+        for path, text in repo_checks.tracked_texts(ROOT).items()
         if path.parts[0] == "api" and path.suffix == ".py"
     }
     assert texts
-    assert guards.foreign_imports(texts, {"pydantic", "polyreme_api"}) == []
+    assert repo_checks.foreign_imports(texts, {"pydantic", "polyreme_api", "polyreme_planner", "polyreme_system"}) == []
 
 
 @pytest.mark.parametrize("line", ["import numpy as np", "from aiohttp import web", "def f():\n    import yaml.nodes"])
 def test_a_foreign_import_is_found(line: str) -> None:
-    assert guards.foreign_imports({PurePosixPath("a.py"): line}, {"pydantic"}) != []
+    assert repo_checks.foreign_imports({PurePosixPath("a.py"): line}, {"pydantic"}) != []
 
 
 @pytest.mark.slow
 def test_what_runs_on_one_machine_imports_without_cluster_libraries() -> None:
     """The extra ``run`` has neither kopf nor kubernetes."""
-    for package in ("polyreme_operator", "polyreme"):
+    for package in ("polyreme_operator", "polyreme_local", "polyreme_simulator", "polyreme_launcher", "polyreme"):
         result = import_all(package, CLUSTER_LIBRARIES, without=ON_A_CLUSTER)
         assert result.returncode == 0, result.stderr
 
@@ -90,14 +100,14 @@ def test_cluster_libraries_are_named_only_where_a_cluster_is_spoken_to() -> None
     """Not even inside a function elsewhere: a run on one machine would find them missing when it gets there."""
     texts = {
         path: text
-        for path, text in guards.tracked_texts(ROOT).items()
+        for path, text in repo_checks.tracked_texts(ROOT).items()
         if path.parts[0] in {"operator", "cli"} and path.suffix == ".py"
         if not ".".join(path.with_suffix("").parts[1:]).startswith(ON_A_CLUSTER)
     }
     assert texts
-    assert guards.imports_of(texts, CLUSTER_LIBRARIES) == []
+    assert repo_checks.imports_of(texts, CLUSTER_LIBRARIES) == []
 
 
 @pytest.mark.parametrize("line", ["import kopf", "def f():\n    from kubernetes.client import CoreV1Api"])
 def test_a_cluster_library_elsewhere_is_found(line: str) -> None:
-    assert guards.imports_of({PurePosixPath("a.py"): line}, CLUSTER_LIBRARIES) != []
+    assert repo_checks.imports_of({PurePosixPath("a.py"): line}, CLUSTER_LIBRARIES) != []

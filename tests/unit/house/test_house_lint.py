@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import guards
+from tools import repo_checks
 
 ROOT = Path(__file__).parents[3]
 BIN = Path(sys.executable).parent
@@ -18,7 +18,7 @@ BIN = Path(sys.executable).parent
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the source roots and their configuration, to plant in."""
     copy = tmp_path_factory.mktemp("tree")
-    for root in guards.SOURCE_ROOTS:
+    for root in repo_checks.SOURCE_ROOTS:
         shutil.copytree(ROOT / root, copy / root, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
     return copy
@@ -26,7 +26,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def layers(tree: Path) -> str:
     """What import-linter says of a tree, found before the installed packages."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(tree / root) for root in guards.SOURCE_ROOTS)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(tree / root) for root in repo_checks.SOURCE_ROOTS)}
     command = [str(BIN / "lint-imports"), "--no-cache"]
     return subprocess.run(command, cwd=tree, env=environment, check=False, capture_output=True, text=True).stdout
 
@@ -47,7 +47,7 @@ def layers(tree: Path) -> str:
         ("operator/polyreme_operator/core", "import random", "The operator decides from its arguments alone"),
         ("trainer/polyreme_trainer/model", "import polyreme_trainer.train", "Trainer: the loop over checkpoints"),
         ("trainer/polyreme_trainer/model", "import time", "The model does no I/O"),
-        ("datahub/polyreme_datahub/index", "import polyreme_datahub.stages", "Datahub: the whole over loading"),
+        ("datahub/polyreme_datahub/index", "import polyreme_datahub.operations", "Datahub: the whole over loading"),
         ("datahub/polyreme_datahub/index", "import random", "What the digests and the index mean"),
     ],
 )
@@ -69,7 +69,7 @@ def joined(report: str) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "source", "rule"),
     [
-        ("operator/polyreme_operator/core/x.py", '"""X."""\nimport time\n\nNOW = time.time()\n', "TID251"),
+        ("operator/polyreme_operator/reconcile/x.py", '"""X."""\nimport time\n\nNOW = time.time()\n', "TID251"),
         ("trainer/polyreme_trainer/train/x.py", '"""X."""\nimport random\n\nA = random.random()\n', "TID251"),
         ("datahub/polyreme_datahub/x.py", '"""X."""\nprint(1)\n', "T201"),
         ("api/polyreme_api/x.py", "A = 1\n", "D100"),

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools import guards
+from tools import repo_checks
 
 ROOT = Path(__file__).parents[3]
 LOCKS = ("requirements/uv.lock.txt", "requirements/run.lock", "requirements/dev.lock")
@@ -113,16 +113,16 @@ def test_a_run_and_its_tests_use_the_same_versions() -> None:
 
 def test_every_library_that_is_imported_is_asked_for() -> None:
     """A library that comes along with another leaves with it."""
-    roots = {*guards.SOURCE_ROOTS, "tests", "tools"}
+    roots = {*repo_checks.SOURCE_ROOTS, "tests", "tools"}
     texts = {
         path: text
-        for path, text in guards.tracked_texts(ROOT).items()
+        for path, text in repo_checks.tracked_texts(ROOT).items()
         if path.suffix == ".py" and path.parts[0] in roots
     }
     asked = {canonicalize_name(wish.name) for wish in wanted(project(), ("run", "operator"), ("dev",))}
-    ours = {"polyreme", "polyreme_api", "polyreme_datahub", "polyreme_operator", "polyreme_trainer", "tests", "tools"}
+    ours = {path.name for root in repo_checks.SOURCE_ROOTS for path in (ROOT / root).iterdir()} | {"tests", "tools"}
     sources = packages_distributions()
-    imported = {offence.rpartition(" ")[2].partition(".")[0] for offence in guards.foreign_imports(texts, ours)}
+    imported = {offence.rpartition(" ")[2].partition(".")[0] for offence in repo_checks.foreign_imports(texts, ours)}
     assert {"pydantic", "torch"} <= imported
     asked_for = {name for name in imported if asked & {canonicalize_name(source) for source in sources.get(name, ())}}
     assert imported - asked_for == set()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from polyreme_api.exit_codes import ExitCode
-from tools import exit_codes, guards, links, setup_venv, stages, whitespace
+from tools import exit_codes, links, repo_checks, run_targets, setup_venv, whitespace
 
 ROOT = Path(__file__).parents[3]
 TARGET = re.compile(r"^([a-z][a-z%-]*):(?!=)", re.MULTILINE)
@@ -84,12 +84,12 @@ def test_a_written_file_is_whole_and_alone(tmp_path: Path) -> None:
 def test_every_stage_is_counted_and_one_failure_fails_the_whole(tmp_path: Path) -> None:
     report = tmp_path / "unit.xml"
     report.write_text('<testsuites><testsuite tests="5" failures="1" errors="1" skipped="1"/></testsuites>')
-    assert stages.counts(report) == {"passed": 2, "failed": 2, "skipped": 1}
-    failed = stages.Stage(target="unit", status=2, wall_s=1.0, cpu_s=1.5, tests=stages.counts(report))
-    passed = stages.Stage(target="lint", status=0, wall_s=1.0, cpu_s=1.5, tests={})
-    assert stages.render([passed, failed]).endswith("FAILED: unit")
-    assert "2 passed, 2 failed, 1 skipped" in stages.render([passed, failed])
-    assert stages.render([passed]).endswith("all passed")
+    assert run_targets.counts(report) == {"passed": 2, "failed": 2, "skipped": 1}
+    failed = run_targets.Stage(target="unit", status=2, wall_s=1.0, cpu_s=1.5, tests=run_targets.counts(report))
+    passed = run_targets.Stage(target="lint", status=0, wall_s=1.0, cpu_s=1.5, tests={})
+    assert run_targets.render([passed, failed]).endswith("FAILED: unit")
+    assert "2 passed, 2 failed, 1 skipped" in run_targets.render([passed, failed])
+    assert run_targets.render([passed]).endswith("all passed")
 
 
 def test_the_page_of_exit_codes_is_what_the_code_says() -> None:
@@ -126,12 +126,8 @@ def test_each_command_is_declared_once() -> None:
 
 
 def test_no_file_makes_a_diff_stumble() -> None:
-    # A patch marks an unchanged empty line by one space; kept files are as their version wrote them.
-    texts = {
-        path: text
-        for path, text in guards.tracked_texts(ROOT).items()
-        if path.suffix != ".patch" and not str(path).startswith("tests/kept/v")
-    }
+    # A patch marks an unchanged empty line by one space.
+    texts = {path: text for path, text in repo_checks.tracked_texts(ROOT).items() if path.suffix != ".patch"}
     found = {str(path): whitespace.offences(text.encode()) for path, text in texts.items()}
     assert {path: offences for path, offences in found.items() if offences} == {}
 

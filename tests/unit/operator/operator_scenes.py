@@ -6,16 +6,16 @@ from typing import Any
 from polyreme_api import labels
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.progress import ProgressRecord
-from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.core.planning import plan_sizes, planned
-from polyreme_operator.core.reconcile import reconcile
-from polyreme_operator.core.schedule import Batch, Cluster
-from polyreme_operator.core.transition import admit
-from polyreme_operator.model import ClusterModel
+from polyreme_operator.cache.plan_book import plan_sizes, planned
+from polyreme_operator.cluster_cache import ClusterCache
+from polyreme_operator.reconcile.job import reconcile
+from polyreme_operator.reconcile.transition import admit
+from polyreme_operator.reconcile.worker_pods import PodDefaults
+from polyreme_operator.scheduler import Batch, ClusterSnapshot
 from polyreme_operator.types.actions import Decision, WriteStatus
 from polyreme_operator.types.parse import parse_job_view
 from polyreme_operator.types.resources import allocatable, canonical
-from polyreme_operator.types.snapshot import JobScene, Pending
+from polyreme_operator.types.snapshot import JobSnapshot, Pending
 from polyreme_operator.types.views import JobView, LeaseView, NodeView, PodPhase, PodView
 
 NOW_S = 1_700_000_000.0
@@ -70,7 +70,7 @@ def job(name: str = "j", **fields: Any) -> JobView:
     return planned(parse_job_view(job_manifest(name, **fields)))
 
 
-def answered(model: ClusterModel) -> ClusterModel:
+def answered(model: ClusterCache) -> ClusterCache:
     """Answer all requests for plans, as the operator's planner does meanwhile."""
     while (request := model.plans.next()) is not None:
         model.take_plans(request, plan_sizes(request))
@@ -112,11 +112,11 @@ def lease(owner: JobView, *, seen_s: float = NOW_S, **record: Any) -> LeaseView:
     )
 
 
-def scene(owner: JobView, *, pods: tuple[PodView, ...] = (), **fields: Any) -> JobScene:
+def snapshot(owner: JobView, *, pods: tuple[PodView, ...] = (), **fields: Any) -> JobSnapshot:
     fields.setdefault("nodes", {"n0": node(), "n1": node("n1")})
     fields.setdefault("children", frozenset({"Service", "Secret"}))
     fields.setdefault("lease_read", True)
-    return JobScene(job=owner, pods=pods, **fields)
+    return JobSnapshot(job=owner, pods=pods, **fields)
 
 
 def admitted(
@@ -127,7 +127,7 @@ def admitted(
     return dataclasses.replace(owner, status=after)
 
 
-def decide(seen: JobScene, now_s: float = NOW_S) -> Decision:
+def decide(seen: JobSnapshot, now_s: float = NOW_S) -> Decision:
     return reconcile(seen, now_s, defaults=PodDefaults())
 
 
@@ -137,7 +137,7 @@ def written(decision: Decision) -> TrainingJobStatus:
     return write.after
 
 
-def why(cluster: Cluster, batch: Batch) -> dict[str, Pending]:
+def why(cluster: ClusterSnapshot, batch: Batch) -> dict[str, Pending]:
     """Why each job waits, by UID, as a round has said it."""
     admitted_now = {write.uid for write in batch.writes if write.after.is_true("Admitted")}
     said = {}

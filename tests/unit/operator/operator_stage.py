@@ -7,13 +7,13 @@ from typing import Any
 
 from polyreme_api import labels
 from polyreme_api.progress import ProgressRecord
-from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
-from polyreme_operator.adapters.embedded.store import Store
-from polyreme_operator.loop import run_operator
-from polyreme_operator.metrics import Metrics
+from polyreme_local.api_server.cluster import EmbeddedCluster
+from polyreme_local.api_server.store import Store
+from polyreme_operator.controller import run_operator
 from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
+from polyreme_operator.publishing.metrics import Metrics
 from polyreme_operator.settings import Settings
-from polyreme_operator.sim.eventloop import SimClock, VirtualLoop
+from polyreme_simulator.event_loop import SimClock, VirtualLoop
 from tests.unit.operator.operator_scenes import DEVICE
 
 KUBELET_EVERY_S = 0.5

@@ -8,15 +8,15 @@ from typing import Any
 
 from polyreme_api import labels
 from polyreme_api.progress import ProgressRecord
-from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
-from polyreme_operator.adapters.embedded.store import Store
-from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.loop import run_operator
-from polyreme_operator.metrics import Metrics
-from polyreme_operator.planning import Planner
+from polyreme_local.api_server.cluster import EmbeddedCluster
+from polyreme_local.api_server.store import Store
+from polyreme_operator.controller import run_operator
+from polyreme_operator.plan_worker import Planner
 from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, NotFoundError, ObjectRef, PortError
+from polyreme_operator.publishing.metrics import Metrics
+from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings
-from polyreme_operator.sim.eventloop import SimClock, VirtualLoop
+from polyreme_simulator.event_loop import SimClock, VirtualLoop
 from tests.unit.operator.operator_scenes import DEVICE
 
 NAMESPACE = "default"

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 
-from polyreme_api.plan.layout import Layout
 from polyreme_operator.types.inventory import GangRequest, Inventory
+from polyreme_planner.layout import Layout
 
 CLUSTER = -1
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from polyreme_api.job.workers import Topology
-from polyreme_operator.core.topology import arrange
+from polyreme_operator.placement.topology import arrange
 from polyreme_operator.types.inventory import Constraints, GangRequest, Inventory, LevelView, NodeClass, Taint
 
 GPU = "nvidia.com/gpu"

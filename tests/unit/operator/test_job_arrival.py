@@ -3,24 +3,24 @@
 from typing import Any
 
 from polyreme_api.job import TrainingJobStatus
-from polyreme_operator.apply import status_patch
-from polyreme_operator.core.queue.order import first_of
-from polyreme_operator.core.queue.tree import QueueTree
-from polyreme_operator.model import ClusterModel
+from polyreme_operator.cluster_cache import ClusterCache
+from polyreme_operator.queueing.order import first_of
+from polyreme_operator.queueing.tree import QueueTree
+from polyreme_operator.writer import status_patch
 from tests.unit.operator.operator_scenes import NOW_S, answered, job_manifest
 from tests.unit.operator.queue_scenes import waiting
 
 NAMES = ("z", "m", "a")
 
 
-def seen(*manifests: dict[str, Any]) -> ClusterModel:
-    model = ClusterModel()
+def seen(*manifests: dict[str, Any]) -> ClusterCache:
+    model = ClusterCache()
     for manifest in manifests:
         model.put(manifest, now_s=NOW_S)
     return answered(model)
 
 
-def order(model: ClusterModel) -> list[str]:
+def order(model: ClusterCache) -> list[str]:
     jobs = first_of(model.jobs.waiting, model.tree, "default", NOW_S, limit=10)
     return [job.uid.removeprefix("uid-") for job in jobs]
 
@@ -65,7 +65,7 @@ def test_a_job_made_anew_under_the_same_name_comes_anew() -> None:
 
 def test_without_any_arrival_it_is_the_uid_that_decides() -> None:
     tree = QueueTree.of(())
-    model = ClusterModel()
+    model = ClusterCache()
     for uid in ("b", "a"):
         model.jobs.waiting.add(waiting(uid, "default"))
     assert [job.uid for job in first_of(model.jobs.waiting, tree, "default", NOW_S, limit=10)] == ["a", "b"]

@@ -28,11 +28,11 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
 def test_a_line_is_an_object_that_says_what_it_is_about(stream: io.StringIO) -> None:
     set_up(LogFormat.JSON, stream=stream)
     about = {"job": "default/x", "attempt": 2, "step": 7}
-    logging.getLogger("polyreme_operator.loop").info("pass of %s", "u1", extra=about)
-    logging.getLogger("polyreme_operator.loop").warning("outside\nof a pass")
+    logging.getLogger("polyreme_operator.controller").info("pass of %s", "u1", extra=about)
+    logging.getLogger("polyreme_operator.controller").warning("outside\nof a pass")
     first, second = lines(stream)
     assert first["message"] == "pass of u1"
-    assert (first["level"], first["logger"]) == ("info", "polyreme_operator.loop")
+    assert (first["level"], first["logger"]) == ("info", "polyreme_operator.controller")
     assert (first["job"], first["attempt"], first["step"]) == ("default/x", 2, 7)
     assert first["ts"].endswith("Z")
     assert second["message"] == "outside\nof a pass"

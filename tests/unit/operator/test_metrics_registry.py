@@ -10,23 +10,23 @@ from prometheus_client.parser import text_string_to_metric_families
 from polyreme_api.job.status import Accounting, LostTime, Preemption, RestartRecord
 from polyreme_api.progress import ProgressRecord, RoutingByLayer
 from polyreme_api.times import rfc3339
-from polyreme_operator.adapters.clock import SystemClock
-from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
-from polyreme_operator.adapters.embedded.store import Store
+from polyreme_local.api_server.cluster import EmbeddedCluster
+from polyreme_local.api_server.store import Store
 from polyreme_operator.adapters.kubernetes.connection import Connection
-from polyreme_operator.core.status import with_condition, withdraw
-from polyreme_operator.core.transition import admit
-from polyreme_operator.counted import CountedCluster, code_of
-from polyreme_operator.metrics import GOODPUT_JOBS_MAX, OTHER_QUEUES, QUEUES_MAX, TRAINING_JOBS_MAX, Metrics
+from polyreme_operator.instrumented_client import InstrumentedCluster, code_of
 from polyreme_operator.options import parse
 from polyreme_operator.port import ConflictError, NotFoundError, ObjectRef, PortTimeoutError
+from polyreme_operator.publishing.metrics import GOODPUT_JOBS_MAX, OTHER_QUEUES, QUEUES_MAX, TRAINING_JOBS_MAX, Metrics
+from polyreme_operator.reconcile.status import with_condition, withdraw
+from polyreme_operator.reconcile.transition import admit
 from polyreme_operator.service import _Shell
-from polyreme_operator.types.observer import NullObserver, Observer, RoundSeen
+from polyreme_operator.types.observer import CycleReport, NullObserver, Observer
 from polyreme_operator.types.reasons import Cause, ConditionType, Reason, Scope
-from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView
+from polyreme_system.clock import SystemClock
 from tests.contract.manifests import config
-from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, scene
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, snapshot
 from tools import metrics_page
 
 
@@ -37,10 +37,10 @@ def read(metrics: Metrics, name: str, **labels: str) -> float | None:
 def test_the_metrics_and_the_null_observer_are_observers() -> None:
     seen: list[Observer] = [Metrics(), NullObserver()]
     for observer in seen:
-        observer.gone("nobody")
-        observer.decided(RoundSeen(cycle_s=0.1))
-        observer.saw(scene(job()))
-        observer.wrote(job(), job().status, now_s=NOW_S)
+        observer.on_job_deleted("nobody")
+        observer.on_cycle_finished(CycleReport(cycle_s=0.1))
+        observer.on_job_observed(snapshot(job()))
+        observer.on_status_written(job(), job().status, now_s=NOW_S)
 
 
 def test_an_admission_is_timed_from_when_the_job_entered_the_queue() -> None:
@@ -49,10 +49,10 @@ def test_an_admission_is_timed_from_when_the_job_entered_the_queue() -> None:
         waiting.status, ConditionType.QUEUED, True, Reason.EXCEEDS_QUOTA, now_s=NOW_S - 40, generation=1
     )
     waiting = dataclasses.replace(waiting, status=queued)
-    metrics.wrote(waiting, admit(waiting, ("n0", "n0"), NOW_S), now_s=NOW_S)
+    metrics.on_status_written(waiting, admit(waiting, ("n0", "n0"), NOW_S), now_s=NOW_S)
     assert read(metrics, "polyreme_admission_wait_seconds_sum", queue="team-a") == pytest.approx(40)
     at_once = job("at-once", queueName="team-a", created=rfc3339(NOW_S - 2))
-    metrics.wrote(at_once, admit(at_once, ("n0", "n0"), NOW_S), now_s=NOW_S)
+    metrics.on_status_written(at_once, admit(at_once, ("n0", "n0"), NOW_S), now_s=NOW_S)
     assert read(metrics, "polyreme_admission_wait_seconds_sum", queue="team-a") == pytest.approx(42)
     assert read(metrics, "polyreme_admission_wait_seconds_count", queue="team-a") == 2
 
@@ -67,9 +67,9 @@ def ready(view: JobView, *kinds: ConditionType, now_s: float) -> JobView:
 def test_a_start_is_timed_from_its_attempt_until_every_worker_has_joined() -> None:
     metrics, view = Metrics(), admitted(job(), at_s=NOW_S - 30)
     after = ready(view, ConditionType.PODS_READY, now_s=NOW_S)
-    metrics.wrote(view, after.status, now_s=NOW_S)
+    metrics.on_status_written(view, after.status, now_s=NOW_S)
     assert read(metrics, "polyreme_admitted_until_ready_seconds_sum", queue="default") == pytest.approx(30)
-    metrics.wrote(after, after.status, now_s=NOW_S + 5)
+    metrics.on_status_written(after, after.status, now_s=NOW_S + 5)
     assert read(metrics, "polyreme_admitted_until_ready_seconds_count", queue="default") == 1
 
 
@@ -79,12 +79,12 @@ def test_a_restart_is_counted_once_and_its_recovery_timed_in_phases() -> None:
     record = RestartRecord(attempt=1, at=rfc3339(NOW_S), cause=Cause.POD_LOST, scope=Scope.POD)
     attempt = view.attempt.model_copy(update={"number": 2, "scope": Scope.POD.value, "started_at": rfc3339(NOW_S + 1)})
     after = view.status.model_copy(update={"restart_records": [record], "attempt": attempt})
-    metrics.wrote(view, after, now_s=NOW_S + 1)
+    metrics.on_status_written(view, after, now_s=NOW_S + 1)
     view = dataclasses.replace(view, status=after)
     joined = ready(view, ConditionType.PODS_READY, now_s=NOW_S + 4)
-    metrics.wrote(view, joined.status, now_s=NOW_S + 4)
+    metrics.on_status_written(view, joined.status, now_s=NOW_S + 4)
     runs = ready(joined, ConditionType.RUNNING, now_s=NOW_S + 10)
-    metrics.wrote(joined, runs.status, now_s=NOW_S + 10)
+    metrics.on_status_written(joined, runs.status, now_s=NOW_S + 10)
     assert read(metrics, "polyreme_restarts_total", scope="RestartPod", cause="PodLost") == 1
     sums = {
         phase: read(metrics, "polyreme_recovery_seconds_sum", phase=phase) for phase in ("workers", "ranks", "whole")
@@ -95,11 +95,11 @@ def test_a_restart_is_counted_once_and_its_recovery_timed_in_phases() -> None:
 
 def test_an_eviction_is_counted_by_its_reason_and_an_end_is_none() -> None:
     metrics, view = Metrics(), admitted(job())
-    metrics.wrote(view, withdraw(view, view.status, Reason.PREEMPTED, now_s=NOW_S), now_s=NOW_S)
+    metrics.on_status_written(view, withdraw(view, view.status, Reason.PREEMPTED, now_s=NOW_S), now_s=NOW_S)
     assert read(metrics, "polyreme_evictions_total", reason="Preempted") == 1
     ended = withdraw(view, view.status, Reason.FINISHED, now_s=NOW_S)
     ended = with_condition(ended, ConditionType.SUCCEEDED, True, Reason.COMPLETED, now_s=NOW_S, generation=1)
-    metrics.wrote(view, ended, now_s=NOW_S)
+    metrics.on_status_written(view, ended, now_s=NOW_S)
     assert read(metrics, "polyreme_evictions_total", reason="Finished") is None
 
 
@@ -107,8 +107,8 @@ def test_a_job_that_is_asked_to_make_way_is_counted_once() -> None:
     metrics, view = Metrics(), admitted(job())
     asked = Preemption(by="u", requested_at=rfc3339(NOW_S), deadline=rfc3339(NOW_S + 60), reclaim=True)
     after = view.status.model_copy(update={"preemption": asked})
-    metrics.wrote(view, after, now_s=NOW_S)
-    metrics.wrote(dataclasses.replace(view, status=after), after, now_s=NOW_S)
+    metrics.on_status_written(view, after, now_s=NOW_S)
+    metrics.on_status_written(dataclasses.replace(view, status=after), after, now_s=NOW_S)
     assert read(metrics, "polyreme_preemptions_total", reason="Reclaimed") == 1
 
 
@@ -116,14 +116,14 @@ def test_lost_time_is_charged_with_the_devices_that_lost_it() -> None:
     metrics, view = Metrics(), admitted(job())
     first = Accounting(effective_milliseconds=9_000, lost=[LostTime(cause="Hung", milliseconds=1_000)])
     after = view.status.model_copy(update={"accounting": first})
-    metrics.wrote(view, after, now_s=NOW_S)
+    metrics.on_status_written(view, after, now_s=NOW_S)
     assert read(metrics, "polyreme_lost_gpu_seconds_total", cause="Hung") == pytest.approx(2.0)
     assert read(metrics, "polyreme_job_goodput_ratio", namespace="default", job="j") == pytest.approx(0.9)
     second = Accounting(effective_milliseconds=9_000, lost=[LostTime(cause="Hung", milliseconds=1_500)])
     view = dataclasses.replace(view, status=after)
-    metrics.wrote(view, after.model_copy(update={"accounting": second}), now_s=NOW_S)
+    metrics.on_status_written(view, after.model_copy(update={"accounting": second}), now_s=NOW_S)
     assert read(metrics, "polyreme_lost_gpu_seconds_total", cause="Hung") == pytest.approx(3.0)
-    metrics.gone(view.uid)
+    metrics.on_job_deleted(view.uid)
     assert read(metrics, "polyreme_job_goodput_ratio", namespace="default", job="j") is None
 
 
@@ -132,19 +132,19 @@ def test_series_stay_bounded() -> None:
     lost = Accounting(effective_milliseconds=1, lost=[LostTime(cause="Hung", milliseconds=1)])
     for number in range(GOODPUT_JOBS_MAX + 3):
         view = admitted(job(f"j{number}"))
-        metrics.wrote(view, view.status.model_copy(update={"accounting": lost}), now_s=NOW_S)
+        metrics.on_status_written(view, view.status.model_copy(update={"accounting": lost}), now_s=NOW_S)
     assert read(metrics, "polyreme_job_goodput_ratio", namespace="default", job="j2") is None
     assert read(metrics, "polyreme_job_goodput_ratio", namespace="default", job="j3") == 0.5
     many = {(f"q{number:05d}", "BehindOthers"): 1 for number in range(QUEUES_MAX + 7)}
-    metrics.decided(RoundSeen(cycle_s=0.1, waiting=many))
+    metrics.on_cycle_finished(CycleReport(cycle_s=0.1, waiting=many))
     assert read(metrics, "polyreme_pending_jobs", queue=OTHER_QUEUES, reason="BehindOthers") == 7
 
 
 def test_a_round_replaces_what_the_last_one_said() -> None:
     metrics = Metrics()
     waiting = {("a", "ExceedsQuota"): 2}
-    metrics.decided(RoundSeen(cycle_s=0.002, placement_s=(0.1, 0.2), waiting=waiting, objects={"Pod": 9}))
-    metrics.decided(RoundSeen(cycle_s=0.002, used={("a", "gpu"): 8}, quota={("a", "gpu"): 16}))
+    metrics.on_cycle_finished(CycleReport(cycle_s=0.002, placement_s=(0.1, 0.2), waiting=waiting, objects={"Pod": 9}))
+    metrics.on_cycle_finished(CycleReport(cycle_s=0.002, used={("a", "gpu"): 8}, quota={("a", "gpu"): 16}))
     assert read(metrics, "polyreme_pending_jobs", queue="a", reason="ExceedsQuota") is None
     assert read(metrics, "polyreme_queue_used", queue="a", resource="gpu") == 8
     assert read(metrics, "polyreme_queue_quota", queue="a", resource="gpu") == 16
@@ -157,7 +157,7 @@ def test_who_does_not_lead_any_more_shows_no_gauge() -> None:
     metrics = Metrics()
     with metrics.leading():
         assert read(metrics, "polyreme_leader") == 1
-        metrics.decided(RoundSeen(cycle_s=0.002, waiting={("a", "ExceedsQuota"): 2}, objects={"Pod": 9}))
+        metrics.on_cycle_finished(CycleReport(cycle_s=0.002, waiting={("a", "ExceedsQuota"): 2}, objects={"Pod": 9}))
         for family in list(metrics.registry.collect()):
             if family.type == "gauge" and not family.samples:
                 described = next(each for each in metrics.described if each.name == family.name)
@@ -173,7 +173,7 @@ def test_who_does_not_lead_any_more_shows_no_gauge() -> None:
 def test_the_leading_replica_says_so_until_its_term_ends() -> None:
     store = Store(new_uid=iter(map(str, range(100))).__next__, now_s=lambda: NOW_S)
     metrics = Metrics()
-    port = CountedCluster(EmbeddedCluster(store), metrics)
+    port = InstrumentedCluster(EmbeddedCluster(store), metrics)
     connection = Connection(url="http://127.0.0.1:1", tls=None, authorization=lambda: None)
     shell = _Shell(parse([], {}), connection, port, metrics, SystemClock())
 
@@ -218,7 +218,7 @@ def test_a_counted_cluster_passes_everything_through() -> None:
     async def story() -> None:
         metrics = Metrics()
         store = Store(new_uid=lambda: "uid", now_s=lambda: NOW_S)
-        cluster = CountedCluster(EmbeddedCluster(store), metrics)
+        cluster = InstrumentedCluster(EmbeddedCluster(store), metrics)
         made = await cluster.create(config("one"))
         ref = ObjectRef.of(made)
         await cluster.patch(ref, {"data": {"a": "b"}})
@@ -247,8 +247,8 @@ def test_every_metric_is_served_under_the_name_that_the_page_says() -> None:
     assert {metric.name for metric in metrics.described} == {name for name in served if not name.endswith("_created")}
 
 
-def told(view: JobView, record: ProgressRecord) -> JobScene:
-    return scene(view, lease=dataclasses.replace(lease(view), record=record))
+def told(view: JobView, record: ProgressRecord) -> JobSnapshot:
+    return snapshot(view, lease=dataclasses.replace(lease(view), record=record))
 
 
 def trained(step: int, **more: object) -> ProgressRecord:
@@ -259,27 +259,27 @@ def trained(step: int, **more: object) -> ProgressRecord:
 def test_what_ranks_say_of_their_newest_step_is_shown_by_job_and_by_layer() -> None:
     metrics, view = Metrics(), admitted(job("big"))
     own = {"namespace": view.namespace, "job": view.name}
-    metrics.saw(told(view, ProgressRecord(attempt=1)))
-    metrics.saw(told(view, trained(9, attempt=2)))
+    metrics.on_job_observed(told(view, ProgressRecord(attempt=1)))
+    metrics.on_job_observed(told(view, trained(9, attempt=2)))
     assert read(metrics, "polyreme_job_step", **own) is None, "no step yet, and none of another attempt"
-    metrics.saw(told(view, trained(4, held_out_loss=0.75, held_out_step=4)))
-    metrics.saw(told(view, trained(5)))
+    metrics.on_job_observed(told(view, trained(4, held_out_loss=0.75, held_out_step=4)))
+    metrics.on_job_observed(told(view, trained(5)))
     assert read(metrics, "polyreme_job_step", **own) == 5
     assert read(metrics, "polyreme_job_loss", **own) == pytest.approx(0.4)
     assert read(metrics, "polyreme_job_held_out_loss", **own) == 0.75
     assert read(metrics, "polyreme_job_expert_load_ratio", **own, layer="2") == 2.0
     assert read(metrics, "polyreme_job_router_entropy_nats", **own, layer="1") == 3.0
     assert read(metrics, "polyreme_job_rows_dropped", **own, layer="2") == 7
-    metrics.gone(view.uid)
+    metrics.on_job_deleted(view.uid)
     assert b'job="big"' not in metrics.render()
 
 
 def test_jobs_with_series_of_their_training_are_bounded_and_a_replica_that_follows_has_none() -> None:
     metrics = Metrics()
     for number in range(TRAINING_JOBS_MAX + 3):
-        metrics.saw(told(admitted(job(f"job-{number}")), trained(1)))
-    metrics.saw(told(admitted(job("job-3")), trained(2)))
-    metrics.saw(told(admitted(job("one-more")), trained(1)))
+        metrics.on_job_observed(told(admitted(job(f"job-{number}")), trained(1)))
+    metrics.on_job_observed(told(admitted(job("job-3")), trained(2)))
+    metrics.on_job_observed(told(admitted(job("one-more")), trained(1)))
     shown = {name for name in metrics.render().decode().splitlines() if name.startswith("polyreme_job_rows_dropped{")}
     assert len(shown) == 2 * TRAINING_JOBS_MAX
     assert any('job="job-3"' in line for line in shown)

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from polyreme_operator.metrics import Metrics
 from polyreme_operator.metrics_server import (
     ALLOWED_FRESH_S,
     DENIED_FRESH_S,
@@ -16,6 +15,7 @@ from polyreme_operator.metrics_server import (
     ReviewError,
     serve,
 )
+from polyreme_operator.publishing.metrics import Metrics
 
 
 class Clock:

@@ -8,9 +8,9 @@ import pytest
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import Accounting
 from polyreme_api.progress import ProgressRecord
-from polyreme_operator.core.accounting import SETTLE_EVERY_S, close_attempt, settle
+from polyreme_operator.reconcile.accounting import SETTLE_EVERY_S, close_attempt, settle
 from polyreme_operator.types.reasons import Cause
-from tests.unit.operator.operator_scenes import NOW_S, admitted, decide, job, lease, pod, scene, written
+from tests.unit.operator.operator_scenes import NOW_S, admitted, decide, job, lease, pod, snapshot, written
 
 
 def closed(wall_s: int = 100, ended_by: Cause | None = Cause.RANK_KILLED, **record: Any) -> Accounting:
@@ -120,13 +120,13 @@ def test_a_running_job_settles_by_itself_and_wakes_for_it() -> None:
     pods = tuple(pod(owner, index) for index in range(2))
     saved = {"attempt": 1, "step": 50}
     said: dict[str, Any] = {"phase": "Training", "step": 60, "stepSeconds": 1.0, "checkpoint": saved}
-    quiet = scene(owner, pods=pods, lease=lease(owner, **said))
+    quiet = snapshot(owner, pods=pods, lease=lease(owner, **said))
     view = dataclasses.replace(owner, status=written(decide(quiet)))
     again = decide(dataclasses.replace(quiet, job=view))
     assert again.actions == ()
     due_s = NOW_S - 100 + SETTLE_EVERY_S
     newest = dataclasses.replace(lease(owner, seen_s=due_s, **said), advanced_seen_s=due_s)
-    heard = scene(view, pods=pods, lease=newest)
+    heard = snapshot(view, pods=pods, lease=newest)
     assert decide(heard, due_s - 1).actions == ()
     assert decide(heard, due_s - 1).wake_at_s == due_s
     status = written(decide(heard, due_s))

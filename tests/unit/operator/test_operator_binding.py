@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from polyreme_operator.core.binding import BindingMode
-from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.core.reconcile import reconcile
+from polyreme_operator.reconcile.binding import BindingMode
+from polyreme_operator.reconcile.job import reconcile
+from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.types.actions import Bind, CreateChild, CreatePod, Decision, WriteStatus
 from polyreme_operator.types.parse import OWNED_TAINT
-from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView
-from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, scene
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, snapshot
 
 OWNED = {"n0": node(owned=True), "n1": node("n1", owned=True)}
 MIXED = {"n0": node(owned=True), "n1": node("n1")}
@@ -22,13 +22,13 @@ def templated(template: dict[str, Any] | None = None) -> JobView:
     return job(workers={"replicas": 2, "devices": 1, "template": {"spec": template or {}}})
 
 
-def decide(seen: JobScene, binding: BindingMode = "GangBinder", **defaults: Any) -> Decision:
+def decide(seen: JobSnapshot, binding: BindingMode = "GangBinder", **defaults: Any) -> Decision:
     return reconcile(seen, NOW_S, defaults=PodDefaults(binding=binding, **defaults))
 
 
 def created(binding: BindingMode, template: dict[str, Any] | None = None, **fields: Any) -> list[dict[str, Any]]:
     owner = admitted(templated(template), ("n0", "n1"), replicas=0)
-    decision = decide(scene(owner, lease=lease(owner, attempt=9), **fields), binding)
+    decision = decide(snapshot(owner, lease=lease(owner, attempt=9), **fields), binding)
     return [action.manifest["spec"] for action in decision.actions if isinstance(action, CreatePod)]
 
 
@@ -72,7 +72,7 @@ def test_pods_that_wait_are_bound_by_uid_each_to_its_place() -> None:
     owner = admitted(templated(), ("n1", "n0"))
     waits = pod(owner, 0, where="", scheduler="polyreme", phase="Pending")
     bound = pod(owner, 1, where="n0", scheduler="polyreme")
-    decision = decide(scene(owner, pods=(waits, bound), nodes=OWNED, lease=lease(owner, released=False)))
+    decision = decide(snapshot(owner, pods=(waits, bound), nodes=OWNED, lease=lease(owner, released=False)))
     assert [action for action in decision.actions if isinstance(action, Bind)] == [
         Bind(ref=waits.ref, uid=waits.uid, node="n1")
     ]
@@ -90,7 +90,7 @@ def test_pods_that_wait_are_bound_by_uid_each_to_its_place() -> None:
 def test_no_other_pod_is_bound(fields: dict[str, Any], nodes: Any) -> None:
     owner = admitted(templated(), ("n1", "n0"))
     others = pod(owner, 0, where="", phase="Pending", **fields)
-    seen = scene(owner, pods=(others, pod(owner, 1)), nodes=nodes, lease=lease(owner, released=False))
+    seen = snapshot(owner, pods=(others, pod(owner, 1)), nodes=nodes, lease=lease(owner, released=False))
     assert not any(isinstance(action, Bind) for action in decide(seen).actions)
 
 
@@ -117,23 +117,25 @@ def test_no_other_pod_is_bound(fields: dict[str, Any], nodes: Any) -> None:
 )
 def test_the_gang_binder_refuses_what_it_can_not_bind_and_names_the_field(template: dict[str, Any], named: str) -> None:
     owner = templated(template)
-    (write,) = (action for action in decide(scene(owner)).actions if isinstance(action, WriteStatus))
+    (write,) = (action for action in decide(snapshot(owner)).actions if isinstance(action, WriteStatus))
     failed = write.after.condition("Failed")
     assert failed is not None
     assert failed.reason == "Misconfigured"
     assert f"drop spec.workers.template.spec.{named} or" in failed.message
-    other = decide(scene(owner), "NodeAffinity")
+    other = decide(snapshot(owner), "NodeAffinity")
     assert not any(isinstance(action, WriteStatus) and action.after.finished for action in other.actions)
 
 
 def test_a_port_that_a_pod_has_for_itself_is_nothing_to_the_gang_binder() -> None:
     owner = templated({"containers": [{"name": "m", "ports": [{"containerPort": 80}]}]})
-    assert not any(isinstance(action, WriteStatus) and action.after.finished for action in decide(scene(owner)).actions)
+    assert not any(
+        isinstance(action, WriteStatus) and action.after.finished for action in decide(snapshot(owner)).actions
+    )
 
 
 def test_a_job_whose_pods_run_is_not_ended_by_a_change_of_the_installation() -> None:
     owner = admitted(templated({"resourceClaims": [{"name": "gpu"}]}))
-    seen = scene(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=lease(owner, phase="Training"))
+    seen = snapshot(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=lease(owner, phase="Training"))
     assert not any(isinstance(action, WriteStatus) and action.after.finished for action in decide(seen).actions)
 
 
@@ -181,7 +183,7 @@ def test_only_the_leaders_pod_gets_a_token_unless_the_template_says_otherwise() 
 
 def test_a_launcher_may_follow_its_own_job_and_renew_its_own_lease_and_nothing_else() -> None:
     owner = admitted(templated({"serviceAccountName": "trainer"}), replicas=0)
-    decision = decide(scene(owner), "NodeAffinity", launcher_rbac=True)
+    decision = decide(snapshot(owner), "NodeAffinity", launcher_rbac=True)
     made = {action.manifest["kind"]: action.manifest for action in decision.actions if isinstance(action, CreateChild)}
     assert "RoleBinding" not in made
     (behind,) = [action.then for action in decision.actions if isinstance(action, CreateChild) and action.then]
@@ -198,16 +200,16 @@ def test_a_launcher_may_follow_its_own_job_and_renew_its_own_lease_and_nothing_e
     for kind in ("Role", "RoleBinding"):
         assert made[kind]["metadata"]["ownerReferences"][0]["uid"] == owner.uid
     known = frozenset({"Service", "Secret", "Role", "RoleBinding"})
-    again = decide(dataclasses.replace(scene(owner), children=known), "NodeAffinity", launcher_rbac=True)
+    again = decide(dataclasses.replace(snapshot(owner), children=known), "NodeAffinity", launcher_rbac=True)
     kinds = [action.manifest["kind"] for action in again.actions if isinstance(action, CreateChild)]
     assert kinds == ["Lease"]
-    without = decide(scene(owner), "NodeAffinity")
+    without = decide(snapshot(owner), "NodeAffinity")
     assert "Role" not in {action.manifest["kind"] for action in without.actions if isinstance(action, CreateChild)}
 
 
 @pytest.mark.parametrize(("nodes", "binds"), [(OWNED, True), (MIXED, False)])
 def test_a_pod_of_the_gang_binder_is_bound_by_whoever_creates_it(nodes: Any, binds: bool) -> None:
     owner = admitted(templated(), ("n1", "n0"), replicas=0)
-    decision = decide(scene(owner, lease=lease(owner, attempt=9), nodes=nodes))
+    decision = decide(snapshot(owner, lease=lease(owner, attempt=9), nodes=nodes))
     pods = [action for action in decision.actions if isinstance(action, CreatePod)]
     assert [(pod.index, pod.node, pod.binds) for pod in pods] == [(0, "n1", binds), (1, "n0", binds)]

@@ -6,7 +6,7 @@ import base64
 import pytest
 
 from polyreme_api import labels
-from polyreme_operator.core.children import CONFIRMED_S
+from polyreme_operator.cache.children import CONFIRMED_S
 from polyreme_operator.port import InvalidObjectError, Manifest, ObjectRef, PortError
 from tests.unit.operator.operator_stories import NAMESPACE, Story, play
 

@@ -11,19 +11,19 @@ from polyreme_api import labels
 from polyreme_api.clock import MonotonicWallClock
 from polyreme_api.job.status import RestartRecord
 from polyreme_api.times import parse_rfc3339, rfc3339
-from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
-from polyreme_operator.core import stopping, transition
-from polyreme_operator.core.observe import UNSCHEDULABLE_S, find_failure
-from polyreme_operator.core.recovery import SKEW_S, Restart, judge
-from polyreme_operator.loop import run_operator
-from polyreme_operator.model import ClusterModel
+from polyreme_local.api_server.cluster import EmbeddedCluster
+from polyreme_operator.cluster_cache import ClusterCache
+from polyreme_operator.controller import run_operator
 from polyreme_operator.port import Manifest
-from polyreme_operator.sim.eventloop import SimClock, VirtualLoop
-from polyreme_operator.sim.invariants import Facts
-from polyreme_operator.sim.world import World
-from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.reconcile import stopping, transition
+from polyreme_operator.reconcile.failure_policy import SKEW_S, Restart, judge
+from polyreme_operator.reconcile.observe import UNSCHEDULABLE_S, find_failure
+from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView
-from tests.unit.operator.operator_scenes import NOW_S, admitted, job, job_manifest, lease, pod, scene
+from polyreme_simulator.event_loop import SimClock, VirtualLoop
+from polyreme_simulator.invariants import Facts
+from polyreme_simulator.world import World
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, job_manifest, lease, pod, snapshot
 from tests.unit.operator.test_operator_identity import UID, pod_manifest
 
 HOUR_S = 3600.0
@@ -103,7 +103,7 @@ def test_time_that_follows_no_step_is_the_machines_until_the_first() -> None:
 # ------------------------------------------------------------------------------------ records of other machines' clocks
 
 
-def put(model: ClusterModel, view: JobView, version: int, at_s: float) -> JobView:
+def put(model: ClusterCache, view: JobView, version: int, at_s: float) -> JobView:
     model.put(job_manifest(status=view.status, version=version), now_s=at_s)
     found = model.job(UID)
     assert found is not None
@@ -112,7 +112,7 @@ def put(model: ClusterModel, view: JobView, version: int, at_s: float) -> JobVie
 
 @pytest.mark.parametrize("skew_s", [-HOUR_S, HOUR_S])
 def test_a_new_leader_gives_a_start_its_whole_time_by_its_own_clock(skew_s: float) -> None:
-    model = ClusterModel()
+    model = ClusterCache()
     view = put(model, admitted(job(), at_s=NOW_S + skew_s), 1, NOW_S)
     pods = tuple(pod(view, index) for index in range(2))
     assert view.spec is not None
@@ -121,7 +121,7 @@ def test_a_new_leader_gives_a_start_its_whole_time_by_its_own_clock(skew_s: floa
     def fails(after_s: float) -> bool:
         heard = lease(view, seen_s=NOW_S + after_s, released=False, joined=0)
         assert view.spec is not None
-        return find_failure(scene(view, pods=pods, lease=heard), view.spec, NOW_S + after_s) is not None
+        return find_failure(snapshot(view, pods=pods, lease=heard), view.spec, NOW_S + after_s) is not None
 
     assert not fails(limit_s - 1)
     assert fails(limit_s)
@@ -132,13 +132,13 @@ def test_a_new_leader_gives_a_start_its_whole_time_by_its_own_clock(skew_s: floa
 
 @pytest.mark.parametrize("skew_s", [-HOUR_S, HOUR_S])
 def test_a_new_leader_gives_a_victim_its_whole_grace_by_its_own_clock(skew_s: float) -> None:
-    model = ClusterModel()
+    model = ClusterCache()
     view = put(model, admitted(job(), at_s=NOW_S + skew_s - 100), 1, NOW_S - 50)
     asked = transition.stop_for_preemption(view, job("first"), reclaim=False, now_s=NOW_S + skew_s)
     view = put(model, dataclasses.replace(view, status=asked), 2, NOW_S)
     assert view.spec is not None
     grace_s = view.spec.checkpoint.preemption_grace_seconds
-    seen = scene(view, pods=tuple(pod(view, index) for index in range(2)), lease=lease(view))
+    seen = snapshot(view, pods=tuple(pod(view, index) for index in range(2)), lease=lease(view))
     assert not stopping.has_stopped(seen, NOW_S + grace_s - 1)
     assert stopping.has_stopped(seen, NOW_S + grace_s)
 
@@ -155,7 +155,7 @@ def test_a_wait_that_a_fast_clock_wrote_is_no_longer_than_any_may_be() -> None:
         view = dataclasses.replace(failed, status=failed.status.model_copy(update=update))
         pods = tuple(pod(view, index) for index in range(2))
         assert view.spec is not None
-        verdict = judge(scene(view, pods=pods, lease=lease(view, **record)), view.spec, NOW_S)
+        verdict = judge(snapshot(view, pods=pods, lease=lease(view, **record)), view.spec, NOW_S)
         assert isinstance(verdict, Restart)
         return verdict.due_s
 
@@ -164,7 +164,7 @@ def test_a_wait_that_a_fast_clock_wrote_is_no_longer_than_any_may_be() -> None:
 
 
 def test_what_happened_to_a_pod_is_measured_from_when_it_was_seen() -> None:
-    model = ClusterModel()
+    model = ClusterCache()
     model.put(job_manifest(status=admitted(job()).status), now_s=NOW_S)
     refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     for version, at_s in ((2, NOW_S), (3, NOW_S + 5)):
@@ -172,7 +172,7 @@ def test_what_happened_to_a_pod_is_measured_from_when_it_was_seen() -> None:
         made["status"] = {"phase": "Pending", "conditions": [{**refused, "lastTransitionTime": rfc3339(0.0)}]}
         made["metadata"]["annotations"] = {"seen": str(version)}
         model.put(made, now_s=at_s)
-    found: JobScene | None = model.scene(UID, now_s=NOW_S + 5)
+    found: JobSnapshot | None = model.snapshot(UID, now_s=NOW_S + 5)
     assert found is not None
     assert (found.pods[0].unschedulable_since_s, found.pods[0].ends_by_s) == (NOW_S, NOW_S + 30)
     assert UNSCHEDULABLE_S > 5

@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 
 from polyreme_api.job.status import Accounting, LostTime
-from polyreme_api.plan.refusals import memory_of_cut
-from polyreme_api.plan.setting import setting_of
 from polyreme_api.progress import ProgressRecord
-from polyreme_operator.core import elastic, transition
-from polyreme_operator.core.jobs import scaled
-from polyreme_operator.core.planning import SIZES_MAX
+from polyreme_operator.cache.jobs import scaled
+from polyreme_operator.cache.plan_book import SIZES_MAX
+from polyreme_operator.reconcile import transition
+from polyreme_operator.scheduler import elastic
 from polyreme_operator.types.reasons import Scope
 from polyreme_operator.types.views import JobView
-from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, pod, scene
+from polyreme_planner.plan_inputs import setting_of
+from polyreme_planner.refusals import memory_of_cut
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, pod, snapshot
 
 
 def elastic_job(replicas: int = 4, low: int | None = None, high: int | None = None, **spec: Any) -> JobView:
@@ -151,7 +152,7 @@ def test_a_smaller_gang_that_holds_more_makes_layers_anew_and_says_so() -> None:
 
 def test_a_resize_begins_with_the_plan_of_its_count_and_replaces_only_what_leaves_or_moves() -> None:
     owner = admitted(elastic_job(4, low=1), ("n0", "n0", "n1", "n1"))
-    seen = scene(owner, pods=tuple(pod(owner, index) for index in range(4)), lease=lease(owner, outcome="Stopped"))
+    seen = snapshot(owner, pods=tuple(pod(owner, index) for index in range(4)), lease=lease(owner, outcome="Stopped"))
     plan = elastic.plan_at(owner, 2)
     assert plan is not None
     status = transition.resize(seen, ["n0", "n1"], NOW_S, plan=plan)
@@ -162,7 +163,7 @@ def test_a_resize_begins_with_the_plan_of_its_count_and_replaces_only_what_leave
     assert [attempt.replacement(index) for index in range(4)] == [0, 1, 1, 1]
     assert (said.reason, said.message) == ("Shrunk", "2 workers on 2 nodes, shrunk from 4; 4 workers asked for")
     smaller = dataclasses.replace(owner, status=status)
-    grown = transition.resize(scene(smaller), ["n0", "n1", "n1", "n1"], NOW_S).condition("Admitted")
+    grown = transition.resize(snapshot(smaller), ["n0", "n1", "n1", "n1"], NOW_S).condition("Admitted")
     assert grown is not None
     assert (grown.reason, grown.message) == ("Grown", "4 workers on 2 nodes, grown from 2")
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from polyreme_api.plan.plan import Plan
-from polyreme_operator.core import stopping, transition
+from polyreme_operator.reconcile import stopping, transition
 from polyreme_operator.types.actions import CreateChild, CreatePod, DeletePod, WriteStatus
-from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView, PodPhase, PodView
-from tests.unit.operator.operator_scenes import NOW_S, admitted, decide, job, lease, node, pod, scene, written
+from polyreme_planner.plan import Plan
+from tests.unit.operator.operator_scenes import NOW_S, admitted, decide, job, lease, node, pod, snapshot, written
 
 
 def torchrun(replicas: int = 2, devices: int = 4, **spec: Any) -> JobView:
@@ -28,8 +28,8 @@ def quiet_lease(owner: JobView) -> Any:
     return dataclasses.replace(lease(owner), record=None)
 
 
-def seen_with(owner: JobView, *pods: PodView, **fields: Any) -> JobScene:
-    return scene(owner, pods=pods, lease=quiet_lease(owner), **fields)
+def seen_with(owner: JobView, *pods: PodView, **fields: Any) -> JobSnapshot:
+    return snapshot(owner, pods=pods, lease=quiet_lease(owner), **fields)
 
 
 def created(owner: JobView, *pods: PodView) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ def test_no_launcher_comes_into_the_container() -> None:
     assert created(admitted(torchrun(), replicas=0))[0]["spec"]["volumes"] == []
     kinds = [
         action.manifest["kind"]
-        for action in decide(scene(admitted(torchrun(), replicas=0), children=frozenset())).actions
+        for action in decide(snapshot(admitted(torchrun(), replicas=0), children=frozenset())).actions
         if isinstance(action, CreateChild)
     ]
     assert "Service" in kinds

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from polyreme_api.job import TrainingJobStatus
-from polyreme_operator.core import transition
-from polyreme_operator.core.events import events_of
-from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.core.reconcile import reconcile
-from polyreme_operator.core.status import finish, with_condition
+from polyreme_operator.reconcile import transition
+from polyreme_operator.reconcile.events import events_of
+from polyreme_operator.reconcile.job import reconcile
+from polyreme_operator.reconcile.status import finish, with_condition
+from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.types.actions import EmitEvent, WriteStatus
 from polyreme_operator.types.reasons import ConditionType, Reason
 from polyreme_operator.types.views import JobView, PodPhase
-from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, pod, scene
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, pod, snapshot
 
 
 def told(owner: JobView, after: TrainingJobStatus) -> list[tuple[str, bool]]:
@@ -71,10 +71,10 @@ def test_attempts_are_told_by_how_they_came_about() -> None:
     owner = job()
     assert told(owner, transition.admit(owner, ("n0", "n0"), NOW_S)) == [("Admitted", False)]
     running = admitted(job(replicas=4), ("n0",) * 4)
-    shrunk = transition.resize(scene(running), ["n0"] * 2, NOW_S, plan=job(replicas=2).plan)
+    shrunk = transition.resize(snapshot(running), ["n0"] * 2, NOW_S, plan=job(replicas=2).plan)
     assert told(running, shrunk) == [("Shrunk", False)]
     smaller = dataclasses.replace(running, status=shrunk)
-    assert told(smaller, transition.resize(scene(smaller), ["n0"] * 4, NOW_S)) == [("Grown", False)]
+    assert told(smaller, transition.resize(snapshot(smaller), ["n0"] * 4, NOW_S)) == [("Grown", False)]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_attempts_are_told_by_how_they_came_about() -> None:
 )
 def test_a_restart_is_told_with_its_cause_and_one_name_for_each_attempt(fields: dict[str, Any], reason: str) -> None:
     owner = admitted(job())
-    seen = scene(owner, pods=(pod(owner, 0), pod(owner, 1, **fields)), lease=lease(owner, step=3))
+    seen = snapshot(owner, pods=(pod(owner, 0), pod(owner, 1, **fields)), lease=lease(owner, step=3))
     actions = reconcile(seen, NOW_S, defaults=PodDefaults()).actions
     (event,) = (action for action in actions if isinstance(action, EmitEvent))
     assert (event.reason, event.warning, event.key) == (reason, True, f"2-{reason.lower()}")

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from polyreme_operator.core.schedule import schedule
-from polyreme_operator.model import ClusterModel
+from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.port import ObjectRef
+from polyreme_operator.scheduler import schedule
 from polyreme_operator.types.actions import Decision, DeletePod
 from polyreme_operator.types.intents import INTENTS_KEY
-from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.snapshot import JobSnapshot
 from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, decide, job, job_manifest
 from tests.unit.operator.test_operator_identity import UID, lease_manifest, pod_manifest
 
@@ -34,9 +34,9 @@ def worker_manifest(index: int, version: int, **metadata: Any) -> dict[str, Any]
     return made
 
 
-def running(**metadata: Any) -> ClusterModel:
+def running(**metadata: Any) -> ClusterCache:
     """A job that trains on two nodes."""
-    model = ClusterModel()
+    model = ClusterCache()
     for at, name in enumerate(PLACES, start=1):
         model.put(node_manifest(name, at), now_s=NOW_S)
     model.put(job_manifest(version=3, status=admitted(job(), PLACES).status), now_s=NOW_S)
@@ -46,25 +46,25 @@ def running(**metadata: Any) -> ClusterModel:
     return model
 
 
-def hear(model: ClusterModel, at_s: float) -> None:
+def hear(model: ClusterCache, at_s: float) -> None:
     """Have the leader renew its Lease."""
     record = '{"attempt": 1, "released": true, "joined": 2, "phase": "Training", "step": 3}'
     version = str(int(at_s - NOW_S) + 100)
     model.put(lease_manifest(resourceVersion=version, annotations={"polyreme.dev/progress": record}), now_s=at_s)
 
 
-def scene(model: ClusterModel, at_s: float) -> JobScene:
-    found = model.scene(UID, now_s=at_s, lease_read=True)
+def snapshot(model: ClusterCache, at_s: float) -> JobSnapshot:
+    found = model.snapshot(UID, now_s=at_s, lease_read=True)
     assert found is not None
     return found
 
 
-def looked_at(model: ClusterModel, at_s: float) -> Decision:
+def looked_at(model: ClusterCache, at_s: float) -> Decision:
     hear(model, at_s)
-    return decide(scene(model, at_s), at_s)
+    return decide(snapshot(model, at_s), at_s)
 
 
-def is_moved(model: ClusterModel, at_s: float) -> bool:
+def is_moved(model: ClusterCache, at_s: float) -> bool:
     """Whether the job gives up a place."""
     return looked_at(model, at_s).reschedule
 
@@ -116,7 +116,7 @@ def test_what_another_machines_clock_says_does_not_shorten_the_fence() -> None:
 
 
 def test_a_restarted_operator_measures_an_absence_from_its_first_look() -> None:
-    model = ClusterModel()
+    model = ClusterCache()
     model.put(node_manifest("n0", 1), now_s=NOW_S)
     model.put(job_manifest(version=3, status=admitted(job(), PLACES).status), now_s=NOW_S)
     for index in range(2):
@@ -148,7 +148,7 @@ def test_the_scheduler_leaves_a_gang_where_a_node_is_absent_for_a_moment() -> No
     intents = {"name": "polyreme-intents", "resourceVersion": "12"}
     model.put({"kind": "ConfigMap", "metadata": intents, "data": {INTENTS_KEY: "[]"}}, now_s=NOW_S)
     model.ask(UID, asks=True)
-    scene(model, NOW_S)
+    snapshot(model, NOW_S)
     for at_s, writes in ((NOW_S, 0), (NOW_S + LOST_S, 1)):
         hear(model, at_s)
         cluster = model.cluster(now_s=at_s, leases_read=frozenset({UID}))
@@ -160,9 +160,9 @@ def test_a_pod_that_waits_for_its_kubelet_is_removed_by_force_only_when_its_node
     waits = job_manifest(version=20, suspend=True)
     model.put(waits, now_s=NOW_S)
     model.remove(N1, version=21)
-    first = decide(scene(model, NOW_S), NOW_S)
+    first = decide(snapshot(model, NOW_S), NOW_S)
     assert not any(isinstance(action, DeletePod) for action in first.actions)
     assert first.wake_at_s == NOW_S + LOST_S
-    last = decide(scene(model, NOW_S + LOST_S), NOW_S + LOST_S)
+    last = decide(snapshot(model, NOW_S + LOST_S), NOW_S + LOST_S)
     (forced,) = [action for action in last.actions if isinstance(action, DeletePod)]
     assert (forced.uid, forced.grace_s) == ("pod-1", 0)

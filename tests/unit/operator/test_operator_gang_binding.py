@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from polyreme_api import labels
-from polyreme_operator.core.binding import BindingMode
-from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.loop import run_operator
+from polyreme_operator.controller import run_operator
 from polyreme_operator.port import ObjectRef
+from polyreme_operator.reconcile.binding import BindingMode
+from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings
-from polyreme_operator.sim.eventloop import VirtualLoop
-from polyreme_operator.sim.invariants import Facts
-from polyreme_operator.sim.world import World
 from polyreme_operator.types.parse import OWNED_TAINT
+from polyreme_simulator.event_loop import VirtualLoop
+from polyreme_simulator.invariants import Facts
+from polyreme_simulator.world import World
 
 WORKERS = 6
 SETTLED_S = 30.0

@@ -7,15 +7,15 @@ import pytest
 
 from polyreme_api.job.status import RestartRecord
 from polyreme_api.progress import CheckpointRef, RankPhase
-from polyreme_operator.core.hang import STOPPED_TOLD_S, find_stall, futile_restarts
-from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.core.observe import current_record
-from polyreme_operator.core.reconcile import reconcile
-from polyreme_operator.core.recovery import Restart, judge
+from polyreme_operator.reconcile.failure_policy import Restart, judge
+from polyreme_operator.reconcile.hang import STOPPED_TOLD_S, find_stall, futile_restarts
+from polyreme_operator.reconcile.job import reconcile
+from polyreme_operator.reconcile.observe import current_record
+from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.types.actions import EmitEvent, WriteStatus
 from polyreme_operator.types.parse import parse_lease
 from polyreme_operator.types.reasons import Cause, Reason, Scope
-from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import LeaseView
 from tests.unit.operator.operator_scenes import (
     NOW_S,
@@ -25,7 +25,7 @@ from tests.unit.operator.operator_scenes import (
     lease,
     owner_reference,
     pod,
-    scene,
+    snapshot,
     written,
 )
 
@@ -40,17 +40,17 @@ def stalling(
     said_s: float = STALL_S,
     records: list[RestartRecord] | None = None,
     **record: Any,
-) -> JobScene:
+) -> JobSnapshot:
     """Two workers at step 7, whose last step was seen ``seen_s`` and said ``said_s`` before the newest record."""
     owner = job(health={"hang": {"action": action, "stallSeconds": STALL_S}})
     owner = admitted(owner, at_s=NOW_S - 100, restart_records=records or [])
     fields = {"phase": RankPhase.TRAINING, "step": 7, "updated_at_s": NOW_S, "idle_ranks": 2, **record}
     view = lease(owner, seen_s=NOW_S, **fields)
     view = dataclasses.replace(view, advanced_seen_s=NOW_S - seen_s, advanced_said_s=NOW_S - said_s)
-    return scene(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=view)
+    return snapshot(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=view)
 
 
-def verdict(found: JobScene) -> object:
+def verdict(found: JobSnapshot) -> object:
     assert found.job.spec is not None
     return judge(found, found.job.spec, NOW_S)
 
@@ -176,5 +176,5 @@ def test_time_without_a_step_is_counted_from_the_record_that_first_said_it() -> 
     assert (later.advanced_seen_s, later.advanced_said_s) == (120.0, 54.0)
 
 
-def decided(found: JobScene) -> tuple[object, ...]:
+def decided(found: JobSnapshot) -> tuple[object, ...]:
     return reconcile(found, NOW_S, defaults=DEFAULTS).actions

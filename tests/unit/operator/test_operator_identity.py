@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from polyreme_api import labels
-from polyreme_operator.adapters.process_kubelet.container import is_leader, job_of
-from polyreme_operator.model import ClusterModel
+from polyreme_local.kubelet.container import is_leader, job_of
+from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.port import ObjectRef
 from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, job, job_manifest, owner_reference
 from tests.unit.operator.operator_stories import Story, play
@@ -16,8 +16,8 @@ UID = "uid-j"
 SUCCEEDED = '{"attempt": 1, "released": true, "joined": 2, "outcome": "Succeeded"}'
 
 
-def running() -> ClusterModel:
-    model = ClusterModel()
+def running() -> ClusterCache:
+    model = ClusterCache()
     model.put(job_manifest(status=admitted(job()).status), now_s=NOW_S)
     return model
 
@@ -71,9 +71,9 @@ FOREIGN = {
 def test_a_lease_of_somebody_else_says_nothing_about_a_job(metadata: dict[str, Any]) -> None:
     model = running()
     assert not model.put(lease_manifest(**metadata), now_s=NOW_S).jobs
-    scene = model.scene(UID, now_s=NOW_S)
-    assert scene is not None
-    assert scene.lease is None
+    snapshot = model.snapshot(UID, now_s=NOW_S)
+    assert snapshot is not None
+    assert snapshot.lease is None
     assert UID not in model.cluster(now_s=NOW_S).leases
 
 
@@ -82,9 +82,9 @@ def test_a_pod_of_somebody_else_is_no_worker(metadata: dict[str, Any]) -> None:
     model = running()
     used = dict(model.ledger.used)
     assert UID not in model.put(pod_manifest(**metadata), now_s=NOW_S).jobs
-    scene = model.scene(UID, now_s=NOW_S)
-    assert scene is not None
-    assert scene.pods == ()
+    snapshot = model.snapshot(UID, now_s=NOW_S)
+    assert snapshot is not None
+    assert snapshot.pods == ()
     assert dict(model.ledger.used) == used
 
 
@@ -92,14 +92,14 @@ def test_the_jobs_own_lease_and_pod_count() -> None:
     model = running()
     assert model.put(lease_manifest(), now_s=NOW_S).jobs == {UID}
     assert model.put(pod_manifest(), now_s=NOW_S).jobs == {UID}
-    scene = model.scene(UID, now_s=NOW_S)
-    assert scene is not None
-    assert scene.lease is not None
-    assert len(scene.pods) == 1
+    snapshot = model.snapshot(UID, now_s=NOW_S)
+    assert snapshot is not None
+    assert snapshot.lease is not None
+    assert len(snapshot.pods) == 1
 
 
 def test_what_was_seen_before_its_job_is_the_jobs_once_it_is_known() -> None:
-    model = ClusterModel()
+    model = ClusterCache()
     for version, phase in ((2, "Running"), (3, "Running")):
         early = pod_manifest(version=version)
         early["status"] = {"phase": phase}
@@ -108,16 +108,16 @@ def test_what_was_seen_before_its_job_is_the_jobs_once_it_is_known() -> None:
     assert not any(model.ledger.used.values())
     assert model.cluster(now_s=NOW_S).inventory.busy_N.sum() == 0
     model.put(job_manifest(), now_s=NOW_S)
-    scene = model.scene(UID, now_s=NOW_S)
-    assert scene is not None
-    assert (len(scene.pods), scene.lease is not None) == (1, True)
+    snapshot = model.snapshot(UID, now_s=NOW_S)
+    assert snapshot is not None
+    assert (len(snapshot.pods), snapshot.lease is not None) == (1, True)
     assert model.ledger.used["default", DEVICE] == 1
     model.remove(ObjectRef.of(pod_manifest()), version=9)
     assert not any(model.ledger.used.values())
 
 
 def test_an_unbound_pod_of_an_invented_job_takes_no_quota() -> None:
-    model = ClusterModel()
+    model = ClusterCache()
     name = labels.pod_name("j", "uid-invented", index=0, replacement=0)
     pod = pod_manifest(name, ownerReferences=[{**owner_reference("j"), "uid": "uid-invented"}])
     pod["metadata"]["labels"][labels.LABEL_JOB_UID] = "uid-invented"
@@ -131,7 +131,7 @@ def test_an_unbound_pod_of_an_invented_job_takes_no_quota() -> None:
 
 
 def test_a_bound_pod_of_an_invented_job_takes_room_of_its_node_and_no_quota() -> None:
-    model = ClusterModel()
+    model = ClusterCache()
     metadata = {"name": "n0", "resourceVersion": "1"}
     model.put({"kind": "Node", "metadata": metadata, "status": {"allocatable": {DEVICE: "4"}}}, now_s=NOW_S)
     pod = pod_manifest()

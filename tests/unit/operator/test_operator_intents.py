@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from polyreme_api import labels
-from polyreme_operator.apply import status_patch
-from polyreme_operator.core.schedule import Limits, cluster_of, schedule
-from polyreme_operator.model import ClusterModel
+from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.port import ConflictError, Manifest, ObjectRef, PortError
+from polyreme_operator.scheduler import Limits, cluster_of, schedule
 from polyreme_operator.types.intents import INTENTS_KEY, Intents, assume_all
+from polyreme_operator.writer import status_patch
 from tests.unit.operator.operator_scenes import NOW_S, answered, job, node
 from tests.unit.operator.operator_stories import Story, play
 
@@ -56,7 +56,7 @@ def test_an_admission_that_an_earlier_leader_still_writes_meets_another_version(
     async def told(story: Story) -> None:
         story.node()
         story.job("early")
-        model = ClusterModel()
+        model = ClusterCache()
         for kind in ("TrainingJob", "Node"):
             for manifest in story.objects(kind):
                 model.put(manifest, now_s=story.clock.now_s())
@@ -93,7 +93,7 @@ def test_jobs_are_cancelled_a_bounded_number_at_a_time() -> None:
 
 
 def test_another_objects_deletion_changes_nothing() -> None:
-    model = ClusterModel()
+    model = ClusterCache()
     model.put({"kind": "ConfigMap", "metadata": _metadata("7"), "data": {INTENTS_KEY: "[]"}}, now_s=0.0)
     other = ObjectRef(kind="ConfigMap", namespace=SYSTEM, name="kube-root-ca.crt")
     assert not model.remove(other, version=8).asks

@@ -6,15 +6,15 @@ import random
 import pytest
 
 from polyreme_api import labels
-from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
-from polyreme_operator.adapters.embedded.store import Store
-from polyreme_operator.core.reconcile import reconcile
-from polyreme_operator.loop import run_operator
+from polyreme_local.api_server.cluster import EmbeddedCluster
+from polyreme_local.api_server.store import Store
+from polyreme_operator.controller import run_operator
 from polyreme_operator.port import Manifest
-from polyreme_operator.sim.eventloop import SimClock, VirtualLoop
+from polyreme_operator.reconcile.job import reconcile
 from polyreme_operator.types.actions import Decision
 from polyreme_operator.types.observer import NullObserver
-from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.snapshot import JobSnapshot
+from polyreme_simulator.event_loop import SimClock, VirtualLoop
 
 PATIENCE_S = 30.0
 
@@ -23,17 +23,17 @@ class Failures(NullObserver):
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def failed(self, uid: str, error: Exception) -> None:
+    def on_job_failed(self, uid: str, error: Exception) -> None:
         self.seen.append(str(error))
 
 
 def test_a_bug_that_one_job_meets_is_counted_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def buggy(scene: JobScene, now_s: float, **options: object) -> Decision:
-        if scene.job.name == "cursed":
+    def buggy(snapshot: JobSnapshot, now_s: float, **options: object) -> Decision:
+        if snapshot.job.name == "cursed":
             raise LookupError("a bug of ours")
-        return reconcile(scene, now_s, **options)  # type: ignore[arg-type]
+        return reconcile(snapshot, now_s, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("polyreme_operator.loop.reconcile", buggy)
+    monkeypatch.setattr("polyreme_operator.controller.reconcile", buggy)
     virtual, failures = VirtualLoop(), Failures()
     clock = SimClock(virtual)
     numbers = iter(range(1000))

@@ -7,31 +7,31 @@ import pytest
 
 from polyreme_api.job.status import RestartRecord
 from polyreme_api.times import rfc3339
-from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.core.observe import UNSCHEDULABLE_S
-from polyreme_operator.core.reconcile import reconcile
-from polyreme_operator.core.recovery import Restart, judge
+from polyreme_operator.reconcile.failure_policy import Restart, judge
+from polyreme_operator.reconcile.job import reconcile
+from polyreme_operator.reconcile.observe import UNSCHEDULABLE_S
+from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.types.actions import CreatePod, Decision, DeletePod, WriteStatus
 from polyreme_operator.types.inventory import Taint
-from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView, PodPhase
-from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, scene
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, snapshot
 
 EVICTED = (("DisruptionTarget", "True"),)
 
 
-def verdict_of(seen: JobScene, now_s: float = NOW_S) -> Restart:
+def verdict_of(seen: JobSnapshot, now_s: float = NOW_S) -> Restart:
     assert seen.job.spec is not None
     verdict = judge(seen, seen.job.spec, now_s)
     assert isinstance(verdict, Restart)
     return verdict
 
 
-def decide(seen: JobScene) -> Decision:
+def decide(seen: JobSnapshot) -> Decision:
     return reconcile(seen, NOW_S, defaults=PodDefaults())
 
 
-def refused(owner: JobView, *, for_s: float) -> JobScene:
+def refused(owner: JobView, *, for_s: float) -> JobSnapshot:
     pending = pod(
         owner,
         1,
@@ -40,7 +40,7 @@ def refused(owner: JobView, *, for_s: float) -> JobScene:
         unschedulable_since_s=NOW_S - for_s,
         unschedulable="0/2 nodes are available: insufficient memory",
     )
-    return scene(owner, pods=(pod(owner, 0), pending), lease=lease(owner, released=False))
+    return snapshot(owner, pods=(pod(owner, 0), pending), lease=lease(owner, released=False))
 
 
 def test_a_worker_that_no_scheduler_finds_room_for_moves_at_no_cost() -> None:
@@ -57,7 +57,7 @@ def test_an_attempt_that_waits_for_its_end_gets_no_pod_anew_though_its_lease_is_
     owner = admitted(job(), ("n0", "n1"))
     update = {"retry_at": rfc3339(NOW_S + 5), "replicas": 1}
     owner = dataclasses.replace(owner, status=owner.status.model_copy(update=update))
-    seen = scene(owner, pods=(pod(owner, 0),), lease=lease(owner, released=False))
+    seen = snapshot(owner, pods=(pod(owner, 0),), lease=lease(owner, released=False))
     verdict = verdict_of(seen)
     assert (str(verdict.failure.cause), verdict.due_s) == ("PodLost", NOW_S + 5)
     assert verdict.replace == {1}
@@ -96,7 +96,7 @@ def test_each_move_that_finds_no_room_waits_longer_and_none_ends_the_job() -> No
 )
 def test_an_eviction_by_others_is_no_fault_of_the_job(fields: dict[str, Any]) -> None:
     owner = admitted(job(failurePolicy={"maxRestarts": 0}))
-    verdict = verdict_of(scene(owner, pods=(pod(owner, 0), pod(owner, 1, **fields)), lease=lease(owner, step=3)))
+    verdict = verdict_of(snapshot(owner, pods=(pod(owner, 0), pod(owner, 1, **fields)), lease=lease(owner, step=3)))
     assert (verdict.failure.cause, verdict.counts) == ("Evicted", False)
     assert (verdict.replace, verdict.move) == (frozenset({1}), frozenset())
 
@@ -104,7 +104,7 @@ def test_an_eviction_by_others_is_no_fault_of_the_job(fields: dict[str, Any]) ->
 def test_a_failure_beside_an_eviction_is_told_and_counted() -> None:
     owner = admitted(job())
     pods = (pod(owner, 0, deleting=True, conditions=EVICTED), pod(owner, 1, phase=PodPhase.FAILED, exit_code=3))
-    verdict = verdict_of(scene(owner, pods=pods, lease=lease(owner, step=3)))
+    verdict = verdict_of(snapshot(owner, pods=pods, lease=lease(owner, step=3)))
     assert (verdict.failure.cause, verdict.failure.index, verdict.counts) == ("PodFailed", 1, True)
     assert verdict.replace == {0, 1}
 
@@ -113,7 +113,7 @@ def test_what_leaves_a_cordoned_node_goes_elsewhere_and_what_runs_there_stays() 
     owner = admitted(job(), ("n0", "n1"))
     nodes = {"n0": node(unschedulable=True), "n1": node("n1", unschedulable=True)}
     pods = (pod(owner, 0), pod(owner, 1, where="n1", deleting=True, conditions=EVICTED))
-    verdict = verdict_of(scene(owner, pods=pods, nodes=nodes, lease=lease(owner, step=3)))
+    verdict = verdict_of(snapshot(owner, pods=pods, nodes=nodes, lease=lease(owner, step=3)))
     assert verdict.move == verdict.replace == {1}
 
 
@@ -122,7 +122,7 @@ def test_what_leaves_a_node_that_is_tainted_since_goes_elsewhere(effect: str, mo
     owner = admitted(job(), ("n0", "n1"))
     nodes = {"n0": node(), "n1": node("n1", taints=(Taint(key="broken", effect=effect),))}
     pods = (pod(owner, 0), pod(owner, 1, where="n1", deleting=True, conditions=EVICTED))
-    verdict = verdict_of(scene(owner, pods=pods, nodes=nodes, lease=lease(owner, step=3)))
+    verdict = verdict_of(snapshot(owner, pods=pods, nodes=nodes, lease=lease(owner, step=3)))
     assert verdict.replace == {1}
     assert verdict.move == (verdict.replace if moves else set())
 
@@ -132,7 +132,7 @@ def test_what_tolerates_the_taint_comes_back() -> None:
     owner = admitted(job(workers={"replicas": 2, "template": template}), ("n0", "n1"))
     nodes = {"n0": node(), "n1": node("n1", taints=(Taint(key="broken", effect="NoExecute"),))}
     pods = (pod(owner, 0), pod(owner, 1, where="n1", deleting=True, conditions=EVICTED))
-    assert not verdict_of(scene(owner, pods=pods, nodes=nodes, lease=lease(owner, step=3))).move
+    assert not verdict_of(snapshot(owner, pods=pods, nodes=nodes, lease=lease(owner, step=3))).move
 
 
 def test_a_pod_that_somebody_deleted_is_replaced_only_when_it_is_gone() -> None:
@@ -140,16 +140,16 @@ def test_a_pod_that_somebody_deleted_is_replaced_only_when_it_is_gone() -> None:
     going = (pod(owner, 0), pod(owner, 1, deleting=True))
     (write,) = (
         action
-        for action in decide(scene(owner, pods=going, lease=lease(owner, step=3))).actions
+        for action in decide(snapshot(owner, pods=going, lease=lease(owner, step=3))).actions
         if isinstance(action, WriteStatus)
     )
     after = dataclasses.replace(owner, status=write.after)
     assert after.attempt is not None
     assert (after.attempt.number, after.attempt.replacement(1)) == (2, 1)
-    stuck = decide(scene(after, pods=going, lease=lease(after, attempt=2, released=False)))
+    stuck = decide(snapshot(after, pods=going, lease=lease(after, attempt=2, released=False)))
     assert not any(isinstance(action, CreatePod | DeletePod) for action in stuck.actions)
     lost = {"n0": node(ready=False, not_ready_since_s=NOW_S - 999)}
-    forced = decide(scene(after, pods=going, nodes=lost, lease=lease(after, attempt=2, released=False)))
+    forced = decide(snapshot(after, pods=going, nodes=lost, lease=lease(after, attempt=2, released=False)))
     assert not any(isinstance(action, CreatePod) for action in forced.actions)
-    gone = decide(scene(after, pods=going[:1], lease=lease(after, attempt=2, released=False)))
+    gone = decide(snapshot(after, pods=going[:1], lease=lease(after, attempt=2, released=False)))
     assert [type(action) for action in gone.actions if isinstance(action, CreatePod)] == [CreatePod]

@@ -1,8 +1,8 @@
 """Every object that the operator creates for a job has the job as its controller."""
 
-from polyreme_operator.core import manifests
-from polyreme_operator.core.manifests import PodDefaults, WorkerPods
 from polyreme_operator.port import Manifest
+from polyreme_operator.reconcile import worker_pods
+from polyreme_operator.reconcile.worker_pods import PodDefaults, WorkerPods
 from tests.unit.operator.operator_scenes import admitted, job
 
 
@@ -12,11 +12,11 @@ def owned_objects() -> list[Manifest]:
     assert owner.attempt is not None
     pods = WorkerPods(owner, owner.spec, owner.attempt, defaults=PodDefaults(), mode="NodeName")
     return [
-        manifests.service(owner),
-        manifests.lease(owner, owner.spec),
-        manifests.secret(owner),
-        manifests.role(owner),
-        manifests.role_binding(owner, owner.spec),
+        worker_pods.service(owner),
+        worker_pods.lease(owner, owner.spec),
+        worker_pods.secret(owner),
+        worker_pods.role(owner),
+        worker_pods.role_binding(owner, owner.spec),
         pods.manifest(index=0, node="n0"),
         pods.manifest(index=1, node="n1"),
     ]

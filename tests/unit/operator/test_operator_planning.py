@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from polyreme.launcher.job_watch import attempt_view
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.plan import Plan
-from polyreme_operator.core import planning
-from polyreme_operator.core.planning import PlanBook, plan_sizes
-from polyreme_operator.planning import InlinePlanner, ProcessPlanner
+from polyreme_launcher.job_watch import attempt_view
+from polyreme_operator.cache import plan_book
+from polyreme_operator.cache.plan_book import PlanBook, plan_sizes
+from polyreme_operator.plan_worker import InlinePlanner, ProcessPlanner
 from polyreme_operator.types.parse import parse_job_view
 from polyreme_operator.types.plans import JobPlans, PlanRequest
+from polyreme_planner.plan import Plan
 from tests.unit.operator.operator_scenes import job, job_manifest
 from tests.unit.operator.operator_stories import Story, play
 
@@ -44,7 +44,7 @@ def test_reading_a_job_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def planned_here(*_: object, **__: object) -> None:
         raise AssertionError("planned while it was read")
 
-    monkeypatch.setattr(planning, "plan_for", planned_here)
+    monkeypatch.setattr(plan_book, "plan_for", planned_here)
     view = parse_job_view(job_manifest(workers=ELASTIC))
     assert (view.plan, view.plans, view.invalid) == (None, (), "")
     assert view.planning is not None
@@ -97,7 +97,7 @@ def test_a_planner_that_raises_refuses_that_job_with_the_sentence(monkeypatch: p
     def broken(*_: object, **__: object) -> Plan:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr(planning, "plan_for", broken)
+    monkeypatch.setattr(plan_book, "plan_for", broken)
     answer = plan_sizes(request())
     assert answer.refused == "planner failed: ZeroDivisionError: division by zero; this is a bug of polyreme"
     assert job(workers={"replicas": 2, "devices": 1}).invalid == answer.refused
@@ -120,7 +120,7 @@ def dies(_: PlanRequest) -> JobPlans:
 def test_the_planner_of_a_cluster_works_in_another_process_and_survives_its_death(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("polyreme_operator.planning.TRIES_MAX", 1)  # each takes a process
+    monkeypatch.setattr("polyreme_operator.plan_worker.TRIES_MAX", 1)  # each takes a process
 
     async def answers(planner: ProcessPlanner) -> tuple[JobPlans, JobPlans]:
         try:
@@ -149,8 +149,8 @@ def test_a_job_that_is_planned_for_too_long_is_refused_and_its_process_ended() -
 
 
 def test_requests_and_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "WANTED_MAX", 2)
-    monkeypatch.setattr(planning, "ANSWERS_KEPT", 1)
+    monkeypatch.setattr(plan_book, "WANTED_MAX", 2)
+    monkeypatch.setattr(plan_book, "ANSWERS_KEPT", 1)
     book, requests = PlanBook(), [PlanRequest(str(number)) for number in range(3)]
     for uid, each in zip("abc", requests, strict=True):
         book.want(each, uid)
@@ -170,7 +170,7 @@ def with_attempt(**changes: object) -> dict[str, object]:
 
 def test_a_launcher_obeys_the_stored_plan_and_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = with_attempt()
-    monkeypatch.setattr("polyreme_api.plan.plan.plan_for", None)
+    monkeypatch.setattr("polyreme_planner.plan.plan_for", None)
     assert Plan.from_json(attempt_view(manifest).plan_json) == job().plan
 
 

@@ -2,14 +2,14 @@
 
 import dataclasses
 
-from polyreme_operator.core import transition
-from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.core.reconcile import reconcile
-from polyreme_operator.model import ClusterModel
+from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.port import ObjectRef
+from polyreme_operator.reconcile import transition
+from polyreme_operator.reconcile.job import reconcile
+from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.types.actions import WriteStatus
 from polyreme_operator.types.reasons import Reason
-from polyreme_operator.types.snapshot import JobScene, Pending
+from polyreme_operator.types.snapshot import JobSnapshot, Pending
 from tests.unit.operator.operator_scenes import (
     NOW_S,
     admitted,
@@ -19,18 +19,18 @@ from tests.unit.operator.operator_scenes import (
     lease,
     node,
     pod,
-    scene,
+    snapshot,
 )
 
 
-def told(seen: JobScene) -> int | None:
+def told(seen: JobSnapshot) -> int | None:
     decision = reconcile(seen, NOW_S, defaults=PodDefaults())
     (write,) = (action for action in decision.actions if isinstance(action, WriteStatus))
     return write.after.priority
 
 
 def test_a_waiting_job_says_its_priority() -> None:
-    assert told(scene(dataclasses.replace(job("waits"), priority=1000))) == 1000
+    assert told(snapshot(dataclasses.replace(job("waits"), priority=1000))) == 1000
 
 
 def test_an_admitted_job_says_its_priority_at_once_and_when_it_changes() -> None:
@@ -38,20 +38,20 @@ def test_an_admitted_job_says_its_priority_at_once_and_when_it_changes() -> None
     assert transition.admit(waits, ["n0", "n0"], NOW_S).priority == 7
     runs = dataclasses.replace(admitted(job("runs")), priority=8)
     pods = tuple(pod(runs, index) for index in range(2))
-    assert told(scene(runs, pods=pods, nodes={"n0": node()}, lease=lease(runs))) == 8
+    assert told(snapshot(runs, pods=pods, nodes={"n0": node()}, lease=lease(runs))) == 8
 
 
 def test_a_class_that_is_missing_is_said_and_no_more_once_it_is_there() -> None:
     named = job("named", priorityClassName="urgent", priority=7)
     assert (named.priority, named.class_missing) == (7, True)
-    seen = dataclasses.replace(scene(named), pending=Pending(Reason.WAITING_FOR_CAPACITY, "needs 2 devices"))
+    seen = dataclasses.replace(snapshot(named), pending=Pending(Reason.WAITING_FOR_CAPACITY, "needs 2 devices"))
     (write,) = (action for action in decide(seen).actions if isinstance(action, WriteStatus))
     said = write.after.condition("PriorityClassMissing")
     assert said is not None
     assert (said.status, said.reason) == ("True", "NotFound")
     assert said.message == "there is no PriorityClass urgent; spec.priority 7 counts until there is: make it"
     there = dataclasses.replace(named, status=write.after, class_missing=False, priority=1000)
-    (write,) = (action for action in decide(scene(there)).actions if isinstance(action, WriteStatus))
+    (write,) = (action for action in decide(snapshot(there)).actions if isinstance(action, WriteStatus))
     assert write.after.condition("PriorityClassMissing") is None
     assert write.after.priority == 1000
 
@@ -59,14 +59,14 @@ def test_a_class_that_is_missing_is_said_and_no_more_once_it_is_there() -> None:
 def test_a_running_job_is_told_of_its_class_too() -> None:
     runs = dataclasses.replace(admitted(job("runs", priorityClassName="urgent")), class_missing=True)
     pods = tuple(pod(runs, index) for index in range(2))
-    seen = scene(runs, pods=pods, nodes={"n0": node()}, lease=lease(runs))
+    seen = snapshot(runs, pods=pods, nodes={"n0": node()}, lease=lease(runs))
     (write,) = (action for action in decide(seen).actions if isinstance(action, WriteStatus))
     assert write.after.is_true("PriorityClassMissing")
     assert not job("plain").class_missing
 
 
 def test_the_model_notes_that_a_class_comes_even_where_its_value_is_the_jobs_own() -> None:
-    model = ClusterModel()
+    model = ClusterCache()
     manifest = job_manifest("named", priorityClassName="urgent", priority=7)
     model.put(manifest, now_s=NOW_S)
     uid = manifest["metadata"]["uid"]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from polyreme_api import labels
-from polyreme_operator.core.schedule import gangs
 from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
 from polyreme_operator.quarantine import FORGIVEN_AFTER_S, RETRIES_MAX, RETRY_FIRST_S, RETRY_LONGEST_S, Retries
+from polyreme_operator.scheduler import gangs
 from polyreme_operator.types.intents import parse_intents
 from polyreme_operator.types.inventory import GangRequest
 from polyreme_operator.types.views import JobView
@@ -35,8 +35,8 @@ class Cursed:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lasts = True
         self.raised = 0
-        for module in ("admit", "heads", "victims", "resize", "repair"):
-            monkeypatch.setattr(f"polyreme_operator.core.schedule.{module}.gang_of", self.gang_of)
+        for module in ("admit", "head_of_line", "preemption.victims", "resize", "repair"):
+            monkeypatch.setattr(f"polyreme_operator.scheduler.{module}.gang_of", self.gang_of)
 
     def gang_of(self, job: JobView, workers: int, **options: Any) -> GangRequest:
         if job.name == "cursed" and self.lasts:
@@ -100,7 +100,7 @@ def test_a_running_job_in_quarantine_keeps_its_devices_and_is_healed(monkeypatch
         await stage.report("cursed", uid, attempt=1, phase="Training", step=5, stepSeconds=1.0)
         bug.lasts = True
         stage.store.create(node_manifest("late"))
-        monkeypatch.setattr("polyreme_operator.core.schedule.resize.elastic.larger_sizes", lambda *_: 1 / 0)
+        monkeypatch.setattr("polyreme_operator.scheduler.resize.elastic.larger_sizes", lambda *_: 1 / 0)
         await asyncio.sleep(2.0)
         assert stage.condition("cursed", "Degraded")["reason"] == "InternalError"
         stage.add_job("fine")
@@ -117,7 +117,7 @@ def test_a_running_job_in_quarantine_keeps_its_devices_and_is_healed(monkeypatch
 
 
 def test_an_error_while_a_pod_is_made_puts_only_its_job_in_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
-    from polyreme_operator.core.manifests import WorkerPods
+    from polyreme_operator.reconcile.worker_pods import WorkerPods
 
     made = WorkerPods.manifest
 
@@ -149,7 +149,7 @@ def test_a_round_that_raises_for_nobodys_sake_stops_no_healing(monkeypatch: pyte
         await asyncio.sleep(2.0)
         await stage.report("fine", uid, attempt=1, phase="Training", step=5)
         with monkeypatch.context() as broken:
-            broken.setattr("polyreme_operator.core.schedule.admit.scheduling_order", lambda *_: 1 / 0)
+            broken.setattr("polyreme_operator.scheduler.admit.scheduling_order", lambda *_: 1 / 0)
             stage.add_job("second")
             await asyncio.sleep(PATIENCE_S)
             await stage.report("fine", uid, attempt=1, phase="Training", step=6, exits=[{"rank": 0, "signal": 9}])

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from polyreme_api.job import TrainingJobStatus
-from polyreme_operator.core.rebase import rebased
-from polyreme_operator.core.status import with_condition
-from polyreme_operator.core.transition import admit
+from polyreme_operator.reconcile.rebase import rebased
+from polyreme_operator.reconcile.status import with_condition
+from polyreme_operator.reconcile.transition import admit
 from polyreme_operator.types.actions import WriteStatus
 from polyreme_operator.types.reasons import ConditionType, Reason
 from polyreme_operator.types.views import JobView

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from polyreme_api.times import rfc3339
-from polyreme_operator.core.manifests import PodDefaults
-from polyreme_operator.core.reconcile import reconcile
+from polyreme_operator.reconcile.job import reconcile
+from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.types.actions import (
     Action,
     CreateChild,
@@ -20,12 +20,12 @@ from polyreme_operator.types.actions import (
     WriteStatus,
 )
 from polyreme_operator.types.reasons import Reason
-from polyreme_operator.types.snapshot import JobScene, Pending
+from polyreme_operator.types.snapshot import JobSnapshot, Pending
 from polyreme_operator.types.views import JobView, PodPhase
-from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, scene
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, snapshot
 
 
-def decide(seen: JobScene, now_s: float = NOW_S) -> Decision:
+def decide(seen: JobSnapshot, now_s: float = NOW_S) -> Decision:
     return reconcile(seen, now_s, defaults=PodDefaults())
 
 
@@ -43,7 +43,7 @@ def names(actions: tuple[Action, ...]) -> set[str]:
 
 
 def test_an_admitted_job_first_gets_what_its_pods_need() -> None:
-    decision = decide(scene(admitted(job(), replicas=0), children=frozenset()))
+    decision = decide(snapshot(admitted(job(), replicas=0), children=frozenset()))
     kinds = [action.manifest["kind"] for action in of_type(decision, CreateChild, CreateSecret)]
     assert kinds == ["Service", "Secret", "Lease"]
     assert len(decision.actions) == 3
@@ -51,7 +51,7 @@ def test_an_admitted_job_first_gets_what_its_pods_need() -> None:
 
 def test_pods_come_behind_the_lease_on_the_nodes_of_the_placement() -> None:
     owner = admitted(job(), ("n1", "n0"), replicas=0)
-    created = of_type(decide(scene(owner, lease=lease(owner, attempt=9))), CreatePod)
+    created = of_type(decide(snapshot(owner, lease=lease(owner, attempt=9))), CreatePod)
     assert [action.manifest["spec"]["nodeName"] for action in created] == ["n1", "n0"]
     manifest = created[1].manifest
     assert manifest["metadata"]["name"] == "j-uidj-1-0"
@@ -61,7 +61,7 @@ def test_pods_come_behind_the_lease_on_the_nodes_of_the_placement() -> None:
 
 def test_pods_are_created_only_after_the_lease_was_read() -> None:
     owner = admitted(job(), replicas=0)
-    decision = decide(scene(owner, lease=lease(owner, attempt=9), lease_read=False))
+    decision = decide(snapshot(owner, lease=lease(owner, attempt=9), lease_read=False))
     assert names(decision.actions) == {"ReadLease"}
 
 
@@ -71,7 +71,7 @@ def test_pods_are_created_only_after_the_lease_was_read() -> None:
 )
 def test_a_replacement_waits_until_the_old_pod_is_gone(old: dict[str, Any], waits: bool) -> None:
     owner = restarted_pod()
-    seen = scene(owner, pods=(pod(owner, 0), pod(owner, 1, **old)), lease=lease(owner, attempt=2, released=False))
+    seen = snapshot(owner, pods=(pod(owner, 0), pod(owner, 1, **old)), lease=lease(owner, attempt=2, released=False))
     decision = decide(seen)
     assert bool(of_type(decision, CreatePod)) != waits
     assert bool(of_type(decision, DeletePod)) == (not old.get("deleting", False))
@@ -81,7 +81,7 @@ def test_a_pod_on_a_lost_node_is_deleted_by_force_and_by_uid() -> None:
     owner = restarted_pod()
     lost = node("n1", ready=False, not_ready_since_s=NOW_S - 500)
     stale = pod(owner, 1, where="n1", deleting=True)
-    seen = scene(
+    seen = snapshot(
         owner,
         pods=(pod(owner, 0), stale),
         nodes={"n0": node(), "n1": lost},
@@ -93,7 +93,7 @@ def test_a_pod_on_a_lost_node_is_deleted_by_force_and_by_uid() -> None:
 
 def restarted_pod() -> JobView:
     owner = admitted(job())
-    seen = scene(owner, pods=(pod(owner, 0), pod(owner, 1, phase=PodPhase.FAILED)), lease=lease(owner, step=3))
+    seen = snapshot(owner, pods=(pod(owner, 0), pod(owner, 1, phase=PodPhase.FAILED)), lease=lease(owner, step=3))
     return dataclasses.replace(owner, status=written(decide(seen)))
 
 
@@ -102,7 +102,7 @@ def test_a_restart_is_one_status_write_with_the_budget_and_the_lost_time() -> No
     ended = lease(
         owner, step=10, stepSeconds=2.0, checkpoint={"attempt": 1, "step": 8}, exits=[{"rank": 1, "signal": 9}]
     )
-    decision = decide(scene(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=ended))
+    decision = decide(snapshot(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=ended))
     status = written(decision)
     assert names(decision.actions) == {"WriteStatus", "EmitEvent"}
     assert (status.attempt.number, status.attempt.scope, status.restarts) == (2, "RestartProcess", 1)
@@ -116,10 +116,10 @@ def test_a_restart_is_one_status_write_with_the_budget_and_the_lost_time() -> No
 def test_a_restart_because_of_pods_reads_the_lease_first_and_finds_the_success() -> None:
     owner = admitted(job())
     pods = (pod(owner, 0, phase=PodPhase.SUCCEEDED), pod(owner, 1))
-    unread = decide(scene(owner, pods=pods, lease=lease(owner), lease_read=False))
+    unread = decide(snapshot(owner, pods=pods, lease=lease(owner), lease_read=False))
     assert [type(action) for action in unread.actions] == [ReadLease]
     told = lease(owner, step=50, phase="Done", outcome="Succeeded", stepSeconds=1.0)
-    status = written(decide(scene(owner, pods=pods, lease=told)))
+    status = written(decide(snapshot(owner, pods=pods, lease=told)))
     assert status.is_true("Succeeded")
     assert (status.ready, status.ready_replicas) == ("2/2", 0), "all of its pods had joined, and none is there any more"
     assert not status.is_true("Admitted")
@@ -129,13 +129,13 @@ def test_a_restart_because_of_pods_reads_the_lease_first_and_finds_the_success()
 def test_a_wait_before_a_restart_is_on_record_and_begins_no_attempt() -> None:
     owner = admitted(job())
     ended = lease(owner, exits=[{"rank": 0, "code": 7}])
-    decision = decide(scene(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=ended))
+    decision = decide(snapshot(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=ended))
     status = written(decision)
     assert status.attempt.number == 1
     assert status.retry_at == rfc3339(NOW_S + 5)
     assert decision.wake_at_s == NOW_S + 5
     later = dataclasses.replace(owner, status=status)
-    again = decide(scene(later, pods=(pod(later, 0), pod(later, 1)), lease=ended), NOW_S + 5)
+    again = decide(snapshot(later, pods=(pod(later, 0), pod(later, 1)), lease=ended), NOW_S + 5)
     assert written(again).attempt.number == 2
     assert written(again).retry_at is None
 
@@ -144,36 +144,36 @@ def test_a_lost_node_is_left_to_the_scheduler() -> None:
     owner = admitted(job(), ("n0", "n1"))
     away = {"n0": node(), "n1": node("n1", out_of_service=True)}
     pods = (pod(owner, 0), pod(owner, 1, where="n1"))
-    decision = decide(scene(owner, pods=pods, nodes=away, lease=lease(owner, step=1)))
+    decision = decide(snapshot(owner, pods=pods, nodes=away, lease=lease(owner, step=1)))
     assert decision == Decision(reschedule=True, wake_at_s=decision.wake_at_s)
 
 
 def test_suspend_checkpoints_then_stops_then_deletes() -> None:
     owner = admitted(job(suspend=True))
     pods = (pod(owner, 0), pod(owner, 1))
-    asked = written(decide(scene(owner, pods=pods, lease=lease(owner, step=10))))
+    asked = written(decide(snapshot(owner, pods=pods, lease=lease(owner, step=10))))
     assert (asked.attempt.desired, asked.attempt.checkpoint_requested) == ("Stop", True)
     assert asked.is_true("Admitted")
     owner = dataclasses.replace(owner, status=asked)
-    assert decide(scene(owner, pods=pods, lease=lease(owner, step=10))).actions == ()
-    stopped = written(decide(scene(owner, pods=pods, lease=lease(owner, step=10, outcome="Stopped"))))
+    assert decide(snapshot(owner, pods=pods, lease=lease(owner, step=10))).actions == ()
+    stopped = written(decide(snapshot(owner, pods=pods, lease=lease(owner, step=10, outcome="Stopped"))))
     assert not stopped.is_true("Admitted")
     assert stopped.is_true("Suspended")
     owner = dataclasses.replace(owner, status=stopped)
-    assert len(of_type(decide(scene(owner, pods=pods)), DeletePod)) == 2
+    assert len(of_type(decide(snapshot(owner, pods=pods)), DeletePod)) == 2
 
 
 def test_a_stop_that_is_not_obeyed_ends_with_its_grace() -> None:
     owner = admitted(job(suspend=True))
     pods = (pod(owner, 0), pod(owner, 1))
-    owner = dataclasses.replace(owner, status=written(decide(scene(owner, pods=pods, lease=lease(owner)))))
-    waiting = decide(scene(owner, pods=pods, lease=lease(owner)))
+    owner = dataclasses.replace(owner, status=written(decide(snapshot(owner, pods=pods, lease=lease(owner)))))
+    waiting = decide(snapshot(owner, pods=pods, lease=lease(owner)))
     assert waiting.wake_at_s == NOW_S + 90
-    assert written(decide(scene(owner, pods=pods, lease=lease(owner)), NOW_S + 90)).is_true("Suspended")
+    assert written(decide(snapshot(owner, pods=pods, lease=lease(owner)), NOW_S + 90)).is_true("Suspended")
 
 
 def test_a_job_that_no_layout_fits_fails_as_misconfigured_and_says_what_would_fit() -> None:
-    status = written(decide(scene(job(replicas=5))))
+    status = written(decide(snapshot(job(replicas=5))))
     failed = status.condition("Failed")
     assert (failed.status, failed.reason) == ("True", "Misconfigured")
     assert "worker counts that fit" in failed.message
@@ -182,7 +182,7 @@ def test_a_job_that_no_layout_fits_fails_as_misconfigured_and_says_what_would_fi
 def test_a_job_that_does_not_fit_the_memory_fails_with_its_consumers_and_what_would_fit() -> None:
     workers = {"replicas": 1, "devices": 2, "hardware": "h100-80g"}
     model, training = {"preset": "kimi-vl-a3b"}, {"steps": 50, "packsPerStep": 64}
-    status = written(decide(scene(job(model=model, training=training, workers=workers))))
+    status = written(decide(snapshot(job(model=model, training=training, workers=workers))))
     failed = status.condition("Failed")
     assert (failed.status, failed.reason) == ("True", "Misconfigured")
     assert "does not fit 2 x h100-80g" in failed.message
@@ -192,13 +192,13 @@ def test_a_job_that_does_not_fit_the_memory_fails_with_its_consumers_and_what_wo
 
 def test_a_waiting_job_says_why() -> None:
     pending = Pending(reason=Reason.WAITING_FOR_CAPACITY, message="needs 4 devices; 2 free on 1 node")
-    status = written(decide(scene(job(), pending=pending)))
+    status = written(decide(snapshot(job(), pending=pending)))
     assert status.condition("Queued").message == "needs 4 devices; 2 free on 1 node"
 
 
 def test_the_deadline_ends_the_job() -> None:
     owner = admitted(job(activeDeadlineSeconds=100))
-    status = written(decide(scene(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=lease(owner))))
+    status = written(decide(snapshot(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=lease(owner))))
     assert status.condition("Failed").reason == "DeadlineExceeded"
     assert status.attempt.desired == "Stop"
 
@@ -206,29 +206,29 @@ def test_the_deadline_ends_the_job() -> None:
 def test_a_finished_job_is_deleted_by_uid_and_version_when_its_time_is_over() -> None:
     owner = admitted(job(ttlSecondsAfterFinished=60))
     told = lease(owner, step=50, outcome="Succeeded")
-    owner = dataclasses.replace(owner, status=written(decide(scene(owner, lease=told))))
-    early = decide(scene(owner), NOW_S + 59)
+    owner = dataclasses.replace(owner, status=written(decide(snapshot(owner, lease=told))))
+    early = decide(snapshot(owner), NOW_S + 59)
     assert (early.actions, early.wake_at_s) == ((), NOW_S + 60)
-    late = decide(scene(owner), NOW_S + 60)
+    late = decide(snapshot(owner), NOW_S + 60)
     assert late.actions == (DeleteJob(ref=owner.ref, uid=owner.uid, resource_version=owner.resource_version),)
 
 
 def test_pods_of_a_failed_job_go_when_their_ranks_have_stopped() -> None:
     owner = admitted(job(activeDeadlineSeconds=100))
     pods = (pod(owner, 0), pod(owner, 1))
-    owner = dataclasses.replace(owner, status=written(decide(scene(owner, pods=pods, lease=lease(owner)))))
-    assert decide(scene(owner, pods=pods, lease=lease(owner))).actions == ()
-    assert len(decide(scene(owner, pods=pods, lease=lease(owner, outcome="Stopped"))).actions) == 2
+    owner = dataclasses.replace(owner, status=written(decide(snapshot(owner, pods=pods, lease=lease(owner)))))
+    assert decide(snapshot(owner, pods=pods, lease=lease(owner))).actions == ()
+    assert len(decide(snapshot(owner, pods=pods, lease=lease(owner, outcome="Stopped"))).actions) == 2
 
 
 def test_jobs_of_other_managers_and_jobs_being_deleted_are_left_alone() -> None:
-    assert decide(scene(job(managedBy="kueue.x-k8s.io/multikueue"))) == Decision()
-    assert decide(scene(dataclasses.replace(job(), deleting=True))) == Decision()
+    assert decide(snapshot(job(managedBy="kueue.x-k8s.io/multikueue"))) == Decision()
+    assert decide(snapshot(dataclasses.replace(job(), deleting=True))) == Decision()
 
 
 def test_a_scale_that_does_not_fit_keeps_the_attempt_and_says_so() -> None:
     owner = dataclasses.replace(admitted(job()), plan=job(replicas=4).plan)
-    seen = scene(
+    seen = snapshot(
         owner, pods=(pod(owner, 0), pod(owner, 1)), lease=lease(owner), refused="needs 2 devices; 0 free on 0 nodes"
     )
     status = written(decide(seen))
@@ -239,8 +239,8 @@ def test_a_scale_that_does_not_fit_keeps_the_attempt_and_says_so() -> None:
 def test_a_finished_job_whose_pods_still_end_is_looked_at_when_the_first_of_both_times_is_over() -> None:
     owner = admitted(job(ttlSecondsAfterFinished=5))
     told = lease(owner, step=50, outcome="Succeeded")
-    owner = dataclasses.replace(owner, status=written(decide(scene(owner, lease=told))))
+    owner = dataclasses.replace(owner, status=written(decide(snapshot(owner, lease=told))))
     pods = (pod(owner, 0), pod(owner, 1))
-    soon = decide(scene(owner, pods=pods)).wake_at_s
+    soon = decide(snapshot(owner, pods=pods)).wake_at_s
     assert soon is not None
     assert NOW_S < soon <= NOW_S + 5

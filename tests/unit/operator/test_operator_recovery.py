@@ -9,8 +9,7 @@ import pytest
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import RESTART_RECORDS_MAX, LastCheckpoint, RestartRecord
 from polyreme_api.times import rfc3339
-from polyreme_operator.core.observe import SECRET_RENEWED
-from polyreme_operator.core.recovery import (
+from polyreme_operator.reconcile.failure_policy import (
     GiveUp,
     Healthy,
     Restart,
@@ -18,16 +17,17 @@ from polyreme_operator.core.recovery import (
     restarts_without_progress,
     with_restart,
 )
+from polyreme_operator.reconcile.observe import SECRET_RENEWED
 from polyreme_operator.types.reasons import Reason, Scope
-from polyreme_operator.types.snapshot import JobScene
+from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView, PodPhase
-from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, scene
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, snapshot
 
 
-def running(owner: JobView, **fields: Any) -> JobScene:
+def running(owner: JobView, **fields: Any) -> JobSnapshot:
     fields.setdefault("lease", lease(owner, phase="Training", step=10, stepSeconds=1.0))
     fields.setdefault("pods", (pod(owner, 0), pod(owner, 1)))
-    return scene(owner, **fields)
+    return snapshot(owner, **fields)
 
 
 def restarted(count: int, **fields: Any) -> list[RestartRecord]:
@@ -35,7 +35,7 @@ def restarted(count: int, **fields: Any) -> list[RestartRecord]:
     return [RestartRecord(attempt=n + 1, at=rfc3339(NOW_S - 50), **given) for n in range(count)]
 
 
-def verdict(seen: JobScene, now_s: float = NOW_S) -> Any:
+def verdict(seen: JobSnapshot, now_s: float = NOW_S) -> Any:
     assert seen.job.spec is not None
     return judge(seen, seen.job.spec, now_s)
 
@@ -101,23 +101,23 @@ def test_a_worker_whose_launcher_fell_silent_gets_a_new_pod() -> None:
     assert (str(said.failure.cause), set(said.replace)) == ("PodLost", {1})
 
 
-def waits_for_retry(owner: JobView) -> JobScene:
+def waits_for_retry(owner: JobView) -> JobSnapshot:
     """Worker 1's pod was never created, since the pod of worker 0 has read another Secret."""
     waiting = dataclasses.replace(owner, status=owner.status.model_copy(update={"retry_at": rfc3339(NOW_S)}))
     return running(waiting, pods=(pod(owner, 0),), lease=lease(owner, released=False, joined=1))
 
 
-def lost_node(owner: JobView) -> JobScene:
+def lost_node(owner: JobView) -> JobSnapshot:
     gone = {"n0": node(), "n1": node("n1", not_ready_since_s=NOW_S - 3600)}
     return running(owner, pods=(pod(owner, 0), pod(owner, 1, where="n1")), nodes=gone)
 
 
-def failed_pod(owner: JobView) -> JobScene:
+def failed_pod(owner: JobView) -> JobSnapshot:
     return running(owner, pods=(pod(owner, 0), pod(owner, 1, phase=PodPhase.FAILED)))
 
 
 @pytest.mark.parametrize("seen", [waits_for_retry, lost_node, failed_pod])
-def test_a_pod_that_could_not_join_the_others_replaces_them_all(seen: Callable[[JobView], JobScene]) -> None:
+def test_a_pod_that_could_not_join_the_others_replaces_them_all(seen: Callable[[JobView], JobSnapshot]) -> None:
     """A Secret that was made again has other bytes than the pods that stay have read."""
     owner = admitted(job(), ("n0", "n1"))
     found = seen(owner)
@@ -281,7 +281,9 @@ def test_budgets_count_every_restart_of_their_window_however_many_records_are_ke
         owner = admitted(job(failurePolicy=policy), restart_records=before.restart_records)
         status = owner.status.model_copy(update={"earlier_restarts": before.earlier_restarts})
         owner = dataclasses.replace(owner, status=status)
-        found = scene(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=lease(owner, exits=[{"rank": 0, "signal": 9}]))
+        found = snapshot(
+            owner, pods=(pod(owner, 0), pod(owner, 1)), lease=lease(owner, exits=[{"rank": 0, "signal": 9}])
+        )
         assert owner.spec is not None
         return judge(found, owner.spec, NOW_S)
 

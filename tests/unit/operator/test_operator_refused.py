@@ -9,13 +9,13 @@ import pytest
 from polyreme_api import labels
 from polyreme_api.job.status import RestartRecord
 from polyreme_api.times import rfc3339
-from polyreme_operator.core.elastic import REFUSED_GROWTH_S, sizes, was_refused_lately
-from polyreme_operator.core.observe import REFUSED_S
-from polyreme_operator.core.recovery import REFUSALS_MAX, GiveUp, Restart, judge
 from polyreme_operator.port import InvalidObjectError, Manifest, ObjectRef, PortError
-from polyreme_operator.types.snapshot import JobScene, Refusal
+from polyreme_operator.reconcile.failure_policy import REFUSALS_MAX, GiveUp, Restart, judge
+from polyreme_operator.reconcile.observe import REFUSED_S
+from polyreme_operator.scheduler.elastic import REFUSED_GROWTH_S, sizes, was_refused_lately
+from polyreme_operator.types.snapshot import JobSnapshot, Refusal
 from polyreme_operator.types.timestamps import parse_time_or
-from tests.unit.operator.operator_scenes import NOW_S, admitted, job, pod, scene
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, pod, snapshot
 from tests.unit.operator.operator_stories import Story, play
 
 PATIENCE_S = 5.0
@@ -172,7 +172,7 @@ def test_a_job_whose_pods_were_refused_is_not_grown_for_an_hour() -> None:
 
 
 def test_no_policy_retries_for_ever_and_an_earlier_failure_does_not_count() -> None:
-    def seen(refusals: int) -> JobScene:
+    def seen(refusals: int) -> JobSnapshot:
         owner = admitted(job(failurePolicy={"maxRestarts": 1000}), replicas=0)
         causes = ["PodLost", *["CreateRefused"] * refusals]
         records = [
@@ -181,7 +181,7 @@ def test_no_policy_retries_for_ever_and_an_earlier_failure_does_not_count() -> N
         ]
         status = owner.status.model_copy(update={"restart_records": records})
         refusal = Refusal(attempt=1, message="no", since_s=NOW_S - REFUSED_S, ends_attempt=True)
-        return scene(dataclasses.replace(owner, status=status), pods=(pod(owner, 0),), refusal=refusal)
+        return snapshot(dataclasses.replace(owner, status=status), pods=(pod(owner, 0),), refusal=refusal)
 
     for refusals, verdict in ((REFUSALS_MAX - 1, Restart), (REFUSALS_MAX, GiveUp)):
         given = seen(refusals)

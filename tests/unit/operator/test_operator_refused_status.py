@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from polyreme_api import labels
-from polyreme_operator.model import ClusterModel
+from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.port import InvalidObjectError, Manifest, ObjectRef, PortError
 from polyreme_operator.quarantine import IN_FLIGHT_S
 from polyreme_operator.types.intents import INTENTS_KEY, Intent, render_intents
@@ -139,7 +139,7 @@ def test_what_an_earlier_leader_may_have_sent_is_waited_for_as_long_as_a_request
 
 
 def test_an_entry_is_settled_until_the_next_batch() -> None:
-    model, entry = ClusterModel(), Intent(namespace="", name="j", uid="u", attempt=1, cancelled_admissions=0)
+    model, entry = ClusterCache(), Intent(namespace="", name="j", uid="u", attempt=1, cancelled_admissions=0)
     metadata: dict[str, Any] = {"name": labels.INTENTS_NAME, "namespace": SYSTEM}
     for version in ("1", "2"):
         data = {INTENTS_KEY: render_intents((entry,))}

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from polyreme_api import labels
-from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
+from polyreme_local.api_server.cluster import EmbeddedCluster
+from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.kopf_feed import Feed
-from polyreme_operator.model import ClusterModel
 from polyreme_operator.port import GoneError, ListPage, Manifest, ObjectRef, WatchEvent
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job, job_manifest
 from tests.unit.operator.operator_stage import Stage
@@ -122,13 +122,13 @@ def test_what_happens_after_a_restore_is_noticed() -> None:
     stage.run(story)
 
 
-def known(version: int) -> ClusterModel:
-    model = ClusterModel()
+def known(version: int) -> ClusterCache:
+    model = ClusterCache()
     model.put(job_manifest(version=version, generation=3, status=admitted(job()).status), now_s=NOW_S)
     return model
 
 
-def suspended(model: ClusterModel) -> bool:
+def suspended(model: ClusterCache) -> bool:
     view = model.job("uid-j")
     assert view is not None
     assert view.spec is not None

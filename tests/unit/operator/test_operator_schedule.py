@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from polyreme_operator.core.schedule import Batch, cluster_of, schedule
+from polyreme_operator.scheduler import Batch, cluster_of, schedule
 from polyreme_operator.types.intents import Intents, parse_intents, render_intents
 from polyreme_operator.types.queues import QueueView, Quota
 from polyreme_operator.types.views import JobView, PodPhase

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from polyreme_api.times import rfc3339
-from polyreme_operator.core import stopping, transition
-from polyreme_operator.core.accounting import goodput
-from polyreme_operator.core.status import with_condition
-from polyreme_operator.core.stopping import StopFor
+from polyreme_operator.reconcile import stopping, transition
+from polyreme_operator.reconcile.accounting import goodput
+from polyreme_operator.reconcile.status import with_condition
+from polyreme_operator.reconcile.stopping import StopFor
 from polyreme_operator.types.actions import Decision, DeletePod, EmitEvent, ReadLease, WriteStatus
 from polyreme_operator.types.reasons import ConditionType, Reason
 from polyreme_operator.types.snapshot import Pending
 from polyreme_operator.types.views import JobView, PodPhase
-from tests.unit.operator.operator_scenes import NOW_S, admitted, decide, job, lease, pod, scene, written
+from tests.unit.operator.operator_scenes import NOW_S, admitted, decide, job, lease, pod, snapshot, written
 
 GRACE_S = 60
 
@@ -50,14 +50,14 @@ def test_a_preempted_job_is_asked_to_checkpoint_and_keeps_its_devices_meanwhile(
     assert preempted is not None
     assert (preempted.status, preempted.reason) == ("True", "Preempting")
     assert owner.admitted
-    decision = decide(scene(owner, pods=pods_of(owner), lease=lease(owner, step=9)))
+    decision = decide(snapshot(owner, pods=pods_of(owner), lease=lease(owner, step=9)))
     assert decision == Decision(wake_at_s=NOW_S + GRACE_S)
 
 
 @pytest.mark.parametrize(("reclaim", "reason"), [(False, "Preempted"), (True, "Reclaimed")])
 def test_what_has_stopped_gives_its_admission_back_and_waits_at_its_place(reclaim: bool, reason: str) -> None:
     owner = displaced(reclaim=reclaim)
-    decision = decide(scene(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped")), NOW_S + 5)
+    decision = decide(snapshot(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped")), NOW_S + 5)
     status = written(decision)
     queued, preempted = status.condition("Queued"), status.condition("Preempted")
     assert queued is not None
@@ -76,10 +76,10 @@ def test_what_has_stopped_gives_its_admission_back_and_waits_at_its_place(reclai
 
 def test_pods_go_behind_the_write_and_the_job_is_queued_for_its_next_attempt() -> None:
     owner = displaced()
-    status = written(decide(scene(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped")), NOW_S + 5))
+    status = written(decide(snapshot(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped")), NOW_S + 5))
     waiting = dataclasses.replace(owner, status=status)
     pending = Pending(reason=Reason.WAITING_FOR_CAPACITY, message="needs 2 devices; 0 free on 0 nodes")
-    decision = decide(scene(waiting, pods=pods_of(waiting), pending=pending), NOW_S + 6)
+    decision = decide(snapshot(waiting, pods=pods_of(waiting), pending=pending), NOW_S + 6)
     assert len([action for action in decision.actions if isinstance(action, DeletePod)]) == 2
     queued = written(decision).condition("Queued")
     assert queued is not None
@@ -96,31 +96,31 @@ def test_pods_go_behind_the_write_and_the_job_is_queued_for_its_next_attempt() -
 
 def test_only_what_lies_behind_the_durable_checkpoint_is_lost() -> None:
     owner = displaced()
-    seen = scene(owner, pods=pods_of(owner), lease=ended(owner, step=10, durable=8, outcome="Stopped"))
+    seen = snapshot(owner, pods=pods_of(owner), lease=ended(owner, step=10, durable=8, outcome="Stopped"))
     status = written(decide(seen))
     lost = {entry.cause: entry.milliseconds for entry in status.accounting.lost}
     assert (status.accounting.effective_milliseconds, lost) == (16_000, {"Preempted": 4_000, "Starting": 80_000})
     assert status.last_checkpoint is not None
     assert status.last_checkpoint.step == 8
-    kept = written(decide(scene(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped"))))
+    kept = written(decide(snapshot(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped"))))
     assert kept.accounting.effective_milliseconds == 20_000
     assert goodput(kept) == pytest.approx(0.2)
 
 
 def test_the_start_after_a_preemption_is_time_lost_to_it() -> None:
     owner = displaced()
-    status = written(decide(scene(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped"))))
+    status = written(decide(snapshot(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped"))))
     owner = dataclasses.replace(owner, status=status)
     owner = dataclasses.replace(owner, status=transition.admit(owner, ("n0", "n0"), NOW_S))
     told_ = lease(owner, attempt=2, replacement=1, step=10, resumedFromStep=10, stepSeconds=2.0, outcome="Succeeded")
-    after = written(decide(scene(owner, pods=(), lease=told_), NOW_S + 30))
+    after = written(decide(snapshot(owner, pods=(), lease=told_), NOW_S + 30))
     lost = {entry.cause: entry.milliseconds for entry in after.accounting.lost}
     assert lost == {"Starting": 80_000, "Preempted": 30_000}
 
 
 def test_one_that_does_not_obey_is_evicted_at_its_deadline_and_not_before() -> None:
     owner = displaced()
-    seen = scene(owner, pods=pods_of(owner), lease=ended(owner, durable=4))
+    seen = snapshot(owner, pods=pods_of(owner), lease=ended(owner, durable=4))
     assert not any(isinstance(action, WriteStatus) for action in decide(seen, NOW_S + GRACE_S - 1).actions)
     status = written(decide(seen, NOW_S + GRACE_S))
     assert not status.is_true("Admitted")
@@ -136,8 +136,8 @@ def test_pods_of_the_past_have_nothing_to_save_but_one_of_the_attempt_has() -> N
     asked = transition.stop_for_preemption(begun, job("urgent", priority=10), reclaim=False, now_s=NOW_S)
     owner = dataclasses.replace(begun, status=asked)
     past = pods_of(owner)
-    assert not written(decide(scene(owner, pods=past, lease=lease(owner)))).is_true("Admitted")
-    assert decide(scene(owner, pods=(*past, pod(owner, 1, replacement=1)), lease=lease(owner))) == Decision(
+    assert not written(decide(snapshot(owner, pods=past, lease=lease(owner)))).is_true("Admitted")
+    assert decide(snapshot(owner, pods=(*past, pod(owner, 1, replacement=1)), lease=lease(owner))) == Decision(
         wake_at_s=NOW_S + GRACE_S
     )
 
@@ -145,9 +145,11 @@ def test_pods_of_the_past_have_nothing_to_save_but_one_of_the_attempt_has() -> N
 def test_a_success_that_comes_meanwhile_wins_and_the_lease_is_read_first() -> None:
     owner = displaced()
     quiet = pods_of(owner, phase=PodPhase.SUCCEEDED)
-    unread = decide(scene(owner, pods=quiet, lease=lease(owner), lease_read=False))
+    unread = decide(snapshot(owner, pods=quiet, lease=lease(owner), lease_read=False))
     assert [type(action) for action in unread.actions] == [ReadLease]
-    status = written(decide(scene(owner, pods=quiet, lease=ended(owner, step=50, phase="Done", outcome="Succeeded"))))
+    status = written(
+        decide(snapshot(owner, pods=quiet, lease=ended(owner, step=50, phase="Done", outcome="Succeeded")))
+    )
     assert status.is_true("Succeeded")
     assert (status.preemption, status.preemptions) == (None, [])
     assert not status.is_true("Preempted")
@@ -156,7 +158,7 @@ def test_a_success_that_comes_meanwhile_wins_and_the_lease_is_read_first() -> No
 def test_the_word_of_an_older_attempt_ends_no_stop() -> None:
     owner = displaced()
     stale = lease(owner, replacement=7, outcome="Stopped")
-    assert decide(scene(owner, pods=pods_of(owner), lease=stale)).actions == ()
+    assert decide(snapshot(owner, pods=pods_of(owner), lease=stale)).actions == ()
 
 
 def test_a_job_that_stops_already_is_asked_nothing_more() -> None:
@@ -178,7 +180,7 @@ def test_a_preemption_goes_before_a_resize_whose_attempt_then_never_begins() -> 
     stop = stopping.standing(owner)
     assert stop is not None
     assert stop.why is StopFor.PREEMPTION
-    status = written(decide(scene(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped"))))
+    status = written(decide(snapshot(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped"))))
     assert (status.is_true("Admitted"), status.condition("Restarting")) == (False, None)
 
 
@@ -189,7 +191,7 @@ def test_a_resize_counts_its_grace_from_its_own_request() -> None:
     )
     owner = dataclasses.replace(owner, status=recovering)
     owner = dataclasses.replace(owner, status=transition.stop_for_resize(owner, NOW_S))
-    seen = scene(owner, pods=pods_of(owner), lease=lease(owner, step=3))
+    seen = snapshot(owner, pods=pods_of(owner), lease=lease(owner, step=3))
     assert not stopping.has_stopped(seen, NOW_S + 1)
     assert decide(seen).wake_at_s == NOW_S + GRACE_S + stopping.STOP_GRACE_S
 
@@ -197,7 +199,7 @@ def test_a_resize_counts_its_grace_from_its_own_request() -> None:
 def test_a_drained_job_stops_as_a_preempted_one_but_nobody_pays() -> None:
     owner = admitted(job())
     owner = dataclasses.replace(owner, status=transition.stop_for_drain(owner, queue="team", now_s=NOW_S))
-    decision = decide(scene(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped")))
+    decision = decide(snapshot(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped")))
     status = written(decision)
     queued = status.condition("Queued")
     assert queued is not None
@@ -211,7 +213,7 @@ def test_a_job_that_is_suspended_while_it_makes_way_waits_in_no_queue() -> None:
     spec = owner.spec
     assert spec is not None
     owner = dataclasses.replace(owner, spec=spec.model_copy(update={"suspend": True}))
-    status = written(decide(scene(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped"))))
+    status = written(decide(snapshot(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped"))))
     assert status.is_true("Suspended")
     assert not status.is_true("Queued")
     assert status.preemption_count == 1
@@ -220,7 +222,7 @@ def test_a_job_that_is_suspended_while_it_makes_way_waits_in_no_queue() -> None:
 def test_the_newest_preemptions_are_kept_and_all_are_counted() -> None:
     owner = displaced()
     for number in range(20):
-        status = written(decide(scene(owner, pods=(), lease=None), NOW_S + number + 1000 * number + GRACE_S))
+        status = written(decide(snapshot(owner, pods=(), lease=None), NOW_S + number + 1000 * number + GRACE_S))
         owner = dataclasses.replace(owner, status=status)
         owner = dataclasses.replace(owner, status=transition.admit(owner, ("n0", "n0"), NOW_S + 1000 * number + 500))
         by = job(f"u{number}")
@@ -234,14 +236,14 @@ def test_the_newest_preemptions_are_kept_and_all_are_counted() -> None:
 def test_an_operator_that_dies_at_any_line_comes_to_the_same_end() -> None:
     """The same passes, each run twice and from the status alone, as a successor would run them."""
     owner = displaced()
-    seen = scene(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped"))
+    seen = snapshot(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped"))
     first, second = decide(seen, NOW_S + 2), decide(seen, NOW_S + 2)
     assert first == second
     after = dataclasses.replace(owner, status=written(first))
-    still = decide(scene(after, pods=pods_of(after), lease=ended(after, outcome="Stopped")), NOW_S + 3)
+    still = decide(snapshot(after, pods=pods_of(after), lease=ended(after, outcome="Stopped")), NOW_S + 3)
     assert [type(action) for action in still.actions if not isinstance(action, WriteStatus)] == [DeletePod, DeletePod]
     going = pods_of(after, deleting=True)
-    assert not [action for action in decide(scene(after, pods=going)).actions if isinstance(action, DeletePod)]
+    assert not [action for action in decide(snapshot(after, pods=going)).actions if isinstance(action, DeletePod)]
     assert stopping.standing(after) is None
 
 
@@ -250,6 +252,6 @@ def test_a_released_gang_whose_pods_are_not_seen_yet_has_not_stopped() -> None:
     owner = displaced()
     over = pods_of(owner, phase=PodPhase.FAILED)
     for pods, released, stopped in (((), True, False), (over[:1], True, False), (over, True, True), ((), False, True)):
-        seen = scene(owner, pods=pods, lease=lease(owner, released=released, step=9))
+        seen = snapshot(owner, pods=pods, lease=lease(owner, released=released, step=9))
         assert stopping.has_stopped(seen, NOW_S + GRACE_S - 1) == stopped
         assert stopping.has_stopped(seen, NOW_S + GRACE_S)

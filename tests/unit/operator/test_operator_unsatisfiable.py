@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from polyreme_operator.core.schedule import Cluster, cluster_of, schedule
-from polyreme_operator.model import ClusterModel
+from polyreme_operator.cluster_cache import ClusterCache
+from polyreme_operator.scheduler import ClusterSnapshot, cluster_of, schedule
 from polyreme_operator.types.intents import INTENTS_KEY
 from polyreme_operator.types.inventory import LevelView, Taint
 from polyreme_operator.types.queues import QueueView, Quota
@@ -31,14 +31,14 @@ def affinity(value: str) -> dict[str, Any]:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
 
 
-def full(*jobs: JobView, nodes: tuple[NodeView, ...] = ()) -> Cluster:
+def full(*jobs: JobView, nodes: tuple[NodeView, ...] = ()) -> ClusterSnapshot:
     """Two racks of two nodes with 4 devices each, one of them full, and a queue without any quota left."""
     racks = tuple(node(f"n{at}", 4, labels=(("gen", "2"), ("rack", f"r{at // 2}"))) for at in range(4))
     holds = admitted(job("holds"), ("n0", "n0"))
     return cluster_of(jobs=(holds, *jobs), nodes=(*racks, *nodes), queues=FULL_QUOTA, levels=RACKS)
 
 
-def said(cluster: Cluster, name: str = "j") -> Pending:
+def said(cluster: ClusterSnapshot, name: str = "j") -> Pending:
     return why(cluster, schedule(cluster, NOW_S))[f"uid-{name}"]
 
 
@@ -152,7 +152,7 @@ def test_those_behind_it_may_have_others_make_way() -> None:
 
 
 def test_a_node_that_appears_ends_it_and_one_that_goes_brings_it_back() -> None:
-    model = ClusterModel()
+    model = ClusterCache()
     metadata = {"name": "polyreme-intents", "resourceVersion": "1"}
     model.put({"kind": "ConfigMap", "metadata": metadata, "data": {INTENTS_KEY: "[]"}}, now_s=NOW_S)
 

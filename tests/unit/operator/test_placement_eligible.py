@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyreme_operator.core.eligible import matches, slots_N, tolerates
+from polyreme_operator.placement.eligible import matches, slots_N, tolerates
 from polyreme_operator.types.inventory import Constraints, Taint
 from tests.unit.operator.placement_scenes import cluster, gang, grid
 

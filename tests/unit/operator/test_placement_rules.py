@@ -7,20 +7,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyreme_operator.core.placement.place import charge, place
-from polyreme_operator.types.inventory import HOST_LEVEL, Constraints, Inventory, LevelView, Misfit, Placed, Taint
+from polyreme_operator.placement.place import charge, place
+from polyreme_operator.types.inventory import (
+    HOST_LEVEL,
+    Constraints,
+    Inventory,
+    LevelView,
+    Placed,
+    Taint,
+    Unschedulable,
+)
 from polyreme_operator.types.reasons import Reason
 from tests.unit.operator.placement_scenes import cluster, gang, grid
 
 
-def nodes(inventory: Inventory, found: Placed | Misfit) -> list[str]:
+def nodes(inventory: Inventory, found: Placed | Unschedulable) -> list[str]:
     assert isinstance(found, Placed), found
     return [inventory.names[row] for row in found.rows_W]
 
 
-def misfit(inventory: Inventory, **fields: Any) -> Misfit:
+def unschedulable(inventory: Inventory, **fields: Any) -> Unschedulable:
     found = place(inventory, gang(**fields))
-    assert isinstance(found, Misfit), found
+    assert isinstance(found, Unschedulable), found
     return found
 
 
@@ -71,7 +79,7 @@ def test_several_workers_share_a_node() -> None:
 
 def test_required_ends_the_walk_and_preferred_does_not() -> None:
     inventory = cluster(grid(2, 3, 4))
-    assert misfit(inventory, workers=5, required="rack").reason is Reason.WAITING_FOR_TOPOLOGY
+    assert unschedulable(inventory, workers=5, required="rack").reason is Reason.WAITING_FOR_TOPOLOGY
     found = place(inventory, gang(5, preferred="rack"))
     assert isinstance(found, Placed)
     assert found.level == "block"
@@ -87,7 +95,7 @@ def test_a_level_goes_by_name_or_by_label(level: str) -> None:
 def test_the_hosts_are_a_level(level: str) -> None:
     inventory = cluster(grid(1, 1, 2))
     assert nodes(inventory, place(inventory, gang(2, devices=4, required=level))) == ["b0/r0/h00"] * 2
-    assert misfit(inventory, workers=3, devices=4, required=level).message == (
+    assert unschedulable(inventory, workers=3, devices=4, required=level).message == (
         "needs 3 workers in one host; 2 free in b0/r0/h00"
     )
 
@@ -98,9 +106,9 @@ def test_slices_lie_together() -> None:
     inventory = cluster(free)
     placed = nodes(inventory, place(inventory, gang(8, slice_size=2, slice_level="rack")))
     assert all(placed[at][:5] == placed[at + 1][:5] for at in range(0, 8, 2))
-    found = misfit(inventory, workers=12, slice_size=2, slice_level="rack")
+    found = unschedulable(inventory, workers=12, slice_size=2, slice_level="rack")
     assert found.reason is Reason.WAITING_FOR_CAPACITY
-    found = misfit(inventory, workers=10, slice_size=5, slice_level="rack")
+    found = unschedulable(inventory, workers=10, slice_size=5, slice_level="rack")
     assert (found.reason, found.message) == (
         Reason.WAITING_FOR_TOPOLOGY,
         "needs 10 nodes in slices of 5, each in one rack; 0 free so",
@@ -113,7 +121,9 @@ def test_slices_within_a_required_domain() -> None:
     inventory = cluster(free)
     placed = nodes(inventory, place(inventory, gang(8, required="block", slice_size=4, slice_level="rack")))
     assert {name[:2] for name in placed} == {"b1"}
-    found = misfit(cluster({**free, "b1/r1/h03": 0}), workers=8, required="block", slice_size=4, slice_level="rack")
+    found = unschedulable(
+        cluster({**free, "b1/r1/h03": 0}), workers=8, required="block", slice_size=4, slice_level="rack"
+    )
     assert found.message == "needs 8 nodes in one block in slices of 4, each in one rack; 4 free in b0"
 
 
@@ -121,14 +131,14 @@ def test_an_exclusive_gang_keeps_out_of_shared_domains() -> None:
     inventory = cluster(grid(1, 3, 2), busy=["b0/r0/h01"])
     placed = nodes(inventory, place(inventory, gang(4, exclusive="rack")))
     assert {name[:5] for name in placed} == {"b0/r1", "b0/r2"}
-    found = misfit(inventory, workers=5, exclusive="rack")
+    found = unschedulable(inventory, workers=5, exclusive="rack")
     assert found.reason is Reason.WAITING_FOR_CAPACITY
     assert found.message == "needs 40 devices; room for 32 on 4 nodes; 2 free nodes are held for others"
 
 
 def test_an_exclusive_gang_waits_where_no_node_bears_the_labels() -> None:
     inventory = cluster(grid(1, 1, 2), levels=(LevelView(name="zone", node_label="net/zone"),))
-    assert misfit(inventory, workers=1, exclusive="zone").reason is Reason.WAITING_FOR_CAPACITY
+    assert unschedulable(inventory, workers=1, exclusive="zone").reason is Reason.WAITING_FOR_CAPACITY
 
 
 def test_a_host_without_labels_is_no_domain_of_an_exclusive_gang() -> None:
@@ -166,7 +176,7 @@ def test_a_topology_misfit_counts_the_nodes_out_of_service() -> None:
     free = grid(2, 1, 13)
     for at in range(5, 13):
         free[f"b0/r0/h{at:02d}"] = 0
-    found = misfit(cluster(free, out=out), workers=12, required="block")
+    found = unschedulable(cluster(free, out=out), workers=12, required="block")
     assert found.reason is Reason.WAITING_FOR_TOPOLOGY
     assert found.lacking == 3
     assert found.message == (
@@ -189,7 +199,7 @@ def test_a_topology_misfit_counts_the_nodes_out_of_service() -> None:
     ],
 )
 def test_what_can_never_fit_is_misconfigured(fields: dict[str, Any], message: str) -> None:
-    found = misfit(cluster(grid(2, 2, 4)), workers=4, **fields)
+    found = unschedulable(cluster(grid(2, 2, 4)), workers=4, **fields)
     assert found.reason is Reason.MISCONFIGURED
     assert message in found.message
 
@@ -200,7 +210,7 @@ def test_nodes_are_what_is_lacking_when_devices_are_free() -> None:
         dict.fromkeys(names, 8), labels={name: {"gen": "2"} for name in names[1:]}, taints={names[1]: (Taint(key="t"),)}
     )
     inventory.used_NR[5, 1] = 64_000
-    found = misfit(inventory, workers=4, constraints=Constraints(node_selector=(("gen", "2"),)))
+    found = unschedulable(inventory, workers=4, constraints=Constraints(node_selector=(("gen", "2"),)))
     assert found.reason is Reason.WAITING_FOR_NODES
     assert found.lacking == 1
     assert found.message == (
@@ -211,7 +221,7 @@ def test_nodes_are_what_is_lacking_when_devices_are_free() -> None:
 
 
 def test_devices_are_what_is_lacking_when_they_are() -> None:
-    found = misfit(cluster(grid(1, 1, 4), out=["b0/r0/h00"]), workers=4)
+    found = unschedulable(cluster(grid(1, 1, 4), out=["b0/r0/h00"]), workers=4)
     assert (found.reason, found.lacking) == (Reason.WAITING_FOR_CAPACITY, 1)
     assert found.message == "needs 32 devices; room for 24 on 3 nodes; 1 node is out of service"
 
@@ -220,7 +230,7 @@ def test_a_cordoned_node_is_out_of_service_and_no_matter_of_tolerations() -> Non
     names = list(grid(1, 1, 4))
     cordoned = (Taint(key="node.kubernetes.io/unschedulable"),)
     inventory = cluster({**dict.fromkeys(names, 8), names[3]: 0}, out=names[:1], taints={names[0]: cordoned})
-    assert misfit(inventory, workers=4).message == (
+    assert unschedulable(inventory, workers=4).message == (
         "needs 32 devices; room for 16 on 2 nodes; 1 node is out of service"
     )
 
@@ -229,11 +239,11 @@ def test_nodes_that_could_never_hold_a_worker_are_not_missed() -> None:
     names = list(grid(1, 1, 4))
     inventory = cluster(dict.fromkeys(names, 8), out=names[3:])
     inventory.capacity_NR[3, 0] = 0
-    assert misfit(inventory, workers=4).message == "needs 32 devices; room for 24 on 3 nodes"
+    assert unschedulable(inventory, workers=4).message == "needs 32 devices; room for 24 on 3 nodes"
 
 
 def test_no_nodes_at_all() -> None:
-    found = misfit(cluster({}), workers=1)
+    found = unschedulable(cluster({}), workers=1)
     assert (found.reason, found.message) == (Reason.WAITING_FOR_NODES, "the cluster has no nodes")
 
 
@@ -255,7 +265,7 @@ def test_unlabelled_nodes_take_nothing() -> None:
     inventory.domain_LN[:2, 1] = -1
     inventory.usable_N[1] = False
     assert nodes(inventory, place(inventory, gang(1))) == ["b0/r0/h00"]
-    assert misfit(inventory, workers=2).reason is Reason.WAITING_FOR_CAPACITY
+    assert unschedulable(inventory, workers=2).reason is Reason.WAITING_FOR_CAPACITY
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ import dataclasses
 
 import numpy as np
 
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.volume import GroupVolume
-from polyreme_operator.core.placement.place import place
-from polyreme_operator.core.placement.search import improve, metric_of
-from polyreme_operator.core.placement.traffic import cost_of, graph_of, traffic_of
-from polyreme_operator.core.placement.tree import tree_of
+from polyreme_operator.placement.place import place
+from polyreme_operator.placement.search import improve, metric_of
+from polyreme_operator.placement.traffic import cost_of, graph_of, traffic_of
+from polyreme_operator.placement.tree import tree_of
 from polyreme_operator.types.inventory import GangRequest, Placed
+from polyreme_planner.layout import Layout
+from polyreme_planner.traffic_volume import GroupVolume
 from tests.unit.operator.placement_scenes import cluster, gang, grid
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from polyreme_operator.core.nodes import NodeTable
-from polyreme_operator.core.topology import ProblemReason, arrange, distances
+from polyreme_operator.cache.nodes import NodeTable
+from polyreme_operator.placement.topology import ProblemReason, arrange, distances
 from polyreme_operator.types.inventory import HOST_LEVEL, LevelView
 from polyreme_operator.types.views import NodeView
 from tests.unit.operator.placement_scenes import LEVELS, labels_of

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from polyreme_api.job.workers import Topology
-from polyreme_operator.core.preemption import Victims, choose_victims
-from polyreme_operator.core.queue.ledger import QuotaLedger
-from polyreme_operator.core.queue.rights import Books
-from polyreme_operator.core.queue.tree import QueueTree
+from polyreme_operator.queueing.quota import QuotaLedger
+from polyreme_operator.queueing.tree import QueueTree
+from polyreme_operator.scheduler.preemption.policy import Books
+from polyreme_operator.scheduler.preemption.search import Victims, choose_victims
 from polyreme_operator.types.inventory import GangRequest
 from polyreme_operator.types.queues import QueueView, Quota, Reclaim, Running, Waiting
 from tests.unit.operator.queue_scenes import GPU, inventory, queue, running, used_by, waiting

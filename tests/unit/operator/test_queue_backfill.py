@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from polyreme_api.job.workers import Topology
-from polyreme_operator.core.queue.backfill import Hold, hold_for, may_fill
-from polyreme_operator.core.queue.ledger import QuotaLedger
-from polyreme_operator.core.queue.tree import QueueTree
+from polyreme_operator.queueing.quota import QuotaLedger
+from polyreme_operator.queueing.tree import QueueTree
+from polyreme_operator.scheduler.backfill import Hold, hold_for, may_fill
 from polyreme_operator.types.inventory import GangRequest
 from polyreme_operator.types.queues import QueueView, Running
 from tests.unit.operator.queue_scenes import GPU, inventory, queue, running, used_by, waiting

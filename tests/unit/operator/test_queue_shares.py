@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from polyreme_operator.core.queue.order import first_of, scheduling_order
-from polyreme_operator.core.queue.shares import Shares, decayed
-from polyreme_operator.core.queue.tree import QueueTree
-from polyreme_operator.core.queue.waiting import WaitingIndex
+from polyreme_operator.queueing.fair_share import Shares, decayed
+from polyreme_operator.queueing.order import first_of, scheduling_order
+from polyreme_operator.queueing.tree import QueueTree
+from polyreme_operator.queueing.waiting import WaitingIndex
 from polyreme_operator.types.queues import QueueView, StopPolicy
 from tests.unit.operator.queue_scenes import GPU, gpus, queue, waiting
 

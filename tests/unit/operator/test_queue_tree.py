@@ -2,8 +2,8 @@
 
 import pytest
 
-from polyreme_operator.core.queue.ledger import QuotaLedger
-from polyreme_operator.core.queue.tree import DEPTH_MAX, QueueReason, QueueTree
+from polyreme_operator.queueing.quota import QuotaLedger
+from polyreme_operator.queueing.tree import DEPTH_MAX, QueueReason, QueueTree
 from polyreme_operator.types.queues import QueueView, Quota, StopPolicy
 from tests.unit.operator.queue_scenes import GPU, gpus, queue
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from polyreme_operator.core.schedule import cluster_of, schedule
-from polyreme_operator.core.schedule.round import LEAVES_WITHIN_S
+from polyreme_operator.scheduler import cluster_of, schedule
+from polyreme_operator.scheduler.cycle import LEAVES_WITHIN_S
 from polyreme_operator.types.queues import QueueView, Quota
 from tests.unit.operator.operator_scenes import DEVICE, NOW_S, job, node, pod, why
-from tests.unit.operator.test_schedule_rounds import admitted_uids, asked_to_make_way, gone, running, stopped_uids
+from tests.unit.operator.test_scheduling_cycles import admitted_uids, asked_to_make_way, gone, running, stopped_uids
 
 EARLIER = "2023-11-14T21:00:00Z"
 

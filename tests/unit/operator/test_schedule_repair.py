@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from polyreme_operator.core.schedule import cluster_of, schedule
-from polyreme_operator.core.transition import stop_for_resize
+from polyreme_operator.reconcile.transition import stop_for_resize
+from polyreme_operator.scheduler import cluster_of, schedule
 from polyreme_operator.types.inventory import LevelView
 from polyreme_operator.types.queues import QueueView, Quota
 from polyreme_operator.types.views import JobView, NodeView
 from tests.unit.operator.operator_scenes import DEVICE, NOW_S, job, pod
-from tests.unit.operator.test_schedule_rounds import RACKS, in_rack, only, running
+from tests.unit.operator.test_scheduling_cycles import RACKS, in_rack, only, running
 
 SLICES = {"sliceSize": 2, "sliceLevel": "rack"}
 

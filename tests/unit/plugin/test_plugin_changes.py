@@ -13,8 +13,8 @@ from polyreme.plugin.main import app, invoke
 from polyreme.plugin.printing import bar, show
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
 from polyreme_api.exit_codes import ExitCode
-from polyreme_operator.adapters.embedded.cluster import EmbeddedCluster
-from polyreme_operator.adapters.embedded.store import Store
+from polyreme_local.api_server.cluster import EmbeddedCluster
+from polyreme_local.api_server.store import Store
 from polyreme_operator.port import ConflictError, Manifest, ObjectRef
 from tests.unit.plugin.plugin_scenes import NOW_S, condition, job, runs, snapshot
 

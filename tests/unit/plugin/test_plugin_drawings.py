@@ -8,7 +8,7 @@ import pytest
 from rich.console import RenderableType
 
 from polyreme.plugin import domains, queue_tree, why
-from polyreme.plugin.describing import render as describe
+from polyreme.plugin.description import render as describe
 from polyreme.plugin.printing import bar, show
 from polyreme.plugin.rows import age, get_table, top_rows, top_table
 from polyreme_api import labels

@@ -19,11 +19,11 @@ from polyreme.report.data import (
     StageRow,
     TimeShare,
 )
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.plan import Plan
-from polyreme_api.plan.shapes import KIMI_VL_NANO
-from polyreme_api.plan.volume import group_volumes
 from polyreme_api.progress import StepRecord
+from polyreme_planner.layout import Layout
+from polyreme_planner.plan import Plan
+from polyreme_planner.shapes import KIMI_VL_NANO
+from polyreme_planner.traffic_volume import group_volumes
 
 START_S = 1_760_000_000.0
 

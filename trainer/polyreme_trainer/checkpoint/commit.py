@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 
+from polyreme_api.checkpoint_inventory import check_not_fenced
+from polyreme_api.commit_marker import CommitMarker, seal
 from polyreme_api.errors import FencedError
 from polyreme_api.history import COMMIT_MARKER, DAMAGE_RECORD, checkpoint_name
-from polyreme_api.marker import CommitMarker, seal
-from polyreme_api.root import check_not_fenced
 from polyreme_api.store import ObjectExistsError, ObjectStore
-from polyreme_trainer.checkpoint.pieces import DamagedError
+from polyreme_trainer.checkpoint.block_io import DamagedError
 
 
 def commit(store: ObjectStore, marker: CommitMarker) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyreme_trainer.checkpoint.slices import Slice
 from polyreme_trainer.model.sharding import Cut, cut_of
-from polyreme_trainer.parallel.flat import Slot
+from polyreme_trainer.parallel.flat_buffers import Slot
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,15 +10,16 @@ import logging
 
 import torch.distributed as dist
 
+from polyreme_api.checkpoint_inventory import State, survey
+from polyreme_api.commit_marker import CommitMarker, parse_marker
 from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_api.history import COMMIT_MARKER
-from polyreme_api.marker import CommitMarker, check_model, parse_marker
-from polyreme_api.plan.shapes import ModelShape
-from polyreme_api.root import State, survey
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
+from polyreme_planner.checkpoint_model import check_model
+from polyreme_planner.shapes import ModelShape
+from polyreme_trainer.checkpoint.block_io import DamagedError, read_pieces
 from polyreme_trainer.checkpoint.content import Content
-from polyreme_trainer.checkpoint.hostcopy import HostCopies
-from polyreme_trainer.checkpoint.pieces import DamagedError, read_pieces
+from polyreme_trainer.checkpoint.host_copy import HostCopies
 from polyreme_trainer.parallel import collectives
 
 _FIELD = "POLYREME_RESUME_FROM"

@@ -6,9 +6,9 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 
+from polyreme_api.checkpoint_inventory import State, check_not_fenced, survey
 from polyreme_api.history import ResumePoint, attempt_spans, checkpoint_name, is_history
 from polyreme_api.progress import CheckpointRef
-from polyreme_api.root import State, check_not_fenced, survey
 from polyreme_api.store import ObjectStore
 from polyreme_trainer.checkpoint.commit import remove
 

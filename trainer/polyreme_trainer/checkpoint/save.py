@@ -19,19 +19,19 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
+from polyreme_api.checkpoint_inventory import check_not_fenced
+from polyreme_api.commit_marker import CommitMarker, SavedFile
 from polyreme_api.errors import EnvironmentFailedError, FencedError, PolyremeError, RefusedError
 from polyreme_api.history import checkpoint_name
-from polyreme_api.marker import CommitMarker, SavedFile
-from polyreme_api.plan.plan import shape_digest
-from polyreme_api.plan.shapes import ModelShape, shape_content
 from polyreme_api.progress import CheckpointRef
-from polyreme_api.root import check_not_fenced
 from polyreme_api.store import ObjectStore
+from polyreme_planner.plan import shape_digest
+from polyreme_planner.shapes import ModelShape, shape_content
+from polyreme_trainer.checkpoint.block_io import write_pieces
 from polyreme_trainer.checkpoint.commit import commit, remove
 from polyreme_trainer.checkpoint.content import Content
-from polyreme_trainer.checkpoint.hostcopy import HostCopies
+from polyreme_trainer.checkpoint.host_copy import HostCopies
 from polyreme_trainer.checkpoint.index import INDEX_NAME, Piece, write_index
-from polyreme_trainer.checkpoint.pieces import write_pieces
 from polyreme_trainer.checkpoint.retention import Rule, retain
 from polyreme_trainer.checkpoint.staging import Staged, Staging
 from polyreme_trainer.parallel import collectives

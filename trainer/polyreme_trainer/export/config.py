@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyreme_api.batch import IGNORED_TARGET, TokenIds
-from polyreme_api.plan.shapes import DecoderShape, ModelShape, VisionShape
+from polyreme_planner.shapes import DecoderShape, ModelShape, VisionShape
 
 POSITIONS_MAX = 131_072
 """Context length of Kimi-VL [tokens]; rotary positions have no table, so it binds no weight."""

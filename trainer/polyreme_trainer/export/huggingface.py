@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from polyreme_api.batch import TokenIds
-from polyreme_api.plan.shapes import ModelShape
+from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.export.config import model_config, text_config
 from polyreme_trainer.export.names import text_part, to_checkpoint
 

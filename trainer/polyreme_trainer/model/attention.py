@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyreme_api.plan.shapes import DecoderShape
-from polyreme_trainer.model.attend import Attend
+from polyreme_planner.shapes import DecoderShape
 from polyreme_trainer.model.recompute import anew
 from polyreme_trainer.model.rotary import rotate, yarn_scale
+from polyreme_trainer.model.segment_attention import Attend
 from polyreme_trainer.model.tensor import ALONE, TensorRanks, gather_side_by_side, row_product, share
 
 LATENT_NORM_EPS = 1e-6

@@ -14,17 +14,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from polyreme_api.plan.shapes import DecoderShape
-from polyreme_trainer.model.attend import Attend
+from polyreme_planner.shapes import DecoderShape
 from polyreme_trainer.model.attention import LatentAttention, RMSNorm
+from polyreme_trainer.model.compute_options import PLAIN, Ways
 from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.moe import Dispatcher, FeedForward, MixtureOfExperts, Routed
 from polyreme_trainer.model.recompute import anew, run_layer
 from polyreme_trainer.model.rotary import decoder_turns
 from polyreme_trainer.model.routing import Routing
 from polyreme_trainer.model.section import Section
+from polyreme_trainer.model.segment_attention import Attend
 from polyreme_trainer.model.tensor import ALONE, TensorRanks, share
-from polyreme_trainer.model.ways import PLAIN, Ways
 
 LayerAttend = Callable[[int], Attend]
 """Which attention layer ``index`` uses: the packed one for all layers, or a cache that differs by layer."""

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from polyreme_api.batch import Array
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.shapes import DecoderShape
-from polyreme_trainer.model.attend import Attend, segments
+from polyreme_planner.shapes import DecoderShape
+from polyreme_trainer.model.segment_attention import Attend, segments
 from polyreme_trainer.model.vlm import KimiVL
 
 PROMPTS_AT_ONCE = 256

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from polyreme_api.plan.shapes import ModelShape
+from polyreme_planner.shapes import ModelShape
+from polyreme_trainer.model.compute_options import PLAIN, Ways
 from polyreme_trainer.model.moe import Dispatcher
 from polyreme_trainer.model.section import Section
 from polyreme_trainer.model.sharding import cut_of, slice_of, whole_shape
 from polyreme_trainer.model.tensor import ALONE, TensorRanks
 from polyreme_trainer.model.vlm import KimiVL
-from polyreme_trainer.model.ways import PLAIN, Ways
 
 STACKED = (".experts.gate_up_proj", ".experts.down_proj")
 """Ends of the names of parameters that stack experts."""

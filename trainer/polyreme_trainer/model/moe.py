@@ -25,10 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.shapes import DecoderShape
+from polyreme_planner.shapes import DecoderShape
+from polyreme_trainer.model.compute_options import PLAIN, Ways
 from polyreme_trainer.model.recompute import anew_inside
 from polyreme_trainer.model.tensor import ALONE, TensorRanks, row_product, share
-from polyreme_trainer.model.ways import PLAIN, Ways
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

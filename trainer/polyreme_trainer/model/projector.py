@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyreme_api.plan.shapes import ModelShape
+from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.model.tensor import ALONE, TensorRanks, row_product, share
 
 

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from polyreme_api.plan.costs import Recompute
+from polyreme_planner.costs import Recompute
 
 Make = Callable[..., Tensor]
 Value = TypeVar("Value")

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from polyreme_api.plan.shapes import DecoderShape
+from polyreme_planner.shapes import DecoderShape
 
 
 def rotate(x_THQ: Tensor, turn_TF: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.shapes import ModelShape
+from polyreme_planner.shapes import ModelShape
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,11 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_trainer.model.attend import Attend
 from polyreme_trainer.model.decoder import Decoded
-from polyreme_trainer.model.grid import Grid
 from polyreme_trainer.model.moe import MixtureOfExperts
+from polyreme_trainer.model.patch_grid import Grid
 from polyreme_trainer.model.routing import Routing
+from polyreme_trainer.model.segment_attention import Attend
 from polyreme_trainer.model.vlm import KimiVL
 
 

@@ -20,13 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.shapes import VisionShape
-from polyreme_trainer.model.attend import Attend, segments
-from polyreme_trainer.model.grid import Grid, GridTables, packed_tables
+from polyreme_planner.shapes import VisionShape
+from polyreme_trainer.model.compute_options import PLAIN, Ways
+from polyreme_trainer.model.patch_grid import Grid, GridTables, packed_tables
 from polyreme_trainer.model.recompute import anew, run_layer
 from polyreme_trainer.model.rotary import patch_turns, rotate
+from polyreme_trainer.model.segment_attention import Attend, segments
 from polyreme_trainer.model.tensor import ALONE, TensorRanks, row_product, share
-from polyreme_trainer.model.ways import PLAIN, Ways
 
 
 class PositionTable(nn.Module):

@@ -14,16 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.shapes import ModelShape
-from polyreme_trainer.model.attend import Attend, segments
+from polyreme_planner.shapes import ModelShape
+from polyreme_trainer.model.compute_options import PLAIN, Ways
 from polyreme_trainer.model.decoder import Decoded, LanguageModel, LayerAttend
-from polyreme_trainer.model.grid import Grid
 from polyreme_trainer.model.moe import Dispatcher
+from polyreme_trainer.model.patch_grid import Grid
 from polyreme_trainer.model.projector import Projector
 from polyreme_trainer.model.section import Section, whole
+from polyreme_trainer.model.segment_attention import Attend, segments
 from polyreme_trainer.model.tensor import ALONE, TensorRanks
 from polyreme_trainer.model.vision import VisionTower
-from polyreme_trainer.model.ways import PLAIN, Ways
 
 
 class KimiVL(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.hardware import GIB, PROCESSOR, hardware_named
+from polyreme_planner.hardware import GIB, PROCESSOR, hardware_named
 
 _CPU_IS_FULL = "can't allocate memory"
 """How torch's allocator for processors says it, in an error of no type of its own."""
@@ -15,7 +15,7 @@ def take_device(hardware: str, *, local_rank: int) -> str:
     """Take this rank's device, of the kind that the plan was made for, and return its type for torch.
 
     Args:
-        hardware: Kind of device (``plan/hardware.py``).
+        hardware: Kind of device (``polyreme_planner.hardware``).
         local_rank: This rank among those of its pod.
 
     Raises:

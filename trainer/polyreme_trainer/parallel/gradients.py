@@ -31,9 +31,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polyreme_trainer.parallel import collectives
-from polyreme_trainer.parallel.flat import FlatModel
+from polyreme_trainer.parallel.flat_buffers import FlatModel
 from polyreme_trainer.parallel.mesh import Meshes
-from polyreme_trainer.parallel.zero import DividedUpdate
+from polyreme_trainer.parallel.zero1 import DividedUpdate
 
 _COUNT_BASE = 4096
 """Counts ride as two digits of this base: float32 adds whole numbers exactly up to 2**24 only."""

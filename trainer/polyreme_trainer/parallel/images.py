@@ -30,7 +30,7 @@ def share_images(costs: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...
     """Give whole images to ranks: the next largest always to the rank with the least to do so far.
 
     Args:
-        costs: Operations of each image (``polyreme_api.plan.flops.image_flops``).
+        costs: Operations of each image (``polyreme_planner.flops.image_flops``).
         ranks: Ranks to share among; some may get none.
 
     Returns:

@@ -17,7 +17,7 @@ from typing import cast
 import torch.distributed as dist
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.layout import Layout
+from polyreme_planner.layout import Layout
 
 DENSE_AXES = ("pp", "dp", "cp", "tp")
 SPARSE_AXES = ("pp", "edp", "ep")

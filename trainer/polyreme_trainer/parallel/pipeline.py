@@ -30,8 +30,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError, PolyremeError
-from polyreme_api.plan.schedules import Schedule, chunks_of, ranks_of_stages
-from polyreme_api.plan.shapes import ModelShape
+from polyreme_planner.schedules import Schedule, chunks_of, ranks_of_stages
+from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.model.section import Section, sections, whole
 from polyreme_trainer.model.stage import Microbatch, Stage
 from polyreme_trainer.parallel.mesh import Meshes

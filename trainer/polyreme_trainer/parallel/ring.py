@@ -15,8 +15,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from polyreme_trainer.model.attend import Attend, pad_values, segments
-from polyreme_trainer.model.tiles import Answers, Partial, Rows, Tile, attend_tile, attend_tile_backward, tiles
+from polyreme_trainer.model.attention_tiles import (
+    Answers,
+    Partial,
+    Rows,
+    Tile,
+    attend_tile,
+    attend_tile_backward,
+    tiles,
+)
+from polyreme_trainer.model.segment_attention import Attend, pad_values, segments
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.context import StreamCut
 

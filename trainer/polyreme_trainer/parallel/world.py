@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch.distributed as dist
 
 from polyreme_api.errors import EnvironmentFailedError
-from polyreme_api.plan.layout import Layout
+from polyreme_planner.layout import Layout
 from polyreme_trainer.parallel.mesh import Meshes, open_meshes
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}

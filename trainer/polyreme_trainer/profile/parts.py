@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from polyreme_api.clock import Clock
-from polyreme_api.plan.flops import Mix
-from polyreme_api.plan.parts import Part, all_parts
-from polyreme_api.plan.shapes import ModelShape
-from polyreme_api.plan.simulate import StageTimes
-from polyreme_api.plan.stages import NOTHING
-from polyreme_trainer.model.attend import segments
+from polyreme_planner.flops import Mix
+from polyreme_planner.model_parts import Part, all_parts
+from polyreme_planner.pipeline_simulation import StageTimes
+from polyreme_planner.shapes import ModelShape
+from polyreme_planner.stage_split import NOTHING
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.section import Section
+from polyreme_trainer.model.segment_attention import segments
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.profile.synthetic import MEDIA_TOKEN, Images, synthetic_packs
 from polyreme_trainer.train.inputs import Inputs, to_inputs

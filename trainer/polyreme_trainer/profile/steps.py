@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from polyreme_api.batch import PackedBatch
 from polyreme_api.clock import Clock
-from polyreme_api.plan.flops import Mix
+from polyreme_planner.flops import Mix
 from polyreme_trainer.parallel.collectives import all_agree
 from polyreme_trainer.parallel.mesh import Meshes, dense_place
 from polyreme_trainer.parallel.world import open_world

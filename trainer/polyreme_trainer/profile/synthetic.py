@@ -11,8 +11,8 @@ import math
 import numpy as np
 
 from polyreme_api.batch import PackedBatch
-from polyreme_api.plan.flops import Mix
-from polyreme_api.plan.shapes import ModelShape
+from polyreme_planner.flops import Mix
+from polyreme_planner.shapes import ModelShape
 
 MEDIA_TOKEN = 0
 """Stands for an image feature in made-up packs; words are drawn from the rest."""

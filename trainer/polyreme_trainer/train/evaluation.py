@@ -29,8 +29,8 @@ from polyreme_trainer.model.generate import generate
 from polyreme_trainer.model.stage import decode
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel import collectives
-from polyreme_trainer.parallel.line import StageLine
 from polyreme_trainer.parallel.mesh import Meshes
+from polyreme_trainer.parallel.pipeline_decode import StageLine
 from polyreme_trainer.parallel.tensor import whole_rows
 from polyreme_trainer.train.inputs import Inputs, to_inputs
 from polyreme_trainer.train.settings import EvaluationSettings

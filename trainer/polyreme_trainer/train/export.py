@@ -13,9 +13,9 @@ from polyreme_trainer.export.huggingface import export_tensors
 from polyreme_trainer.model.initialise import outline
 from polyreme_trainer.model.sharding import cut_of, join
 from polyreme_trainer.parallel import collectives
-from polyreme_trainer.parallel.flat import FlatModel
+from polyreme_trainer.parallel.flat_buffers import FlatModel
+from polyreme_trainer.parallel.fsdp import gather_rows, is_sharded
 from polyreme_trainer.parallel.mesh import Meshes
-from polyreme_trainer.parallel.sharded import gather_rows, is_sharded
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import DTYPES, TrainState
 

@@ -17,14 +17,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polyreme_api.batch import IGNORED_TARGET, PackedBatch
-from polyreme_api.plan.flops import image_flops
-from polyreme_api.plan.shapes import ModelShape
-from polyreme_trainer.model.attend import Attend
-from polyreme_trainer.model.grid import Grid
+from polyreme_planner.flops import image_flops
+from polyreme_planner.shapes import ModelShape
+from polyreme_trainer.model.patch_grid import Grid
+from polyreme_trainer.model.segment_attention import Attend
 from polyreme_trainer.parallel.images import Deliver, FeatureRoutes, Places, share_images
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.parallel.ring import ContextRanks
-from polyreme_trainer.train.dealing import Dealt
+from polyreme_trainer.train.image_assignment import Dealt
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from polyreme_api.batch import BatchSource, EvaluationSource
 from polyreme_api.clock import Clock
 from polyreme_api.errors import InvalidConfigError, RunFailedError
 from polyreme_api.progress import RankPhase, StepRecord
-from polyreme_api.training_stages import times_learned
+from polyreme_planner.curriculum import times_learned
 from polyreme_trainer.checkpoint.save import CheckpointWriter
 from polyreme_trainer.model.routing import Routing, Summary
 from polyreme_trainer.parallel.gradients import GlobalStep
@@ -20,11 +20,11 @@ from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.train.evaluation import held_out_losses
 from polyreme_trainer.train.microbatches import PackReader, to_microbatches
 from polyreme_trainer.train.records import ObjectStepLog, Reporter, StepLog
-from polyreme_trainer.train.requests import Requests
+from polyreme_trainer.train.routing_tables import RoutingTable
 from polyreme_trainer.train.schedule import rate_of
 from polyreme_trainer.train.settings import TrainSettings
+from polyreme_trainer.train.signals import Requests
 from polyreme_trainer.train.state import TrainState, backward, content, enter, reduce, update
-from polyreme_trainer.train.tables import RoutingTable
 
 
 class Ending(enum.Enum):

@@ -14,7 +14,7 @@ from typing import Any, Self
 from polyreme_api.batch import BatchSource, PackedBatch
 from polyreme_api.errors import InvalidConfigError
 from polyreme_trainer.parallel.mesh import Meshes, packs_of
-from polyreme_trainer.train.dealing import Dealing, Dealt
+from polyreme_trainer.train.image_assignment import Dealing, Dealt
 from polyreme_trainer.train.inputs import Inputs, to_inputs
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import TrainState

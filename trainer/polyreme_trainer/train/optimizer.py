@@ -23,10 +23,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.training_stages import Learner
+from polyreme_planner.curriculum import Learner
 from polyreme_trainer.model.sharding import cut_of, join, slice_of
 from polyreme_trainer.parallel import collectives
-from polyreme_trainer.parallel.flat import FlatModel, FlatParameters, Piece, Slot
+from polyreme_trainer.parallel.flat_buffers import FlatModel, FlatParameters, Piece, Slot
 from polyreme_trainer.train import muon
 from polyreme_trainer.train.settings import OptimizerSettings
 

@@ -9,29 +9,29 @@ from pathlib import Path
 import torch
 
 from polyreme_api.batch import BatchSource, EvaluationSource
+from polyreme_api.checkpoint_inventory import check_not_fenced
 from polyreme_api.clock import Clock
 from polyreme_api.errors import EnvironmentFailedError, PolyremeError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import parse_checkpoint_name
 from polyreme_api.progress import CheckpointRef, ProgressRecord, ProgressSink, RankPhase
-from polyreme_api.root import check_not_fenced
+from polyreme_trainer.checkpoint.block_io import DamagedError
 from polyreme_trainer.checkpoint.commit import condemn
-from polyreme_trainer.checkpoint.hostcopy import HostCopies
+from polyreme_trainer.checkpoint.host_copy import HostCopies
 from polyreme_trainer.checkpoint.load import load_checkpoint, name_unusable, open_checkpoint
-from polyreme_trainer.checkpoint.pieces import DamagedError
 from polyreme_trainer.checkpoint.retention import Rule
 from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity
 from polyreme_trainer.parallel.world import World, open_world
 from polyreme_trainer.train.evaluation import evaluate, write_evaluation
 from polyreme_trainer.train.export import export
-from polyreme_trainer.train.initial import begin
+from polyreme_trainer.train.initial_weights import begin
 from polyreme_trainer.train.loop import Ending, Loop
 from polyreme_trainer.train.microbatches import PackReader
 from polyreme_trainer.train.records import Reporter, open_step_log
-from polyreme_trainer.train.requests import Requests, listen
+from polyreme_trainer.train.routing_tables import RoutingTable
 from polyreme_trainer.train.settings import TrainSettings
+from polyreme_trainer.train.signals import Requests, listen
 from polyreme_trainer.train.state import TrainState, adopted, content, enter, open_state, restored
-from polyreme_trainer.train.tables import RoutingTable
 
 _log = logging.getLogger(__name__)
 

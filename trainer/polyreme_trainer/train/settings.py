@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.costs import Recompute
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.schedules import V_SHAPED
-from polyreme_api.plan.shapes import ModelShape
 from polyreme_api.store import ObjectStore
-from polyreme_api.training_stages import TrainingStage, shape_at, stage_of
-from polyreme_trainer.model.ways import PLAIN, Ways
-from polyreme_trainer.parallel.flat import BUCKET_SCALARS
+from polyreme_planner.costs import Recompute
+from polyreme_planner.curriculum import TrainingStage, shape_at, stage_of
+from polyreme_planner.layout import Layout
+from polyreme_planner.schedules import V_SHAPED
+from polyreme_planner.shapes import ModelShape
+from polyreme_trainer.model.compute_options import PLAIN, Ways
+from polyreme_trainer.parallel.flat_buffers import BUCKET_SCALARS
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
 from polyreme_trainer.train.schedule import Schedule
-from polyreme_trainer.weights.folders import Folder
+from polyreme_trainer.weights.locations import Folder
 
 
 class OptimizerName(enum.StrEnum):

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from polyreme_api.training_stages import Learner, TrainingStage
+from polyreme_planner.curriculum import Learner, TrainingStage
 from polyreme_trainer.checkpoint.content import Content, FlatTensors
-from polyreme_trainer.checkpoint.divided import DividedTensors
+from polyreme_trainer.checkpoint.optimizer_shards import DividedTensors
 from polyreme_trainer.model.initialise import STACKED, build_model
 from polyreme_trainer.model.moe import MixtureOfExperts
 from polyreme_trainer.model.routing import Routing, numbers_of_a_layer
@@ -22,7 +22,8 @@ from polyreme_trainer.model.stage import Stage
 from polyreme_trainer.model.tensor import ALONE
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel.dispatch import AllToAllDispatcher
-from polyreme_trainer.parallel.flat import FlatModel, FlatParameters, Shares, Slices, Update, flatten
+from polyreme_trainer.parallel.flat_buffers import FlatModel, FlatParameters, Shares, Slices, Update, flatten
+from polyreme_trainer.parallel.fsdp import ShardedParameters, shard
 from polyreme_trainer.parallel.gradients import (
     GlobalStep,
     LocalStep,
@@ -33,10 +34,9 @@ from polyreme_trainer.parallel.gradients import (
 )
 from polyreme_trainer.parallel.mesh import Meshes, experts_of, sparse_place
 from polyreme_trainer.parallel.pipeline import Pipeline, held_sections, open_pipeline, stage_ranks
-from polyreme_trainer.parallel.sharded import ShardedParameters, shard
 from polyreme_trainer.parallel.tensor import TensorGroup
-from polyreme_trainer.parallel.zero import DividedUpdate, divide_update
-from polyreme_trainer.train.dealing import Dealing, dealing_of
+from polyreme_trainer.parallel.zero1 import DividedUpdate, divide_update
+from polyreme_trainer.train.image_assignment import Dealing, dealing_of
 from polyreme_trainer.train.inputs import Inputs, Sharing, sharing_of
 from polyreme_trainer.train.muon import whole_names
 from polyreme_trainer.train.optimizer import Optimizer, learner_of, update_router_biases

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_trainer.export.huggingface import CONFIG_FILE, INDEX_FILE
 from polyreme_trainer.weights import FIELD
-from polyreme_trainer.weights.folders import BadFileError, Folder, folder_at
+from polyreme_trainer.weights.locations import BadFileError, Folder, folder_at
 
 SINGLE_FILE = "model.safetensors"
 """The one file of small models, which have no index."""

@@ -18,9 +18,9 @@ from torch import Tensor
 from polyreme_api.errors import InvalidConfigError
 from polyreme_trainer.weights import FIELD
 from polyreme_trainer.weights.catalogue import Catalogue, Stored, unreadable
-from polyreme_trainer.weights.fit import Names
-from polyreme_trainer.weights.folders import BadFileError, Folder, Opened
-from polyreme_trainer.weights.pieces import Piece, Place, Rows, pieces
+from polyreme_trainer.weights.compatibility import Names
+from polyreme_trainer.weights.locations import BadFileError, Folder, Opened
+from polyreme_trainer.weights.slices import Piece, Place, Rows, pieces
 
 MAPPED_BYTES_MAX = 64 << 20
 """Bytes of parts that are copied before the file is closed and opened again, unless one part is larger."""

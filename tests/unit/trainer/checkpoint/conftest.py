@@ -9,14 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from polyreme_api.plan.shapes import KIMI_VL_NANO
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.objects import open_store
+from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.checkpoint.content import Content, FlatTensors
-from polyreme_trainer.checkpoint.hostcopy import HostCopies
+from polyreme_trainer.checkpoint.host_copy import HostCopies
 from polyreme_trainer.checkpoint.retention import Rule
 from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity
-from polyreme_trainer.parallel.flat import Slot
+from polyreme_trainer.parallel.flat_buffers import Slot
 
 
 @pytest.fixture(scope="session")

@@ -11,16 +11,16 @@ import pytest
 import torch.distributed as dist
 
 from polyreme_api.blocks import BLOCK_BYTES
+from polyreme_api.commit_marker import CommitMarker, SavedFile, parse_marker, seal
 from polyreme_api.errors import FencedError, RefusedError
 from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, checkpoint_name, claim_key, steps_key
-from polyreme_api.marker import CommitMarker, SavedFile, parse_marker, seal
-from polyreme_api.plan.plan import shape_digest
-from polyreme_api.plan.shapes import KIMI_VL_NANO, model_shape, shape_content
 from polyreme_api.progress import CheckpointRef
 from polyreme_api.store import ObjectStore
+from polyreme_planner.plan import shape_digest
+from polyreme_planner.shapes import KIMI_VL_NANO, model_shape, shape_content
+from polyreme_trainer.checkpoint.block_io import DamagedError, verify_files
 from polyreme_trainer.checkpoint.commit import commit, condemn
 from polyreme_trainer.checkpoint.load import open_checkpoint
-from polyreme_trainer.checkpoint.pieces import DamagedError, verify_files
 from polyreme_trainer.checkpoint.retention import Rule, expendable, retain
 from tests.roots import at, commit_empty, damaged, list_checkpoints, store_at
 from tests.roots import marker as plain_marker

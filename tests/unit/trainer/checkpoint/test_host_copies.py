@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from polyreme.launcher.copies import MEMORY, CopyFiles
-from polyreme_api.marker import CommitMarker
+from polyreme_api.commit_marker import CommitMarker
 from polyreme_api.store import Data, ObjectStore
-from polyreme_trainer.checkpoint import hostcopy
-from polyreme_trainer.checkpoint.hostcopy import HostCopies
+from polyreme_launcher.shared_copies import MEMORY, CopyFiles
+from polyreme_trainer.checkpoint import host_copy
+from polyreme_trainer.checkpoint.host_copy import HostCopies
 from polyreme_trainer.checkpoint.load import load_checkpoint, read_marker
 from tests.roots import marker
 from tests.unit.datahub.stores import PassingStore
@@ -38,7 +38,7 @@ def restored(copies: HostCopies, of: CommitMarker, **size: int) -> bool:
 
 @pytest.fixture
 def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostCopies:
-    monkeypatch.setattr(hostcopy, "FREE_SHARE_MIN", 0.0)  # this folder is on a disk, which may be full
+    monkeypatch.setattr(host_copy, "FREE_SHARE_MIN", 0.0)  # this folder is on a disk, which may be full
     return in_folder(tmp_path)
 
 
@@ -125,7 +125,7 @@ def test_a_process_that_dies_while_it_copies_leaves_no_copy(
     def die(_view: memoryview) -> tuple[int, ...]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(hostcopy, "checksums", die)
+    monkeypatch.setattr(host_copy, "checksums", die)
     with pytest.raises(KeyboardInterrupt):
         copies.keep(make_content(2), marker(1, 10))
     monkeypatch.undo()
@@ -142,7 +142,7 @@ def test_where_memory_is_short_no_copy_is_kept_and_the_save_is_good(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(hostcopy, "FREE_SHARE_MIN", 0.25)
+    monkeypatch.setattr(host_copy, "FREE_SHARE_MIN", 0.25)
     usage = os.statvfs_result((4096, 1, 40_000, 20_000, 20_000, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "fstatvfs", lambda _file: usage)
     with caplog.at_level(logging.WARNING), writer_of(root, group, copies=copies) as writer:
@@ -157,7 +157,7 @@ def test_where_memory_is_short_no_copy_is_kept_and_the_save_is_good(
 
 def test_the_memory_of_a_launcher_goes_with_it_also_when_it_is_killed() -> None:
     script = (
-        "import os, sys, time; from polyreme.launcher.copies import MEMORY, CopyFiles; files = CopyFiles()\n"
+        "import os, sys, time; from polyreme_launcher.shared_copies import MEMORY, CopyFiles; files = CopyFiles()\n"
         "data, record = files.of(0); os.write(data, b'x'); assert files.of(0) == (data, record) != files.of(1)\n"
         "print(os.fstat(data).st_nlink, flush=True); time.sleep(60)"
     )

@@ -11,11 +11,11 @@ import torch.distributed as dist
 
 from polyreme_api.blocks import BLOCK_BYTES
 from polyreme_api.errors import RefusedError
-from polyreme_api.plan.shapes import KIMI_VL_NANO
 from polyreme_api.store import ObjectInfo, ObjectStore
+from polyreme_planner.shapes import KIMI_VL_NANO
+from polyreme_trainer.checkpoint.block_io import DamagedError
 from polyreme_trainer.checkpoint.content import Content
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
-from polyreme_trainer.checkpoint.pieces import DamagedError
 from tests.unit.datahub.stores import PassingStore
 from tests.unit.trainer.checkpoint.conftest import equal, make_content, save
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from polyreme.launcher.resume import fix_resume
 from polyreme_api.errors import FencedError
 from polyreme_api.history import COMMIT_MARKER, claim_key
+from polyreme_launcher.resume import fix_resume
 from polyreme_trainer.checkpoint import retention
 from tests.roots import commit_empty, store_at
 

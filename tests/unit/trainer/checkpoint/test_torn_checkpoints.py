@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from polyreme.launcher.resume import fix_resume
+from polyreme_api.checkpoint_inventory import State, survey
 from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_api.history import attempt_key, checkpoint_name
-from polyreme_api.plan.shapes import KIMI_VL_NANO
 from polyreme_api.progress import CheckpointRef
-from polyreme_api.root import State, survey
 from polyreme_api.store import Data, ObjectStore, StoreFailedError
 from polyreme_datahub.objects import open_store
-from polyreme_trainer.checkpoint import pieces
+from polyreme_launcher.resume import fix_resume
+from polyreme_planner.shapes import KIMI_VL_NANO
+from polyreme_trainer.checkpoint import block_io
 from polyreme_trainer.checkpoint.load import load_checkpoint, name_unusable, open_checkpoint
 from polyreme_trainer.checkpoint.retention import Rule
 from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity, _Written
@@ -74,7 +74,7 @@ class DyingStore(PassingStore):
 def test_whatever_write_a_save_dies_at_the_next_attempt_goes_on_from_a_whole_checkpoint(
     url: str, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch, behind: bool
 ) -> None:
-    monkeypatch.setattr(pieces, "FILE_BYTES_MAX", 4000)
+    monkeypatch.setattr(block_io, "FILE_BYTES_MAX", 4000)
     contents = {OLD: make_content(1), NEW: make_content(2)}
     seen: list[tuple[str, int]] = []
     for number in range(WRITES_MAX):

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.moe import Router

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from polyreme_api.batch import TokenIds
-from polyreme_api.plan.shapes import KIMI_VL_NANO, ModelShape
+from polyreme_planner.shapes import KIMI_VL_NANO, ModelShape
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.weights.catalogue import read_catalogue
-from polyreme_trainer.weights.fit import check_fit
-from polyreme_trainer.weights.folders import Folder
+from polyreme_trainer.weights.compatibility import check_fit
 from polyreme_trainer.weights.load import load_weights
-from polyreme_trainer.weights.pieces import Place, Rows
+from polyreme_trainer.weights.locations import Folder
+from polyreme_trainer.weights.slices import Place, Rows
 
 TOKENS = TokenIds(media=1, end=2, pad=0)
 ALL = Place(experts=range(KIMI_VL_NANO.decoder.experts))

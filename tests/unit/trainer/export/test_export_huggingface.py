@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polyreme_api.batch import TokenIds
-from polyreme_api.plan.shapes import KIMI_VL_NANO, NO_VISION, PRESETS
+from polyreme_planner.shapes import KIMI_VL_NANO, NO_VISION, PRESETS
 from polyreme_trainer.export.config import model_config
 from polyreme_trainer.export.huggingface import INDEX_FILE, export_model, export_tensors
 from polyreme_trainer.export.names import text_part, to_checkpoint

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from polyreme_api.errors import InvalidConfigError, NotFoundError
-from polyreme_api.plan.shapes import KIMI_VL_NANO
 from polyreme_datahub.objects import open_store
+from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.model.vlm import KimiVL
-from polyreme_trainer.weights import folders
+from polyreme_trainer.weights import locations
 from polyreme_trainer.weights.catalogue import read_catalogue
-from polyreme_trainer.weights.fit import check_fit
-from polyreme_trainer.weights.folders import StoredFolder
+from polyreme_trainer.weights.compatibility import check_fit
 from polyreme_trainer.weights.load import load_weights
-from polyreme_trainer.weights.pieces import Place, Rows
+from polyreme_trainer.weights.locations import StoredFolder
+from polyreme_trainer.weights.slices import Place, Rows
 from tests.unit.datahub.stores import PassingStore
 from tests.unit.trainer.export.reading import assert_equal, read_back
 
@@ -43,7 +43,7 @@ def test_a_store_gives_what_its_folder_gives(model: KimiVL, exported: pathlib.Pa
 def test_rows_of_a_slice_are_read_by_ranges_and_nothing_else(
     exported: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "READ_BYTES_MAX", 10_000)
+    monkeypatch.setattr(locations, "READ_BYTES_MAX", 10_000)
     store = Counting(exported.as_uri())
     catalogue = read_catalogue(StoredFolder(store, "s3://weights"))
     names, place = check_fit(catalogue, KIMI_VL_NANO), Place(experts=range(0), tensor=1, tensor_parts=2)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError, NotFoundError
-from polyreme_api.plan.shapes import (
+from polyreme_planner.shapes import (
     DEEPSEEK_V3,
     KIMI_K2,
     KIMI_VL_NANO,
@@ -37,9 +37,9 @@ from polyreme_trainer.model.tensor import Alone
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.weights import FIELD, load
 from polyreme_trainer.weights.catalogue import read_catalogue
-from polyreme_trainer.weights.fit import Names, check_config, check_fit, wanted_tensors
+from polyreme_trainer.weights.compatibility import Names, check_config, check_fit, wanted_tensors
 from polyreme_trainer.weights.load import load_weights
-from polyreme_trainer.weights.pieces import Place, Rows
+from polyreme_trainer.weights.slices import Place, Rows
 from tests.unit.trainer.export.reading import TOKENS, assert_equal, read_back
 
 EXPERT = "language_model.model.layers.1.mlp.experts.3.up_proj.weight"

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyreme_api.plan.shapes import KIMI_VL_NANO, ModelShape
+from polyreme_planner.shapes import KIMI_VL_NANO, ModelShape
 from polyreme_trainer.export.config import text_config
 from polyreme_trainer.export.names import text_part
-from polyreme_trainer.model.grid import Grid
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.moe import Router
+from polyreme_trainer.model.patch_grid import Grid
 from polyreme_trainer.model.vlm import KimiVL
 
 MEDIA = 1

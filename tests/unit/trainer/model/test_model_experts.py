@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_planner.shapes import KIMI_VL_NANO
+from polyreme_trainer.model.compute_options import PLAIN, Ways
 from polyreme_trainer.model.moe import Dispatched, MixtureOfExperts, Router
-from polyreme_trainer.model.ways import PLAIN, Ways
 
 SHAPE = KIMI_VL_NANO.decoder
 RANKS = 2

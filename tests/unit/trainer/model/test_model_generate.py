@@ -16,7 +16,7 @@ from polyreme_trainer.model.generate import generate
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from polyreme_trainer.model.grid import Grid
+    from polyreme_trainer.model.patch_grid import Grid
     from polyreme_trainer.model.vlm import KimiVL
     from tests.unit.trainer.model.conftest import Batch
 

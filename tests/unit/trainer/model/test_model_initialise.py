@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyreme_api.plan.shapes import KIMI_VL_NANO, model_shape
+from polyreme_planner.shapes import KIMI_VL_NANO, model_shape
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.moe import Dispatched
 

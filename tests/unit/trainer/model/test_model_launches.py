@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyreme_api.plan.flops import BACKWARD_MOVES, launches
-from polyreme_api.plan.parts import Part
-from polyreme_api.plan.shapes import KIMI_VL_NANO
-from polyreme_trainer.model.attend import segments
+from polyreme_planner.flops import BACKWARD_MOVES, launches
+from polyreme_planner.model_parts import Part
+from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.model.initialise import build_model
+from polyreme_trainer.model.segment_attention import segments
 
 TOKENS = 32
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from polyreme_api.plan.shapes import KIMI_VL_A3B, KIMI_VL_NANO, ModelShape
-from polyreme_trainer.model import grid
-from polyreme_trainer.model.attend import segments
-from polyreme_trainer.model.tiles import Answers, Rows, Tile, attend_tile, attend_tile_backward
+from polyreme_planner.shapes import KIMI_VL_A3B, KIMI_VL_NANO, ModelShape
+from polyreme_trainer.model import patch_grid
+from polyreme_trainer.model.attention_tiles import Answers, Rows, Tile, attend_tile, attend_tile_backward
+from polyreme_trainer.model.segment_attention import segments
 from polyreme_trainer.model.vlm import KimiVL
 
 TOKENS = 640
@@ -28,7 +28,7 @@ def device() -> Iterator[torch.device]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield torch.device("cuda", 0)
     # Tables of grids are kept for the process: those without values would come out in another test.
-    grid._grid_tables.cache_clear()
+    patch_grid._grid_tables.cache_clear()
 
 
 @pytest.mark.slow

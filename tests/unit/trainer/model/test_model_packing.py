@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_trainer.model import attend
-from polyreme_trainer.model.attend import segments
-from polyreme_trainer.model.grid import packed_tables
+from polyreme_trainer.model import segment_attention
 from polyreme_trainer.model.loss import token_loss
+from polyreme_trainer.model.patch_grid import packed_tables
+from polyreme_trainer.model.segment_attention import segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,8 +63,8 @@ def test_padded_rows_and_a_loop_equal_the_dense_product(
     weight_THV = torch.randn(40, 4, 16, generator=generator)
     outputs = []
     for dense_max, ratio_max in ((192, 0.0), (0, 100.0), (0, 0.0)):
-        monkeypatch.setattr(attend, "DENSE_TOKENS_MAX", dense_max)
-        monkeypatch.setattr(attend, "PADDING_RATIO_MAX", ratio_max)
+        monkeypatch.setattr(segment_attention, "DENSE_TOKENS_MAX", dense_max)
+        monkeypatch.setattr(segment_attention, "PADDING_RATIO_MAX", ratio_max)
         layout = segments(lengths, causal=causal, device=torch.device("cpu"), dtype=torch.float32)
         assert (layout.mask_TT is not None, layout.padding is not None) == (dense_max > 0, ratio_max > 0)
         out = layout.attend(values[0], values[1], values[2])
@@ -158,11 +158,11 @@ def test_long_causal_rows_in_blocks_are_those_of_the_flash_kernel() -> None:
     chosen = segments(lengths, causal=True, device=torch.device("cpu"), dtype=torch.float32)
     assert chosen.padding is not None
     assert chosen.padding.mask_LL is not None
-    heads = attend.WHOLE_SCORES_MAX // (len(lengths) * 128**2) + 1
+    heads = segment_attention.WHOLE_SCORES_MAX // (len(lengths) * 128**2) + 1
     generator = torch.Generator().manual_seed(2)
     made = [torch.randn(sum(lengths), heads, width, generator=generator) for width in (24, 24, 16)]
     results: list[list[torch.Tensor]] = []
-    for kernel in (chosen, attend.Segments(lengths=lengths, causal=True)):
+    for kernel in (chosen, segment_attention.Segments(lengths=lengths, causal=True)):
         q, k, v = (tensor.clone().requires_grad_() for tensor in made)
         out = kernel.attend(q, k, v)
         out.square().sum().backward()

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.parts import parameter_count
-from polyreme_api.plan.shapes import (
+from polyreme_planner.model_parts import parameter_count
+from polyreme_planner.shapes import (
     DEEPSEEK_V3,
     KIMI_K2,
     KIMI_VL_NANO,

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyreme_api.plan.costs import Recompute
-from polyreme_api.plan.shapes import KIMI_VL_NANO
+from polyreme_planner.costs import Recompute
+from polyreme_planner.shapes import KIMI_VL_NANO
+from polyreme_trainer.model.compute_options import Ways
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.recompute import anew, anew_inside, run_layer
-from polyreme_trainer.model.ways import Ways
 from tests.unit.trainer.kept import kept_bytes
 
 if TYPE_CHECKING:

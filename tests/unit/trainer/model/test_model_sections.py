@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.shapes import KIMI_VL_NANO, model_shape
+from polyreme_planner.shapes import KIMI_VL_NANO, model_shape
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.section import sections
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.shapes import KIMI_VL_NANO, model_shape
-from polyreme_api.plan.volume import shared_parameters
+from polyreme_planner.shapes import KIMI_VL_NANO, model_shape
+from polyreme_planner.traffic_volume import shared_parameters
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.sharding import Cut, chunks, cut_of, join, slice_of, whole_shape
 from polyreme_trainer.model.tensor import Alone

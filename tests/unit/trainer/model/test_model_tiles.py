@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polyreme_trainer.model import tiles as tiles_module
-from polyreme_trainer.model.attend import segments
-from polyreme_trainer.model.tiles import Answers, Partial, Rows, attend_tile, attend_tile_backward, tiles
+from polyreme_trainer.model import attention_tiles as tiles_module
+from polyreme_trainer.model.attention_tiles import Answers, Partial, Rows, attend_tile, attend_tile_backward, tiles
+from polyreme_trainer.model.segment_attention import segments
 from polyreme_trainer.parallel.context import StreamCut
 
 TOKENS, HEADS, WIDTH = 48, 2, 8

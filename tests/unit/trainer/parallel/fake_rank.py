@@ -16,15 +16,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from polyreme_api.plan.costs import Recompute
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.shapes import KIMI_VL_NANO, ModelShape
 from polyreme_api.store import ObjectStore
+from polyreme_planner.costs import Recompute
+from polyreme_planner.layout import Layout
+from polyreme_planner.shapes import KIMI_VL_NANO, ModelShape
+from polyreme_trainer.model.compute_options import Ways
 from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.section import sections
 from polyreme_trainer.model.tensor import ALONE
 from polyreme_trainer.model.vlm import KimiVL
-from polyreme_trainer.model.ways import Ways
 from polyreme_trainer.parallel.collectives import sum_over
 from polyreme_trainer.parallel.dispatch import AllToAllDispatcher
 from polyreme_trainer.parallel.mesh import experts_of, open_meshes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.plan.layout import Layout
+from polyreme_planner.layout import Layout
 from polyreme_trainer.parallel.mesh import dense_place, experts_of, packs_of, sparse_place
 
 FOLDED = Layout(pp=2, dp=4, tp=2, ep=4)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from polyreme_api.plan.layout import Layout
+from polyreme_planner.layout import Layout
 from polyreme_trainer.parallel.mesh import DENSE_AXES, GROUP_AXES, dense_place, group_ranks, sparse_place
 
 LAYOUTS = [

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from polyreme_api.plan.costs import Recompute, Setting
-from polyreme_api.plan.flops import Mix
-from polyreme_api.plan.hardware import FLOAT32, HARDWARE, MIXED
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.memory import kept_numbers, memory_of
-from polyreme_api.plan.parts import Part, part_parameters
-from polyreme_api.plan.schedules import Schedule
+from polyreme_planner.costs import Recompute, Setting
+from polyreme_planner.flops import Mix
+from polyreme_planner.hardware import FLOAT32, HARDWARE, MIXED
+from polyreme_planner.layout import Layout
+from polyreme_planner.memory import kept_numbers, memory_of
+from polyreme_planner.model_parts import Part, part_parameters
+from polyreme_planner.schedules import Schedule
 from tests.unit.trainer.parallel.fake_rank import HELD, KINDS, LAYOUTS, SIDE, TOKENS, WIDE, WORLD, shape_of
 
 ROOT = Path(__file__).parents[4]

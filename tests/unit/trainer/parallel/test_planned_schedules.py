@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from polyreme_api.plan.schedules import (
+from polyreme_planner.schedules import (
     Kind,
     Schedule,
     Slot,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyreme_api.plan.costs import Recompute
-from polyreme_api.plan.shapes import KIMI_VL_NANO
-from polyreme_api.training_stages import EVERYTHING, Learner, TrainingStage
+from polyreme_planner.costs import Recompute
+from polyreme_planner.curriculum import EVERYTHING, Learner, TrainingStage
+from polyreme_planner.shapes import KIMI_VL_NANO
+from polyreme_trainer.model.compute_options import Ways
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.stage import Stage
-from polyreme_trainer.model.ways import Ways
-from polyreme_trainer.parallel.flat import flatten
+from polyreme_trainer.parallel.flat_buffers import flatten
 from polyreme_trainer.train.inputs import to_inputs
 from polyreme_trainer.train.optimizer import learner_of
 from polyreme_trainer.train.state import let_learn

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from polyreme_api.plan.layout import Layout
+from polyreme_planner.layout import Layout
 from polyreme_trainer.parallel.mesh import group_ranks
-from polyreme_trainer.train.dealing import NEIGHBOURS_MAX, neighbours
+from polyreme_trainer.train.image_assignment import NEIGHBOURS_MAX, neighbours
 
 
 @pytest.mark.parametrize("layout", [Layout(dp=256), Layout(dp=13), Layout(dp=6, cp=2, tp=2), Layout(dp=2, pp=4, tp=3)])

@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_trainer.parallel.flat import FlatParameters, Piece, flatten
+from polyreme_trainer.parallel.flat_buffers import FlatParameters, Piece, flatten
 from polyreme_trainer.train import optimizer
 from polyreme_trainer.train.optimizer import Optimizer, update_router_biases
 from polyreme_trainer.train.settings import OptimizerSettings

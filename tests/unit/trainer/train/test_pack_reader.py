@@ -11,9 +11,9 @@ import pytest
 
 from polyreme_api.batch import PackedBatch
 from polyreme_api.errors import RefusedError
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.shapes import KIMI_VL_NANO
 from polyreme_datahub.objects import open_store
+from polyreme_planner.layout import Layout
+from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.parallel.mesh import GROUP_AXES, Meshes
 from polyreme_trainer.parallel.pipeline import PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from polyreme_api.plan.layout import Layout
-from polyreme_api.plan.shapes import KIMI_VL_NANO
-from polyreme_api.training_stages import OwnRate, TrainingStage
 from polyreme_datahub.objects import open_store
+from polyreme_planner.curriculum import OwnRate, TrainingStage
+from polyreme_planner.layout import Layout
+from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.parallel.world import RankSettings
 from polyreme_trainer.train.schedule import Schedule, learning_rate, rate_of
 from polyreme_trainer.train.settings import CheckpointSettings, OptimizerSettings, TrainSettings

@@ -1,0 +1,231 @@
+"""What a checkpoint root holds, read through the object store alone: the same for a folder and for a bucket.
+
+One listing and the markers say everything: resume points, checkpoints, and in what state each of them is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from polyreme_api.commit_marker import CommitMarker, ForeignFormatError, parse_marker
+from polyreme_api.errors import FencedError, InvalidConfigError, RefusedError
+from polyreme_api.history import (
+    COMMIT_MARKER,
+    DAMAGE_RECORD,
+    ResumePoint,
+    attempt_key,
+    checkpoint_name,
+    claim_key,
+    parse_checkpoint_name,
+    steps_key,
+)
+from polyreme_api.progress import CheckpointRef
+from polyreme_api.store import ObjectNotFoundError, ObjectStore
+
+NAMED_MAX = 3
+"""Files that a sentence about a damaged checkpoint names."""
+_ATTEMPTS = "attempts/"
+_STEPS = re.compile(r"steps/a([0-9]{6,7})\.jsonl")
+
+
+class State(enum.Enum):
+    """What a checkpoint is good for."""
+
+    WHOLE = "committed"
+    """Its marker is sound, and the files that it names are there in full."""
+    TORN = "torn"
+    """Without a marker: begun and not committed, or half deleted. It is no checkpoint."""
+    DAMAGED = "damaged"
+    """It was committed, and something of it is gone or changed since."""
+    FOREIGN = "foreign"
+    """Committed, in a format that this version does not read."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StoredCheckpoint:
+    """One checkpoint of a root."""
+
+    reference: CheckpointRef
+    state: State
+    why: str = ""
+    """What is wrong with it."""
+    size_bytes: int = 0
+    marker: CommitMarker | None = None
+    """The marker of one that is whole."""
+
+    @property
+    def name(self) -> str:
+        """Its name under the root."""
+        return checkpoint_name(self.reference)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """A checkpoint root as one listing showed it."""
+
+    points: Sequence[ResumePoint]
+    checkpoints: Sequence[StoredCheckpoint]
+    """By name."""
+    newest_attempt: int
+    """The newest attempt that has a point or a claim; 0 without one."""
+    rebuilt: frozenset[int] = frozenset()
+    """Attempts whose resume point is damaged or gone. ``points`` has it where step records show where they began."""
+
+    def of(self, *states: State) -> list[StoredCheckpoint]:
+        """The checkpoints in one of these states."""
+        return [stored for stored in self.checkpoints if stored.state in states]
+
+    @property
+    def committed(self) -> list[CheckpointRef]:
+        """The checkpoints that are whole."""
+        return [stored.reference for stored in self.of(State.WHOLE)]
+
+
+def survey(store: ObjectStore) -> Survey:
+    """Look at a checkpoint root.
+
+    A resume point that is damaged or gone is rebuilt from the step records of its attempt, which begin where it did.
+
+    Raises:
+        StoreFailedError: If the store stays away.
+    """
+    sizes = {info.key: info.size_bytes for info in store.list("")}
+    points: dict[int, ResumePoint] = {}
+    lost = {number for key in sizes if (match := _STEPS.fullmatch(key)) and (number := int(match[1]))}
+    for key in sizes:
+        if (fixed := _attempt_of(key, ".json")) is not None:
+            lost.add(fixed)
+            with contextlib.suppress(RefusedError):
+                points[fixed] = _point(store, key)
+    lost -= points.keys()
+    for attempt in sorted(lost):
+        if (point := _rebuilt(store, attempt, known=points)) is not None:
+            points[attempt] = point
+    return Survey(
+        points=sorted(points.values(), key=lambda point: point.attempt),
+        checkpoints=_checkpoints(store, sizes),
+        newest_attempt=_newest(sizes)[0],
+        rebuilt=frozenset(lost),
+    )
+
+
+def read_point(store: ObjectStore, attempt: int) -> ResumePoint:
+    """Read where an attempt begins.
+
+    Raises:
+        ObjectNotFoundError: If that is not fixed.
+        RefusedError: If the point is damaged.
+    """
+    return _point(store, attempt_key(attempt))
+
+
+def check_not_fenced(store: ObjectStore, attempt: int) -> None:
+    """Refuse to write for an attempt that is no longer the newest: a newer one has chosen, or is about to choose.
+
+    Raises:
+        FencedError: Naming the newer attempt.
+        StoreFailedError: If the store stays away.
+    """
+    newest, key = _newest({info.key: info.size_bytes for info in store.list(_ATTEMPTS)})
+    if newest > attempt:
+        raise FencedError(f"attempt is fenced: {attempt}, a newer one has begun ({key} exists)")
+
+
+def _newest(keys: Mapping[str, int]) -> tuple[int, str]:
+    found = [(number, key) for key in keys for end in (".json", ".claim") if (number := _attempt_of(key, end))]
+    return max(found, default=(0, ""))
+
+
+def _attempt_of(key: str, end: str) -> int | None:
+    stem = key.removeprefix(_ATTEMPTS).removesuffix(end)
+    if not stem.isdigit() or key not in {attempt_key(int(stem)), claim_key(int(stem))} or not key.endswith(end):
+        return None
+    return int(stem)
+
+
+def _point(store: ObjectStore, key: str) -> ResumePoint:
+    try:
+        return ResumePoint.model_validate_json(store.get(key))
+    except ValueError as error:
+        raise RefusedError(f"resume point is damaged: {key} can't be read, or is not ours") from error
+
+
+def _rebuilt(store: ObjectStore, attempt: int, *, known: Mapping[int, ResumePoint]) -> ResumePoint | None:
+    """Work out where an attempt began: at the step before its first one, of the newest attempt that trained that."""
+    steps = _steps_of(store, attempt)
+    if not steps:
+        return None
+    first = min(steps)
+    if first == 1:
+        return ResumePoint(attempt=attempt)
+    before = [number for number in known if number < attempt and first - 1 in _steps_of(store, number)]
+    if not before:
+        return None
+    return ResumePoint(attempt=attempt, resume_from=checkpoint_name(CheckpointRef(attempt=max(before), step=first - 1)))
+
+
+def _steps_of(store: ObjectStore, attempt: int) -> set[int]:
+    """Steps of which an attempt left a record that can be read."""
+    try:
+        lines = store.get(steps_key(attempt)).splitlines()
+    except ObjectNotFoundError:
+        return set()
+    steps = set()
+    for line in lines:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            steps.add(int(json.loads(line)["step"]))
+    return steps
+
+
+def _checkpoints(store: ObjectStore, sizes: Mapping[str, int]) -> list[StoredCheckpoint]:
+    files: dict[str, dict[str, int]] = {}
+    for key, size_bytes in sizes.items():
+        name, _, file = key.partition("/")
+        if file:
+            files.setdefault(name, {})[file] = size_bytes
+    found = []
+    for name in sorted(files):
+        with contextlib.suppress(InvalidConfigError):
+            found.append(_judge(store, name, parse_checkpoint_name(name), files[name]))
+    return found
+
+
+def _judge(store: ObjectStore, name: str, reference: CheckpointRef, files: Mapping[str, int]) -> StoredCheckpoint:
+    size_bytes = sum(files.values())
+
+    def as_it_is(state: State, why: str = "", marker: CommitMarker | None = None) -> StoredCheckpoint:
+        return StoredCheckpoint(reference=reference, state=state, why=why, size_bytes=size_bytes, marker=marker)
+
+    if COMMIT_MARKER not in files:
+        return as_it_is(State.TORN, f"no {COMMIT_MARKER}")
+    try:
+        marker = parse_marker(store.get(f"{name}/{COMMIT_MARKER}"), name=name)
+        if DAMAGE_RECORD in files:
+            return as_it_is(State.DAMAGED, _recorded(store.get(f"{name}/{DAMAGE_RECORD}")))
+    except ObjectNotFoundError:
+        return as_it_is(State.TORN, "deleted since it was listed")
+    except ForeignFormatError as error:
+        return as_it_is(State.FOREIGN, error.message)
+    except RefusedError as error:
+        return as_it_is(State.DAMAGED, error.message)
+    wrong = [
+        f"{file} has {seen} bytes, the marker says {saved.size_bytes}" if seen is not None else f"{file} is missing"
+        for file, saved in sorted(marker.files.items())
+        if (seen := files.get(file)) != saved.size_bytes
+    ]
+    if wrong:
+        more = f", and {len(wrong) - NAMED_MAX} more" if len(wrong) > NAMED_MAX else ""
+        return as_it_is(State.DAMAGED, ", ".join(wrong[:NAMED_MAX]) + more)
+    return as_it_is(State.WHOLE, marker=marker)
+
+
+def _recorded(text: bytes) -> str:
+    try:
+        return "; ".join(str(line) for line in json.loads(text)["damage"][:NAMED_MAX])
+    except (ValueError, KeyError, TypeError):
+        return f"{DAMAGE_RECORD} says so, and can't be read"

@@ -1,0 +1,1 @@
+"""Plans of training runs as arithmetic: shapes, layouts, memory, time, traffic, schedules, curriculum."""

@@ -1,0 +1,197 @@
+"""The stages of a run: what learns, how fast, at which positions, from which packs; functions of job and step alone.
+
+Loader, trainer, planner, operator and report read them here, so that no two of them differ about a step (ADR 19).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.job.data import MixtureChange
+from polyreme_api.job.model import Stage
+from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_planner.shapes import ModelShape
+
+
+class Learner(StrEnum):
+    """A part of the model that learns or stands still as a whole."""
+
+    TOWER = "Tower"
+    PROJECTOR = "Projector"
+    DECODER = "Decoder"
+    """With embedding and head, and the routing biases."""
+
+
+EVERYTHING = frozenset(Learner)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OwnRate:
+    """What a stage says of its learning rate; None is the optimizer's."""
+
+    learning_rate: float | None = None
+    final_learning_rate: float | None = None
+    schedule: str | None = None
+    warmup_steps: int = 0
+    decay_steps: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingStage:
+    """Some steps of a run, one behind the other, that train alike."""
+
+    name: str = ""
+    """Empty where the job names no stages."""
+    first_step: int = 1
+    steps: int
+    learners: frozenset[Learner] = EVERYTHING
+    rate: OwnRate | None = None
+    """A schedule over this stage's steps; None: the optimizer's, over the run's."""
+    rope_theta: float | None = None
+    """Base of the decoder's rotary positions; None: the model's."""
+
+    @property
+    def learns_alone(self) -> tuple[Learner, ...]:
+        """Parts that learn, in the order of the model; none where all of them do."""
+        return () if self.learners == EVERYTHING else tuple(part for part in Learner if part in self.learners)
+
+    @property
+    def last_step(self) -> int:
+        """Its last step."""
+        return self.first_step + self.steps - 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Packs:
+    """The packs of a step, and the stage that has them."""
+
+    per_step: int
+    tokens: int
+    """Of one pack."""
+    stage: str = ""
+    """The first that has them; empty where the job names no stages."""
+    first_step: int = 1
+
+
+def training_stages(spec: TrainingJobSpec) -> tuple[TrainingStage, ...]:
+    """Return the stages of a run, at least one, each with all that it inherits."""
+    training = spec.training
+    if not training.stages:
+        return (TrainingStage(steps=training.steps),)
+    found: list[TrainingStage] = []
+    theta: float | None = None
+    for first, stage in zip(_first_steps(training.stages), training.stages, strict=True):
+        theta = theta if stage.rope_theta is None else float(stage.rope_theta)
+        found.append(
+            TrainingStage(
+                name=stage.name,
+                first_step=first,
+                steps=stage.steps,
+                learners=frozenset(Learner(part) for part in stage.trains),
+                rate=_own_rate(stage),
+                rope_theta=theta,
+            )
+        )
+    return tuple(found)
+
+
+def stage_of(stages: Sequence[TrainingStage], step: int) -> TrainingStage:
+    """Return the stage of a step; of one behind the last, the last stage."""
+    return next((stage for stage in stages if step <= stage.last_step), stages[-1])
+
+
+def times_learned(stages: Sequence[TrainingStage], step: int) -> dict[Learner, int]:
+    """Say how often each part that learns in a step has learned, this step included."""
+    return {
+        learner: sum(
+            max(0, min(stage.last_step, step) - stage.first_step + 1) for stage in stages if learner in stage.learners
+        )
+        for learner in Learner
+        if learner in stage_of(stages, step).learners
+    }
+
+
+def shape_at(shape: ModelShape, stages: Sequence[TrainingStage], step: int) -> ModelShape:
+    """Return a model's shape as it is trained at a step: a stage may turn positions by another theta."""
+    theta = stage_of(stages, step).rope_theta
+    if theta is None:
+        return shape
+    return dataclasses.replace(shape, decoder=dataclasses.replace(shape.decoder, rope_theta=theta))
+
+
+def packs_of_stages(spec: TrainingJobSpec) -> tuple[Packs, ...]:
+    """Return the packs of each stage, in order; of a job without stages, those of all steps."""
+    training, tokens = spec.training, spec.data.sequence_tokens
+    if not training.stages:
+        return (Packs(per_step=training.packs_per_step, tokens=tokens),)
+    return tuple(
+        Packs(
+            per_step=stage.packs_per_step or training.packs_per_step,
+            tokens=stage.sequence_tokens or tokens,
+            stage=stage.name,
+            first_step=first,
+        )
+        for first, stage in zip(_first_steps(training.stages), training.stages, strict=True)
+    )
+
+
+def kinds_of_packs(spec: TrainingJobSpec) -> tuple[Packs, ...]:
+    """Return the packs that differ, the longest first; every layout of the job must hold all of them."""
+    found: dict[tuple[int, int], Packs] = {}
+    for packs in packs_of_stages(spec):
+        found.setdefault((packs.tokens, packs.per_step), packs)
+    return tuple(packs for _, packs in sorted(found.items(), reverse=True))
+
+
+def packs_common(spec: TrainingJobSpec) -> int:
+    """Return the largest number that divides the packs of a step in every stage; 0 for a job that has none."""
+    return math.gcd(*(packs.per_step for packs in packs_of_stages(spec)))
+
+
+def mixture_changes(spec: TrainingJobSpec) -> tuple[MixtureChange, ...]:
+    """Return all changes of the weights by rising step: those of ``data.schedule`` and of stages that name weights."""
+    stages = spec.training.stages
+    of_stages = [
+        MixtureChange(from_step=first, weights=stage.weights)
+        for first, stage in zip(_first_steps(stages), stages, strict=True)
+        if stage.weights
+    ]
+    return tuple(sorted((*spec.data.schedule, *of_stages), key=lambda change: change.from_step))
+
+
+def check_learners(spec: TrainingJobSpec, shape: ModelShape) -> None:
+    """Refuse a stage in which nothing of the model would learn.
+
+    Raises:
+        InvalidConfigError: Naming the stage.
+    """
+    for stage in training_stages(spec):
+        if not shape.sees and Learner.DECODER not in stage.learners:
+            raise InvalidConfigError(
+                f"stage {stage.name!r} trains nothing: model {shape.name} is a decoder alone, "
+                f"it trains {', '.join(sorted(stage.learners))}; add Decoder",
+                field="spec.training.stages[].trains",
+            )
+
+
+def _first_steps(stages: Sequence[Stage]) -> list[int]:
+    return list(itertools.accumulate((stage.steps for stage in stages), initial=1))[: len(stages)]
+
+
+def _own_rate(stage: Stage) -> OwnRate | None:
+    said = stage.learning_rate, stage.final_learning_rate, stage.schedule, stage.warmup_steps, stage.decay_steps
+    if all(value is None for value in said):
+        return None
+    peak, final, shape, warmup_steps, decay_steps = said
+    return OwnRate(
+        learning_rate=None if peak is None else float(peak),
+        final_learning_rate=None if final is None else float(final),
+        schedule=shape,
+        warmup_steps=warmup_steps or 0,
+        decay_steps=decay_steps or 0,
+    )

@@ -1,0 +1,300 @@
+"""Memory of a rank, consumer by consumer: weights, gradients, moments, activations, logits. Arithmetic, no torch.
+
+Activations are what autograd keeps of the trainer's own layers for one token, tensor by tensor; a test of the trainer
+holds the sum to what a run on a fake process group keeps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+
+from polyreme_planner.costs import Recompute, Setting
+from polyreme_planner.hardware import GIB
+from polyreme_planner.layout import Layout
+from polyreme_planner.model_parts import SHAPES_KEPT, Parameters, Part, all_parts, layer_parts, part_parameters
+from polyreme_planner.pipeline_simulation import held_at_most
+from polyreme_planner.schedules import Schedule, chunks_of, ranks_of_stages
+from polyreme_planner.shapes import ModelShape
+from polyreme_planner.stage_split import Split
+
+LOGITS_MAX = 1 << 28
+"""Logits that the head holds at a time [scalars]; beyond it runs in chunks (``trainer/model/loss.py``)."""
+FLOAT32_BYTES = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of one rank at its fullest."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    logits_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return sum(getattr(self, field.name) for field in dataclasses.fields(self))
+
+    def largest(self) -> str:
+        """Name the consumers, the largest first."""
+        named = {field.name.removesuffix("_bytes"): getattr(self, field.name) for field in dataclasses.fields(self)}
+        ordered = sorted(named.items(), key=lambda item: -item[1])
+        return ", ".join(f"{name} {size_words(size)}" for name, size in ordered if size)
+
+
+def size_words(size_bytes: float) -> str:
+    """Write a size down: in GiB, and in MiB where that would be nothing."""
+    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB / 10 else f"{size_bytes / 2**20:.1f} MiB"
+
+
+@functools.lru_cache(maxsize=SHAPES_KEPT)
+def kept_numbers(shape: ModelShape, *, recompute: Recompute) -> Mapping[Part, float]:
+    """Count the numbers that autograd keeps of one part of each kind, for one token of the part's own stream.
+
+    The tower's stream is its patches, every other part's the tokens of the language model.
+    """
+    d, v = shape.decoder, shape.vision
+    if recompute is Recompute.FULL:
+        return {
+            Part.TOWER: v.layers * v.width,
+            Part.EMBEDDING: 0,
+            Part.DENSE: d.width,
+            Part.MOE: d.width,
+            Part.HEAD: 2 * d.width,
+        }
+    queries, values = d.heads * d.query_dim, d.heads * d.value_dim
+    norm = 2 * d.width + 1  # what it is given, what it gives, the scale of a row
+    # Latent and its norm; queries, keys, values as wide as keys, output likewise; what the last product takes.
+    attention = norm + 2 * d.kv_rank + 1 + d.rope_dim + 4 * queries + d.heads + values
+    dense = norm + 4 * d.dense_ffn_width
+    # Rows that go to the experts, gate, up, their product twice, rows that come back; where they go, in int64.
+    routed = d.experts_per_token * (2 * d.width + 4 * d.expert_ffn_width + 8)
+    moe = norm + d.experts + routed + 4 * d.shared_experts * d.expert_ffn_width
+    # Two norms; queries, keys, values, output; what the last product takes; both sides of the activation.
+    tower = v.layers * (9 * v.width + v.heads + 4 + 2 * v.ffn_width)
+    if recompute is Recompute.SELECTIVE:
+        # Held: what products and attention put out. Made anew: norms, activations, keys and values from the latent.
+        attention -= d.width + d.kv_rank + 2 * queries
+        dense -= d.width + 2 * d.dense_ffn_width
+        moe -= d.width + 2 * d.expert_ffn_width * (d.experts_per_token + d.shared_experts)
+        tower -= v.layers * (2 * v.width + v.ffn_width)
+    return {
+        Part.TOWER: tower,
+        Part.EMBEDDING: 0,
+        Part.DENSE: attention + dense,
+        Part.MOE: attention + moe,
+        Part.HEAD: 2 * d.width,
+    }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What a rank computes with of the weights [scalars]."""
+
+    common: float
+    """Of all ranks of the dense mesh's slice."""
+    matrices: float
+    """Those of them that lie in matrices of layers."""
+    routed: float
+    unit: tuple[float, float] = (0.0, 0.0)
+    """The largest part that is gathered at once where parameters are sharded: of the former, and routed ones."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _StageBytes:
+    held: _Held
+    kept: float
+
+
+def memory_of(
+    setting: Setting,
+    layout: Layout,
+    *,
+    packs: int,
+    microbatches: int,
+    recompute: Recompute,
+    schedule: Schedule | None,
+    split: Split,
+) -> Memory:
+    """Work out the fullest rank.
+
+    Args:
+        setting: Model, mix, hardware and numerics.
+        layout: Degrees.
+        packs: Of one microbatch.
+        microbatches: Of one step.
+        recompute: What layers make anew.
+        schedule: Order of the pipeline; None without one.
+        split: Decoder layers of each stage; one number without a pipeline.
+    """
+    stages = _stage_bytes(setting, layout, packs=packs, recompute=recompute, split=split)
+    logits = _logits_bytes(setting, layout, packs=packs)
+    anew = _layer_bytes(setting, layout, packs=packs) if recompute is Recompute.FULL else 0.0
+    if schedule is None:
+        return _rank_memory(setting, layout, stages, held=stages[0].kept + anew, logits=logits)
+    chunks = chunks_of(schedule, layout.pp, len(split))
+    rank_of = ranks_of_stages(schedule, layout.pp, chunks)
+    found = []
+    fullest = held_at_most(schedule, ranks=layout.pp, microbatches=microbatches, chunks=chunks)
+    for rank, moments in enumerate(fullest):
+        own = [stage for stage, at in zip(stages, rank_of, strict=True) if at == rank]
+        held = max(sum(count * stage.kept for count, stage in zip(counts, own, strict=True)) for counts in moments)
+        found.append(_rank_memory(setting, layout, own, held=held + anew, logits=logits if rank_of[-1] == rank else 0))
+    return max(found, key=lambda memory: memory.total_bytes)
+
+
+@functools.lru_cache(maxsize=SHAPES_KEPT)
+def held_parameters(shape: ModelShape) -> tuple[int, int]:
+    """Count the parameters of a model that all ranks of a stage hold, and the routed experts'."""
+    parameters, parts = part_parameters(shape), all_parts(shape)
+    return sum(parameters[part].common for part in parts), sum(parameters[part].routed for part in parts)
+
+
+def least_states(setting: Setting) -> Callable[[Layout], float]:
+    """Return what bounds the state of a layout's fullest rank from below, whatever the split [bytes].
+
+    It is the mean over the pipeline's ranks.
+    """
+    common, routed = held_parameters(setting.shape)
+    parameters = part_parameters(setting.shape)
+    matrices = sum(parameters[part].matrices for part in all_parts(setting.shape))
+
+    def least(layout: Layout) -> float:
+        held = _Held(
+            common=common / layout.tp / layout.pp,
+            matrices=matrices / layout.tp / layout.pp,
+            routed=routed / layout.ep / layout.pp,
+        )
+        return sum(_state_bytes(setting, layout, held))
+
+    return least
+
+
+def update_bytes(setting: Setting, layout: Layout) -> float:
+    """Work out what the mean rank reads and writes when weights are stepped: what it updates, each number twice."""
+    common, routed = held_parameters(setting.shape)
+    numerics = setting.numerics
+    copies = (1, 1)
+    if numerics.sharded_optimizer or numerics.sharded_parameters:
+        copies = (layout.dp * layout.cp, layout.edp)
+    updated = common / layout.tp / layout.pp / copies[0] + routed / layout.ep / layout.pp / copies[1]
+    return 2 * updated * (numerics.weight_bytes + numerics.gradient_bytes + numerics.optimizer_bytes)
+
+
+def _state_bytes(setting: Setting, layout: Layout, held: _Held) -> tuple[float, float, float]:
+    """Work out the bytes of weights, gradients and the optimizer's state."""
+    if setting.numerics.sharded_parameters:
+        return _row_bytes(setting, layout, held)
+    numerics = setting.numerics
+    copies = (layout.dp * layout.cp, layout.edp) if numerics.sharded_optimizer else (1, 1)
+    # Beside the gradients of all that a rank holds lie the sums of its shares.
+    shares = sum(part / ranks for part, ranks in zip((held.common, held.routed), copies, strict=True) if ranks > 1)
+    return (
+        numerics.weight_bytes * (held.common + held.routed),
+        numerics.gradient_bytes * (held.common + held.routed) + FLOAT32_BYTES * shares,
+        _moment_bytes(setting, held, copies),
+    )
+
+
+def _moment_bytes(setting: Setting, held: _Held, copies: tuple[int, int]) -> float:
+    numerics = setting.numerics
+    of_matrices = numerics.optimizer_bytes
+    if numerics.matrix_optimizer_bytes is not None:
+        of_matrices = numerics.matrix_optimizer_bytes
+    rest = numerics.optimizer_bytes * (held.common - held.matrices)
+    return (rest + of_matrices * held.matrices) / copies[0] + of_matrices * held.routed / copies[1]
+
+
+def _row_bytes(setting: Setting, layout: Layout, held: _Held) -> tuple[float, float, float]:
+    """The same where ranks hold rows: of these weights, sums and moments in float32; besides, what is gathered at once.
+
+    torch holds the unit that runs, the next one, and what that one arrived in; a unit's gradients, and what they are
+    summed from. Parts that nobody shares are held as otherwise.
+    """
+    numerics = setting.numerics
+    weights = gradients = moments = 0.0
+    parts = zip((held.common, held.routed), (layout.dp * layout.cp, layout.edp), held.unit, strict=True)
+    for scalars, ranks, unit in parts:
+        if ranks == 1:
+            weights += numerics.weight_bytes * scalars
+            gradients += numerics.gradient_bytes * scalars
+            moments += numerics.optimizer_bytes * scalars
+            continue
+        original = FLOAT32_BYTES if numerics.optimizer_bytes and numerics.weight_bytes < FLOAT32_BYTES else 0
+        weights += FLOAT32_BYTES * scalars / ranks + 3 * numerics.weight_bytes * unit
+        gradients += FLOAT32_BYTES * scalars / ranks + (numerics.weight_bytes + FLOAT32_BYTES) * unit
+        moments += (numerics.optimizer_bytes - original) * scalars / ranks
+    return weights, gradients, moments
+
+
+def _rank_memory(setting: Setting, layout: Layout, stages: list[_StageBytes], *, held: float, logits: float) -> Memory:
+    of = [stage.held for stage in stages]
+    together = _Held(
+        common=sum(stage.common for stage in of),
+        matrices=sum(stage.matrices for stage in of),
+        routed=sum(stage.routed for stage in of),
+        unit=max((stage.unit for stage in of), key=sum),
+    )
+    weights, gradients, moments = _state_bytes(setting, layout, together)
+    return Memory(
+        weights_bytes=round(weights),
+        gradients_bytes=round(gradients),
+        optimizer_bytes=round(moments),
+        activations_bytes=round(held),
+        logits_bytes=round(logits),
+    )
+
+
+def _stage_bytes(
+    setting: Setting, layout: Layout, *, packs: int, recompute: Recompute, split: Split
+) -> list[_StageBytes]:
+    parameters, kept = part_parameters(setting.shape), kept_numbers(setting.shape, recompute=recompute)
+    tokens = packs * setting.mix.sequence_tokens / (layout.cp * layout.tp)
+    number = setting.numerics.activation_bytes
+    streams = dict.fromkeys(Part, tokens) | {Part.TOWER: tokens * setting.mix.patches_per_token(setting.shape)}
+    units = {part: _unit(setting, layout, part, of) for part, of in parameters.items()}
+    held_numbers = {part: kept[part] * streams[part] for part in parameters}
+    layers = layer_parts(setting.shape)
+    stages, begin = [], 0
+    for at, count in enumerate(split):
+        parts = list(layers[begin : begin + count])
+        begin += count
+        parts += [Part.TOWER, Part.EMBEDDING] if at == 0 else []
+        parts += [Part.HEAD] if at == len(split) - 1 else []
+        held = _Held(
+            common=sum(parameters[part].common for part in parts) / layout.tp,
+            matrices=sum(parameters[part].matrices for part in parts) / layout.tp,
+            routed=sum(parameters[part].routed for part in parts) / layout.ep,
+            unit=max((units[part] for part in parts), key=sum),
+        )
+        stages.append(_StageBytes(held, kept=sum(held_numbers[part] for part in parts) * number))
+    return stages
+
+
+def _unit(setting: Setting, layout: Layout, part: Part, parameters: Parameters) -> tuple[float, float]:
+    """What of a part is gathered at once [scalars]: all of it, and of the tower a layer."""
+    layers = max(1, setting.shape.vision.layers) if part is Part.TOWER else 1
+    return parameters.common / layout.tp / layers, parameters.routed / layout.ep
+
+
+def _layer_bytes(setting: Setting, layout: Layout, *, packs: int) -> float:
+    """Work out what the fullest layer holds while it is made anew, and only then."""
+    shape = setting.shape
+    kept = kept_numbers(shape, recompute=Recompute.NONE)
+    tokens = packs * setting.mix.sequence_tokens / (layout.cp * layout.tp)
+    layers = [kept[part] for part in layer_parts(shape)]
+    block = kept[Part.TOWER] / max(1, shape.vision.layers) * setting.mix.patches_per_token(shape)
+    return max(*layers, block) * tokens * setting.numerics.activation_bytes
+
+
+def _logits_bytes(setting: Setting, layout: Layout, *, packs: int) -> float:
+    tokens = packs * setting.mix.sequence_tokens / layout.cp
+    words, number = setting.shape.decoder.vocabulary / layout.tp, setting.numerics.activation_bytes
+    # Float32 numbers become their own gradient; in another type they are made before, and handed on behind.
+    logit = FLOAT32_BYTES if number == FLOAT32_BYTES else FLOAT32_BYTES + 2 * number
+    head_gradient = FLOAT32_BYTES * words * setting.shape.decoder.width  # held until the backward of its microbatch
+    return logit * min(tokens * words, LOGITS_MAX) + head_gradient

@@ -1,0 +1,95 @@
+"""What a job's plan is made for: model, mix of its packs, hardware of its workers, numbers of its ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_api.labels import RESOURCE_DEVICE
+from polyreme_planner.costs import Recompute, Setting
+from polyreme_planner.curriculum import kinds_of_packs
+from polyreme_planner.flops import Mix
+from polyreme_planner.hardware import DEFAULT, HARDWARE, PROCESSOR, Hardware, Numerics
+from polyreme_planner.optimizer_state import divides_update, matrix_state_bytes, state_bytes
+from polyreme_planner.shapes import ModelShape
+
+IMAGE_PATCHES = 1024
+"""Patches of one image where packs are long enough for it: the plan does not know the images."""
+VISUAL_SHARE = 0.5
+"""Share of the tokens that are taken to be image features."""
+_UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def setting_of(spec: TrainingJobSpec, shape: ModelShape, *, pack_tokens: int | None = None) -> Setting:
+    """Say what a job's plan is made for; equal jobs give equal settings.
+
+    Args:
+        spec: What the user wants.
+        shape: Its model.
+        pack_tokens: Tokens of a pack; None for the longest of all stages.
+    """
+    tokens = kinds_of_packs(spec)[0].tokens if pack_tokens is None else pack_tokens
+    return Setting(
+        shape=shape,
+        mix=mix_of(shape, tokens),
+        hardware=hardware_of(spec),
+        numerics=numerics_of(spec, shape),
+    )
+
+
+def mix_of(
+    shape: ModelShape, pack_tokens: int, *, image_patches: int | None = None, visual_share: float | None = None
+) -> Mix:
+    """Say what a pack holds; what is not given is guessed: half of it images, and none larger than fits there.
+
+    A decoder alone is given none.
+    """
+    share = (VISUAL_SHARE if visual_share is None else visual_share) if shape.sees else 0.0
+    if image_patches is None:
+        image_patches = max(1, min(IMAGE_PATCHES, int(pack_tokens * share) * shape.vision.merge**2))
+    return Mix(sequence_tokens=pack_tokens, image_patches=image_patches, visual_share=share)
+
+
+def hardware_of(spec: TrainingJobSpec) -> Hardware:
+    """Return the hardware that a job names, or what its device resource is taken to be.
+
+    Processors have the memory that the worker's first container is limited to, shared by its ranks.
+    """
+    named = spec.workers.hardware or (PROCESSOR if spec.workers.device_resource == RESOURCE_DEVICE else DEFAULT)
+    hardware = HARDWARE[named]
+    limit = _memory_limit(spec.workers.template) if named == PROCESSOR else None
+    if limit is None:
+        return hardware
+    return dataclasses.replace(hardware, memory_bytes=limit // spec.workers.devices)
+
+
+def numerics_of(spec: TrainingJobSpec, shape: ModelShape) -> Numerics:
+    """Return the bytes of what a job's ranks hold; state in host memory is none of the device's."""
+    training = spec.training
+    working = 4 if training.precision == "float32" else 2
+    away = training.optimizer.state_memory == "Host" and hardware_of(spec).name != PROCESSOR
+    return Numerics(
+        weight_bytes=working,
+        optimizer_bytes=0 if away else state_bytes(training),
+        matrix_optimizer_bytes=0 if away else matrix_state_bytes(training),
+        activation_bytes=working,
+        sharded_optimizer=divides_update(training, shape),
+        sharded_parameters=training.parameter_sharding == "FSDP2",
+    )
+
+
+def recomputes_of(spec: TrainingJobSpec) -> tuple[Recompute, ...]:
+    """Return what a job's layers may make anew, the least first: what it names, or anything."""
+    named = spec.training.recompute
+    return tuple(Recompute) if named == "Auto" else (Recompute(named.lower()),)
+
+
+def _memory_limit(template: Mapping[str, Any]) -> int | None:
+    """Read the memory limit of a pod template's first container [bytes]; None where it has none that can be read."""
+    containers = (template.get("spec") or {}).get("containers") or [{}]
+    limit = str(((containers[0].get("resources") or {}).get("limits") or {}).get("memory", ""))
+    unit = next((unit for unit in _UNITS if limit.endswith(unit)), "")
+    digits = limit.removesuffix(unit)
+    return int(digits) * _UNITS.get(unit, 1) or None if digits.isdecimal() else None

@@ -1,0 +1,374 @@
+"""Candidates of a plan, layout x schedule x recomputation x microbatch, and what each costs.
+
+A candidate is priced by its fullest rank, in microseconds; what is chosen from (``automatic.py``) is played on its
+schedule with layers split by cost.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+from polyreme_planner.costs import Recompute, Setting, part_times, transfer_s
+from polyreme_planner.hardware import Pattern
+from polyreme_planner.layout import Layout, divisors, misfits, ulysses_degree
+from polyreme_planner.memory import Memory, held_parameters, memory_of, update_bytes
+from polyreme_planner.model_parts import all_parts
+from polyreme_planner.pipeline_simulation import Program, Simulated, program
+from polyreme_planner.schedules import V_SHAPED, Schedule, ranks_of_stages, schedule_misfits, stages_per_rank
+from polyreme_planner.stage_split import ModelTimes, Split, balanced_split, best_split, least_layers
+from polyreme_planner.traffic import Moment, StepExchange, step_exchanges
+
+ROUNDS_PLAYED = 4
+"""Microbatches that are played, in multiples of the pipeline's ranks; what lies beyond goes on at the same pace."""
+MICROBATCH_PACKS_MAX = 8
+BACKWARD_SHARE = 2 / 3
+"""Of a pass: a backward makes two products for each of the forward's."""
+TP_MAX, CP_MAX, PP_MAX = 16, 64, 64
+CHUNKS = (3, 4, 8)
+"""Stages of a rank that interleaved orders are searched with, beside two: more shrink the bubble and send more."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One way to train."""
+
+    layout: Layout
+    schedule: Schedule | None
+    """Order of the pipeline; None without one."""
+    recompute: Recompute
+    microbatch_packs: int
+    microbatches: int
+    chunks: int | None = None
+    """Stages of a rank where the order is interleaved; None for two."""
+
+    def __str__(self) -> str:
+        """Name it in one line."""
+        schedule = f" {self.schedule}" if self.schedule else ""
+        stages = "" if self.chunks is None else f", {self.chunks} stages a rank"
+        packs = f"{self.microbatches} x {self.microbatch_packs} packs"
+        again = "" if self.recompute is Recompute.NONE else f", recompute {self.recompute}"
+        return f"{self.layout}{schedule}, {packs}{stages}{again}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What is expected of a candidate."""
+
+    candidate: Candidate
+    split: Split
+    step_s: float
+    bubble: float
+    memory: Memory
+    shares_s: dict[str, float]
+    """Where the fullest rank's time goes: compute, exchanges by axis, bubble, gradients."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a search found, best first."""
+
+    best: Estimate | None
+    runners_up: tuple[tuple[Estimate, str], ...]
+    """Other layouts, and why each lost."""
+    leanest: Estimate | None
+    """Where nothing fits: what needs least memory."""
+    examined: int
+    unfit: int
+    """Candidates that do not fit the memory."""
+
+
+def candidates(setting: Setting, *, world: int, packs_per_step: int) -> Iterator[Candidate]:
+    """Go through all candidates of a world whose numbers come out even."""
+    for layout in layouts(setting, world=world, packs_per_step=packs_per_step):
+        yield from ways(setting, layout, packs_per_step=packs_per_step)
+
+
+def ways(
+    setting: Setting, layout: Layout, *, packs_per_step: int, recomputes: Sequence[Recompute] = tuple(Recompute)
+) -> Iterator[Candidate]:
+    """Go through the candidates of one layout: without stages one microbatch of all packs is among them."""
+    share = packs_per_step // layout.dp
+    orders: list[tuple[Schedule | None, int | None]] = [(None, None)]
+    if layout.pp > 1:
+        orders = [(schedule, None) for schedule in Schedule]
+        orders += [(Schedule.INTERLEAVED, chunks) for chunks in CHUNKS]
+    whole = {share} if layout.pp == 1 else set()
+    for packs in sorted({*divisors(share, MICROBATCH_PACKS_MAX), *whole}):
+        microbatches = share // packs
+        for schedule, chunks in orders:
+            if schedule is not None and not _runs(setting, schedule, layout.pp, microbatches, chunks):
+                continue
+            for recompute in recomputes:
+                yield Candidate(
+                    layout=layout,
+                    schedule=schedule,
+                    recompute=recompute,
+                    microbatch_packs=packs,
+                    microbatches=microbatches,
+                    chunks=chunks,
+                )
+
+
+def layouts(setting: Setting, *, world: int, packs_per_step: int) -> Iterator[Layout]:
+    """Go through the layouts of a world that the model's sizes allow."""
+    d, tokens = setting.shape.decoder, setting.mix.sequence_tokens
+    # Rows of parameters do not go with stages (``job.spec``).
+    stages_max = 1 if setting.numerics.sharded_parameters else min(PP_MAX, d.layers + 2)
+    for pp in divisors(world, stages_max):
+        for tp in divisors(math.gcd(world // pp, d.heads), min(TP_MAX, setting.hardware.near_devices)):
+            for cp in divisors(world // pp // tp, CP_MAX):
+                dp = world // pp // tp // cp
+                if packs_per_step % dp:
+                    continue
+                ulysses = ulysses_degree(cp, d.heads // tp)
+                for ep in divisors(math.gcd(dp * cp * tp, d.experts), d.experts):
+                    layout = Layout(dp=dp, ep=ep, pp=pp, cp=cp, tp=tp, ulysses=ulysses)
+                    if not misfits(
+                        layout, world=world, shape=setting.shape, packs_per_step=packs_per_step, pack_tokens=tokens
+                    ):
+                        yield layout
+
+
+def _runs(setting: Setting, schedule: Schedule, ranks: int, microbatches: int, chunks: int | None) -> bool:
+    stages = ranks * stages_per_rank(schedule, chunks)
+    fits = sum(least_layers(stages)) <= setting.shape.decoder.layers
+    return fits and not schedule_misfits(schedule, ranks=ranks, microbatches=microbatches)
+
+
+class Pricer:
+    """Prices candidates of one setting; what several share is worked out once."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self._times: dict[tuple[Layout, int, Recompute], tuple[ModelTimes, dict[str, float]]] = {}
+        self._layers_s: dict[tuple[Layout, int, Recompute], float] = {}
+        self._ends: dict[tuple[Layout, int, bool], tuple[float, dict[Moment, float]]] = {}
+        self._counts = collections.Counter(all_parts(setting.shape))
+        self._common, self._routed = held_parameters(setting.shape)
+
+    def bound_s(self, layout: Layout, packs_per_rank: int) -> float:
+        """Bound a step of a layout from below, whatever its schedule: the mean rank's products and exchanges [seconds].
+
+        Args:
+            layout: Degrees.
+            packs_per_rank: Of a data-parallel rank.
+        """
+        packs = min(packs_per_rank, MICROBATCH_PACKS_MAX)
+        alone = Candidate(
+            layout=layout, schedule=None, recompute=Recompute.NONE, microbatch_packs=packs, microbatches=1
+        )
+        times, _ = self.times(alone)
+        whole_s = times.first.total_s + times.last.total_s + self._layers_s[layout, packs, Recompute.NONE]
+        fullest_s = max(whole_s / layout.pp, times.first.total_s, times.last.total_s)
+        ends_s = self._ends_s(layout, whole_s / layout.pp)
+        return packs_per_rank / packs * fullest_s + ends_s
+
+    def times(self, of: Candidate) -> tuple[ModelTimes, dict[str, float]]:
+        """Time of the parts, and what all parts together exchange by axis [seconds a microbatch]."""
+        key = (of.layout, of.microbatch_packs, of.recompute)
+        if key not in self._times:
+            priced = part_times(self.setting, of.layout, packs=of.microbatch_packs, recompute=of.recompute)
+            exchanged: dict[str, float] = {}
+            for part, count in self._counts.items():
+                for axis, taken_s in priced.exchanged_s[part].items():
+                    exchanged[axis] = exchanged.get(axis, 0.0) + count * taken_s
+            times = priced.model_times(self.setting.shape)
+            self._times[key] = times, exchanged
+            self._layers_s[key] = sum(layer.total_s for layer in times.layers)
+        return self._times[key]
+
+    def quick_s(self, of: Candidate) -> float:
+        """Bound the step by the fullest rank and the way through the pipeline [seconds]."""
+        times, _ = self.times(of)
+        layers_s = self._layers_s[of.layout, of.microbatch_packs, of.recompute]
+        whole_s = times.first.total_s + times.last.total_s + layers_s
+        pp = of.layout.pp
+        ends_s = self._ends_of(of, whole_s / pp)
+        if of.schedule is None:
+            return of.microbatches * whole_s + ends_s
+        together = ranks_of_stages(of.schedule, pp)[-1] == 0
+        heaviest_s = (
+            times.first.total_s + times.last.total_s if together else max(times.first.total_s, times.last.total_s)
+        )
+        fullest_s = max(whole_s / pp, heaviest_s)
+        through = {
+            Schedule.ONE_F_ONE_B: 1.0,
+            Schedule.INTERLEAVED: 1 / stages_per_rank(of.schedule, of.chunks),
+            Schedule.ZBV: 0.2,
+            Schedule.DUAL_PIPE_V: 0.3,
+        }
+        return of.microbatches * fullest_s + (pp - 1) * whole_s / pp * through[of.schedule] + ends_s
+
+    def weighed(self, of: Candidate) -> Estimate:
+        """Work out the memory with layers dealt evenly by cost, and price by the fullest rank."""
+        times, _ = self.times(of)
+        split = self._dealt(of, times)
+        return Estimate(
+            candidate=of, split=split, step_s=self.quick_s(of), bubble=0.0, memory=self._memory(of, split), shares_s={}
+        )
+
+    def played(self, of: Candidate, plays: int) -> Estimate:
+        """Split by cost under the memory, and play the schedule."""
+        times, exchanged_s = self.times(of)
+        microbatches = of.microbatches
+        if of.schedule is None:
+            split: Split = (len(times.layers),)
+            busy_s = times.of_stages(split)[0].total_s * microbatches
+            makespan_s, bubble_s = busy_s, 0.0
+        else:
+            split, makespan_s, busy_s = self._pipeline(of, times, plays)
+            bubble_s = makespan_s - busy_s
+        exchanges = {axis: taken * microbatches / of.layout.pp for axis, taken in exchanged_s.items()}
+        ends_s = self._ends_of(of, busy_s / microbatches)
+        shares = {"compute": busy_s - sum(exchanges.values()), **exchanges, "bubble": bubble_s, "gradients": ends_s}
+        step_s = makespan_s + ends_s
+        return Estimate(
+            candidate=of,
+            split=split,
+            step_s=step_s,
+            bubble=bubble_s / makespan_s if makespan_s else 0.0,
+            memory=self._memory(of, split),
+            shares_s=shares,
+        )
+
+    def _pipeline(self, of: Candidate, times: ModelTimes, plays: int) -> tuple[Split, float, float]:
+        """Return split, makespan, and the mean of the ranks' work [seconds]."""
+        assert of.schedule is not None
+        pp, between_s = of.layout.pp, transfer_s(self.setting, of.layout, packs=of.microbatch_packs)
+        shown = played_microbatches(of)
+
+        def fits(split: Split) -> bool:
+            return self._memory(of, split).total_bytes <= self.setting.hardware.usable_bytes
+
+        split, _ = best_split(
+            times,
+            schedule=of.schedule,
+            ranks=pp,
+            microbatches=shown,
+            chunks=of.chunks,
+            transfer_s=between_s,
+            plays=plays,
+            allowed=fits,
+        )
+        stages = times.of_stages(split)
+        took_s = _program(of, shown).makespan_s(stages, transfer_s=between_s)
+        if shown < of.microbatches:
+            before = shown - pp
+            before_s = _program(of, before).makespan_s(stages, transfer_s=between_s)
+            took_s += (of.microbatches - shown) * (took_s - before_s) / pp
+        work_s = [0.0] * pp
+        for rank, stage in zip(ranks_of_stages(of.schedule, pp, of.chunks), stages, strict=True):
+            work_s[rank] += stage.total_s * of.microbatches
+        # What was not played is extrapolated, and may come out shorter than the work of the fullest rank.
+        return split, max(took_s, *work_s), sum(work_s) / pp
+
+    def _memory(self, of: Candidate, split: Split) -> Memory:
+        return memory_of(
+            self.setting,
+            of.layout,
+            packs=of.microbatch_packs,
+            microbatches=played_microbatches(of),
+            recompute=of.recompute,
+            schedule=of.schedule,
+            split=split,
+        )
+
+    def _dealt(self, of: Candidate, times: ModelTimes) -> Split:
+        if of.schedule is None:
+            return (len(times.layers),)
+        return balanced_split(times, schedule=of.schedule, ranks=of.layout.pp, chunks=of.chunks)
+
+    def _ends_of(self, of: Candidate, pass_s: float) -> float:
+        return self._ends_s(of.layout, pass_s, of.microbatches, told=of.schedule not in V_SHAPED)
+
+    def _ends_s(self, layout: Layout, pass_s: float, microbatches: int = 1, *, told: bool = True) -> float:
+        """Price what a step waits for once: gradients are summed, weights stepped, parameters gathered [seconds].
+
+        Args:
+            layout: Degrees.
+            pass_s: Forward and backward of one microbatch on the mean rank, which exchanges run behind.
+            microbatches: Of a step.
+            told: Whether the backward passes tell when a gradient is made.
+        """
+        update_s, took_s = self._step_exchanges_s(layout, microbatches, told)
+        behind_s = {
+            Moment.BEHIND_BACKWARD: BACKWARD_SHARE * pass_s,
+            Moment.BEHIND_PASSES: microbatches * pass_s,
+            Moment.BEHIND_UPDATE: update_s,
+            Moment.AFTER: 0.0,
+        }
+        return update_s + sum(max(0.0, took_s[moment] - behind_s[moment]) for moment in took_s)
+
+    def _step_exchanges_s(self, layout: Layout, microbatches: int, told: bool) -> tuple[float, dict[Moment, float]]:
+        """Price the update, and what is exchanged once a step by the moment when it runs; each once a layout."""
+        if not self.setting.numerics.sharded_parameters:
+            microbatches = 1  # only rows of parameters are exchanged with each of them
+        key = (layout, microbatches, told)
+        if key not in self._ends:
+            took_s: dict[Moment, float] = {}
+            found = step_exchanges(
+                layout,
+                self.setting.numerics,
+                common=self._common / layout.tp / layout.pp,
+                routed=self._routed / layout.ep / layout.pp,
+                microbatches=microbatches,
+                told=told,
+            )
+            for exchange in found:
+                took_s[exchange.moment] = took_s.get(exchange.moment, 0.0) + self._exchange_s(exchange)
+            self._ends[key] = update_bytes(self.setting, layout) / self.setting.hardware.bytes_per_s, took_s
+        return self._ends[key]
+
+    def _exchange_s(self, exchange: StepExchange) -> float:
+        return self.setting.hardware.exchange_s(
+            exchange.sent_bytes, group=exchange.group, pattern=Pattern.REDUCE, messages=exchange.messages
+        )
+
+
+def _program(of: Candidate, microbatches: int) -> Program:
+    assert of.schedule is not None
+    return program(of.schedule, ranks=of.layout.pp, microbatches=microbatches, chunks=of.chunks)
+
+
+def played_microbatches(of: Candidate) -> int:
+    """Microbatches of a candidate that are played."""
+    return min(of.microbatches, most_microbatches_played(of.layout))
+
+
+def most_microbatches_played(layout: Layout) -> int:
+    """Microbatches beyond which a pipeline goes on at the same pace, and holds no more."""
+    return ROUNDS_PLAYED * layout.pp
+
+
+def trained_today(of: Candidate) -> bool:
+    """Whether this version trains it."""
+    return goes_with(of.recompute, of.schedule)
+
+
+def goes_with(recompute: Recompute, schedule: Schedule | None) -> bool:
+    """Whether layers may make so much anew: gradients of inputs and weights apart would make a whole layer twice."""
+    return recompute is not Recompute.FULL or schedule not in V_SHAPED
+
+
+def play(setting: Setting, estimate: Estimate) -> Simulated | None:
+    """Play the pipeline of an estimate once more, for its picture; None without a pipeline."""
+    of = estimate.candidate
+    if of.schedule is None:
+        return None
+    times = part_times(setting, of.layout, packs=of.microbatch_packs, recompute=of.recompute)
+    order = _program(of, played_microbatches(of))
+    stages = times.model_times(setting.shape).of_stages(estimate.split)
+    return order.simulate(stages, transfer_s=transfer_s(setting, of.layout, packs=of.microbatch_packs))
+
+
+def why_slower(other: Estimate, best: Estimate) -> str:
+    """Say what makes another plan slower than the best."""
+    slower = other.step_s / best.step_s - 1
+    names = set(other.shares_s) | set(best.shares_s)
+    more = {name: other.shares_s.get(name, 0.0) - best.shares_s.get(name, 0.0) for name in sorted(names)}
+    name = max(more, key=more.__getitem__)
+    what = {"compute": "compute", "bubble": "bubble", "gradients": "gradients"}.get(name, f"{name} exchanges")
+    return f"{slower:.1%} slower: {more[name]:.3g} s more of {what} a step"

@@ -1,0 +1,108 @@
+"""Keeps a run's stored data: processed before ranks read it, made again when it is gone, its damage reported at once.
+
+Ranks map what they read, so a file that is deleted harms nobody until a rank starts: by then it is there again. Bytes
+that changed are found by the rank that reads them; its note is what is reported here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from polyreme.data.worker_process import DataWork
+from polyreme_api.clock import Clock
+from polyreme_api.errors import DataDamagedError
+from polyreme_api.job import TrainingJob
+from polyreme_datahub.stored_data import StoredData, look
+
+LOOK_EVERY_S = 1.0
+REMAKES_MAX = 3
+"""Times that one command makes missing data again."""
+NAMED_MAX = 3
+"""Damaged or missing objects that one sentence names."""
+
+_log = logging.getLogger(__name__)
+
+
+class DataKeeper:
+    """The stored data of one job.
+
+    Args:
+        work: Processes the data.
+        objects_url: The object store.
+        job: The job, with its UID.
+        clock: Clock.
+        report: Called with each sentence about damage, for the person who watches and for the report.
+    """
+
+    def __init__(
+        self, work: DataWork, *, objects_url: str, job: TrainingJob, clock: Clock, report: Callable[[str], None]
+    ) -> None:
+        self._work, self._objects_url, self._job = work, objects_url, job
+        self._clock, self._report = clock, report
+        self._reported: set[tuple[str, str]] = set()
+        self._remakes = 0
+
+    async def mend(self) -> None:
+        """Make the data again before ranks start, where an earlier run had them and they are damaged or gone.
+
+        Raises:
+            PolyremeError: If that fails.
+        """
+        seen = await self._look()
+        if seen.processed and not seen.whole:
+            self._tell(f"{_words(seen)}; it is checked and made again before the ranks start")
+            await self._make_again()
+
+    async def run(self) -> None:
+        """Process the data, then keep it until cancelled.
+
+        Raises:
+            PolyremeError: If it can't be processed, or not be made again.
+        """
+        await self._work.run()
+        while True:
+            await self._clock.sleep(LOOK_EVERY_S)
+            seen = await self._look()
+            self.report_new(seen)
+            if (not seen.processed or seen.missing) and self._remakes < REMAKES_MAX:
+                self._remakes += 1
+                self._tell(f"{_words(seen)}; it is made again ({self._remakes} of {REMAKES_MAX})")
+                await self._make_again()
+
+    async def last_look(self) -> None:
+        """Report what ranks have found since the last look."""
+        self.report_new(await self._look())
+
+    def report_new(self, seen: StoredData) -> None:
+        """Report damage that has not been reported yet."""
+        new = [note for note in seen.notes if (note.index, note.error) not in self._reported]
+        self._reported |= {(note.index, note.error) for note in new}
+        for note in new[:NAMED_MAX]:
+            self._tell(f"{note.error} (data.onDamage: {self._job.spec.data.on_damage})")
+        if len(new) > NAMED_MAX:
+            self._tell(f"stored data is damaged: {len(new) - NAMED_MAX} more samples; polyreme data show names them")
+
+    async def _make_again(self) -> None:
+        await self._work.run()
+        seen = await self._look()
+        if not seen.processed or seen.missing:
+            raise DataDamagedError(f"stored data could not be made again: {_words(seen)}")
+
+    async def _look(self) -> StoredData:
+        return await asyncio.to_thread(look, self._objects_url, self._job.spec, job=self._job.metadata.uid)
+
+    def _tell(self, words: str) -> None:
+        _log.warning("%s", words)
+        self._report(words)
+
+
+def _words(seen: StoredData) -> str:
+    if not seen.processed:
+        return "stored data is missing: the plan object of this job"
+    if seen.missing:
+        more = f" and {len(seen.missing) - NAMED_MAX} more" if len(seen.missing) > NAMED_MAX else ""
+        return f"stored data is missing or cut short: {', '.join(seen.missing[:NAMED_MAX])}{more}"
+    more = f" (and {len(seen.notes) - 1} more)" if len(seen.notes) > 1 else ""
+    return f"{seen.notes[0].error}{more}"

@@ -1,0 +1,90 @@
+"""``python -m polyreme.data.worker HOME JOB UID PARENT``: processes a job's datasets.
+
+Progress goes to standard output, one line of JSON at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from polyreme.job_files import read_job
+from polyreme.paths import Home
+from polyreme_api.errors import PolyremeError
+from polyreme_api.exit_codes import ExitCode
+from polyreme_system.files import write_json
+from polyreme_system.parent_death import end_with_parent
+
+
+def main() -> int:
+    """Process; return an exit code."""
+    # What is committed stays. On other systems than Linux, the next write to the pipe ends this process.
+    end_with_parent(int(sys.argv[4]), signal.SIGTERM)
+    home, job_file = Home(path=Path(sys.argv[1])), Path(sys.argv[2])
+    try:
+        _process(home, job_file, uid=sys.argv[3])
+    except PolyremeError as error:
+        _say({"error": str(error)})
+        return int(error.exit_code)
+    except OSError as error:
+        _say({"error": f"{error.strerror}: {error.filename or home.path}"})
+        return int(ExitCode.ENVIRONMENT)
+    except Exception as error:  # noqa: BLE001 - the edge of the process: the run must hear why
+        traceback.print_exc()
+        _say({"error": f"{type(error).__name__}: {error}; data.log has the traceback"})
+        return int(ExitCode.INTERNAL)
+    return int(ExitCode.OK)
+
+
+def _process(home: Home, job_file: Path, *, uid: str) -> None:
+    from polyreme_datahub.hub import process
+
+    job = read_job(job_file)
+    report = process(
+        job.spec,
+        registry_url=home.registry_url,
+        objects_url=home.objects_url,
+        job=uid,
+        progress=lambda progress: _say(dataclasses.asdict(progress)),
+    )
+    stages: list[dict[str, Any]] = []
+    dead: list[dict[str, Any]] = []
+    for dataset in report.datasets:
+        stages += [
+            {
+                "dataset": dataset.reference,
+                "stage": count.stage,
+                "processed": count.misses,
+                "reused": count.hits,
+                "deadLetters": count.dead,
+            }
+            for count in dataset.stages
+        ]
+        dead += [
+            {
+                "dataset": dataset.reference,
+                "stage": letter.stage,
+                "record": letter.sample_id,
+                "rule": letter.rule,
+                "error": letter.error,
+            }
+            for letter in dataset.dead_letters
+        ]
+    write_json(
+        job_file.with_name("data.json"),
+        {"job": uid, "plan": report.plan, "seconds": report.seconds, "stages": stages, "deadLetters": dead},
+    )
+
+
+def _say(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""Jobs, queues and topologies as YAML files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from polyreme_api.errors import InvalidConfigError, NotFoundError
+from polyreme_api.job import TrainingJob, parse_job
+from polyreme_api.kinds import KINDS, AnyObject
+from polyreme_api.labels import KIND_JOB
+from polyreme_planner.loading import load_job, load_object
+
+DOCUMENT_BYTES_MAX = 2 * 1024 * 1024
+DEPTH_MAX = 64
+"""Deepest nesting of a document; a job needs about ten levels."""
+
+
+def read_job(path: Path) -> TrainingJob:
+    """Read the one TrainingJob of a file (``-``: standard input) and refuse what can't run.
+
+    Raises:
+        NotFoundError: If there is no such file.
+        InvalidConfigError: If it is no YAML, holds another count of documents, or the job is refused.
+    """
+    return load_job(the_document(read_documents(path), path))
+
+
+def read_job_unplanned(path: Path) -> TrainingJob:
+    """Read the one TrainingJob of a file, whether a plan fits it or not.
+
+    Raises:
+        InvalidConfigError: As ``read_job``, but for what only a plan shows.
+    """
+    return parse_job(the_document(read_documents(path), path))
+
+
+def the_document(documents: Sequence[Any], path: Path) -> Any:
+    """Return the one document of a file.
+
+    Raises:
+        InvalidConfigError: If the file holds another count of documents.
+    """
+    if len(documents) != 1:
+        raise InvalidConfigError(
+            f"{path} holds {len(documents)} documents, rule exactly one TrainingJob", field="the file"
+        )
+    return documents[0]
+
+
+def read_documents(path: Path) -> list[Any]:
+    """Read the documents of a YAML file (``-``: standard input).
+
+    Raises:
+        NotFoundError: If there is no such file.
+        InvalidConfigError: If it can't be read, is too large, or is no YAML.
+    """
+    try:
+        text = sys.stdin.read(DOCUMENT_BYTES_MAX + 1) if str(path) == "-" else path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise NotFoundError(f"no such file: {path}", field="the path") from error
+    except OSError as error:
+        raise InvalidConfigError(f"can't read the job: {path}: {error.strerror}", field="the path") from error
+    except UnicodeDecodeError as error:
+        raise InvalidConfigError(f"can't read the job: {path} is no UTF-8 text", field="the file") from error
+    if len(text) > DOCUMENT_BYTES_MAX:
+        raise InvalidConfigError(f"job is too large: {path}, most {DOCUMENT_BYTES_MAX} bytes", field="the file")
+    try:
+        return [document for document in yaml.load_all(text, _Loader) if document is not None]
+    except (yaml.YAMLError, ValueError) as error:
+        # A ValueError comes of a scalar that looks like a date or a number and is none: 2026-02-30, 5,000 digits.
+        words = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
+        raise InvalidConfigError(f"no YAML: {path}: {words}", field="the file") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses what YAML allows and what can only be a mistake: a key given twice, nesting without end."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Read a node and what it holds."""
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(None, None, f"nested deeper than {DEPTH_MAX} levels", mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return a mapping, none of whose keys is given twice."""
+        seen: dict[str, yaml.Mark] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and seen.setdefault(key.value, key.start_mark) is not key.start_mark:
+                before = f"the first is in line {seen[key.value].line + 1}"
+                raise yaml.MarkedYAMLError(None, None, f"key {key.value!r} is given twice, {before}", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def load_cluster_objects(documents: Sequence[Any]) -> list[AnyObject] | None:
+    """Load what administrators apply; None where not every document is of such a kind.
+
+    Raises:
+        InvalidConfigError: If one is refused; of several it is named.
+    """
+    kinds = [document.get("kind") if isinstance(document, Mapping) else None for document in documents]
+    if not kinds or not all(isinstance(kind, str) and kind in KINDS and kind != KIND_JOB for kind in kinds):
+        return None
+    loaded = []
+    for number, document in enumerate(documents, start=1):
+        try:
+            loaded.append(load_object(document))
+        except InvalidConfigError as error:
+            if len(documents) == 1:
+                raise
+            raise InvalidConfigError(
+                f"document {number}, a {kinds[number - 1]}: {error.message}", field=error.field
+            ) from error
+    return loaded
+
+
+def write_job(path: Path, job: TrainingJob) -> None:
+    """Write a job as it was applied, defaults written out, atomically."""
+    from polyreme_system.files import write_atomically
+
+    manifest = job.to_object()
+    manifest.pop("status", None)
+    write_atomically(path, yaml.safe_dump(manifest, sort_keys=False))

@@ -1,5 +1,0 @@
-"""``python -m polyreme.launcher``."""
-
-from polyreme.launcher.main import main
-
-raise SystemExit(main())

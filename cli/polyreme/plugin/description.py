@@ -1,0 +1,145 @@
+"""Everything that is known of one job, on one page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from polyreme.formatting import duration, rate, share
+from polyreme.plugin.printing import columns, facts
+from polyreme.plugin.rows import age, goodput, message_of, progress_of, ready_of, reason_of, state_of
+from polyreme.plugin.snapshot import Snapshot
+from polyreme_api.progress import ProgressRecord
+from polyreme_operator.port import Manifest
+from polyreme_operator.types.timestamps import parse_time_or
+from polyreme_operator.types.views import JobView
+
+EVENTS_MAX = 20
+NODES_MAX = 16
+RESTARTS_MAX = 10
+
+
+def render(seen: Snapshot, job: JobView, events: Sequence[Manifest]) -> RenderableType:
+    """Draw the page."""
+    parts: list[RenderableType] = [facts(_head(seen, job))]
+    for title, part in (
+        ("Conditions", _conditions(seen, job)),
+        ("Workers", _workers(seen, job)),
+        ("Restarts", _restarts(seen, job)),
+        ("Time lost", _lost(job)),
+        ("Events", _events(seen, events)),
+    ):
+        if part is not None:
+            parts += [Text(), Text(title, style="bold"), part]
+    return Group(*parts)
+
+
+def _head(seen: Snapshot, job: JobView) -> list[tuple[str, object]]:
+    spec, status, attempt, record = job.spec, job.status, job.attempt, progress_of(seen, job)
+    steps = spec.training.steps if spec is not None and spec.training is not None else None
+    step = max(status.step, record.step if record is not None else 0)
+    checkpoint = status.last_checkpoint
+    bounds = ""
+    if spec is not None and (spec.workers.min_replicas or spec.workers.max_replicas):
+        bounds = f", from {spec.workers.min_replicas or '-'} to {spec.workers.max_replicas or '-'}"
+    return [
+        ("Name", f"{job.namespace}/{job.name}"),
+        ("State", f"{state_of(job)[0]} ({reason_of(job)})"),
+        ("Why", message_of(job)),
+        ("Queue", spec.queue_name if spec is not None else None),
+        ("Priority", job.priority),
+        ("Workers", f"{ready_of(job)} ready{bounds}"),
+        ("Devices", f"{spec.workers.devices} {spec.workers.device_resource} each" if spec is not None else None),
+        ("Layout", status.layout),
+        ("Recompute", status.recompute or None),
+        ("Attempt", f"{attempt.number}, {attempt.scope}, wants {attempt.desired}" if attempt is not None else None),
+        ("Step", f"{step} of {steps}" if steps else step),
+        ("Phase", record.phase.value if record is not None else None),
+        ("Pace", f"{duration(record.step_seconds)} a step, {rate(record.tokens_per_second)}" if record else None),
+        ("Stage", record.stage or None if record is not None else None),
+        ("Loss", record.loss if record is not None else None),
+        ("Held out", _held_out(record)),
+        ("Checkpoint", f"step {checkpoint.step} of attempt {checkpoint.attempt}" if checkpoint is not None else None),
+        ("Restarts", status.restarts),
+        ("Preemptions", status.preemption_count or None),
+        ("Goodput", share(ratio) if (ratio := goodput(job)) is not None else None),
+        ("Age", age(seen.now_s - job.created_s)),
+    ]
+
+
+def _held_out(record: ProgressRecord | None) -> str | None:
+    if record is None or record.held_out_loss is None:
+        return None
+    return f"loss {record.held_out_loss:.4f} behind step {record.held_out_step}"
+
+
+def _conditions(seen: Snapshot, job: JobView) -> RenderableType | None:
+    rows = [
+        (
+            entry.type,
+            entry.status,
+            entry.reason,
+            age(seen.now_s - parse_time_or(entry.last_transition_time, seen.now_s)),
+            entry.message or None,
+        )
+        for entry in job.status.conditions
+    ]
+    return columns(("TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"), rows) if rows else None
+
+
+def _workers(seen: Snapshot, job: JobView) -> RenderableType | None:
+    """Say how many workers sit on which node, and how their pods are."""
+    if job.attempt is None or not job.admitted:
+        return None
+    nodes = job.attempt.placement.node_by_index()
+    phases: dict[str, Counter[str]] = {}
+    for pod in seen.pods:
+        if pod.job_uid == job.uid:
+            word = "Terminating" if pod.deleting else pod.phase.value
+            phases.setdefault(pod.place, Counter())[word] += 1
+    counts = Counter(nodes)
+    rows = [
+        (node, count, ", ".join(f"{word} {n}" for word, n in sorted(phases.get(node, Counter()).items())) or None)
+        for node, count in list(counts.items())[:NODES_MAX]
+    ]
+    table = columns(("NODE", "WORKERS", "PODS"), rows)
+    more = len(counts) - NODES_MAX
+    return Group(table, Text(f"and {more} more nodes")) if more > 0 else table
+
+
+def _restarts(seen: Snapshot, job: JobView) -> RenderableType | None:
+    rows = [
+        (
+            record.attempt,
+            record.cause,
+            record.scope,
+            record.step,
+            record.checkpoint_step,
+            age(seen.now_s - parse_time_or(record.at, seen.now_s)),
+            record.message or None,
+        )
+        for record in list(job.status.restart_records)[-RESTARTS_MAX:]
+    ]
+    return columns(("ATTEMPT", "CAUSE", "SCOPE", "STEP", "CHECKPOINT", "AGE", "MESSAGE"), rows) if rows else None
+
+
+def _lost(job: JobView) -> RenderableType | None:
+    lost = sorted(job.status.accounting.lost, key=lambda entry: -entry.milliseconds)
+    rows = [(entry.cause, duration(entry.milliseconds / 1_000)) for entry in lost if entry.milliseconds]
+    return columns(("CAUSE", "TIME"), rows) if rows else None
+
+
+def _events(seen: Snapshot, events: Sequence[Manifest]) -> RenderableType | None:
+    def at_s(event: Manifest) -> float:
+        said = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp")
+        return parse_time_or(said, 0.0)
+
+    newest = sorted(events, key=at_s)[-EVENTS_MAX:]
+    rows = [
+        (age(seen.now_s - at_s(event)), event.get("type"), event.get("reason"), event.get("message"))
+        for event in newest
+    ]
+    return columns(("AGE", "TYPE", "REASON", "MESSAGE"), rows) if rows else None

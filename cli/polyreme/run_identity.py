@@ -1,0 +1,130 @@
+"""The identity of a run: the same YAML again goes on, an edited one is told what changed.
+
+Only ``spec.workers.replicas``, ``spec.data.onDamage`` and ``spec.suspend`` may change under a run, as under a
+TrainingJob in a cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+from polyreme.paths import RunDirectory
+from polyreme_api.errors import RefusedError
+from polyreme_api.job import TrainingJob
+from polyreme_system.files import read_json, write_json
+
+MUTABLE_FIELDS = frozenset({"spec.workers.replicas", "spec.data.onDamage", "spec.suspend"})
+CHANGES_SHOWN_MAX = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A field whose value differs between the run and the file."""
+
+    field: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        """Write ``spec.training.steps: 600 -> 800``."""
+        return f"{self.field}: {json.dumps(self.before)} -> {json.dumps(self.after)}"
+
+
+def changes(before: TrainingJob, after: TrainingJob) -> list[Change]:
+    """List the fields of the spec that differ, defaults written out."""
+    return list(_differences("spec", _plain(before), _plain(after)))
+
+
+def check_same_run(before: TrainingJob, after: TrainingJob) -> list[Change]:
+    """Return the changes that a run may take on.
+
+    Raises:
+        RefusedError: If another field changed, naming the fields and the two ways out.
+    """
+    found = changes(before, after)
+    fixed = [change for change in found if change.field not in MUTABLE_FIELDS]
+    if fixed:
+        shown = "; ".join(map(str, fixed[:CHANGES_SHOWN_MAX]))
+        more = f"; and {len(fixed) - CHANGES_SHOWN_MAX} more" if len(fixed) > CHANGES_SHOWN_MAX else ""
+        raise RefusedError(
+            f"run {before.metadata.name!r} exists with another spec: {shown}{more}; give the job a new metadata.name, "
+            "or start over with --fresh (the old run is kept beside it as .previous)"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def serving(run: RunDirectory) -> Iterator[None]:
+    """Be the one process that serves a run, until the block or the process ends.
+
+    The lock lies outside the run's folder, which ``--fresh`` moves away.
+
+    Raises:
+        RefusedError: If another process serves it.
+    """
+    run.lock_file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(run.lock_file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid = (read_identity(run) or {}).get("host", {}).get("pid", "unknown")
+            raise RefusedError(
+                f"run {run.name!r} is being served by process {pid}; watch it with polyreme runs show {run.name}, "
+                f"stop it with polyreme runs stop {run.name}"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def read_identity(run: RunDirectory) -> dict[str, Any] | None:
+    """Read who serves a run; None when there is no run."""
+    return read_json(run.identity_file)
+
+
+def write_identity(run: RunDirectory, *, created_s: float, pid: int, process_started_s: float) -> str:
+    """Record this process as the one that serves the run; return its run token."""
+    known = read_identity(run) or {}
+    token = secrets.token_hex(16)
+    write_json(
+        run.identity_file,
+        {
+            "namespace": run.namespace,
+            "name": run.name,
+            "createdAt": known.get("createdAt", created_s),
+            "uid": known.get("uid", ""),
+            "host": {"pid": pid, "processStartedAt": process_started_s, "token": token},
+        },
+        mode=0o600,
+    )
+    return token
+
+
+def remember_uid(run: RunDirectory, uid: str) -> None:
+    """Record the UID of the run's job, by which its data is pinned: it must outlive the journal."""
+    known = read_identity(run) or {}
+    if known.get("uid") != uid:
+        write_json(run.identity_file, {**known, "uid": uid}, mode=0o600)
+
+
+def _plain(job: TrainingJob) -> Any:
+    return job.spec.model_dump(mode="json", by_alias=True)
+
+
+def _differences(field: str, before: Any, after: Any) -> Iterator[Change]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in sorted(before.keys() | after.keys()):
+            yield from _differences(f"{field}.{name}", before.get(name), after.get(name))
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for at, (old, new) in enumerate(zip(before, after, strict=True)):
+            yield from _differences(f"{field}[{at}]", old, new)
+    elif before != after:
+        yield Change(field=field, before=before, after=after)

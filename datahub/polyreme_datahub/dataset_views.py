@@ -1,0 +1,124 @@
+"""What users see of datasets: the list, and one version with its stages, indexes and dead letters."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from polyreme_datahub.digests import digest_value
+from polyreme_datahub.errors import SourceInvalidError
+from polyreme_datahub.operations.types import STAGES
+from polyreme_datahub.processing import LETTERS_MAX, resolve
+from polyreme_datahub.registry import datasets, progress, work
+from polyreme_datahub.registry.datasets import DatasetVersion
+from polyreme_datahub.registry.engine import Database
+from polyreme_datahub.registry.progress import Tombstone
+from polyreme_datahub.registry.work import DeadLetter, IndexRow, StageCount
+from polyreme_datahub.sources.digits import sample_sources
+from polyreme_datahub.sources.open import describe_source
+
+NAME = re.compile(r"[a-z0-9]([-a-z0-9./]*[a-z0-9])?")
+NAME_CHARACTERS_MAX = 240
+OWN = "sample/"
+NAMES_MAX = 1000
+TOMBSTONES_MAX = 1000
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetSummary:
+    """One line of the list."""
+
+    name: str
+    versions: int
+    """0: brought along, and not used yet."""
+    records: int
+    """Of the newest version."""
+    kind: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetDetails:
+    """One version in full."""
+
+    version: DatasetVersion
+    versions: tuple[int, ...]
+    """Every version's number."""
+    samples: int
+    """Ingested records."""
+    stages: tuple[StageCount, ...]
+    """Hits and misses over all runs; dead letters as they stand."""
+    indexes: tuple[IndexRow, ...]
+    dead_letters: tuple[DeadLetter, ...]
+    """At most ``LETTERS_MAX``, by ordinal."""
+    dead: int
+    """Records with a dead letter."""
+    tombstones: tuple[Tombstone, ...]
+
+
+def add_dataset(
+    database: Database, name: str, source: str | Path | Mapping[str, Any], *, now_s: float
+) -> DatasetVersion:
+    """Register a version; see ``polyreme_datahub.hub.register``."""
+    if not NAME.fullmatch(name) or len(name) > NAME_CHARACTERS_MAX:
+        raise SourceInvalidError(
+            f"dataset name: {name!r}, rule lower-case letters, digits, '-', '.', '/' inside",
+            field="the dataset's name",
+        )
+    if name.startswith(OWN):
+        raise SourceInvalidError(
+            f"dataset name: {name!r}, names under {OWN} are polyreme's own", field="the dataset's name"
+        )
+    description, records = describe_source(source if isinstance(source, Mapping) else str(source))
+    digest = digest_value(description)
+    return datasets.add_version(database, name=name, source=description, digest=digest, records=records, now_s=now_s)
+
+
+def summaries(database: Database, *, after: str = "", count_max: int = NAMES_MAX) -> list[DatasetSummary]:
+    """List the datasets whose names come after ``after``, by name."""
+    newest: dict[str, DatasetSummary] = {
+        name: DatasetSummary(name=name, versions=0, records=source["pages"], kind=source["kind"])
+        for name, source in sample_sources().items()
+        if name > after
+    }
+    for version in datasets.newest_versions(database, after=after, count_max=count_max):
+        newest[version.name] = DatasetSummary(
+            name=version.name, versions=version.number, records=version.records, kind=version.source["kind"]
+        )
+    return [newest[name] for name in sorted(newest)][:count_max]
+
+
+def details(database: Database, root: Path, reference: str, *, now_s: float) -> DatasetDetails:
+    """Show one version; see ``polyreme_datahub.hub.show_dataset``."""
+    version = resolve(database, reference, now_s=now_s)
+    indexes = progress.indexes_of(database, version.id)
+    adopt_tombstones(database, root, [index.manifest for index in indexes])
+    counts = progress.statistics_of(database, version.id)
+    manifests = {index.manifest for index in indexes}
+    return DatasetDetails(
+        version=version,
+        versions=tuple(datasets.numbers_of(database, version.name)),
+        samples=work.count_samples(database, version.id),
+        stages=tuple(counts.get(stage, StageCount(stage=stage)) for stage in STAGES),
+        indexes=tuple(indexes),
+        dead_letters=tuple(work.first_letters(database, version.id, count_max=LETTERS_MAX)),
+        dead=sum(work.count_dead(database, version.id).values()),
+        tombstones=tuple(progress.tombstones_of(database, manifests, count_max=TOMBSTONES_MAX)),
+    )
+
+
+def adopt_tombstones(database: Database, root: Path, manifests: list[str]) -> None:
+    """Take the notes that ranks left about damaged samples into the registry."""
+    stones: list[Tombstone] = []
+    for manifest in manifests:
+        paths = islice((root / "tombstones" / manifest).glob("[0-9]*.json"), TOMBSTONES_MAX)
+        for path in paths:
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                stones.append(Tombstone(index_digest=manifest, **json.loads(path.read_bytes())))
+    if stones:
+        progress.add_tombstones(database, stones)

@@ -1,0 +1,1 @@
+"""Indexes of the observed cluster: jobs, pods, nodes, Leases, children, plans, usage."""

@@ -1,0 +1,134 @@
+"""What is taken, from what is: admitted placements and pods that have not ended.
+
+A worker's place (job, index, node) is charged once, by whichever of the two name it, so a job is charged from its
+admission until its attempt is closed and its last pod, orphans included, is gone; a replacement that waits for its
+predecessor on the same node is charged once. Intents that are still open need no charge: nothing is admitted before
+they are settled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeAlias
+
+from polyreme_operator.cache.nodes import NodeTable
+from polyreme_operator.types.inventory import Requests
+from polyreme_operator.types.views import JobView, PodView
+
+Place: TypeAlias = tuple[str, int, str]
+"""UID of the job, worker index, node."""
+BY_PLACEMENT = ""
+"""Source of a charge that an admitted placement makes; a pod's UID is the source of its own."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Charge:
+    """What one worker's place takes, and of which queue."""
+
+    queue: str
+    requests: Requests
+
+
+class UsageLedger:
+    """Charges by place, counted up as jobs and pods come and go.
+
+    Of several sources of one place the placement says what it takes, and of several pods the first by UID: what is
+    taken depends on what is there, not on the order in which it was seen.
+    """
+
+    def __init__(self, nodes: NodeTable) -> None:
+        self.used: dict[tuple[str, str], int] = defaultdict(int)
+        """Pieces by queue and resource."""
+        self._nodes = nodes
+        self._sources: dict[Place, dict[str, Charge]] = {}
+        self._jobs_by_node: dict[str, dict[str, int]] = {}
+
+    def charge(self, place: Place, source: str, charge: Charge) -> bool:
+        """Charge a place; tell whether less is taken than before."""
+        sources = self._sources.get(place)
+        if sources is None:
+            self._sources[place] = {source: charge}
+            self._book(place, charge, 1)
+            self._count(place, 1)
+            return False
+        before = sources[min(sources)]
+        sources[source] = charge
+        return self._rebook(place, before, sources[min(sources)])
+
+    def release(self, place: Place, source: str) -> bool:
+        """Take one source of a charge back; tell whether less is taken than before."""
+        sources = self._sources.get(place)
+        if sources is None or source not in sources:
+            return False
+        before = sources[min(sources)]
+        del sources[source]
+        if sources:
+            return self._rebook(place, before, sources[min(sources)])
+        del self._sources[place]
+        self._book(place, before, -1)
+        self._count(place, -1)
+        return True
+
+    def jobs_on(self, node: str) -> Iterable[str]:
+        """Return the UIDs of jobs that have a place on a node."""
+        return self._jobs_by_node.get(node, ())
+
+    def _rebook(self, place: Place, before: Charge, after: Charge) -> bool:
+        if before == after:
+            return False
+        self._book(place, before, -1)
+        self._book(place, after, 1)
+        return True
+
+    def _book(self, place: Place, charge: Charge, sign: int) -> None:
+        self._nodes.add(place[2], charge.requests, sign, busy=True)
+        for resource, amount in charge.requests:
+            self.used[charge.queue, resource] += sign * amount
+
+    def _count(self, place: Place, sign: int) -> None:
+        uid, _, node = place
+        jobs = self._jobs_by_node.setdefault(node, {})
+        jobs[uid] = jobs.get(uid, 0) + sign
+        if not jobs[uid]:
+            del jobs[uid]
+        if not jobs:
+            del self._jobs_by_node[node]
+
+
+def pod_charge(pod: PodView) -> tuple[Place, Charge] | None:
+    """Return what a pod takes; None for one that takes nothing, ended or without a place."""
+    if not pod.place or pod.ended:
+        return None
+    return (pod.job_uid, pod.index, pod.place), Charge(pod.queue, pod.requests)
+
+
+def placement_charges(job: JobView) -> Iterator[tuple[Place, Charge]]:
+    """Yield what an admitted job's placement takes."""
+    attempt = job.attempt
+    if not job.admitted or attempt is None or job.spec is None:
+        return
+    charge = Charge(job.spec.queue_name, job.requests)
+    for index, node in enumerate(attempt.placement.node_by_index()):
+        yield (job.uid, index, node), charge
+
+
+def usage_of(jobs: Iterable[JobView], pods: Iterable[PodView]) -> Mapping[Place, Charge]:
+    """Recompute what is taken, from nothing: the measure of the ledger."""
+    places: dict[Place, Charge] = {}
+    for pod in sorted(pods, key=lambda pod: pod.uid, reverse=True):
+        if (taken := pod_charge(pod)) is not None:
+            places[taken[0]] = taken[1]
+    for job in jobs:
+        places.update(placement_charges(job))
+    return places
+
+
+def by_queue(places: Mapping[Place, Charge]) -> Mapping[tuple[str, str], int]:
+    """Sum charges up by queue and resource."""
+    used: Counter[tuple[str, str]] = Counter()
+    for charge in places.values():
+        for resource, amount in charge.requests:
+            used[charge.queue, resource] += amount
+    return used

@@ -1,0 +1,496 @@
+"""The cluster as it was last seen: kept up to date by watch events, by lists, and by the answers to our own writes.
+
+Nothing here goes back in time: of two states of one object the one with the larger resource version stays, whichever
+way it came. (Resource versions of one kind are ordered integers: KEP-5504.) What decisions ask of the whole cluster is
+counted along with each event, so that a decision costs what it looks at and not what there is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import ChainMap, defaultdict
+from collections.abc import Set as AbstractSet
+
+from polyreme_api import labels
+from polyreme_api.ownership import owner_of_job_object
+from polyreme_operator.cache.absent_nodes import AwayNodes
+from polyreme_operator.cache.children import ChildIndex
+from polyreme_operator.cache.jobs import JobIndex, is_ours
+from polyreme_operator.cache.leases import LeaseIndex, lease_ref
+from polyreme_operator.cache.nodes import NodeTable
+from polyreme_operator.cache.plan_book import PlanBook, with_plans
+from polyreme_operator.cache.pods import PodChange, PodIndex
+from polyreme_operator.cache.seen_versions import VOID, SeenVersions
+from polyreme_operator.cache.usage import UsageLedger
+from polyreme_operator.port import Manifest, ObjectRef, WatchEvent, WatchEventType
+from polyreme_operator.publishing.pending_reasons import PendingReasons
+from polyreme_operator.publishing.queue_status import queue_statuses, topology_status
+from polyreme_operator.queueing.tree import QueueTree
+from polyreme_operator.reconcile.quarantine import fault_message
+from polyreme_operator.scheduler import Batch, ClusterSnapshot
+from polyreme_operator.types.actions import WriteQueueStatus
+from polyreme_operator.types.changes import Changes, Unreadable
+from polyreme_operator.types.intents import Intents, assume_all
+from polyreme_operator.types.observer import CycleReport
+from polyreme_operator.types.parse import (
+    lacks_class,
+    parse_foreign_pod,
+    parse_intents_object,
+    parse_job_view,
+    parse_lease,
+    parse_node,
+    parse_pod,
+    parse_unreadable_job,
+    priority_of,
+)
+from polyreme_operator.types.parse_settings import parse_priority_class, parse_queue, parse_topology
+from polyreme_operator.types.plans import JobPlans, PlanRequest
+from polyreme_operator.types.queues import QueueView
+from polyreme_operator.types.reasons import Reason, Scope
+from polyreme_operator.types.snapshot import JobSnapshot, Refusal
+from polyreme_operator.types.views import JobView, NodeView, TopologyView
+
+WATCHED_KINDS = (
+    "TrainingJob",
+    "TrainingQueue",
+    "ClusterTopology",
+    "PriorityClass",
+    "Pod",
+    "Node",
+    "Lease",
+    "ConfigMap",
+)
+_FRESH_SCOPES = frozenset({Scope.START, Scope.RESUME, Scope.GANG})
+"""Scopes of attempts of which every pod is new."""
+_log = logging.getLogger(__name__)
+
+
+class ClusterCache:
+    """Views by object, with the indices that decisions need."""
+
+    def __init__(self) -> None:
+        self.nodes = NodeTable()
+        self.ledger = UsageLedger(self.nodes)
+        self.jobs = JobIndex(self.ledger)
+        self.queues: dict[str, QueueView] = {}
+        self.topology: TopologyView | None = None
+        self.told = PendingReasons(self.jobs)
+        self.plans = PlanBook()
+        self.versions = SeenVersions()
+        self._present: dict[str, set[ObjectRef]] = defaultdict(set)
+        self._job_refs: dict[ObjectRef, str] = {}
+        self._pods = PodIndex(self.nodes, self.ledger)
+        self._leases = LeaseIndex()
+        self._away = AwayNodes(lambda node: bool(self.ledger.jobs_on(node)))
+        self._priorities: dict[str, int] = {}
+        self._tree = QueueTree.of(())
+        self._intents = Intents(known=False)
+        self._settled: set[str] = set()
+        """Jobs of the intents that need no more cancellation."""
+        self.children = ChildIndex()
+        self._refusals: dict[str, Refusal] = {}
+        self._asking: set[str] = set()
+        self._bookings = 0
+
+    def apply(self, event: WatchEvent, *, now_s: float) -> Changes:
+        """Take one watch event."""
+        if event.type is WatchEventType.BOOKMARK:
+            return Changes()
+        if event.type is WatchEventType.DELETED:
+            return self.remove(ObjectRef.of(event.object), version=int(event.resource_version))
+        return self.put(event.object, now_s=now_s)
+
+    def put(self, manifest: Manifest, *, now_s: float, listed_at: int | None = None) -> Changes:
+        """Take the state of one object, unless a newer one is known; ``listed_at`` is the version of its list."""
+        ref, version = ObjectRef.of(manifest), int(manifest["metadata"]["resourceVersion"])
+        if ref not in self.versions and _is_others(ref.kind, manifest):
+            return Changes()
+        if listed_at is not None and self.versions.shows_restore(ref, version, listed_at=listed_at):
+            self.void_versions(f"{ref} is listed at version {version} and was seen at {self.versions.of(ref)}")
+        if version <= self.versions.of(ref):
+            return Changes()
+        self.versions.take(ref, version)
+        self._present[ref.kind].add(ref)
+        try:
+            changes = self._parse(ref, manifest, now_s)
+        except Exception as error:  # noqa: BLE001 - whatever is stored must not stop the operator
+            _log.warning("object can't be read: %s, %s", ref, fault_message(error))
+            changes = self._put_unreadable(ref, manifest, fault_message(error))
+        return self._noted(changes)
+
+    def quarantine(self, uid: str, why: str, *, in_round: bool, reason: Reason = Reason.INTERNAL_ERROR) -> Changes:
+        """Leave a job as it is from now on; empty ``why``: decide about it again."""
+        job = self.jobs.views.get(uid)
+        if job is None:
+            return Changes()
+        in_round = in_round and why != ""
+        change = self.jobs.put(dataclasses.replace(job, fault=why, fault_reason=reason, fault_in_round=in_round))
+        return self._noted(Changes(jobs={uid}, capacity=change.freed, asks=change.asks))
+
+    def take_plans(self, request: PlanRequest, answer: JobPlans) -> Changes:
+        """Take the answer to a request for plans."""
+        waited, turned_away = self.plans.put(request, answer)
+        changes = Changes()
+        for uid in sorted(waited | turned_away):
+            job = self.jobs.views.get(uid)
+            if job is not None and job.planning is not None:
+                change = self.jobs.put(self._with_plans(job))
+                # A size that was wished for before there was a plan for it is decided about now.
+                changes |= Changes(jobs={uid}, capacity=change.freed, asks=True)
+        return self._noted(changes)
+
+    def _with_plans(self, job: JobView) -> JobView:
+        """Give a job its plans if they are known, and ask for them otherwise."""
+        if job.planning is None:
+            return job
+        answer = self.plans.answer(job.planning)
+        if answer is not None:
+            return with_plans(job, answer)
+        self.plans.want(job.planning, job.uid)
+        return job
+
+    def remove(self, ref: ObjectRef, *, version: int | None) -> Changes:
+        """Take the deletion of one object at ``version``; None: it was looked for and is not there."""
+        if version is not None:
+            if version < self.versions.of(ref):
+                return Changes()
+            self.versions.take(ref, version)
+        return self._noted(self._forget(ref))
+
+    def forget_unlisted(self, kind: str, listed: AbstractSet[ObjectRef], *, version: int) -> Changes:
+        """Take that a whole list was put: what it lacks and is not newer is gone. This finds what a watch lost."""
+        changes = Changes()
+        for ref in sorted(self._present[kind] - listed):
+            if self.versions.of(ref) <= version:
+                changes |= self._noted(self._forget(ref))
+        self.versions.drop_deleted(kind, self._present[kind], version=version)
+        return changes
+
+    def void_versions(self, why: str) -> None:
+        """Take that the cluster was restored from a backup: states with lower versions are newer than what is known."""
+        _log.warning("the cluster was restored from a backup, known versions are void: %s", why)
+        self.versions.void()
+        for uid, job in self.jobs.views.items():
+            # A generation may be that of another spec now.
+            self.jobs.views[uid] = dataclasses.replace(job, generation=VOID)
+
+    def decided(self, batch: Batch, *, now_s: float) -> set[str]:
+        """Take the scheduler's last words; return the UIDs of jobs for which they differ, and that must be told."""
+        return self.told.take(batch, tree=self._tree, now_s=now_s)
+
+    def is_intended(self, uid: str) -> bool:
+        """Tell whether the intents name a job, and what became of that is not settled."""
+        return uid not in self._settled and any(entry.uid == uid for entry in self._intents.entries)
+
+    def settle(self, uid: str) -> None:
+        """Note that nothing of a job's intent can land any more: a later write was accepted, or it was refused."""
+        self._settled.add(uid)
+
+    def ask(self, uid: str, *, asks: bool) -> Changes:
+        """Note whether a job needs another place, which is not one job's to take."""
+        if not asks:
+            self._asking.discard(uid)
+            return Changes()
+        self._asking.add(uid)
+        return Changes(asks=True)
+
+    def note_refusal(self, uid: str, message: str, *, ends_attempt: bool, now_s: float) -> Changes:
+        """Remember that an object of a job's current attempt was refused."""
+        job, known = self.jobs.views.get(uid), self._refusals.get(uid)
+        if job is None or job.attempt is None:
+            return Changes()
+        number = job.attempt.number
+        if known is not None and known.attempt == number and known.ends_attempt >= ends_attempt:
+            return Changes()
+        self._refusals[uid] = Refusal(attempt=number, message=message, since_s=now_s, ends_attempt=ends_attempt)
+        return Changes(jobs={uid})
+
+    def forget_refusal(self, uid: str) -> None:
+        """Note that nothing was refused any more."""
+        self._refusals.pop(uid, None)
+
+    def note_bound(self, ref: ObjectRef, *, uid: str, node: str) -> None:
+        """Remember that a pod was bound, until its watch says so: so it is not bound twice."""
+        self._pods.note_bound(ref, uid=uid, node=node)
+
+    def job(self, uid: str) -> JobView | None:
+        """Return a job by UID."""
+        return self.jobs.views.get(uid)
+
+    def lease_ref(self, uid: str) -> ObjectRef | None:
+        """Return the reference of a job's Lease."""
+        job = self.jobs.views.get(uid)
+        return None if job is None or uid not in self._leases.by_job else lease_ref(job)
+
+    def excuse_silence(self, outage_s: float, *, now_s: float) -> None:
+        """Give every leader the time back in which nobody could hear it: an outage of ours is no silence of its own."""
+        self._leases.excuse_silence(outage_s, now_s=now_s)
+
+    def snapshot(self, uid: str, *, now_s: float, lease_read: bool = False) -> JobSnapshot | None:
+        """Return what one job's reconcile sees; None for a job that is gone."""
+        job = self.job(uid)
+        if job is None:
+            return None
+        pods, names, known = self._pods.by_job.get(uid, {}), self._places(uid), self.nodes.views
+        until_s, refusal = self.children.until_s(uid), self._refusals.get(uid)
+        current = refusal is not None and job.attempt is not None and refusal.attempt == job.attempt.number
+        return JobSnapshot(
+            job=job,
+            pods=tuple(sorted(pods.values(), key=lambda pod: (pod.namespace, pod.name))),
+            nodes={name: known[name] for name in names if name in known} | self._absent(names, now_s),
+            lease=self._leases.by_job.get(uid),
+            pending=self.told.pending(job, tree=self._tree, now_s=now_s),
+            refused=self.told.refused.get(uid, ""),
+            children=self.children.known(uid, now_s=now_s),
+            children_until_s=until_s if until_s is not None and until_s > now_s else None,
+            secret_renewed=self.children.is_secret_renewed(uid),
+            refusal=refusal if current else None,
+            lease_read=lease_read,
+        )
+
+    def cluster(self, *, now_s: float, leases_read: frozenset[str] = frozenset()) -> ClusterSnapshot:
+        """Return what admission and placement see."""
+        jobs = self.jobs
+        self._intents = assume_all(self._intents, (job for job in jobs.views.values() if is_ours(job)))
+        asking = {name for uid in self._asking for name in self._places(uid)}
+        return ClusterSnapshot(
+            inventory=self.nodes.snapshot(),
+            jobs=jobs.views,
+            waiting=jobs.waiting,
+            running=jobs.running,
+            resizing=jobs.resizing,
+            exclusive=jobs.exclusive,
+            making_way=jobs.making_way,
+            asking=self._asking,
+            pods=self._pods.by_job,
+            leases=self._leases.by_job,
+            nodes=ChainMap(self._absent(asking, now_s), self.nodes.views),
+            tree=self._tree,
+            used=self.ledger.used,
+            refused=self.told.known_misfits,
+            intents=self._intents,
+            settled=self._settled,
+            leases_read=leases_read,
+        )
+
+    def refresh(self, *, now_s: float) -> set[str]:
+        """Return the UIDs of jobs that are to be told what was held back, as far as it is due."""
+        return self.told.refresh(tree=self._tree, now_s=now_s)
+
+    def standings(self, *, now_s: float) -> list[WriteQueueStatus]:
+        """Return what is to be written of queues and topology, as far as that differs from what they say."""
+        found = queue_statuses(self.queues, self._tree, self.jobs, self.ledger.used, self.told, now_s=now_s)
+        if self.topology is not None:
+            found += topology_status(self.topology, self.nodes.arrangement(), now_s=now_s)
+        return found
+
+    def seen(self, *, cycle_s: float, placement_s: tuple[float, ...]) -> CycleReport:
+        """Return a round in numbers, for those who watch."""
+        return CycleReport(
+            cycle_s=cycle_s,
+            placement_s=placement_s,
+            waiting=self.told.counts(),
+            used=dict(self.ledger.used),
+            quota={
+                (queue.name, quota.resource): quota.nominal for queue in self.queues.values() for quota in queue.quotas
+            },
+            objects={kind: len(refs) for kind, refs in self._present.items()},
+            quarantined=len(self.jobs.quarantined),
+        )
+
+    @property
+    def tree(self) -> QueueTree:
+        """The queues and their cohorts."""
+        return self._tree
+
+    def _places(self, uid: str) -> set[str]:
+        """Return the nodes that a job's pods and placement name."""
+        job = self.job(uid)
+        names = {pod.place for pod in self._pods.by_job.get(uid, {}).values() if pod.place}
+        if job is not None and job.attempt is not None:
+            names.update(job.attempt.placement.node_by_index())
+        return names
+
+    def _absent(self, names: AbstractSet[str], now_s: float) -> dict[str, NodeView]:
+        # Not as a difference of sets: that would walk all nodes.
+        return self._away.absent([name for name in names if name not in self.nodes.views], now_s)
+
+    def _noted(self, changes: Changes) -> Changes:
+        if changes.capacity:
+            self.told.forget_unschedulable()
+        changes.taken |= self.nodes.bookings != self._bookings
+        self._bookings = self.nodes.bookings
+        return changes
+
+    def _parse(self, ref: ObjectRef, manifest: Manifest, now_s: float) -> Changes:
+        match ref.kind:
+            case "TrainingJob":
+                known = self.jobs.views.get(self._job_refs.get(ref, ""))
+                return self._put_job(ref, parse_job_view(manifest, known, priorities=self._priorities, seen_s=now_s))
+            case "Pod":
+                pod = parse_pod(manifest, seen_s=now_s, known=self._pods.known(ref))
+                job = None if pod is None else self.jobs.views.get(pod.job_uid)
+                return _pod_changes(self._pods.put(ref, pod, job, foreign=lambda: parse_foreign_pod(manifest)))
+            case "Node":
+                return self._put_node(self._away.seen(parse_node(manifest), now_s))
+            case "Lease":
+                lease = parse_lease(manifest, seen_s=now_s, known=self._leases.known(ref))
+                if lease is None:
+                    return self._forget(ref)
+                return Changes(jobs=self._leases.put(ref, lease, self.jobs.views.get(lease.job_uid)))
+            case "ConfigMap":
+                intents = parse_intents_object(manifest)
+                if intents is not None:
+                    self._intents, self._settled = intents, set()
+                return Changes(asks=intents is not None)
+            case _:
+                return self._put_setting(ref, manifest)
+
+    def _put_unreadable(self, ref: ObjectRef, manifest: Manifest, why: str) -> Changes:
+        """Take an unreadable object: known jobs, pods and nodes (closed to new pods) are kept, others are forgotten."""
+        unreadable = Unreadable(ref=ref, uid=str(manifest["metadata"].get("uid", "")), why=why)
+        pod, node = self._pods.known(ref), self.nodes.views.get(ref.name) if ref.kind == "Node" else None
+        if ref.kind == "TrainingJob":
+            changes = self._put_unreadable_job(ref, manifest, why)
+        elif pod is not None and pod.uid == unreadable.uid:
+            changes = Changes()
+        elif node is not None:
+            changes = self._put_node(dataclasses.replace(node, unschedulable=True))
+        else:
+            changes = self._forget(ref)
+            # It is there, as a list will say again.
+            self._present[ref.kind].add(ref)
+        return changes | Changes(unreadable=(unreadable,))
+
+    def _put_unreadable_job(self, ref: ObjectRef, manifest: Manifest, why: str) -> Changes:
+        known = self.jobs.views.get(self._job_refs.get(ref, ""))
+        try:
+            return self._put_job(ref, parse_unreadable_job(manifest, known, why))
+        except Exception as error:  # noqa: BLE001 - as above: then it is as if it were not there
+            _log.warning("nothing of this job can be read: %s, %s", ref, fault_message(error))
+            return self._forget(ref)
+
+    def _put_setting(self, ref: ObjectRef, manifest: Manifest) -> Changes:
+        """Take an object by which people say how jobs are to be queued and placed."""
+        match ref.kind:
+            case "TrainingQueue":
+                before, self.queues[ref.name] = self.queues.get(ref.name), parse_queue(manifest)
+                return self._queues_changed(before, self.queues[ref.name])
+            case "ClusterTopology":
+                topology = parse_topology(manifest)
+                return Changes() if topology is None else self._put_topology(topology)
+            case "PriorityClass":
+                return self._put_priority(ref.name, parse_priority_class(manifest))
+            case _:
+                return Changes()
+
+    def _put_job(self, ref: ObjectRef, job: JobView) -> Changes:
+        changes = Changes(jobs={job.uid})
+        if self._job_refs.get(ref, job.uid) != job.uid:
+            changes |= self._forget(ref)
+            self._present[ref.kind].add(ref)
+        if self._job_refs.get(ref) is None:
+            self._leases.adopt(job)
+            changes |= _pod_changes(self._pods.adopt(job))
+        self._job_refs[ref] = job.uid
+        before, attempt = self.jobs.views.get(job.uid), job.attempt
+        if before is not None and attempt is not None and attempt.scope != Scope.PROCESS and _begins(before, job):
+            self.children.begin(job.uid, fresh=attempt.scope in _FRESH_SCOPES)
+        change = self.jobs.put(self._with_plans(job))
+        changes.capacity |= change.freed
+        changes.asks |= change.asks
+        return changes
+
+    def _put_node(self, node: NodeView) -> Changes:
+        before = self.nodes.put(node)
+        if before == node:
+            return Changes()
+        told = before is None or before.health != node.health
+        return Changes(jobs=set(self.ledger.jobs_on(node.name)) if told else set(), capacity=True)
+
+    def _queues_changed(self, before: QueueView | None, after: QueueView | None) -> Changes:
+        if before is not None and after is not None and _settled(before) == _settled(after):
+            return Changes()
+        self._tree = QueueTree.of(sorted(self.queues.values(), key=lambda queue: queue.name))
+        return Changes(capacity=True)
+
+    def _put_topology(self, topology: TopologyView | None) -> Changes:
+        before, self.topology = self.topology, topology
+        levels = () if topology is None else topology.levels
+        self.nodes.set_levels(levels)
+        return Changes(capacity=(() if before is None else before.levels) != levels)
+
+    def _put_priority(self, name: str, value: int | None) -> Changes:
+        if value is None:
+            self._priorities.pop(name, None)
+        else:
+            self._priorities[name] = value
+        changes = Changes()
+        for job in list(self.jobs.views.values()):
+            priority, missing = priority_of(job.spec, self._priorities), lacks_class(job.spec, self._priorities)
+            if (priority, missing) != (job.priority, job.class_missing):
+                change = self.jobs.put(dataclasses.replace(job, priority=priority, class_missing=missing))
+                changes |= Changes(jobs={job.uid}, capacity=change.freed, asks=change.asks)
+        return changes
+
+    def _forget(self, ref: ObjectRef) -> Changes:
+        was_present = ref in self._present[ref.kind]
+        self._present[ref.kind].discard(ref)
+        match ref.kind:
+            case "TrainingJob":
+                return self._forget_job(ref)
+            case "Pod":
+                return _pod_changes(self._pods.remove(ref))
+            case "Node":
+                jobs = set(self.ledger.jobs_on(ref.name))
+                return Changes(jobs=jobs, capacity=self.nodes.remove(ref.name) is not None)
+            case "Lease":
+                return Changes(jobs=self._leases.remove(ref))
+            case "TrainingQueue":
+                before = self.queues.pop(ref.name, None)
+                return Changes() if before is None else self._queues_changed(before, None)
+            case "ClusterTopology":
+                known = self.topology is not None and self.topology.name == ref.name
+                return self._put_topology(None) if known else Changes()
+            case "PriorityClass":
+                return self._put_priority(ref.name, None)
+            case "ConfigMap" if was_present and ref.name == labels.INTENTS_NAME:
+                _log.warning("%s is gone: every job that has not finished is cancelled before the next admission", ref)
+                self._intents, self._settled = Intents(known=False), set()
+                return Changes(asks=True)
+            case _:
+                return Changes()
+
+    def _forget_job(self, ref: ObjectRef) -> Changes:
+        uid = self._job_refs.pop(ref, None)
+        if uid is None:
+            return Changes()
+        self._leases.drop(uid)
+        self.children.forget(uid)
+        self._refusals.pop(uid, None)
+        self._settled.discard(uid)
+        self._asking.discard(uid)
+        self.told.forget(uid)
+        return Changes(jobs={uid}, capacity=self.jobs.remove(uid).freed)
+
+
+def _pod_changes(change: PodChange) -> Changes:
+    return Changes(jobs=set(change.jobs), capacity=change.freed)
+
+
+def _is_others(kind: str, manifest: Manifest) -> bool:
+    """Whether an object that we never knew is none of ours: nothing is kept of it, not even its version."""
+    if kind == "ConfigMap":
+        return bool(manifest["metadata"]["name"] != labels.INTENTS_NAME)
+    return kind == "Lease" and owner_of_job_object(manifest["metadata"]) is None
+
+
+def _begins(before: JobView, after: JobView) -> bool:
+    number = 0 if before.attempt is None else before.attempt.number
+    return after.attempt is not None and after.attempt.number != number
+
+
+def _settled(queue: QueueView) -> QueueView:
+    """Return a queue without what its status says, which is our own word."""
+    return dataclasses.replace(queue, resource_version="", used_seconds=(), used_at_s=0.0)

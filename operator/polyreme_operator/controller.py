@@ -1,0 +1,484 @@
+"""The only effects of the operator: it watches, lets the core decide, and applies what the core asked for.
+
+One dispatcher wakes on every event and every deadline. Jobs are reconciled side by side, one pass at a time each;
+admission, placement and resizes are decided by one task, whose batches stand as intents on one object before any job
+is touched. Nothing here decides; nothing here remembers what a restart of the process would miss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import logging
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from polyreme_api import labels
+from polyreme_api.clock import Clock, MonotonicWallClock
+from polyreme_api.errors import RetryableError
+from polyreme_operator.cluster_cache import WATCHED_KINDS, ClusterCache
+from polyreme_operator.plan_worker import InlinePlanner, Planner, Planning
+from polyreme_operator.port import ClusterPort, ConflictError, InvalidObjectError, NotFoundError, ObjectRef, PortError
+from polyreme_operator.publishing.event_recorder import EventRecorder
+from polyreme_operator.publishing.status_throttle import StatusThrottle
+from polyreme_operator.quarantine import Quarantine
+from polyreme_operator.reconcile.events import events_of, unreadable_event
+from polyreme_operator.reconcile.job import reconcile
+from polyreme_operator.reconcile.quarantine import JobFaultError
+from polyreme_operator.reconcile.rebase import rebased
+from polyreme_operator.scheduler import Batch, Stopwatch, schedule
+from polyreme_operator.settings import Settings
+from polyreme_operator.types.actions import Action, Decision, EmitEvent, ReadLease, WriteStatus
+from polyreme_operator.types.changes import Changes
+from polyreme_operator.types.observer import NullObserver, Observer
+from polyreme_operator.watcher import Watcher
+from polyreme_operator.writer import Writer
+
+_log = logging.getLogger(__name__)
+
+SCHEDULE = "schedule"
+"""Key of the one task that decides admission."""
+ANEW = "anew"
+"""Key of the time at which that task looks at everybody again; that its rest is over lets nothing fit."""
+TAKEN = "taken"
+"""Key of the time at which that task looks again at those who were told of room that was taken since."""
+TELL = "tell"
+"""Key of the one task that tells how queues and topology stand; every other key is a job's UID."""
+_TAKEN_S = 2.0
+"""How long a word of room that is taken may stand: all that is taken meanwhile costs one look."""
+_SHORT_S = 0.001
+"""Looking at a job may take so long as often as it likes."""
+_OVERDUE_S = 1.0
+"""How often a job is looked at of which something was due before."""
+_DEAF_S = 0.5
+"""How often it is tried again while no Lease can be heard."""
+ROUND_FAULTS_MAX = 16
+"""Jobs that one round of the scheduler puts in quarantine; the next round goes on from there."""
+
+
+async def run_operator(
+    port: ClusterPort,
+    clock: Clock,
+    *,
+    settings: Settings | None = None,
+    rng: random.Random,
+    entropy: Callable[[int], bytes],
+    observer: Observer | None = None,
+    planner: Planner | None = None,
+) -> None:
+    """Run until cancelled.
+
+    Args:
+        port: The cluster.
+        clock: Time of decisions and waits. Its wall time is read once: records follow it until the next run only.
+        settings: What the installation says.
+        rng: Jitter of retries.
+        entropy: Secret bytes; ``secrets.token_bytes``.
+        observer: Who is told what was done.
+        planner: Who plans jobs; None plans them where they are read.
+    """
+    told, plans = observer or NullObserver(), planner or InlinePlanner()
+    steady = MonotonicWallClock(clock)  # decisions subtract times, and wall time may be stepped
+    operator = _Controller(port, steady, settings or Settings(), rng=rng, entropy=entropy, observer=told, planner=plans)
+    await operator.run()
+
+
+class _Controller:
+    def __init__(
+        self,
+        port: ClusterPort,
+        clock: MonotonicWallClock,
+        settings: Settings,
+        *,
+        rng: random.Random,
+        entropy: Callable[[int], bytes],
+        observer: Observer,
+        planner: Planner,
+    ) -> None:
+        self._port, self._clock, self._settings, self._rng = port, clock, settings, rng
+        self._observer = observer
+        self._model = ClusterCache()
+        self._announcer = EventRecorder(
+            port,
+            clock,
+            per_s=settings.events_per_s,
+            burst=settings.events_burst,
+            dropped=lambda event: observer.on_event_dropped(event.reason),
+        )
+        announce = self._announcer.put
+        self._applier = Writer(
+            port, clock, self._model, settings, entropy=entropy, note=self._note, announce=announce, observer=observer
+        )
+        self._telling = StatusThrottle(
+            clock.steady_s, rest_s=settings.tell_after_s, per_s=settings.tells_per_s, burst=settings.tells_burst
+        )
+        self._planning = Planning(self._model, planner, note=self._note)
+        self._has_to_tell = asyncio.Event()
+        self._rests_until: dict[str, float] = {}
+        self._wake = asyncio.Event()
+        self._dirty: dict[str, None] = {}
+        """Keys to look at, in the order in which they became so."""
+        self._busy: set[str] = set()
+        self._timers: list[tuple[float, str]] = []
+        self._due: dict[str, float] = {}
+        self._failures: dict[str, int] = defaultdict(int)
+        self._quarantine = Quarantine(
+            self._model, clock, self._announcer.put, observer, note=self._note, wake_at=self._wake_at
+        )
+        self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._wanting: dict[str, int] = defaultdict(int)
+        """Writes of the scheduler that wait for a job's lock."""
+        self._watcher = Watcher(port, clock, self._model, settings, rng, note=self._note)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for kind in WATCHED_KINDS:
+                tasks.create_task(self._watcher.follow(kind), name=f"watch-{kind}")
+            tasks.create_task(self._announcer.run(), name="events")
+            tasks.create_task(self._tell_jobs(), name="tell-jobs")
+            tasks.create_task(self._planning.run(), name="planning")
+            await self._dispatch(tasks)
+
+    # ------------------------------------------------------------------------------------------------------- observe
+
+    def _note(self, changes: Changes) -> None:
+        for left_out in changes.unreadable:
+            self._observer.on_object_unreadable(left_out.ref.kind)
+            if left_out.ref.kind != labels.KIND_JOB:
+                # A job says so by its status.
+                self._announcer.put(unreadable_event(left_out))
+        if changes.jobs:
+            self._dirty.update(dict.fromkeys(sorted(changes.jobs)))
+            self._planning.look()
+        if changes.capacity or changes.asks:
+            self._dirty[SCHEDULE] = None
+        if changes.taken and self._watcher.synced:
+            self._wake_at(TAKEN, self._clock.now_s() + _TAKEN_S)
+        if changes.jobs or changes.capacity or changes.asks or changes.taken:
+            self._wake.set()
+
+    # ------------------------------------------------------------------------------------------------------ dispatch
+
+    async def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._wake.clear()
+            if self._watcher.synced:
+                self._ring()
+                self._start(tasks)
+            idle_s = self._idle_s()
+            alarm = loop.call_later(idle_s, self._wake.set) if idle_s > 0 else loop.call_soon(self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                alarm.cancel()
+
+    def _ring(self) -> None:
+        """Make dirty what time has made due."""
+        now_s = self._clock.now_s()
+        while self._timers and self._timers[0][0] <= now_s:
+            at_s, key = heapq.heappop(self._timers)
+            if self._due.get(key) == at_s:
+                del self._due[key]
+                if key == ANEW:
+                    # Time has made it due: what time alone changes is looked at anew.
+                    self._model.told.forget_unschedulable()
+                    key = SCHEDULE
+                elif key == TAKEN:
+                    if not self._model.told.forget_room():
+                        continue
+                    key = SCHEDULE
+                self._dirty[key] = None
+
+    def _start(self, tasks: asyncio.TaskGroup) -> None:
+        """Start a pass for each dirty key that has none; admission first, of jobs the one that has waited longest."""
+        if not self._dirty:
+            return
+        now_s = self._clock.now_s()
+        for key in (SCHEDULE, TELL, *self._ready_jobs()):
+            if key not in self._dirty or key in self._busy:
+                continue
+            del self._dirty[key]
+            rests_until_s = self._rests_until.pop(key, now_s)
+            if rests_until_s > now_s:
+                self._rests_until[key] = rests_until_s
+                self._wake_at(key, rests_until_s)
+                continue
+            self._busy.add(key)
+            tasks.create_task(self._pass(key), name=f"pass-{key}")
+
+    def _ready_jobs(self) -> list[str]:
+        room = max(0, self._settings.reconciles_max - len(self._busy - {SCHEDULE, TELL}))
+        jobs = (key for key in self._dirty if key not in self._busy and key not in {SCHEDULE, TELL})
+        return list(itertools.islice(jobs, room))
+
+    def _idle_s(self) -> float:
+        if not self._timers:
+            return self._settings.idle_s
+        return min(self._settings.idle_s, max(0.0, self._timers[0][0] - self._clock.now_s()))
+
+    def _wake_at(self, key: str, at_s: float | None) -> None:
+        if at_s is None or (key in self._due and self._due[key] <= at_s):
+            return
+        self._due[key] = at_s
+        heapq.heappush(self._timers, (at_s, key))
+
+    async def _pass(self, key: str) -> None:
+        """Run one pass; what failed is tried again, later each time."""
+        try:
+            await self._work(key)
+            self._failures.pop(key, None)
+        except PortError as error:
+            self._failures[key] += 1
+            delay_s = self._backoff_s(self._failures[key])
+            if isinstance(error, RetryableError):
+                delay_s = max(delay_s, min(error.delay_s, self._settings.retry_max_s) if error.delay_s > 1.0 else 0.0)
+            _log.info("pass of %s is tried again in %.2f s: %s", key, delay_s, error)
+            # What a round gave away, and could not write, may be for others.
+            self._wake_at(ANEW if key == SCHEDULE else key, self._clock.now_s() + delay_s)
+        except Exception as error:  # noqa: BLE001 - no error of a decision may stop the operator
+            if key not in {SCHEDULE, TELL}:
+                self._quarantine.isolate(key, error, in_round=False)
+                return
+            # No job can be blamed for it. What is admitted goes on, and is healed, while this is retried.
+            self._failures[key] += 1
+            delay_s = self._backoff_s(self._failures[key])
+            _log.exception("%s raised an error, it is retried in %.2f s", key, delay_s)
+            self._observer.on_job_failed(key, error)
+            self._wake_at(ANEW if key == SCHEDULE else key, self._clock.now_s() + delay_s)
+        finally:
+            self._busy.discard(key)
+            self._wake.set()
+
+    def _backoff_s(self, failures: int) -> float:
+        return self._settings.backoff_s(failures) * (0.5 + self._rng.random() / 2)
+
+    # -------------------------------------------------------------------------------------------------------- decide
+
+    async def _work(self, key: str) -> None:
+        match key:
+            case "schedule":
+                await self._schedule()
+            case "tell":
+                await self._tell()
+            case _:
+                await self._reconcile(key)
+
+    async def _reconcile(self, uid: str) -> None:
+        async with self._locks[uid]:
+            began_s = self._clock.steady_s()
+            self._quarantine.retry(uid)
+            decision = self._decide(uid, lease_read=False)
+            reads = [action for action in decision.actions if isinstance(action, ReadLease)]
+            if reads and self._watcher.deaf:
+                self._wake_at(uid, self._clock.now_s() + _DEAF_S)
+                return
+            if reads:
+                await self._applier.refresh(reads[0].ref)
+                began_s = self._clock.steady_s()
+                decision = self._decide(uid, lease_read=True)
+            took_s = self._clock.steady_s() - began_s
+            if took_s > _SHORT_S:
+                self._rests_until[uid] = self._clock.now_s() + took_s * (1.0 / self._settings.reconcile_share - 1.0)
+            self._note(self._model.ask(uid, asks=decision.reschedule))
+            if decision.wake_at_s is not None:
+                # A time in the past that nothing was done about must not be waited for without end.
+                now_s = self._clock.now_s()
+                self._wake_at(uid, decision.wake_at_s if decision.wake_at_s > now_s else now_s + _OVERDUE_S)
+            actions = self._timely(uid, decision.actions)
+            done = await self._applier.apply(actions, uid, wanted=lambda: uid in self._wanting)
+            self._note(Changes(jobs=set() if done else {uid}))
+        if self._model.job(uid) is None:
+            self._locks.pop(uid, None)
+            self._rests_until.pop(uid, None)
+            self._telling.forget(uid)
+            self._quarantine.forget(uid)
+            self._observer.on_job_deleted(uid)
+
+    def _timely(self, uid: str, actions: tuple[Action, ...]) -> tuple[Action, ...]:
+        """Return what is to be done now: a status that only tells waits for its turn, and is decided anew then."""
+        write = next((action for action in actions if isinstance(action, WriteStatus)), None)
+        if write is None:
+            return actions
+        if not write.tells:
+            self._telling.wrote(uid)
+            return actions
+        self._want_to_tell([uid])
+        return tuple(action for action in actions if not isinstance(action, WriteStatus | EmitEvent))
+
+    def _want_to_tell(self, uids: Iterable[str]) -> None:
+        for uid in uids:
+            job = self._model.job(uid)
+            if job is not None:
+                self._telling.wants(uid, runs=job.admitted)
+                self._has_to_tell.set()
+
+    async def _tell_jobs(self) -> None:
+        """Write what only tells, one job after another: so it takes no more of the API server than others leave."""
+        failures = 0
+        while True:
+            wait_s = self._telling.wait_s()
+            if wait_s is None:
+                self._has_to_tell.clear()
+                await self._has_to_tell.wait()
+                continue
+            # No shorter than what a clock's numbers can tell apart; and nobody is held up by many with nothing to tell.
+            await self._clock.sleep(max(wait_s, _SHORT_S) if wait_s > 0 else 0.0)
+            if wait_s > 0:
+                continue
+            uid = self._telling.take()
+            if uid is None:
+                # Written or gone while others had their turn.
+                continue
+            try:
+                await self._tell_job(uid)
+                failures = 0
+            except (ConflictError, NotFoundError):
+                # It is otherwise than it was seen: its own pass says what is to be told now.
+                continue
+            except InvalidObjectError as error:
+                self._quarantine.refuse(uid, error)
+            except PortError as error:
+                failures += 1
+                _log.info("the status of job %s is told later: %s", uid, error)
+                self._want_to_tell([uid])
+                await self._clock.sleep(self._backoff_s(failures))
+            except Exception as error:  # noqa: BLE001 - one job must not stop the others
+                self._quarantine.isolate(uid, error, in_round=False)
+
+    async def _tell_job(self, uid: str) -> None:
+        if self._model.job(uid) is None:
+            return
+        async with self._locks[uid]:
+            decision = self._decide(uid, lease_read=False)
+            write = next((action for action in decision.actions if isinstance(action, WriteStatus)), None)
+            if write is None or not write.tells:
+                # What is more than told is its own pass's to write.
+                return
+            self._telling.spend()
+            self._telling.wrote(uid)
+            await self._applier.apply((write, *events_of(write)), uid)
+            self._telling.wrote(uid)
+
+    def _decide(self, uid: str, *, lease_read: bool) -> Decision:
+        now_s = self._clock.now_s()
+        snapshot = self._model.snapshot(uid, lease_read=lease_read, now_s=now_s)
+        if snapshot is None:
+            return Decision()
+        self._observer.on_job_observed(snapshot)
+        return reconcile(snapshot, now_s, defaults=self._settings.defaults)
+
+    async def _schedule(self) -> None:
+        batch = self._round(frozenset())
+        if batch.reads:
+            refs = [self._model.lease_ref(uid) for uid in sorted(batch.reads)]
+            await asyncio.gather(*(self._applier.refresh(ref) for ref in refs if ref is not None))
+            read, batch = batch.reads, self._round(batch.reads)
+            # Those of which the Lease became of interest meanwhile.
+            self._note(Changes(asks=bool(batch.reads - read)))
+        now_s = self._clock.now_s()
+        self._rests_until[SCHEDULE] = now_s + self._settings.round_every_s
+        if batch.wake_at_s is not None:
+            self._wake_at(ANEW, batch.wake_at_s)
+        self._want_to_tell(sorted(self._model.decided(batch, now_s=now_s)))
+        self._note(Changes(asks=batch.again))
+        self._dirty[TELL] = None
+        try:
+            if batch.intents is not None:
+                await self._applier.write_intents(batch.intents, self._intents_ref)
+            await self._applier.side_by_side([self._write(write) for write in batch.writes])
+        finally:
+            # Again: who was admitted counts as such from the write on, and no other round need follow.
+            self._dirty[TELL] = None
+
+    def _round(self, leases_read: frozenset[str]) -> Batch:
+        """Decide about the cluster, without the jobs whose data raise an error.
+
+        Raises:
+            Exception: If no job is to blame for it.
+        """
+        for _ in range(ROUND_FAULTS_MAX):
+            try:
+                return self._decide_round(leases_read)
+            except JobFaultError as fault:
+                job = self._model.job(fault.uid)
+                if job is None or job.fault:
+                    # It takes no part in the round, so the round is to blame.
+                    raise fault.error from None
+                self._quarantine.isolate(fault.uid, fault.error, in_round=True)
+        return Batch(again=True)
+
+    def _decide_round(self, leases_read: frozenset[str]) -> Batch:
+        began_s = self._clock.steady_s()
+        now_s = self._clock.now_s()
+        cluster = self._model.cluster(now_s=now_s, leases_read=leases_read)
+        spent_s: list[float] = []
+        stopwatch = Stopwatch(self._clock.steady_s, spent_s)
+        batch = schedule(cluster, now_s, limits=self._settings.limits, stopwatch=stopwatch)
+        cycle_s = self._clock.steady_s() - began_s
+        self._observer.on_cycle_finished(self._model.seen(cycle_s=cycle_s, placement_s=tuple(spent_s)))
+        return batch
+
+    async def _write(self, write: WriteStatus) -> None:
+        async with self._wanted(write.uid):
+            job = self._model.job(write.uid)
+            if job is not None and job.resource_version != write.resource_version:
+                # Told of its reason, mostly, while the round was deciding: that takes nothing from the decision.
+                write = rebased(write, job)
+            self._telling.wrote(write.uid)
+            try:
+                await self._applier.apply((write, *events_of(write)), write.uid)
+                self._telling.wrote(write.uid)
+                self._model.settle(write.uid)
+            except (ConflictError, NotFoundError):
+                # One job is otherwise than it was seen: the next round decides about it, and nobody waits for that.
+                # What this round gave to it may be for others, who were refused on its account.
+                self._model.told.forget_unschedulable()
+                self._note(Changes(asks=True))
+            except InvalidObjectError as error:
+                self._quarantine.refuse(write.uid, error)
+                if not self._quarantine.settles(write):
+                    raise
+                self._model.told.forget_unschedulable()
+                self._note(Changes(asks=True))
+            except PortError:
+                raise
+            except Exception as error:  # noqa: BLE001 - one job must not stop the others
+                self._quarantine.isolate(write.uid, error, in_round=True)
+                self._note(Changes(asks=True))
+
+    @contextlib.asynccontextmanager
+    async def _wanted(self, uid: str) -> AsyncIterator[None]:
+        """Hold a job's lock, for which a pass that creates thousands of pods ends early."""
+        self._wanting[uid] += 1
+        try:
+            lock = self._locks[uid]
+            await lock.acquire()
+        finally:
+            self._wanting[uid] -= 1
+            if not self._wanting[uid]:
+                del self._wanting[uid]
+        try:
+            yield
+        finally:
+            lock.release()
+
+    async def _tell(self) -> None:
+        """Tell jobs what was held back, and the world how queues and topology stand."""
+        now_s = self._clock.now_s()
+        self._want_to_tell(sorted(self._model.refresh(now_s=now_s)))
+        self._wake_at(TELL, self._model.told.retell_at_s)
+        writes = self._model.standings(now_s=now_s)
+        began_s = self._clock.steady_s()
+        try:
+            await self._applier.write_standings(writes)
+        finally:
+            rest_s = self._settings.standing_rest_s(len(writes), took_s=self._clock.steady_s() - began_s)
+            self._rests_until[TELL] = now_s + rest_s
+
+    @property
+    def _intents_ref(self) -> ObjectRef:
+        return ObjectRef(kind="ConfigMap", namespace=self._settings.namespace, name=labels.INTENTS_NAME)

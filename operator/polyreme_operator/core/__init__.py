@@ -1,1 +1,0 @@
-"""The decisions of the operator: pure functions of a snapshot and the time."""

@@ -1,0 +1,169 @@
+"""Which nodes a gang takes: the smallest domain that holds it, and inside it as few sub-domains as possible.
+
+Shape suffixes: N nodes, D domains of one level, P domains of the level above.
+
+Room is counted in workers. With slices, a domain at or above the slices' level has room for whole slices only: the sum
+over the slices' domains below it of ``slots // sliceSize * sliceSize``.
+
+Walk up from the hosts; the first level at which one domain has room for the gang is taken. Of its domains the one with
+the least room is (best fit leaves the large ones whole), of equals the calmest, of those the first by name. A level
+that is required ends the walk; one that is preferred does not, and above the top stands the whole cluster.
+
+Inside, from level to level downwards: a domain that must hold ``n`` fills its largest children until the rest fits into
+one, and takes for that the smallest that holds it. No choice of children is smaller. All domains of a level are done at
+once, so a gang of any size costs a few sorts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from polyreme_operator.placement.topology_request import TopologyRequest
+from polyreme_operator.placement.tree import Level, Tree
+from polyreme_operator.types.inventory import FloatArray, IntArray, RowArray
+
+CLUSTER = -1
+"""The depth above the top level: all nodes are one domain there."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Domain:
+    """A domain: its level's depth and its number there."""
+
+    depth: int
+    number: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rooms:
+    """Room of every domain, in workers."""
+
+    slots_N: RowArray
+    risk_N: FloatArray
+    by_depth: tuple[IntArray, ...]
+    cluster: int
+    """Room of all nodes together."""
+
+
+def rooms_of(tree: Tree, requested: TopologyRequest, slots_N: RowArray, risk_N: FloatArray) -> Rooms:
+    """Sum the room of every domain."""
+    whole_N: Any = slots_N
+    if requested.slice_workers > 1:
+        level = tree.levels[requested.slice_depth]
+        whole_N = np.zeros(len(slots_N), dtype=np.int64)
+        whole_N[level.start_D] = level.sums(slots_N) // requested.slice_workers * requested.slice_workers
+    last = len(tree.levels) - 1
+    by_depth = tuple(
+        slots_N.astype(np.int64)[: len(level.start_D)]
+        if depth == last and requested.slice_workers == 1
+        else level.sums(whole_N if depth <= requested.slice_depth else slots_N)
+        for depth, level in enumerate(tree.levels)
+    )
+    return Rooms(slots_N=slots_N, risk_N=risk_N, by_depth=by_depth, cluster=int(by_depth[0].sum()))
+
+
+def smallest_domain(tree: Tree, requested: TopologyRequest, rooms: Rooms, workers: int) -> Domain | None:
+    """Find the smallest domain with room for the gang; None if what is required has none."""
+    top = CLUSTER + 1 if requested.required is None else requested.required
+    for depth in range(len(tree.levels) - 1, top - 1, -1):
+        room_D = rooms.by_depth[depth]
+        holding = np.flatnonzero(room_D >= workers)
+        if len(holding):
+            return Domain(depth, _best(tree, requested, rooms, depth, holding))
+    if requested.required is None and rooms.cluster >= workers:
+        return Domain(CLUSTER, 0)
+    return None
+
+
+def nearest_domain(
+    tree: Tree, requested: TopologyRequest, rooms: Rooms, workers: int, near_W: RowArray
+) -> Domain | None:
+    """Find the smallest domain around workers that stay where they are with room for the others; None if there is none.
+
+    Without one the others go wherever they fit, as a gang of their own.
+    """
+    top = CLUSTER + 1 if requested.required is None else requested.required
+    for depth in range(len(tree.levels) - 1, top - 1, -1):
+        around, room_D = np.unique(tree.domain_LN[depth, near_W]), rooms.by_depth[depth]
+        # A host without the topology's labels has a number of its own, and yet is no domain.
+        if len(around) == 1 and 0 <= around[0] < len(room_D) and room_D[around[0]] >= workers:
+            return Domain(depth, int(around[0]))
+    return None
+
+
+def _best(tree: Tree, requested: TopologyRequest, rooms: Rooms, depth: int, holding: Any) -> int:
+    """Choose among the domains of one level that hold the gang; of equals the first wins, and they lie by name."""
+    if requested.exclusive is not None and requested.exclusive < depth:
+        taken = tree.domain_LN[requested.exclusive, tree.levels[depth].start_D[holding]]
+        holding = _least(holding, rooms.by_depth[requested.exclusive][taken])
+    holding = _least(holding, rooms.by_depth[depth][holding])
+    if len(holding) > 1:
+        holding = _least(holding, risks(tree.levels[depth], rooms)[holding])
+    return int(holding[0])
+
+
+def _least(candidates: Any, value: Any) -> Any:
+    return candidates[value == value.min()]
+
+
+def risks(level: Level, rooms: Rooms) -> FloatArray:
+    """Return the mean risk of each domain's free slots, in steps of 1/1000, so that rounding decides nothing."""
+    milli_N = np.rint(rooms.risk_N.astype(np.float64) * 1000).astype(np.int64)
+    total_D, room_D = level.sums(milli_N * rooms.slots_N), level.sums(rooms.slots_N)
+    mean_D: FloatArray = (total_D // np.maximum(room_D, 1)).astype(np.float32)
+    return mean_D
+
+
+def spread(tree: Tree, requested: TopologyRequest, rooms: Rooms, domain: Domain, workers: int) -> IntArray:
+    """Return how many workers each node gets."""
+    if domain.depth == CLUSTER:
+        need_P = np.array([workers], dtype=np.int64)
+    else:
+        need_P = np.zeros(len(tree.levels[domain.depth].start_D), dtype=np.int64)
+        need_P[domain.number] = workers
+    for depth in range(domain.depth + 1, len(tree.levels)):
+        level = tree.levels[depth]
+        # Room of children is counted in whole slices down to the slices' level, and in workers below it.
+        room_D = rooms.by_depth[depth]
+        risk_D = risks(level, rooms)
+        step = requested.slice_workers if depth <= requested.slice_depth else 1
+        need_P = _fill(level.parent_D, room_D, need_P, risk_D, step)
+    return need_P
+
+
+def _fill(parent_D: IntArray, room_D: IntArray, need_P: IntArray, risk_D: FloatArray, step: int) -> IntArray:
+    """Give each parent's need to its children, to as few as possible.
+
+    Args:
+        parent_D: Parent of each child.
+        room_D: Room of each child.
+        need_P: What each parent must hold; never more than its children's room.
+        risk_D: Of equal children the calmer is filled first.
+        step: A child is given multiples of this.
+    """
+    total_P = np.bincount(parent_D, weights=room_D, minlength=len(need_P)).astype(np.int64)
+    given_D = np.where((need_P == total_P)[parent_D], room_D, 0)
+    partly_P = (need_P > 0) & (need_P < total_P)
+    child = np.flatnonzero(partly_P[parent_D] & (room_D > 0))
+    # Largest first, then calmest, then by name, within each parent.
+    child = child[np.lexsort((risk_D[child], -room_D[child], parent_D[child]))]
+    group_C, room_C = parent_D[child], room_D[child]
+    before_C = np.cumsum(room_C) - room_C
+    first_C = np.diff(group_C, prepend=-1) != 0
+    before_C -= np.maximum.accumulate(np.where(first_C, before_C, 0))
+    rest_C = need_P[group_C] - before_C
+    # Children are full until one holds all that is left, once in each parent. Rooms fall from there on: the tightest
+    # that still holds the rest is the last that does, and of its equals the first.
+    last = np.flatnonzero((rest_C > 0) & (room_C >= rest_C))
+    full = (rest_C > 0) & (room_C < rest_C)
+    given_D[child[full]] = room_C[full]
+    widest = int(room_C.max(initial=0)) + 1
+    key_C = group_C * widest - room_C
+    stop = np.searchsorted(key_C, group_C[last] * widest - rest_C[last], side="right")
+    chosen = np.maximum(np.searchsorted(key_C, key_C[stop - 1], side="left"), last)
+    given_D[child[chosen]] = rest_C[last]
+    assert not (given_D % step).any()
+    return given_D

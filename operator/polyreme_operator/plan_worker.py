@@ -1,0 +1,118 @@
+"""Has plans made outside the operator's passes: in another process, one request after another.
+
+A round decides from the plans that are there; a job whose plans are not is told ``Planning``. The answer to a request
+depends on the request alone, so that a simulated operator, which plans at once, stays deterministic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
+from typing import Protocol
+
+from polyreme_operator.cache.plan_book import plan_sizes
+from polyreme_operator.cluster_cache import ClusterCache
+from polyreme_operator.types.changes import Changes
+from polyreme_operator.types.plans import JobPlans, PlanRequest
+from polyreme_system.parent_death import end_with_parent
+
+TRIES_MAX = 2
+"""Processes that may die over one request before its job is refused."""
+ANSWER_MAX_S = 120.0
+"""Longest time that one job is planned for: requests are answered one by one, and the others wait meanwhile."""
+_log = logging.getLogger(__name__)
+
+
+class Planner(Protocol):
+    """Plans a job at every worker count that it accepts."""
+
+    async def plan(self, request: PlanRequest) -> JobPlans:
+        """Answer a request; never raises but when it is cancelled."""
+        ...
+
+
+class InlinePlanner:
+    """Plans at once, where it is called: for one job that was planned before, for tests and for the simulator."""
+
+    async def plan(self, request: PlanRequest) -> JobPlans:
+        """Answer a request."""
+        return plan_sizes(request)
+
+
+class ProcessPlanner:
+    """Plans in a process of its own, which is started for the first request: the event loop keeps its processor."""
+
+    def __init__(
+        self, work: Callable[[PlanRequest], JobPlans] = plan_sizes, *, answer_max_s: float = ANSWER_MAX_S
+    ) -> None:
+        self._work, self._answer_max_s = work, answer_max_s
+        self._pool: concurrent.futures.ProcessPoolExecutor | None = None
+
+    async def plan(self, request: PlanRequest) -> JobPlans:
+        """Answer a request; one over which the process dies again and again is refused."""
+        for _ in range(TRIES_MAX):
+            if self._pool is None:
+                self._pool = concurrent.futures.ProcessPoolExecutor(
+                    max_workers=1,
+                    mp_context=multiprocessing.get_context("spawn"),
+                    initializer=_begin,
+                    initargs=(os.getpid(),),
+                )
+            try:
+                async with asyncio.timeout(self._answer_max_s):
+                    return await asyncio.get_running_loop().run_in_executor(self._pool, self._work, request)
+            except TimeoutError:
+                self.close()
+                return JobPlans(
+                    refused=f"planner failed: it found no answer within {self._answer_max_s:g} s; narrow the worker "
+                    "counts or name a layout in spec.parallelism"
+                )
+            except BrokenProcessPool:
+                _log.warning("the planner's process ended without an answer")
+                self.close()
+        return JobPlans(refused=f"planner failed: its process ended {TRIES_MAX} times without an answer")
+
+    def close(self) -> None:
+        """End the process; a request that is under way is not waited for."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        processes = list((pool._processes or {}).values())  # noqa: SLF001 - Python 3.14 has a public way
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.kill()
+
+
+class Planning:
+    """Task of the operator that answers the model's requests."""
+
+    def __init__(self, model: ClusterCache, planner: Planner, note: Callable[[Changes], None]) -> None:
+        self._model, self._planner, self._note = model, planner, note
+        self._wanted = asyncio.Event()
+
+    def look(self) -> None:
+        """Note that the model may have new requests."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Answer requests until cancelled, the one that has waited longest first."""
+        while True:
+            request = self._model.plans.next()
+            if request is None:
+                self._wanted.clear()
+                await self._wanted.wait()
+                continue
+            answer = await self._planner.plan(request)
+            self._note(self._model.take_plans(request, answer))
+
+
+def _begin(parent: int) -> None:
+    """End this process when the operator's does, and leave it to the operator to react to Ctrl-C."""
+    end_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

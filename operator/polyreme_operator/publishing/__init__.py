@@ -1,0 +1,1 @@
+"""What the operator publishes: events, metrics, pending reasons, status of queues."""

@@ -1,0 +1,1 @@
+"""Decisions about one job: what its pods, its progress and its status call for."""

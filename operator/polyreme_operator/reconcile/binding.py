@@ -1,0 +1,108 @@
+"""How worker pods come to their nodes: three ways, all to the node that placement chose.
+
+``NodeName`` skips every scheduler, for a cluster that nobody else uses (``polyreme run``). ``NodeAffinity`` lets
+kube-scheduler bind, held to one node: safe where others schedule too, since one scheduler counts all pods.
+``GangBinder`` has the operator bind by itself, only onto nodes that bear the taint of its own, where nobody else's pods
+come; it does none of a scheduler's other work, so pods that need volumes bound, devices claimed, ports of their host or
+other pods looked at are refused. A job that has a worker elsewhere is bound by affinity, all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+from polyreme_api.job import TrainingJobSpec
+from polyreme_api.job.status import AttemptStatus
+from polyreme_operator.reconcile.observe import current_pods
+from polyreme_operator.types.actions import Bind
+from polyreme_operator.types.parse import tolerations_of
+from polyreme_operator.types.snapshot import JobSnapshot
+
+BindingMode: TypeAlias = Literal["NodeName", "NodeAffinity", "GangBinder"]
+
+SCHEDULER = "polyreme"
+"""``schedulerName`` of pods that the operator binds."""
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_LEFT_TO_SCHEDULERS = {
+    "resourceClaims": ("resource claims", "name"),
+    "topologySpreadConstraints": ("topology spread constraints", "topologyKey"),
+    "schedulingGates": ("scheduling gates", "name"),
+}
+"""Lists of a pod's spec that the gang binder does nothing about, each with what its entries are known by."""
+_NAMED_MAX = 3
+
+
+def refusal(spec: TrainingJobSpec) -> str:
+    """Say why the gang binder can't bind a job's pods; empty when it can."""
+    body = spec.workers.template.get("spec") or {}
+    for volume in body.get("volumes") or []:
+        for kind in ("persistentVolumeClaim", "ephemeral"):
+            if kind in volume:
+                return _sentence(f"volume {volume.get('name', '?')} ({kind})", f"volumes[].{kind}")
+    if held := _host_ports(body):
+        return _sentence(f"ports of their host ({', '.join(held[:_NAMED_MAX])})", "containers[].ports[].hostPort")
+    affinity = body.get("affinity") or {}
+    for kind in ("podAffinity", "podAntiAffinity"):
+        if affinity.get(kind):
+            return _sentence(kind, f"affinity.{kind}")
+    for field, (what, key) in _LEFT_TO_SCHEDULERS.items():
+        if body.get(field):
+            seen = ", ".join(str(entry.get(key, "?")) for entry in body[field][:_NAMED_MAX])
+            return _sentence(f"{what} ({seen})", field)
+    return ""
+
+
+def mode_of(asked: BindingMode, snapshot: JobSnapshot, attempt: AttemptStatus) -> BindingMode:
+    """Return how an attempt's pods are bound: by the gang binder only where every node is the operator's own."""
+    if asked != "GangBinder":
+        return asked
+    nodes = (snapshot.nodes.get(name) for name in dict.fromkeys(attempt.placement.node_by_index()))
+    return "GangBinder" if all(node is not None and node.owned for node in nodes) else "NodeAffinity"
+
+
+def fields(body: Mapping[str, Any], *, mode: BindingMode, node: str) -> dict[str, Any]:
+    """Return the fields of a pod's spec that bring it to its node."""
+    if mode == "NodeName":
+        return {"nodeName": node, "tolerations": tolerations_of(body)}
+    held = {"affinity": _held_to(body.get("affinity") or {}, node), "tolerations": tolerations_of(body)}
+    return {**held, "schedulerName": SCHEDULER} if mode == "GangBinder" else held
+
+
+def binds(snapshot: JobSnapshot, attempt: AttemptStatus) -> tuple[Bind, ...]:
+    """Bind the pods that wait for the operator, each to its place; none onto a node that is not the operator's own."""
+    nodes = attempt.placement.node_by_index()
+    found = []
+    for index, pod in sorted(current_pods(snapshot).items()):
+        node = snapshot.nodes.get(nodes[index])
+        waits = pod.scheduler == SCHEDULER and not pod.node and not pod.deleting and not pod.ended
+        if waits and node is not None and node.owned:
+            found.append(Bind(ref=pod.ref, uid=pod.uid, node=node.name))
+    return tuple(found)
+
+
+def _held_to(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
+    """Add one node to a template's affinity: its own terms hold beside it."""
+    own = affinity.get("nodeAffinity") or {}
+    terms = (own.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
+    here = {"key": "metadata.name", "operator": "In", "values": [node]}
+    # Of several terms one must hold, of what is in one term all: so the node goes into each.
+    held = [{**term, "matchFields": [*(term.get("matchFields") or []), here]} for term in terms]
+    return {**affinity, "nodeAffinity": {**own, _REQUIRED: {"nodeSelectorTerms": held}}}
+
+
+def _host_ports(body: Mapping[str, Any]) -> list[str]:
+    """Return the ports that only one pod of a node can have; with the host's network these are all of them."""
+    everything = bool(body.get("hostNetwork"))
+    containers = (*(body.get("initContainers") or ()), *(body.get("containers") or ()))
+    ports = [port for container in containers for port in container.get("ports") or ()]
+    held = (port.get("hostPort") or (port.get("containerPort") if everything else None) for port in ports)
+    return [str(port) for port in held if port]
+
+
+def _sentence(what: str, field: str) -> str:
+    return (
+        f"the gang binder binds no pods with {what}: it binds no volumes, claims no devices, "
+        "looks at no other pods and no ports; "
+        f"drop spec.workers.template.spec.{field} or install the operator with binding NodeAffinity"
+    )

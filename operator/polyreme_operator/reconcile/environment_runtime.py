@@ -1,0 +1,143 @@
+"""Containers that bring their own training (``workers.runtime.mode: Environment``): gangs by environment alone.
+
+No launcher runs there, so what a launcher says is read from the pods: an attempt succeeded when every pod did, and the
+first pod that failed ended it, by its container's exit code. No ranks can be restarted in place, and a pod knows its
+attempt and world size only from its environment: every new attempt replaces every pod, the old ones gone first. A pod
+is asked to checkpoint by being deleted: SIGTERM, with the grace period of a checkpoint. Such a container may report
+progress on the job's Lease as a launcher would; nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from polyreme_api import environment, labels
+from polyreme_api.job import TrainingJobSpec
+from polyreme_api.job.status import AttemptStatus
+from polyreme_operator.reconcile.observe import Failure, began_s, current_pods, lost_places
+from polyreme_operator.types.actions import DeletePod
+from polyreme_operator.types.reasons import Cause
+from polyreme_operator.types.snapshot import JobSnapshot
+from polyreme_operator.types.views import JobView, PodPhase
+
+PET = "PET_"
+"""Prefix of the variables from which torchrun takes its options (``PET_NNODES`` is ``--nnodes``)."""
+
+
+def is_used(spec: TrainingJobSpec) -> bool:
+    """Tell whether a job's containers bring their own training."""
+    return spec.workers.runtime.mode == "Environment"
+
+
+def variables(job: JobView, attempt: AttemptStatus, *, checkpoint_url: str) -> dict[str, str]:
+    """Return what every pod has of the contract: rendezvous in torchrun's words, attempt and plan in ours."""
+    master = f"{labels.job_object_name(job.name, job.uid)}.{job.namespace}.svc"
+    port = str(environment.RENDEZVOUS_PORT)
+    rendezvous = {
+        environment.MASTER_ADDR: master,
+        environment.MASTER_PORT: port,
+        environment.WORLD_SIZE: str(attempt.replicas * attempt.devices),
+        environment.NNODES: str(attempt.replicas),
+        environment.NPROC_PER_NODE: str(attempt.devices),
+    }
+    torchrun = {
+        f"{PET}{name}": rendezvous[name]
+        for name in (
+            environment.NNODES,
+            environment.NPROC_PER_NODE,
+            environment.MASTER_ADDR,
+            environment.MASTER_PORT,
+        )
+    }
+    place = {
+        environment.JOB: job.name,
+        environment.NAMESPACE: job.namespace,
+        environment.JOB_UID: job.uid,
+        environment.REPLICAS: str(attempt.replicas),
+        environment.DEVICES: str(attempt.devices),
+        environment.ATTEMPT: str(attempt.number),
+        environment.CHECKPOINT_URL: checkpoint_url,
+    }
+    if attempt.plan:
+        place[environment.PLAN] = attempt.plan
+    return {**rendezvous, **torchrun, **place}
+
+
+def own_variables(attempt: AttemptStatus, *, index: int, pod: str) -> dict[str, str]:
+    """Return what one pod has of the contract for itself: its place and its first rank."""
+    return {
+        environment.RANK: str(index * attempt.devices),
+        environment.NODE_RANK: str(index),
+        f"{PET}{environment.NODE_RANK}": str(index),
+        environment.POD: pod,
+        environment.INDEX: str(index),
+    }
+
+
+def has_succeeded(snapshot: JobSnapshot, attempt: AttemptStatus) -> bool:
+    """Tell whether every pod of the attempt ended well by itself: one that was deleted may end so, and has not."""
+    pods = current_pods(snapshot)
+    return len(pods) == attempt.replicas and all(
+        pod.phase is PodPhase.SUCCEEDED and not pod.deleting for pod in pods.values()
+    )
+
+
+def started(snapshot: JobSnapshot) -> int:
+    """Count the pods that run, or have ended well by themselves."""
+    return sum(
+        pod.phase is PodPhase.RUNNING or (pod.phase is PodPhase.SUCCEEDED and not pod.deleting)
+        for pod in current_pods(snapshot).values()
+    )
+
+
+def find_failure(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Failure | None:
+    """Find what ended the attempt. Whatever it was, every pod is replaced: none can join another attempt."""
+    attempt = snapshot.job.attempt
+    if attempt is None:
+        return None
+    failure = _without_ended_well(snapshot, spec, now_s)
+    if failure is None:
+        failure = _late_start(snapshot, spec, attempt, now_s)
+    if failure is None:
+        return None
+    return dataclasses.replace(failure, code=failure.pod_code, replace=frozenset(range(attempt.replicas)))
+
+
+def _without_ended_well(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Failure | None:
+    """Find lost places; a pod that ended well by itself waits for the others, whatever becomes of its node."""
+    done = {
+        index: pod
+        for index, pod in current_pods(snapshot).items()
+        if pod.phase is PodPhase.SUCCEEDED and not pod.deleting
+    }
+    return lost_places(snapshot, spec, now_s, done=frozenset(done))
+
+
+def _late_start(snapshot: JobSnapshot, spec: TrainingJobSpec, attempt: AttemptStatus, now_s: float) -> Failure | None:
+    late_s = start_deadline_s(snapshot, spec)
+    if late_s is None or now_s < late_s:
+        return None
+    timeout_s = spec.health.start_timeout_seconds
+    words = f"{started(snapshot)} of {attempt.replicas} pods started in {timeout_s} s"
+    return Failure(cause=Cause.START_TIMED_OUT, message=words)
+
+
+def start_deadline_s(snapshot: JobSnapshot, spec: TrainingJobSpec) -> float | None:
+    """Return when a late start becomes a failure; None once every pod has started."""
+    attempt, pods = snapshot.job.attempt, current_pods(snapshot)
+    if attempt is None:
+        return None
+    waits = len(pods) < attempt.replicas or any(pod.phase is PodPhase.PENDING for pod in pods.values())
+    return began_s(snapshot.job, attempt) + spec.health.start_timeout_seconds if waits else None
+
+
+def endings(snapshot: JobSnapshot, spec: TrainingJobSpec) -> tuple[DeletePod, ...]:
+    """Ask the pods of an attempt that shall stop to checkpoint and end."""
+    if not is_used(spec):
+        return ()
+    live = sorted(current_pods(snapshot).items())
+    return tuple(
+        DeletePod(ref=pod.ref, uid=pod.uid, why="asked to checkpoint and stop")
+        for _, pod in live
+        if not pod.ended and not pod.deleting
+    )

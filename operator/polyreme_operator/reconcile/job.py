@@ -1,0 +1,458 @@
+"""One job: from what is seen to what is done, level-triggered; applied twice it asks for nothing more.
+
+A change of the attempt is one status write and nothing else: pods follow in the next pass, from the new record.
+Decisions that end an attempt because of its pods first have the Lease read, since the success of a job stands there
+before its pods end, and watches of two kinds keep no order between them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from polyreme_api import labels
+from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
+from polyreme_api.job.status import AttemptStatus
+from polyreme_api.progress import Outcome, ProgressRecord, RankPhase
+from polyreme_api.times import rfc3339
+from polyreme_operator.port import ObjectRef
+from polyreme_operator.reconcile import binding, environment_runtime, stopping, transition, worker_pods
+from polyreme_operator.reconcile.accounting import close_attempt, settle, settlement_due_s, with_checkpoint
+from polyreme_operator.reconcile.events import events_of
+from polyreme_operator.reconcile.failure_policy import GiveUp, Restart, judge
+from polyreme_operator.reconcile.hang import Stall, find_stall
+from polyreme_operator.reconcile.observe import (
+    REFUSED_S,
+    UNSCHEDULABLE_S,
+    Failure,
+    current_pods,
+    current_record,
+    silence_deadline_s,
+)
+from polyreme_operator.reconcile.quarantine import with_degraded
+from polyreme_operator.reconcile.status import drop_condition, finish, with_class, with_condition
+from polyreme_operator.reconcile.stopping import STOP_GRACE_S, StopFor
+from polyreme_operator.reconcile.worker_pods import PodDefaults
+from polyreme_operator.types.actions import (
+    Action,
+    CreateChild,
+    CreatePod,
+    CreateSecret,
+    Decision,
+    DeleteJob,
+    DeletePod,
+    ReadLease,
+    WriteStatus,
+)
+from polyreme_operator.types.reasons import Cause, ConditionType, Reason
+from polyreme_operator.types.snapshot import JobSnapshot
+from polyreme_operator.types.timestamps import parse_time_or
+from polyreme_operator.types.views import PodPhase, PodView
+
+RUNNING_PHASES = {
+    RankPhase.STARTING: Reason.STARTING,
+    RankPhase.WAITING_FOR_DATA: Reason.WAITING_FOR_DATA,
+    RankPhase.LOADING: Reason.LOADING,
+    RankPhase.TRAINING: Reason.TRAINING,
+    RankPhase.CHECKPOINTING: Reason.TRAINING,
+    RankPhase.EVALUATING: Reason.EVALUATING,
+    RankPhase.EXPORTING: Reason.EXPORTING,
+    RankPhase.DONE: Reason.EXPORTING,
+}
+PLANNING_WORDS = "its layout is being planned, for each worker count that it accepts"
+_WORKING = frozenset({Reason.TRAINING, Reason.EVALUATING, Reason.EXPORTING})
+
+
+def reconcile(snapshot: JobSnapshot, now_s: float, *, defaults: PodDefaults) -> Decision:
+    """Decide what one job needs now."""
+    job = snapshot.job
+    if job.deleting or (job.spec is not None and job.spec.managed_by != labels.MANAGER):
+        return Decision()
+    if job.unreadable or (job.fault and not job.fault_in_round):
+        decision = Decision()
+    elif job.status.finished:
+        return _wake(_finished(snapshot, now_s), _fence_deadline_s(snapshot, now_s))
+    else:
+        decision = _wake(_unfinished(snapshot, now_s, defaults), _fence_deadline_s(snapshot, now_s))
+    return with_degraded(job, decision, now_s)
+
+
+def _unfinished(snapshot: JobSnapshot, now_s: float, defaults: PodDefaults) -> Decision:
+    job, status = snapshot.job, snapshot.job.status
+    spec = job.spec
+    if spec is None:
+        return _fail(snapshot, Reason.MISCONFIGURED, job.invalid, None, now_s)
+    if defaults.binding == "GangBinder" and not snapshot.pods and (refused := binding.refusal(spec)):
+        return _fail(snapshot, Reason.MISCONFIGURED, refused, None, now_s)
+    deadline_s = _deadline_s(status, spec)
+    if deadline_s is not None and now_s >= deadline_s and not _succeeded(snapshot):
+        message = f"ran longer than activeDeadlineSeconds, {spec.active_deadline_seconds} s"
+        return _fail(snapshot, Reason.DEADLINE_EXCEEDED, message, None, now_s)
+    if not job.admitted:
+        decision = _waiting(snapshot, spec, now_s)
+    elif status.attempt is not None and (spec.suspend or status.attempt.desired == "Stop"):
+        decision = _stopping(snapshot, spec, now_s)
+    else:
+        decision = _running(snapshot, spec, now_s, defaults)
+    return _wake(decision, deadline_s)
+
+
+def _running(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float, defaults: PodDefaults) -> Decision:
+    job = snapshot.job
+    attempt, record = job.attempt, current_record(snapshot)
+    if attempt is None:
+        return Decision()
+    if _succeeded(snapshot):
+        return _succeed(snapshot, now_s)
+    verdict = judge(snapshot, spec, now_s)
+    if isinstance(verdict, GiveUp | Restart) and not snapshot.lease_read and _hangs_on_lease(verdict.failure):
+        return Decision(actions=(ReadLease(ref=_lease_ref(snapshot)),))
+    if isinstance(verdict, GiveUp):
+        return _fail(snapshot, verdict.reason, verdict.message, verdict.failure, now_s)
+    if isinstance(verdict, Restart):
+        return _restart(snapshot, attempt, verdict, now_s)
+    children = _children(snapshot, spec, defaults)
+    if snapshot.lease is None:
+        # Pods come behind it: whether an attempt was ever released must be readable before a pod is created anew.
+        return Decision(actions=children)
+    pods = _pod_actions(snapshot, spec, attempt, defaults, now_s)
+    creates = any(isinstance(action, CreatePod) for action in pods)
+    if creates and _would_renew_secret(snapshot):
+        # First: beside pods that have read another Secret no new one could join.
+        return Decision(actions=children)
+    if creates and not snapshot.lease_read:
+        return Decision(actions=(ReadLease(ref=_lease_ref(snapshot)),))
+    stall = find_stall(snapshot, spec, record)
+    status = _observed(snapshot, attempt, record, stall, now_s)
+    actions = (*children, *pods, *_status_write(snapshot, status, tells=True))
+    settle_s = settlement_due_s(status)
+    # One that is due already waits for its turn to be written, or for the leader's next record.
+    settle_s = settle_s if settle_s is not None and settle_s > now_s else None
+    return _wake(Decision(actions=actions, wake_at_s=_next_deadline_s(snapshot, spec)), settle_s)
+
+
+def _restart(snapshot: JobSnapshot, attempt: AttemptStatus, verdict: Restart, now_s: float) -> Decision:
+    job, status = snapshot.job, snapshot.job.status
+    if verdict.failure.cause is Cause.CREATE_REFUSED:
+        return Decision(actions=_status_write(snapshot, transition.give_up_place(snapshot, verdict, now_s)))
+    if verdict.due_s > now_s:
+        cause, message = verdict.failure.cause, verdict.failure.message
+        status = status.model_copy(update={"retry_at": rfc3339(verdict.due_s)})
+        status = with_condition(
+            status, ConditionType.RESTARTING, True, cause, message, now_s=now_s, generation=job.generation
+        )
+        status = with_condition(
+            status, ConditionType.RUNNING, False, Reason.STARTING, now_s=now_s, generation=job.generation
+        )
+        return Decision(actions=_status_write(snapshot, status), wake_at_s=verdict.due_s)
+    if verdict.move:
+        # Another place is the cluster's to give: ``schedule`` writes this attempt.
+        return Decision(reschedule=True)
+    nodes = attempt.placement.node_by_index()
+    after = transition.restart(snapshot, verdict, nodes, now_s)
+    return Decision(actions=_status_write(snapshot, after))
+
+
+def _observed(
+    snapshot: JobSnapshot, attempt: AttemptStatus, record: ProgressRecord | None, stall: Stall | None, now_s: float
+) -> TrainingJobStatus:
+    """Bring the status of a healthy attempt up to what is seen."""
+    job, status = snapshot.job, snapshot.job.status
+    pods = current_pods(snapshot)
+    running = sum(pod.phase is PodPhase.RUNNING for pod in pods.values())
+    joined = 0 if record is None else min(record.joined, attempt.replicas)
+    released = record is not None and record.released
+    phase = RankPhase.TRAINING if record is None else record.phase
+    if job.spec is not None and environment_runtime.is_used(job.spec):
+        # Nobody joins or releases there: pods that run, or have ended well before the others, are the gang.
+        running = joined = environment_runtime.started(snapshot)
+        released = running == attempt.replicas
+    ready = running == attempt.replicas and (released or joined == attempt.replicas)
+
+    def say(kind: ConditionType, holds: bool, reason: Reason, message: str = "") -> None:
+        nonlocal status
+        status = with_condition(status, kind, holds, reason, message, now_s=now_s, generation=job.generation)
+
+    if ready:
+        say(ConditionType.PODS_READY, True, Reason.JOINED)
+    else:
+        refused = "" if snapshot.refusal is None else f"; {snapshot.refusal.message}"
+        words = f"{running} of {attempt.replicas} pods run{refused}"
+        say(ConditionType.PODS_READY, False, Reason.WAITING_FOR_PODS, words)
+    reason = RUNNING_PHASES[phase] if released else Reason.STARTING
+    if stall is None:
+        say(ConditionType.RUNNING, released and reason in _WORKING, reason)
+    elif _is_new(snapshot):
+        # Said once: what launchers see of their ranks changes with every look.
+        say(ConditionType.RUNNING, False, Reason.STALLED, stall.message)
+    if reason in _WORKING and status.is_true(ConditionType.RESTARTING):
+        say(ConditionType.RESTARTING, False, Reason.RECOVERED)
+    if job.plan is not None and job.plan.replicas == attempt.replicas:
+        status = drop_condition(status, ConditionType.RESIZE_REFUSED)
+    elif snapshot.refused:
+        say(ConditionType.RESIZE_REFUSED, True, Reason.NO_FIT, snapshot.refused)
+    status = with_class(job, status, now_s=now_s)
+    changed = status is not job.status
+    status = _updated(
+        status,
+        replicas=len(pods),
+        ready_replicas=attempt.replicas if released else joined,
+        priority=job.priority,
+        observed_generation=job.generation,
+        retry_at=None,
+    )
+    idle_s = 0.0 if snapshot.lease is None else snapshot.lease.seen_s - snapshot.lease.advanced_seen_s
+    status = settle(with_checkpoint(status, record, now_s=now_s), record, now_s=now_s, idle_s=idle_s)
+    if record is not None and (changed or (status is not job.status and status != job.status)):
+        status = status.model_copy(update={"step": max(status.step, record.step)})
+    return status
+
+
+def _is_new(snapshot: JobSnapshot) -> bool:
+    """Whether a stall that is found now is not on record yet."""
+    known = snapshot.job.status.condition(ConditionType.RUNNING)
+    return known is None or known.reason != Reason.STALLED
+
+
+def _pod_actions(
+    snapshot: JobSnapshot, spec: TrainingJobSpec, attempt: AttemptStatus, defaults: PodDefaults, now_s: float
+) -> tuple[Action, ...]:
+    """Remove pods of the past; when none lives any more, create those that are missing."""
+    pods = current_pods(snapshot)
+    names = {pod.name for pod in pods.values()}
+    past = [pod for pod in snapshot.pods if pod.name not in names]
+    removed = _removals(snapshot, past, spec, now_s)
+    if any(not pod.ended for pod in past):
+        return removed
+    nodes = attempt.placement.node_by_index()
+    mode = binding.mode_of(defaults.binding, snapshot, attempt)
+    missing = [(index, node) for index, node in enumerate(nodes) if index not in pods]
+    created: tuple[CreatePod, ...] = ()
+    if missing:
+        pattern = worker_pods.WorkerPods(snapshot.job, spec, attempt, defaults=defaults, mode=mode)
+        binds = mode == "GangBinder"
+        created = tuple(CreatePod(pattern=pattern, index=index, node=node, binds=binds) for index, node in missing)
+    return (*removed, *created, *binding.binds(snapshot, attempt))
+
+
+def _removals(
+    snapshot: JobSnapshot, pods: list[PodView], spec: TrainingJobSpec | None, now_s: float
+) -> tuple[DeletePod, ...]:
+    """Delete pods, once each; by force only where their node is known to be lost."""
+    lost_s = _node_lost_s(spec)
+    removed = []
+    for pod in sorted(pods, key=lambda pod: (pod.index, pod.replacement)):
+        node = snapshot.nodes.get(pod.node)
+        lost = node is not None and node.lost(now_s, node_lost_s=lost_s)
+        if lost or not pod.deleting:
+            removed.append(DeletePod(ref=pod.ref, uid=pod.uid, grace_s=0 if lost else None))
+    return tuple(removed)
+
+
+def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Decision:
+    """A job that holds no admission: its pods go, and its status says why it waits."""
+    job, status = snapshot.job, snapshot.job.status
+    removed = _removals(snapshot, list(snapshot.pods), spec, now_s)
+    generation = job.generation
+    if spec.suspend:
+        status = with_condition(
+            status, ConditionType.SUSPENDED, True, Reason.SUSPENDED, now_s=now_s, generation=generation
+        )
+        status = drop_condition(status, ConditionType.QUEUED)
+    elif job.planning is not None:
+        status = with_condition(
+            status, ConditionType.QUEUED, True, Reason.PLANNING, PLANNING_WORDS, now_s=now_s, generation=generation
+        )
+    elif job.plan is None:
+        return _fail(snapshot, Reason.MISCONFIGURED, job.invalid, None, now_s)
+    else:
+        if status.is_true(ConditionType.SUSPENDED):
+            status = with_condition(
+                status, ConditionType.SUSPENDED, False, Reason.RESUMED, now_s=now_s, generation=generation
+            )
+        if snapshot.pending is not None:
+            pending = snapshot.pending
+            status = with_condition(
+                status,
+                ConditionType.QUEUED,
+                True,
+                pending.reason,
+                pending.message,
+                now_s=now_s,
+                generation=generation,
+            )
+    status = _updated(
+        with_class(job, status, now_s=now_s),
+        replicas=len(snapshot.pods),
+        ready_replicas=0,
+        priority=job.priority,
+        observed_generation=generation,
+    )
+    resumed = spec.suspend or job.status.is_true(ConditionType.SUSPENDED)
+    return Decision(actions=(*removed, *_status_write(snapshot, status, tells=not resumed)))
+
+
+def _stopping(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Decision:
+    """Checkpoint, stop, and only then give the devices back, or begin the attempt of another size."""
+    job = snapshot.job
+    if _succeeded(snapshot):
+        return _succeed(snapshot, now_s)
+    stop = stopping.standing(job)
+    if stop is None or (stop.why is StopFor.RESIZE and spec.suspend):
+        return Decision(actions=_status_write(snapshot, transition.stop_for_suspend(job, now_s)))
+    ended = environment_runtime.endings(snapshot, spec)
+    if not stopping.has_stopped(snapshot, now_s):
+        return Decision(actions=ended, wake_at_s=stopping.stop_deadline_s(job, stop, now_s))
+    if stop.why is StopFor.RESIZE:
+        # Another placement is the cluster's to give: ``schedule`` begins the attempt.
+        return Decision(reschedule=True)
+    if not snapshot.lease_read and snapshot.lease is not None:
+        return Decision(actions=(ReadLease(ref=_lease_ref(snapshot)),))
+    return Decision(actions=_status_write(snapshot, transition.give_back(snapshot, stop, now_s)))
+
+
+def _finished(snapshot: JobSnapshot, now_s: float) -> Decision:
+    """Clear up behind a finished job: launchers that did not end by themselves, at last the job itself."""
+    job, status = snapshot.job, snapshot.job.status
+    completed_s = parse_time_or(status.completed_at, now_s)
+    live = [pod for pod in snapshot.pods if not pod.ended]
+    actions: list[Action] = []
+    wake_s: float | None = None
+    if live:
+        record = current_record(snapshot)
+        stopped = status.is_true(ConditionType.FAILED) and record is not None and record.outcome is not None
+        if stopped or now_s >= completed_s + STOP_GRACE_S:
+            actions += _removals(snapshot, live, job.spec, now_s)
+        else:
+            wake_s = completed_s + STOP_GRACE_S
+    ttl_s = None if job.spec is None else job.spec.ttl_seconds_after_finished
+    if ttl_s is not None:
+        if now_s >= completed_s + ttl_s:
+            actions.append(DeleteJob(ref=job.ref, uid=job.uid, resource_version=job.resource_version))
+        else:
+            wake_s = completed_s + ttl_s if wake_s is None else min(wake_s, completed_s + ttl_s)
+    return Decision(actions=tuple(actions), wake_at_s=wake_s)
+
+
+def _succeed(snapshot: JobSnapshot, now_s: float) -> Decision:
+    record = current_record(snapshot)
+    status = close_attempt(snapshot.job.status, record, ended_by=None, now_s=now_s)
+    message = "every pod ended well" if record is None else f"trained {record.step} steps"
+    status = finish(snapshot.job, status, succeeded=True, reason=Reason.COMPLETED, message=message, now_s=now_s)
+    return Decision(actions=_status_write(snapshot, status))
+
+
+def _fail(snapshot: JobSnapshot, reason: Reason, message: str, failure: Failure | None, now_s: float) -> Decision:
+    record = current_record(snapshot)
+    status = snapshot.job.status
+    if snapshot.job.admitted:
+        cause = Cause.STOPPED if failure is None else failure.cause
+        status = close_attempt(status, record, ended_by=cause, now_s=now_s)
+    status = finish(snapshot.job, status, succeeded=False, reason=reason, message=message, now_s=now_s)
+    return Decision(actions=_status_write(snapshot, status))
+
+
+def _children(snapshot: JobSnapshot, spec: TrainingJobSpec, defaults: PodDefaults) -> tuple[Action, ...]:
+    job = snapshot.job
+    actions: list[Action] = []
+    if "Service" not in snapshot.children:
+        actions.append(CreateChild(manifest=worker_pods.service(job)))
+    if "Secret" not in snapshot.children:
+        renews = _would_renew_secret(snapshot)
+        actions.append(CreateSecret(manifest=worker_pods.secret(job), keys=(labels.SECRET_KEY,), renews=renews))
+    if defaults.launcher_rbac and not {"Role", "RoleBinding"} <= snapshot.children:
+        bound = CreateChild(manifest=worker_pods.role_binding(job, spec))
+        # The API server refuses the binding of a Role that it does not know.
+        known = "Role" in snapshot.children
+        actions.append(bound if known else CreateChild(manifest=worker_pods.role(job), then=bound))
+    if snapshot.lease is None:
+        actions.append(CreateChild(manifest=worker_pods.lease(job, spec)))
+    return tuple(actions)
+
+
+def _would_renew_secret(snapshot: JobSnapshot) -> bool:
+    """Whether pods run whose Secret may have been deleted since they read it."""
+    running = (pod.phase is PodPhase.RUNNING for pod in current_pods(snapshot).values())
+    return "Secret" not in snapshot.children and any(running)
+
+
+def _hangs_on_lease(failure: Failure) -> bool:
+    """Whether the Lease may say more than we have seen: what ranks reported came from the Lease itself."""
+    return failure.code is None
+
+
+def _succeeded(snapshot: JobSnapshot) -> bool:
+    attempt, spec = snapshot.job.attempt, snapshot.job.spec
+    if attempt is not None and spec is not None and environment_runtime.is_used(spec):
+        return environment_runtime.has_succeeded(snapshot, attempt)
+    record = current_record(snapshot)
+    return record is not None and record.outcome is Outcome.SUCCEEDED
+
+
+def _next_deadline_s(snapshot: JobSnapshot, spec: TrainingJobSpec) -> float | None:
+    """When time alone makes a failure: silence, a node that is away or a pod that finds no room for too long."""
+    attempt = snapshot.job.attempt
+    placed = () if attempt is None else dict.fromkeys(attempt.placement.node_by_index())
+    nodes = [snapshot.nodes[name] for name in placed if name in snapshot.nodes]
+    times_s = [
+        node.not_ready_since_s + spec.health.node_lost_seconds for node in nodes if node.not_ready_since_s is not None
+    ]
+    times_s += [
+        pod.unschedulable_since_s + UNSCHEDULABLE_S for pod in snapshot.pods if pod.unschedulable_since_s is not None
+    ]
+    environment = environment_runtime.is_used(spec)
+    silent_s = (environment_runtime.start_deadline_s if environment else silence_deadline_s)(snapshot, spec)
+    refused_s = None if snapshot.refusal is None else snapshot.refusal.since_s + REFUSED_S
+    times_s += [at_s for at_s in (silent_s, snapshot.children_until_s, refused_s) if at_s is not None]
+    return min(times_s, default=None)
+
+
+def _node_lost_s(spec: TrainingJobSpec | None) -> float:
+    return STOP_GRACE_S if spec is None else spec.health.node_lost_seconds
+
+
+def _fence_deadline_s(snapshot: JobSnapshot, now_s: float) -> float | None:
+    """When time alone makes a node lost that still holds a pod which is being deleted."""
+    lost_s = _node_lost_s(snapshot.job.spec)
+    nodes = (snapshot.nodes.get(pod.node) for pod in snapshot.pods if pod.deleting)
+    since_s = (node.not_ready_since_s for node in nodes if node is not None)
+    return min((at_s + lost_s for at_s in since_s if at_s is not None and at_s + lost_s > now_s), default=None)
+
+
+def _lease_ref(snapshot: JobSnapshot) -> ObjectRef:
+    job = snapshot.job
+    return ObjectRef(kind="Lease", namespace=job.namespace, name=labels.job_object_name(job.name, job.uid))
+
+
+def _deadline_s(status: TrainingJobStatus, spec: TrainingJobSpec) -> float | None:
+    admitted_s = parse_time_or(status.first_admitted_at, None)
+    if admitted_s is None or spec.active_deadline_seconds is None:
+        return None
+    return admitted_s + spec.active_deadline_seconds
+
+
+def _wake(decision: Decision, at_s: float | None) -> Decision:
+    if at_s is None or (decision.wake_at_s is not None and decision.wake_at_s <= at_s):
+        return decision
+    return dataclasses.replace(decision, wake_at_s=at_s)
+
+
+def _updated(status: TrainingJobStatus, **fields: object) -> TrainingJobStatus:
+    """Return a status with some fields as they are now; the same object where they are so already, as mostly."""
+    changed = {name: value for name, value in fields.items() if getattr(status, name) != value}
+    return status.model_copy(update=changed) if changed else status
+
+
+def _status_write(snapshot: JobSnapshot, after: TrainingJobStatus, *, tells: bool = False) -> tuple[Action, ...]:
+    """Write a status, and tell what it changes; nothing where it changes nothing."""
+    job = snapshot.job
+    if after is job.status or after == job.status:
+        return ()
+    write = WriteStatus(
+        ref=job.ref,
+        uid=job.uid,
+        resource_version=job.resource_version,
+        before=job.status,
+        after=after,
+        tells=tells,
+    )
+    return (write, *events_of(write))

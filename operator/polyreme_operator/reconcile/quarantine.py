@@ -1,0 +1,79 @@
+"""Quarantine of one job: a job that can't be read, or about which a decision raised an error, is left as it is.
+
+Its pods run on and its devices stay charged; it is neither admitted nor moved, resized or preempted. The condition
+``Degraded`` says why. Everyone else continues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+from polyreme_api.job import TrainingJobStatus
+from polyreme_operator.reconcile.events import events_of
+from polyreme_operator.reconcile.status import drop_condition, with_condition
+from polyreme_operator.types.actions import Decision, WriteStatus
+from polyreme_operator.types.reasons import ConditionType, Reason
+from polyreme_operator.types.views import JobView
+
+MESSAGE_CHARACTERS_MAX = 512
+
+
+class JobFaultError(Exception):
+    """An error in a decision about the whole cluster that the data of one job raised.
+
+    Args:
+        uid: UID of the job.
+        error: The error.
+    """
+
+    def __init__(self, uid: str, error: Exception) -> None:
+        super().__init__(f"a decision about job {uid} raised an error")
+        self.uid, self.error = uid, error
+
+
+@contextlib.contextmanager
+def blaming(uid: str) -> Iterator[None]:
+    """Blame this job for an error raised meanwhile, unless another is blamed already.
+
+    Raises:
+        JobFaultError: Instead of any other error.
+    """
+    try:
+        yield
+    except JobFaultError:
+        raise
+    except Exception as error:
+        raise JobFaultError(uid, error) from error
+
+
+def fault_message(error: BaseException) -> str:
+    """Describe an error in one bounded sentence."""
+    return f"{type(error).__name__}: {error}"[:MESSAGE_CHARACTERS_MAX]
+
+
+def with_degraded(job: JobView, decision: Decision, now_s: float) -> Decision:
+    """Add to a decision that the job is in quarantine, or that it no longer is; a job that has ended stays as it is."""
+    writes = [action for action in decision.actions if isinstance(action, WriteStatus)]
+    status = writes[0].after if writes else job.status
+    after = status if status.finished else _degraded(job, status, now_s)
+    if after is status:
+        return decision
+    if writes:
+        write = dataclasses.replace(writes[0], after=after, tells=False)
+    else:
+        write = WriteStatus(
+            ref=job.ref, uid=job.uid, resource_version=job.resource_version, before=job.status, after=after
+        )
+    others = [action for action in decision.actions if not isinstance(action, WriteStatus)]
+    told = [event for event in events_of(write) if event not in others]
+    return dataclasses.replace(decision, actions=(write, *others, *told))
+
+
+def _degraded(job: JobView, status: TrainingJobStatus, now_s: float) -> TrainingJobStatus:
+    if not job.quarantined:
+        return drop_condition(status, ConditionType.DEGRADED)
+    reason = Reason.UNREADABLE if job.unreadable else job.fault_reason
+    message = f"the operator leaves this job as it is: {job.quarantined}"[:MESSAGE_CHARACTERS_MAX]
+    return with_condition(status, ConditionType.DEGRADED, True, reason, message, now_s=now_s, generation=job.generation)

@@ -1,0 +1,279 @@
+"""The objects that a job owns: pods, Service, Lease, Secret, its launcher's rights. All die with it, being owned."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+from polyreme_api import environment, labels
+from polyreme_api.job import TrainingJobSpec
+from polyreme_api.job.status import AttemptStatus
+from polyreme_operator.port import Manifest
+from polyreme_operator.reconcile import binding, environment_runtime, pod_security
+from polyreme_operator.reconcile.binding import BindingMode
+from polyreme_operator.types.views import JobView
+
+TOKEN_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+RBAC_VERSION = "rbac.authorization.k8s.io/v1"
+SECRET_FOLDER = "/var/run/secrets/polyreme.dev"
+GRACE_EXTRA_S = 10
+"""Time that a pod has beyond its checkpoint's grace to end."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PodDefaults:
+    """What the operator's installation says of every worker pod; a job's own template goes before it."""
+
+    image: str = "polyreme/trainer:latest"
+    command: tuple[str, ...] = ("python", "-m", "polyreme_launcher")
+    api_url: str = "https://kubernetes.default.svc"
+    checkpoint_root: str = "file:///var/lib/polyreme/checkpoints"
+    """Checkpoints of jobs that name no location lie under ``<root>/<namespace>/<name>``."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Further variables, as the registry's and the object store's URLs."""
+    binding: BindingMode = "NodeName"
+    launcher_rbac: bool = False
+    """Whether each job gets a Role for its launcher; a cluster that gives tokens of its own to pods needs none."""
+
+
+def owner(job: JobView) -> dict[str, Any]:
+    """Owner reference to the job."""
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": labels.KIND_JOB,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def service(job: JobView) -> Manifest:
+    """Headless Service that finds index 0, ready or not."""
+    return _owned(
+        job,
+        "v1",
+        "Service",
+        spec={
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {labels.LABEL_JOB_UID: job.uid, labels.LABEL_INDEX: "0"},
+            "ports": [{"name": "leader", "port": environment.LEADER_PORT}],
+        },
+    )
+
+
+def lease(job: JobView, spec: TrainingJobSpec) -> Manifest:
+    """Lease on which the leader reports."""
+    return _owned(
+        job,
+        "coordination.k8s.io/v1",
+        "Lease",
+        spec={"leaseDurationSeconds": spec.health.heartbeat_timeout_seconds},
+    )
+
+
+def secret(job: JobView) -> Manifest:
+    """Secret that launchers prove to each other; the shell adds the bytes."""
+    return {**_owned(job, "v1", "Secret"), "type": "Opaque", "immutable": True}
+
+
+def role(job: JobView) -> Manifest:
+    """Rights of the job's leader: to follow its own job and to renew its own Lease, and nothing else."""
+    name = labels.job_object_name(job.name, job.uid)
+    return {
+        **_owned(job, RBAC_VERSION, "Role"),
+        "rules": [
+            {
+                "apiGroups": [labels.GROUP],
+                "resources": [labels.PLURAL_JOB],
+                "resourceNames": [job.name],
+                "verbs": ["get", "list", "watch"],
+            },
+            {
+                "apiGroups": ["coordination.k8s.io"],
+                "resources": ["leases"],
+                "resourceNames": [name],
+                "verbs": ["get", "patch", "update"],
+            },
+        ],
+    }
+
+
+def role_binding(job: JobView, spec: TrainingJobSpec) -> Manifest:
+    """Give the job's Role to the service account of its pods."""
+    body = spec.workers.template.get("spec") or {}
+    account = body.get("serviceAccountName") or "default"
+    return {
+        **_owned(job, RBAC_VERSION, "RoleBinding"),
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "Role",
+            "name": labels.job_object_name(job.name, job.uid),
+        },
+        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": job.namespace}],
+    }
+
+
+class WorkerPods:
+    """The worker pods of one attempt: what they have in common is worked out once, what is a worker's own for each.
+
+    Args:
+        job: The job.
+        spec: Its spec.
+        attempt: The attempt that they are created in.
+        defaults: What the installation says.
+        mode: How they are bound.
+    """
+
+    def __init__(
+        self,
+        job: JobView,
+        spec: TrainingJobSpec,
+        attempt: AttemptStatus,
+        *,
+        defaults: PodDefaults,
+        mode: BindingMode,
+    ) -> None:
+        self._job, self._attempt, self._mode = job, attempt, mode
+        self._own = environment_runtime.is_used(spec)
+        self._replacements = attempt.replacement_by_index
+        where = checkpoint_url(job, spec, defaults)
+        if self._own:
+            contract = environment_runtime.variables(job, attempt, checkpoint_url=where)
+        else:
+            contract = _variables(job, attempt, defaults=defaults, checkpoint_url=where)
+        self._variables = {**dict(defaults.environment), **contract}
+        metadata: dict[str, Any] = spec.workers.template.get("metadata") or {}
+        self._labels = {
+            **(metadata.get("labels") or {}),
+            labels.LABEL_JOB: job.name,
+            labels.LABEL_JOB_UID: job.uid,
+            labels.LABEL_QUEUE: spec.queue_name,
+        }
+        self._metadata = {
+            "namespace": job.namespace,
+            "annotations": metadata.get("annotations") or {},
+            "ownerReferences": [owner(job)],
+        }
+        self._body = self._common_body(spec, defaults)
+        self._environment: list[dict[str, Any]] = [
+            entry for entry in self._body["containers"][0].get("env") or [] if entry.get("name") not in self._names()
+        ]
+
+    def manifest(self, *, index: int, node: str) -> Manifest:
+        """Return the pod for one place. With a launcher it bears no attempt: a restart in place touches no pod.
+
+        Its parts may be parts of other pods as well: it is for sending, not for changing.
+
+        Args:
+            index: Its place.
+            node: Its node.
+        """
+        job, replacement = self._job, self._replacements.get(index, 0)
+        name = labels.pod_name(job.name, job.uid, index=index, replacement=replacement)
+        tags = {**self._labels, labels.LABEL_INDEX: str(index), labels.LABEL_REPLACEMENT: str(replacement)}
+        variables = {**self._variables, **self._own_variables(index, replacement, name)}
+        own = [{"name": variable, "value": value} for variable, value in variables.items()]
+        first, *others = self._body["containers"]
+        # Only the leader speaks to the API server.
+        token = {} if index == 0 else {"automountServiceAccountToken": False}
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {**self._metadata, "name": name, "labels": tags},
+            "spec": {
+                **token,
+                **self._body,
+                **binding.fields(self._body, mode=self._mode, node=node),
+                "containers": [{**first, "env": [*self._environment, *own]}, *others],
+            },
+        }
+
+    def _own_variables(self, index: int, replacement: int, name: str) -> dict[str, str]:
+        if self._own:
+            return environment_runtime.own_variables(self._attempt, index=index, pod=name)
+        return {
+            environment.POD: name,
+            environment.INDEX: str(index),
+            environment.REPLACEMENT: str(replacement),
+        }
+
+    def _names(self) -> frozenset[str]:
+        return frozenset((*self._variables, *self._own_variables(0, 0, "")))
+
+    def _common_body(self, spec: TrainingJobSpec, defaults: PodDefaults) -> dict[str, Any]:
+        body: dict[str, Any] = copy.deepcopy(spec.workers.template.get("spec") or {})
+        containers = body.get("containers") or [{}]
+        containers[0] = _worker(containers[0], spec) if self._own else _launcher(containers[0], spec, defaults)
+        name = labels.job_object_name(self._job.name, self._job.uid)
+        secret_volume = {"name": "polyreme", "secret": {"secretName": name}}
+        return {
+            "terminationGracePeriodSeconds": spec.checkpoint.preemption_grace_seconds + GRACE_EXTRA_S,
+            **pod_security.restricted({**body, "containers": containers}),
+            "restartPolicy": "Never",
+            "subdomain": name,
+            "volumes": [*(body.get("volumes") or []), *([] if self._own else [secret_volume])],
+        }
+
+
+def checkpoint_url(job: JobView, spec: TrainingJobSpec, defaults: PodDefaults) -> str:
+    """Where the job's checkpoints lie."""
+    return spec.checkpoint.location or f"{defaults.checkpoint_root.rstrip('/')}/{job.namespace}/{job.name}"
+
+
+def _launcher(given: dict[str, Any], spec: TrainingJobSpec, defaults: PodDefaults) -> dict[str, Any]:
+    mount = {"name": "polyreme", "mountPath": SECRET_FOLDER, "readOnly": True}
+    return {
+        "image": defaults.image,
+        "command": list(defaults.command),
+        **_worker({"name": "launcher", **given}, spec),
+        "volumeMounts": [*(given.get("volumeMounts") or []), mount],
+    }
+
+
+def _worker(given: dict[str, Any], spec: TrainingJobSpec) -> dict[str, Any]:
+    """Give the first container its devices."""
+    limits = {
+        **((given.get("resources") or {}).get("limits") or {}),
+        spec.workers.device_resource: str(spec.workers.devices),
+    }
+    return {"name": "worker", **given, "resources": {**(given.get("resources") or {}), "limits": limits}}
+
+
+def _variables(job: JobView, attempt: AttemptStatus, *, defaults: PodDefaults, checkpoint_url: str) -> dict[str, str]:
+    """Return the launcher's contract, as worker 0 has it."""
+    host = f"{labels.job_object_name(job.name, job.uid)}.{job.namespace}.svc"
+    return environment.PodEnvironment(
+        pod="",
+        job=job.name,
+        namespace=job.namespace,
+        job_uid=job.uid,
+        index=0,
+        replacement=0,
+        replicas=attempt.replicas,
+        devices=attempt.devices,
+        leader_address=f"{host}:{environment.LEADER_PORT}",
+        api_url=defaults.api_url,
+        token_file=TOKEN_FILE,
+        secret_file=f"{SECRET_FOLDER}/{labels.SECRET_KEY}",
+        pod_directory="/var/lib/polyreme/pod",
+        checkpoint_url=checkpoint_url,
+    ).render()
+
+
+def _owned(job: JobView, api_version: str, kind: str, *, spec: dict[str, Any] | None = None) -> Manifest:
+    manifest: Manifest = {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {
+            "name": labels.job_object_name(job.name, job.uid),
+            "namespace": job.namespace,
+            "labels": {labels.LABEL_JOB: job.name, labels.LABEL_JOB_UID: job.uid},
+            "ownerReferences": [owner(job)],
+        },
+    }
+    if spec is not None:
+        manifest["spec"] = spec
+    return manifest

@@ -1,0 +1,237 @@
+"""Admissions in the order of the queue: quota, then a place, then smaller sizes, then others who make way.
+
+A class of jobs of which one does not fit is not looked at again before something has come free.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from polyreme_operator.placement.eligible import slots_N
+from polyreme_operator.placement.unsatisfiable import unsatisfiable
+from polyreme_operator.queueing.order import SchedulingOrder, scheduling_order
+from polyreme_operator.reconcile.quarantine import blaming
+from polyreme_operator.scheduler import elastic
+from polyreme_operator.scheduler.cycle import SchedulingCycle
+from polyreme_operator.scheduler.gangs import gang_of
+from polyreme_operator.scheduler.head_of_line import Heads
+from polyreme_operator.scheduler.pending import closed, over_quota
+from polyreme_operator.scheduler.preemption.victims import hold, let_go, make_room
+from polyreme_operator.scheduler.reservations import blocked_for, reservation_of, unused
+from polyreme_operator.types.inventory import BoolArray, RowArray, Unschedulable
+from polyreme_operator.types.queues import Waiting
+from polyreme_operator.types.reasons import Cause, Reason
+from polyreme_operator.types.snapshot import Pending
+from polyreme_operator.types.timestamps import parse_time_or
+from polyreme_operator.types.views import JobView
+from polyreme_planner.plan import Plan
+
+NAMED_MAX = 3
+"""Jobs that a reason names; the rest are counted."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """A place, and the plan for its size."""
+
+    rows_W: RowArray
+    plan: Plan | None
+
+
+def admit_waiting(work: SchedulingCycle) -> None:
+    """Admit what fits."""
+    _Admissions(work).run()
+
+
+class _Admissions:
+    def __init__(self, work: SchedulingCycle) -> None:
+        self._work = work
+        self._cluster = work.cluster
+        self._heads = Heads(work)
+        self._makes_way_for: dict[str, JobView] = {}
+        self._sought = 0
+
+    def run(self) -> None:
+        work, cluster = self._work, self._cluster
+        for queue in sorted(cluster.waiting.queues()):
+            why = closed(cluster.tree, queue)
+            if why is not None:
+                work.kinds.update({kind: why for _, line in cluster.waiting.lines(queue) for kind in line.by_kind})
+        self._serve_reservations()
+        order = scheduling_order(cluster.waiting, cluster.tree, work.shares(), work.now_s)
+        for waiting in order:
+            if waiting.uid in work.changed:
+                continue
+            if work.full:
+                work.again = True
+                break
+            with blaming(waiting.uid):
+                self._look_at(waiting, order)
+
+    def _serve_reservations(self) -> None:
+        """Hold for each preemptor what others give up, and start those at once for whom all have gone."""
+        work, cluster = self._work, self._cluster
+        asked = {
+            uid: unused(cluster.jobs, cluster.jobs[uid], victims)
+            for uid, victims in sorted(cluster.making_way.items())
+            if uid in cluster.waiting and closed(cluster.tree, cluster.waiting[uid].queue) is None
+        }
+        held = []
+        for uid, victims in asked.items():
+            if victims:
+                with blaming(uid):
+                    held.append(reservation_of(work, cluster.jobs[uid], victims))
+        in_order = sorted(held, key=lambda each: _rank(each.by))
+        # Nodes and quota are held from equals and lesser ones: what is held for a lesser one comes behind.
+        for _, equals in itertools.groupby(in_order, key=lambda each: each.by.priority):
+            together = list(equals)
+            for reservation in together:
+                hold(work, reservation)
+            for reservation in together:
+                if reservation.stopping:
+                    self._makes_way_for.update(dict.fromkeys(asked[reservation.by.uid], reservation.by))
+                else:
+                    self._start_in_reserve(reservation.by)
+
+    def _start_in_reserve(self, job: JobView) -> None:
+        """Start a preemptor whose victims have gone; one that can't start any more waits as others do."""
+        with blaming(job.uid):
+            let_go(self._work, job)
+            found = self._find(job, blocked_for(self._work, job))
+            if isinstance(found, Found):
+                self._work.admit(job, found.rows_W, found.plan)
+
+    def _look_at(self, waiting: Waiting, order: SchedulingOrder) -> None:
+        work, job = self._work, self._cluster.jobs[waiting.uid]
+        own = self._own_obstacle(job)
+        if own is not None:
+            work.pending[job.uid] = own
+            return
+        known = self._cluster.refused.get(waiting.kind)
+        held = let_go(work, job)
+        if known is not None and held is None:
+            self._refuse(waiting, known, order)
+            return
+        found = self._behind_heads(waiting, job)
+        if isinstance(found, Found):
+            work.admit(job, found.rows_W, found.plan)
+            order.admitted(waiting)
+            return
+        if held is not None and held.stopping:
+            hold(work, held)
+            names = [_name(self._cluster.jobs[uid]) for uid in held.stopping]
+            more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+            words = f"{', '.join(names[:NAMED_MAX])}{more} checkpoint and make way"
+            work.pending[job.uid] = Pending(Reason.WAITING_FOR_PREEMPTION, words)
+        else:
+            self._make_room(waiting, job, found)
+        self._refuse(waiting, found, order)
+
+    def _own_obstacle(self, job: JobView) -> Pending | None:
+        """Say what keeps this job back, and not others of its class."""
+        retry_s, last = parse_time_or(job.status.retry_at, 0.0), job.status.restart_records[-1:]
+        if retry_s > self._work.now_s and last and last[0].cause == Cause.CREATE_REFUSED:
+            self._work.wake_at(retry_s)
+            return Pending(Reason.CREATE_REFUSED, f"retried at {job.status.retry_at}; {last[0].message}")
+        lingering = self._work.lingering(job.uid)
+        if lingering:
+            return Pending(Reason.WAITING_FOR_CAPACITY, f"waits for {lingering} of its own pods to end")
+        preemptor = self._makes_way_for.get(job.uid)
+        if preemptor is not None:
+            return Pending(Reason.BEHIND_OTHERS, f"made way for {_name(preemptor)}, which starts first")
+        return None
+
+    def _behind_heads(self, waiting: Waiting, job: JobView) -> Found | Pending:
+        """Find a place beside what is held for the heads of queues."""
+        if (never := self._unsatisfiable(job)) is not None:
+            return never
+        if (quota := self._never_within_quota(waiting, job)) is not None:
+            return quota
+        blocked_N = blocked_for(self._work, job)
+        with self._heads.beside(waiting) as (held_N, before):
+            found = self._find(job, blocked_N if held_N is None else blocked_N | held_N)
+        if isinstance(found, Found) or not before:
+            return found
+        with self._heads.none(waiting):
+            alone = self._find(job, blocked_N)
+        if isinstance(alone, Pending):
+            return alone
+        name = _name(self._cluster.jobs[before[0].uid])
+        return Pending(Reason.BEHIND_OTHERS, f"would fit, but that would delay {name}, which is before it")
+
+    def _unsatisfiable(self, job: JobView) -> Pending | None:
+        """Say that a job fits at none of its sizes even if every node were empty, whatever quota and capacity say."""
+        found = None
+        for count in reversed(elastic.sizes(job)):
+            found = unsatisfiable(self._work.inventory, gang_of(job, count))
+            if found is None:
+                return None
+        return None if found is None else Pending(found.reason, found.message, permanent=True)
+
+    def _never_within_quota(self, waiting: Waiting, job: JobView) -> Pending | None:
+        """Say that a job of one size exceeds its quota even with nothing held for others: most that wait do."""
+        wish, *smaller = elastic.sizes(job)
+        if smaller:
+            return None
+        with self._heads.none(waiting):
+            quota = over_quota(self._work, job, wish)
+        return None if quota is None else Pending(Reason.EXCEEDS_QUOTA, quota)
+
+    def _find(self, job: JobView, blocked_N: BoolArray) -> Found | Pending:
+        """Find a place at the best size that fits."""
+        work, why = self._work, None
+        for count in self._sizes(job, blocked_N):
+            quota = over_quota(work, job, count)
+            if quota is not None:
+                why = why or Pending(Reason.EXCEEDS_QUOTA, quota)
+                continue
+            plan = elastic.plan_at(job, count)
+            found = work.place(gang_of(job, count, plan=plan), blocked_N=blocked_N)
+            if not isinstance(found, Unschedulable):
+                return Found(found, plan)
+            why = why or Pending(found.reason, found.message)
+        assert why is not None, "there is no size to try"
+        return why
+
+    def _sizes(self, job: JobView, blocked_N: BoolArray) -> list[int]:
+        """Return the worker counts to try: the wish, and of the smaller ones those for which there may be room."""
+        work = self._work
+        wish, *smaller = elastic.sizes(job)
+        if not smaller:
+            return [wish]
+        free = slots_N(work.inventory, gang_of(job, 1), blocked_N=blocked_N)
+        room = int(free.sum())
+        return [wish, *[count for count in smaller if count <= room][: work.limits.sizes_max - 1]]
+
+    def _make_room(self, waiting: Waiting, job: JobView, why: Pending) -> None:
+        """Have others make way for the head of a queue."""
+        work = self._work
+        if waiting.queue in self._heads or not waiting.may_preempt or _is_final(why):
+            return
+        if self._sought >= work.limits.preemptions_max:
+            work.unsure.add(waiting.kind)
+            work.again = True
+            return
+        self._sought += 1
+        victims = make_room(work, waiting, job)
+        if victims is not None:
+            work.pending[job.uid] = Pending(Reason.WAITING_FOR_PREEMPTION, victims.message)
+
+    def _refuse(self, waiting: Waiting, why: Pending, order: SchedulingOrder) -> None:
+        self._work.kinds[waiting.kind] = why
+        order.refuse(waiting.kind)
+        self._heads.add(waiting, why)
+
+
+def _is_final(why: Pending) -> bool:
+    """Tell whether nothing that others give up would help."""
+    return why.permanent or why.reason == Reason.MISCONFIGURED
+
+
+def _name(job: JobView) -> str:
+    return f"{job.namespace}/{job.name}"
+
+
+def _rank(job: JobView) -> tuple[int, float, int, str]:
+    return -job.priority, job.created_s, job.status.arrival, job.uid

@@ -1,0 +1,151 @@
+"""Heads: the first job of each queue that does not fit yet, and what is held for it.
+
+Those behind go round what is held, unless they may fill it without delaying the head (``backfill.py``). What
+a head lacks of its quota is held against the queues of its own tree; nodes are held against everybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from polyreme_operator.queueing.quota import QuotaLedger
+from polyreme_operator.scheduler.backfill import hold_for, may_fill
+from polyreme_operator.scheduler.cycle import SchedulingCycle
+from polyreme_operator.scheduler.gangs import gang_of
+from polyreme_operator.scheduler.preemption.victims import all_running, running_of
+from polyreme_operator.scheduler.reservations import blocked_for
+from polyreme_operator.types.inventory import BoolArray
+from polyreme_operator.types.queues import Waiting
+from polyreme_operator.types.reasons import Reason
+from polyreme_operator.types.snapshot import Pending
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    head: Waiting
+    number: int
+    """In the order in which they were found."""
+    rows_N: BoolArray | None
+    """None: only quota is held."""
+    ready_at_s: float | None
+
+
+class Heads:
+    """What is held for the heads of queues, in the order in which they were found."""
+
+    def __init__(self, work: SchedulingCycle) -> None:
+        self._work = work
+        self._quotas: dict[str, list[_Held]] = {}
+        """By root of the head's tree: nobody elsewhere is concerned by its quota."""
+        self._nodes: list[_Held] = []
+        """Those for which nodes are held, too: against everybody."""
+        self._seen: set[str] = set()
+        self._with_nodes = 0
+
+    def __contains__(self, queue: str) -> bool:
+        """Tell whether a job of this queue has been refused before."""
+        return queue in self._seen
+
+    def add(self, waiting: Waiting, why: Pending) -> None:
+        """Note that a job does not fit; if it is the first of its queue, hold for it what it waits for.
+
+        One that no node could ever hold stands in nobody's way: the next one is the first.
+        """
+        if waiting.queue in self._seen or why.permanent:
+            return
+        self._seen.add(waiting.queue)
+        held = self._hold(waiting, why)
+        if held is not None:
+            self._quotas.setdefault(self._root(waiting), []).append(held)
+            if held.rows_N is not None:
+                self._nodes.append(held)
+            if waiting.uid not in self._work.reservations:
+                # Else it is held with what others give up for it, and only once.
+                self._work.quotas.charge(waiting.queue, waiting.requests, waiting.workers)
+
+    @contextlib.contextmanager
+    def beside(self, waiting: Waiting) -> Iterator[tuple[BoolArray | None, list[Waiting]]]:
+        """While this lasts, what is held counts as taken where this job may not fill it.
+
+        Yields:
+            The nodes to go round, and the heads on whose account.
+        """
+        rows_N: BoolArray | None = None
+        before: list[Waiting] = []
+        filled: list[Waiting] = []
+        for held in self._concerning(waiting):
+            if self._fills(waiting, held):
+                filled.append(held.head)
+                continue
+            before.append(held.head)
+            if held.rows_N is not None:
+                rows_N = held.rows_N if rows_N is None else rows_N | held.rows_N
+        with self.without(filled):
+            yield rows_N, before
+
+    @contextlib.contextmanager
+    def without(self, heads: Sequence[Waiting]) -> Iterator[None]:
+        """While this lasts, no quota is held for these."""
+        quotas = self._work.quotas
+        for head in heads:
+            quotas.release(head.queue, head.requests, head.workers)
+        yield
+        for head in heads:
+            quotas.charge(head.queue, head.requests, head.workers)
+
+    def none(self, waiting: Waiting) -> contextlib.AbstractContextManager[None]:
+        """While this lasts, no quota that a job could use is held for any head."""
+        return self.without([held.head for held in self._quotas.get(self._root(waiting), ())])
+
+    def _concerning(self, waiting: Waiting) -> list[_Held]:
+        root = self._root(waiting)
+        elsewhere = [held for held in self._nodes if self._root(held.head) != root]
+        concerning = [held for held in (*self._quotas.get(root, ()), *elsewhere) if held.head.uid != waiting.uid]
+        return sorted(concerning, key=lambda held: held.number) if elsewhere else concerning
+
+    def _root(self, waiting: Waiting) -> str:
+        return self._work.cluster.tree.root(waiting.queue)
+
+    def _fills(self, waiting: Waiting, held: _Held) -> bool:
+        return may_fill(
+            waiting,
+            head=held.head,
+            head_ready_at_s=held.ready_at_s,
+            tree=self._work.cluster.tree,
+            ledger=self._work.quotas,
+            now_s=self._work.now_s,
+        )
+
+    def _hold(self, waiting: Waiting, why: Pending) -> _Held | None:
+        work = self._work
+        if why.reason == Reason.EXCEEDS_QUOTA and waiting.uid not in work.reservations:
+            # It counts on no node yet, unless others make way for it: then it starts on theirs and on what is free now.
+            ever = QuotaLedger(work.cluster.tree, {}).fits(waiting.queue, waiting.requests, waiting.workers)
+            return _Held(head=waiting, number=len(self._seen), rows_N=None, ready_at_s=None) if ever else None
+        if why.reason == Reason.MISCONFIGURED or self._with_nodes >= work.limits.heads_max:
+            return None
+        self._with_nodes += 1
+        job = work.cluster.jobs[waiting.uid]
+        running, quotas = all_running(work), work.quotas
+        reserved = work.reservations.get(waiting.uid)
+        if reserved is not None and job.spec is not None:
+            # Who was asked in this round stops too; what else the head counts on must be free when they have gone.
+            asked = (running_of(work.inventory, work.cluster.jobs[uid]) for uid in reserved.stopping)
+            here = {each.uid for each in running}
+            running += [dataclasses.replace(each, stopping=True) for each in asked if each and each.uid not in here]
+            quotas = quotas.copy()
+            quotas.release(job.spec.queue_name, job.requests, job.spec.workers.replicas)
+        found = hold_for(
+            work.inventory,
+            gang_of(job, waiting.workers),
+            waiting,
+            running,
+            ledger=quotas,
+            now_s=work.now_s,
+            blocked_N=blocked_for(work, job),
+        )
+        if found is None:
+            return None
+        return _Held(head=waiting, number=len(self._seen), rows_N=found.rows_N, ready_at_s=found.ready_at_s)

@@ -1,0 +1,56 @@
+"""Why a job waits, in a sentence that says what would let it run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from polyreme_operator.queueing.tree import QueueTree
+from polyreme_operator.types.queues import StopPolicy
+from polyreme_operator.types.reasons import Reason
+from polyreme_operator.types.snapshot import Pending
+from polyreme_operator.types.views import JobView
+
+if TYPE_CHECKING:
+    from polyreme_operator.scheduler.cycle import SchedulingCycle
+
+TOLD_MAX = 100
+"""Jobs of a queue, from its head, that are told how things stand; those behind them are told once why they wait."""
+
+
+def over_quota(work: SchedulingCycle, job: JobView, workers: int) -> str | None:
+    """Say which quota forbids so many more workers; None if none does."""
+    assert job.spec is not None, "only jobs that can be read are placed"
+    queue = job.spec.queue_name
+    for resource, amount in job.requests:
+        room = work.quotas.room(queue, resource)
+        if room is not None and amount * workers > room:
+            return f"needs {amount * workers} of {resource}; queue {queue} has {_left(work, queue, resource, room)}"
+    return None
+
+
+def _left(work: SchedulingCycle, queue: str, resource: str, room: int) -> str:
+    own = work.cluster.tree.view(queue).quota(resource)
+    used = work.quotas.used(queue, resource)
+    if own is None:
+        return f"{room} left of what others lend"
+    return f"{room} left: it holds {used}, its quota is {own.nominal}"
+
+
+def closed(tree: QueueTree, queue: str) -> Pending | None:
+    """Say why a queue admits nobody; None if it does."""
+    if not tree.in_order(queue):
+        problem = tree.problems.get(queue)
+        words = f"there is no TrainingQueue {queue}; make it, or change spec.queueName"
+        return Pending(Reason.QUEUE_MISSING, words if problem is None else problem.message)
+    policy = tree.stop_policy(queue)
+    if policy is StopPolicy.NONE:
+        return None
+    holder = next(name for name in tree.path(queue) if tree.view(name).stop_policy is not StopPolicy.NONE)
+    return Pending(
+        Reason.QUEUE_STOPPED, f"queue {holder} admits nothing: its stopPolicy is {tree.view(holder).stop_policy}"
+    )
+
+
+def behind(pending: Pending, queue: str) -> Pending:
+    """Return what jobs far from the head are told: the reason, and a sentence that stays the same."""
+    return Pending(pending.reason, f"waits behind the first {TOLD_MAX} jobs of queue {queue}")

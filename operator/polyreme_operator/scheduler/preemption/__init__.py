@@ -1,0 +1,1 @@
+"""Which running jobs to preempt for a waiting one: candidates, space, search."""

@@ -1,0 +1,150 @@
+"""Running jobs as possible victims, and asking them to make way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from polyreme_operator.reconcile import transition
+from polyreme_operator.reconcile.quarantine import blaming
+from polyreme_operator.scheduler.cycle import SchedulingCycle
+from polyreme_operator.scheduler.gangs import gang_of
+from polyreme_operator.scheduler.preemption.search import Victims, choose_victims
+from polyreme_operator.scheduler.reservations import Reservation, blocked_for, reservation_of, rows_of
+from polyreme_operator.types.inventory import Inventory
+from polyreme_operator.types.queues import Running, Waiting
+from polyreme_operator.types.reasons import ConditionType
+from polyreme_operator.types.timestamps import parse_time_or
+from polyreme_operator.types.views import JobView
+
+LOOK_AGAIN_S = 30.0
+"""How long until it is looked for victims anew: protections end with time."""
+
+
+def make_room(work: SchedulingCycle, waiting: Waiting, job: JobView) -> Victims | None:
+    """Ask others to make way for a job that does not fit; None if nobody's going would let it start."""
+    running = all_running(work)
+    known = set(work.inventory.resources)
+    if not running or any(resource not in known for resource, _ in job.requests):
+        return None
+    victims = choose_victims(
+        work.inventory,
+        gang_of(job, waiting.workers),
+        waiting,
+        running,
+        tree=work.cluster.tree,
+        ledger=work.quotas,
+        now_s=work.now_s,
+        blocked_N=blocked_for(work, job),
+    )
+    if victims is None:
+        work.wake_at(work.now_s + LOOK_AGAIN_S)
+        return None
+    for uid in victims.uids:
+        victim = work.cluster.jobs[uid]
+        with blaming(uid):
+            after = transition.stop_for_preemption(victim, job, reclaim=uid in victims.reclaim, now_s=work.now_s)
+            work.write(victim, after)
+    if victims.uids:
+        hold(work, reservation_of(work, job, victims.uids))
+    return victims
+
+
+def all_running(work: SchedulingCycle) -> list[Running]:
+    """Return the jobs that hold room and about which nothing was decided in this round."""
+    running = []
+    for uid in work.cluster.running:
+        if uid not in work.changed:
+            with blaming(uid):
+                found = running_of(work.inventory, work.cluster.jobs[uid])
+            if found is not None:
+                running.append(found)
+    return [*running, *_leavers(work)]
+
+
+def _leavers(work: SchedulingCycle) -> Iterator[Running]:
+    """Yield jobs without an admission (ended, evicted, deleted) whose pods still take room: it comes free."""
+    cluster = work.cluster
+    for uid in cluster.pods:
+        if uid in cluster.running or uid in work.changed:
+            continue
+        live = [pod for pod in work.leaving(uid) if pod.place]
+        if not live:
+            continue
+        job, first = cluster.jobs.get(uid), live[0]
+        if job is not None and job.quarantined and job.admitted:
+            # It is left as it is: its room does not come free.
+            continue
+        asked = None if job is None else job.status.preemption
+        yield Running(
+            uid=uid,
+            namespace=first.namespace,
+            name=first.job_name,
+            queue=first.queue,
+            priority=0,
+            requests=first.requests,
+            devices=0,
+            rows_W=rows_of(work.inventory, [pod.place for pod in live]),
+            admitted_s=0.0,
+            started_s=0.0,
+            stopping_for="" if asked is None else asked.by,
+            stopping=True,
+        )
+
+
+def hold(work: SchedulingCycle, held: Reservation) -> None:
+    """Keep nodes and quota for a job that others make way for."""
+    job = held.by
+    assert job.spec is not None, "only jobs that can be read wait"
+    work.reservations[job.uid] = held
+    work.quotas.charge(job.spec.queue_name, job.requests, job.spec.workers.replicas)
+
+
+def let_go(work: SchedulingCycle, job: JobView) -> Reservation | None:
+    """Give up what is held for a job."""
+    held = work.reservations.pop(job.uid, None)
+    if held is not None and job.spec is not None:
+        work.quotas.release(job.spec.queue_name, job.requests, job.spec.workers.replicas)
+    return held
+
+
+def running_of(inventory: Inventory, job: JobView) -> Running | None:
+    """Return a running job as preemption sees it; kept for one version of job and nodes."""
+    kept: dict[str, tuple[str, Running]] = inventory.memo.setdefault("running", {})
+    known = kept.get(job.uid)
+    if known is not None and known[0] == job.resource_version:
+        return known[1]
+    running = _running(inventory, job)
+    if running is not None:
+        kept[job.uid] = job.resource_version, running
+    return running
+
+
+def _running(inventory: Inventory, job: JobView) -> Running | None:
+    attempt, spec, status = job.attempt, job.spec, job.status
+    if attempt is None or spec is None:
+        return None
+    admitted = status.condition(ConditionType.ADMITTED)
+    admitted_s = parse_time_or(None if admitted is None else admitted.last_transition_time, 0.0)
+    began_s = parse_time_or(attempt.started_at, admitted_s)
+    saved_s = 0.0 if status.last_checkpoint is None else parse_time_or(status.last_checkpoint.at, 0.0)
+    first_s = parse_time_or(status.first_admitted_at, admitted_s)
+    limit_s = spec.active_deadline_seconds
+    stopping = attempt.desired == "Stop"
+    return Running(
+        uid=job.uid,
+        namespace=job.namespace,
+        name=job.name,
+        queue=spec.queue_name,
+        priority=job.priority,
+        requests=job.requests,
+        devices=attempt.devices * attempt.replicas,
+        rows_W=rows_of(inventory, attempt.placement.node_by_index()),
+        admitted_s=admitted_s,
+        started_s=max(began_s, saved_s),
+        min_runtime_s=float(spec.min_runtime_seconds),
+        preempted_at_s=tuple(parse_time_or(record.at, 0.0) for record in status.preemptions),
+        preempted_for=frozenset(record.by for record in status.preemptions),
+        stopping_for=status.preemption.by if stopping and status.preemption is not None else "",
+        stopping=stopping,
+        ends_at_s=None if limit_s is None else first_s + limit_s,
+    )

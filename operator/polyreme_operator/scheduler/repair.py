@@ -1,0 +1,130 @@
+"""Other places for workers that have lost theirs: of lost nodes, or of nodes where their pods found no room."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from polyreme_api.job.workers import Topology
+from polyreme_api.progress import Outcome
+from polyreme_operator.reconcile import transition
+from polyreme_operator.reconcile.failure_policy import Restart, judge
+from polyreme_operator.reconcile.observe import current_record
+from polyreme_operator.reconcile.quarantine import blaming
+from polyreme_operator.scheduler.cycle import SchedulingCycle
+from polyreme_operator.scheduler.gangs import gang_of
+from polyreme_operator.scheduler.reservations import blocked_for, domain_rows, is_torn, rows_of
+from polyreme_operator.types.inventory import BoolArray, Inventory, RowArray, Unschedulable
+from polyreme_operator.types.views import JobView
+
+
+def repair(work: SchedulingCycle) -> None:
+    """Give every job that asks another place for what it lost, or take its gang off if there is none."""
+    for uid in sorted(work.cluster.asking):
+        if work.full:
+            work.again = True
+            return
+        job = work.cluster.jobs.get(uid)
+        if job is not None and job.admitted:
+            with blaming(uid):
+                _repair_job(work, job)
+
+
+def _repair_job(work: SchedulingCycle, job: JobView) -> None:
+    attempt, spec = job.attempt, job.spec
+    if attempt is None or spec is None or attempt.desired == "Stop" or job.uid not in work.cluster.running:
+        return
+    snapshot = work.snapshot(job)
+    record = current_record(snapshot)
+    if record is not None and record.outcome is Outcome.SUCCEEDED:
+        return
+    verdict = judge(snapshot, spec, work.now_s)
+    if not isinstance(verdict, Restart) or not verdict.move or verdict.due_s > work.now_s:
+        return
+    if work.must_read(job):
+        return
+    nodes = attempt.placement.node_by_index()
+    moved = sorted(verdict.move)
+    found = _places(work, job, nodes, moved)
+    if found is None:
+        work.write(job, transition.evict(snapshot, verdict, work.now_s))
+        return
+    for index, node in found.items():
+        nodes[index] = node
+    work.write(job, transition.restart(snapshot, verdict, nodes, work.now_s))
+
+
+def _places(work: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: Sequence[int]) -> dict[int, str] | None:
+    """Find other nodes for some workers, as near to those that stay as the topology asks; None if they don't all fit.
+
+    A gang that can't stay together is taken off, and waits for a place as a whole. So is one that lies together no
+    longer, since labels or levels have changed beneath it: whoever goes near those that stay would be near to a part.
+    """
+    assert job.spec is not None, "only jobs that can be read are placed"
+    if not work.quotas.fits(job.spec.queue_name, job.requests, len(moved)):
+        return None
+    rows_W = rows_of(work.inventory, nodes)
+    left_W = rows_W[list(moved)]
+    rows_W[list(moved)] = -1
+    if _are_apart(work.inventory, job.spec.topology, rows_W, moved):
+        return None
+    found: dict[int, int] = {}
+    for group, near_N, near_W, topology in _groups(work, job, rows_W, moved):
+        blocked_N = blocked_for(work, job) if near_N is None else blocked_for(work, job) | ~near_N
+        # A node on which a pod found no room looks free: what fills it is not ours to see.
+        blocked_N[left_W[left_W >= 0]] = True
+        request = gang_of(job, len(group), topology=topology)
+        own_W = np.concatenate((rows_W, left_W))
+        placed = work.place(request, blocked_N=blocked_N, ignoring_W=own_W, near_W=near_W[near_W >= 0])
+        if isinstance(placed, Unschedulable):
+            _undo(work, job, found)
+            return None
+        found.update(zip(group, placed.tolist(), strict=True))
+        work.book(job, placed)
+    work.intend(job)
+    return {index: work.inventory.names[row] for index, row in found.items()}
+
+
+def _are_apart(inventory: Inventory, asked: Topology, rows_W: RowArray, moved: Sequence[int]) -> bool:
+    """Tell whether those that stay, of the gang or of a slice that lost workers, lie together no longer."""
+    if is_torn(inventory, asked.required, rows_W):
+        return True
+    size = asked.slice_size
+    if size is None:
+        return False
+    slices = {index // size for index in moved}
+    return any(is_torn(inventory, asked.slice_level, rows_W[at * size : (at + 1) * size]) for at in slices)
+
+
+def _undo(work: SchedulingCycle, job: JobView, found: dict[int, int]) -> None:
+    if found:
+        work.book(job, np.array(list(found.values()), dtype=np.int32), sign=-1)
+
+
+def _groups(
+    work: SchedulingCycle, job: JobView, rows_W: RowArray, moved: Sequence[int]
+) -> Iterator[tuple[list[int], BoolArray | None, RowArray, Topology]]:
+    """Yield who go together, the nodes among which, those near whom they go, and what is still to be asked of them."""
+    assert job.spec is not None, "only jobs that can be read are placed"
+    asked = job.spec.topology
+    if not (rows_W >= 0).any():
+        # Nobody stays to whom the others could be near: they are placed as a gang that begins.
+        yield list(moved), None, rows_W, asked
+        return
+    whole_N = domain_rows(work.inventory, asked.required, rows_W)
+    if asked.slice_size is None:
+        yield list(moved), whole_N, rows_W, Topology(exclusive=asked.exclusive)
+        return
+    slices: dict[int, list[int]] = defaultdict(list)
+    for index in moved:
+        slices[index // asked.slice_size].append(index)
+    for number, group in sorted(slices.items()):
+        members_W = rows_W[number * asked.slice_size : (number + 1) * asked.slice_size]
+        slice_N = domain_rows(work.inventory, asked.slice_level, members_W)
+        if slice_N is None:
+            yield group, whole_N, rows_W, Topology(required=asked.slice_level, exclusive=asked.exclusive)
+        else:
+            among_N = slice_N if whole_N is None else slice_N & whole_N
+            yield group, among_N, members_W, Topology(exclusive=asked.exclusive)

@@ -1,0 +1,156 @@
+"""Running jobs that get another worker count: as their spec says now, or because an elastic one has room to grow.
+
+First the attempt is asked to checkpoint and stop; when its last word was heard, the next one begins, with whatever size
+is best then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from polyreme_api.job.status import AttemptStatus
+from polyreme_api.job.workers import Topology
+from polyreme_api.progress import Outcome
+from polyreme_operator.cache.jobs import may_grow, scaled
+from polyreme_operator.reconcile import transition
+from polyreme_operator.reconcile.observe import current_record
+from polyreme_operator.reconcile.quarantine import blaming
+from polyreme_operator.reconcile.stopping import has_stopped
+from polyreme_operator.scheduler import elastic
+from polyreme_operator.scheduler.cycle import SchedulingCycle
+from polyreme_operator.scheduler.gangs import gang_of
+from polyreme_operator.scheduler.pending import over_quota
+from polyreme_operator.scheduler.reservations import blocked_for, domain_rows, is_torn, rows_of
+from polyreme_operator.types.inventory import RowArray, Unschedulable
+from polyreme_operator.types.views import JobView
+
+GROW_LOOK_S = 60.0
+"""How often it is looked at whether growing pays by now."""
+
+
+def resize(work: SchedulingCycle) -> None:
+    """Begin the attempts of jobs that have stopped for another size, and stop those whose spec asks for one."""
+    for uid in _candidates(work):
+        job = work.cluster.jobs[uid]
+        with blaming(uid):
+            if transition.stops_for_resize(job):
+                _begin(work, job)
+            elif scaled(job):
+                _ask(work, job)
+
+
+def grow(work: SchedulingCycle) -> None:
+    """Ask elastic jobs to stop where what is left of the round lets them gain more than that costs."""
+    looked = False
+    for uid in _candidates(work):
+        job = work.cluster.jobs[uid]
+        if may_grow(job) and not scaled(job) and not transition.stops_for_resize(job):
+            looked = True
+            with blaming(uid):
+                _try_to_grow(work, job)
+    if looked:
+        work.wake_at(work.now_s + GROW_LOOK_S)
+
+
+def _candidates(work: SchedulingCycle) -> list[str]:
+    uids = sorted(uid for uid in work.cluster.resizing if uid not in work.changed)
+    return uids[: work.limits.resizes_max]
+
+
+def _ask(work: SchedulingCycle, job: JobView) -> None:
+    """Stop an attempt whose spec asks for another count, if one of the counts that it accepts fits."""
+    attempt = job.attempt
+    if attempt is None or _has_outcome(work, job):
+        return
+    if job.planning is not None:
+        return
+    if job.plan is None:
+        work.refused[job.uid] = job.invalid
+        return
+    found = _fitting(work, job, attempt, (job.plan.replicas,))
+    if isinstance(found, str):
+        work.refused[job.uid] = found
+    elif not work.must_read(job):
+        work.write(job, transition.stop_for_resize(job, work.now_s))
+
+
+def _try_to_grow(work: SchedulingCycle, job: JobView) -> None:
+    attempt = job.attempt
+    if attempt is None or _has_outcome(work, job) or elastic.was_refused_lately(job, work.now_s):
+        return
+    current, record = attempt.replicas, current_record(work.snapshot(job))
+    worth = [
+        count
+        for count in elastic.larger_sizes(job, current)
+        if elastic.worth_growing(record, job, current=current, larger=count, now_s=work.now_s)
+    ]
+    if not worth or isinstance(_fitting(work, job, attempt, worth), str) or work.must_read(job):
+        return
+    work.write(job, transition.stop_for_resize(job, work.now_s))
+
+
+def _begin(work: SchedulingCycle, job: JobView) -> None:
+    """Begin the next attempt of a job that has stopped; if nothing else fits, with the places that it has."""
+    attempt, spec = job.attempt, job.spec
+    if attempt is None or spec is None or job.planning is not None:
+        return
+    snapshot = work.snapshot(job)
+    if not has_stopped(snapshot, work.now_s) or work.must_read(job):
+        return
+    record = current_record(snapshot)
+    if record is not None and record.outcome is Outcome.SUCCEEDED:
+        return
+    if work.full:
+        work.again = True
+        return
+    wish = spec.workers.replicas
+    larger = elastic.larger_sizes(job, attempt.replicas) if not scaled(job) else ()
+    wanted = [wish] if job.plan is not None else []
+    found = _fitting(work, job, attempt, [*larger, *wanted])
+    if isinstance(found, str):
+        work.refused[job.uid] = found
+        nodes, new_W = attempt.placement.node_by_index(), np.zeros(0, dtype=np.int32)
+    else:
+        nodes, new_W = found
+    work.book(job, new_W)
+    work.intend(job)
+    plan = elastic.plan_at(job, len(nodes))
+    work.write(job, transition.resize(snapshot, nodes, work.now_s, plan=plan))
+
+
+def _has_outcome(work: SchedulingCycle, job: JobView) -> bool:
+    record = current_record(work.snapshot(job))
+    return record is not None and record.outcome is not None
+
+
+def _fitting(
+    work: SchedulingCycle, job: JobView, attempt: AttemptStatus, counts: Sequence[int]
+) -> tuple[list[str], RowArray] | str:
+    """Place the first of these worker counts that fits, those that stay where they are; or say why none does."""
+    assert job.spec is not None, "only jobs that can be read are placed"
+    why = job.invalid
+    held = attempt.placement.node_by_index()
+    for count in counts[: work.limits.sizes_max]:
+        more = count - len(held)
+        if more <= 0:
+            return held[:count], np.zeros(0, dtype=np.int32)
+        quota = over_quota(work, job, more)
+        if quota is not None:
+            why = quota
+            continue
+        rows_W = rows_of(work.inventory, held)
+        asked = job.spec.topology
+        if is_torn(work.inventory, asked.required, rows_W):
+            why = f"its workers lie in one {asked.required} no longer, and topology.required asks for one"
+            continue
+        near_N = domain_rows(work.inventory, asked.required, rows_W)
+        blocked_N = blocked_for(work, job) if near_N is None else blocked_for(work, job) | ~near_N
+        topology = Topology(slice_size=asked.slice_size, slice_level=asked.slice_level, exclusive=asked.exclusive)
+        request = gang_of(job, more, topology=topology)
+        found = work.place(request, blocked_N=blocked_N, ignoring_W=rows_W, near_W=rows_W[rows_W >= 0])
+        if not isinstance(found, Unschedulable):
+            return [*held, *work.names(found)], found
+        why = found.message
+    return why

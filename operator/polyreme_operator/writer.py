@@ -1,0 +1,337 @@
+"""Applying actions: one ``match``, every answer of the cluster taken into the model at once."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import dataclasses
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from polyreme_api import labels
+from polyreme_api.clock import Clock
+from polyreme_api.job import TrainingJobStatus
+from polyreme_api.ownership import job_owner
+from polyreme_operator.cluster_cache import WATCHED_KINDS, ClusterCache
+from polyreme_operator.port import (
+    STATUS_SUBRESOURCE,
+    AlreadyExistsError,
+    ClusterPort,
+    ConflictError,
+    InvalidObjectError,
+    Manifest,
+    NotFoundError,
+    ObjectRef,
+    PortError,
+)
+from polyreme_operator.settings import Settings
+from polyreme_operator.types.actions import (
+    Action,
+    Bind,
+    CreateChild,
+    CreatePod,
+    CreateSecret,
+    DeleteJob,
+    DeletePod,
+    EmitEvent,
+    ReadLease,
+    WriteIntents,
+    WriteQueueStatus,
+    WriteStatus,
+)
+from polyreme_operator.types.changes import Changes
+from polyreme_operator.types.intents import INTENTS_KEY, render_intents
+from polyreme_operator.types.observer import Observer
+
+SECRET_BYTES = 32
+_NO_OBJECTS = (WriteStatus, EmitEvent)
+_SHOWN = ("arrival", *TrainingJobStatus.model_computed_fields)
+"""What goes along with every change: fields that are worked out from the others, for people, and the arrival, which is
+known before it is written."""
+
+
+class Writer:
+    """Writes what was decided, and refreshes what turned out to be otherwise."""
+
+    def __init__(
+        self,
+        port: ClusterPort,
+        clock: Clock,
+        model: ClusterCache,
+        settings: Settings,
+        *,
+        entropy: Callable[[int], bytes],
+        note: Callable[[Changes], None],
+        announce: Callable[[EmitEvent], None],
+        observer: Observer,
+    ) -> None:
+        self._port, self._clock, self._model, self._settings = port, clock, model, settings
+        self._entropy, self._note, self._announce, self._observer = entropy, note, announce, observer
+        self._writes = asyncio.Semaphore(settings.writes_max)
+        self._rounds = asyncio.Semaphore(settings.writes_max)
+
+    async def apply(self, actions: Sequence[Action], uid: str, *, wanted: Callable[[], bool] = lambda: False) -> bool:
+        """Apply one pass: the status first, since the rest rests on it; then the objects, side by side; events last.
+
+        The objects of a large gang take long. None is begun any more once the job is otherwise than it was when the
+        first was, or somebody else wants it: what is missing is the next pass's to decide.
+
+        Args:
+            actions: The pass.
+            uid: The job's UID.
+            wanted: Whether somebody waits for the pass to end.
+
+        Returns:
+            Whether everything was tried.
+
+        Raises:
+            PortError: The first that a write met; the writes beside it were tried too.
+        """
+        for action in actions:
+            if isinstance(action, WriteStatus):
+                await self._one(action)
+        objects = [action for action in actions if not isinstance(action, _NO_OBJECTS)]
+        if not objects:
+            self._announce_all(actions)
+            return True
+        job, left = self._model.job(uid), iter(objects)
+        failed: list[PortError] = []
+        refused: list[InvalidObjectError] = []
+
+        async def work() -> None:
+            while (
+                not (refused or wanted()) and self._model.job(uid) is job and (action := next(left, None)) is not None
+            ):
+                try:
+                    async with self._writes:
+                        await self._one(action)
+                except InvalidObjectError as error:
+                    (refused if _ends_attempt(action) else failed).append(error)
+                except PortError as error:
+                    failed.append(error)
+
+        workers = min(len(objects), self._settings.writes_max)
+        results = await asyncio.gather(*(work() for _ in range(workers)), return_exceptions=True)
+        self._announce_all(actions)
+        if refused:
+            now_s = self._clock.now_s()
+            self._note(self._model.note_refusal(uid, str(refused[0]), ends_attempt=True, now_s=now_s))
+        elif any(_ends_attempt(action) for action in objects):
+            self._model.forget_refusal(uid)
+        for result in (*results, *failed, *refused[:1]):
+            if isinstance(result, BaseException):
+                raise result
+        return next(left, None) is None
+
+    def _announce_all(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, EmitEvent):
+                self._announce(action)
+
+    async def write_intents(self, write: WriteIntents, ref: ObjectRef) -> None:
+        """Write a batch of intents by compare-and-swap.
+
+        Raises:
+            PortError: Nothing of the batch may be applied then.
+        """
+        data = {INTENTS_KEY: render_intents(write.entries)}
+        try:
+            if write.resource_version is None:
+                metadata = {"name": ref.name, "namespace": ref.namespace}
+                result = await self._port.create(
+                    {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+                )
+            else:
+                result = await self._port.patch(ref, {"data": data}, resource_version=write.resource_version)
+        except PortError:
+            await self.refresh(ref)
+            raise
+        # Our own word: it asks for nothing.
+        self._model.put(result, now_s=self._clock.now_s())
+
+    async def write_standings(self, writes: Sequence[WriteQueueStatus]) -> None:
+        """Say how queues and the topology stand, one after another: so it takes no more than others leave.
+
+        Raises:
+            PortError: The first that a write met; the others were tried too.
+        """
+        failed: list[PortError] = []
+        for write in writes:
+            try:
+                await self._write_standing(write)
+            except PortError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
+    async def _write_standing(self, write: WriteQueueStatus) -> None:
+        """Say how one of them stands; what it meets is looked at in a later round."""
+        patch = {"status": dict(write.status)}
+        try:
+            self._take(
+                await self._port.patch(
+                    write.ref, patch, resource_version=write.resource_version, subresource=STATUS_SUBRESOURCE
+                )
+            )
+        except (ConflictError, NotFoundError):
+            await self.refresh(write.ref)
+
+    async def side_by_side(self, writes: Sequence[Coroutine[Any, Any, None]]) -> None:
+        """Wait for many writes, of which only so many are under way at a time.
+
+        Raises:
+            PortError: The first that a write met; the others were tried too.
+        """
+        try:
+            results = await asyncio.gather(*(self._gated(write) for write in writes), return_exceptions=True)
+        finally:
+            # Who is cancelled has perhaps begun few of them; the others are let go unsent.
+            for write in writes:
+                write.close()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _gated(self, write: Coroutine[Any, Any, None]) -> None:
+        async with self._rounds:
+            await write
+
+    async def refresh(self, ref: ObjectRef) -> Manifest | None:
+        """Read one object into the model; return it, None if there is none."""
+        try:
+            found = await self._port.get(ref)
+        except NotFoundError:
+            self._note(self._model.remove(ref, version=None))
+            return None
+        self._take(found)
+        return found
+
+    async def _one(self, action: Action) -> None:
+        match action:
+            case WriteStatus():
+                await self._write_status(action)
+            case CreatePod():
+                await self._create_pod(action)
+            case Bind(ref=ref, uid=uid, node=node):
+                await self._bind(ref, uid=uid, node=node)
+            case CreateChild(manifest=manifest, then=then):
+                await self._create_child(manifest)
+                if then is not None:
+                    await self._one(then)
+            case CreateSecret(manifest=manifest, keys=keys, renews=renews):
+                data = {key: base64.b64encode(self._entropy(SECRET_BYTES)).decode() for key in keys}
+                created = await self._create_child({**manifest, "data": data})
+                if created and renews:
+                    self._model.children.renew_secret(_job_uid(manifest))
+            case DeletePod(ref=ref, uid=uid, grace_s=grace_s):
+                await self._delete(ref, uid=uid, grace_s=grace_s)
+            case DeleteJob(ref=ref, uid=uid, resource_version=version):
+                await self._delete(ref, uid=uid, resource_version=version)
+            case ReadLease(ref=ref):
+                await self.refresh(ref)
+            case WriteIntents() | EmitEvent():
+                raise AssertionError("intents are the scheduler's to write, events the announcer's")
+
+    async def _write_status(self, action: WriteStatus) -> None:
+        patch = {"status": status_patch(action.before, action.after)}
+        try:
+            result = await self._port.patch(
+                action.ref, patch, resource_version=action.resource_version, subresource=STATUS_SUBRESOURCE
+            )
+        except PortError:
+            await self.refresh(action.ref)
+            raise
+        job = self._model.job(action.uid)
+        if job is not None:
+            before = dataclasses.replace(job, status=action.before)
+            self._observer.on_status_written(before, action.after, now_s=self._clock.now_s())
+        self._take(result)
+
+    async def _create_pod(self, action: CreatePod) -> None:
+        created = await self._create(action.manifest)
+        if created is not None and action.binds:
+            # Not in a pass of its own. Whoever is killed in between leaves a pod that waits: the next pass binds it.
+            await self._bind(ObjectRef.of(created), uid=created["metadata"]["uid"], node=action.node)
+
+    async def _create(self, manifest: Manifest) -> Manifest | None:
+        """Create an object; None where the job has one of its name.
+
+        Raises:
+            InvalidObjectError: Also if somebody else's object has the name.
+        """
+        try:
+            created = await self._port.create(manifest)
+        except PortError as error:
+            # What is not watched, as a Secret, is nothing that the operator may read.
+            ref = ObjectRef.of(manifest)
+            found = await self.refresh(ref) if manifest["kind"] in WATCHED_KINDS else None
+            if not isinstance(error, AlreadyExistsError):
+                raise
+            if found is not None and job_owner(found["metadata"]) != job_owner(manifest["metadata"]):
+                words = f"{ref} exists and is not controlled by the job, which needs the name; delete or rename it"
+                raise InvalidObjectError(words) from error
+            return None
+        self._take(created)
+        return created
+
+    async def _create_child(self, manifest: Manifest) -> bool:
+        """Create an object that a job has one of; tell whether there was none."""
+        uid, kind = _job_uid(manifest), manifest["kind"]
+        created = None
+        try:
+            created = await self._create(manifest)
+        except InvalidObjectError as error:
+            if kind in WATCHED_KINDS:
+                raise
+            # It may exist all the same: a quota refuses before anybody looks. It is tried again in its time.
+            self._note(self._model.note_refusal(uid, str(error), ends_attempt=False, now_s=self._clock.now_s()))
+        self._model.children.confirm(uid, kind, now_s=self._clock.now_s())
+        self._note(Changes(jobs={uid}))
+        return created is not None
+
+    async def _bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
+        try:
+            await self._port.bind(ref, uid=uid, node=node)
+            self._model.note_bound(ref, uid=uid, node=node)
+        except NotFoundError:
+            await self.refresh(ref)
+        except ConflictError:
+            # Another object, or another version: the next pass decides by what is there now.
+            await self.refresh(ref)
+            raise
+
+    async def _delete(
+        self, ref: ObjectRef, *, uid: str, resource_version: str | None = None, grace_s: int | None = None
+    ) -> None:
+        try:
+            await self._port.delete(ref, uid=uid, resource_version=resource_version, grace_period_s=grace_s)
+        except NotFoundError:
+            await self.refresh(ref)
+        except ConflictError:
+            # Another object, or another version: the next pass decides by what is there now.
+            await self.refresh(ref)
+            raise
+
+    def _take(self, manifest: Manifest) -> None:
+        self._note(self._model.put(manifest, now_s=self._clock.now_s()))
+
+
+def _ends_attempt(action: Action) -> bool:
+    """Tell whether an attempt can't go on without this; of the children only the Lease raises its refusal."""
+    return isinstance(action, CreatePod | Bind | CreateChild)
+
+
+def _job_uid(manifest: Manifest) -> str:
+    uid: str = manifest["metadata"]["labels"][labels.LABEL_JOB_UID]
+    return uid
+
+
+def status_patch(before: TrainingJobStatus, after: TrainingJobStatus) -> dict[str, Any]:
+    """Return the merge patch from one status to another: the top-level fields that differ, whole; None removes."""
+    fields = TrainingJobStatus.model_fields
+    changed = [name for name in fields if getattr(before, name) != getattr(after, name)]
+    if not changed:
+        return {}
+    shown = after.model_dump(mode="json", by_alias=True, exclude_none=True, include={*changed, *_SHOWN})
+    aliases = [fields[name].alias or name for name in changed]
+    return {alias: shown.get(alias) for alias in aliases} | {name: shown[name] for name in _SHOWN}

@@ -1,0 +1,157 @@
+"""What must hold whatever a cluster seldom does: one job's trouble stays its own, and what it owns comes back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from polyreme_api import labels
+from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_simulator.capacity import BLIND_S
+from polyreme_simulator.ownership import MALFORMED, is_malformed, owner_uid
+
+if TYPE_CHECKING:
+    from polyreme_simulator.invariants import Facts
+    from polyreme_simulator.world import World
+
+OWNED_KINDS = ("Service", "Secret", "Lease", "Role", "RoleBinding")
+BACK_S = {"Lease": 15.0, "Service": 330.0, "Secret": 330.0}
+"""Time within which what a job owns comes back: a Lease is watched, the others are made again from time to time."""
+EXPLAINED_S = 15.0
+"""Time within which a job says why its pods are refused."""
+TIMED = frozenset({"LeaderSilent", "StartTimedOut", "Hung"})
+"""Causes that are nothing but time that passed."""
+
+
+class AnomalyFacts:
+    """What of it is in force, and what follows.
+
+    Args:
+        facts: The log; a broken rule is noted there.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self.refusals: dict[tuple[str, str], tuple[str, float]] = {}
+        """Sentence and since when, by UID of the job and write point."""
+        self.refused = False
+        """Whether writes of some job were ever refused: what jobs say may be old, for as long as retries take."""
+        self.quarantined: set[str] = set()
+        """Jobs whose status was refused at some time: nothing is held for them."""
+        self._missing_s: dict[tuple[str, str], float] = {}
+        self._refused_s: dict[str, float] = {}
+        """When the first create of a job's pods was refused since the job last said why."""
+
+    # --------------------------------------------------------------------------------------------------------- writes
+
+    def refuse(self, uid: str, point: str, sentence: str, world: World) -> None:
+        """Some writes of a job are refused from now on."""
+        self.refusals[uid, point] = sentence, world.time_s()
+        self.refused = True
+
+    def allow(self, uid: str, point: str) -> None:
+        """They are taken again."""
+        self.refusals.pop((uid, point), None)
+
+    def refusal(self, verb: str, ref: ObjectRef, owner: str, world: World) -> str:
+        """Return the sentence by which the API server refuses a write; empty: it takes it."""
+        if ref.kind == "Pod" and ref.name.startswith(MALFORMED):
+            return "422 Invalid: the pod breaks its schema"
+        if not self.refusals:
+            return ""
+        uid = owner
+        if ref.kind == labels.KIND_JOB:
+            uid = next((uid for uid, job in self._facts.jobs.items() if ObjectRef.of(job) == ref), "")
+        found = self.refusals.get((uid, f"{verb} {ref.kind}"))
+        if found is None:
+            return ""
+        if ref.kind == labels.KIND_JOB:
+            self._facts.batches.refused(uid)
+            self.quarantined.add(uid)
+        if ref.kind == "Pod":
+            self._refused_s.setdefault(uid, world.time_s())
+        return found[0]
+
+    def is_refused(self, uid: str, point: str = "patch TrainingJob") -> bool:
+        """Tell whether writes of a job are refused now."""
+        return (uid, point) in self.refusals
+
+    # ---------------------------------------------------------------------------------------------------- what is seen
+
+    def look(self, world: World) -> None:
+        """Look at what must hold once nothing else goes wrong."""
+        if self._facts.capacity.blind(world):
+            return
+        self._look_for_children(world)
+        self._look_for_words(world)
+
+    def _look_for_children(self, world: World) -> None:
+        there = {(owner_uid(record.manifest), kind) for kind in BACK_S for record in world.store.records(kind)}
+        for uid, job in self._facts.jobs.items():
+            active = self._facts.true(uid, "Admitted") and not job["metadata"].get("deletionTimestamp")
+            for kind, within_s in BACK_S.items():
+                refused = self.is_refused(uid, f"create {kind}") or self.is_refused(uid)
+                if not active or refused or (uid, kind) in there:
+                    self._missing_s.pop((uid, kind), None)
+                    continue
+                since_s = self._missing_s.setdefault((uid, kind), world.time_s())
+                if world.time_s() - since_s > within_s:
+                    what = f"{job['metadata']['name']} has no {kind} since t={since_s:.0f}"
+                    self._facts.broke("what a job owns comes back", what, world)
+
+    def _look_for_words(self, world: World) -> None:
+        for uid, since_s in list(self._refused_s.items()):
+            job, refusal = self._facts.jobs.get(uid), self.refusals.get((uid, "create Pod"))
+            waits = job is None or not self._facts.true(uid, "Admitted")
+            if waits or refusal is None or self.is_refused(uid) or refusal[0] in _messages(job or {}):
+                del self._refused_s[uid]
+            elif world.time_s() - since_s > EXPLAINED_S:
+                what = f"{self._facts.jobs[uid]['metadata']['name']} does not say that {refusal[0]}"
+                self._facts.broke("a refused pod is explained", what, world)
+
+    def forcing(self, uid: str, world: World) -> None:
+        """A pod is deleted by force: its node has been away, or said to be, as far as anybody may know."""
+        launcher = world.launchers.get(uid)
+        if launcher is None or not launcher.alive or not world.nodes[launcher.node].up:
+            return
+        if world.time_s() - world.kubelets.lost_s.get(launcher.node, float("-inf")) > BLIND_S:
+            what = f"{launcher.pod.pod} lives, and {launcher.node} was never lost"
+            self._facts.broke("only pods of lost nodes are deleted by force", what, world)
+
+    def begun(self, uid: str, records: list[dict[str, Any]], number: int, world: World) -> None:
+        """An attempt begins: in the calm no time has passed that would call for it."""
+        if self._facts.capacity.blind(world) or not records or records[-1].get("attempt") != number - 1:
+            return
+        cause = records[-1].get("cause")
+        gang = world.gangs.get((uid, number - 1))
+        if cause in TIMED and gang is not None and gang.whole:
+            what = f"{self._facts.jobs[uid]['metadata']['name']} attempt {number - 1} was restarted for {cause}"
+            self._facts.broke("a gang that works is not restarted for its silence", what, world)
+
+    # ---------------------------------------------------------------------------------------------------------- the end
+
+    def excuses(self, uid: str) -> bool:
+        """Tell whether a job need not finish: its writes are refused to the end, and nobody can say so on the job."""
+        return any(refused == uid for refused, _ in self.refusals)
+
+    def check_end(self, world: World) -> None:
+        """What nobody can read says so, and is never admitted."""
+        for record in world.store.records(labels.KIND_JOB):
+            if not is_malformed(record.manifest):
+                continue
+            status = record.manifest.get("status")
+            entries = status.get("conditions") if isinstance(status, dict) else None
+            told = (
+                {entry["type"] for entry in entries if entry["status"] == "True"}
+                if isinstance(entries, list)
+                else set()
+            )
+            if not told:
+                what = f"{record.name} says nothing, its spec is {record.manifest.get('spec')}"
+                self._facts.broke("a malformed job says so", what, world)
+
+
+def _messages(job: Manifest) -> str:
+    """Return what a job says now, and what it said of earlier attempts: between two tries it says nothing new."""
+    status = job.get("status") or {}
+    entries = [*(status.get("conditions") or ()), *(status.get("restartRecords") or ())]
+    return " ".join(entry.get("message", "") for entry in entries)

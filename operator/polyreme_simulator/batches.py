@@ -1,0 +1,59 @@
+"""Batches of intents: each is settled, entry by entry, before the next is written."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from polyreme_api import labels
+from polyreme_operator.port import Manifest
+
+if TYPE_CHECKING:
+    from polyreme_simulator.invariants import Facts
+    from polyreme_simulator.world import World
+
+
+class BatchFacts:
+    """What is about to be written to jobs.
+
+    Args:
+        facts: The log; a broken rule is noted there.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._entries: list[dict[str, Any]] = []
+        self._refused: set[str] = set()
+        """Jobs of the batch of which a write was refused: that is an answer, so nothing of it is under way."""
+
+    def changed(self, manifest: Manifest, world: World) -> None:
+        """Take a change of the object on which the batch stands."""
+        if manifest["metadata"]["name"] != labels.INTENTS_NAME:
+            return
+        entries = json.loads((manifest.get("data") or {}).get("intents.json", "[]"))
+        if entries == self._entries:
+            return
+        for entry in self._entries:
+            if self._open(entry):
+                what = f"{entry['name']} attempt {entry['attempt']} may still begin"
+                self._facts.broke("a batch is settled before the next", what, world)
+        self._entries, self._refused = entries, set()
+
+    def refused(self, uid: str) -> None:
+        """Take that a write of a job's status was refused."""
+        self._refused.add(uid)
+
+    def intended(self, uid: str, job: Manifest) -> bool:
+        """Tell whether the round that admits others admits this job, too: its writes land in any order."""
+        status = job.get("status") or {}
+        wanted = (uid, (status.get("attempt") or {}).get("number", 0) + 1, status.get("cancelledAdmissions", 0))
+        return any((entry["uid"], entry["attempt"], entry["cancelledAdmissions"]) == wanted for entry in self._entries)
+
+    def _open(self, entry: dict[str, Any]) -> bool:
+        """Tell whether the write may still land: what settles an entry is never undone."""
+        job = self._facts.jobs.get(entry["uid"])
+        if job is None or entry["uid"] in self._refused:
+            return False
+        status = job.get("status") or {}
+        begun = (status.get("attempt") or {}).get("number", 0) >= entry["attempt"]
+        return not begun and status.get("cancelledAdmissions", 0) <= entry["cancelledAdmissions"]

@@ -1,0 +1,189 @@
+"""Many seeds, on several processes, and what they reached between them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import gc
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from polyreme_simulator.anomalies import CLASSES
+from polyreme_simulator.run import Result, simulate
+
+CHUNK_SEEDS = 4
+POINT_CHARACTERS = 41
+WRITE_POINTS = (
+    "bind Pod",
+    "create ConfigMap",
+    "create Event",
+    "create Lease",
+    "create Lease of leadership",
+    "create Pod",
+    "create Role",
+    "create RoleBinding",
+    "create Secret",
+    "create Service",
+    "delete Pod",
+    "delete TrainingJob",
+    "patch ClusterTopology",
+    "patch ConfigMap",
+    "patch Lease of leadership",
+    "patch TrainingJob",
+    "patch TrainingJob that begins an attempt",
+    "patch TrainingJob that makes way",
+    "patch TrainingQueue",
+)
+"""Every place where the operator writes."""
+WRITE_FAULTS = (
+    "conflict",
+    "too_many",
+    "error_before",
+    "error_after",
+    "timeout_before",
+    "timeout_after",
+    "timeout_late",
+    "slow",
+    "stopped",
+    "crash_before",
+    "crash_after",
+)
+WATCH_POINTS = (
+    "watch ClusterTopology",
+    "watch ConfigMap",
+    "watch Lease",
+    "watch Node",
+    "watch Pod",
+    "watch PriorityClass",
+    "watch TrainingJob",
+    "watch TrainingQueue",
+)
+WATCH_FAULTS = ("watch_drop", "watch_gone", "watch_lag")
+EVENTS = (
+    "an old leader goes on",
+    "another replica leads",
+    "both replicas crash",
+    "foreign pod",
+    "gang pauses",
+    "history compacted",
+    "job deleted",
+    "launcher killed",
+    "launcher stopped",
+    "namespace deleted",
+    "node cordoned",
+    "node cut off",
+    "node dies",
+    "node out of service",
+    "node relabelled",
+    "node removed",
+    "node tainted",
+    "pod deleted",
+    "preempted",
+    "priority class changed",
+    "queue changed",
+    "queue cycle",
+    "queue deleted",
+    "queue stopped",
+    "rank exits",
+    "rank hangs",
+    "rank killed",
+    "rank stopped",
+    "replica crashes",
+    "replica replaced",
+    "replica stopped by hand",
+    "scale",
+    "stuck Terminating",
+    "suspend",
+    "topology changed",
+    "Unschedulable",
+    *CLASSES,
+)
+"""What must happen at least once over the seeds, beside the cells of both tables."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """What a range of seeds showed."""
+
+    seeds: int
+    attempts: int
+    succeeded: int
+    broken: tuple[Result, ...]
+    """Seeds that broke a rule."""
+    reached: Mapping[tuple[str, str], int]
+    """How often each fault came about at each point."""
+
+    @property
+    def unreached(self) -> list[tuple[str, str]]:
+        """Cells (fault, point) that are possible, and that no seed reached."""
+        return [cell for cell in cells() if not self.reached.get(cell)]
+
+
+def cells() -> list[tuple[str, str]]:
+    """Every fault at every point where it could strike, and every other event."""
+    writes = itertools.product(WRITE_FAULTS, WRITE_POINTS)
+    return [*writes, *itertools.product(WATCH_FAULTS, WATCH_POINTS), *((event, "") for event in EVENTS)]
+
+
+def run_campaign(
+    seeds: range,
+    *,
+    processes: int,
+    until_violation: bool = False,
+    on_done: Callable[[int, int], None] | None = None,
+) -> Campaign:
+    """Run seeds.
+
+    Args:
+        seeds: Which.
+        processes: On so many processes.
+        until_violation: Whether to stop at the first seed that breaks a rule.
+        on_done: Told, after each seed, how many are done and how many of them broke a rule.
+    """
+    reached: Counter[tuple[str, str]] = Counter()
+    broken: list[Result] = []
+    attempts = succeeded = done = 0
+    with concurrent.futures.ProcessPoolExecutor(processes, initializer=_quiet) as pool:
+        for result in pool.map(simulate, seeds, chunksize=CHUNK_SEEDS):
+            done += 1
+            reached.update(result.reached)
+            attempts += result.attempts
+            succeeded += result.succeeded
+            if result.violations:
+                broken.append(result)
+            if on_done is not None:
+                on_done(done, len(broken))
+            if broken and until_violation:
+                pool.shutdown(cancel_futures=True)
+                break
+    return Campaign(seeds=done, attempts=attempts, succeeded=succeeded, broken=tuple(broken), reached=dict(reached))
+
+
+def table(campaign: Campaign) -> str:
+    """Return what was reached, a row a point, a column a fault."""
+    rows = []
+    for faults, points in ((WRITE_FAULTS, WRITE_POINTS), (WATCH_FAULTS, WATCH_POINTS)):
+        rows.append(" " * POINT_CHARACTERS + "".join(f"{fault:>15}" for fault in faults))
+        for point in points:
+            counts = (_cell(campaign, (fault, point)) for fault in faults)
+            rows.append(f"{point:{POINT_CHARACTERS}}" + "".join(f"{count:>15}" for count in counts))
+    others = sorted((name, count) for (name, point), count in campaign.reached.items() if not point)
+    rows += [f"{name:{POINT_CHARACTERS}}{count:15d}" for name, count in others]
+    return "\n".join(rows)
+
+
+def replay(result: Result) -> str:
+    """Return a broken rule and the command that shows it again."""
+    return f"seed {result.seed}: {result.violations[0]}\n    replay: python -m polyreme_simulator --seed {result.seed}"
+
+
+def _cell(campaign: Campaign, cell: tuple[str, str]) -> str:
+    return str(campaign.reached.get(cell, 0))
+
+
+def _quiet() -> None:
+    """Say nothing, and leave what is loaded to the end of the process: it is no seed's."""
+    logging.disable(logging.CRITICAL)
+    gc.freeze()

@@ -1,0 +1,303 @@
+"""What nodes, queues and domains may hold, checked whenever an attempt begins and whenever a pod runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from polyreme_api import labels
+from polyreme_local.api_server.record import Change
+from polyreme_operator.port import Manifest, WatchEventType
+from polyreme_simulator.domains import Domains
+from polyreme_simulator.kubelets import devices_of, takes_pods
+from polyreme_simulator.ownership import owner_uid
+from polyreme_simulator.quotas import Queues
+
+if TYPE_CHECKING:
+    from polyreme_simulator.invariants import Facts
+    from polyreme_simulator.world import World
+
+BLIND_S = 60.0
+"""How old what the operator knew may be when its write lands, while faults last and shortly after."""
+SETTLED_S = 45.0
+"""Time behind the last fault from which on the operator knows what is."""
+KNOWN_S = 3.0
+"""How old what it knows may be then."""
+ENDED = frozenset({"Succeeded", "Failed"})
+
+
+class CapacityFacts:
+    """Who holds what.
+
+    Args:
+        facts: The log; a broken rule is noted there.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self.queues = Queues({})
+        self._past: list[tuple[float, Queues, Domains]] = []
+        """What stood until when."""
+        self.domains = Domains({}, [])
+        self._usable: frozenset[str] = frozenset()
+        """Nodes to which new pods may go."""
+        self._usable_past: list[tuple[float, frozenset[str]]] = []
+        """The same until when."""
+        self.foreign: dict[str, tuple[str, int, float]] = {}
+        """Node, devices and time of binding of pods that are none of ours, by UID."""
+        self._foreign_past: list[tuple[float, str, int]] = []
+        """Until when such pods were there, where, and with how many devices."""
+        self._strays: set[str] = set()
+        """Pods, by UID, whose creation landed behind the admission that it was sent under: a write that was late."""
+        self.changed_s = 0.0
+        """When last something changed that decides who waits, and why."""
+
+    def changed(self, change: Change, world: World) -> None:
+        """Take a change of the store."""
+        deleted, record = change.type is WatchEventType.DELETED, change.record
+        match record.kind:
+            case "Pod" if owner_uid(record.manifest):
+                self._note_stray(change, world)
+                if not deleted:
+                    self._pod_changed(record.manifest, world)
+            case "Pod":
+                self._foreign_changed(record.uid, record.manifest, deleted, world)
+            case "TrainingQueue":
+                specs = {name: spec for name, spec in self.queues.specs.items() if name != record.name}
+                if not deleted:
+                    specs[record.name] = record.manifest["spec"]
+                if specs != self.queues.specs:
+                    self._keep(world)
+                    self.queues = Queues(specs)
+            case "Node" | "ClusterTopology":
+                domains = self.domains.after(record.kind, record.manifest, deleted=deleted)
+                if domains != self.domains:
+                    self._keep(world)
+                    self.domains = domains
+                if record.kind == "Node":
+                    self._node_changed(record.name, usable=not deleted and takes_pods(record.manifest), world=world)
+            case _:
+                pass
+
+    def begun(self, uid: str, world: World, *, takes: bool) -> None:
+        """An attempt of a job stands on record now; what it takes is checked if the last one had not all its places.
+
+        Quotas are lowered, nodes relabelled and filled beneath what runs, and what runs may be restarted where it is.
+        """
+        on_node, in_queue = self._held()
+        self._check_nodes(on_node, world)
+        if takes:
+            self._check_queues(uid, in_queue, world)
+            self._check_domains(uid, world)
+            self._check_foreign(uid, on_node, world)
+
+    def held_by_queue(self, *, without: Collection[str] = ()) -> Counter[str]:
+        """Return the devices that each queue's jobs hold, some of them aside."""
+        return self._held(without=without)[1]
+
+    def held_by_node(self, *, without: Collection[str] = ()) -> Counter[str]:
+        """Return the devices of each node that our jobs hold, some of them aside."""
+        return self._held(without=without)[0]
+
+    def fits_alone(self, job: Manifest, world: World) -> bool:
+        """Tell whether a job fits the cluster as it is and its quota, if nobody else of ours were there."""
+        spec = job["spec"]
+        workers, queue = spec["workers"], spec.get("queueName", "default")
+        devices, wanted = workers.get("devices", 1), workers.get("minReplicas") or workers["replicas"]
+        if not self.queues.in_order(queue) or self.queues.held(queue):
+            return False
+        if not self.queues.admits({}, queue, labels.RESOURCE_DEVICE, wanted * devices):
+            return False
+        taken = Counter[str]()
+        for node, count, _ in self.foreign.values():
+            taken[node] += count
+        slots = {
+            node.name: (node.devices - taken[node.name]) // devices
+            for node in world.nodes.values()
+            if node.present and node.up and world.usable(node.name) and self.domains.labelled(node.name)
+        }
+        return self.domains.holds(spec.get("topology") or {}, slots, wanted)
+
+    def has_room(self, uid: str, *, without: Collection[str], world: World) -> bool:
+        """Tell whether a job's least size has room by all that may be known of nodes, were some jobs not there."""
+        job, since_s = self._facts.jobs[uid], self._known_since_s(world)
+        topology, workers = job["spec"].get("topology") or {}, job["spec"]["workers"]
+        taken = self.held_by_node(without={uid, *without})
+        busy = {node for node, count in taken.items() if count}
+        for node, count, _ in self.foreign.values():
+            taken[node] += count
+        for until_s, node, count in self._foreign_past:
+            taken[node] += count if until_s >= since_s else 0
+        usable = self._usable.intersection(*(names for until_s, names in self._usable_past if until_s >= since_s))
+        devices, least = workers.get("devices", 1), workers.get("minReplicas") or workers["replicas"]
+        rooms = {name: (world.nodes[name].devices - taken[name]) // devices for name in sorted(usable)}
+        for _, domains in self.possible(world):
+            shut = self._shut_domains(uid, domains, without=without)
+            if level := topology.get("exclusive"):
+                shut |= {(level, domains.domain(level, node)) for node in busy}
+            slots = {
+                name: room
+                for name, room in rooms.items()
+                if domains.labelled(name) and not any(domains.domain(at, name) == domain for at, domain in shut)
+            }
+            if not domains.holds(topology, slots, least):
+                return False
+        return True
+
+    def _shut_domains(self, uid: str, domains: Domains, *, without: Collection[str]) -> set[tuple[str, str | None]]:
+        """Return level and domain of what running jobs have for themselves."""
+        return {
+            (level, domains.domain(level, node))
+            for other, job in self._facts.jobs.items()
+            if other not in {uid, *without} and self._facts.true(other, "Admitted")
+            for level in [(job["spec"].get("topology") or {}).get("exclusive")]
+            if level is not None
+            for node in self.nodes_of(other)
+        }
+
+    # -------------------------------------------------------------------------------------------------------- changes
+
+    def _keep(self, world: World) -> None:
+        """Remember what stood until now."""
+        now_s = world.time_s()
+        self._past = [entry for entry in self._past if now_s - entry[0] < BLIND_S]
+        if now_s > 0.0:
+            # While the cluster is made there is no operator yet. Later ones see of many changes at once each by itself.
+            self._past.append((now_s, self.queues, self.domains))
+        self.changed_s = now_s
+
+    def _node_changed(self, name: str, *, usable: bool, world: World) -> None:
+        names = self._usable | {name} if usable else self._usable - {name}
+        if names != self._usable:
+            now_s = world.time_s()
+            self._usable_past = [entry for entry in self._usable_past if now_s - entry[0] < BLIND_S]
+            if now_s > 0.0:
+                self._usable_past.append((now_s, self._usable))
+            self._usable = names
+
+    def _pod_changed(self, pod: Manifest, world: World) -> None:
+        if pod["spec"].get("nodeName") and (pod.get("status") or {}).get("phase") == "Running":
+            self._check_nodes(self._held(aside=self._strays)[0], world)
+
+    def _note_stray(self, change: Change, world: World) -> None:
+        """Remember a pod that comes when its job is admitted no longer, while writes may be late.
+
+        Nobody knows of it before it is there. It holds a place until it is told to go; those to whom the place was
+        given meanwhile wait for it, as kube-scheduler and kubelets see to: no node holds more than it can.
+        """
+        record = change.record
+        if change.type is WatchEventType.DELETED:
+            self._strays.discard(record.uid)
+        elif change.type is WatchEventType.ADDED and self.blind(world):
+            job = record.manifest["metadata"]["labels"][labels.LABEL_JOB_UID]
+            if job in self._facts.jobs and not self._facts.true(job, "Admitted"):
+                self._strays.add(record.uid)
+
+    def _foreign_changed(self, uid: str, pod: Manifest, deleted: bool, world: World) -> None:
+        node = pod["spec"].get("nodeName")
+        if deleted or not node or (pod.get("status") or {}).get("phase") in ENDED:
+            gone = self.foreign.pop(uid, None)
+            if gone is not None:
+                self.changed_s = now_s = world.time_s()
+                self._foreign_past = [entry for entry in self._foreign_past if now_s - entry[0] < BLIND_S]
+                self._foreign_past.append((now_s, gone[0], gone[1]))
+        elif uid not in self.foreign:
+            self.foreign[uid] = (node, devices_of(pod), world.time_s())
+            self.changed_s = world.time_s()
+
+    # --------------------------------------------------------------------------------------------------------- checks
+
+    def _held(self, *, without: Collection[str] = (), aside: Collection[str] = ()) -> tuple[Counter[str], Counter[str]]:
+        """Return the devices that admitted placements and pods that run hold, each place once, by node and by queue.
+
+        Args:
+            without: Jobs that do not count.
+            aside: Pods that do not count.
+        """
+        places: dict[tuple[str, int, str], tuple[int, str]] = {}
+        for uid, job in self._facts.jobs.items():
+            if uid in without or not self._facts.true(uid, "Admitted"):
+                continue
+            fact = self._facts.attempts[uid, job["status"]["attempt"]["number"]]
+            queue = job["spec"].get("queueName", "default")
+            for index, node in enumerate(fact.nodes):
+                places[uid, index, node] = (fact.devices, queue)
+        for pod in self._facts.pods.values():
+            if (pod.get("status") or {}).get("phase") != "Running" or pod["metadata"]["uid"] in aside:
+                continue
+            tags = pod["metadata"]["labels"]
+            if tags[labels.LABEL_JOB_UID] in without:
+                continue
+            key = (tags[labels.LABEL_JOB_UID], int(tags[labels.LABEL_INDEX]), pod["spec"]["nodeName"])
+            places.setdefault(key, (devices_of(pod), tags[labels.LABEL_QUEUE]))
+        on_node: Counter[str] = Counter()
+        in_queue: Counter[str] = Counter()
+        for (_, _, node), (devices, queue) in places.items():
+            on_node[node] += devices
+            in_queue[queue] += devices
+        return on_node, in_queue
+
+    def _check_nodes(self, on_node: Counter[str], world: World) -> None:
+        for name, taken in on_node.items():
+            node = world.nodes[name]
+            if node.present and taken > node.devices:
+                self._facts.broke("nodes hold what they can", f"{name} has {taken} of {node.devices}", world)
+
+    def _check_queues(self, uid: str, in_queue: Counter[str], world: World) -> None:
+        """Check against the quotas that the decision may have seen: one of them must allow it."""
+        queue = self._facts.jobs[uid]["spec"].get("queueName", "default")
+        before = self.held_by_queue(without={uid})
+        problem: str | None = None
+        for queues, _ in self.possible(world):
+            problem = queues.excess(in_queue, queue, before, labels.RESOURCE_DEVICE)
+            if problem is None:
+                return
+        self._facts.broke("queues keep their quota", problem or "", world)
+
+    def _check_domains(self, uid: str, world: World) -> None:
+        job = self._facts.jobs[uid]
+        topology = job["spec"].get("topology") or {}
+        nodes = self.nodes_of(uid)
+        name, possible = job["metadata"]["name"], [domains for _, domains in self.possible(world)]
+        if not any(domains.keeps(topology, nodes) for domains in possible):
+            self._facts.broke("what topology requires is kept", f"{name} on {nodes}: {topology}", world)
+        for other in self._facts.jobs:
+            if other == uid or not self._facts.true(other, "Admitted"):
+                continue
+            wish = self._facts.jobs[other]["spec"].get("topology") or {}
+            theirs = self.nodes_of(other)
+            if not any(domains.apart(topology, nodes, wish, theirs) for domains in possible):
+                what = f"{name} on {nodes} beside {self._facts.jobs[other]['metadata']['name']} on {theirs}"
+                self._facts.broke("exclusive domains are not shared", what, world)
+
+    def _check_foreign(self, uid: str, on_node: Counter[str], world: World) -> None:
+        """Once the faults are over, no gang is put where others' pods have been for a while."""
+        now_s = world.time_s()
+        if self.blind(world):
+            return
+        taken = on_node.copy()
+        for node, devices, since_s in self.foreign.values():
+            taken[node] += devices if now_s - since_s > KNOWN_S else 0
+        for node in set(self.nodes_of(uid)):
+            if world.nodes[node].present and taken[node] > world.nodes[node].devices:
+                what = f"{node} has {taken[node]} of {world.nodes[node].devices}"
+                self._facts.broke("others' pods count", what, world)
+
+    def nodes_of(self, uid: str) -> list[str]:
+        """Return the node of each worker of a job's newest attempt."""
+        attempt = (self._facts.jobs[uid].get("status") or {}).get("attempt") or {}
+        return self._facts.attempts[uid, attempt["number"]].nodes if attempt else []
+
+    def blind(self, world: World) -> bool:
+        """Tell whether faults last, or ended so lately that what the operator knows may be old."""
+        return world.faulty or world.time_s() - world.calm_since_s < SETTLED_S
+
+    def possible(self, world: World) -> list[tuple[Queues, Domains]]:
+        """Return what the operator may take for true."""
+        since_s = self._known_since_s(world)
+        past = [(queues, domains) for until_s, queues, domains in self._past if until_s >= since_s]
+        return [(self.queues, self.domains), *past]
+
+    def _known_since_s(self, world: World) -> float:
+        return world.time_s() - (BLIND_S if self.blind(world) else KNOWN_S)

@@ -1,0 +1,353 @@
+"""What must never happen, read from the store's log and from what launchers do, at the moment it happens."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from polyreme_api import labels
+from polyreme_api.exit_codes import ExitCode
+from polyreme_api.job.placement import Placement
+from polyreme_api.job.status import replacements_by_index
+from polyreme_launcher.protocol.messages import Joined, Release
+from polyreme_local.api_server.record import Change
+from polyreme_operator.election import LEASE_NAME
+from polyreme_operator.port import Manifest, WatchEventType
+from polyreme_simulator.anomaly_facts import AnomalyFacts
+from polyreme_simulator.batches import BatchFacts
+from polyreme_simulator.capacity import CapacityFacts
+from polyreme_simulator.leaders import LeaderFacts
+from polyreme_simulator.ownership import is_malformed, owner_uid
+from polyreme_simulator.places import PlaceFacts
+from polyreme_simulator.preemptions import PreemptionFacts
+from polyreme_simulator.successors import SuccessorFacts
+from polyreme_simulator.waiting import WaitingFacts
+
+if TYPE_CHECKING:
+    from polyreme_simulator.launcher import SimLauncher
+    from polyreme_simulator.world import World
+
+TOLD_MAX = 3
+"""Violations of one rule that are told."""
+CHILDREN = ("Service", "Secret", "Lease", "Role", "RoleBinding")
+LATENCY_S = 0.004
+"""Longest time that the answer to a read is on its way."""
+WAITING_REASONS = frozenset(
+    {"Misconfigured", "ExceedsQuota", "WaitingForCapacity", "WaitingForTopology", "WaitingForNodes", "Evicted"}
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFact:
+    """One attempt, as its record said."""
+
+    replicas: int
+    devices: int
+    replacements: dict[int, int]
+    nodes: list[str]
+
+
+class Facts:
+    """The log of one simulation, and the rules that it broke."""
+
+    def __init__(self) -> None:
+        self.violations: list[str] = []
+        self._broken: Counter[str] = Counter()
+        self.attempts: dict[tuple[str, int], AttemptFact] = {}
+        self.changes = 0
+        self.succeeded = 0
+        self.restarts: dict[str, int] = {}
+        """Restarts after failures, by UID of the job."""
+        self._digest = hashlib.sha256()
+        self.jobs: dict[str, Manifest] = {}
+        self.pods: dict[str, Manifest] = {}
+        """Worker pods, by UID; those of others are the capacity's."""
+        self._truths: dict[str, frozenset[str]] = {}
+        """Conditions of each job that hold."""
+        self.capacity = CapacityFacts(self)
+        self.leaders = LeaderFacts(self)
+        self.waiting = WaitingFacts(self)
+        self.preemptions = PreemptionFacts(self)
+        self.batches = BatchFacts(self)
+        self.places = PlaceFacts(self)
+        self.successors = SuccessorFacts(self)
+        self.anomalies = AnomalyFacts(self)
+        self._joined: dict[tuple[str, int], dict[int, int]] = {}
+        self._forked: set[tuple[str, int, int]] = set()
+        self._released: set[tuple[str, int]] = set()
+        self._successes: dict[tuple[str, int], float] = {}
+        self._sent_s = 0.0
+        self._failed_ranks: set[tuple[str, int]] = set()
+        self._gave_up: set[tuple[str, int]] = set()
+        """Attempts of which a rank ended as one that waited too long for another."""
+
+    @property
+    def trace(self) -> str:
+        """Digest of everything that happened."""
+        return self._digest.hexdigest()[:16]
+
+    def broke(self, rule: str, what: str, world: World) -> None:
+        """Note a broken rule, a few times each."""
+        self._broken[rule] += 1
+        if self._broken[rule] <= TOLD_MAX:
+            self.violations.append(f"t={world.time_s():.3f} {rule}: {what}")
+
+    # -------------------------------------------------------------------------------------------------- the store's log
+
+    def changed(self, change: Change, world: World) -> None:
+        """Take one change of the store."""
+        self.changes += 1
+        record = change.record
+        self._digest.update(f"{world.time_s():.6f} {change.type} {record.kind} {record.name} ".encode())
+        self._digest.update(record.blob)
+        if is_malformed(record.manifest):
+            return
+        deleted = change.type is WatchEventType.DELETED
+        self.places.changed(change, world)
+        match record.kind:
+            case "TrainingJob":
+                self._job_changed(record.manifest, deleted, world)
+            case "Pod" if owner_uid(record.manifest):
+                if deleted:
+                    self.pods.pop(record.uid, None)
+                else:
+                    self.pods[record.uid] = record.manifest
+            case "PriorityClass":
+                self.preemptions.class_changed(record.name, record.manifest, deleted=deleted, world=world)
+            case "ConfigMap":
+                self.batches.changed(record.manifest, world)
+            case "Lease" if record.name == LEASE_NAME:
+                self.leaders.renewed(record.manifest, world)
+            case "Lease" if deleted:
+                self._lease_deleted(record.manifest)
+            case "Lease" if owner_uid(record.manifest):
+                self._lease_changed(record.manifest, world)
+            case _:
+                pass
+        self.capacity.changed(change, world)
+        self.waiting.changed(change, world)
+
+    def true(self, uid: str, kind: str) -> bool:
+        """Tell whether a condition of a job holds."""
+        return kind in self._truths[uid]
+
+    def landing(self, sent_s: float) -> None:
+        """A write of the operator lands now that was sent then."""
+        self._sent_s = sent_s
+
+    def _lease_changed(self, manifest: Manifest, world: World) -> None:
+        text = (manifest["metadata"].get("annotations") or {}).get(labels.ANNOTATION_PROGRESS, "")
+        if '"attempt":' not in text:
+            return
+        key = (
+            manifest["metadata"]["labels"][labels.LABEL_JOB_UID],
+            int(text.split('"attempt":', 1)[1].split(",", 1)[0].rstrip("}")),
+        )
+        if '"outcome":' in text:
+            self.preemptions.heard(*key)
+        if '"released":true' not in text:
+            return
+        self._released.add(key)
+        if '"outcome":"Succeeded"' in text:
+            self._successes.setdefault(key, world.time_s())
+
+    def _lease_deleted(self, manifest: Manifest) -> None:
+        """Forget what only a Lease said that is gone: nobody can know of it any more."""
+        uid = owner_uid(manifest)
+        for key in [key for key in self._successes if key[0] == uid]:
+            del self._successes[key]
+
+    def _job_changed(self, manifest: Manifest, deleted: bool, world: World) -> None:
+        uid, name = manifest["metadata"]["uid"], manifest["metadata"]["name"]
+        if deleted:
+            self.jobs.pop(uid, None)
+            self._truths.pop(uid, None)
+            return
+        known = self.jobs.get(uid) or {}
+        before, status = known.get("status") or {}, manifest.get("status") or {}
+        self.jobs[uid] = manifest
+        self._truths[uid] = frozenset(
+            entry["type"] for entry in status.get("conditions") or () if entry["status"] == "True"
+        )
+        self.restarts[uid] = status.get("restarts", 0)
+        self.preemptions.changed(uid, known, manifest, world)
+        old, new = before.get("attempt"), status.get("attempt")
+        ended = [kind for kind in ("Succeeded", "Failed") if _true(status, kind)]
+        if len(ended) > 1:
+            self.broke("one terminal condition", f"{name} is {ended}", world)
+        for kind in ("Succeeded", "Failed"):
+            if _true(before, kind) and not _true(status, kind):
+                self.broke("a finished job stays finished", f"{name} is no longer {kind}", world)
+        if _true(status, "Succeeded") and not _true(before, "Succeeded"):
+            self.succeeded += 1
+            self._check_history(uid, name, world)
+        if ended and _true(status, "Admitted"):
+            self.broke("a finished job gives its devices back", name, world)
+        if old is not None and (new is None or new["number"] < old["number"]):
+            self.broke("attempts rise", f"{name} from {old['number']} to {new and new['number']}", world)
+        if new is not None and (old is None or new["number"] != old["number"]):
+            self._attempt_begun(uid, name, before, status, world)
+        elif new is not None and old is not None and new["placement"] != old["placement"]:
+            self.broke("an attempt keeps its placement", name, world)
+
+    def _attempt_begun(self, uid: str, name: str, before: dict[str, Any], status: dict[str, Any], world: World) -> None:
+        old, new = before.get("attempt"), status["attempt"]
+        number = new["number"]
+        if number != (0 if old is None else old["number"]) + 1:
+            self.broke("attempts count by one", f"{name} to {number}", world)
+        records = status.get("restartRecords") or [{}]
+        self.anomalies.begun(uid, records, number, world)
+        # A move is written as an intent first, which may take any time.
+        moved = records[-1].get("attempt") == number - 1 and records[-1].get("cause") == "NodeLost"
+        # No write spans Lease and job. A success that comes while the restart is under way comes too late: the next
+        # attempt begins behind the last step, and says it again.
+        known_s = float("inf") if old is None else self._successes.get((uid, old["number"]), float("inf"))
+        if old is not None and known_s < self._sent_s - LATENCY_S and not moved:
+            self.broke(
+                "a success counts", f"{name} began attempt {number} after attempt {old['number']} succeeded", world
+            )
+        blamed = (uid, records[-1].get("attempt", 0))
+        if records[-1].get("cause") in {"RankExited", "RankKilled"} and blamed not in self._failed_ranks:
+            self.broke("a restart has a cause of its own", f"{name} ended attempt {blamed[1]}, whose ranks live", world)
+        if records[-1].get("cause") == "Hung" and blamed[1] == number - 1:
+            self._check_hang(blamed, world)
+        replacements = replacements_by_index(new["replacements"])
+        for index, replacement in replacements_by_index([] if old is None else old["replacements"]).items():
+            if replacements.get(index, 0) < replacement:
+                self.broke("replacement numbers rise", f"{name} worker {index}", world)
+        nodes = Placement.model_validate(new["placement"]).node_by_index()
+        self.attempts[uid, number] = AttemptFact(
+            replicas=new["replicas"], devices=new["devices"], replacements=replacements, nodes=nodes
+        )
+        kept = self.attempts[uid, old["number"]].nodes if old is not None and _true(before, "Admitted") else []
+        self.capacity.begun(uid, world, takes=any(kept[at : at + 1] != [node] for at, node in enumerate(nodes)))
+        if not _true(before, "Admitted"):
+            self.preemptions.admitted(uid, nodes, world)
+            self.places.admitted(uid, world)
+        spec = self.jobs[uid]["spec"]
+        most = (spec.get("failurePolicy") or {}).get("maxRestarts", 10)
+        counted = sum(record.get("counts", True) for record in status.get("restartRecords") or ())
+        if counted > most:
+            self.broke("restarts stay in budget", f"{name} restarted {counted} times, rule {most}", world)
+
+    def _check_hang(self, blamed: tuple[str, int], world: World) -> None:
+        job, gang = self.jobs[blamed[0]], world.gangs.get(blamed)
+        name = f"{job['metadata']['name']} attempt {blamed[1]}"
+        # A rank that gives up waiting ends its attempt itself: then the operator only names the cause.
+        if job["spec"]["health"]["hang"]["action"] != "Restart" and blamed not in self._gave_up:
+            self.broke("a hang is only told unless asked otherwise", name, world)
+        if gang is None or not any(rank.was_stopped for rank in gang.ranks.values()):
+            self.broke("who is restarted for a hang has hung", name, world)
+
+    def _check_history(self, uid: str, name: str, world: World) -> None:
+        history = world.root(uid).history()
+        if history != list(range(1, world.steps[uid] + 1)):
+            self.broke("history holds each step once", f"{name}: {_ranges(history)}", world)
+
+    # --------------------------------------------------------------------------------------------------- what gangs do
+
+    def rank_ended(self, uid: str, attempt: int, *, code: int | None) -> None:
+        """Note that a rank ended; ``code`` is None where a signal ended it."""
+        if code != ExitCode.OK:
+            self._failed_ranks.add((uid, attempt))
+        if code == ExitCode.ENVIRONMENT:
+            self._gave_up.add((uid, attempt))
+
+    def joined(self, launcher: SimLauncher, message: Joined) -> None:
+        """An index says that its old ranks are dead."""
+        self._joined.setdefault((launcher.pod.job_uid, message.attempt), {})[message.index] = message.replacement
+
+    def released(self, leader: SimLauncher, release: Release) -> None:
+        """A leader releases its gang: everybody must have joined, the resume point must be fixed."""
+        world, uid = leader.world, leader.pod.job_uid
+        fact = self.attempts[uid, release.attempt]
+        joined = self._joined.get((uid, release.attempt), {})
+        wanted = {index: fact.replacements.get(index, 0) for index in range(fact.replicas)}
+        missing = [index for index, number in wanted.items() if joined.get(index) != number]
+        if missing:
+            self.broke("no gang is half released", f"{leader.pod.job}: workers {missing} have not joined", world)
+        if (uid, release.attempt) not in self._released:
+            self.broke("a release stands on the Lease first", f"{leader.pod.job} attempt {release.attempt}", world)
+        point = world.root(uid).points.get(release.attempt)
+        if point is None or point.resume_from != release.resume_from:
+            self.broke("the resume point is fixed once", f"{leader.pod.job} attempt {release.attempt}", world)
+
+    def forked(self, launcher: SimLauncher, attempt: int, release: Release, world: World) -> None:
+        """Ranks were started: no rank of the job's past may live where the cluster still reaches, none twice."""
+        uid = launcher.pod.job_uid
+        point = world.root(uid).points.get(attempt)
+        if point is None or point.resume_from != release.resume_from:
+            self.broke("an attempt begins where it was fixed", f"{launcher.pod.job} attempt {attempt}", world)
+        elif point.checkpoint is not None and point.checkpoint not in world.root(uid).committed:
+            what = f"{launcher.pod.job} attempt {attempt} begins at {point.resume_from}"
+            self.broke("what is resumed from is there", what, world)
+        for number in launcher.ranks:
+            if (uid, attempt, number) in self._forked:
+                self.broke("ranks start once an attempt", f"{launcher.pod.pod} rank {number} of {attempt}", world)
+            self._forked.add((uid, attempt, number))
+        for other in world.launchers.values():
+            # A worker that a resize dropped can commit nothing without rank 0; its pod ends on its own time.
+            dropped = other.pod.index >= self.attempts[uid, attempt].replicas
+            if other.pod.job_uid != uid or dropped or other.zombie or not world.nodes[other.node].up:
+                continue
+            past = [rank.attempt for rank in other.ranks.values() if rank.alive and rank.attempt < attempt]
+            if past:
+                what = f"{launcher.pod.pod} starts attempt {attempt}, {other.pod.pod} runs {past[0]}"
+                self.broke("never two live gangs", what, world)
+
+    # ---------------------------------------------------------------------------------------------------------- the end
+
+    def check_end(self, world: World) -> None:
+        """Faults are over and time has passed: everything is finished, or waits and says why; nothing is left over."""
+        for uid, job in self.jobs.items():
+            name, status = job["metadata"]["name"], job.get("status") or {}
+            if _true(status, "Succeeded"):
+                self._check_history(uid, name, world)
+            if not (_true(status, "Succeeded") or _true(status, "Failed") or _true(status, "Suspended")):
+                queued = _condition(status, "Queued")
+                if self.anomalies.excuses(uid):
+                    continue
+                if queued is None or queued["status"] != "True" or queued["reason"] not in WAITING_REASONS:
+                    self.broke("every job finishes or says why", f"{name}: {_words(status)}", world)
+                elif self.capacity.fits_alone(job, world):
+                    self.broke("what fits is admitted", f"{name}: {_words(status)}", world)
+        for pod in self.pods.values():
+            uid = pod["metadata"]["labels"][labels.LABEL_JOB_UID]
+            phase = (pod.get("status") or {}).get("phase")
+            owner = self.jobs.get(uid)
+            if owner is None or phase not in {"Succeeded", "Failed"}:
+                self.broke("no orphan at the end", f"pod {pod['metadata']['name']} is {phase}", world)
+        self._check_orphans(world)
+        self.anomalies.check_end(world)
+
+    def _check_orphans(self, world: World) -> None:
+        for kind in CHILDREN:
+            for record in world.store.records(kind):
+                owner = (record.manifest["metadata"].get("labels") or {}).get(labels.LABEL_JOB_UID)
+                if owner not in {None, *self.jobs} and not is_malformed(record.manifest):
+                    self.broke("no orphan at the end", f"{kind} {record.name}", world)
+        for launcher in world.launchers.values():
+            if launcher.alive:
+                self.broke("no orphan at the end", f"launcher {launcher.pod.pod} lives", world)
+
+
+def _condition(status: dict[str, Any], kind: str) -> dict[str, Any] | None:
+    return next((entry for entry in status.get("conditions") or () if entry["type"] == kind), None)
+
+
+def _true(status: dict[str, Any], kind: str) -> bool:
+    found = _condition(status, kind)
+    return found is not None and found["status"] == "True"
+
+
+def _words(status: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{entry['type']}={entry['status']}/{entry['reason']}({entry.get('message', '')})"
+        for entry in status.get("conditions") or ()
+    )
+
+
+def _ranges(steps: list[int]) -> str:
+    return f"{len(steps)} steps, {steps[:3]}..{steps[-3:]}"

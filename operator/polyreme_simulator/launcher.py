@@ -1,0 +1,374 @@
+"""A pod's launcher in the simulation: the real state machines, simulated ranks and network."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from polyreme_api import labels
+from polyreme_api.environment import PodEnvironment
+from polyreme_api.exit_codes import code_of_signal
+from polyreme_api.job.status import replacements_by_index
+from polyreme_api.progress import ProgressRecord
+from polyreme_api.resume_point import fix_resume_point
+from polyreme_launcher.protocol import follower as f
+from polyreme_launcher.protocol import leader as l
+from polyreme_launcher.protocol.messages import Joined, Message, Release
+from polyreme_operator.port import ObjectRef, PortError
+from polyreme_simulator.training import Rank
+
+if TYPE_CHECKING:
+    from polyreme_simulator.world import World
+
+TICK_S = 1.0
+NETWORK_S = 0.01
+API_S = 0.02
+KILL_S = 0.05
+LEASE_RETRY_S = 0.5
+KILLED = code_of_signal(signal.SIGKILL)
+STORE_RETRIES_S = (0.5, 2.0, 6.0)
+LEASE_FAILS = 0.1
+"""Chance that a write of the Lease fails while faults last."""
+
+
+class SimLauncher:
+    """One process: follower machine, on index 0 also leader machine, and its ranks."""
+
+    def __init__(
+        self, world: World, environment: PodEnvironment, *, pod_uid: str, node: str, rng: random.Random
+    ) -> None:
+        self.world, self.pod, self.pod_uid, self.node, self._rng = world, environment, pod_uid, node, rng
+        self.alive = True
+        self.frozen = False
+        self.zombie = False
+        """Its pod was deleted by force while its node was away."""
+        self.ref = ObjectRef(kind="Pod", namespace=environment.namespace, name=environment.pod)
+        """Of its pod."""
+        self.follower = f.FollowerState(
+            index=environment.index,
+            replacement=environment.replacement,
+            devices=environment.devices,
+            launcher=pod_uid,
+        )
+        self.leading: l.LeaderState | None = None
+        self.ranks: dict[int, Rank] = {}
+        self.leader: SimLauncher | None = None
+        """The leader that this launcher is connected to."""
+        self.peers: dict[int, SimLauncher] = {}
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._lease_next: ProgressRecord | None = None
+        self._lease_busy = False
+        self._sent_s: dict[int, float] = {}
+        self._connecting = False
+
+    def start(self) -> None:
+        """Begin to run."""
+        if self.pod.index == 0:
+            self.leading = l.LeaderState(replacement=self.pod.replacement)
+            self.leader = self
+            self.peers[0] = self
+            self.feed_leader(l.PeerConnected(index=0, replacement=self.pod.replacement))
+            self.feed(f.LeaderConnected())
+            self.read_job()
+        self._tick()
+
+    # ------------------------------------------------------------------------------------------------ process life
+
+    def deliver(self, act: Callable[[], None]) -> None:
+        """Run an event in this process; a stopped one takes it when it goes on, a dead one never."""
+        if not self.alive:
+            return
+        if self.frozen:
+            self._inbox.append(act)
+        else:
+            act()
+
+    def freeze(self) -> None:
+        """SIGSTOP to launcher and ranks."""
+        self.frozen = True
+        for rank in self.ranks.values():
+            rank.stop()
+
+    def thaw(self) -> None:
+        """SIGCONT: everything that came in meanwhile is taken now, late."""
+        self.frozen = False
+        for rank in self.ranks.values():
+            rank.stopped = False
+        while self._inbox and self.alive and not self.frozen:
+            self._inbox.popleft()()
+
+    def terminate(self, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL when the grace is over."""
+        self.deliver(lambda: self.feed(f.StopRequested(grace_s=max(0.0, grace_s - 5.0))))
+        self.world.after(grace_s, self.kill)
+
+    def kill(self, code: int = KILLED) -> None:
+        """End the process and, by the death signal, its ranks."""
+        if not self.alive:
+            return
+        self.alive = False
+        for rank in self.ranks.values():
+            rank.end(signal=signal.SIGKILL)
+        for peer in [*self.peers.values(), *([self.leader] if self.leader is not None else [])]:
+            if peer is not self:
+                self.world.after(self._rng.random() * NETWORK_S, lambda peer=peer: peer.lost(self))  # type: ignore[misc]
+        self.world.kubelets.launcher_ended(self, code)
+
+    # ----------------------------------------------------------------------------------------------------- network
+
+    def lost(self, other: SimLauncher) -> None:
+        """A connection broke."""
+        if not self.world.connected(self, other):
+            return
+        self.deliver(lambda: self.forget(other))
+
+    def forget(self, other: SimLauncher) -> None:
+        """Take the end of a connection."""
+        if self.leader is other:
+            self.leader = None
+            self.feed(f.LeaderLost())
+        if self.peers.get(other.pod.index) is other:
+            del self.peers[other.pod.index]
+            self.feed_leader(l.PeerLost(index=other.pod.index, replacement=other.pod.replacement))
+
+    def _send(self, to: SimLauncher, act: Callable[[], None]) -> None:
+        """Deliver in order, if the network still connects the two."""
+        key = id(to)
+        at_s = max(self.world.time_s() + self._rng.random() * NETWORK_S, self._sent_s.get(key, 0.0) + 1e-6)
+        self._sent_s[key] = at_s
+
+        def arrive() -> None:
+            if self.world.connected(self, to):
+                to.deliver(act)
+            else:
+                # Nothing is lost unseen: a connection that can't deliver breaks, on both ends.
+                self.deliver(lambda: self.forget(to))
+                to.deliver(lambda: to.forget(self))
+
+        self.world.after(at_s - self.world.time_s(), arrive)
+
+    def _connect(self) -> None:
+        target = self.world.leader_of(self.pod.job_uid)
+        if self._connecting or target is None or target.frozen or not self.world.connected(self, target):
+            return
+        self._connecting = True
+
+        def done() -> None:
+            self._connecting = False
+            if not target.alive or not self.alive or self.leader is not None:
+                return
+            target.deliver(lambda: target.accept(self))
+            self.leader = target
+            self.deliver(lambda: self.feed(f.LeaderConnected()))
+
+        self.world.after(self._rng.random() * NETWORK_S, done)
+
+    def accept(self, peer: SimLauncher) -> None:
+        """Take a follower that has proved itself."""
+        self.peers[peer.pod.index] = peer
+        self.feed_leader(l.PeerConnected(index=peer.pod.index, replacement=peer.pod.replacement))
+
+    # ---------------------------------------------------------------------------------------------------- machines
+
+    def _tick(self) -> None:
+        if not self.alive:
+            return
+        if not self.frozen:
+            if self.leader is None and self.pod.index != 0:
+                self._connect()
+            self.feed(self._look())
+            self.feed(f.Tick())
+            if self.leading is not None:
+                self.feed_leader(f.Tick())
+        self.world.after(TICK_S * (0.9 + 0.2 * self._rng.random()), self._tick)
+
+    def _look(self) -> f.RanksSeen:
+        """Ranks that wait for a stopped one use no CPU time, on whichever worker that one is."""
+        alive = [rank for rank in self.ranks.values() if rank.alive]
+        gang = self.world.gangs.get((self.pod.job_uid, self.follower.forked_attempt))
+        waits = gang is not None and any(rank.stopped for rank in gang.ranks.values())
+        stopped = tuple(sorted(rank.rank for rank in alive if rank.stopped))
+        return f.RanksSeen(idle=len(alive) if waits else 0, stopped=stopped)
+
+    def feed(self, event: f.FollowerEvent) -> None:
+        """Step the follower's machine and do what it asks."""
+        if not self.alive:
+            return
+        self.follower, effects = f.FollowerMachine.step(self.follower, event, self.world.time_s())
+        for effect in effects:
+            self._do(effect)
+
+    def _do(self, effect: f.FollowerEffect) -> None:
+        match effect:
+            case f.SendToLeader(message=message):
+                self._to_leader(message)
+            case f.ForkRanks(directive=directive, release=release):
+                self._fork(directive.attempt, release)
+            case f.KillRanks():
+                for rank in self.ranks.values():
+                    self.world.after(self._rng.random() * KILL_S, lambda rank=rank: rank.end(signal=signal.SIGKILL))  # type: ignore[misc]
+            case f.SignalRanks(signal=signal):
+                self.world.signal_gang(self.pod.job_uid, self.follower.forked_attempt, stop=signal is f.RankSignal.STOP)
+            case f.ExitProcess(code=code):
+                self.kill(code)
+
+    def _to_leader(self, message: Message) -> None:
+        leader = self.leader
+        if leader is None:
+            return
+        if isinstance(message, Joined):
+            self.world.facts.joined(self, message)
+        event = l.FromPeer(index=self.pod.index, replacement=self.pod.replacement, message=message)
+        if leader is self:
+            self.feed_leader(event)
+        else:
+            # A connection that the other end has given up answers with a reset.
+            def arrive() -> None:
+                if leader.peers.get(self.pod.index) is self:
+                    leader.feed_leader(event)
+                else:
+                    self.lost(leader)
+
+            self._send(leader, arrive)
+
+    def _fork(self, attempt: int, release: Release) -> None:
+        self.ranks = {}
+        for number in self.follower.ranks:
+            rank = Rank(attempt=attempt, rank=number, ended=self._rank_ended)
+            self.ranks[number] = rank
+        self.world.forked(self, attempt, release)
+
+    def _rank_ended(self, rank: Rank, code: int | None, signal: int | None) -> None:
+        self.world.facts.rank_ended(self.pod.job_uid, rank.attempt, code=code)
+        event = f.RankExited(attempt=rank.attempt, rank=rank.rank, code=code, signal=signal)
+        self.deliver(lambda: self.feed(event))
+
+    def report(self, record: ProgressRecord) -> None:
+        """Take rank 0's word."""
+        self.deliver(lambda: self.feed_leader(l.ProgressFromRank(record=record)))
+
+    def feed_leader(self, event: l.LeaderEvent) -> None:
+        """Step the leader's machine, on index 0."""
+        if not self.alive or self.leading is None:
+            return
+        self.leading, effects = l.LeaderMachine.step(self.leading, event, self.world.time_s())
+        for effect in effects:
+            self._lead(effect)
+
+    def _lead(self, effect: l.LeaderEffect) -> None:
+        match effect:
+            case l.SendTo(index=index, message=message):
+                self._to_peer(index, message)
+            case l.Broadcast(message=message):
+                if isinstance(message, Release):
+                    self.world.facts.released(self, message)
+                for index in sorted(self.peers):
+                    self._to_peer(index, message)
+            case l.DropPeer(index=index, replacement=replacement):
+                peer = self.peers.get(index)
+                if peer is not None and peer.pod.replacement == replacement:
+                    del self.peers[index]
+                    self._send(peer, lambda: peer.forget(self))
+            case l.FixResume(attempt=attempt):
+                self.world.after(self._rng.random() * API_S, lambda: self._fix(attempt))
+            case l.RenewLease(record=record):
+                self._lease_next = record
+                self._write_lease()
+            case f.ExitProcess(code=code):
+                self.kill(code)
+
+    def _to_peer(self, index: int, message: Message) -> None:
+        peer = self.peers.get(index)
+        if peer is self:
+            self.feed(f.FromLeader(message=message))
+        elif peer is not None:
+            self._send(
+                peer, lambda: peer.feed(f.FromLeader(message=message)) if peer.leader is self else self.lost(peer)
+            )
+
+    def _fix(self, attempt: int) -> None:
+        if not self.alive:
+            return
+        fails = self.world.faulty and self._rng.random() < self.world.profile.store_fails
+        root, now_s = self.world.root(self.pod.job_uid), self.world.clock.now_s()
+        lost = fails and self._rng.random() < 0.5
+        point = None if lost else fix_resume_point(root, attempt=attempt, by=self.pod_uid, now_s=now_s)
+        if fails:
+            self.world.after(self._rng.choice(STORE_RETRIES_S), lambda: self.deliver(lambda: self._fix(attempt)))
+            return
+        event: l.LeaderEvent = l.Fenced(attempt=attempt)
+        if point is not None:
+            event = l.ResumeFixed(
+                attempt=attempt, resume_from=point.resume_from, step=point.step, master_address="host", master_port=1
+            )
+        self.deliver(lambda: self.feed_leader(event))
+
+    # --------------------------------------------------------------------------------------------------------- API
+
+    def read_job(self) -> None:
+        """Hear of the job as it is now."""
+        self.world.after(self._rng.random() * API_S, lambda: self.deliver(self._read_job))
+
+    def _read_job(self) -> None:
+        if self.leading is None or not self.world.reaches_api(self):
+            return
+        job = self.world.job(self.pod.job_uid)
+        attempt = ((job or {}).get("status") or {}).get("attempt")
+        if attempt is None:
+            return
+        view = l.AttemptView(
+            number=attempt["number"],
+            run=attempt["desired"] == "Run",
+            checkpoint_requested=attempt["checkpointRequested"],
+            replicas=attempt["replicas"],
+            devices=attempt["devices"],
+            replacements=replacements_by_index(attempt["replacements"]),
+            job_json="{}",
+            plan_json="{}",
+        )
+        self.feed_leader(l.JobChanged(attempt=view))
+
+    def _write_lease(self) -> None:
+        if self._lease_busy or self._lease_next is None or not self.alive:
+            return
+        self._lease_busy = True
+        record, self._lease_next = self._lease_next, None
+
+        def again() -> None:
+            self._lease_busy = False
+            self._lease_next = self._lease_next or record
+            self._write_lease()
+
+        def write() -> None:
+            if not self.alive:
+                return
+            fails = self.world.faulty and self._rng.random() < LEASE_FAILS
+            if not self.world.reaches_api(self) or fails or not self._put_record(record):
+                self.world.after(LEASE_RETRY_S, again)
+                return
+            self._lease_busy = False
+            self._write_lease()
+
+        # A stopped process sends nothing; what it had sent already is not held up.
+        self.world.after(self._rng.random() * API_S, lambda: self.deliver(write))
+
+    def _put_record(self, record: ProgressRecord) -> bool:
+        name = labels.job_object_name(self.pod.job, self.pod.job_uid)
+        ref = ObjectRef(kind="Lease", namespace=self.pod.namespace, name=name)
+        try:
+            lease = self.world.store.shown(ref)
+            text = (lease["metadata"].get("annotations") or {}).get(labels.ANNOTATION_PROGRESS)
+            known = ProgressRecord.model_validate_json(text) if text else None
+            if known is not None and known.outdates(record):
+                self.feed_leader(l.Fenced())
+                return True
+            told = record.model_copy(update={"updated_at_s": self.world.clock.now_s()})
+            annotation = {labels.ANNOTATION_PROGRESS: told.model_dump_json(by_alias=True, exclude_defaults=True)}
+            self.world.store.change(ref, {"metadata": {"annotations": annotation}})
+        except PortError:
+            return False
+        self.feed_leader(l.LeaseWritten(record=record))
+        return True

@@ -1,0 +1,78 @@
+"""Who is before whom in a queue: a job keeps its place, also when it made way for another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from polyreme_api import labels
+from polyreme_local.api_server.record import Change
+from polyreme_operator.port import Manifest
+from polyreme_simulator.capacity import BLIND_S, ENDED, KNOWN_S
+
+if TYPE_CHECKING:
+    from polyreme_simulator.invariants import Facts
+    from polyreme_simulator.world import World
+
+ASKED = ("queueName", "priority", "priorityClassName", "preemptionPolicy", "workers", "topology", "minRuntimeSeconds")
+"""Jobs that are equal in these fit in the same places: only their age is between them."""
+OVER = ("Admitted", "Succeeded", "Failed", "Suspended")
+
+
+class PlaceFacts:
+    """Jobs of one queue that ask for the same, and since when they wait for nothing but their turn.
+
+    Args:
+        facts: The log; a broken rule is noted there.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._seen: dict[str, tuple[Any, ...]] = {}
+        self._changed_s: dict[str, float] = {}
+
+    def changed(self, change: Change, world: World) -> None:
+        """Note when a job, or a pod of it, was last otherwise."""
+        record, manifest = change.record, change.record.manifest
+        uid = (manifest["metadata"].get("labels") or {}).get(labels.LABEL_JOB_UID)
+        if record.kind == "TrainingJob" and self._seen.get(record.uid) != (weight := _weight(manifest)):
+            self._seen[record.uid] = weight
+            self._changed_s[record.uid] = world.time_s()
+        elif record.kind == "Pod" and uid is not None:
+            self._changed_s[uid] = world.time_s()
+
+    def admitted(self, uid: str, world: World) -> None:
+        """A job is admitted: nobody who asks for the same and came before it has waited for its turn for a while."""
+        job, blind = self._facts.jobs[uid], self._facts.capacity.blind(world)
+        since_s = world.time_s() - (BLIND_S if blind else KNOWN_S)
+        for other, first in self._facts.jobs.items():
+            came_first = first["metadata"]["creationTimestamp"] < job["metadata"]["creationTimestamp"]
+            if not came_first or _asked(first) != _asked(job) or self._changed_s[other] > since_s:
+                continue
+            if self._waits_its_turn(other, first):
+                what = f"{job['metadata']['name']} goes before {first['metadata']['name']}, which came first"
+                self._facts.broke("a job keeps its place", what, world)
+
+    def _waits_its_turn(self, uid: str, job: Manifest) -> bool:
+        """Tell whether nothing of its own keeps a job back: its pods have ended, and whom it made way for has begun."""
+        if job["spec"].get("suspend") or any(self._facts.true(uid, kind) for kind in OVER):
+            return False
+        by = ((job.get("status") or {}).get("preemption") or {}).get("by")
+        pods = (pod for pod in self._facts.pods.values() if pod["metadata"]["labels"][labels.LABEL_JOB_UID] == uid)
+        lingers = any((pod.get("status") or {}).get("phase") not in ENDED for pod in pods)
+        yields = by in self._facts.jobs and not any(self._facts.true(by, kind) for kind in OVER)
+        return not (lingers or yields or self._facts.batches.intended(uid, job))
+
+
+def _asked(job: Manifest) -> tuple[Any, ...]:
+    return tuple(job["spec"].get(field) for field in ASKED)
+
+
+def _weight(job: Manifest) -> tuple[Any, ...]:
+    status = job.get("status") or {}
+    return (
+        job["metadata"].get("generation"),
+        (status.get("attempt") or {}).get("number"),
+        status.get("cancelledAdmissions"),
+        bool(status.get("preemption")),
+        tuple((entry["type"], entry["status"]) for entry in status.get("conditions") or () if entry["type"] in OVER),
+    )

@@ -1,0 +1,188 @@
+"""Who makes way for whom: asked first, given time, never twice for the same job, and never without end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from polyreme_api import labels
+from polyreme_api.times import parse_rfc3339
+from polyreme_operator.port import Manifest
+from polyreme_simulator.capacity import BLIND_S, KNOWN_S
+
+if TYPE_CHECKING:
+    from polyreme_simulator.invariants import Facts
+    from polyreme_simulator.world import World
+
+PREEMPTIONS_MAX = 12
+"""More than this within one simulation is no progress any more."""
+ROUNDING_S = 1.0
+"""Times in the status are whole seconds."""
+MADE_WAY = frozenset({"Preempted", "Reclaimed"})
+
+
+class PreemptionFacts:
+    """What victims were told, and when.
+
+    Args:
+        facts: The log; a broken rule is noted there.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._asked: dict[tuple[str, int], float] = {}
+        """When the gang of an attempt was asked to checkpoint and stop, by job and attempt."""
+        self._pairs: Counter[tuple[str, str]] = Counter()
+        self._used: set[tuple[str, str, str]] = set()
+        """Whoever made way for one that was admitted since: victim, preemptor, when it was asked."""
+        self._heard: set[tuple[str, int]] = set()
+        """Attempts that reported an outcome."""
+        self._classes: dict[str, int] = {}
+        self._past: list[tuple[float, dict[str, int]]] = []
+        """Values of the priority classes that stood until when."""
+
+    def class_changed(self, name: str, manifest: Manifest, *, deleted: bool, world: World) -> None:
+        """Take a change of a PriorityClass."""
+        self._past.append((world.time_s(), self._classes))
+        others = {known: value for known, value in self._classes.items() if known != name}
+        self._classes = others if deleted else {**others, name: manifest["value"]}
+
+    def heard(self, uid: str, attempt: int) -> None:
+        """A gang reported how its attempt ended."""
+        self._heard.add((uid, attempt))
+
+    def changed(self, uid: str, before: Manifest, job: Manifest, world: World) -> None:
+        """Take a change of a job's status."""
+        old, new = before.get("status") or {}, job.get("status") or {}
+        attempt = new.get("attempt") or {}
+        key = (uid, attempt.get("number", 0))
+        name = job["metadata"]["name"]
+        stops = attempt.get("desired") == "Stop" and attempt.get("checkpointRequested")
+        if stops and _admitted(new):
+            self._asked.setdefault(key, world.time_s())
+        asked, known = new.get("preemption"), old.get("preemption")
+        if asked and asked.get("by") and (known is None or known.get("requestedAt") != asked["requestedAt"]):
+            self._ask(uid, asked, world)
+            if not stops:
+                self._facts.broke("who makes way is asked to checkpoint", name, world)
+        gone = (attempt.get("number"), _reason(new)) if _admitted(old) and not _admitted(new) else None
+        if gone is not None and gone[1] in MADE_WAY:
+            world.reached["preempted", ""] += 1
+            self._taken_off(uid, job, known or asked or {}, world)
+
+    def admitted(self, uid: str, nodes: list[str], world: World) -> None:
+        """A job is admitted anew: not to what others make way for, unless it goes before those for whom they do.
+
+        What is made free is held for one start. It is held no longer when it is of no use: when the one for whom it was
+        made free could not start there even if nobody else did, since nodes are gone, or taken by who goes before it.
+        And whoever takes of the same nodes what it does not need takes nothing from it.
+        """
+        capacity = self._facts.capacity
+        self._used |= {entry for entry in self._standing() if entry[1] == uid}
+        for victim, by, asked_at in self._standing():
+            waits = by in self._facts.jobs and by != uid and self._waits(by, self._facts.jobs[by], world)
+            if victim == uid or not waits or (victim, by, asked_at) in self._used:
+                continue
+            shared = set(nodes) & set(capacity.nodes_of(victim))
+            lesser = self._lesser(self._facts.jobs[uid], self._facts.jobs[by], world)
+            if shared and lesser and self._stands_in_the_way(uid, by, world):
+                name, other = (self._facts.jobs[each]["metadata"]["name"] for each in (uid, by))
+                what = f"{name} takes {sorted(shared)}, held for {other}"
+                self._facts.broke("what is made free for one goes to no lesser one", what, world)
+
+    def _standing(self) -> list[tuple[str, str, str]]:
+        """Return who was asked to make way for whom, and when: it stands until the former is admitted anew."""
+        standing = ((uid, (job.get("status") or {}).get("preemption")) for uid, job in self._facts.jobs.items())
+        return [(uid, asked["by"], asked["requestedAt"]) for uid, asked in standing if asked and asked.get("by")]
+
+    def _stands_in_the_way(self, uid: str, other: str, world: World) -> bool:
+        """Tell whether a job could start but for one that was admitted, once those are gone that make way for it."""
+        return self._could_start(other, without={uid}, world=world) and not self._could_start(
+            other, without=set(), world=world
+        )
+
+    def _could_start(self, uid: str, *, without: set[str], world: World) -> bool:
+        """Tell whether a job could start now, were some not admitted, and those gone that make way for it."""
+        capacity, job = self._facts.capacity, self._facts.jobs[uid]
+        workers, queue = job["spec"]["workers"], job["spec"].get("queueName", "default")
+        gone = {*without, *(victim for victim, by, _ in self._standing() if by == uid)}
+        wanted = (workers.get("minReplicas") or workers["replicas"]) * workers.get("devices", 1)
+        used = capacity.held_by_queue(without=gone)
+        known = [queues for queues, _ in capacity.possible(world)]
+        return capacity.has_room(uid, without=gone, world=world) and all(
+            queues.admits(used, queue, labels.RESOURCE_DEVICE, wanted) for queues in known
+        )
+
+    def _waits(self, uid: str, job: Manifest, world: World) -> bool:
+        """Tell whether a job still wants what others make free, and may have it by all that may be known of queues."""
+        queue = job["spec"].get("queueName", "default")
+        over = any(self._facts.true(uid, kind) for kind in ("Admitted", "Succeeded", "Failed"))
+        if over or job["spec"].get("suspend") or self._facts.batches.intended(uid, job):
+            return False
+        if uid in self._facts.anomalies.quarantined:
+            return False
+        known = [queues for queues, _ in self._facts.capacity.possible(world)]
+        return all(queues.in_order(queue) and not queues.held(queue) for queues in known)
+
+    def _ask(self, uid: str, asked: dict[str, Any], world: World) -> None:
+        world.reached["asked to make way", ""] += 1
+        self._pairs[uid, asked["by"]] += 1
+        name = self._facts.jobs[uid]["metadata"]["name"]
+        if self._pairs[uid, asked["by"]] > 1:
+            self._facts.broke("nobody makes way twice for one job", f"{name} for {asked.get('byName')}", world)
+        if sum(count for (victim, _), count in self._pairs.items() if victim == uid) > PREEMPTIONS_MAX:
+            self._facts.broke("preemptions have an end", name, world)
+        victim, by = self._facts.jobs[uid], self._facts.jobs.get(asked["by"])
+        if by is None or asked.get("reclaim"):
+            return
+        least, most = min(self._priorities(victim, world)), max(self._priorities(by, world))
+        if most <= least:
+            what = f"{name} ({least}) for {asked.get('byName')} ({most})"
+            self._facts.broke("who makes way has the lower priority", what, world)
+
+    def _lesser(self, job: Manifest, other: Manifest, world: World) -> bool:
+        return max(self._priorities(job, world)) < min(self._priorities(other, world))
+
+    def _priorities(self, job: Manifest, world: World) -> set[int]:
+        """Return the priorities that the operator may take a job to have: those of now and of a moment ago."""
+        own, name = job["spec"].get("priority", 0), job["spec"].get("priorityClassName")
+        since_s = world.time_s() - (BLIND_S if self._facts.capacity.blind(world) else KNOWN_S)
+        known = [self._classes, *(classes for until_s, classes in self._past if until_s >= since_s)]
+        return {classes.get(name, own) for classes in known}
+
+    def _taken_off(self, uid: str, job: Manifest, asked: dict[str, Any], world: World) -> None:
+        """A job lost its admission because it made way: its gang was asked, and answered or had its time."""
+        key = (uid, job["status"]["attempt"]["number"])
+        name, now_s = job["metadata"]["name"], world.clock.now_s()
+        if key not in self._asked:
+            self._facts.broke("who makes way is asked to checkpoint first", name, world)
+            return
+        deadline_s = parse_rfc3339(asked["deadline"]) if asked.get("deadline") else float("inf")
+        lives = any(
+            (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"}
+            and not pod["metadata"].get("deletionTimestamp")
+            for pod in self._gang(key)
+        )
+        if lives and key not in self._heard and now_s < deadline_s - ROUNDING_S:
+            what = f"{name} {deadline_s - now_s:.1f} s before its deadline"
+            self._facts.broke("who makes way has its time", what, world)
+
+    def _gang(self, key: tuple[str, int]) -> list[Manifest]:
+        """Return the pods of an attempt, without those of the past that still run: these have nothing of it to save."""
+        fact, gang = self._facts.attempts[key], []
+        for pod in self._facts.pods.values():
+            told = pod["metadata"]["labels"]
+            index, replacement = int(told[labels.LABEL_INDEX]), int(told[labels.LABEL_REPLACEMENT])
+            current = index < fact.replicas and replacement == fact.replacements.get(index, 0)
+            if told[labels.LABEL_JOB_UID] == key[0] and current:
+                gang.append(pod)
+        return gang
+
+
+def _admitted(status: dict[str, Any]) -> bool:
+    return any(entry["type"] == "Admitted" and entry["status"] == "True" for entry in status.get("conditions") or ())
+
+
+def _reason(status: dict[str, Any]) -> str:
+    found = (entry["reason"] for entry in status.get("conditions") or () if entry["type"] == "Admitted")
+    return str(next(found, ""))

@@ -1,0 +1,219 @@
+"""Why a job waits, worked out anew from the cluster as it is: a reason must follow its cause within seconds.
+
+The oracle names the reasons that a waiting job may give. Where it can't tell one from another without knowing the
+operator's order of decisions, it allows both; it looks only when nothing has changed for a while.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from polyreme_api import labels
+from polyreme_local.api_server.record import Change
+from polyreme_operator.port import Manifest
+from polyreme_simulator.capacity import ENDED
+from polyreme_simulator.domains import HOST
+
+if TYPE_CHECKING:
+    from polyreme_simulator.invariants import Facts
+    from polyreme_simulator.world import World
+
+FOLLOWS_S = 5.0
+"""Time within which a reason follows its cause."""
+LOOK_S = 1.0
+SPACE = frozenset({"WaitingForCapacity", "WaitingForNodes"})
+NEAR = frozenset({"WaitingForTopology"})
+TURN = frozenset({"BehindOthers", "WaitingForPreemption"})
+"""Reasons that speak of other jobs."""
+LEAVING = frozenset({"WaitingForPreemption"})
+"""Said while pods of others outlive their admission: what they hold comes free."""
+LEVELS = ("required", "preferred", "exclusive", "sliceLevel")
+
+
+class WaitingFacts:
+    """What waiting jobs say.
+
+    Args:
+        facts: The log; a broken rule is noted there.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._looked_s = -1.0
+        self._seen: dict[str, tuple[Any, ...]] = {}
+
+    def changed(self, change: Change, world: World) -> None:
+        """Note when something changes that decides who waits, and why."""
+        record = change.record
+        if record.kind in {"TrainingJob", "Pod"}:
+            weight = _job_weight(record.manifest) if record.kind == "TrainingJob" else _pod_weight(record.manifest)
+            weight = (change.type, *weight)
+            if self._seen.get(record.uid) != weight:
+                self._seen[record.uid] = weight
+                self._facts.capacity.changed_s = world.time_s()
+
+    def look(self, world: World) -> None:
+        """Compare what waiting jobs say with what is, once for each time in which nothing changes."""
+        capacity = self._facts.capacity
+        quiet = world.time_s() - capacity.changed_s >= FOLLOWS_S + LOOK_S
+        if capacity.blind(world) or not quiet or self._looked_s >= capacity.changed_s:
+            return
+        self._looked_s = world.time_s()
+        if any((job.get("status") or {}).get("preemption") for job in self._facts.jobs.values()):
+            return
+        if self._facts.anomalies.refused:
+            # Intents of a refused job are settled only when no write of it can land any more; everyone waits for that.
+            return
+        for uid, job in self._facts.jobs.items():
+            if not self._waits(uid, job):
+                continue
+            queued = next((entry for entry in _conditions(job) if entry["type"] == "Queued"), None)
+            said = "nothing" if queued is None or queued["status"] != "True" else queued["reason"]
+            world.reached[f"waits: {said}", ""] += 1
+            allowed = self._reasons(uid, job, world)
+            if allowed and self._others_leave(uid):
+                allowed |= LEAVING
+            if allowed and said not in allowed:
+                message = "" if queued is None else queued.get("message", "")
+                what = f"{job['metadata']['name']} says {said} ({message}), rule {' or '.join(sorted(allowed))}"
+                self._facts.broke("a pending reason follows its cause", what, world)
+
+    def _waits(self, uid: str, job: Manifest) -> bool:
+        over = ("Admitted", "Succeeded", "Failed", "Suspended")
+        return not job["spec"].get("suspend") and not any(self._facts.true(uid, kind) for kind in over)
+
+    def _reasons(self, uid: str, job: Manifest, world: World) -> frozenset[str]:
+        """Return the reasons that would be true; none where the oracle does not know."""
+        capacity, spec = self._facts.capacity, job["spec"]
+        queue = spec.get("queueName", "default")
+        if not capacity.queues.in_order(queue):
+            return frozenset({"QueueMissing"})
+        if capacity.queues.held(queue):
+            return frozenset({"QueueStopped"})
+        if any(pod["metadata"]["labels"][labels.LABEL_JOB_UID] == uid for pod in self._facts.pods.values()):
+            return frozenset()
+        topology = spec.get("topology") or {}
+        known = {HOST, *(name for name, _ in capacity.domains.levels)}
+        if any(topology.get(field) not in {None, *known} for field in LEVELS):
+            return frozenset({"Misconfigured", "ExceedsQuota"})
+        workers = spec["workers"]
+        devices, most = workers.get("devices", 1), workers["replicas"]
+        least = min(most, workers.get("minReplicas") or most)
+        empty = self._empty_slots(devices, world)
+        if empty and all(node.devices < devices for node in world.nodes.values() if node.present):
+            return frozenset({"Misconfigured"})
+        if empty and not capacity.domains.holds(topology, empty, least):
+            # Not even an empty cluster holds it: that is said before quota and capacity.
+            return SPACE | NEAR
+        used = capacity.held_by_queue()
+        within = [
+            count
+            for count in range(least, most + 1)
+            if capacity.queues.admits(used, queue, labels.RESOURCE_DEVICE, count * devices)
+        ]
+        slots = self._slots(uid, devices, world)
+        if not within:
+            # Both are true of a job that fits neither its quota nor the nodes.
+            fits = capacity.domains.holds(topology, slots, least)
+            return frozenset({"ExceedsQuota"}) if fits else SPACE | NEAR | {"ExceedsQuota"}
+        allowed = self._space(job, slots, (least, most), world)
+        return allowed | {"ExceedsQuota"} if len(within) <= most - least else allowed
+
+    def _space(self, job: Manifest, slots: dict[str, int], size: tuple[int, int], world: World) -> frozenset[str]:
+        """Return what the free places say about a job whose quota allows it."""
+        capacity, topology = self._facts.capacity, job["spec"].get("topology") or {}
+        devices = job["spec"]["workers"].get("devices", 1)
+        empty = self._empty_slots(devices, world)
+        if not empty:
+            return SPACE
+        if topology.get("exclusive"):
+            # Which domains are free of others depends on pods that are about to end; both words are true.
+            return SPACE | NEAR | TURN
+        if capacity.domains.holds(topology, slots, size[0]):
+            # It fits: only others that go before it may keep it waiting.
+            return TURN | SPACE if self._others_wait(job) else frozenset()
+        total = sum(max(0, room) for room in slots.values())
+        if total < size[0]:
+            # Of sizes for which there is no plan the oracle does not know.
+            return SPACE if capacity.domains.holds(topology, empty, size[1]) else SPACE | NEAR
+        return NEAR if total >= size[1] else SPACE | NEAR
+
+    def _others_wait(self, job: Manifest) -> bool:
+        return any(other is not job and self._waits(uid, other) for uid, other in self._facts.jobs.items())
+
+    def _others_leave(self, uid: str) -> bool:
+        for pod in self._facts.pods.values():
+            other, phase = pod["metadata"]["labels"][labels.LABEL_JOB_UID], (pod.get("status") or {}).get("phase")
+            if (
+                other != uid
+                and phase not in ENDED
+                and (other not in self._facts.jobs or not self._facts.true(other, "Admitted"))
+            ):
+                return True
+        return False
+
+    def _slots(self, uid: str, devices: int, world: World) -> dict[str, int]:
+        """Return how many workers each node has room for."""
+        capacity = self._facts.capacity
+        taken = Counter(capacity.held_by_node())
+        for node, count, _ in capacity.foreign.values():
+            taken[node] += count
+        blocked = self._domains_of_others(uid)
+        return {
+            node.name: (node.devices - taken[node.name]) // devices
+            for node in world.nodes.values()
+            if node.present
+            and world.usable(node.name)
+            and capacity.domains.labelled(node.name)
+            and not any(capacity.domains.domain(level, node.name) == domain for level, domain in blocked)
+        }
+
+    def _empty_slots(self, devices: int, world: World) -> dict[str, int]:
+        """Return how many workers each node could hold if nothing ran there and all were in service."""
+        domains = self._facts.capacity.domains
+        nodes = [node for node in world.nodes.values() if node.present]
+        return {node.name: node.devices // devices if domains.labelled(node.name) else 0 for node in nodes}
+
+    def _domains_of_others(self, uid: str) -> set[tuple[str, str]]:
+        """Return the domains that running jobs have for themselves."""
+        capacity = self._facts.capacity
+        found = set()
+        for other, job in self._facts.jobs.items():
+            level = (job["spec"].get("topology") or {}).get("exclusive")
+            if other == uid or level is None or not self._facts.true(other, "Admitted"):
+                continue
+            for node in capacity.nodes_of(other):
+                domain = capacity.domains.domain(level, node)
+                if domain is not None:
+                    found.add((level, domain))
+        return found
+
+
+def _conditions(job: Manifest) -> list[dict[str, Any]]:
+    return (job.get("status") or {}).get("conditions") or []
+
+
+def _job_weight(job: Manifest) -> tuple[Any, ...]:
+    status = job.get("status") or {}
+    attempt = status.get("attempt") or {}
+    states = tuple(
+        (entry["type"], entry["status"])
+        for entry in _conditions(job)
+        if entry["type"] in {"Admitted", "Suspended", "Succeeded", "Failed", "Preempted"}
+    )
+    return (
+        job["metadata"].get("generation"),
+        attempt.get("number"),
+        attempt.get("desired"),
+        states,
+        bool(status.get("preemption")),
+    )
+
+
+def _pod_weight(pod: Manifest) -> tuple[Any, ...]:
+    return (
+        pod["spec"].get("nodeName"),
+        (pod.get("status") or {}).get("phase"),
+        pod["metadata"].get("deletionTimestamp"),
+    )

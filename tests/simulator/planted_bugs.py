@@ -1,0 +1,108 @@
+"""Bugs that the simulator must see: patches on a copy of the sources, and the seeds by which each is seen.
+
+The seeds of ``SHOWN_BY`` are regression seeds: each was found by looking, and shows its bug at once. A change of the
+sources draws other seeds, and where none of them shows the bug any more it is looked for from seed 0 on, within a bound
+that is two to three times the seeds that it took when it was measured, and 10 at least. The soak always looks so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PLANTED = Path(__file__).parent / "planted"
+SOURCES = (("api", "polyreme_api"), ("operator", "polyreme_operator"))
+SHOWN_BY: dict[str, tuple[int, ...]] = {
+    "absent_node_is_lost": (9, 24),
+    "lease_known_by_its_label": (7, 22),
+    "malformed_object_raises": (12, 27),
+    "replacement_does_not_wait": (0, 1),
+    "reservation_ignored": (8,),
+    "success_not_looked_for": (33,),
+}
+CAUGHT_WITHIN = {
+    "absent_node_is_lost": 40,
+    "bound_without_uid": 10,
+    "delete_without_uid": 10,
+    "exclusive_domains_leak": 10,
+    "foreign_pods_not_counted": 10,
+    "hang_on_one_signal": 60,
+    "intents_not_settled": 45,
+    "leader_runs_on": 12,
+    "lease_known_by_its_label": 60,
+    "malformed_object_raises": 60,
+    "place_lost_with_the_admission": 66,
+    "preemption_without_deadline": 20,
+    "quota_forgets_its_borrowing_limit": 10,
+    "reason_goes_stale": 10,
+    "released_before_all_joined": 10,
+    "released_before_the_lease_says_so": 10,
+    "replacement_does_not_wait": 10,
+    "reservation_ignored": 60,
+    "restarts_not_counted": 84,
+    "resume_point_fixed_per_call": 84,
+    "role_outlives_its_job": 10,
+    "stale_progress_counts": 20,
+    "status_written_without_version": 10,
+    "success_not_looked_for": 80,
+    "usage_freed_with_the_attempt": 10,
+    "victim_preempted_twice": 10,
+}
+"""Seeds, from 0 on, within which each of these must be seen."""
+QUICKLY_MAX = 20
+"""Bugs that are seen within so many seeds are the tests' to see, too; the others are so by seeds of their own."""
+
+_REPLAYED = re.compile(r"^seed (?P<seed>\d+): trace .* (?P<violations>\d+) violations$", re.MULTILINE)
+
+
+def patch_file(bug: str) -> Path:
+    """Return the file of a bug's patch."""
+    return PLANTED / f"{bug}.patch"
+
+
+def plant(bug: str, directory: Path) -> None:
+    """Plant a bug on a copy of the sources, into an empty directory. What was compiled goes along."""
+    for root, package in SOURCES:
+        shutil.copytree(ROOT / root / package, directory / root / package)
+    subprocess.run(["git", "apply", str(patch_file(bug))], cwd=directory, check=True)
+
+
+def shown_by(bug: str, directory: Path) -> int | None:
+    """Return the first of a bug's own seeds that shows it, planted in a directory; None if none does."""
+    seeds = [str(seed) for seed in SHOWN_BY.get(bug, ())]
+    if not seeds:
+        return None
+    said = _simulate(directory, "--seed", *seeds, "--until-violation")
+    return next((int(found["seed"]) for found in _REPLAYED.finditer(said) if found["violations"] != "0"), None)
+
+
+def first_caught(bug: str, directory: Path, *, processes: int = 1) -> int | None:
+    """Return how many seeds it takes to see a bug that is planted in a directory; None if all within its bound miss it.
+
+    Args:
+        bug: Which.
+        directory: Where it is planted.
+        processes: Processes to use.
+    """
+    seeds = ("--seeds", str(CAUGHT_WITHIN[bug]), "--processes", str(processes), "--until-violation")
+    figures: dict[str, Any] = json.loads(_simulate(directory, *seeds).splitlines()[-1])["figures"]
+    return int(figures["seeds"]) if figures["violations"] else None
+
+
+def _simulate(directory: Path, *arguments: str) -> str:
+    path = os.pathsep.join(str(directory / root) for root, _ in SOURCES)
+    return subprocess.run(
+        [sys.executable, "-m", "polyreme_simulator", *arguments],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout

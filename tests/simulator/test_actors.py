@@ -1,0 +1,35 @@
+"""The simulated cluster does what a real one does, where a seed once showed that it did not."""
+
+from __future__ import annotations
+
+import random
+
+from polyreme_api import labels
+from polyreme_operator.port import ObjectRef
+from polyreme_simulator.event_loop import VirtualLoop
+from polyreme_simulator.invariants import Facts
+from polyreme_simulator.world import World
+
+
+def test_a_node_that_joins_anew_ends_the_pods_that_wait_there_for_their_end() -> None:
+    """A kubelet that begins lists the pods of its node: one that is being deleted has nothing left that runs."""
+    loop = VirtualLoop()
+    world = World(loop, random.Random(1), Facts())
+    world.add_node("n0", 4)
+    resources = {"limits": {labels.RESOURCE_DEVICE: "1"}}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "p", "namespace": "default"},
+        "spec": {"nodeName": "n0", "containers": [{"name": "c", "image": "i", "resources": resources}]},
+    }
+    created = world.store.create(pod)["metadata"]
+    ref = ObjectRef(kind="Pod", namespace="default", name="p")
+    world.kubelets.sync(ref, created["uid"])
+    world.kubelets.away("n0", dead=False)
+    world.store.delete(ref, uid=created["uid"], grace_period_s=30)
+    world.kubelets.remove("n0")
+    assert len(list(world.store.records("Pod"))) == 1, "nobody ends what lies on a node that is no more"
+    world.kubelets.add_again("n0", owned=False)
+    assert list(world.store.records("Pod")) == []
+    loop.close()

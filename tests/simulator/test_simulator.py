@@ -1,0 +1,47 @@
+"""The simulator keeps the operator honest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from polyreme_simulator.campaign import WRITE_FAULTS, replay, run_campaign, table
+from polyreme_simulator.run import simulate
+
+SEEDS = range(200)
+"""About 300 s of one core. `make soak-sim` runs more, and asks that they reach every fault at every point."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_no_seed_breaks_a_rule_and_every_fault_strikes_every_write() -> None:
+    campaign = run_campaign(SEEDS, processes=os.cpu_count() or 1)
+    print(table(campaign))
+    assert not campaign.broken, "\n".join(map(replay, campaign.broken))
+    unreached_writes = [(fault, point) for fault, point in campaign.unreached if fault in WRITE_FAULTS]
+    assert unreached_writes == []
+
+
+@pytest.mark.slow
+def test_without_faults_nothing_is_restarted() -> None:
+    for seed in range(6):
+        result = simulate(seed, faults=False)
+        assert result.violations == ()
+        assert result.restarts == 0
+        assert result.succeeded
+
+
+@pytest.mark.slow
+def test_a_seed_replays_to_the_same_trace_in_another_process() -> None:
+    command = [sys.executable, "-m", "polyreme_simulator", "--seed", "3"]
+    said = [
+        subprocess.run(
+            command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert said[0] == said[1]
+    assert simulate(3).trace in said[0]

@@ -1,0 +1,326 @@
+"""The machine of a launcher that leads: the barrier, restarts, stops, fencing, success."""
+
+from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankPhase
+from polyreme_launcher.protocol import follower as f
+from polyreme_launcher.protocol import leader as l
+from polyreme_launcher.protocol.messages import Beat, Directive, Exited, Finish, Leaving
+from tests.unit.launcher.launch_scenes import Leader, releases, urgent, view
+
+
+def test_the_leader_releases_when_every_index_has_joined_and_the_resume_point_is_fixed() -> None:
+    leader = Leader()
+    leader.connected(0)
+    leader.feed(l.JobChanged(attempt=view()))
+    assert leader.joined(0, 1) == []
+    leader.connected(1)
+    assert l.FixResume(attempt=1) in leader.joined(1, 1)
+    assert releases(leader.joined(1, 1)) == []
+    assert releases(leader.written()) == []
+    assert releases(leader.fixed(1)) == []
+    assert leader.record.released
+    assert releases(leader.written()) == [1]
+
+
+def test_nobody_is_released_before_the_lease_says_so_and_whoever_comes_back_then_is_told() -> None:
+    leader = Leader()
+    for index in range(2):
+        leader.connected(index)
+    leader.feed(l.JobChanged(attempt=view()))
+    for index in range(2):
+        leader.joined(index, 1)
+    (before,) = urgent(leader.fixed(1))
+    leader.feed(l.PeerLost(index=1, replacement=0))
+    leader.connected(1)
+    assert releases(leader.joined(1, 1)) == []
+    assert releases(leader.feed(l.LeaseWritten(record=before))) == [1]
+    assert releases(leader.feed(l.LeaseWritten(record=before))) == []
+    leader.connected(1)
+    assert releases(leader.joined(1, 1)) == [1]
+
+
+def test_a_stop_that_comes_before_the_lease_says_released_ends_the_attempt_at_once() -> None:
+    leader = Leader()
+    for index in range(2):
+        leader.connected(index)
+    leader.feed(l.JobChanged(attempt=view()))
+    for index in range(2):
+        leader.joined(index, 1)
+    leader.fixed(1)
+    leader.feed(l.JobChanged(attempt=view(run=False)))
+    assert leader.record.outcome is Outcome.STOPPED
+    assert releases(leader.written()) == []
+
+
+def test_a_worker_that_a_resize_drops_is_told_to_end() -> None:
+    leader = Leader().released(replicas=3)
+    effects = leader.feed(l.JobChanged(attempt=view(2, replicas=2, replacements={2: 1})))
+    end = [l.SendTo(index=2, message=Finish(code=0)), l.DropPeer(index=2, replacement=0)]
+    assert effects[:2] == end
+    assert leader.connected(2)[-1] == end[-1]
+
+
+def test_a_peer_that_leaves_before_the_release_must_join_again() -> None:
+    leader = Leader()
+    for index in range(2):
+        leader.connected(index)
+    leader.feed(l.JobChanged(attempt=view()))
+    leader.joined(0, 1)
+    leader.joined(1, 1)
+    leader.feed(l.PeerLost(index=1, replacement=0))
+    leader.fixed(1)
+    assert releases(leader.written()) == []
+    leader.connected(1)
+    leader.joined(1, 1)
+    assert releases(leader.written()) == [1]
+
+
+def test_a_join_of_another_attempt_does_not_count() -> None:
+    leader = Leader()
+    for index in range(2):
+        leader.connected(index)
+    leader.feed(l.JobChanged(attempt=view(2)))
+    leader.joined(0, 2)
+    assert leader.joined(1, 1) == []
+    assert leader.state.joined == {0}
+
+
+def test_a_late_joiner_of_an_old_replacement_is_refused() -> None:
+    leader = Leader()
+    leader.connected(0)
+    leader.feed(l.JobChanged(attempt=view(2, replacements={1: 1})))
+    told, dropped = leader.connected(1, replacement=0)
+    assert isinstance(told, l.SendTo)
+    assert isinstance(told.message, Directive)
+    assert told.message.replacement == 1, "it learns that another pod has its place"
+    assert dropped == l.DropPeer(index=1, replacement=0)
+    leader.connected(1, replacement=1)
+    leader.joined(0, 2)
+    assert leader.joined(1, 2, replacement=0) == []
+    assert l.FixResume(attempt=2) in leader.joined(1, 2, replacement=1)
+
+
+def test_a_resume_point_of_an_older_attempt_releases_nothing() -> None:
+    leader = Leader()
+    for index in range(2):
+        leader.connected(index)
+    leader.feed(l.JobChanged(attempt=view(1)))
+    leader.joined(0, 1)
+    leader.joined(1, 1)
+    leader.feed(l.JobChanged(attempt=view(2)))
+    leader.joined(0, 2)
+    leader.joined(1, 2)
+    leader.fixed(1)
+    assert releases(leader.written()) == []
+    leader.fixed(2)
+    assert releases(leader.written()) == [2]
+
+
+def test_a_checkpoint_root_that_refuses_is_on_the_lease_as_a_wrong_configuration() -> None:
+    leader = Leader()
+    for index in range(2):
+        leader.connected(index)
+    leader.feed(l.JobChanged(attempt=view()))
+    leader.joined(0, 1)
+    leader.joined(1, 1)
+    (record,) = urgent(leader.feed(l.AttemptRefused(attempt=1, message="another format")))
+    assert [(found.rank, found.code) for found in record.exits] == [(0, 2)]
+    assert record.message == "another format"
+    assert not leader.record.released
+
+
+def test_a_refused_attempt_is_followed_by_nothing_but_the_next_one() -> None:
+    leader = Leader().released()
+    (record,) = urgent(leader.feed(l.AttemptRefused(attempt=2, message="plan is another", code=7)))
+    assert (record.attempt, record.message, record.outcome) == (2, "plan is another", Outcome.FAILED)
+    assert [found.code for found in record.exits] == [7]
+    for late in (l.JobChanged(attempt=view(2)), l.JobChanged(attempt=view(1))):
+        assert leader.feed(late) == []
+    for index in range(2):
+        assert releases(leader.joined(index, 2)) == []
+    assert releases(leader.fixed(2)) == []
+    leader.feed(l.JobChanged(attempt=view(3)))
+    for index in range(2):
+        leader.joined(index, 3)
+    leader.fixed(3)
+    assert releases(leader.written()) == [3]
+
+
+def test_a_refusal_that_comes_late_does_not_hurt_a_released_attempt() -> None:
+    leader = Leader().released(2)
+    state = leader.state
+    for number in (1, 2):
+        assert leader.feed(l.AttemptRefused(attempt=number, message="late")) == []
+    assert leader.state == state
+
+
+def test_the_first_ranks_own_words_stay_on_the_lease() -> None:
+    leader = Leader().released()
+    said = Exited(attempt=1, rank=1, code=2, signal=None, message="no such model: 'x'")
+    (record,) = urgent(leader.say(1, said))
+    assert record.message == "no such model: 'x'"
+    leader.feed(l.ProgressFromRank(record=ProgressRecord(attempt=1, step=7)))
+    lost = Exited(attempt=1, rank=0, code=1, signal=None, message="connection closed by peer")
+    leader.say(0, lost)
+    assert (leader.record.step, leader.record.message) == (7, "no such model: 'x'")
+
+
+def test_a_signal_is_not_explained_by_what_it_did_to_others() -> None:
+    leader = Leader().released()
+    leader.exited(1, code=None, number=9)
+    leader.say(0, Exited(attempt=1, rank=0, code=1, signal=None, message="connection closed by peer"))
+    assert leader.record.message == ""
+
+
+def test_an_older_attempt_read_late_changes_nothing() -> None:
+    leader = Leader().released(2)
+    state = leader.state
+    assert leader.feed(l.JobChanged(attempt=view(1))) == []
+    assert leader.state == state
+
+
+def test_a_rank_that_dies_is_on_the_lease_at_once() -> None:
+    leader = Leader().released()
+    (record,) = urgent(leader.exited(1, code=None, number=9))
+    assert [(found.rank, found.code, found.signal) for found in record.exits] == [(1, None, 9)]
+    assert record.outcome is None
+
+
+def test_success_needs_every_rank_and_the_last_record() -> None:
+    leader = Leader().released()
+    leader.feed(l.ProgressFromRank(record=ProgressRecord(attempt=1, phase=RankPhase.DONE, step=5)))
+    leader.exited(0)
+    assert leader.record.outcome is None
+    (record,) = urgent(leader.exited(1))
+    assert record.outcome is Outcome.SUCCEEDED
+    assert leader.feed(l.LeaseWritten(record=record)) == [l.Broadcast(message=Finish(code=0))]
+
+
+def test_ranks_that_exit_0_without_a_last_record_have_not_succeeded() -> None:
+    leader = Leader().released()
+    leader.exited(0)
+    leader.exited(1)
+    assert leader.record.outcome is Outcome.FAILED
+
+
+def test_the_launchers_end_only_once_the_success_is_on_the_lease() -> None:
+    leader = Leader().released()
+    leader.feed(l.ProgressFromRank(record=ProgressRecord(attempt=1, phase=RankPhase.DONE)))
+    effects = leader.exited(0) + leader.exited(1)
+    assert not any(isinstance(effect, l.Broadcast) and isinstance(effect.message, Finish) for effect in effects)
+
+
+def test_a_stop_of_running_ranks_is_over_when_all_have_ended_and_is_no_failure() -> None:
+    leader = Leader().released()
+    leader.feed(l.JobChanged(attempt=view(run=False, checkpoint_requested=True)))
+    leader.exited(0, code=75)
+    assert not leader.record.outcome
+    leader.exited(1, code=75)
+    assert leader.record.outcome is Outcome.STOPPED
+    assert leader.record.exits == ()
+
+
+def test_a_stop_before_the_release_is_over_at_once() -> None:
+    leader = Leader()
+    leader.connected(0)
+    leader.feed(l.JobChanged(attempt=view(run=False)))
+    assert leader.record.outcome is Outcome.STOPPED
+
+
+def test_a_progress_record_of_another_attempt_is_not_taken() -> None:
+    leader = Leader().released(2)
+    leader.feed(l.ProgressFromRank(record=ProgressRecord(attempt=1, phase=RankPhase.DONE, step=9)))
+    assert (leader.record.step, leader.record.phase) == (0, RankPhase.STARTING)
+
+
+def test_steps_wait_for_the_next_renewal_and_a_checkpoint_does_not() -> None:
+    leader = Leader().released()
+    training = ProgressRecord(attempt=1, phase=RankPhase.TRAINING, step=1)
+    assert urgent(leader.feed(l.ProgressFromRank(record=training)))
+    assert leader.feed(l.ProgressFromRank(record=training.model_copy(update={"step": 2}))) == []
+    saved = training.model_copy(update={"step": 3, "checkpoint": CheckpointRef(attempt=1, step=3)})
+    assert urgent(leader.feed(l.ProgressFromRank(record=saved)))
+    leader.feed(l.ProgressFromRank(record=training.model_copy(update={"step": 4})))
+    assert leader.record.checkpoint == CheckpointRef(attempt=1, step=3)
+    leader.now_s = 2.0
+    renewals = [effect for effect in leader.feed(f.Tick()) if isinstance(effect, l.RenewLease)]
+    assert [(renewal.record.step, renewal.urgent) for renewal in renewals] == [(4, False)]
+
+
+def test_a_leader_whose_place_another_pod_fills_ends_only_itself() -> None:
+    leader = Leader().released()
+    effects = leader.feed(l.JobChanged(attempt=view(2, replacements={0: 1})))
+    assert effects == [l.SendTo(index=0, message=Finish(code=17))]
+    assert leader.feed(f.Tick()) == []
+    fenced = Leader().released()
+    assert fenced.feed(l.Fenced()) == [l.SendTo(index=0, message=Finish(code=17))]
+
+
+def test_a_worker_that_leaves_ends_the_attempt_once_its_own_ranks_have_stopped() -> None:
+    leader = Leader().released()
+    leader.say(1, Leaving())
+    leader.exited(0, code=75)
+    assert not leader.record.exits, "an attempt that began now would lack worker 1 a moment later"
+    leader.exited(1, code=75)
+    assert [(end.rank, end.code) for end in leader.record.exits] == [(1, 75)]
+    assert leader.record.leaving == (1,)
+
+
+def test_a_worker_that_leaves_hides_no_failure() -> None:
+    leader = Leader().released()
+    leader.say(1, Leaving())
+    leader.exited(0, code=None, number=9)
+    assert [(end.rank, end.signal) for end in leader.record.exits] == [(0, 9)]
+
+
+def test_what_launchers_see_of_their_ranks_is_summed_on_the_lease_from_the_release_on() -> None:
+    leader = Leader()
+    leader.connected(0)
+    leader.feed(l.JobChanged(attempt=view(replicas=1)))
+    leader.say(0, Beat(idle_ranks=1))
+    assert leader.record.idle_ranks is None
+    leader = Leader().released()
+    leader.say(0, Beat(idle_ranks=1))
+    leader.say(1, Beat(idle_ranks=1, stopped=(1,)))
+    assert (leader.record.idle_ranks, leader.record.stopped) == (2, (1,))
+    leader.exited(0, code=7)
+    leader.say(1, Beat())
+    assert leader.record.stopped == (1,), "what was seen when the first rank ended"
+    leader = Leader().released()
+    leader.say(1, Beat(idle_ranks=1, stopped=(1,)))
+    leader.say(1, Beat())
+    assert (leader.record.idle_ranks, leader.record.stopped) == (0, ())
+
+
+def silent(leader: Leader, *, seconds: int, tick_s: float = 1.0) -> None:
+    """Let time pass in which index 0 alone is heard."""
+    begun_s = leader.now_s
+    while leader.now_s < begun_s + seconds:
+        leader.now_s += tick_s
+        leader.say(0, Beat())
+        leader.tick()
+
+
+def test_a_follower_that_falls_silent_loses_its_place() -> None:
+    leader = Leader().released()
+    silent(leader, seconds=20)
+    assert leader.record.outcome is None
+    silent(leader, seconds=2)
+    ended = leader.record
+    assert (ended.outcome, ended.leaving) == (Outcome.FAILED, (1,))
+    assert ended.message == "worker 1: its launcher has said nothing for 20 s"
+
+
+def test_a_leader_that_stood_still_blames_nobody() -> None:
+    leader = Leader().released()
+    silent(leader, seconds=60, tick_s=6.0)
+    assert leader.record.outcome is None
+
+
+def test_a_pod_that_the_attempt_does_not_expect_yet_does_not_join() -> None:
+    leader = Leader()
+    leader.connected(0)
+    leader.feed(l.JobChanged(attempt=view(2)))
+    leader.joined(0, 2)
+    leader.connected(1, replacement=1)
+    assert leader.joined(1, 2, replacement=1) == []
+    assert leader.state.joined == {0}

@@ -1,0 +1,155 @@
+"""Where an attempt begins: fixed once, from checkpoints that a trainer really committed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from polyreme_api.checkpoint_inventory import survey
+from polyreme_api.commit_marker import CommitMarker, ForeignFormatError, SavedFile, seal
+from polyreme_api.errors import RefusedError
+from polyreme_api.history import (
+    CHECKPOINT_FORMAT,
+    COMMIT_MARKER,
+    DAMAGE_RECORD,
+    attempt_key,
+    checkpoint_name,
+    steps_key,
+)
+from polyreme_api.progress import CheckpointRef
+from polyreme_datahub.objects import open_store
+from polyreme_launcher.resume import fix_resume
+
+
+def save(root: Path, attempt: int, step: int, *, format_version: int = CHECKPOINT_FORMAT) -> Path:
+    """Leave what a finished save leaves."""
+    name = checkpoint_name(CheckpointRef(attempt=attempt, step=step))
+    data = f"{attempt}-{step}".encode()
+    directory = root / name
+    directory.mkdir(parents=True)
+    (directory / "00000-000.bin").write_bytes(data)
+    marker = CommitMarker(
+        format=format_version,
+        attempt=attempt,
+        step=step,
+        world=1,
+        model_digest="d",
+        model_shape={},
+        plan_hash="p",
+        files={"00000-000.bin": SavedFile.of(data)},
+        loader={},
+        committed_at_s=0.0,
+    )
+    (directory / COMMIT_MARKER).write_bytes(seal(marker))
+    return directory
+
+
+def fix(root: Path, attempt: int) -> str | None:
+    point = fix_resume(open_store(root.as_uri()), attempt=attempt, by="one", now_s=1.0)
+    assert point is not None
+    return point.resume_from
+
+
+def test_an_attempt_goes_on_from_the_newest_committed_checkpoint(tmp_path: Path) -> None:
+    assert fix(tmp_path, 1) is None
+    save(tmp_path, 1, 50)
+    save(tmp_path, 1, 100)
+    assert fix(tmp_path, 2) == "a000001-s00000100"
+
+
+def test_the_choice_is_made_once_and_a_late_commit_of_an_older_attempt_is_never_history(tmp_path: Path) -> None:
+    fix(tmp_path, 1)
+    save(tmp_path, 1, 50)
+    assert fix(tmp_path, 2) == "a000001-s00000050"
+    save(tmp_path, 1, 100)
+    assert fix(tmp_path, 2) == "a000001-s00000050"
+    assert json.loads((tmp_path / attempt_key(2)).read_text())["resumeFrom"] == "a000001-s00000050"
+    assert fix(tmp_path, 3) == "a000001-s00000050"
+
+
+def test_a_point_is_its_writers_alone_whatever_else_is_lost(tmp_path: Path) -> None:
+    store = open_store(tmp_path.as_uri())
+    mine = fix_resume(store, attempt=1, by="one", now_s=1.0)
+    assert mine == fix_resume(store, attempt=1, by="one", now_s=2.0)
+    assert fix_resume(store, attempt=1, by="another", now_s=2.0) is None
+    assert fix_resume(store, attempt=2, by="another", now_s=3.0) is not None
+
+
+def test_a_torn_or_damaged_checkpoint_is_passed_over_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fix(tmp_path, 1)
+    save(tmp_path, 1, 50)
+    (save(tmp_path, 1, 100) / "00000-000.bin").unlink()
+    (save(tmp_path, 1, 150) / "00000-000.bin").write_bytes(b"")
+    (save(tmp_path, 1, 200) / COMMIT_MARKER).write_text("{")
+    (save(tmp_path, 1, 250) / COMMIT_MARKER).unlink()
+    (save(tmp_path, 1, 300) / DAMAGE_RECORD).write_text('{"damage": ["00000-000.bin: a bit"]}')
+    assert fix(tmp_path, 2) == "a000001-s00000050"
+    said = capsys.readouterr().err
+    assert "a000001-s00000100 is damaged and not used: 00000-000.bin is missing" in said
+    assert "a000001-s00000150 is damaged and not used: 00000-000.bin has 0 bytes, the marker says 5" in said
+    assert "a000001-s00000200 is damaged and not used: checkpoint marker is damaged" in said
+    assert "a000001-s00000300 is damaged and not used: 00000-000.bin: a bit" in said, "as ranks of an attempt found it"
+
+
+def test_a_run_never_begins_anew_because_what_it_saved_is_damaged(tmp_path: Path) -> None:
+    fix(tmp_path, 1)
+    file = save(tmp_path, 1, 50) / "00000-000.bin"
+    file.write_bytes(b"")
+    with pytest.raises(RefusedError, match=r"no checkpoint of the run is whole: a000001-s00000050: 00000-000"):
+        fix(tmp_path, 2)
+    file.write_bytes(b"1-50")
+    assert fix(tmp_path, 2) == "a000001-s00000050"
+    file.write_bytes(b"")
+    assert fix(tmp_path, 2) == "a000001-s00000050", "what was fixed stays, and its ranks say what is wrong"
+
+
+def test_a_checkpoint_of_another_format_is_never_passed_over_in_silence(tmp_path: Path) -> None:
+    fix(tmp_path, 1)
+    save(tmp_path, 1, 50)
+    save(tmp_path, 1, 100, format_version=99)
+    with pytest.raises(ForeignFormatError, match="format 99"):
+        fix(tmp_path, 2)
+
+
+def train(root: Path, attempt: int, steps: range) -> None:
+    """Leave the step records of an attempt."""
+    path = root / steps_key(attempt)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f'{{"attempt": {attempt}, "step": {step}, "loss": 1.0}}\n' for step in steps))
+
+
+@pytest.mark.parametrize("lost", [(1,), (2,), (1, 2)])
+@pytest.mark.parametrize("how", ["damaged", "gone"])
+def test_a_resume_point_that_is_lost_is_rebuilt_from_the_steps_of_its_attempt(
+    tmp_path: Path, lost: tuple[int, ...], how: str
+) -> None:
+    fix(tmp_path, 1)
+    train(tmp_path, 1, range(1, 61))
+    save(tmp_path, 1, 50)
+    fix(tmp_path, 2)
+    train(tmp_path, 2, range(51, 121))
+    save(tmp_path, 2, 100)
+    before = survey(open_store(tmp_path.as_uri())).points
+    for attempt in lost:
+        path = tmp_path / attempt_key(attempt)
+        if how == "gone":
+            path.unlink()
+        else:
+            path.write_text("{")
+    seen = survey(open_store(tmp_path.as_uri()))
+    assert [(point.attempt, point.resume_from) for point in seen.points] == [
+        (point.attempt, point.resume_from) for point in before
+    ]
+    assert seen.rebuilt == set(lost)
+    assert fix(tmp_path, 3) == "a000002-s00000100"
+
+
+def test_an_attempt_whose_own_point_is_lost_is_never_released_again(tmp_path: Path) -> None:
+    fix(tmp_path, 1)
+    (tmp_path / attempt_key(1)).write_text("{")
+    with pytest.raises(RefusedError, match=r"attempts/000001\.json can't be read"):
+        fix(tmp_path, 1)

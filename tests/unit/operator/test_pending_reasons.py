@@ -1,0 +1,234 @@
+"""What waiting jobs are told by rounds that meet a bound, and how many rounds follow."""
+
+import asyncio
+import random
+
+from polyreme_api import labels
+from polyreme_local.api_server.cluster import EmbeddedCluster
+from polyreme_operator.cache.jobs import JobIndex
+from polyreme_operator.cache.nodes import NodeTable
+from polyreme_operator.cache.usage import UsageLedger
+from polyreme_operator.controller import run_operator
+from polyreme_operator.port import PAGE_OBJECTS, ListPage, Manifest, ObjectRef
+from polyreme_operator.publishing.pending_reasons import PendingReasons
+from polyreme_operator.queueing.tree import QueueTree
+from polyreme_operator.scheduler import Batch
+from polyreme_operator.settings import Settings
+from polyreme_operator.types.observer import CycleReport, NullObserver
+from polyreme_operator.types.reasons import Reason
+from polyreme_operator.types.snapshot import Pending
+from polyreme_simulator.event_loop import VirtualLoop
+from polyreme_simulator.invariants import Facts
+from polyreme_simulator.scenario import RACK, topology_manifest
+from polyreme_simulator.waiting import FOLLOWS_S
+from polyreme_simulator.world import World
+from tests.unit.operator.operator_scenes import DEVICE, NOW_S, job
+
+QUIET_S = 20.0
+"""Less than until victims are sought anew."""
+ROUNDS_MAX = 2
+LISTS_S = 30.0
+STANDING_S = 2.0
+FOUR_WIDE = {"steps": 10, "packsPerStep": 4}
+QUEUES = ("a", "b", "c", "d")
+TREE = QueueTree.of(())
+STOPS = Pending(Reason.WAITING_FOR_PREEMPTION, "waits for default/past to stop")
+FULL = Pending(Reason.WAITING_FOR_CAPACITY, "needs 2 devices; room for 0 on 0 nodes")
+
+
+def test_a_round_that_meets_a_bound_takes_back_what_no_longer_holds_and_leaves_what_it_did_not_look_at() -> None:
+    index = JobIndex(UsageLedger(NodeTable()))
+    jobs = (job("seen", replicas=2), job("unseen", replicas=3))
+    for each in jobs:
+        index.put(each)
+    told = PendingReasons(index)
+    kind = index.waiting["uid-seen"].kind
+    words = dict.fromkeys(("uid-seen", "uid-unseen"), STOPS)
+    told.take(Batch(pending=words, kinds={kind: FULL}), tree=TREE, now_s=NOW_S)
+    changed = told.take(Batch(kinds={kind: FULL}, again=True), tree=TREE, now_s=NOW_S + 1)
+    assert changed == {"uid-seen"}
+    assert [told.pending(each, tree=TREE, now_s=NOW_S + 1) for each in jobs] == [FULL, STOPS]
+
+
+class CountedRounds(NullObserver):
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_cycle_finished(self, seen: CycleReport) -> None:
+        self.count += 1
+
+
+def test_who_looks_for_victims_in_vain_has_its_turn_and_then_it_is_quiet() -> None:
+    """More queues than a round seeks victims for: rounds go on where the last one ended, and come to an end."""
+    loop, rounds = VirtualLoop(), CountedRounds()
+    world = World(loop, random.Random(1), Facts())
+    world.faulty = False
+    world.add_node("n0", 2)
+    world.store.create(manifest("holds", "default", priority=9))
+    for queue in QUEUES:
+        spec = {"quotas": [{"resource": DEVICE, "nominal": 4}]}
+        kind = {"apiVersion": labels.API_VERSION, "kind": "TrainingQueue"}
+        world.store.create({**kind, "metadata": {"name": queue}, "spec": spec})
+
+    async def story() -> None:
+        port = EmbeddedCluster(world.store)
+        task = asyncio.ensure_future(
+            run_operator(port, world.clock, rng=random.Random(1), entropy=bytes, observer=rounds)
+        )
+        await asyncio.sleep(5.0)
+        for queue in QUEUES:
+            world.store.create(manifest(f"waits-{queue}", queue, priority=1))
+        await asyncio.sleep(5.0)
+        rounds.count = 0
+        await asyncio.sleep(QUIET_S)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    loop.run_until_complete(story())
+    loop.close()
+    said = [record.manifest["status"]["conditions"] for record in world.store.records("TrainingJob")]
+    reasons = [entry["reason"] for conditions in said for entry in conditions if entry["type"] == "Queued"]
+    assert reasons.count("WaitingForCapacity") == len(QUEUES)
+    assert rounds.count <= ROUNDS_MAX
+
+
+def test_who_was_told_of_room_is_told_anew_when_others_pods_have_taken_it() -> None:
+    """Nothing came free, so nobody need be looked at for a place; but the word is no longer true."""
+    loop = VirtualLoop()
+    world = World(loop, random.Random(1), Facts())
+    world.faulty = False
+    for number in range(2):
+        world.add_node(f"n{number}", 2, tags={RACK: f"r{number}"})
+    # Nothing is wrong with the request: a third node, out of service, would hold it.
+    world.add_node("n2", 4, tags={RACK: "r2"})
+    world.store.create(topology_manifest([("rack", RACK)]))
+    world.store.patch(ObjectRef(kind="Node", name="n2"), {"spec": {"unschedulable": True}})
+    wide = manifest("wide", "default", priority=0)
+    wide["spec"] |= {"workers": {"replicas": 4}, "topology": {"required": "rack"}, "training": FOUR_WIDE}
+    said: list[str] = []
+
+    async def story() -> None:
+        task = asyncio.ensure_future(
+            run_operator(EmbeddedCluster(world.store), world.clock, rng=random.Random(1), entropy=bytes)
+        )
+        world.store.create(wide)
+        await asyncio.sleep(5.0)
+        said.append(reason_of(world))
+        world.store.create(others_pod())
+        await asyncio.sleep(FOLLOWS_S)
+        said.append(reason_of(world))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    loop.run_until_complete(story())
+    loop.close()
+    assert said == ["WaitingForTopology", "WaitingForCapacity"]
+
+
+class SlowToList(EmbeddedCluster):
+    """Lists the last kind long after all others."""
+
+    async def list(
+        self, kind: str, *, namespace: str | None = None, limit: int = PAGE_OBJECTS, continue_: str | None = None
+    ) -> ListPage:
+        if kind == "ConfigMap":
+            await asyncio.sleep(LISTS_S)
+        return await super().list(kind, namespace=namespace, limit=limit, continue_=continue_)
+
+
+def test_the_operator_sleeps_while_it_lists_although_something_is_taken() -> None:
+    """The loop of virtual time ends a simulation in which somebody is busy without end."""
+    loop = VirtualLoop()
+    world = World(loop, random.Random(1), Facts())
+    world.faulty = False
+    world.add_node("n0", 2)
+    world.store.create(others_pod())
+    world.store.create(manifest("waits", "default", priority=0))
+
+    async def story() -> None:
+        port = SlowToList(world.store)
+        task = asyncio.ensure_future(run_operator(port, world.clock, rng=random.Random(1), entropy=bytes))
+        await asyncio.sleep(LISTS_S + FOLLOWS_S)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    loop.run_until_complete(story())
+    loop.close()
+    assert reason_of(world) == "WaitingForCapacity"
+
+
+class SlowStandings(EmbeddedCluster):
+    """Takes its time to say how a queue stands."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.store)
+        self.writes = 0
+
+    async def patch(
+        self,
+        ref: ObjectRef,
+        merge_patch: Manifest,
+        *,
+        resource_version: str | None = None,
+        subresource: str | None = None,
+    ) -> Manifest:
+        if ref.kind == "TrainingQueue":
+            self.writes += 1
+            await asyncio.sleep(STANDING_S)
+        return await super().patch(ref, merge_patch, resource_version=resource_version, subresource=subresource)
+
+
+def test_how_queues_stand_is_said_the_rarer_the_longer_it_takes_and_said_at_last() -> None:
+    loop, settings = VirtualLoop(), Settings()
+    world = World(loop, random.Random(1), Facts())
+    world.faulty = False
+    port = SlowStandings(world)
+    kind = {"apiVersion": labels.API_VERSION, "kind": "TrainingQueue"}
+    world.store.create({**kind, "metadata": {"name": "a"}, "spec": {}})
+    jobs = 100
+
+    async def story() -> None:
+        task = asyncio.ensure_future(run_operator(port, world.clock, rng=random.Random(1), entropy=bytes))
+        for number in range(jobs):
+            world.store.create(manifest(f"job-{number}", "a", priority=1))
+            await asyncio.sleep(1.0)
+        assert 2 < port.writes <= jobs * settings.standing_share / STANDING_S + 2
+        await asyncio.sleep(settings.standing_rest_max_s)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    loop.run_until_complete(story())
+    loop.close()
+    (queue,) = world.store.records("TrainingQueue")
+    assert queue.manifest["status"]["pending"] == jobs
+
+
+def others_pod() -> Manifest:
+    limits = {"limits": {DEVICE: "1"}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "foreign", "namespace": "others"},
+        "spec": {"nodeName": "n0", "containers": [{"name": "c", "image": "i", "resources": limits}]},
+    }
+
+
+def reason_of(world: World) -> str:
+    (record,) = world.store.records("TrainingJob")
+    return next(str(each["reason"]) for each in record.manifest["status"]["conditions"] if each["type"] == "Queued")
+
+
+def manifest(name: str, queue: str, *, priority: int) -> Manifest:
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": labels.KIND_JOB,
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "model": {"preset": "kimi-vl-nano"},
+            "data": {"sources": [{"name": "a", "dataset": "sample/digits"}], "sequenceTokens": 128},
+            "training": {"steps": 10, "packsPerStep": 2},
+            "workers": {"replicas": 2},
+            "queueName": queue,
+            "priority": priority,
+        },
+    }

@@ -1,0 +1,48 @@
+"""Writes side by side, and what becomes of them when their sender is cancelled."""
+
+import asyncio
+import gc
+import random
+
+import pytest
+
+from polyreme_local.api_server.cluster import EmbeddedCluster
+from polyreme_local.api_server.store import Store
+from polyreme_operator.cluster_cache import ClusterCache
+from polyreme_operator.settings import Settings
+from polyreme_operator.types.observer import NullObserver
+from polyreme_operator.writer import Writer
+from polyreme_simulator.event_loop import SimClock, VirtualLoop
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_writes_that_nobody_has_begun_are_let_go_when_their_sender_is_cancelled(looks: int) -> None:
+    loop, began = VirtualLoop(), list[int]()
+    clock = SimClock(loop)
+    applier = Writer(
+        EmbeddedCluster(Store(new_uid=lambda: "uid", now_s=clock.now_s)),
+        clock,
+        ClusterCache(),
+        Settings(writes_max=1),
+        entropy=random.Random(1).randbytes,
+        note=lambda changes: None,
+        announce=lambda event: None,
+        observer=NullObserver(),
+    )
+
+    async def write(number: int) -> None:
+        began.append(number)
+        await asyncio.sleep(1.0)
+
+    async def story() -> None:
+        task = asyncio.ensure_future(applier.side_by_side([write(number) for number in range(3)]))
+        for _ in range(looks):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+
+    loop.run_until_complete(story())
+    loop.close()
+    assert len(began) == looks - 1
+    gc.collect()  # a coroutine that was never awaited warns here, and a warning fails the test

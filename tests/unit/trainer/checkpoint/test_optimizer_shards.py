@@ -1,0 +1,61 @@
+"""Runs of scalars are boxes of their tensors, wherever they begin and end, and however tensor ranks cut the tensor."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from polyreme_trainer.checkpoint.optimizer_shards import DividedTensors, Pieces, boxes
+from polyreme_trainer.model.sharding import cut_of, slice_of
+from polyreme_trainer.parallel.flat_buffers import FlatParameters, Shares
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4), (2, 1, 3, 2)])
+def test_boxes_of_every_run_hold_its_scalars_in_order(shape: tuple[int, ...]) -> None:
+    numbers = torch.arange(math.prod(shape)).view(shape)
+    for begin in range(numbers.numel()):
+        for end in range(begin + 1, numbers.numel() + 1):
+            found = boxes(shape, begin, end)
+            seen = [
+                number
+                for box in found
+                for number in numbers[
+                    tuple(slice(at, at + size) for at, size in zip(box.offsets, box.sizes, strict=True))
+                ]
+                .flatten()
+                .tolist()
+            ]
+            assert seen == list(range(begin, end))
+            assert len(found) <= 2 * len(shape) - 1
+
+
+@pytest.mark.parametrize("name", ["layers.0.self_attn.o_proj.weight", "blocks.0.wqkv.weight", "norm.weight"])
+def test_pieces_of_all_ranks_fill_the_whole_tensor_once(name: str) -> None:
+    whole = torch.arange(24 * 8, dtype=torch.float32).view(24, 8)
+    cut, tensor_ranks, copies = cut_of(name), 2, 3
+    filled = torch.full_like(whole, -1.0)
+    for place in range(tensor_ranks if cut else 1):
+        own = whole if cut is None else slice_of(whole, cut, place=place, parts=tensor_ranks)
+        for copy in range(copies):
+            flat = FlatParameters(
+                [(name, torch.nn.Parameter(own.clone()))], shares=Shares(count=copies, place=copy, bucket_scalars=48)
+            )
+            buffer = torch.cat([piece.of(flat.values) for piece in flat.pieces])
+            held = DividedTensors(
+                prefix="model",
+                slots=flat.slots,
+                buffer=buffer,
+                part=(place, tensor_ranks) if cut else None,
+                pieces=flat.pieces,
+            )
+            for found, pieces in held.tensors():
+                assert found == f"model.{name}"
+                assert isinstance(pieces, Pieces)
+                assert pieces.size() == whole.shape
+                for offsets, box in pieces.held:
+                    target = filled[tuple(slice(at, at + size) for at, size in zip(offsets, box.shape, strict=True))]
+                    assert bool((target == -1.0).all()), "no scalar is held twice"
+                    target.copy_(box)
+    assert torch.equal(filled, whole)

@@ -1,0 +1,253 @@
+"""The launcher's shell: owns the follower's machine, the ranks' parent, and, on index 0, the leader."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from polyreme_api import environment as names
+from polyreme_api.clock import Clock
+from polyreme_api.environment import PodEnvironment, RankEnvironment
+from polyreme_api.errors import PolyremeError
+from polyreme_api.exit_codes import ExitCode
+from polyreme_launcher.exit_message import short_sentence
+from polyreme_launcher.leader_agent import Leading
+from polyreme_launcher.peers import FollowerLink
+from polyreme_launcher.proc_stats import LOOK_EVERY_S, Sightings
+from polyreme_launcher.progress_pipe import ProgressPipe
+from polyreme_launcher.protocol import follower as machine
+from polyreme_launcher.protocol import leader as leader_machine
+from polyreme_launcher.protocol.messages import Message
+from polyreme_launcher.rank_processes import RankParent
+from polyreme_launcher.shared_copies import CopyFiles
+from polyreme_system.files import write_atomically
+
+TICK_S = 0.5
+PROCESSES_FILE = "processes.json"
+LAUNCHER_NAME_BYTES = 8
+GRACE_S = 25.0
+"""How long ranks may take to checkpoint after SIGTERM: less than the pod's own grace of 30 s."""
+_NOT_FOR_RANKS = {names.LEADER_FD, names.HOST_FD, names.TOKEN_FILE, names.SECRET_FILE}
+"""Descriptors that only the launcher has, and what only it may read."""
+_RANK_SIGNALS = {machine.RankSignal.CHECKPOINT: signal.SIGUSR1, machine.RankSignal.STOP: signal.SIGTERM}
+
+
+class Launcher:
+    """One pod's launcher.
+
+    Args:
+        environment: The pod's variables.
+        clock: Clock.
+    """
+
+    def __init__(self, *, environment: Mapping[str, str], clock: Clock) -> None:
+        self._environment = dict(environment)
+        self._clock = clock
+        self._pod = PodEnvironment.parse(environment)
+        self._secret = Path(self._pod.secret_file).read_bytes()
+        self._directory = Path(self._pod.pod_directory)
+        self._job_file, self._plan_file = self._directory / "job.json", self._directory / "plan.json"
+        self._state = machine.FollowerState(
+            index=self._pod.index,
+            replacement=self._pod.replacement,
+            devices=self._pod.devices,
+            launcher=secrets.token_hex(LAUNCHER_NAME_BYTES),
+        )
+        self._ranks = RankParent(
+            environment=environment, on_exit=self._on_rank_exit, on_forked=self._record_processes, on_fail=self._fail
+        )
+        self._leading: Leading | None = None
+        self._link: FollowerLink | None = None
+        self._pipe: ProgressPipe | None = None
+        self._ended: asyncio.Future[int] | None = None
+        self._copies = CopyFiles()
+
+    async def run(self) -> int:
+        """Launch until there is nothing left to do; return the exit code."""
+        loop = asyncio.get_running_loop()
+        self._ended = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            loop.add_signal_handler(number, self._feed, machine.StopRequested(grace_s=GRACE_S))
+        self._end_with_host()
+        self._ranks.start()
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            tasks.append(loop.create_task(self._tick()))
+            await self._meet(tasks)
+            return await self._ended
+        finally:
+            for task in tasks:
+                task.cancel()
+            if self._leading is not None:
+                await self._leading.close()
+            await self._ranks.close()
+            self._copies.close()
+
+    async def _meet(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Become the leader, or look for it."""
+        if self._pod.index == 0:
+            self._leading = Leading(
+                pod=self._pod,
+                environment=self._environment,
+                launcher=self._state.launcher,
+                secret=self._secret,
+                clock=self._clock,
+                to_own_follower=self._on_message,
+                on_fail=self._fail,
+            )
+            await self._leading.start()
+            self._feed(machine.LeaderConnected())
+            return
+        self._link = FollowerLink(
+            address=self._pod.leader_address,
+            job_uid=self._pod.job_uid,
+            index=self._pod.index,
+            replacement=self._pod.replacement,
+            secret=self._secret,
+            clock=self._clock,
+            on_connected=lambda: self._feed(machine.LeaderConnected()),
+            on_lost=lambda: self._feed(machine.LeaderLost()),
+            on_message=self._on_message,
+        )
+        tasks.append(asyncio.get_running_loop().create_task(self._link.run()))
+
+    async def _tick(self) -> None:
+        sightings, looked_s = Sightings(), self._clock.steady_s()
+        while True:
+            await self._clock.sleep(TICK_S)
+            if self._clock.steady_s() - looked_s >= LOOK_EVERY_S:
+                self._ranks.end_if_stopped(self._clock.steady_s() - looked_s)
+                looked_s = self._clock.steady_s()
+                self._feed(sightings.look(self._ranks.living))
+            self._feed(machine.Tick())
+            if self._leading is not None:
+                self._leading.tick()
+
+    def _on_message(self, message: Message) -> None:
+        self._feed(machine.FromLeader(message=message))
+
+    def _on_rank_exit(self, attempt: int, rank: int, code: int | None, number: int | None, said: str) -> None:
+        if rank == 0 and self._pipe is not None:
+            # What it said last counts before that it ended.
+            self._pipe.drain()
+            self._pipe.close()
+            self._pipe = None
+        how = f"signal {number}" if code is None else f"code {code}"
+        message = short_sentence(said)
+        print(f"rank {rank} of attempt {attempt} ended: {how}{': ' if message else ''}{message}", file=sys.stderr)
+        self._feed(machine.RankExited(attempt=attempt, rank=rank, code=code, signal=number, message=message))
+
+    def _feed(self, event: machine.FollowerEvent) -> None:
+        self._state, effects = machine.FollowerMachine.step(self._state, event, self._clock.steady_s())
+        for effect in effects:
+            self._apply(effect)
+
+    def _apply(self, effect: machine.FollowerEffect) -> None:
+        match effect:
+            case machine.SendToLeader(message=message):
+                if self._leading is not None:
+                    asyncio.get_running_loop().call_soon(self._leading.from_own_follower, message)
+                elif self._link is not None:
+                    self._link.send(message)
+            case machine.ForkRanks():
+                self._fork(effect)
+            case machine.KillRanks():
+                self._ranks.kill()
+            case machine.SignalRanks(signal=asked):
+                self._ranks.signal(_RANK_SIGNALS[asked])
+            case machine.ExitProcess(code=code):
+                self._end(code)
+
+    def _fork(self, effect: machine.ForkRanks) -> None:
+        """Fork the ranks; one that can't be is one that the machine failed, so that somebody hears of it."""
+        attempt, begun = effect.directive.attempt, 0
+        try:
+            write_atomically(self._job_file, effect.directive.job_json, durable=False)
+            write_atomically(self._plan_file, effect.directive.plan_json, durable=False)
+            # Of the attempt, not of this pod: a pod outlives a change of the gang's size.
+            plan = json.loads(effect.directive.plan_json)
+            for rank in self._state.ranks:
+                self._fork_rank(effect, rank, world_size=plan["replicas"] * plan["devices"])
+                begun += 1
+        except OSError as error:
+            message = f"rank can't be started: {error}"
+            for rank in self._state.ranks[begun:]:
+                asyncio.get_running_loop().call_soon(
+                    self._on_rank_exit, attempt, rank, int(ExitCode.ENVIRONMENT), None, message
+                )
+
+    def _fork_rank(self, effect: machine.ForkRanks, rank: int, *, world_size: int) -> None:
+        directive, release = effect.directive, effect.release
+        described = RankEnvironment(
+            rank=rank,
+            local_rank=rank - self._state.ranks.start,
+            world_size=world_size,
+            attempt=directive.attempt,
+            master_address=release.master_address,
+            master_port=release.master_port,
+            master_fd=None,
+            progress_fd=None,
+            job_file=str(self._job_file),
+            plan_file=str(self._plan_file),
+            checkpoint_url=self._pod.checkpoint_url,
+            resume_from=release.resume_from,
+        )
+        own = {name: value for name, value in self._environment.items() if name not in _NOT_FOR_RANKS}
+        variables = {**own, **described.render(), "OMP_NUM_THREADS": "1"}
+        if release.master_address.startswith("127."):
+            variables["GLOO_SOCKET_IFNAME"] = "lo"
+        self._ranks.fork(
+            attempt=directive.attempt,
+            rank=rank,
+            environment=variables,
+            log=self._directory / f"rank-{rank}.a{directive.attempt}.log",
+            descriptors=self._descriptors(rank),
+        )
+        if rank == 0 and self._pipe is not None:
+            self._pipe.handed_over()
+
+    def _descriptors(self, rank: int) -> dict[str, int]:
+        files = self._copies.of(rank)
+        found = {} if files is None else {names.COPY_DATA_FD: files[0], names.COPY_RECORD_FD: files[1]}
+        if rank != 0 or self._leading is None or self._leading.master is None:
+            return found
+        self._pipe = ProgressPipe(
+            lambda record: self._leading.feed(leader_machine.ProgressFromRank(record=record)) if self._leading else None
+        )
+        leading = {names.MASTER_FD: self._leading.master.fileno(), names.PROGRESS_FD: self._pipe.write_descriptor}
+        return found | leading
+
+    def _record_processes(self) -> None:
+        """Say which process is which, for people and for tests that hurt one."""
+        ranks = {str(rank): pid for rank, pid in sorted(self._ranks.pids.items())}
+        processes = {"launcher": os.getpid(), "zygote": self._ranks.fork_server_pid, "ranks": ranks}
+        with contextlib.suppress(OSError):
+            write_atomically(self._directory / PROCESSES_FILE, json.dumps(processes), durable=False)
+
+    def _end_with_host(self) -> None:
+        """End at once when the kubelet's end of the pipe closes: where no kernel kills orphans, this does."""
+        inherited = self._environment.get(names.HOST_FD)
+        if inherited:
+            asyncio.get_running_loop().add_reader(int(inherited), self._on_host_end, int(inherited))
+
+    def _on_host_end(self, descriptor: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if not os.read(descriptor, 1):
+                asyncio.get_running_loop().remove_reader(descriptor)
+                self._ranks.kill()
+                self._end(int(ExitCode.ENVIRONMENT))
+
+    def _fail(self, error: PolyremeError) -> None:
+        print(f"launcher gives up: {error}", file=sys.stderr)
+        self._end(int(error.exit_code))
+
+    def _end(self, code: int) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(code)

@@ -1,0 +1,249 @@
+"""The warm parent of the ranks: imports what ranks need, then forks them, reaps them, and reports each end at once.
+
+Importing torch and building the first optimizer takes seconds; a fork of a process that has done so takes milliseconds.
+So this process must stay fit to fork: one thread, no process group, no accelerator. Until it warms, it imports the
+standard library and two small modules that need nothing else. It speaks datagrams of JSON over an inherited socket,
+with file descriptors beside them.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from polyreme_api.exit_codes import ExitCode
+from polyreme_system.parent_death import end_with_parent
+
+DEFAULT_TARGET = "polyreme_launcher.rank:main"
+TARGET_VARIABLE = "POLYREME_RANK_TARGET"
+ERROR_VARIABLE = "POLYREME_ERROR_FD"
+ERROR_BYTES_MAX = 4096
+"""Longest last word of a rank; less than what a pipe takes without blocking."""
+MESSAGE_BYTES_MAX = 1 << 18
+DESCRIPTORS_MAX = 8
+
+
+def main(arguments: list[str]) -> int:
+    """Serve one launcher: ``zygote <socket's descriptor> <launcher's pid>``."""
+    end_with_parent(int(arguments[1]))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    fork_server = ForkServer(socket.socket(fileno=int(arguments[0])))
+    try:
+        fork_server.warm(os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET)
+    except Exception as error:
+        fork_server.say(type="failed", message=f"{type(error).__name__}: {error}")
+        raise
+    return fork_server.serve()
+
+
+class ForkServer:
+    """Forks, signals and reaps ranks on command."""
+
+    def __init__(self, commands: socket.socket) -> None:
+        self._commands = commands
+        self._target: Callable[[], Any] | None = None
+        self._ranks: dict[int, tuple[int, int, int]] = {}
+        """(attempt, rank, read end of its error pipe) by pid, for every child that is not yet reaped."""
+        self._woken, self._wakes = os.pipe()
+        for end in (self._woken, self._wakes):
+            os.set_blocking(end, False)
+
+    def warm(self, target: str) -> None:
+        """Import the ranks' code, and have torch build what it builds lazily."""
+        module, _, function = target.partition(":")
+        self._target = getattr(importlib.import_module(module), function)
+        if "torch" in sys.modules:
+            _warm_torch(optimizer=target != DEFAULT_TARGET)
+        # What lives now lives for ever: the collector never touches it, so its pages stay shared with the ranks.
+        gc.collect()
+        gc.freeze()
+        self.say(type="ready", threads=len(os.listdir("/proc/self/task")))  # noqa: PTH208 - pathlib is not worth a module
+
+    def serve(self) -> int:
+        """Obey until the launcher goes; every rank goes then."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(self._commands, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if self._woken in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._woken, 4096)
+                self._reap()
+            if self._commands.fileno() in ready and not self._obey():
+                self._kill()
+                return ExitCode.OK
+
+    def _obey(self) -> bool:
+        command, descriptors = _receive(self._commands)
+        if command is None:
+            return False
+        match command["type"]:
+            case "fork":
+                self._fork(command, descriptors)
+            case "kill":
+                self._kill()
+            case "signal":
+                for pid in self._ranks:
+                    os.kill(pid, command["signal"])
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return True
+
+    def _fork(self, command: dict[str, Any], descriptors: list[int]) -> None:
+        parent = os.getpid()
+        # A pipe and no file: what a rank says when the disk is full must get through too.
+        told, tells = os.pipe()
+        for end in (told, tells):
+            os.set_blocking(end, False)
+        pid = os.fork()
+        if pid == 0:
+            os.close(told)
+            self._become_rank(parent, command, descriptors, tells)
+        os.close(tells)
+        # In both processes: whoever comes first, the group exists before anyone signals it.
+        with contextlib.suppress(PermissionError, ProcessLookupError):
+            os.setpgid(pid, pid)
+        self._ranks[pid] = (command["attempt"], command["rank"], told)
+        self.say(type="forked", attempt=command["attempt"], rank=command["rank"], pid=pid)
+
+    def _become_rank(self, parent: int, command: dict[str, Any], descriptors: list[int], tells: int) -> NoReturn:
+        code: int = ExitCode.ENVIRONMENT
+        try:
+            end_with_parent(parent)
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            # Asked to checkpoint before the rank listens for it: no reason to die.
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            _redirect(command["log"])
+            others = (told for _, _, told in self._ranks.values())
+            for descriptor in (self._commands.fileno(), self._woken, self._wakes, *others):
+                os.close(descriptor)
+            self._commands.detach()
+            os.environ.clear()
+            os.environ.update(command["environment"])
+            for variable, descriptor in zip(command["descriptors"], descriptors, strict=True):
+                os.environ[variable] = str(descriptor)
+            os.environ[ERROR_VARIABLE] = str(tells)
+            code = ExitCode.INTERNAL
+            code = _call(self._target, tells)
+        except BaseException as error:  # noqa: BLE001 - a rank ends here, whatever happened, and says so by its exit code
+            traceback.print_exc()
+            _tell(tells, f"{type(error).__name__}: {error}")
+        finally:
+            _flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while self._ranks:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                return
+            # What the rank started goes with it, while its unreaped pid still keeps the name of the group.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(ended.si_pid, signal.SIGKILL)
+            pid, status = os.waitpid(ended.si_pid, 0)
+            attempt, rank, told = self._ranks.pop(pid)
+            signalled = os.WIFSIGNALED(status)
+            self.say(
+                type="exited",
+                attempt=attempt,
+                rank=rank,
+                code=None if signalled else os.WEXITSTATUS(status),
+                signal=os.WTERMSIG(status) if signalled else None,
+                message=_last_word(told),
+            )
+
+    def _kill(self) -> None:
+        for pid in self._ranks:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
+
+    def say(self, **message: Any) -> None:
+        """Tell the launcher."""
+        # The launcher reads at once or is gone; when it is gone, the next read of a command says so.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._commands.send(json.dumps(message).encode())
+
+
+def _receive(commands: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    descriptors = array.array("i")
+    space = socket.CMSG_SPACE(DESCRIPTORS_MAX * descriptors.itemsize)
+    data, ancillary, _, _ = commands.recvmsg(MESSAGE_BYTES_MAX, space)
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    return (json.loads(data) if data else None), descriptors.tolist()
+
+
+def _redirect(log: str) -> None:
+    silence = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(silence, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(silence)
+    os.close(output)
+
+
+def _call(target: Callable[[], Any] | None, tells: int) -> int:
+    assert target is not None
+    try:
+        result = target()
+    except SystemExit as leave:
+        result = leave.code
+        if isinstance(result, str):
+            sys.stderr.write(result + "\n")
+            _tell(tells, result)
+            return ExitCode.INTERNAL
+    return int(result or ExitCode.OK)
+
+
+def _tell(tells: int, sentence: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(tells, sentence.encode(errors="replace")[:ERROR_BYTES_MAX])
+
+
+def _last_word(told: int) -> str:
+    """Read what a rank said by its error pipe; never waits, whoever else still holds the other end."""
+    try:
+        return os.read(told, ERROR_BYTES_MAX).decode(errors="replace")
+    except BlockingIOError:
+        return ""
+    finally:
+        os.close(told)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+def _warm_torch(*, optimizer: bool) -> None:
+    """Build one optimizer: torch's first one imports the compiler, seconds in every rank otherwise; ours does not."""
+    torch = importlib.import_module("torch")
+    torch.set_num_threads(1)
+    if optimizer:
+        torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

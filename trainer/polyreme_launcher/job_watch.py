@@ -1,0 +1,134 @@
+"""The leader's view of its job: read, then watch, for ever; what it makes of ``status.attempt``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from polyreme_api.clock import Clock
+from polyreme_api.errors import InvalidConfigError, NotFoundError
+from polyreme_launcher.api_client import ApiAwayError, ApiClient, ApiGoneError, ApiRefusedError
+from polyreme_launcher.protocol.leader import AttemptView
+from polyreme_launcher.protocol.messages import LINE_BYTES_MAX
+
+if TYPE_CHECKING:
+    from polyreme_api.job.status import AttemptStatus
+
+RETRY_FIRST_S = 0.2
+RETRY_MAX_S = 5.0
+HEADROOM_BYTES = 4096
+"""What a directive's other fields may take of its line."""
+
+
+async def watch_attempts(
+    api: ApiClient,
+    *,
+    job: str,
+    uid: str,
+    clock: Clock,
+    on_attempt: Callable[[AttemptView], None],
+    on_refused: Callable[[int, str], None],
+) -> None:
+    """Follow ``status.attempt``; returns when the job is gone.
+
+    Args:
+        api: Client.
+        job: Name of the job.
+        uid: Its UID.
+        clock: Clock.
+        on_attempt: Called for every new state.
+        on_refused: Called with number and reason of an attempt that this launcher can't run.
+    """
+    delay_s = RETRY_FIRST_S
+    seen: dict[str, Any] | None = None
+
+    def take(manifest: dict[str, Any]) -> None:
+        nonlocal seen
+        attempt = (manifest.get("status") or {}).get("attempt")
+        if attempt and attempt != seen:
+            seen = attempt
+            try:
+                view = attempt_view(manifest)
+            except InvalidConfigError as error:
+                print(f"attempt is refused: {error}", file=sys.stderr)
+                on_refused(int(attempt["number"]), str(error))
+            else:
+                on_attempt(view)
+
+    while True:
+        try:
+            manifest = await api.job(job)
+            if manifest["metadata"]["uid"] != uid:
+                return
+            take(manifest)
+            version = manifest["metadata"]["resourceVersion"]
+            delay_s = RETRY_FIRST_S
+            async for state in api.watch_job(job, resource_version=version):
+                if state["metadata"].get("uid") == uid:
+                    take(state)
+        except NotFoundError:
+            return
+        except (ApiAwayError, ApiRefusedError, ApiGoneError) as error:
+            print(f"job is not seen at the moment: {error}", file=sys.stderr)
+        await clock.sleep(delay_s)
+        delay_s = min(2 * delay_s, RETRY_MAX_S)
+
+
+def _check_plan(attempt: AttemptStatus) -> None:
+    from polyreme_planner.plan import Plan
+
+    of = f"plan of attempt {attempt.number}"
+    if not attempt.plan:
+        raise InvalidConfigError(
+            f"{of} is not in the job's status: the operator is older than this launcher", field="the operator's image"
+        )
+    try:
+        read = Plan.from_json(attempt.plan)
+    except InvalidConfigError as error:
+        raise InvalidConfigError(
+            f"{of} can't be read: {error.message}; operator and launcher are of different versions",
+            field="the image of the workers",
+        ) from error
+    if read.hash != attempt.plan_hash:
+        raise InvalidConfigError(f"{of} is damaged: its hash is {read.hash}, the status names {attempt.plan_hash}")
+
+
+def attempt_view(manifest: dict[str, Any]) -> AttemptView:
+    """Read ``status.attempt`` with the plan that the operator put there; nothing is planned here.
+
+    Raises:
+        InvalidConfigError: If job and plan can't be read or are too long to be sent.
+    """
+    from pydantic import ValidationError
+
+    from polyreme_api.job.spec import TrainingJobSpec
+    from polyreme_api.job.status import AttemptStatus
+
+    try:
+        attempt = AttemptStatus.model_validate(manifest["status"]["attempt"])
+        TrainingJobSpec.model_validate(manifest["spec"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InvalidConfigError(
+            f"job is of another version than this launcher: {first['msg']}", field=where
+        ) from error
+    _check_plan(attempt)
+    job = {key: manifest[key] for key in ("apiVersion", "kind", "spec")}
+    job["metadata"] = {key: manifest["metadata"].get(key) for key in ("name", "namespace", "uid")}
+    job_json, plan_json = json.dumps(job), attempt.plan
+    if (size := len(json.dumps([job_json, plan_json]))) > LINE_BYTES_MAX - HEADROOM_BYTES:
+        most = LINE_BYTES_MAX - HEADROOM_BYTES
+        raise InvalidConfigError(f"job and plan are too long to be told: {size} bytes, rule {most}", field="spec")
+    return AttemptView(
+        number=attempt.number,
+        run=attempt.desired == "Run",
+        checkpoint_requested=attempt.checkpoint_requested,
+        replicas=attempt.replicas,
+        devices=attempt.devices,
+        replacements=attempt.replacement_by_index,
+        job_json=job_json,
+        plan_json=plan_json,
+    )

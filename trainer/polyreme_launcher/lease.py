@@ -1,0 +1,166 @@
+"""The job's Lease as the leader keeps it: the newest record, by compare-and-swap, never over a newer attempt's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from polyreme_api.clock import Clock
+from polyreme_api.errors import NotFoundError
+from polyreme_api.labels import ANNOTATION_PROGRESS, API_VERSION, KIND_JOB, LABEL_JOB, LABEL_JOB_UID, job_object_name
+from polyreme_api.progress import ProgressRecord
+from polyreme_api.times import rfc3339
+from polyreme_launcher.api_client import ApiAwayError, ApiClient, ApiConflictError, ApiRefusedError
+
+LEASE_S = 15
+RETRY_FIRST_S = 0.1
+RETRY_MAX_S = 2.0
+CONFLICTS_MAX = 16
+"""Writes of other hands that one write gives way to before it waits."""
+
+
+class LeaseKeeper:
+    """Writes the newest record; one write at a time, an unwritten record gives way to a newer one.
+
+    Args:
+        api: Client.
+        namespace: Namespace of the job.
+        job: Name of the job.
+        job_uid: UID of the job, the Lease's owner.
+        holder: Name of the leader's pod.
+        clock: Clock.
+        on_written: Called when the Lease holds a record.
+        on_lost: Called when a newer attempt or replacement wrote it.
+    """
+
+    def __init__(
+        self,
+        api: ApiClient,
+        *,
+        namespace: str,
+        job: str,
+        job_uid: str,
+        holder: str,
+        clock: Clock,
+        on_written: Callable[[ProgressRecord], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._api = api
+        self._namespace, self._job, self._job_uid, self._holder = namespace, job, job_uid, holder
+        self._clock = clock
+        self._on_written = on_written
+        self._on_lost = on_lost
+        self._name = job_object_name(job, job_uid)
+        self._pending: ProgressRecord | None = None
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._version: str | None = None
+
+    def put(self, record: ProgressRecord) -> None:
+        """Have a record written as soon as the one before it is."""
+        self._pending = record
+        self._idle.clear()
+        self._wake.set()
+
+    async def flush(self, *, timeout_s: float) -> None:
+        """Wait until nothing is left to write, or for so long."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+
+    async def run(self) -> None:
+        """Write for as long as the leader lives."""
+        delay_s = RETRY_FIRST_S
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            record, self._pending = self._pending, None
+            if record is None:
+                continue
+            try:
+                written = await self._write(record)
+            except (ApiAwayError, ApiRefusedError, NotFoundError):
+                # The API may stay away for long; training goes on without it.
+                self._put_back(record)
+                self._version = None
+                await self._clock.sleep(delay_s)
+                delay_s = min(2 * delay_s, RETRY_MAX_S)
+                continue
+            delay_s = RETRY_FIRST_S
+            if not written:
+                self._on_lost()
+                return
+            self._on_written(record)
+            if self._pending is None:
+                self._idle.set()
+
+    def _put_back(self, record: ProgressRecord) -> None:
+        """Have a record written again, unless a newer one has come."""
+        if self._pending is None:
+            self._pending = record
+        self._wake.set()
+
+    async def _write(self, record: ProgressRecord) -> bool:
+        """Write one record; False when another writer's stands there that forbids it."""
+        for _ in range(CONFLICTS_MAX):
+            try:
+                if self._version is None:
+                    lease = await self._api.lease(self._name)
+                    if _is_outdated(lease, record):
+                        return False
+                    self._version = lease["metadata"]["resourceVersion"]
+                patch = self._content(record)
+                patch["metadata"]["resourceVersion"] = self._version
+                result = await self._api.patch_lease(self._name, patch)
+            except NotFoundError:
+                try:
+                    result = await self._api.create_lease(self._new(record))
+                except ApiConflictError:
+                    self._version = None
+                    continue
+            except ApiConflictError:
+                # Another hand wrote: read what stands there and decide anew.
+                self._version = None
+                continue
+            self._version = result["metadata"]["resourceVersion"]
+            return True
+        raise ApiAwayError(f"Lease {self._name} changed {CONFLICTS_MAX} times under one write")
+
+    def _content(self, record: ProgressRecord) -> dict[str, Any]:
+        now_s = self._clock.now_s()
+        stamped = record.model_copy(update={"updated_at_s": now_s})
+        return {
+            "metadata": {"annotations": {ANNOTATION_PROGRESS: stamped.model_dump_json(by_alias=True)}},
+            "spec": {"holderIdentity": self._holder, "leaseDurationSeconds": LEASE_S, "renewTime": rfc3339(now_s)},
+        }
+
+    def _new(self, record: ProgressRecord) -> dict[str, Any]:
+        owner = {
+            "apiVersion": API_VERSION,
+            "kind": KIND_JOB,
+            "name": self._job,
+            "uid": self._job_uid,
+            "controller": True,
+        }
+        content = self._content(record)
+        metadata = {
+            "name": self._name,
+            "namespace": self._namespace,
+            "labels": {LABEL_JOB: self._job, LABEL_JOB_UID: self._job_uid},
+            "ownerReferences": [owner],
+            **content["metadata"],
+        }
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **content, "metadata": metadata}
+
+
+def _is_outdated(lease: dict[str, Any], record: ProgressRecord) -> bool:
+    text = (lease["metadata"].get("annotations") or {}).get(ANNOTATION_PROGRESS)
+    if not text:
+        return False
+    try:
+        known = ProgressRecord.model_validate_json(text)
+    except ValueError:
+        return False
+    return known.outdates(record)

@@ -1,0 +1,51 @@
+"""What the processes of the ranks do, as the kernel tells it (proc(5)): the second signal of a hang."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from polyreme_launcher.protocol.follower import RanksSeen
+
+LOOK_EVERY_S = 2.0
+IDLE_TICKS_MAX = 1
+"""CPU time between two looks, in ticks of 10 ms, that a waiting process may use: its background threads wake up."""
+_STATE, _USER, _SYSTEM = 0, 11, 12
+"""Places behind the name: state, and CPU time in user and in system mode."""
+_STOPPED = frozenset("Tt")
+
+
+class Sightings:
+    """Looks at processes, and remembers their CPU time until the next look."""
+
+    def __init__(self) -> None:
+        self._ticks: dict[int, int] = {}
+
+    def look(self, pids: Mapping[int, int]) -> RanksSeen:
+        """Look at the ranks that live, pids by rank. One that is seen for the first time is not idle."""
+        before, self._ticks = self._ticks, {}
+        idle, stopped = 0, []
+        for rank, pid in pids.items():
+            fields = _stat(pid)
+            if fields is None:
+                continue
+            ticks = int(fields[_USER]) + int(fields[_SYSTEM])
+            self._ticks[pid] = ticks
+            if fields[_STATE] in _STOPPED:
+                stopped.append(rank)
+            idle += pid in before and ticks - before[pid] <= IDLE_TICKS_MAX
+        return RanksSeen(idle=idle, stopped=tuple(sorted(stopped)))
+
+
+def is_stopped(pid: int) -> bool:
+    """Tell whether a process is stopped (state T)."""
+    fields = _stat(pid)
+    return fields is not None and fields[_STATE] in _STOPPED
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of a process behind its name, which may hold anything; None where there is no such process or no /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None

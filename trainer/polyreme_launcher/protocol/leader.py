@@ -1,0 +1,422 @@
+"""The state machine of index 0's launcher: follows ``status.attempt``, holds the barrier, keeps the job's Lease.
+
+What it keeps whatever the order of events: an attempt is released only when every index has joined it with the right
+replacement, its resume point is fixed by this very leader, and the Lease says so (whoever reads the Lease then knows
+that ranks may live); never for an older attempt than the newest seen; success is said only when every rank of every
+index exited 0 and rank 0's last record said so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from polyreme_api.exit_codes import ExitCode
+from polyreme_api.progress import MESSAGE_CHARACTERS_MAX, Outcome, ProgressRecord, RankExit, RankPhase
+from polyreme_launcher.protocol.follower import Tick
+from polyreme_launcher.protocol.leader_events import (
+    AttemptRefused,
+    AttemptView,
+    Broadcast,
+    DropPeer,
+    Fenced,
+    FixResume,
+    FromPeer,
+    JobChanged,
+    LeaderEffect,
+    LeaderEvent,
+    LeaseWritten,
+    PeerConnected,
+    PeerLost,
+    ProgressFromRank,
+    RenewLease,
+    ResumeFixed,
+    SendTo,
+)
+from polyreme_launcher.protocol.messages import Beat, Directive, Exited, Finish, Joined, Leaving, Release
+from polyreme_launcher.protocol.records import (
+    cause_of,
+    is_urgent,
+    telling_exits,
+    with_leaving,
+    with_seen,
+    with_word_of_rank,
+)
+
+__all__ = [
+    "AttemptRefused",
+    "AttemptView",
+    "Broadcast",
+    "DropPeer",
+    "Fenced",
+    "FixResume",
+    "FromPeer",
+    "JobChanged",
+    "LeaderEffect",
+    "LeaderEvent",
+    "LeaderMachine",
+    "LeaderState",
+    "LeaseWritten",
+    "PeerConnected",
+    "PeerLost",
+    "ProgressFromRank",
+    "RenewLease",
+    "ResumeFixed",
+    "SendTo",
+]
+
+RENEW_EVERY_S = 2.0
+"""How often the Lease is renewed when nothing urgent happens, and how often followers hear from the leader."""
+FOLLOWER_SILENCE_MAX_S = 20.0
+"""A follower that is connected and says nothing for this long, as one that is stopped, loses its place."""
+TICK_GAP_MAX_S = 5.0
+"""Longer between two ticks, and it was the leader that stood still: what followers said is not read yet."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderState:
+    """What the leader knows of its gang."""
+
+    replacement: int
+    """Replacement number of the leader's own pod."""
+    attempt: AttemptView | None = None
+    peers: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    """Replacement number of the connected launcher, by index."""
+    joined: frozenset[int] = frozenset()
+    launchers: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    """Which process joined last, by index; those that were told of the release, once they were."""
+    resume: ResumeFixed | None = None
+    fixing: bool = False
+    released: bool = False
+    """Whether the barrier is passed, and the Lease shall say so."""
+    told: bool = False
+    """Whether the Lease says so, and the followers were told."""
+    exits: Mapping[int, Exited] = dataclasses.field(default_factory=dict)
+    """Ends of this attempt's ranks, by rank."""
+    heard: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    """When each index was last heard, since it connected."""
+    ticked_at_s: float = float("-inf")
+    seen: Mapping[int, Beat] = dataclasses.field(default_factory=dict)
+    """What followers last said of their ranks' processes, by index."""
+    said_success: bool = False
+    """Whether rank 0's last record says that the attempt succeeded."""
+    record: ProgressRecord | None = None
+    renewed_at_s: float = float("-inf")
+    beat_at_s: float = float("-inf")
+    finished: bool = False
+    """Whether the launchers were told to end."""
+
+
+Step: TypeAlias = tuple[LeaderState, tuple[LeaderEffect, ...]]
+
+
+class LeaderMachine:
+    """``step(state, event, now_s) -> (state, effects)``: pure."""
+
+    @staticmethod
+    def step(state: LeaderState, event: LeaderEvent, now_s: float) -> Step:
+        """Take one event."""
+        if state.finished:
+            return state, ()
+        before = state.record
+        if isinstance(event, FromPeer | PeerConnected):
+            state = dataclasses.replace(state, heard={**state.heard, event.index: now_s})
+        after, effects = _dispatch(state, event, now_s)
+        if after.record is None or after.finished:
+            return after, effects
+        if is_urgent(before, after.record):
+            renewed = dataclasses.replace(after, renewed_at_s=now_s)
+            return renewed, (*effects, RenewLease(record=after.record, urgent=True))
+        return after, effects
+
+
+def _dispatch(state: LeaderState, event: LeaderEvent, now_s: float) -> Step:
+    match event:
+        case JobChanged(attempt=attempt):
+            return _on_job(state, attempt)
+        case PeerConnected():
+            return _on_connected(state, event)
+        case PeerLost():
+            return _on_lost(state, event)
+        case FromPeer():
+            return _on_peer(state, event)
+        case ResumeFixed():
+            return _on_resume(state, event)
+        case AttemptRefused():
+            return _on_refused(state, event)
+        case ProgressFromRank(record=record):
+            return _on_progress(state, record), ()
+        case LeaseWritten(record=record):
+            return _on_written(state, record)
+        case Fenced(attempt=number):
+            current = number is None or (state.attempt is not None and number == state.attempt.number)
+            return _finish(state, ExitCode.FENCED) if current else (state, ())
+        case Tick():
+            return _on_tick(state, now_s)
+
+
+def _on_job(state: LeaderState, attempt: AttemptView) -> Step:
+    if attempt.replacement(0) > state.replacement:
+        return _finish(state, ExitCode.FENCED)
+    known = state.attempt
+    refused = state.record.attempt if known is None and state.record is not None else 0
+    if attempt.number <= refused or (known is not None and attempt.number < known.number):
+        return state, ()
+    if known is not None and attempt.number == known.number:
+        state = dataclasses.replace(state, attempt=attempt)
+        if (known.run, known.checkpoint_requested) == (attempt.run, attempt.checkpoint_requested):
+            return state, ()
+        return _settle(state, tuple(SendTo(index=index, message=_directive(attempt, index)) for index in state.peers))
+    record = ProgressRecord(attempt=attempt.number, replacement=state.replacement)
+    old = {index: number for index, number in state.peers.items() if number < attempt.replacement(index)}
+    state = LeaderState(
+        replacement=state.replacement,
+        attempt=attempt,
+        peers={index: number for index, number in state.peers.items() if index not in old and index < attempt.replicas},
+        record=record,
+        renewed_at_s=state.renewed_at_s,
+        beat_at_s=state.beat_at_s,
+    )
+    drops = tuple(effect for index, number in old.items() for effect in _let_go(attempt, index, number))
+    return _settle(state, (*drops, *(SendTo(index=index, message=_directive(attempt, index)) for index in state.peers)))
+
+
+def _let_go(attempt: AttemptView, index: int, replacement: int) -> tuple[LeaderEffect, ...]:
+    """Close the connection of a pod of the past; one whose place is gone for good has nothing left to do."""
+    drop = DropPeer(index=index, replacement=replacement)
+    return (drop,) if index < attempt.replicas else (SendTo(index=index, message=Finish(code=ExitCode.OK)), drop)
+
+
+def _directive(attempt: AttemptView, index: int) -> Directive:
+    return Directive(
+        attempt=attempt.number,
+        run=attempt.run,
+        checkpoint_requested=attempt.checkpoint_requested,
+        replacement=attempt.replacement(index),
+        job_json=attempt.job_json,
+        plan_json=attempt.plan_json,
+    )
+
+
+def _on_connected(state: LeaderState, event: PeerConnected) -> Step:
+    attempt = state.attempt
+    drop = DropPeer(index=event.index, replacement=event.replacement)
+    if event.replacement < state.peers.get(event.index, 0):
+        return state, (drop,)
+    if attempt is not None and event.replacement < attempt.replacement(event.index):
+        # Told that another pod has its place, it ends its ranks at once and not when silence does it.
+        fence = SendTo(index=event.index, message=_directive(attempt, event.index))
+        return state, (drop,) if event.index in state.peers else (fence, drop)
+    peers = {**state.peers, event.index: event.replacement}
+    # A new connection of an index says anew where it stands; until then it has not joined.
+    joined = state.joined if state.released else state.joined - {event.index}
+    state = dataclasses.replace(state, peers=peers, joined=joined)
+    if attempt is None or event.index >= attempt.replicas:
+        return state, ()
+    return state, (SendTo(index=event.index, message=_directive(attempt, event.index)),)
+
+
+def _on_lost(state: LeaderState, event: PeerLost) -> Step:
+    if state.peers.get(event.index) != event.replacement:
+        return state, ()
+    peers = {index: number for index, number in state.peers.items() if index != event.index}
+    joined = state.joined if state.released else state.joined - {event.index}
+    return _counted(dataclasses.replace(state, peers=peers, joined=joined)), ()
+
+
+def _on_peer(state: LeaderState, event: FromPeer) -> Step:
+    attempt, message = state.attempt, event.message
+    if attempt is None or state.peers.get(event.index) != event.replacement:
+        return state, ()
+    match message:
+        case Joined() if message.attempt == attempt.number and message.index == event.index:
+            return _on_joined(state, attempt, message)
+        case Exited() if message.attempt == attempt.number and message.rank // attempt.devices == event.index:
+            return _on_exited(state, message)
+        case Beat() if state.told and event.index < attempt.replicas:
+            return _on_beat(state, event.index, message), ()
+        case Leaving() if event.index < attempt.replicas:
+            return _on_leaving(state, event.index), ()
+        case _:
+            return state, ()
+
+
+def _on_beat(state: LeaderState, index: int, beat: Beat) -> LeaderState:
+    # What was seen when the first rank ended is the cause; the others end because of it.
+    if state.record is None or state.seen.get(index) == beat or state.record.exits:
+        return state
+    seen = {**state.seen, index: beat}
+    return dataclasses.replace(state, seen=seen, record=with_seen(state.record, seen.values()))
+
+
+def _on_leaving(state: LeaderState, index: int) -> LeaderState:
+    record = None if state.record is None else with_leaving(state.record, index)
+    return dataclasses.replace(state, record=record)
+
+
+def _on_joined(state: LeaderState, attempt: AttemptView, joined: Joined) -> Step:
+    if joined.replacement != attempt.replacement(joined.index) or joined.index >= attempt.replicas:
+        return state, ()
+    launchers = {**state.launchers, joined.index: joined.launcher}
+    if state.released:
+        if not state.told:
+            return dataclasses.replace(state, launchers=launchers), ()
+        if joined.launcher != state.launchers.get(joined.index):
+            return _on_stranger(state, joined), ()
+        if joined.forked or state.resume is None:
+            return state, ()
+        # The connection broke between release and fork: the ranks of this index still wait for it.
+        return state, (SendTo(index=joined.index, message=_release(state.resume)),)
+    state = _counted(dataclasses.replace(state, joined=state.joined | {joined.index}, launchers=launchers))
+    return _settle(state, ())
+
+
+def _on_stranger(state: LeaderState, joined: Joined) -> LeaderState:
+    """Fail the attempt: a pod that was created late or anew would run the second ranks of its place."""
+    if state.record is None or state.record.outcome is not None:
+        return state
+    message = f"worker {joined.index}: its pod was created anew within the attempt"
+    record = state.record.model_copy(update={"outcome": Outcome.FAILED, "message": message})
+    return dataclasses.replace(state, record=record)
+
+
+def _counted(state: LeaderState) -> LeaderState:
+    if state.record is None or state.record.joined == len(state.joined):
+        return state
+    return dataclasses.replace(state, record=state.record.model_copy(update={"joined": len(state.joined)}))
+
+
+def _on_resume(state: LeaderState, event: ResumeFixed) -> Step:
+    if state.attempt is None or event.attempt != state.attempt.number or state.resume is not None:
+        return state, ()
+    return _settle(dataclasses.replace(state, resume=event, fixing=False), ())
+
+
+def _on_refused(state: LeaderState, event: AttemptRefused) -> Step:
+    """Say it as rank 0's exit, which the operator judges by its code."""
+    known = 0 if state.record is None else state.record.attempt
+    if event.attempt < known or (event.attempt == known and (state.released or state.attempt is None)):
+        return state, ()
+    record = ProgressRecord(
+        attempt=event.attempt,
+        replacement=state.replacement,
+        exits=(RankExit(rank=0, code=event.code),),
+        outcome=Outcome.FAILED,
+        message=event.message[:MESSAGE_CHARACTERS_MAX],
+    )
+    # No attempt is followed until the next one: nothing of this one may be joined, fixed or released.
+    refused = LeaderState(
+        replacement=state.replacement,
+        peers=state.peers,
+        record=record,
+        renewed_at_s=state.renewed_at_s,
+        beat_at_s=state.beat_at_s,
+    )
+    return refused, ()
+
+
+def _on_exited(state: LeaderState, exited: Exited) -> Step:
+    if exited.rank in state.exits:
+        return state, ()
+    state = dataclasses.replace(state, exits={**state.exits, exited.rank: exited})
+    return _settle(state, ())
+
+
+def _settle(state: LeaderState, effects: tuple[LeaderEffect, ...]) -> Step:
+    """Do what has become due: fix the resume point, pass the barrier, say how the attempt ended."""
+    attempt, record = state.attempt, state.record
+    if attempt is None or record is None:
+        return state, effects
+    gathered = len(state.joined) == attempt.replicas
+    if not (attempt.run and gathered and not state.released):
+        return dataclasses.replace(state, record=_concluded(state, attempt, record)), effects
+    if (resume := state.resume) is not None:
+        record = record.model_copy(update={"released": True, "resumed_from_step": resume.step})
+        return dataclasses.replace(state, released=True, record=record), effects
+    if state.fixing:
+        return state, effects
+    return dataclasses.replace(state, fixing=True), (*effects, FixResume(attempt=attempt.number))
+
+
+def _release(resume: ResumeFixed) -> Release:
+    return Release(
+        attempt=resume.attempt,
+        master_address=resume.master_address,
+        master_port=resume.master_port,
+        resume_from=resume.resume_from,
+    )
+
+
+def _concluded(state: LeaderState, attempt: AttemptView, record: ProgressRecord) -> ProgressRecord:
+    """Put the exits that tell something, and the outcome once there is one, on the record."""
+    telling = telling_exits(state.exits.values(), run=attempt.run, leaving=record.leaving, devices=attempt.devices)
+    failed = tuple(RankExit(rank=exited.rank, code=exited.code, signal=exited.signal) for exited in telling)
+    changes: dict[str, object] = {}
+    if failed != record.exits:
+        changes = {"exits": failed, "message": cause_of(telling)[:MESSAGE_CHARACTERS_MAX]}
+    ended = len(state.exits) == attempt.replicas * attempt.devices
+    all_zero = ended and all(exited.code == ExitCode.OK for exited in state.exits.values())
+    if all_zero and state.said_success:
+        changes |= {"outcome": Outcome.SUCCEEDED, "phase": RankPhase.DONE}
+    elif not attempt.run and (ended or not state.told):
+        changes["outcome"] = Outcome.STOPPED
+    elif all_zero and record.outcome is None:
+        message = "every rank exited 0, but rank 0's last record does not say that the run succeeded"
+        changes |= {"outcome": Outcome.FAILED, "message": message}
+    return record.model_copy(update=changes) if changes else record
+
+
+def _on_progress(state: LeaderState, record: ProgressRecord) -> LeaderState:
+    if state.record is None or record.attempt != state.record.attempt or state.record.outcome is not None:
+        return state
+    merged = with_word_of_rank(state.record, record)
+    said = record.outcome is Outcome.SUCCEEDED or record.phase is RankPhase.DONE
+    return dataclasses.replace(state, record=merged, said_success=said)
+
+
+def _on_written(state: LeaderState, record: ProgressRecord) -> Step:
+    attempt = state.attempt
+    if attempt is None or record.attempt != attempt.number:
+        return state, ()
+    if record.outcome is Outcome.SUCCEEDED:
+        return _finish(state, ExitCode.OK)
+    if not (record.released and attempt.run) or state.told or state.resume is None:
+        return state, ()
+    return dataclasses.replace(state, told=True), (Broadcast(message=_release(state.resume)),)
+
+
+def _finish(state: LeaderState, code: int) -> Step:
+    """End every launcher after success; end only this one when it is fenced, the others wait for its successor."""
+    finish = Finish(code=code)
+    told: LeaderEffect = Broadcast(message=finish) if code == ExitCode.OK else SendTo(index=0, message=finish)
+    return dataclasses.replace(state, finished=True), (told,)
+
+
+def _on_tick(state: LeaderState, now_s: float) -> Step:
+    effects: list[LeaderEffect] = []
+    if now_s - state.beat_at_s >= RENEW_EVERY_S:
+        state = dataclasses.replace(state, beat_at_s=now_s)
+        effects.append(Broadcast(message=Beat()))
+    state = _without_silent(state, now_s)
+    record = state.record
+    if record is not None and now_s - state.renewed_at_s >= RENEW_EVERY_S:
+        state = dataclasses.replace(state, renewed_at_s=now_s)
+        effects.append(RenewLease(record=record, urgent=False))
+    return state, tuple(effects)
+
+
+def _without_silent(state: LeaderState, now_s: float) -> LeaderState:
+    """Fail the attempt where a follower fell silent: its ranks may train on, but their ends would never be heard."""
+    stood_still = now_s - state.ticked_at_s > TICK_GAP_MAX_S
+    heard = dict.fromkeys(state.heard, now_s) if stood_still else state.heard
+    state = dataclasses.replace(state, ticked_at_s=now_s, heard=heard)
+    record = state.record
+    if record is None or not state.told or record.outcome is not None or record.exits:
+        return state
+    silent = [index for index in state.peers if now_s - heard.get(index, now_s) > FOLLOWER_SILENCE_MAX_S]
+    if not silent:
+        return state
+    message = f"worker {silent[0]}: its launcher has said nothing for {FOLLOWER_SILENCE_MAX_S:g} s"
+    failed = with_leaving(record, silent[0]).model_copy(update={"outcome": Outcome.FAILED, "message": message})
+    return dataclasses.replace(state, record=failed)

@@ -1,0 +1,163 @@
+"""What the leader's state machine takes and asks for: its events and effects."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from polyreme_api.exit_codes import ExitCode
+from polyreme_api.progress import ProgressRecord
+from polyreme_launcher.protocol.follower import ExitProcess, Tick
+from polyreme_launcher.protocol.messages import Message
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptView:
+    """What the leader reads from the job."""
+
+    number: int
+    run: bool
+    checkpoint_requested: bool
+    replicas: int
+    devices: int
+    replacements: Mapping[int, int]
+    """Replacement number by index, for those that are not 0."""
+    job_json: str
+    plan_json: str
+
+    def replacement(self, index: int) -> int:
+        """Return the replacement number of the pod that may fill an index's place."""
+        return self.replacements.get(index, 0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobChanged:
+    """``status.attempt`` was read."""
+
+    attempt: AttemptView
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PeerConnected:
+    """A launcher proved itself (the leader's own follower is one, at once)."""
+
+    index: int
+    replacement: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLost:
+    """Its connection broke."""
+
+    index: int
+    replacement: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FromPeer:
+    """It said something."""
+
+    index: int
+    replacement: int
+    message: Message
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeFixed:
+    """The attempt's resume point lies in the checkpoint root, and rank 0's rendezvous has its socket."""
+
+    attempt: int
+    resume_from: str | None
+    step: int
+    """Last step of history before the attempt's first."""
+    master_address: str
+    master_port: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRefused:
+    """The attempt can't begin here: its plan is another, or what lies in the checkpoint root can't be passed over."""
+
+    attempt: int
+    message: str
+    code: int = ExitCode.USAGE
+    """Exit code by which it is told; ``ENVIRONMENT`` where another try may help."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressFromRank:
+    """Rank 0 says what it does."""
+
+    record: ProgressRecord
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseWritten:
+    """The Lease holds this record."""
+
+    record: ProgressRecord
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fenced:
+    """Another leader had or has this place: a newer one wrote the Lease, or another process fixed the resume point."""
+
+    attempt: int | None = None
+    """Whose resume point: it may have released that attempt, so nobody else ever does. None: it was the Lease."""
+
+
+LeaderEvent: TypeAlias = (
+    JobChanged
+    | PeerConnected
+    | PeerLost
+    | FromPeer
+    | ResumeFixed
+    | AttemptRefused
+    | ProgressFromRank
+    | LeaseWritten
+    | Fenced
+    | Tick
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SendTo:
+    """Say this to one peer."""
+
+    index: int
+    message: Message
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Broadcast:
+    """Say this to every connected peer."""
+
+    message: Message
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DropPeer:
+    """Close the connection of a pod whose place another one fills."""
+
+    index: int
+    replacement: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FixResume:
+    """Fix the attempt's resume point by create-if-absent; ``ResumeFixed`` answers, or ``Fenced``."""
+
+    attempt: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RenewLease:
+    """Write the record to the job's Lease; a newer one replaces one that is not yet written."""
+
+    record: ProgressRecord
+    urgent: bool
+    """At once, not within the budget of renewals."""
+
+
+LeaderEffect: TypeAlias = SendTo | Broadcast | DropPeer | FixResume | RenewLease | ExitProcess

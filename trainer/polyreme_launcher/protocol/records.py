@@ -1,0 +1,93 @@
+"""The record that the leader keeps on the Lease: what is told at once, what rank 0 adds, which ends count."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from polyreme_api.exit_codes import ExitCode
+from polyreme_api.progress import EXITS_MAX, ProgressRecord
+from polyreme_launcher.protocol.messages import Beat, Exited
+
+_FROM_RANK = frozenset(
+    {
+        "phase", "step", "steps", "stage", "loss", "held_out_loss", "held_out_step", "routing",
+        "tokens_per_second", "step_seconds", "checkpoint", "message",
+    }
+)  # fmt: skip
+
+
+def is_urgent(before: ProgressRecord | None, now: ProgressRecord) -> bool:
+    """Tell whether a change is told at once: attempt, phase, checkpoint, exit, outcome; steps wait for a renewal."""
+    if before is None or before is now:
+        return before is None
+    return _told(before) != _told(now)
+
+
+def _told(record: ProgressRecord) -> tuple[object, ...]:
+    """What of a record is told at once when it changes."""
+    return (
+        record.attempt,
+        record.phase,
+        record.released,
+        record.checkpoint,
+        record.exits,
+        record.outcome,
+        record.resumed_from_step,
+        record.message,
+    )
+
+
+def with_word_of_rank(known: ProgressRecord, said: ProgressRecord) -> ProgressRecord:
+    """Take over what rank 0 says of its attempt."""
+    update = {name: getattr(said, name) for name in _FROM_RANK}
+    if known.exits:
+        # What is said of a failure is not overwritten by a rank that has not noticed it yet.
+        update["message"] = known.message
+    # A checkpoint once durable stays so, also when a record does not repeat it.
+    update["checkpoint"] = said.checkpoint or known.checkpoint
+    return known.model_copy(update=update)
+
+
+def with_seen(known: ProgressRecord, seen: Iterable[Beat]) -> ProgressRecord:
+    """Sum up what launchers see of their ranks' processes."""
+    beats = list(seen)
+    stopped = tuple(sorted(rank for beat in beats for rank in beat.stopped))[:EXITS_MAX]
+    return known.model_copy(update={"idle_ranks": sum(beat.idle_ranks for beat in beats), "stopped": stopped})
+
+
+def with_leaving(known: ProgressRecord, index: int) -> ProgressRecord:
+    """Add a worker whose launcher was asked to end."""
+    leaving = tuple(dict.fromkeys((*known.leaving, index)))[:EXITS_MAX]
+    return known.model_copy(update={"leaving": leaving})
+
+
+def cause_of(failed: Sequence[Exited]) -> str:
+    """Return the message of the exit that tells the cause: the first one, or that of a rank that found damaged data.
+
+    What the others say is mostly that they lost that rank, and some of them may be reported before it.
+    """
+    damaged = [exited for exited in failed if exited.code == ExitCode.DATA_DAMAGED]
+    return next((exited.message for exited in [*damaged, *failed]), "")
+
+
+def telling_exits(exits: Iterable[Exited], *, run: bool, leaving: Collection[int], devices: int) -> list[Exited]:
+    """Choose the exits that are failures.
+
+    While ranks shall stop, being killed and the code for it are as asked. When a worker leaves, all ranks stop after
+    the same step as its own: told before those have ended, that would be answered by an attempt which lacks a worker
+    again a moment later.
+
+    Args:
+        exits: Ends of the attempt's ranks, in the order in which they were heard of.
+        run: Whether ranks shall run.
+        leaving: Workers whose launcher was asked to end.
+        devices: Ranks of a worker.
+    """
+
+    def tells(one: Exited) -> bool:
+        if not run:
+            return one.signal is None and one.code not in {ExitCode.OK, ExitCode.STOPPED}
+        stopped_with_another = bool(leaving) and one.code == ExitCode.STOPPED and one.rank // devices not in leaving
+        return one.code != ExitCode.OK and not stopped_with_another
+
+    return [one for one in exits if tells(one)][:EXITS_MAX]

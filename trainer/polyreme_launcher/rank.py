@@ -1,0 +1,275 @@
+"""The entry point of a rank: the trainer and the data plane meet here, and nowhere else.
+
+A rank is forked from a warm parent (``fork_server``) that has imported this module: what is imported here
+costs nothing at a restart. Nothing here may start a thread or open a socket at import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import select
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from polyreme_api import environment as names
+from polyreme_api.batch import BatchSource, EvaluationSource
+from polyreme_api.environment import RankEnvironment
+from polyreme_api.errors import InvalidConfigError, PolyremeError, RunFailedError
+from polyreme_api.exit_codes import ExitCode
+from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
+from polyreme_api.progress import ProgressRecord, RankPhase
+from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
+from polyreme_datahub.objects import open_store
+from polyreme_launcher.urls import checkpoint_folder, local_folder, weights_place
+from polyreme_planner.curriculum import kinds_of_packs, training_stages
+from polyreme_planner.optimizer_state import divides_update
+from polyreme_planner.plan import Plan
+from polyreme_planner.plan_inputs import setting_of
+from polyreme_planner.refusals import out_of_memory
+from polyreme_system.clock import SystemClock
+from polyreme_trainer.model.compute_options import Ways
+from polyreme_trainer.parallel.device import full_memory, take_device
+from polyreme_trainer.parallel.pipeline import PipelineSettings
+from polyreme_trainer.parallel.world import RankSettings
+from polyreme_trainer.train.run import train_rank
+from polyreme_trainer.train.schedule import Schedule
+from polyreme_trainer.train.settings import (
+    CheckpointSettings,
+    EvaluationSettings,
+    ImagesOver,
+    OptimizerName,
+    OptimizerSettings,
+    ParameterSharding,
+    Precision,
+    TrainSettings,
+)
+
+LAST_WORD_WAIT_S = 10.0
+"""Longest wait for the launcher to read what is in the pipe before the last record."""
+ERROR_BYTES_MAX = 4096
+"""Longest last word: a pipe takes it whole and at once."""
+LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+_log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Train this rank; return its exit code."""
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
+    last_word = LastWord()
+    logging.getLogger().addHandler(last_word)
+    try:
+        code = _train(os.environ)
+    except PolyremeError as error:
+        _log.error("rank ends: %s", error)
+        code = int(error.exit_code)
+    except OSError as error:
+        _log.error("rank ends, the environment failed: %s", error)
+        code = int(ExitCode.ENVIRONMENT)
+    if code != ExitCode.OK:
+        last_word.tell(os.environ.get(names.ERROR_FD))
+    return code
+
+
+class LastWord(logging.Handler):
+    """Keeps the newest logged error, so that the launcher can say why this rank ended."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.sentence = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take an error: the exception's own words where there is one."""
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        errors = [str(argument) for argument in arguments if isinstance(argument, BaseException)]
+        self.sentence = errors[0] if errors and errors[0] else record.getMessage()
+
+    def tell(self, descriptor: str | None) -> None:
+        """Say it to the rank's parent by the pipe that it made."""
+        if descriptor and self.sentence:
+            with contextlib.suppress(OSError):
+                os.write(int(descriptor), self.sentence.encode(errors="replace")[:ERROR_BYTES_MAX])
+
+
+class PipeSink:
+    """Writes progress records to the launcher's pipe; one that the pipe can't take at once is dropped."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+        if descriptor is not None:
+            os.set_blocking(descriptor, False)
+
+    def report(self, record: ProgressRecord) -> None:
+        """Write one line, or drop it: progress must never hold up a step. Only the last word is waited for."""
+        if self._descriptor is None:
+            return
+        line = record.model_dump_json(by_alias=True).encode() + b"\n"
+        if record.phase is RankPhase.DONE:
+            # Success hangs on this record, and no step waits behind it.
+            select.select([], [self._descriptor], [], LAST_WORD_WAIT_S)
+        # A line of at most PIPE_BUF bytes is written whole or not at all.
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._descriptor, line)
+
+
+def _train(environment: Mapping[str, str]) -> int:
+    rank = RankEnvironment.parse(environment)
+    job = parse_job_file(rank.job_file)
+    plan = Plan.from_json(Path(rank.plan_file).read_text(encoding="utf-8"))
+    device = take_device(plan.hardware, local_rank=rank.local_rank)
+    sink, clock = PipeSink(rank.progress_fd), SystemClock()
+    sink.report(_phase(rank, job, RankPhase.WAITING_FOR_DATA, clock.now_s()))
+    source, evaluation = _open_data(environment, job.spec)
+    settings = settings_of(environment, rank, job.spec, plan)
+    settings = dataclasses.replace(settings, rank=dataclasses.replace(settings.rank, device_type=device))
+    if settings.export_directory is not None or settings.weights is not None:
+        settings = dataclasses.replace(settings, tokenizer=_open_tokenizer(environment, job.spec))
+    try:
+        return train_rank(settings, source=source, evaluation=evaluation, sink=sink, clock=clock)
+    except (MemoryError, RuntimeError) as error:
+        if (told := full_memory(error)) is None:
+            raise
+        raise out_of_memory_error(job.spec, plan, told) from error
+
+
+def out_of_memory_error(spec: TrainingJobSpec, plan: Plan, told: str) -> RunFailedError:
+    """Name the largest consumers of a rank whose memory is full, and the plan that needs less."""
+    words = out_of_memory(
+        setting_of(spec, plan.shape),
+        plan.layout,
+        plan.cut,
+        packs_per_step=kinds_of_packs(spec)[0].per_step,
+        told=told,
+        recompute=plan.recompute_of(spec),
+    )
+    return RunFailedError(words, field="spec.training.recompute, spec.parallelism or spec.workers.replicas")
+
+
+def settings_of(
+    environment: Mapping[str, str], rank: RankEnvironment, spec: TrainingJobSpec, plan: Plan
+) -> TrainSettings:
+    """Translate spec, plan and environment to what the trainer takes.
+
+    Raises:
+        InvalidConfigError: If the ranks of the environment are not the plan's, or a URL is no folder.
+    """
+    if rank.world_size != plan.layout.world:
+        raise InvalidConfigError(
+            f"ranks do not fit the plan: WORLD_SIZE is {rank.world_size}, plan {plan.hash} has {plan.layout.world}"
+        )
+    weights = spec.model.weights
+    exported = environment.get(names.EXPORT_URL) if spec.export is not None else None
+    if spec.export is not None and spec.export.location:
+        exported = spec.export.location
+    return TrainSettings(
+        rank=RankSettings(
+            rank=rank.rank,
+            world=rank.world_size,
+            attempt=rank.attempt,
+            replacement=int(environment.get(names.REPLACEMENT, "0")),
+            master_address=rank.master_address,
+            master_port=rank.master_port,
+            master_fd=rank.master_fd,
+        ),
+        layout=plan.layout,
+        pipeline=PipelineSettings(
+            schedule=plan.cut.schedule, layers=plan.cut.stage_layers, microbatches=plan.cut.microbatches
+        ),
+        ways=Ways(
+            recompute=plan.recompute_of(spec),
+            capacity_factor=None if spec.training.capacity_factor is None else float(spec.training.capacity_factor),
+        ),
+        shape=plan.shape,
+        steps=spec.training.steps,
+        stages=training_stages(spec) if spec.training.stages else (),
+        images_over=ImagesOver(spec.parallelism.images_over),
+        seed=spec.training.seed,
+        weights=weights_place(weights.location) if weights else None,
+        checkpoint=CheckpointSettings(
+            store=open_store(rank.checkpoint_url),
+            folder=checkpoint_folder(rank.checkpoint_url),
+            copies=_copy_files(environment),
+            resume_from=rank.resume_from,
+            interval_steps=spec.checkpoint.every_steps,
+            kept=spec.checkpoint.keep,
+            age_s_max=spec.checkpoint.max_age_seconds,
+            plan_hash=plan.hash,
+            plan=json.loads(plan.to_json()),
+        ),
+        precision=Precision(spec.training.precision),
+        parameter_sharding=ParameterSharding(spec.training.parameter_sharding),
+        optimizer=_optimizer_settings(spec, plan),
+        evaluation=_evaluation_settings(spec),
+        export_directory=local_folder(exported, field="spec.export.location") if exported else None,
+    )
+
+
+def _copy_files(environment: Mapping[str, str]) -> tuple[int, int] | None:
+    """Descriptors of this rank's copy in memory and of its record, where the launcher gave it some."""
+    if names.COPY_DATA_FD not in environment or names.COPY_RECORD_FD not in environment:
+        return None
+    return int(environment[names.COPY_DATA_FD]), int(environment[names.COPY_RECORD_FD])
+
+
+def parse_job_file(path: str) -> TrainingJob:
+    """Read the job that the launcher wrote for its ranks."""
+    return parse_job(json.loads(Path(path).read_text(encoding="utf-8")))
+
+
+def _open_tokenizer(environment: Mapping[str, str], spec: TrainingJobSpec) -> bytes:
+    url, job = environment[names.OBJECTS_URL], environment[names.JOB_UID]
+    return open_tokenizer(url, spec, job=job, wait_s=0.0, sleep=sleep_really)
+
+
+def _open_data(environment: Mapping[str, str], spec: TrainingJobSpec) -> tuple[BatchSource, EvaluationSource | None]:
+    """Wait until the pipeline has closed the indexes of this job's datasets, and map them.
+
+    Raises:
+        EnvironmentFailedError: If that takes longer than ``spec.data.waitSeconds``.
+    """
+    url, job = environment[names.OBJECTS_URL], environment[names.JOB_UID]
+    limit_s = float(spec.data.wait_seconds)
+    source = open_packs(url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
+    return source, open_held_out(url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
+
+
+def _optimizer_settings(spec: TrainingJobSpec, plan: Plan) -> OptimizerSettings:
+    optimizer = spec.training.optimizer
+    return OptimizerSettings(
+        name=OptimizerName(optimizer.name),
+        learning_rate=float(optimizer.learning_rate),
+        final_learning_rate=float(optimizer.final_learning_rate),
+        schedule=Schedule(optimizer.schedule),
+        warmup_steps=optimizer.warmup_steps,
+        decay_steps=optimizer.decay_steps,
+        beta1=float(optimizer.beta1),
+        beta2=float(optimizer.beta2),
+        momentum=float(optimizer.momentum),
+        epsilon=float(optimizer.epsilon),
+        weight_decay=float(optimizer.weight_decay),
+        gradient_norm_max=float(optimizer.clip_norm),
+        router_bias_rate=float(spec.training.router_bias_rate),
+        divided=divides_update(spec.training, plan.shape),
+        state_on_host=optimizer.state_memory == "Host",
+    )
+
+
+def _evaluation_settings(spec: TrainingJobSpec) -> EvaluationSettings:
+    if spec.evaluation is None:
+        return EvaluationSettings()
+    return EvaluationSettings(
+        every_steps=spec.evaluation.every_steps,
+        samples_max=spec.evaluation.samples_max,
+        answer_tokens_max=spec.evaluation.answer_tokens_max,
+    )
+
+
+def _phase(rank: RankEnvironment, job: TrainingJob, phase: RankPhase, now_s: float) -> ProgressRecord:
+    return ProgressRecord(
+        attempt=rank.attempt, phase=phase, released=True, steps=job.spec.training.steps, updated_at_s=now_s
+    )

@@ -1,0 +1,335 @@
+"""The launcher's side of the zygote: keep one alive, have it fork, signal and kill ranks, and hear of every end.
+
+The launcher is the subreaper of what its zygote leaves behind: when a zygote dies, its ranks (which the kernel kills
+with it) become children of the launcher, so it can wait until really none of them lives before it says so.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from polyreme_api.errors import EnvironmentFailedError
+from polyreme_api.exit_codes import ExitCode
+from polyreme_launcher.fork_server import MESSAGE_BYTES_MAX
+from polyreme_launcher.proc_stats import is_stopped
+
+ZYGOTE_DEATHS_MAX = 5
+"""Zygotes that may die before one has run ranks; then the launcher gives up."""
+END_WAIT_S = 2.0
+STOPPED_MAX_S = 10.0
+"""Longest time that a zygote may be stopped: it neither reaps nor kills ranks, and nobody else continues it."""
+KILL_WAIT_S = 2.0
+"""How long a warm zygote may take to kill its ranks."""
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_S = 0.005
+
+ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+"""Settings of glibc for ranks: what a step frees stays with the process, and the next step finds it mapped.
+
+By default the kernel takes most of it back after each use, and hands it out page by page, zeroed, a moment later. glibc
+reads the settings once, when a process starts, so they are the fork server's; ranks inherit its allocator. 32 MiB is
+the largest threshold that glibc takes. Variables of the pod come first.
+"""
+OUTBOX_MAX = 4096
+"""Commands that may wait for a zygote that warms; ranks of a pod are far fewer."""
+
+OnExit = Callable[[int, int, int | None, int | None, str], None]
+"""Called with attempt, rank, code, signal, last word."""
+
+
+class RankParent:
+    """A zygote and the ranks it has forked.
+
+    Args:
+        environment: Environment of the zygote itself.
+        on_exit: Called once for every rank that ``fork`` was asked for.
+        on_forked: Called when ``pids`` has changed.
+        on_fail: Called when zygotes die too often.
+    """
+
+    def __init__(
+        self,
+        *,
+        environment: Mapping[str, str],
+        on_exit: OnExit,
+        on_forked: Callable[[], None],
+        on_fail: Callable[[EnvironmentFailedError], None],
+    ) -> None:
+        self._environment = dict(environment)
+        self._on_exit = on_exit
+        self._on_forked = on_forked
+        self._on_fail = on_fail
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._live: dict[tuple[int, int], int | None] = {}
+        """Pid by (attempt, rank), None until the zygote has forked it."""
+        self._outbox: deque[tuple[bytes, list[int]]] = deque()
+        """Commands that the socket did not take yet, with descriptors of their own."""
+        self._deaths = 0
+        self._complaint = ""
+        """Why the newest zygote ended, if it said so."""
+        self._closing = False
+        self._stopped_s = 0.0
+        self._warm = False
+        self._burial: asyncio.Task[None] | None = None
+        self.pids: dict[int, int] = {}
+        """Pid by rank, of the newest forks; for logs and tests."""
+
+    @property
+    def fork_server_pid(self) -> int | None:
+        """Pid of the zygote, for logs and tests."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def living(self) -> dict[int, int]:
+        """Pid by rank, of those that have been forked and have not ended."""
+        return {rank: pid for (_, rank), pid in self._live.items() if pid is not None}
+
+    def start(self) -> None:
+        """Start a zygote; it warms while the launcher goes on."""
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "polyreme_launcher.fork_server", str(theirs.fileno()), str(os.getpid())],
+                env={**ALLOCATOR, **self._environment},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self._socket = ours
+        self._warm = False
+        asyncio.get_running_loop().add_reader(ours, self._on_readable)
+
+    def fork(
+        self, *, attempt: int, rank: int, environment: Mapping[str, str], log: Path, descriptors: Mapping[str, int]
+    ) -> None:
+        """Have a rank forked.
+
+        Args:
+            attempt: Attempt of the rank.
+            rank: Global rank.
+            environment: Its whole environment.
+            log: File that its output is appended to.
+            descriptors: Descriptors that it gets, by the variable that tells it their numbers.
+        """
+        self._say(
+            {
+                "type": "fork",
+                "attempt": attempt,
+                "rank": rank,
+                "environment": dict(environment),
+                "log": str(log),
+                "descriptors": list(descriptors),
+            },
+            list(descriptors.values()),
+        )
+        self._live[attempt, rank] = None
+
+    def end_if_stopped(self, since_s: float) -> None:
+        """Kill a zygote that has been stopped (state T) for too long, and the ranks with it.
+
+        Args:
+            since_s: Time since the last call.
+        """
+        pid = self.fork_server_pid
+        self._stopped_s = self._stopped_s + since_s if pid is not None and is_stopped(pid) else 0.0
+        if self._stopped_s >= STOPPED_MAX_S:
+            self._stopped_s = 0.0
+            print(f"the ranks' parent process was stopped for {STOPPED_MAX_S:g} s; it is killed", file=sys.stderr)
+            self._kill_all()
+
+    def kill(self) -> None:
+        """Kill every rank; a zygote that does not answer in time is killed itself, and they with it."""
+        self._say({"type": "kill"})
+        asyncio.get_running_loop().call_later(KILL_WAIT_S, self._kill_if_deaf, self._process, dict(self._live))
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every rank."""
+        self._say({"type": "signal", "signal": number})
+
+    async def close(self) -> None:
+        """End the zygote, and the ranks with it."""
+        self._closing = True
+        self._disconnect()
+        if self._burial is not None:
+            await self._burial
+        if self._process is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(_reap_all(kill=False), END_WAIT_S)
+        self._kill_all()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(_reap_all(kill=True), END_WAIT_S)
+        self._forget_process()
+
+    def _forget_process(self) -> None:
+        if self._process is not None:
+            # Its object must know that it is reaped already.
+            self._process.poll()
+            self._process = None
+
+    def _say(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
+        if self._socket is None:
+            return
+        if len(self._outbox) >= OUTBOX_MAX:
+            # Only a zygote that hangs lets so many pile up: a new one is the way on.
+            self._kill_all()
+            return
+        # Copies, since the caller closes its own while these may have to wait.
+        self._outbox.append((json.dumps(message).encode(), [os.dup(descriptor) for descriptor in descriptors or []]))
+        self._send_outbox()
+
+    def _send_outbox(self) -> None:
+        """Send what the socket takes; the rest when it takes more."""
+        while self._outbox and self._socket is not None:
+            data, descriptors = self._outbox[0]
+            rights = array.array("i", descriptors)
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
+            try:
+                self._socket.sendmsg([data], ancillary)
+            except BlockingIOError:
+                asyncio.get_running_loop().add_writer(self._socket, self._send_outbox)
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                # A dead zygote is noticed by the end of its socket.
+                return
+            self._outbox.popleft()
+            _close(descriptors)
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_writer(self._socket)
+
+    def _on_readable(self) -> None:
+        while self._socket is not None:
+            try:
+                data = self._socket.recv(MESSAGE_BYTES_MAX)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                # Said once, when the zygote dies with commands unread; what it said before its death still lies behind.
+                continue
+            if not data:
+                self._disconnect()
+                self._burial = asyncio.get_running_loop().create_task(self._bury())
+                return
+            self._on_message(json.loads(data))
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        if message["type"] == "ready":
+            self._warm = True
+        elif message["type"] == "forked":
+            self._deaths = 0
+            self._live[message["attempt"], message["rank"]] = message["pid"]
+            self.pids[message["rank"]] = message["pid"]
+            self._on_forked()
+        elif message["type"] == "exited":
+            self._end(message["attempt"], message["rank"], message["code"], message["signal"], message["message"])
+        elif message["type"] == "failed":
+            self._complaint = message["message"]
+
+    def _end(self, attempt: int, rank: int, code: int | None, number: int | None, message: str) -> None:
+        if (attempt, rank) in self._live:
+            del self._live[attempt, rank]
+            self._on_exit(attempt, rank, code, number, message)
+
+    def _kill_if_deaf(
+        self, fork_server: subprocess.Popen[bytes] | None, asked: dict[tuple[int, int], int | None]
+    ) -> None:
+        # One that still warms has forked nothing yet, and obeys in order when it is warm.
+        if fork_server is not None and fork_server is self._process and self._warm and asked.keys() & self._live.keys():
+            self._kill_all()
+
+    def _kill_all(self) -> None:
+        """Kill the zygote and every rank's group."""
+        fork_server = None if self._process is None else self._process.pid
+        if fork_server is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(fork_server, signal.SIGKILL)
+        for pid in filter(None, self._live.values()):
+            # A pid is only as good as its parent: a zygote that died right after reaping a rank never told us.
+            if _parent(pid) in {fork_server, os.getpid()}:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            asyncio.get_running_loop().remove_writer(self._socket)
+            self._socket.close()
+            self._socket = None
+        while self._outbox:
+            _close(self._outbox.popleft()[1])
+
+    async def _bury(self) -> None:
+        """A zygote died: wait until its ranks are dead too, say so, and start another one."""
+        if self._closing:
+            return
+        self._kill_all()
+        await _reap_all(kill=True)
+        self._forget_process()
+        for (attempt, rank), pid in list(self._live.items()):
+            # A rank that was never forked did not crash: the machine failed it.
+            if pid is None:
+                self._end(attempt, rank, int(ExitCode.ENVIRONMENT), None, self._words("the ranks' parent process died"))
+            else:
+                self._end(attempt, rank, None, int(signal.SIGKILL), "")
+        self._deaths += 1
+        if self._deaths >= ZYGOTE_DEATHS_MAX:
+            message = self._words(f"the ranks' parent process died {self._deaths} times before it ran ranks")
+            self._on_fail(EnvironmentFailedError(f"{message}, rule at most {ZYGOTE_DEATHS_MAX - 1}"))
+            return
+        self._complaint = ""
+        self.start()
+
+    def _words(self, what: str) -> str:
+        return f"{what}: {self._complaint}" if self._complaint else what
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+async def _reap_all(*, kill: bool) -> None:
+    """Wait until this process has no child; the zygote's ranks become its children when the zygote dies."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)  # noqa: ASYNC222 - WNOHANG does not block
+        except ChildProcessError:
+            return
+        if pid == 0:
+            if kill:
+                _kill_children()
+            await asyncio.sleep(_POLL_S)
+
+
+def _kill_children() -> None:
+    """Kill what this process has adopted, also what left its rank's group; an unreaped child's pid is no stranger's."""
+    for path in Path("/proc/self/task").glob("*/children"):
+        for pid in path.read_text().split():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+def _parent(pid: int) -> int | None:
+    """Pid of a process' parent; None when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The name in parentheses may hold anything; fields are counted behind it (proc(5)).
+    return int(text.rpartition(")")[2].split()[1])

@@ -1,0 +1,84 @@
+"""Fix where an attempt begins: once, by create-if-absent, from what is committed, whole and history.
+
+What is torn or damaged is passed over and named. One thing is not done in silence: where history had checkpoints and
+none of them is whole, the attempt is refused. To begin anew would throw the whole run away, and that is a person's to
+say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+
+from polyreme_api.checkpoint_inventory import State, StoredCheckpoint, Survey, read_point, survey
+from polyreme_api.commit_marker import ForeignFormatError
+from polyreme_api.errors import RefusedError
+from polyreme_api.history import ResumePoint, attempt_key, attempt_spans, claim_key, is_history
+from polyreme_api.progress import CheckpointRef
+from polyreme_api.resume_point import fix_resume_point
+from polyreme_api.store import ObjectExistsError, ObjectStore
+
+
+def fix_resume(store: ObjectStore, *, attempt: int, by: str, now_s: float) -> ResumePoint | None:
+    """Fix the attempt's resume point and return it; None where a process of another name than ``by`` has fixed it.
+
+    Raises:
+        ForeignFormatError: If a checkpoint is of a format that this version does not read.
+        RefusedError: If a resume point is damaged, or every checkpoint of history is.
+        StoreFailedError: If the store stays away.
+    """
+    return fix_resume_point(_StoreRoot(store), attempt=attempt, by=by, now_s=now_s)
+
+
+class _StoreRoot:
+    """A checkpoint root in an object store."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._attempt = 0
+
+    def claim(self, attempt: int) -> None:
+        """Create the attempt's claim, if it is absent."""
+        self._attempt = attempt
+        with contextlib.suppress(ObjectExistsError):
+            self._store.put_if_absent(claim_key(attempt), b"")
+
+    def look(self) -> tuple[Sequence[ResumePoint], Sequence[CheckpointRef]]:
+        """Return the points that are fixed, and the checkpoints that are committed and whole."""
+        seen = survey(self._store)
+        if self._attempt in seen.rebuilt:
+            # Who fixed it is not known, so nobody may release the attempt; the next one begins as it would have.
+            raise RefusedError(f"resume point is damaged: {attempt_key(self._attempt)} can't be read, or is not ours")
+        for foreign in seen.of(State.FOREIGN):
+            raise ForeignFormatError(foreign.why)
+        damaged = seen.of(State.DAMAGED)
+        for stored in damaged:
+            print(f"checkpoint {stored.name} is damaged and not used: {stored.why}", file=sys.stderr)
+        if not any(point.attempt == self._attempt for point in seen.points):
+            _refuse_to_begin_anew(seen, damaged)
+        return seen.points, seen.committed
+
+    def put_if_absent(self, point: ResumePoint) -> ResumePoint:
+        """Create the point of its attempt, and return the one that stands there then."""
+        try:
+            self._store.put_if_absent(attempt_key(point.attempt), point.model_dump_json(by_alias=True).encode())
+        except ObjectExistsError:
+            return read_point(self._store, point.attempt)
+        return point
+
+
+def _refuse_to_begin_anew(seen: Survey, damaged: Sequence[StoredCheckpoint]) -> None:
+    """Refuse an attempt that would begin at step 0 though the run had got further.
+
+    Raises:
+        RefusedError: Naming what is damaged.
+    """
+    spans = attempt_spans(seen.points)
+    lost = [stored for stored in damaged if is_history(stored.reference, spans)]
+    if lost and not any(is_history(reference, spans) for reference in seen.committed):
+        named = "; ".join(f"{stored.name}: {stored.why}" for stored in lost)
+        raise RefusedError(
+            f"no checkpoint of the run is whole: {named}; put the files back, or begin another run",
+            field="spec.checkpoint.location",
+        )

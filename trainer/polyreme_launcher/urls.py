@@ -1,0 +1,49 @@
+"""URLs of places on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from polyreme_api.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from polyreme_trainer.weights.locations import Folder
+
+
+def local_folder(url: str, *, field: str) -> Path:
+    """Turn a ``file://`` URL into a path.
+
+    Raises:
+        InvalidConfigError: If it is another kind of URL.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not parts.path.strip("/"):
+        raise InvalidConfigError(
+            f"no local folder: {url!r}, this version takes file:///absolute/path URLs", field=field
+        )
+    return Path(unquote(parts.path))
+
+
+def weights_place(url: str) -> Path | Folder:
+    """Turn the location of weights into a folder of this machine, or a place in a bucket.
+
+    Raises:
+        InvalidConfigError: If it is another kind of URL.
+    """
+    field = "spec.model.weights.location"
+    if urlsplit(url).scheme != "s3":
+        return local_folder(url, field=field)
+    from polyreme_datahub.objects import open_store
+    from polyreme_trainer.weights.locations import StoredFolder
+
+    try:
+        return StoredFolder(open_store(url), url)
+    except InvalidConfigError as error:
+        raise InvalidConfigError(error.message, field=field) from error
+
+
+def checkpoint_folder(url: str) -> Path | None:
+    """The checkpoint root as a folder, where it is one."""
+    return local_folder(url, field="spec.checkpoint.location") if urlsplit(url).scheme == "file" else None

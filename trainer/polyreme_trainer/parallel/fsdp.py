@@ -1,0 +1,283 @@
+"""Parameters of which every rank holds some rows: torch's ``fully_shard`` (FSDP2, arXiv:2304.11277), as an option.
+
+A module whose parameters are brought together at once is a **unit**: a decoder layer, its experts, a block of the
+tower, its patch embedding, its last norm, the projector, the embedding, the head. Before a unit runs, forward and
+backward, its ranks gather what it needs; behind it they keep their rows and nothing else, and its gradients are summed
+into the owners' rows. Inside of a module, parameters are plain tensors, so the model knows nothing of all this.
+
+* Experts are shared by the ranks that hold the same ones (edp), all else by dp x cp. With tensor parallelism the slices
+  are shared so; what tensor ranks hold whole stays whole.
+* Whole on every rank stay the router's weights, which must be float32 where all else is narrower, and the final norm,
+  which is no unit. They stay in flat buffers (``flat.py``), whose sum carries the numbers of the step as well.
+* Rows are kept in float32, whatever the model computes in: they are the originals that the optimizer changes. Gathered
+  they have the type of the computation. Gradients are summed in float32.
+* **Sums, not means**: ranks back-propagate sums over their tokens and divide once at the end (``gradients.py``).
+* Rows are gathered anew for every microbatch, forward and backward, and gradients summed behind every one: what is held
+  is a unit, not the model. Head and embedding are not gathered for the backward pass, which does not read them.
+
+The first ``DTensor`` imports torch's compiler, which takes seconds: a job without sharded parameters makes none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from polyreme_trainer.model.initialise import STACKED, Rows, initialise
+from polyreme_trainer.model.moe import MixtureOfExperts
+from polyreme_trainer.model.sharding import cut_of
+from polyreme_trainer.model.stage import Stage
+from polyreme_trainer.model.vlm import KimiVL
+from polyreme_trainer.parallel import collectives
+from polyreme_trainer.parallel.flat_buffers import Bucket, FlatParameters, Named, Piece, Shares, Slot
+from polyreme_trainer.parallel.mesh import Meshes, group_ranks, open_group
+
+_ALIGNMENT = 16
+"""Elements to which a parameter's rows are aligned in the buffers of gradients and moments."""
+_WHOLE = (".mlp.gate.weight", "language_model.model.norm.weight")
+"""Ends of the names of parameters that no unit holds: routers, whose scores are float32, and the final norm."""
+
+
+class ShardedParameters(FlatParameters):
+    """Rows of parameters that the ranks of one group share; the optimizer and a checkpoint see pieces of a buffer.
+
+    The buffer itself is nowhere: parameters lie behind each other in it, each whole, and a piece is this rank's rows of
+    one. What is real are the rows, each parameter's own, and one buffer of their gradients.
+    """
+
+    def __init__(self, named: Sequence[Named], group: dist.ProcessGroup) -> None:
+        """Give each parameter a gradient that lies in one buffer with the others'.
+
+        Args:
+            named: Parameters by their global names, sharded over the group and materialised.
+            group: The ranks that share them.
+        """
+        self.group = group
+        self.shares = Shares(count=dist.get_world_size(group), place=dist.get_rank(group))
+        self.buckets: tuple[Bucket, ...] = ()
+        self.masters: Tensor | None = None
+        self.whole_end, self.own_whole_length = 0, 0
+        matrices = [(name, parameter) for name, parameter in named if parameter.ndim > 1]
+        vectors = [(name, parameter) for name, parameter in named if parameter.ndim < 2]
+        slots, pieces, rows = [], [], []
+        start = own = 0
+        for name, parameter in (*matrices, *vectors):
+            slot = Slot(name=name, start=start, shape=tuple(parameter.shape))
+            kept, first = rows_of(parameter)
+            width = slot.length // slot.shape[0]
+            start += slot.length
+            slots.append(slot)
+            if kept.numel():
+                bucket = Bucket(start=slot.start, length=slot.length)
+                pieces.append(Piece(bucket=bucket, start=slot.start + first * width, length=kept.numel(), own=own))
+                rows.append(kept.view(-1))
+                own += -(-kept.numel() // _ALIGNMENT) * _ALIGNMENT
+        self.slots, self.length, self.own_length = tuple(slots), start, own
+        self.matrices_end = sum(slot.length for slot in slots[: len(matrices)])
+        self.pieces = tuple(pieces)
+        self._rows = {piece.start: kept for piece, kept in zip(pieces, rows, strict=True)}
+        self._parameters = [parameter for _, parameter in (*matrices, *vectors)]
+        self.values = rows[0][:0] if rows else torch.zeros(0)
+        self._own = torch.zeros(own, device=self.values.device)
+        self._keep_gradients()
+
+    @property
+    def own_gradients(self) -> Tensor:
+        """Summed gradients of this rank's rows, one parameter behind the other."""
+        return self._own
+
+    def own_values(self, piece: Piece) -> Tensor:
+        """Return this rank's rows of a parameter, which the optimizer changes."""
+        return self._rows[piece.start]
+
+    def publish(self, piece: Piece, updated: Tensor | None = None) -> None:
+        """Nothing: rows are gathered anew when they are needed next."""
+
+    def clear_gradients(self) -> None:
+        """Set gradients to zero, before a step's first backward pass."""
+        self._own.zero_()
+
+    def _keep_gradients(self) -> None:
+        """Let what is summed add up in the buffer: torch adds to a gradient that is there."""
+        held = {piece.bucket.start: piece.of_own(self._own) for piece in self.pieces}
+        for slot, parameter in zip(self.slots, self._parameters, strict=True):
+            kept, _ = rows_of(parameter)
+            mine = held[slot.start].view(kept.shape) if slot.start in held else torch.zeros_like(kept)
+            parameter.grad = DTensor.from_local(
+                mine,
+                _sharded(parameter).device_mesh,
+                _sharded(parameter).placements,
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """Whether this rank holds some rows of it only."""
+    return isinstance(parameter, DTensor)
+
+
+def rows_of(parameter: Tensor) -> Rows:
+    """Return which rows of a parameter lie here, in the memory where they are kept, and the number of the first.
+
+    Rows are dealt out in equal runs, the last ones shorter or empty.
+    """
+    if not is_sharded(parameter):
+        return parameter.detach(), 0
+    sharded = _sharded(parameter)
+    with torch.no_grad():
+        own = sharded.to_local()
+    return own, min(_run(sharded) * sharded.device_mesh.get_local_rank(), parameter.shape[0])
+
+
+def gather_rows(parameter: Tensor) -> Tensor:
+    """Bring all rows of a sharded parameter together, on every rank that shares it."""
+    sharded = _sharded(parameter)
+    own, _ = rows_of(parameter)
+    padded = own.new_zeros(_run(sharded), *parameter.shape[1:])
+    padded[: own.shape[0]] = own
+    return collectives.gather_slices(padded, sharded.device_mesh.get_group())[: parameter.shape[0]]
+
+
+def _sharded(parameter: Tensor) -> DTensor:
+    if not isinstance(parameter, DTensor):
+        raise TypeError(f"a parameter of {tuple(parameter.shape)} is not sharded: its rows were asked for")
+    return parameter
+
+
+def _run(sharded: DTensor) -> int:
+    """Rows that each rank holds, but for the last ones."""
+    return -(-sharded.shape[0] // sharded.device_mesh.size())
+
+
+def whole_names(names: Sequence[str], *, tensor_parallel: bool) -> frozenset[str]:
+    """Name the parameters that stay whole on all ranks."""
+    return frozenset(
+        name
+        for name in names
+        if name.endswith(_WHOLE) or (tensor_parallel and cut_of(name) is None and not name.endswith(STACKED))
+    )
+
+
+def shard(
+    stages: Mapping[int, Stage],
+    meshes: Meshes,
+    *,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    timeout_s: float,
+) -> tuple[ShardedParameters, ...]:
+    """Shard the parameters of models that are on no device yet, and fill them; every rank calls it.
+
+    A rank never holds more than its rows and one tensor, which is drawn whole.
+
+    Args:
+        stages: This rank's, built on the device ``meta``.
+        meshes: This rank's place.
+        seed: The run's seed.
+        dtype: Type in which the model computes.
+        device: Where parameters shall be.
+        timeout_s: Longest wait inside one exchange.
+
+    Returns:
+        What is sharded: over dp x cp, and over the copies of experts.
+    """
+    sharing = [
+        _mesh(group_ranks(meshes.layout, meshes.rank, axes), device, timeout_s) for axes in (("dp", "cp"), ("edp",))
+    ]
+    shared = any(mesh is not None for mesh in sharing)
+    parts: list[list[Named]] = [[], []]
+    for stage in stages.values():
+        if shared:
+            _shard_stage(stage, *sharing, dtype=dtype, tensor_parallel=meshes.layout.tp > 1)
+        stage.to_empty(device=device)
+        initialise(stage.model, seed=seed, rows_of=rows_of)
+        stage.model.computes_in = dtype
+        if shared:
+            _begin(stage)
+        for name, parameter in stage.model.named_parameters():
+            if is_sharded(parameter):
+                parts[name.endswith(STACKED)].append((name, parameter))
+    return tuple(
+        ShardedParameters(named, mesh.get_group())
+        for named, mesh in zip(parts, sharing, strict=True)
+        if named and mesh is not None
+    )
+
+
+def _mesh(ranks: tuple[int, ...], device: torch.device | str, timeout_s: float) -> DeviceMesh | None:
+    """Open a group for what is gathered and summed, of its own: layers exchange at the same time; None for one rank."""
+    if len(ranks) == 1:
+        return None
+    return DeviceMesh.from_group(open_group(ranks, timeout_s=timeout_s), torch.device(device).type)
+
+
+def _shard_stage(
+    stage: Stage, dense: DeviceMesh | None, experts: DeviceMesh | None, *, dtype: torch.dtype, tensor_parallel: bool
+) -> None:
+    named = dict(stage.model.named_parameters())
+    whole = whole_names(list(named), tensor_parallel=tensor_parallel)
+    ignored = {named[name] for name in whole}
+    # Experts without copies are sharded by nobody else either.
+    ignored |= {parameter for name, parameter in named.items() if name.endswith(STACKED)} if experts is None else set()
+    policy = MixedPrecisionPolicy(
+        param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    for unit, mesh in _units(stage.model, dense, experts):
+        if any(parameter not in ignored for parameter in unit.parameters()):
+            fully_shard(unit, mesh=mesh, mp_policy=policy, ignored_params=ignored)
+    # The root holds nothing: it is what the others are ordered by.
+    fully_shard(stage, mesh=dense or experts, mp_policy=policy, ignored_params=set(named.values()))
+    for unit in stage.modules():
+        if isinstance(unit, FSDPModule):
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)  # gloo can't scale, and nothing is to be scaled
+            unit.set_reduce_scatter_unused_params(True, recurse=False)
+    for unit in _read_in_forward(stage.model):
+        if isinstance(unit, FSDPModule):
+            unit.set_unshard_in_backward(False)
+
+
+def _units(
+    model: KimiVL, dense: DeviceMesh | None, experts: DeviceMesh | None
+) -> Iterator[tuple[nn.Module, DeviceMesh]]:
+    """Yield what is gathered at once, inner units first, with the ranks that share it."""
+    decoder = model.language_model.model
+    for layer in decoder.layers.values():
+        mixture = layer.get_submodule("mlp")
+        if experts is not None and isinstance(mixture, MixtureOfExperts):
+            yield mixture.experts, experts
+        if dense is not None:
+            yield layer, dense
+    if dense is None:
+        return
+    if model.section.first:
+        if model.shape.sees:
+            tower = model.vision_tower
+            yield from ((unit, dense) for unit in (tower.patch_embed, *tower.encoder.blocks, tower.encoder))
+            yield model.multi_modal_projector, dense
+        yield decoder.embed_tokens, dense
+    if model.section.last:
+        yield model.language_model.lm_head, dense
+
+
+def _read_in_forward(model: KimiVL) -> Iterator[nn.Module]:
+    """Yield the units whose weights no backward reads: embedding, and the head, whose gradients come with the loss."""
+    if model.section.first:
+        yield model.language_model.model.embed_tokens
+    if model.section.last:
+        yield model.language_model.lm_head
+
+
+def _begin(stage: Stage) -> None:
+    """Let the stage be the root, also where a part of it is called first: questions are answered layer by layer."""
+    # torch 2.13 does it at the first forward, of whichever module that is, and has no public name for it.
+    fully_shard.state(stage)._lazy_init()  # type: ignore[attr-defined]  # noqa: SLF001

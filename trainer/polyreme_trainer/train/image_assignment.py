@@ -1,0 +1,214 @@
+"""Balance the images of a step's packs over neighbouring data-parallel ranks, and read what falls to this one.
+
+Ranks are numbered so that neighbours share a node; only a few take each other's images, so an exchange stays near, and
+what a rank looks up does not grow with the job. The order of packs is a function of plan and step, and their grids lie
+in the mapped index, so each rank looks its neighbours' up: no rank asks another, and no host waits for an accelerator.
+Who encodes a guest reads it itself.
+
+Legend: P patches that a rank encodes, C values of a patch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch.distributed as dist
+
+from polyreme_api.batch import BatchSource
+from polyreme_planner.flops import Mix, forward_flops, image_flops
+from polyreme_planner.layout import Layout
+from polyreme_planner.model_parts import Part, all_parts
+from polyreme_planner.shapes import ModelShape
+from polyreme_trainer.model.patch_grid import Grid
+from polyreme_trainer.parallel.image_balancing import Deal, Image, WayHome, deal_images, way_home
+from polyreme_trainer.parallel.mesh import Meshes, group_ranks, open_group
+
+NEIGHBOURS_MAX = 8
+"""Ranks that take each other's images, at most: those of a node. With 256 ranks in one deal, each microbatch had an
+all-to-all over all of them, and the deal alone took 0.07 s of every rank."""
+
+Patches = npt.NDArray[np.float32]
+
+SAVES_MIN = 200_000_000
+"""Least operations of a forward that are worth an exchange there and one back: gloo takes 2 to 6 ms for both, in
+which a core does that many. Where devices are faster, networks are too, and models larger: ``GAIN_MIN`` decides."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Dealt:
+    """A microbatch whose images are dealt out, as one rank sees it."""
+
+    deal: Deal
+    grids: Sequence[Sequence[Grid]]
+    """Of all images that the index has, by data-parallel rank."""
+    guests_PC: Patches
+    """Patches of the guests, in the order of the deal."""
+    encoder: int
+    place: int
+    """Of this rank among the encoder's tensor ranks."""
+    tp: int
+    merge: int
+    group: dist.ProcessGroup
+    """The encoders' ranks of this tensor place, dp x cp."""
+
+    @property
+    def data_rank(self) -> int:
+        """Data-parallel rank of the encoder."""
+        return self.encoder // self.deal.parts
+
+    @property
+    def encoded(self) -> list[Grid]:
+        """Grids of what this rank encodes."""
+        return [self.grids[dp][number] for dp, number in self.deal.by_encoder[self.encoder]]
+
+    def patches(self, here_PC: Patches, lost: frozenset[int]) -> Patches:
+        """Join the patches that this rank encodes; those of lost images are zero.
+
+        Args:
+            here_PC: Of this data-parallel rank's images that are not lost, in order.
+            lost: Numbers of those that are.
+        """
+        own = self.grids[self.data_rank]
+        sizes = [0 if image in lost else rows * columns for image, (rows, columns) in enumerate(own)]
+        edges = list(itertools.accumulate(sizes, initial=0))
+        parts = [here_PC[:0]]
+        for dp, number in self.deal.by_encoder[self.encoder]:
+            if dp == self.data_rank:
+                rows, columns = own[number]
+                zeros = np.zeros((rows * columns, here_PC.shape[1]), here_PC.dtype) if number in lost else None
+                parts.append(here_PC[edges[number] : edges[number + 1]] if zeros is None else zeros)
+        return np.concatenate([*parts, self.guests_PC])
+
+    def way_home(self, part: int, place: int, lost: frozenset[int]) -> WayHome:
+        """Work out the way home of a rank of this stream: which rows it then has."""
+        cells = [[rows * columns // self.merge**2 for rows, columns in grids] for grids in self.grids]
+        encoder = self.data_rank * self.deal.parts + part
+        return way_home(self.deal, cells, encoder, tp=self.tp, place=place, lost=lost)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Dealing:
+    """Where this rank stands among those that take each other's images."""
+
+    shape: ModelShape
+    parts: int
+    """Context parts of a data-parallel rank."""
+    data_ranks: range
+    """The data-parallel ranks that take part; a deal numbers them from 0."""
+    tp: int
+    stages: int
+    """Ranks of a pipeline, which share what is no image."""
+    encoder: int
+    place: int
+    group: dist.ProcessGroup
+
+    def deal(self, source: BatchSource, step: int, microbatches: Sequence[Sequence[range]]) -> list[Dealt | None]:
+        """Deal a step's images.
+
+        Args:
+            source: Its packs.
+            step: Number of the step.
+            microbatches: Packs of each microbatch, by data-parallel rank, of all of them.
+
+        Returns:
+            By microbatch; None where all images stay at home.
+        """
+        near = [[by_rank[dp] for dp in self.data_ranks] for by_rank in microbatches]
+        first = min(packs.start for by_rank in near for packs in by_rank)
+        count = max(packs.stop for by_rank in near for packs in by_rank) - first
+        grids = dict(enumerate(map(_grids, source.grids(step, first=first, count=count)), start=first))
+        return [self._deal(source, step, packs, grids) for packs in near]
+
+    def _deal(
+        self, source: BatchSource, step: int, packs: Sequence[range], by_pack: Mapping[int, Sequence[Grid]]
+    ) -> Dealt | None:
+        grids = [[grid for pack in mine for grid in by_pack[pack]] for mine in packs]
+        sizes = [[rows * columns for rows, columns in mine] for mine in grids]
+        cost_of = {size: image_flops(self.shape, size) for size in set(itertools.chain(*sizes))}
+        costs = [[cost_of[size] for size in mine] for mine in sizes]
+        tokens = len(packs[0]) * source.pack_tokens_in(step)
+        besides = self._besides(tokens, source.pack_tokens_in(step))
+        deal = deal_images(costs, parts=self.parts, besides=besides, saves_min=SAVES_MIN)
+        if deal is None:
+            return None
+        guests = [image for image in deal.by_encoder[self.encoder] if image[0] != self.encoder // self.parts]
+        return Dealt(
+            deal=deal,
+            grids=grids,
+            guests_PC=self._read(source, step, guests, packs, by_pack),
+            encoder=self.encoder,
+            place=self.place,
+            tp=self.tp,
+            merge=self.shape.vision.merge,
+            group=self.group,
+        )
+
+    def _besides(self, tokens: int, pack_tokens: int) -> int:
+        """Count what an encoder's ranks have to do besides images, for so many tokens of a data-parallel rank."""
+        flops = forward_flops(self.shape, Mix(sequence_tokens=pack_tokens))
+        each = sum(flops[part] for part in all_parts(self.shape) if part is not Part.TOWER)
+        return int(each * tokens) // (self.parts * self.stages)
+
+    def _read(
+        self,
+        source: BatchSource,
+        step: int,
+        guests: Sequence[Image],
+        packs: Sequence[range],
+        by_pack: Mapping[int, Sequence[Grid]],
+    ) -> Patches:
+        """Read guests, in order: those of one data-parallel rank lie pack by pack."""
+        vision = self.shape.vision
+        found = [np.zeros((0, vision.channels * vision.patch_px**2), np.float32)]
+        for dp, mine in enumerate(packs):
+            first = 0
+            for pack in mine:
+                count = len(by_pack[pack])
+                images = [number - first for home, number in guests if home == dp and 0 <= number - first < count]
+                if images:
+                    found.append(np.asarray(source.patches(step, pack=pack, images=images), np.float32))
+                first += count
+        return np.concatenate(found)
+
+
+def neighbours(layout: Layout, dp: int) -> range:
+    """Return the data-parallel ranks that take each other's images: ``NEIGHBOURS_MAX`` ranks, or as few as one."""
+    size = max(1, NEIGHBOURS_MAX // (layout.cp * layout.tp))
+    first = dp // size * size
+    return range(first, min(first + size, layout.dp))
+
+
+def dealing_of(meshes: Meshes, shape: ModelShape, *, timeout_s: float) -> Dealing | None:
+    """Return how this rank, which holds a tower, shares images with its neighbours; None if it has none.
+
+    Args:
+        meshes: This rank's groups; every rank of the pipeline stage calls it.
+        shape: Of the model.
+        timeout_s: Longest wait inside one exchange.
+    """
+    layout = meshes.layout
+    near = neighbours(layout, meshes.place("dp"))
+    if len(near) == 1 or not shape.sees:
+        return None
+    group = meshes.replica_group
+    if len(near) < layout.dp:
+        replicas = group_ranks(layout, meshes.rank, ("dp", "cp"))
+        group = open_group(replicas[near.start * layout.cp : near.stop * layout.cp], timeout_s=timeout_s)
+    return Dealing(
+        shape=shape,
+        parts=layout.cp,
+        data_ranks=near,
+        tp=layout.tp,
+        stages=layout.pp,
+        encoder=(meshes.place("dp") - near.start) * layout.cp + meshes.place("cp"),
+        place=meshes.place("tp"),
+        group=group,
+    )
+
+
+def _grids(grids_I2: object) -> list[Grid]:
+    return [(rows, columns) for rows, columns in np.asarray(grids_I2).tolist()]

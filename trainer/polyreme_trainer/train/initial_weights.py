@@ -1,0 +1,79 @@
+"""Where a run begins that has no checkpoint yet: weights drawn by the seed, or those that its job names."""
+
+from __future__ import annotations
+
+import logging
+
+import torch.distributed as dist
+
+from polyreme_api.errors import PolyremeError
+from polyreme_trainer.export.huggingface import TOKENIZER_FILE
+from polyreme_trainer.parallel import collectives
+from polyreme_trainer.parallel.fsdp import rows_of
+from polyreme_trainer.parallel.mesh import Meshes, experts_of
+from polyreme_trainer.train.settings import TrainSettings
+from polyreme_trainer.train.state import TrainState
+from polyreme_trainer.weights.catalogue import read_catalogue
+from polyreme_trainer.weights.compatibility import check_fit
+from polyreme_trainer.weights.load import load_weights
+from polyreme_trainer.weights.locations import Folder, folder_at
+from polyreme_trainer.weights.slices import Place, Rows
+
+_log = logging.getLogger(__name__)
+
+
+def begin(state: TrainState, settings: TrainSettings, meshes: Meshes, *, group: dist.ProcessGroup) -> None:
+    """Fill the model with the weights of ``settings.weights``, if there are any; every rank calls it.
+
+    Raises:
+        NotFoundError: If the folder or a file of it does not exist.
+        InvalidConfigError: If the weights are damaged, not finite, or of another model.
+        OSError: If a disk refuses. Whatever one rank meets, all raise.
+    """
+    if settings.weights is None:
+        return
+    folder = folder_at(settings.weights)
+    met: PolyremeError | OSError | None = None
+    try:
+        _fill(state, settings, meshes, folder)
+    except (PolyremeError, OSError) as error:
+        met = error
+    errors = [error for error in collectives.gather_to_all(met, group) if error is not None]
+    if errors:
+        raise errors[0]
+    if meshes.rank == 0:
+        _compare_tokenizers(folder, settings.tokenizer)
+
+
+def _compare_tokenizers(folder: Folder, own: bytes | None) -> None:
+    """Say when a token's number means another text to the weights: no file's shape shows that."""
+    has_one = own is not None and folder.size_bytes(TOKENIZER_FILE) is not None
+    if has_one and folder.read(TOKENIZER_FILE) != own:
+        _log.warning(
+            "weights of %s were made with another tokenizer: their %s is not this job's, so a number means "
+            "another text; rule the same datasets and data.tokenizer, or embeddings that are trained anew",
+            folder, TOKENIZER_FILE,
+        )  # fmt: skip
+
+
+def _fill(state: TrainState, settings: TrainSettings, meshes: Meshes, folder: Folder) -> None:
+    catalogue = read_catalogue(folder)
+    names = check_fit(catalogue, settings.shape_at(1))
+    slices = state.flat.tensor.slices
+    place = Place(
+        experts=experts_of(settings.layout, meshes.rank, settings.shape.decoder.experts),
+        tensor=slices.place,
+        tensor_parts=slices.count,
+    )
+    held = {
+        name: Rows(own=own, first=first, rows=tensor.shape[0])
+        for model in state.models.values()
+        for name, tensor in model.state_dict().items()
+        for own, first in [rows_of(tensor)]
+    }
+    filled = load_weights(held, catalogue, names, place)
+    total = sum(rows.own.numel() for rows in held.values())
+    _log.info(
+        "rank %d begins with weights of %s, under %s's names: %d of its %d scalars, the rest is drawn",
+        meshes.rank, folder, names.value, filled, total,
+    )  # fmt: skip

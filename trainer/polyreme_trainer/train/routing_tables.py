@@ -1,0 +1,91 @@
+"""Where tokens went since the last save, by layer and expert: one object an attempt, written anew at each save.
+
+::
+
+    {"attempt", "fromStep", "step",
+     "layers": [{"layer", "tokens", "entropy", "load": [...], "dropped": [...]}]}
+
+``load`` and ``dropped`` are rows of each expert, summed over all ranks and steps from ``fromStep`` to ``step``;
+``entropy`` is the mean of the tokens' [nats]. The step log has three numbers of it a step; this has all of it, and does
+not grow with the run. By layer, without experts, the newest step's stand on the job's Lease.
+
+Legend: M layers with experts, X numbers about the routing of one.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from torch import Tensor
+
+from polyreme_api.history import routing_key
+from polyreme_api.progress import LAYERS_MAX, RoutingByLayer
+from polyreme_api.store import ObjectStore
+from polyreme_planner.shapes import DecoderShape
+from polyreme_trainer.model.routing import Routing
+
+DECIMALS = 4
+"""Of what is told while a run trains."""
+
+
+class RoutingTable:
+    """Adds up the steps of a window; kept by rank 0."""
+
+    def __init__(self, store: ObjectStore, shape: DecoderShape, *, attempt: int) -> None:
+        self._store = store
+        self._shape = shape
+        self._attempt = attempt
+        self._from_step = 0
+        self._sum_MX: Tensor | None = None
+
+    def add(self, routing_MX: Tensor, *, step: int) -> None:
+        """Add a step's numbers, of all ranks."""
+        numbers_MX = routing_MX.to("cpu").double()
+        if self._sum_MX is None:
+            self._from_step, self._sum_MX = step, numbers_MX.clone()
+        else:
+            self._sum_MX += numbers_MX
+
+    def told(self, routing_MX: Tensor) -> RoutingByLayer | None:
+        """Say of a step's numbers what is told while it trains; None where there are no layers, or too many."""
+        if not 0 < routing_MX.shape[0] <= LAYERS_MAX:
+            return None
+        of = Routing.from_numbers(routing_MX.to("cpu"))
+        layers = of.by_layer(experts_per_token=self._shape.experts_per_token)
+        return RoutingByLayer(
+            first_layer=self._shape.dense_layers,
+            load_max=tuple(round(fullest, DECIMALS) for fullest, _, _ in layers),
+            entropy=tuple(round(entropy, DECIMALS) for _, entropy, _ in layers),
+            dropped=tuple(dropped for _, _, dropped in layers),
+        )
+
+    def write(self, *, step: int) -> None:
+        """Write the window that ends with a step, and begin the next one.
+
+        Raises:
+            StoreFailedError: If the store does not take it.
+        """
+        if self._sum_MX is None:
+            return
+        layers = self._layers(Routing.from_numbers(self._sum_MX))
+        table = {"attempt": self._attempt, "fromStep": self._from_step, "step": step, "layers": layers}
+        self._store.put(routing_key(self._attempt), json.dumps(table).encode())
+        self._sum_MX = None
+
+    def _layers(self, of: Routing) -> list[dict[str, Any]]:
+        found = []
+        for place, (load_E, dropped_E, entropy) in enumerate(
+            zip(of.load_LE.long().tolist(), of.dropped_LE.long().tolist(), of.entropy_L.tolist(), strict=True)
+        ):
+            tokens = sum(load_E) // self._shape.experts_per_token
+            found.append(
+                {
+                    "layer": self._shape.dense_layers + place,
+                    "tokens": tokens,
+                    "entropy": entropy / tokens if tokens else 0.0,
+                    "load": load_E,
+                    "dropped": dropped_E,
+                }
+            )
+        return found

@@ -71,8 +71,6 @@ class Survey:
     points: Sequence[ResumePoint]
     checkpoints: Sequence[StoredCheckpoint]
     """By name."""
-    newest_attempt: int
-    """The newest attempt that has a point or a claim; 0 without one."""
     rebuilt: frozenset[int] = frozenset()
     """Attempts whose resume point is damaged or gone. ``points`` has it where step records show where they began."""
 
@@ -109,7 +107,6 @@ def survey(store: ObjectStore) -> Survey:
     return Survey(
         points=sorted(points.values(), key=lambda point: point.attempt),
         checkpoints=_checkpoints(store, sizes),
-        newest_attempt=_newest(sizes)[0],
         rebuilt=frozenset(lost),
     )
 

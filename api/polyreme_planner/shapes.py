@@ -38,11 +38,6 @@ class VisionShape:
         """Width of one attention head; a multiple of 4, since 2-D rotary pairs alternate between x and y."""
         return self.width // self.heads
 
-    @property
-    def token_px(self) -> int:
-        """Side of the image square that becomes one language-model token [pixels]."""
-        return self.patch_px * self.merge
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:

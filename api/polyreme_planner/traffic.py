@@ -101,8 +101,8 @@ def exchanges(
     }
 
 
-def _both(axis: str, group: Group, pattern: Pattern, sent: Sent, *, far_bytes: float | None = None) -> Exchange:
-    return Exchange(axis=axis, group=group, pattern=pattern, forward=sent, backward=sent, far_bytes=far_bytes)
+def _both(axis: str, group: Group, pattern: Pattern, sent: Sent) -> Exchange:
+    return Exchange(axis=axis, group=group, pattern=pattern, forward=sent, backward=sent)
 
 
 def _tensor(
@@ -187,8 +187,6 @@ class Moment(enum.StrEnum):
 class StepExchange:
     """One exchange of gradients or parameters, all of one step together."""
 
-    axis: str
-    """``dp`` of what all ranks of a stage share, ``edp`` of experts."""
     group: Group
     sent_bytes: float
     messages: int
@@ -214,18 +212,17 @@ def step_exchanges(
         told: Whether a backward pass tells when a gradient is made; orders that make gradients of weights apart do not.
     """
     groups = (
-        ("dp", Group(ranks=layout.dp * layout.cp, stride=layout.tp), common),
-        ("edp", Group(ranks=layout.edp, stride=layout.ep), routed),
+        (Group(ranks=layout.dp * layout.cp, stride=layout.tp), common),
+        (Group(ranks=layout.edp, stride=layout.ep), routed),
     )
     return tuple(
         StepExchange(
-            axis=axis,
             group=group,
             sent_bytes=parameters * (group.ranks - 1) / group.ranks * number_bytes,
             messages=messages,
             moment=moment,
         )
-        for axis, group, parameters in groups
+        for group, parameters in groups
         if group.ranks > 1 and parameters
         for number_bytes, messages, moment in parameter_bytes(numerics, microbatches=microbatches, told=told)
     )

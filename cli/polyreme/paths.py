@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
@@ -90,15 +90,15 @@ class Home:
     path: Path
 
     @classmethod
-    def locate(cls, environment: Mapping[str, str] = os.environ, given: Path | None = None) -> Home:
+    def locate(cls, given: Path | None = None) -> Home:
         """Find the home: the given folder, ``POLYREME_HOME``, or the user's data folder.
 
         Raises:
             InvalidConfigError: If the path is a file.
         """
         path = given or Path(
-            environment.get(HOME_VARIABLE)
-            or Path(environment.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "polyreme"
+            os.environ.get(HOME_VARIABLE)
+            or Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "polyreme"
         )
         if path.exists() and not path.is_dir():
             raise InvalidConfigError(f"no folder: home {path} is a file", field=HOME_VARIABLE)

@@ -98,7 +98,6 @@ def attempt_rows(job: TrainingJob, steps: Steps, moments: Sequence[Moment]) -> l
     """Join the operator's record of each attempt with the moments that were seen of it."""
     causes = {record.attempt: record for record in job.status.restart_records}
     starts = {moment.attempt: moment for moment in moments if moment.kind == "attempt"}
-    releases = {moment.attempt: moment.at_s for moment in moments if moment.kind == "released"}
     finished_s = _finished_s(moments)
     rows = []
     for number, start in sorted(starts.items()):
@@ -110,7 +109,6 @@ def attempt_rows(job: TrainingJob, steps: Steps, moments: Sequence[Moment]) -> l
                 number=number,
                 scope=start.text,
                 started_s=start.at_s,
-                released_s=releases.get(number),
                 first_step=trained[0].step if trained else None,
                 last_step=trained[-1].step if trained else None,
                 ended_s=following.at_s if following else finished_s,

@@ -46,14 +46,14 @@ def _column(name: str, kind: str, path: str, description: str, *, wide: bool = F
     return {**column, "priority": 1} if wide else column
 
 
-def _of_condition(kind: str, field: str) -> str:
-    """Path into a condition by its type: conditions are a map, so their order means nothing."""
-    return f'.status.conditions[?(@.type=="{kind}")].{field}'
+def _of_ready(field: str) -> str:
+    """Path into the condition Ready, by its type: conditions are a map, so their order means nothing."""
+    return f'.status.conditions[?(@.type=="Ready")].{field}'
 
 
 _AGE = _column("Age", "date", ".metadata.creationTimestamp", "Time since it was created.")
-_READY = _column("Ready", "string", _of_condition("Ready", "status"), "Whether it is in order.")
-_REASON = _column("Reason", "string", _of_condition("Ready", "reason"), "Why, or why not.")
+_READY = _column("Ready", "string", _of_ready("status"), "Whether it is in order.")
+_REASON = _column("Reason", "string", _of_ready("reason"), "Why, or why not.")
 
 JOB = Definition(
     model=TrainingJob,

@@ -34,8 +34,6 @@ class AttemptRow:
     scope: str
     """How it came about: ``Start``, ``RestartProcess``, ``RestartPod``, …"""
     started_s: float
-    released_s: float | None = None
-    """When every worker had joined; None: never."""
     first_step: int | None = None
     last_step: int | None = None
     ended_s: float | None = None

@@ -130,9 +130,9 @@ def rule(x: float, y: float, to_y: float, classes: str, *, title: str = "") -> s
     )
 
 
-def dot(x: float, y: float, classes: str, *, title: str = "", radius: float = 4) -> str:
+def dot(x: float, y: float, classes: str, *, title: str = "") -> str:
     """Draw a dot."""
-    return f'<circle class="{safe(classes)}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{_title(title)}</circle>'
+    return f'<circle class="{safe(classes)}" cx="{x:.1f}" cy="{y:.1f}" r="4">{_title(title)}</circle>'
 
 
 def label(x: float, y: float, text: str, classes: str = "", *, anchor: str = "start") -> str:

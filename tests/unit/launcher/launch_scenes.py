@@ -84,5 +84,5 @@ def releases(effects: list[l.LeaderEffect]) -> list[int]:
     return [message.attempt for message in messages if isinstance(message, Release)]
 
 
-def urgent(effects: list[l.LeaderEffect]) -> list[ProgressRecord]:
-    return [effect.record for effect in effects if isinstance(effect, l.RenewLease) and effect.urgent]
+def written(effects: list[l.LeaderEffect]) -> list[ProgressRecord]:
+    return [effect.record for effect in effects if isinstance(effect, l.RenewLease)]

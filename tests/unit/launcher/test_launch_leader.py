@@ -4,7 +4,7 @@ from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankPh
 from polyreme_launcher.protocol import follower as f
 from polyreme_launcher.protocol import leader as l
 from polyreme_launcher.protocol.messages import Beat, Directive, Exited, Finish, Leaving
-from tests.unit.launcher.launch_scenes import Leader, releases, urgent, view
+from tests.unit.launcher.launch_scenes import Leader, releases, view, written
 
 
 def test_the_leader_releases_when_every_index_has_joined_and_the_resume_point_is_fixed() -> None:
@@ -28,7 +28,7 @@ def test_nobody_is_released_before_the_lease_says_so_and_whoever_comes_back_then
     leader.feed(l.JobChanged(attempt=view()))
     for index in range(2):
         leader.joined(index, 1)
-    (before,) = urgent(leader.fixed(1))
+    (before,) = written(leader.fixed(1))
     leader.feed(l.PeerLost(index=1, replacement=0))
     leader.connected(1)
     assert releases(leader.joined(1, 1)) == []
@@ -122,7 +122,7 @@ def test_a_checkpoint_root_that_refuses_is_on_the_lease_as_a_wrong_configuration
     leader.feed(l.JobChanged(attempt=view()))
     leader.joined(0, 1)
     leader.joined(1, 1)
-    (record,) = urgent(leader.feed(l.AttemptRefused(attempt=1, message="another format")))
+    (record,) = written(leader.feed(l.AttemptRefused(attempt=1, message="another format")))
     assert [(found.rank, found.code) for found in record.exits] == [(0, 2)]
     assert record.message == "another format"
     assert not leader.record.released
@@ -130,7 +130,7 @@ def test_a_checkpoint_root_that_refuses_is_on_the_lease_as_a_wrong_configuration
 
 def test_a_refused_attempt_is_followed_by_nothing_but_the_next_one() -> None:
     leader = Leader().released()
-    (record,) = urgent(leader.feed(l.AttemptRefused(attempt=2, message="plan is another", code=7)))
+    (record,) = written(leader.feed(l.AttemptRefused(attempt=2, message="plan is another", code=7)))
     assert (record.attempt, record.message, record.outcome) == (2, "plan is another", Outcome.FAILED)
     assert [found.code for found in record.exits] == [7]
     for late in (l.JobChanged(attempt=view(2)), l.JobChanged(attempt=view(1))):
@@ -156,7 +156,7 @@ def test_a_refusal_that_comes_late_does_not_hurt_a_released_attempt() -> None:
 def test_the_first_ranks_own_words_stay_on_the_lease() -> None:
     leader = Leader().released()
     said = Exited(attempt=1, rank=1, code=2, signal=None, message="no such model: 'x'")
-    (record,) = urgent(leader.say(1, said))
+    (record,) = written(leader.say(1, said))
     assert record.message == "no such model: 'x'"
     leader.feed(l.ProgressFromRank(record=ProgressRecord(attempt=1, step=7)))
     lost = Exited(attempt=1, rank=0, code=1, signal=None, message="connection closed by peer")
@@ -180,7 +180,7 @@ def test_an_older_attempt_read_late_changes_nothing() -> None:
 
 def test_a_rank_that_dies_is_on_the_lease_at_once() -> None:
     leader = Leader().released()
-    (record,) = urgent(leader.exited(1, code=None, number=9))
+    (record,) = written(leader.exited(1, code=None, number=9))
     assert [(found.rank, found.code, found.signal) for found in record.exits] == [(1, None, 9)]
     assert record.outcome is None
 
@@ -190,7 +190,7 @@ def test_success_needs_every_rank_and_the_last_record() -> None:
     leader.feed(l.ProgressFromRank(record=ProgressRecord(attempt=1, phase=RankPhase.DONE, step=5)))
     leader.exited(0)
     assert leader.record.outcome is None
-    (record,) = urgent(leader.exited(1))
+    (record,) = written(leader.exited(1))
     assert record.outcome is Outcome.SUCCEEDED
     assert leader.feed(l.LeaseWritten(record=record)) == [l.Broadcast(message=Finish(code=0))]
 
@@ -235,15 +235,14 @@ def test_a_progress_record_of_another_attempt_is_not_taken() -> None:
 def test_steps_wait_for_the_next_renewal_and_a_checkpoint_does_not() -> None:
     leader = Leader().released()
     training = ProgressRecord(attempt=1, phase=RankPhase.TRAINING, step=1)
-    assert urgent(leader.feed(l.ProgressFromRank(record=training)))
+    assert written(leader.feed(l.ProgressFromRank(record=training)))
     assert leader.feed(l.ProgressFromRank(record=training.model_copy(update={"step": 2}))) == []
     saved = training.model_copy(update={"step": 3, "checkpoint": CheckpointRef(attempt=1, step=3)})
-    assert urgent(leader.feed(l.ProgressFromRank(record=saved)))
+    assert written(leader.feed(l.ProgressFromRank(record=saved)))
     leader.feed(l.ProgressFromRank(record=training.model_copy(update={"step": 4})))
     assert leader.record.checkpoint == CheckpointRef(attempt=1, step=3)
     leader.now_s = 2.0
-    renewals = [effect for effect in leader.feed(f.Tick()) if isinstance(effect, l.RenewLease)]
-    assert [(renewal.record.step, renewal.urgent) for renewal in renewals] == [(4, False)]
+    assert [record.step for record in written(leader.feed(f.Tick()))] == [4]
 
 
 def test_a_leader_whose_place_another_pod_fills_ends_only_itself() -> None:

@@ -71,11 +71,11 @@ def two_kills() -> ReportData:
     ]
     until = {1: 200, 2: 550, 3: 800}
     attempts = [
-        AttemptRow(number=1, scope="Start", started_s=START_S, released_s=START_S + 2, first_step=1, last_step=237,
+        AttemptRow(number=1, scope="Start", started_s=START_S, first_step=1, last_step=237,
                    ended_s=START_S + 23, cause="RankKilled", message="rank 2 ended by SIGKILL"),
-        AttemptRow(number=2, scope="RestartProcess", started_s=START_S + 23.5, released_s=START_S + 24, first_step=201,
+        AttemptRow(number=2, scope="RestartProcess", started_s=START_S + 23.5, first_step=201,
                    last_step=561, ended_s=START_S + 54.5, cause="PodLost", message="pod of worker 1 is gone"),
-        AttemptRow(number=3, scope="RestartPod", started_s=START_S + 55, released_s=START_S + 57, first_step=551,
+        AttemptRow(number=3, scope="RestartPod", started_s=START_S + 55, first_step=551,
                    last_step=800, ended_s=START_S + 86, succeeded=True),
     ]  # fmt: skip
     pages = [

@@ -127,7 +127,7 @@ class LeaderMachine:
             return after, effects
         if is_urgent(before, after.record):
             renewed = dataclasses.replace(after, renewed_at_s=now_s)
-            return renewed, (*effects, RenewLease(record=after.record, urgent=True))
+            return renewed, (*effects, RenewLease(record=after.record))
         return after, effects
 
 
@@ -402,7 +402,7 @@ def _on_tick(state: LeaderState, now_s: float) -> Step:
     record = state.record
     if record is not None and now_s - state.renewed_at_s >= RENEW_EVERY_S:
         state = dataclasses.replace(state, renewed_at_s=now_s)
-        effects.append(RenewLease(record=record, urgent=False))
+        effects.append(RenewLease(record=record))
     return state, tuple(effects)
 
 

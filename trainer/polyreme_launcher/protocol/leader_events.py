@@ -156,8 +156,6 @@ class RenewLease:
     """Write the record to the job's Lease; a newer one replaces one that is not yet written."""
 
     record: ProgressRecord
-    urgent: bool
-    """At once, not within the budget of renewals."""
 
 
 LeaderEffect: TypeAlias = SendTo | Broadcast | DropPeer | FixResume | RenewLease | ExitProcess

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,16 @@ from tests.parallel.gangs import Gang, Start, start_gang, warm
 @pytest.fixture(scope="session")
 def _warm() -> Any:
     return warm()
+
+
+@pytest.fixture(scope="session")
+def turn_number(pytestconfig: pytest.Config) -> int:
+    """Number that chooses the layout whose turn it is: of the commit, as the seed of the property tests is.
+
+    ``POLYREME_GRID_TURN`` is another one.
+    """
+    seed = str(pytestconfig.getoption("hypothesis_seed", None))
+    return int(os.environ.get("POLYREME_GRID_TURN") or zlib.crc32(seed.encode()))
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """Layouts in which the gradient of one process is looked for again: each dimension alone, pairs, and folded together.
 
-``ALWAYS`` runs with the tests, and so does one of ``IN_TURN`` by the day; ``make soak-grid`` runs all.
+``ALWAYS`` runs with the tests, and so does one of ``IN_TURN`` by the commit; ``make soak-grid`` runs all.
 """
 
 from __future__ import annotations
 
-import datetime
 import itertools
-import os
 from typing import Any
 
 TOLERANCE = 1e-5
@@ -41,10 +39,9 @@ ALL = _all()
 IN_TURN = tuple(layout for layout in ALL if layout not in ALWAYS)
 
 
-def turn() -> Degrees:
-    """The layout whose turn it is; ``POLYREME_GRID_TURN`` names another by its number."""
-    number = os.environ.get("POLYREME_GRID_TURN") or datetime.datetime.now(datetime.UTC).date().toordinal()
-    return IN_TURN[int(number) % len(IN_TURN)]
+def turn(number: int) -> Degrees:
+    """The layout whose turn it is."""
+    return IN_TURN[number % len(IN_TURN)]
 
 
 def name(layout: Degrees) -> str:

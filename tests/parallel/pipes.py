@@ -1,13 +1,11 @@
 """Pipelines in which the gradient of one process is looked for again: every schedule, alone and folded with the others.
 
-``ALWAYS`` runs with the tests, and so does one of ``IN_TURN`` by the day; ``make soak-pipes`` runs all.
+``ALWAYS`` runs with the tests, and so does one of ``IN_TURN`` by the commit; ``make soak-pipes`` runs all.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import os
 from typing import Any
 
 from polyreme_planner.schedules import V_SHAPED
@@ -73,7 +71,6 @@ ALWAYS = (
 IN_TURN = tuple(pipe for pipe in ALL if pipe not in ALWAYS and sum(pipe.degrees.values()) < 8)
 
 
-def turn() -> Pipe:
-    """The pipeline whose turn it is; ``POLYREME_GRID_TURN`` names another by its number."""
-    number = os.environ.get("POLYREME_GRID_TURN") or datetime.datetime.now(datetime.UTC).date().toordinal()
-    return IN_TURN[int(number) % len(IN_TURN)]
+def turn(number: int) -> Pipe:
+    """The pipeline whose turn it is."""
+    return IN_TURN[number % len(IN_TURN)]

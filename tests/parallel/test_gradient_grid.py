@@ -27,11 +27,11 @@ def test_every_layout_has_the_gradient_and_the_losses_of_one_process(start: Any,
 
 
 def test_streams_that_are_cut_and_layers_that_are_shared_have_the_gradient_of_one_process(
-    start: Any, tmp_path: Path
+    start: Any, tmp_path: Path, turn_number: int
 ) -> None:
     """Documents lie across the cuts, ranks have no image, an expert has no token."""
     alone = gradients(start, tmp_path / "alone", (1, 1), steps=2, long=True)
-    for number, layout in enumerate([*ALWAYS, turn()]):
+    for number, layout in enumerate([*ALWAYS, turn(turn_number)]):
         seen = gradients(start, tmp_path / name(layout), layout, steps=2, long=True, **ways(number))
         rows = "parameter_sharding" in ways(number)
         assert seen["gathered"] == rows, "one layer at a time"

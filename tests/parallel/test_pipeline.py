@@ -18,10 +18,12 @@ NAME = "a000001-s00000003"
 DECODER = {"layers": LAYERS}
 
 
-def test_a_pipeline_has_the_gradient_and_the_losses_of_one_process(start: Any, tmp_path: Path) -> None:
+def test_a_pipeline_has_the_gradient_and_the_losses_of_one_process(
+    start: Any, tmp_path: Path, turn_number: int
+) -> None:
     """Microbatches have different numbers of patches, one has none; a rank may hold the first stage and the last."""
     alone: dict[int, Any] = {}
-    for pipe in [*ALWAYS, turn()]:
+    for pipe in [*ALWAYS, turn(turn_number)]:
         whole = {"steps": 2, "long": True, "decoder": DECODER, "packs": pipe.packs}
         if pipe.packs not in alone:
             alone[pipe.packs] = gradients(start, tmp_path / f"alone {pipe.packs}", (1, 1), **whole)

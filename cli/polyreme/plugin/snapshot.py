@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
-
-from pydantic import ValidationError
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TypeVar
 
 from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_api.labels import KIND_JOB
@@ -34,6 +34,8 @@ JOBS = frozenset({KIND_JOB, "PriorityClass"})
 QUEUES = frozenset({KIND_JOB, "PriorityClass", "TrainingQueue", "Node"})
 PROGRESS = frozenset({KIND_JOB, "PriorityClass", "Lease"})
 ALL = QUEUES | {"Pod", "ClusterTopology", "Lease"}
+_View = TypeVar("_View")
+_log = logging.getLogger(__name__)
 _OPTIONAL = frozenset({"TrainingQueue", "ClusterTopology", "PriorityClass"})
 
 
@@ -85,28 +87,41 @@ async def look(cluster: ClusterPort, kinds: Collection[str], *, now_s: float) ->
 
 
 def snapshot_of(found: Mapping[str, list[Manifest]], *, now_s: float) -> Snapshot:
-    """Parse what was read. An object that can't be read is left out, as the operator does."""
-    priorities = {item["metadata"]["name"]: parse_priority_class(item) for item in found.get("PriorityClass", ())}
-    jobs = [planned(parse_job_view(item, priorities=priorities)) for item in found.get(KIND_JOB, ())]
+    """Parse what was read. An object that can't be read is left out with a warning, as the operator leaves it out."""
+    classes = _readable(lambda item: (item["metadata"]["name"], parse_priority_class(item)), found, "PriorityClass")
+    priorities = dict(classes)
+    jobs = _readable(lambda item: planned(parse_job_view(item, priorities=priorities)), found, KIND_JOB)
     by_uid = {job.uid: job for job in jobs}
-    parsed = [_worker(item, by_uid) for item in found.get("Pod", ())]
-    foreign = [parse_foreign_pod(item) for item, pod in zip(found.get("Pod", ()), parsed, strict=True) if pod is None]
+    pods = _readable(lambda item: (_worker(item, by_uid), item), found, "Pod")
+    foreign = _readable(parse_foreign_pod, {"Pod": [item for pod, item in pods if pod is None]}, "Pod")
     leases = LeaseIndex()
-    for item in found.get("Lease", ()):
-        if (lease := parse_lease(item, seen_s=now_s)) is not None:
+    for lease in _readable(lambda item: parse_lease(item, seen_s=now_s), found, "Lease"):
+        if lease is not None:
             leases.put(lease.ref, lease, by_uid.get(lease.job_uid))
-    topologies = [parse_topology(item) for item in found.get("ClusterTopology", ())]
+    topologies = _readable(parse_topology, found, "ClusterTopology")
     return Snapshot(
         jobs=tuple(sorted(jobs, key=lambda job: (job.namespace, job.name))),
-        queues=tuple(_readable_queues(found.get("TrainingQueue", ()))),
-        nodes=tuple(sorted(map(parse_node, found.get("Node", ())), key=lambda node: node.name)),
-        pods=tuple(pod for pod in parsed if pod is not None),
+        queues=tuple(sorted(_readable(parse_queue, found, "TrainingQueue"), key=lambda queue: queue.name)),
+        nodes=tuple(sorted(_readable(parse_node, found, "Node"), key=lambda node: node.name)),
+        pods=tuple(pod for pod, _ in pods if pod is not None),
         foreign=tuple(pod for pod in foreign if pod is not None),
         leases=leases.by_job,
         topology=next((view for view in topologies if view is not None and view.name == DEFAULT_TOPOLOGY), None),
         manifests={item["metadata"]["uid"]: item for item in found.get(KIND_JOB, ())},
         now_s=now_s,
     )
+
+
+def _readable(parse: Callable[[Manifest], _View], found: Mapping[str, Iterable[Manifest]], kind: str) -> list[_View]:
+    """Parse the objects of a kind; name those that can't be parsed, and leave them out."""
+    views = []
+    for item in found.get(kind, ()):
+        try:
+            views.append(parse(item))
+        except Exception as error:  # noqa: BLE001 - no object that somebody stored may stop a command
+            name = item["metadata"].get("name", "")
+            _log.warning("%s %s can't be read and is left out: %s", kind, name, str(error).partition("\n")[0])
+    return views
 
 
 def _worker(item: Manifest, jobs: Mapping[str, JobView]) -> PodView | None:
@@ -139,13 +154,3 @@ async def list_all(cluster: ClusterPort, kind: str, *, namespace: str | None = N
         if token is None:
             return items
     raise RefusedError(f"list of {kind} has more than {PAGES_MAX} pages; name a namespace")
-
-
-def _readable_queues(items: Iterable[Manifest]) -> list[QueueView]:
-    queues = []
-    for item in items:
-        try:
-            queues.append(parse_queue(item))
-        except (ValidationError, KeyError, TypeError, ValueError):
-            continue
-    return sorted(queues, key=lambda queue: queue.name)

@@ -1,0 +1,61 @@
+"""Runs that an older version left are continued, reported and exported by today's commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.polyreme_home import PolyremeHome
+from tests.kept.folders import FINISHED, STOPPED, VERSIONS, copy_home, read_values
+from tests.kept.reading import export_tensors
+
+TOLERANCE = 1e-4
+"""Losses on another processor differ by their rounding; without the optimizer's state they differ by far more."""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.parallel,
+    pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.name),
+]
+
+
+@pytest.fixture
+def kept(version: Path, tmp_path: Path) -> Iterator[PolyremeHome]:
+    opened = PolyremeHome(copy_home(version, tmp_path), outputs=tmp_path)
+    yield opened
+    opened.close()
+
+
+def test_a_stopped_run_continues_from_its_checkpoint(version: Path, kept: PolyremeHome) -> None:
+    values = read_values(version)
+    before = values["runs"][STOPPED]
+    ended = kept.start(kept.path / "runs/default" / STOPPED / "job.yaml").end()
+    assert ended.code == 0, ended.said
+    point = kept.records(STOPPED).points[-1]
+    assert point.attempt == len(before["attempts"]) + 1
+    assert point.resume_from in before["tensors"]
+    losses = kept.losses(STOPPED)
+    assert {step: losses[int(step)] for step in before["history"]} == before["history"]
+    wanted = {int(step): float.fromhex(loss) for step, loss in values["continued"].items()}
+    assert {step: float.fromhex(loss) for step, loss in losses.items()} == pytest.approx(wanted, rel=TOLERANCE)
+
+
+def test_a_finished_run_is_reported_and_exported(version: Path, kept: PolyremeHome, tmp_path: Path) -> None:
+    again = kept.call("run", str(kept.path / "runs/default" / FINISHED / "job.yaml"), "-o", "json")
+    assert again.code == 0, again.said
+    assert "is finished" in again.said
+    assert (again.item["state"], again.item["attempts"]) == ("Succeeded", 1)
+    assert again.item["heldoutSamples"] == len(_pages(kept))
+    assert "data:image/png" in Path(again.item["report"]).read_text()
+    exported = kept.call("checkpoint", "export", FINISHED, "--to", str(tmp_path / "export"))
+    assert exported.code == 0, exported.said
+    assert export_tensors(tmp_path / "export") == read_values(version)["export"]
+
+
+def _pages(kept: PolyremeHome) -> list[object]:
+    path = max((kept.path / "checkpoints/default" / FINISHED / "evaluation").glob("*.json"))
+    pages: list[object] = json.loads(path.read_text())["pages"]
+    return pages

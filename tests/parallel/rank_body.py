@@ -43,11 +43,11 @@ from polyreme_trainer.train import inputs as inputs_module
 from polyreme_trainer.train.export import export, join_slices
 from polyreme_trainer.train.microbatches import read_microbatches
 from polyreme_trainer.train.offline_export import export_checkpoint
-from polyreme_trainer.train.schedule import Schedule as Shape
 from polyreme_trainer.train.settings import (
     CheckpointSettings,
     EvaluationSettings,
     ImagesOver,
+    LearningRateSchedule,
     OptimizerName,
     OptimizerSettings,
     ParameterSharding,
@@ -108,7 +108,7 @@ def pipeline_of(given: Mapping[str, Any] | None) -> PipelineSettings:
 def optimizer_of(request: Mapping[str, Any]) -> OptimizerSettings:
     """What differs from the defaults, names as text."""
     given: dict[str, Any] = {"warmup_steps": 2, "gradient_norm_max": request.get("clip", 1.0)}
-    kinds = {"name": OptimizerName, "schedule": Shape}
+    kinds = {"name": OptimizerName, "schedule": LearningRateSchedule}
     given |= {name: kinds.get(name, lambda same: same)(value) for name, value in request.get("optimizer", {}).items()}
     return OptimizerSettings(**given)
 

@@ -37,11 +37,11 @@ from polyreme_trainer.parallel.device import full_memory, take_device
 from polyreme_trainer.parallel.pipeline import PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
 from polyreme_trainer.train.run import train_rank
-from polyreme_trainer.train.schedule import Schedule
 from polyreme_trainer.train.settings import (
     CheckpointSettings,
     EvaluationSettings,
     ImagesOver,
+    LearningRateSchedule,
     OptimizerName,
     OptimizerSettings,
     ParameterSharding,
@@ -244,7 +244,7 @@ def _optimizer_settings(spec: TrainingJobSpec, plan: Plan) -> OptimizerSettings:
         name=OptimizerName(optimizer.name),
         learning_rate=float(optimizer.learning_rate),
         final_learning_rate=float(optimizer.final_learning_rate),
-        schedule=Schedule(optimizer.schedule),
+        schedule=LearningRateSchedule(optimizer.schedule),
         warmup_steps=optimizer.warmup_steps,
         decay_steps=optimizer.decay_steps,
         beta1=float(optimizer.beta1),

@@ -18,10 +18,10 @@ from polyreme_trainer.model.routing import Routing, Summary
 from polyreme_trainer.parallel.gradients import GlobalStep
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.train.evaluation import held_out_losses
+from polyreme_trainer.train.learning_rate import rate_of
 from polyreme_trainer.train.microbatches import PackReader, to_microbatches
 from polyreme_trainer.train.records import ObjectStepLog, Reporter, StepLog
 from polyreme_trainer.train.routing_tables import RoutingTable
-from polyreme_trainer.train.schedule import rate_of
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.signals import Requests
 from polyreme_trainer.train.state import TrainState, backward, content, enter, reduce, update

@@ -19,7 +19,6 @@ from polyreme_trainer.model.compute_options import PLAIN, Ways
 from polyreme_trainer.parallel.flat_buffers import BUCKET_SCALARS
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
-from polyreme_trainer.train.schedule import Schedule
 from polyreme_trainer.weights.locations import Folder
 
 
@@ -28,6 +27,13 @@ class OptimizerName(enum.StrEnum):
 
     ADAMW = "AdamW"
     MUON = "Muon"
+
+
+class LearningRateSchedule(enum.StrEnum):
+    """Shape of the learning rate after the warm-up."""
+
+    WSD = "WSD"
+    COSINE = "Cosine"
 
 
 class Precision(enum.StrEnum):
@@ -63,7 +69,7 @@ class OptimizerSettings:
     learning_rate: float = 2e-3
     final_learning_rate: float = 0.0
     """Where the learning rate falls to."""
-    schedule: Schedule = Schedule.WSD
+    schedule: LearningRateSchedule = LearningRateSchedule.WSD
     warmup_steps: int = 20
     """First steps, over which the learning rate rises linearly."""
     decay_steps: int = 0

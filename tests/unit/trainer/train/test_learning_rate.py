@@ -12,8 +12,8 @@ from polyreme_planner.curriculum import OwnRate, TrainingStage
 from polyreme_planner.layout import Layout
 from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.parallel.world import RankSettings
-from polyreme_trainer.train.schedule import Schedule, learning_rate, rate_of
-from polyreme_trainer.train.settings import CheckpointSettings, OptimizerSettings, TrainSettings
+from polyreme_trainer.train.learning_rate import learning_rate, rate_of
+from polyreme_trainer.train.settings import CheckpointSettings, LearningRateSchedule, OptimizerSettings, TrainSettings
 
 
 def rates(steps: int, **settings: object) -> list[float]:
@@ -36,14 +36,14 @@ def test_a_decay_ends_a_step_before_the_final_rate() -> None:
 
 
 def test_a_cosine_falls_from_the_end_of_the_warm_up_slowly_at_first_and_at_last() -> None:
-    seen = rates(12, warmup_steps=2, schedule=Schedule.COSINE, final_learning_rate=0.1)
+    seen = rates(12, warmup_steps=2, schedule=LearningRateSchedule.COSINE, final_learning_rate=0.1)
     expected = [0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * gone / 10)) for gone in range(10)]
     assert seen[2:] == pytest.approx(expected)
     assert seen[:2] == pytest.approx([0.5, 1.0])
 
 
 def test_a_cosine_over_the_last_steps_stays_before_them() -> None:
-    seen = rates(12, warmup_steps=2, decay_steps=4, schedule=Schedule.COSINE)
+    seen = rates(12, warmup_steps=2, decay_steps=4, schedule=LearningRateSchedule.COSINE)
     assert seen[1:9] == pytest.approx([1.0] * 8)
     assert seen[9:] == pytest.approx([0.5 * (1 + math.cos(math.pi * gone / 4)) for gone in (1, 2, 3)])
 

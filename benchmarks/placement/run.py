@@ -168,7 +168,6 @@ def gang(workers: int, devices: int) -> GangRequest:
         for axis, amount in sent_bytes.items()
     )
     return GangRequest(
-        uid="gang",
         workers=workers,
         devices=devices,
         requests=(("cpu", 4_000 * devices), ("memory", devices << 36), (GPU, devices), ("pods", 1)),

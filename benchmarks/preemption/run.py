@@ -118,7 +118,7 @@ def packed(
     cut = enumerate(gangs(nodes, candidates, rng))
     jobs = [a_job(at, rows, each, f"team-{at % teams}", rng) for at, (rows, each) in cut]
     for job in jobs:
-        charge(inventory, GangRequest(uid=job.uid, workers=1, devices=1, requests=job.requests), job.rows_W)
+        charge(inventory, GangRequest(workers=1, devices=1, requests=job.requests), job.rows_W)
     assert int(inventory.used_NR[:, 2].sum()) == nodes * DEVICES
     owned = 0 if teams == 1 else nodes * DEVICES // 2
     share = (nodes * DEVICES - owned) // teams
@@ -173,7 +173,7 @@ def a_request(rng: random.Random, *, queue: str) -> tuple[GangRequest, Waiting]:
     """A gang of up to a block that must lie in one."""
     workers = rng.choice((16, 32, 64, 96, BLOCK))
     request = GangRequest(
-        uid="p", workers=workers, devices=DEVICES, requests=worker(DEVICES), topology=Topology(required="block")
+        workers=workers, devices=DEVICES, requests=worker(DEVICES), topology=Topology(required="block")
     )
     preemptor = Waiting(
         uid="p",

@@ -130,9 +130,7 @@ def gang(workers: int) -> GangRequest:
         GroupVolume(axis=axis, ranks=getattr(layout, axis), bytes_per_rank=sent, messages=1)
         for axis, sent in sent_bytes.items()
     )
-    return GangRequest(
-        uid="gang", workers=workers, devices=DEVICES, requests=((GPU, DEVICES),), layout=layout, volumes=volumes
-    )
+    return GangRequest(workers=workers, devices=DEVICES, requests=((GPU, DEVICES),), layout=layout, volumes=volumes)
 
 
 if __name__ == "__main__":

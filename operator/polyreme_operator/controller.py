@@ -98,7 +98,7 @@ class _Controller:
         observer: Observer,
         planner: Planner,
     ) -> None:
-        self._port, self._clock, self._settings, self._rng = port, clock, settings, rng
+        self._clock, self._settings, self._rng = clock, settings, rng
         self._observer = observer
         self._model = ClusterCache()
         self._announcer = EventRecorder(

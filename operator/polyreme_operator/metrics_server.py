@@ -57,8 +57,8 @@ class Reviewer(Protocol):
 class AccessReviewer:
     """Asks the API server."""
 
-    def __init__(self, connection: Connection, *, path: str = METRICS_PATH) -> None:
-        self._connection, self._path = connection, path
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     async def verdict(self, token: str) -> int:
         """Return 200, 401 or 403."""
@@ -75,7 +75,7 @@ class AccessReviewer:
                     "uid": user.get("uid", ""),
                     "groups": user.get("groups") or [],
                     "extra": user.get("extra") or {},
-                    "nonResourceAttributes": {"path": self._path, "verb": "get"},
+                    "nonResourceAttributes": {"path": METRICS_PATH, "verb": "get"},
                 }
                 answer = await self._review(session, "authorization.k8s.io", "SubjectAccessReview", asked)
         except (TimeoutError, aiohttp.ClientError, ValueError) as error:

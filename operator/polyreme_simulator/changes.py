@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -38,11 +37,10 @@ class Changes:
         world: The cluster.
         scenario: What it was at the beginning.
         rng: Every draw.
-        reached: Counts what came about.
     """
 
-    def __init__(self, world: World, scenario: Scenario, rng: random.Random, reached: Counter[tuple[str, str]]) -> None:
-        self._world, self._scenario, self._rng, self._reached = world, scenario, rng, reached
+    def __init__(self, world: World, scenario: Scenario, rng: random.Random) -> None:
+        self._world, self._scenario, self._rng = world, scenario, rng
         self._count = 0
         self.acts: dict[str, tuple[int, Callable[[], bool]]] = {
             "foreign pod": (4, self._foreign_pod),

@@ -45,10 +45,6 @@ class Queues:
         """Tell whether a queue or any of its parents was told to admit nothing."""
         return any(self.specs[above].get("stopPolicy", "None") != "None" for above in self.chain(name) or ())
 
-    def drained(self, name: str) -> bool:
-        """Tell whether what runs in a queue is asked to stop."""
-        return any(self.specs[above].get("stopPolicy", "None") == "HoldAndDrain" for above in self.chain(name) or ())
-
     def excess(self, used: Mapping[str, int], queue: str, before: Mapping[str, int], resource: str) -> str | None:
         """Return the first rule that an admission breaks, in words; None if it breaks none.
 

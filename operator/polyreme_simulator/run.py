@@ -142,7 +142,7 @@ class _Simulation:
             )
             for name in REPLICA_NAMES
         ]
-        self._changes = Changes(self._world, self._scenario, random.Random(self._rng.random()), self._reached)
+        self._changes = Changes(self._world, self._scenario, random.Random(self._rng.random()))
         self._chaos = Chaos(
             self._world, self._changes, self._replicas, random.Random(self._rng.random()), self._reached
         )

@@ -13,13 +13,13 @@ from polyreme_operator.port import GoneError
 class WatchHistory:
     """Changes of one kind in the order of their versions, the newest ``limit`` at least, twice that at most."""
 
-    def __init__(self, *, kind: str, limit: int, oldest: int = 0) -> None:
+    def __init__(self, *, kind: str, limit: int) -> None:
         self._kind = kind
         self._limit = limit
         self._changes: list[Change] = []
         self._versions: list[int] = []
         """Of the changes."""
-        self._forgotten = oldest
+        self._forgotten = 0
         self._waiting: list[asyncio.Future[None]] = []
 
     @property

@@ -43,7 +43,6 @@ class NodeTable:
         self._stated: frozenset[str] = frozenset()
         """Resources of the columns that are shown."""
         self._stale: set[str] = set()
-        self._version = 0
 
     @property
     def slots(self) -> int:
@@ -121,7 +120,6 @@ class NodeTable:
         self._shown_columns = [self._column(resource) for resource in stated]
         self._stated = frozenset(stated)
         self._row_slots_N = np.fromiter((self._slot(name) for name in names), dtype=np.intp, count=len(names))
-        self._version += 1
         classes: dict[tuple[Any, Any], int] = {}
         inventory = Inventory(
             names=names,
@@ -140,7 +138,6 @@ class NodeTable:
             distance_L=arrangement.distance_L,
             domain_LN=arrangement.domain_LN,
             domain_names=arrangement.domain_names,
-            version=self._version,
         )
         for row, name in enumerate(names):
             self._fill(inventory, row, self.views[name], columns, classes)
@@ -152,7 +149,6 @@ class NodeTable:
         resources = set(known.resources)
         if any(resource not in resources for name in self._stale for resource, _ in self.views[name].allocatable):
             return self._build()
-        self._version += 1
         classes = {(tuple(sorted(each.labels.items())), each.taints): at for at, each in enumerate(known.classes)}
         inventory = _copy(
             known,
@@ -161,7 +157,6 @@ class NodeTable:
             risk_N=known.risk_N.copy(),
             owned_N=known.owned_N.copy(),
             class_N=known.class_N.copy(),
-            version=self._version,
             memo={},
         )
         columns = {resource: at for at, resource in enumerate(known.resources)}

@@ -107,13 +107,6 @@ def with_checkpoint(status: TrainingJobStatus, record: ProgressRecord | None, *,
     return status.model_copy(update={"last_checkpoint": taken})
 
 
-def goodput(status: TrainingJobStatus) -> float:
-    """Share of the time of closed attempts in which steps were trained that are history."""
-    lost = sum(entry.milliseconds for entry in status.accounting.lost)
-    whole = status.accounting.effective_milliseconds + lost
-    return status.accounting.effective_milliseconds / whole if whole else 0.0
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _AttemptTime:
     """How the time of an attempt is split; the parts sum up to it."""

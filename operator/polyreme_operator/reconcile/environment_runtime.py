@@ -136,8 +136,4 @@ def endings(snapshot: JobSnapshot, spec: TrainingJobSpec) -> tuple[DeletePod, ..
     if not is_used(spec):
         return ()
     live = sorted(current_pods(snapshot).items())
-    return tuple(
-        DeletePod(ref=pod.ref, uid=pod.uid, why="asked to checkpoint and stop")
-        for _, pod in live
-        if not pod.ended and not pod.deleting
-    )
+    return tuple(DeletePod(ref=pod.ref, uid=pod.uid) for _, pod in live if not pod.ended and not pod.deleting)

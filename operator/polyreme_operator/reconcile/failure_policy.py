@@ -43,7 +43,6 @@ class Restart:
     scope: Scope
     replace: frozenset[int]
     """Indices that get a new pod."""
-    counts: bool
     record: RestartRecord
     due_s: float
     """Not before this time."""
@@ -103,7 +102,6 @@ def judge(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Verdict
         failure=failure,
         scope=scope,
         replace=_replaced(snapshot, failure, scope),
-        counts=counts,
         record=record,
         due_s=_due_s(status, spec, failure, idle=idle, now_s=now_s),
     )

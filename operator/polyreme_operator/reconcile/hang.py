@@ -27,7 +27,6 @@ FUTILE_MAX = 2
 class Stall:
     """An attempt that trains, and has brought no step for too long."""
 
-    step: int
     message: str
     index: int | None
     """Worker of a rank that is stopped; None when none is."""
@@ -58,7 +57,7 @@ def find_stall(snapshot: JobSnapshot, spec: TrainingJobSpec, record: ProgressRec
         words.append(f"not restarted: {futile} restarts for hangs brought no later step")
     fatal = stalled and hang.action == "Restart" and bool(agrees) and futile < FUTILE_MAX
     index = record.stopped[0] // attempt.devices if record.stopped else None
-    return Stall(step=record.step, message="; ".join(words), index=index, fatal=fatal)
+    return Stall(message="; ".join(words), index=index, fatal=fatal)
 
 
 def futile_restarts(records: list[RestartRecord], step: int, earlier: EarlierRestarts | None = None) -> int:

@@ -64,18 +64,14 @@ def admit(job: JobView, nodes: Sequence[str], now_s: float, *, plan: Plan | None
     )
 
 
-def restart(
-    snapshot: JobSnapshot, verdict: Restart, nodes: Sequence[str], now_s: float, *, plan: Plan | None = None
-) -> TrainingJobStatus:
+def restart(snapshot: JobSnapshot, verdict: Restart, nodes: Sequence[str], now_s: float) -> TrainingJobStatus:
     """Begin a new attempt after a failure, on ``nodes``; the failed one is closed and charged."""
     job = snapshot.job
     cause, lease = verdict.failure.cause, snapshot.lease
     hung_s = lease.seen_s - lease.advanced_seen_s if cause is Cause.HUNG and lease is not None else 0.0
     status = close_attempt(job.status, current_record(snapshot), ended_by=cause, now_s=now_s, hung_s=hung_s)
     status = with_restart(status, verdict.record)
-    status = begin_attempt(
-        job, status, nodes=nodes, replace=verdict.replace, scope=verdict.scope, now_s=now_s, plan=plan
-    )
+    status = begin_attempt(job, status, nodes=nodes, replace=verdict.replace, scope=verdict.scope, now_s=now_s)
     status = _with_admission(job, status, nodes, now_s)
     return with_condition(
         status,

@@ -21,7 +21,6 @@ def gang_of(job: JobView, workers: int, *, plan: Plan | None = None, topology: T
     """
     assert job.spec is not None, "only jobs that can be read are placed"
     request = GangRequest(
-        uid=job.uid,
         workers=workers,
         devices=job.spec.workers.devices,
         requests=job.requests,

@@ -71,7 +71,6 @@ class DeletePod:
     uid: str
     grace_s: int | None = None
     """0 only where the node is known to be lost."""
-    why: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

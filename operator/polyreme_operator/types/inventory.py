@@ -108,10 +108,8 @@ class Inventory:
     """Node labels of the levels, which name a level as well as its name does."""
     distance_L: IntArray | None = None
     """Distance of two nodes that part at a level, never rising downwards; None: 1 for hosts, times four a level."""
-    version: int = 0
-    """Rises when nodes, labels, taints or levels change, not with usage: what is worked out from them may be kept."""
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    """What was worked out for this version; shared by the snapshots of one version."""
+    """Results that hold until nodes, labels, taints or levels change; snapshots share them until then."""
 
     def column(self, resource: str) -> int | None:
         """Return the column of a resource; None when no node has it."""
@@ -122,7 +120,6 @@ class Inventory:
 class GangRequest:
     """What a gang needs."""
 
-    uid: str
     workers: int
     devices: int
     """Devices, and so ranks, of each worker."""

@@ -75,7 +75,7 @@ def cases(draw: Any, *, packed: bool) -> Case:
     topology = draw(st.sampled_from(TOPOLOGIES))
     workers = draw(st.integers(1, 3)) * (topology.slice_size or 1)
     preemptor = waiting("p", "a", workers=workers, devices=draw(st.integers(1, devices)))
-    request = GangRequest(uid="p", workers=workers, devices=1, requests=preemptor.requests, topology=topology)
+    request = GangRequest(workers=workers, devices=1, requests=preemptor.requests, topology=topology)
     needs = workers * preemptor.requests[0][1]
     policy = st.just(Reclaim.ANY) if packed else st.sampled_from(tuple(Reclaim))
     nominal = {name: draw(st.integers(0, 6)) for name in "abc"}

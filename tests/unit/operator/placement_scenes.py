@@ -63,7 +63,6 @@ def cluster(
 def gang(workers: int, *, devices: int = 8, cpu: int = 1000, constraints: Any = None, **topology: Any) -> GangRequest:
     """A gang; further arguments are fields of its topology."""
     return GangRequest(
-        uid="u",
         workers=workers,
         devices=devices,
         requests=((GPU, devices), ("cpu", cpu), ("pods", 1)),

@@ -93,7 +93,7 @@ def test_a_stall_is_told_in_training_and_ends_the_attempt_when_asked_and_agreed(
 def test_a_restart_for_a_hang_is_in_place_counts_and_says_why() -> None:
     found = verdict(stalling(stopped=(1,)))
     assert isinstance(found, Restart)
-    assert (found.failure.cause, found.scope, found.counts, found.replace) == (
+    assert (found.failure.cause, found.scope, found.record.counts, found.replace) == (
         Cause.HUNG,
         Scope.PROCESS,
         True,

@@ -35,7 +35,7 @@ def test_a_host_that_began_anew_is_paid_by_no_budget_and_waits_for_nothing() -> 
     assert isinstance(verdict(reason="Error", count=3), GiveUp)
     said = verdict(reason="HostRestarted", count=3)
     assert isinstance(said, Restart)
-    assert (said.failure.cause, said.counts, said.due_s) == ("HostRestarted", False, NOW_S)
+    assert (said.failure.cause, said.record.counts, said.due_s) == ("HostRestarted", False, NOW_S)
 
 
 def test_restarts_of_the_host_are_no_streak_and_end_none() -> None:

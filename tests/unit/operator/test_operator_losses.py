@@ -46,7 +46,7 @@ def refused(owner: JobView, *, for_s: float) -> JobSnapshot:
 def test_a_worker_that_no_scheduler_finds_room_for_moves_at_no_cost() -> None:
     owner = admitted(job(failurePolicy={"maxRestarts": 0}), ("n0", "n1"))
     verdict = verdict_of(refused(owner, for_s=UNSCHEDULABLE_S))
-    assert (verdict.failure.cause, verdict.counts, verdict.scope) == ("Unschedulable", False, "RestartPod")
+    assert (verdict.failure.cause, verdict.record.counts, verdict.scope) == ("Unschedulable", False, "RestartPod")
     assert verdict.move == verdict.replace == {1}
     assert "n1" in verdict.failure.message
     assert "insufficient memory" in verdict.failure.message
@@ -97,7 +97,7 @@ def test_each_move_that_finds_no_room_waits_longer_and_none_ends_the_job() -> No
 def test_an_eviction_by_others_is_no_fault_of_the_job(fields: dict[str, Any]) -> None:
     owner = admitted(job(failurePolicy={"maxRestarts": 0}))
     verdict = verdict_of(snapshot(owner, pods=(pod(owner, 0), pod(owner, 1, **fields)), lease=lease(owner, step=3)))
-    assert (verdict.failure.cause, verdict.counts) == ("Evicted", False)
+    assert (verdict.failure.cause, verdict.record.counts) == ("Evicted", False)
     assert (verdict.replace, verdict.move) == (frozenset({1}), frozenset())
 
 
@@ -105,7 +105,7 @@ def test_a_failure_beside_an_eviction_is_told_and_counted() -> None:
     owner = admitted(job())
     pods = (pod(owner, 0, deleting=True, conditions=EVICTED), pod(owner, 1, phase=PodPhase.FAILED, exit_code=3))
     verdict = verdict_of(snapshot(owner, pods=pods, lease=lease(owner, step=3)))
-    assert (verdict.failure.cause, verdict.failure.index, verdict.counts) == ("PodFailed", 1, True)
+    assert (verdict.failure.cause, verdict.failure.index, verdict.record.counts) == ("PodFailed", 1, True)
     assert verdict.replace == {0, 1}
 
 

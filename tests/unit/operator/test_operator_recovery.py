@@ -91,7 +91,12 @@ def test_a_worker_whose_launcher_was_asked_to_end_is_replaced_and_no_budget_pays
     left = lease(owner, phase="Training", step=10, exits=[{"rank": 1, "code": 75}], leaving=[1])
     said = verdict(running(owner, lease=left))
     assert isinstance(said, Restart)
-    assert (str(said.failure.cause), set(said.replace), said.counts, said.due_s) == ("Evicted", {1}, False, NOW_S)
+    assert (str(said.failure.cause), set(said.replace), said.record.counts, said.due_s) == (
+        "Evicted",
+        {1},
+        False,
+        NOW_S,
+    )
 
 
 def test_a_worker_whose_launcher_fell_silent_gets_a_new_pod() -> None:
@@ -231,7 +236,7 @@ def test_the_first_rule_that_matches_decides(rule: dict[str, Any], kind: type, s
     said = verdict(running(owner, lease=lease(owner, exits=[{"rank": 0, "signal": 9}])))
     assert isinstance(said, kind)
     if isinstance(said, Restart):
-        assert (said.scope, said.counts) == (scope, counts)
+        assert (said.scope, said.record.counts) == (scope, counts)
 
 
 def test_restarts_beyond_the_budget_fail_the_job() -> None:

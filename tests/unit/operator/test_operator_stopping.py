@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from polyreme_api.times import rfc3339
+from polyreme_operator.publishing.metrics import goodput
 from polyreme_operator.reconcile import stopping, transition
-from polyreme_operator.reconcile.accounting import goodput
 from polyreme_operator.reconcile.status import with_condition
 from polyreme_operator.reconcile.stopping import StopFor
 from polyreme_operator.types.actions import Decision, DeletePod, EmitEvent, ReadLease, WriteStatus
@@ -104,7 +104,7 @@ def test_only_what_lies_behind_the_durable_checkpoint_is_lost() -> None:
     assert status.last_checkpoint.step == 8
     kept = written(decide(snapshot(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped"))))
     assert kept.accounting.effective_milliseconds == 20_000
-    assert goodput(kept) == pytest.approx(0.2)
+    assert goodput(kept.accounting) == pytest.approx(0.2)
 
 
 def test_the_start_after_a_preemption_is_time_lost_to_it() -> None:

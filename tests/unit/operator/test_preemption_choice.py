@@ -31,7 +31,7 @@ def choose(
     **options: Any,
 ) -> Victims | None:
     job = preemptor or waiting("p", workers=2, priority=5)
-    request = GangRequest(uid=job.uid, workers=job.workers, devices=1, requests=job.requests, topology=topology)
+    request = GangRequest(workers=job.workers, devices=1, requests=job.requests, topology=topology)
     nodes = inventory(racks, devices=devices, jobs=jobs)
     tree = QueueTree.of(queues)
     ledger = QuotaLedger(tree, used_by(jobs))
@@ -194,7 +194,7 @@ def test_where_no_node_bears_the_labels_an_exclusive_gang_clears_nothing(level: 
     nodes.domain_names = ((), nodes.names)
     nodes.usable_N[:] = False
     job = waiting("p", workers=1, priority=5)
-    request = GangRequest(uid="p", workers=1, devices=1, requests=job.requests, topology=Topology(exclusive=level))
+    request = GangRequest(workers=1, devices=1, requests=job.requests, topology=Topology(exclusive=level))
     tree = QueueTree.of(ONE)
     ledger = QuotaLedger(tree, used_by(jobs))
     assert choose_victims(nodes, request, job, jobs, tree=tree, ledger=ledger, now_s=NOW_S) is None
@@ -286,7 +286,7 @@ def test_who_borrows_of_one_resource_reclaims_no_other() -> None:
 
     def asked(cpu_used: int) -> Victims | None:
         ledger = QuotaLedger(tree, {("b", GPU): 2, ("a", "cpu"): cpu_used})
-        request = GangRequest(uid="p", workers=2, devices=1, requests=job.requests)
+        request = GangRequest(workers=2, devices=1, requests=job.requests)
         return choose_victims(nodes, request, job, jobs, tree=tree, ledger=ledger, now_s=NOW_S)
 
     assert asked(0) is not None

@@ -18,7 +18,7 @@ HEAD: dict[str, Any] = {"workers": 2, "priority": 5}
 
 def hold(racks: list[int], jobs: list[Running], *, level: str | None = None, quota: int = 100) -> Hold | None:
     head = waiting("head", **HEAD)
-    request = GangRequest(uid="head", workers=2, devices=1, requests=head.requests, topology=Topology(required=level))
+    request = GangRequest(workers=2, devices=1, requests=head.requests, topology=Topology(required=level))
     ledger = QuotaLedger(QueueTree.of([queue("a", quota)]), used_by(jobs))
     return hold_for(inventory(racks, jobs=jobs), request, head, jobs, ledger=ledger, now_s=NOW_S)
 

@@ -17,8 +17,8 @@ from polyreme_operator.scheduler.cycle import SchedulingCycle
 from polyreme_operator.scheduler.gangs import gang_of
 from polyreme_operator.scheduler.head_of_line import Heads
 from polyreme_operator.scheduler.pending import closed, over_quota
-from polyreme_operator.scheduler.preemption.victims import hold, let_go, make_room
-from polyreme_operator.scheduler.reservations import blocked_for, reservation_of, unused
+from polyreme_operator.scheduler.preemption.victims import make_room
+from polyreme_operator.scheduler.reservations import unused
 from polyreme_operator.types.inventory import BoolArray, RowArray, Unschedulable
 from polyreme_operator.types.queues import Waiting
 from polyreme_operator.types.reasons import Cause, Reason
@@ -39,39 +39,39 @@ class Found:
     plan: Plan | None
 
 
-def admit_waiting(work: SchedulingCycle) -> None:
+def admit_waiting(cycle: SchedulingCycle) -> None:
     """Admit what fits."""
-    _Admissions(work).run()
+    _Admissions(cycle).run()
 
 
 class _Admissions:
-    def __init__(self, work: SchedulingCycle) -> None:
-        self._work = work
-        self._cluster = work.cluster
-        self._heads = Heads(work)
+    def __init__(self, cycle: SchedulingCycle) -> None:
+        self._cycle = cycle
+        self._cluster = cycle.cluster
+        self._heads = Heads(cycle)
         self._makes_way_for: dict[str, JobView] = {}
         self._sought = 0
 
     def run(self) -> None:
-        work, cluster = self._work, self._cluster
+        cycle, cluster = self._cycle, self._cluster
         for queue in sorted(cluster.waiting.queues()):
             why = closed(cluster.tree, queue)
             if why is not None:
-                work.kinds.update({kind: why for _, line in cluster.waiting.lines(queue) for kind in line.by_kind})
+                cycle.kinds.update({kind: why for _, line in cluster.waiting.lines(queue) for kind in line.by_kind})
         self._serve_reservations()
-        order = scheduling_order(cluster.waiting, cluster.tree, work.shares(), work.now_s)
+        order = scheduling_order(cluster.waiting, cluster.tree, cycle.shares(), cycle.now_s)
         for waiting in order:
-            if waiting.uid in work.changed:
+            if waiting.uid in cycle.changed:
                 continue
-            if work.full:
-                work.again = True
+            if cycle.full:
+                cycle.again = True
                 break
             with blaming(waiting.uid):
                 self._look_at(waiting, order)
 
     def _serve_reservations(self) -> None:
         """Hold for each preemptor what others give up, and start those at once for whom all have gone."""
-        work, cluster = self._work, self._cluster
+        cycle, cluster = self._cycle, self._cluster
         asked = {
             uid: unused(cluster.jobs, cluster.jobs[uid], victims)
             for uid, victims in sorted(cluster.making_way.items())
@@ -81,13 +81,13 @@ class _Admissions:
         for uid, victims in asked.items():
             if victims:
                 with blaming(uid):
-                    held.append(reservation_of(work, cluster.jobs[uid], victims))
+                    held.append(cycle.reservation_of(cluster.jobs[uid], victims))
         in_order = sorted(held, key=lambda each: _rank(each.by))
         # Nodes and quota are held from equals and lesser ones: what is held for a lesser one comes behind.
         for _, equals in itertools.groupby(in_order, key=lambda each: each.by.priority):
             together = list(equals)
             for reservation in together:
-                hold(work, reservation)
+                cycle.reserve(reservation)
             for reservation in together:
                 if reservation.stopping:
                     self._makes_way_for.update(dict.fromkeys(asked[reservation.by.uid], reservation.by))
@@ -97,33 +97,33 @@ class _Admissions:
     def _start_in_reserve(self, job: JobView) -> None:
         """Start a preemptor whose victims have gone; one that can't start any more waits as others do."""
         with blaming(job.uid):
-            let_go(self._work, job)
-            found = self._find(job, blocked_for(self._work, job))
+            self._cycle.release_reservation(job)
+            found = self._find(job, self._cycle.blocked_for(job))
             if isinstance(found, Found):
-                self._work.admit(job, found.rows_W, found.plan)
+                self._cycle.admit(job, found.rows_W, found.plan)
 
     def _look_at(self, waiting: Waiting, order: SchedulingOrder) -> None:
-        work, job = self._work, self._cluster.jobs[waiting.uid]
+        cycle, job = self._cycle, self._cluster.jobs[waiting.uid]
         own = self._own_obstacle(job)
         if own is not None:
-            work.pending[job.uid] = own
+            cycle.pending[job.uid] = own
             return
         known = self._cluster.refused.get(waiting.kind)
-        held = let_go(work, job)
+        held = cycle.release_reservation(job)
         if known is not None and held is None:
             self._refuse(waiting, known, order)
             return
         found = self._behind_heads(waiting, job)
         if isinstance(found, Found):
-            work.admit(job, found.rows_W, found.plan)
+            cycle.admit(job, found.rows_W, found.plan)
             order.admitted(waiting)
             return
         if held is not None and held.stopping:
-            hold(work, held)
+            cycle.reserve(held)
             names = [_name(self._cluster.jobs[uid]) for uid in held.stopping]
             more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
             words = f"{', '.join(names[:NAMED_MAX])}{more} checkpoint and make way"
-            work.pending[job.uid] = Pending(Reason.WAITING_FOR_PREEMPTION, words)
+            cycle.pending[job.uid] = Pending(Reason.WAITING_FOR_PREEMPTION, words)
         else:
             self._make_room(waiting, job, found)
         self._refuse(waiting, found, order)
@@ -131,10 +131,10 @@ class _Admissions:
     def _own_obstacle(self, job: JobView) -> Pending | None:
         """Say what keeps this job back, and not others of its class."""
         retry_s, last = parse_time_or(job.status.retry_at, 0.0), job.status.restart_records[-1:]
-        if retry_s > self._work.now_s and last and last[0].cause == Cause.CREATE_REFUSED:
-            self._work.wake_at(retry_s)
+        if retry_s > self._cycle.now_s and last and last[0].cause == Cause.CREATE_REFUSED:
+            self._cycle.wake_at(retry_s)
             return Pending(Reason.CREATE_REFUSED, f"retried at {job.status.retry_at}; {last[0].message}")
-        lingering = self._work.lingering(job.uid)
+        lingering = self._cycle.lingering(job.uid)
         if lingering:
             return Pending(Reason.WAITING_FOR_CAPACITY, f"waits for {lingering} of its own pods to end")
         preemptor = self._makes_way_for.get(job.uid)
@@ -148,7 +148,7 @@ class _Admissions:
             return never
         if (quota := self._never_within_quota(waiting, job)) is not None:
             return quota
-        blocked_N = blocked_for(self._work, job)
+        blocked_N = self._cycle.blocked_for(job)
         with self._heads.beside(waiting) as (held_N, before):
             found = self._find(job, blocked_N if held_N is None else blocked_N | held_N)
         if isinstance(found, Found) or not before:
@@ -164,7 +164,7 @@ class _Admissions:
         """Say that a job fits at none of its sizes even if every node were empty, whatever quota and capacity say."""
         found = None
         for count in reversed(elastic.sizes(job)):
-            found = unsatisfiable(self._work.inventory, gang_of(job, count))
+            found = unsatisfiable(self._cycle.inventory, gang_of(job, count))
             if found is None:
                 return None
         return None if found is None else Pending(found.reason, found.message, permanent=True)
@@ -175,19 +175,19 @@ class _Admissions:
         if smaller:
             return None
         with self._heads.none(waiting):
-            quota = over_quota(self._work, job, wish)
+            quota = over_quota(self._cycle, job, wish)
         return None if quota is None else Pending(Reason.EXCEEDS_QUOTA, quota)
 
     def _find(self, job: JobView, blocked_N: BoolArray) -> Found | Pending:
         """Find a place at the best size that fits."""
-        work, why = self._work, None
+        cycle, why = self._cycle, None
         for count in self._sizes(job, blocked_N):
-            quota = over_quota(work, job, count)
+            quota = over_quota(cycle, job, count)
             if quota is not None:
                 why = why or Pending(Reason.EXCEEDS_QUOTA, quota)
                 continue
             plan = elastic.plan_at(job, count)
-            found = work.place(gang_of(job, count, plan=plan), blocked_N=blocked_N)
+            found = cycle.place(gang_of(job, count, plan=plan), blocked_N=blocked_N)
             if not isinstance(found, Unschedulable):
                 return Found(found, plan)
             why = why or Pending(found.reason, found.message)
@@ -196,30 +196,30 @@ class _Admissions:
 
     def _sizes(self, job: JobView, blocked_N: BoolArray) -> list[int]:
         """Return the worker counts to try: the wish, and of the smaller ones those for which there may be room."""
-        work = self._work
+        cycle = self._cycle
         wish, *smaller = elastic.sizes(job)
         if not smaller:
             return [wish]
-        free = slots_N(work.inventory, gang_of(job, 1), blocked_N=blocked_N)
+        free = slots_N(cycle.inventory, gang_of(job, 1), blocked_N=blocked_N)
         room = int(free.sum())
-        return [wish, *[count for count in smaller if count <= room][: work.limits.sizes_max - 1]]
+        return [wish, *[count for count in smaller if count <= room][: cycle.limits.sizes_max - 1]]
 
     def _make_room(self, waiting: Waiting, job: JobView, why: Pending) -> None:
         """Have others make way for the head of a queue."""
-        work = self._work
+        cycle = self._cycle
         if waiting.queue in self._heads or not waiting.may_preempt or _is_final(why):
             return
-        if self._sought >= work.limits.preemptions_max:
-            work.unsure.add(waiting.kind)
-            work.again = True
+        if self._sought >= cycle.limits.preemptions_max:
+            cycle.unsure.add(waiting.kind)
+            cycle.again = True
             return
         self._sought += 1
-        victims = make_room(work, waiting, job)
+        victims = make_room(cycle, waiting, job)
         if victims is not None:
-            work.pending[job.uid] = Pending(Reason.WAITING_FOR_PREEMPTION, victims.message)
+            cycle.pending[job.uid] = Pending(Reason.WAITING_FOR_PREEMPTION, victims.message)
 
     def _refuse(self, waiting: Waiting, why: Pending, order: SchedulingOrder) -> None:
-        self._work.kinds[waiting.kind] = why
+        self._cycle.kinds[waiting.kind] = why
         order.refuse(waiting.kind)
         self._heads.add(waiting, why)
 

@@ -8,17 +8,17 @@ from polyreme_operator.scheduler.cycle import SchedulingCycle
 from polyreme_operator.types.queues import StopPolicy
 
 
-def drain(work: SchedulingCycle) -> None:
+def drain(cycle: SchedulingCycle) -> None:
     """Ask every running job of a draining queue to stop."""
-    tree = work.cluster.tree
+    tree = cycle.cluster.tree
     drained = {name for name in tree.views if tree.stop_policy(name) is StopPolicy.HOLD_AND_DRAIN}
     if not drained:
         return
-    for uid in sorted(work.cluster.running):
-        job = work.cluster.jobs[uid]
-        if uid in work.changed or job.spec is None or job.spec.queue_name not in drained or job.spec.suspend:
+    for uid in sorted(cycle.cluster.running):
+        job = cycle.cluster.jobs[uid]
+        if uid in cycle.changed or job.spec is None or job.spec.queue_name not in drained or job.spec.suspend:
             continue
         if job.status.preemption is not None:
             continue
         with blaming(uid):
-            work.write(job, transition.stop_for_drain(job, queue=job.spec.queue_name, now_s=work.now_s))
+            cycle.write(job, transition.stop_for_drain(job, queue=job.spec.queue_name, now_s=cycle.now_s))

@@ -15,7 +15,6 @@ from polyreme_operator.scheduler.backfill import hold_for, may_fill
 from polyreme_operator.scheduler.cycle import SchedulingCycle
 from polyreme_operator.scheduler.gangs import gang_of
 from polyreme_operator.scheduler.preemption.victims import all_running, running_of
-from polyreme_operator.scheduler.reservations import blocked_for
 from polyreme_operator.types.inventory import BoolArray
 from polyreme_operator.types.queues import Waiting
 from polyreme_operator.types.reasons import Reason
@@ -35,8 +34,8 @@ class _Held:
 class Heads:
     """What is held for the heads of queues, in the order in which they were found."""
 
-    def __init__(self, work: SchedulingCycle) -> None:
-        self._work = work
+    def __init__(self, cycle: SchedulingCycle) -> None:
+        self._cycle = cycle
         self._quotas: dict[str, list[_Held]] = {}
         """By root of the head's tree: nobody elsewhere is concerned by its quota."""
         self._nodes: list[_Held] = []
@@ -61,9 +60,9 @@ class Heads:
             self._quotas.setdefault(self._root(waiting), []).append(held)
             if held.rows_N is not None:
                 self._nodes.append(held)
-            if waiting.uid not in self._work.reservations:
+            if waiting.uid not in self._cycle.reservations:
                 # Else it is held with what others give up for it, and only once.
-                self._work.quotas.charge(waiting.queue, waiting.requests, waiting.workers)
+                self._cycle.quotas.charge(waiting.queue, waiting.requests, waiting.workers)
 
     @contextlib.contextmanager
     def beside(self, waiting: Waiting) -> Iterator[tuple[BoolArray | None, list[Waiting]]]:
@@ -88,7 +87,7 @@ class Heads:
     @contextlib.contextmanager
     def without(self, heads: Sequence[Waiting]) -> Iterator[None]:
         """While this lasts, no quota is held for these."""
-        quotas = self._work.quotas
+        quotas = self._cycle.quotas
         for head in heads:
             quotas.release(head.queue, head.requests, head.workers)
         yield
@@ -106,45 +105,45 @@ class Heads:
         return sorted(concerning, key=lambda held: held.number) if elsewhere else concerning
 
     def _root(self, waiting: Waiting) -> str:
-        return self._work.cluster.tree.root(waiting.queue)
+        return self._cycle.cluster.tree.root(waiting.queue)
 
     def _fills(self, waiting: Waiting, held: _Held) -> bool:
         return may_fill(
             waiting,
             head=held.head,
             head_ready_at_s=held.ready_at_s,
-            tree=self._work.cluster.tree,
-            ledger=self._work.quotas,
-            now_s=self._work.now_s,
+            tree=self._cycle.cluster.tree,
+            ledger=self._cycle.quotas,
+            now_s=self._cycle.now_s,
         )
 
     def _hold(self, waiting: Waiting, why: Pending) -> _Held | None:
-        work = self._work
-        if why.reason == Reason.EXCEEDS_QUOTA and waiting.uid not in work.reservations:
+        cycle = self._cycle
+        if why.reason == Reason.EXCEEDS_QUOTA and waiting.uid not in cycle.reservations:
             # It counts on no node yet, unless others make way for it: then it starts on theirs and on what is free now.
-            ever = QuotaLedger(work.cluster.tree, {}).fits(waiting.queue, waiting.requests, waiting.workers)
+            ever = QuotaLedger(cycle.cluster.tree, {}).fits(waiting.queue, waiting.requests, waiting.workers)
             return _Held(head=waiting, number=len(self._seen), rows_N=None, ready_at_s=None) if ever else None
-        if why.reason == Reason.MISCONFIGURED or self._with_nodes >= work.limits.heads_max:
+        if why.reason == Reason.MISCONFIGURED or self._with_nodes >= cycle.limits.heads_max:
             return None
         self._with_nodes += 1
-        job = work.cluster.jobs[waiting.uid]
-        running, quotas = all_running(work), work.quotas
-        reserved = work.reservations.get(waiting.uid)
+        job = cycle.cluster.jobs[waiting.uid]
+        running, quotas = all_running(cycle), cycle.quotas
+        reserved = cycle.reservations.get(waiting.uid)
         if reserved is not None and job.spec is not None:
             # Who was asked in this round stops too; what else the head counts on must be free when they have gone.
-            asked = (running_of(work.inventory, work.cluster.jobs[uid]) for uid in reserved.stopping)
+            asked = (running_of(cycle.inventory, cycle.cluster.jobs[uid]) for uid in reserved.stopping)
             here = {each.uid for each in running}
             running += [dataclasses.replace(each, stopping=True) for each in asked if each and each.uid not in here]
             quotas = quotas.copy()
             quotas.release(job.spec.queue_name, job.requests, job.spec.workers.replicas)
         found = hold_for(
-            work.inventory,
+            cycle.inventory,
             gang_of(job, waiting.workers),
             waiting,
             running,
             ledger=quotas,
-            now_s=work.now_s,
-            blocked_N=blocked_for(work, job),
+            now_s=cycle.now_s,
+            blocked_N=cycle.blocked_for(job),
         )
         if found is None:
             return None

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from polyreme_operator.queueing.tree import QueueTree
+from polyreme_operator.scheduler.cycle import SchedulingCycle
 from polyreme_operator.types.queues import StopPolicy
 from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.snapshot import Pending
 from polyreme_operator.types.views import JobView
 
-if TYPE_CHECKING:
-    from polyreme_operator.scheduler.cycle import SchedulingCycle
-
 TOLD_MAX = 100
 """Jobs of a queue, from its head, that are told how things stand; those behind them are told once why they wait."""
 
 
-def over_quota(work: SchedulingCycle, job: JobView, workers: int) -> str | None:
+def over_quota(cycle: SchedulingCycle, job: JobView, workers: int) -> str | None:
     """Say which quota forbids so many more workers; None if none does."""
     assert job.spec is not None, "only jobs that can be read are placed"
     queue = job.spec.queue_name
     for resource, amount in job.requests:
-        room = work.quotas.room(queue, resource)
+        room = cycle.quotas.room(queue, resource)
         if room is not None and amount * workers > room:
-            return f"needs {amount * workers} of {resource}; queue {queue} has {_left(work, queue, resource, room)}"
+            return f"needs {amount * workers} of {resource}; queue {queue} has {_left(cycle, queue, resource, room)}"
     return None
 
 
-def _left(work: SchedulingCycle, queue: str, resource: str, room: int) -> str:
-    own = work.cluster.tree.view(queue).quota(resource)
-    used = work.quotas.used(queue, resource)
+def _left(cycle: SchedulingCycle, queue: str, resource: str, room: int) -> str:
+    own = cycle.cluster.tree.view(queue).quota(resource)
+    used = cycle.quotas.used(queue, resource)
     if own is None:
         return f"{room} left of what others lend"
     return f"{room} left: it holds {used}, its quota is {own.nominal}"

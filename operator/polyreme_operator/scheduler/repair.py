@@ -14,77 +14,77 @@ from polyreme_operator.reconcile.failure_policy import Restart, judge
 from polyreme_operator.reconcile.observe import current_record
 from polyreme_operator.reconcile.quarantine import blaming
 from polyreme_operator.scheduler.cycle import SchedulingCycle
+from polyreme_operator.scheduler.domains import domain_rows, is_torn, rows_of
 from polyreme_operator.scheduler.gangs import gang_of
-from polyreme_operator.scheduler.reservations import blocked_for, domain_rows, is_torn, rows_of
 from polyreme_operator.types.inventory import BoolArray, Inventory, RowArray, Unschedulable
 from polyreme_operator.types.views import JobView
 
 
-def repair(work: SchedulingCycle) -> None:
+def repair(cycle: SchedulingCycle) -> None:
     """Give every job that asks another place for what it lost, or take its gang off if there is none."""
-    for uid in sorted(work.cluster.asking):
-        if work.full:
-            work.again = True
+    for uid in sorted(cycle.cluster.asking):
+        if cycle.full:
+            cycle.again = True
             return
-        job = work.cluster.jobs.get(uid)
+        job = cycle.cluster.jobs.get(uid)
         if job is not None and job.admitted:
             with blaming(uid):
-                _repair_job(work, job)
+                _repair_job(cycle, job)
 
 
-def _repair_job(work: SchedulingCycle, job: JobView) -> None:
+def _repair_job(cycle: SchedulingCycle, job: JobView) -> None:
     attempt, spec = job.attempt, job.spec
-    if attempt is None or spec is None or attempt.desired == "Stop" or job.uid not in work.cluster.running:
+    if attempt is None or spec is None or attempt.desired == "Stop" or job.uid not in cycle.cluster.running:
         return
-    snapshot = work.snapshot(job)
+    snapshot = cycle.snapshot(job)
     record = current_record(snapshot)
     if record is not None and record.outcome is Outcome.SUCCEEDED:
         return
-    verdict = judge(snapshot, spec, work.now_s)
-    if not isinstance(verdict, Restart) or not verdict.move or verdict.due_s > work.now_s:
+    verdict = judge(snapshot, spec, cycle.now_s)
+    if not isinstance(verdict, Restart) or not verdict.move or verdict.due_s > cycle.now_s:
         return
-    if work.must_read(job):
+    if cycle.must_read(job):
         return
     nodes = attempt.placement.node_by_index()
     moved = sorted(verdict.move)
-    found = _places(work, job, nodes, moved)
+    found = _places(cycle, job, nodes, moved)
     if found is None:
-        work.write(job, transition.evict(snapshot, verdict, work.now_s))
+        cycle.write(job, transition.evict(snapshot, verdict, cycle.now_s))
         return
     for index, node in found.items():
         nodes[index] = node
-    work.write(job, transition.restart(snapshot, verdict, nodes, work.now_s))
+    cycle.write(job, transition.restart(snapshot, verdict, nodes, cycle.now_s))
 
 
-def _places(work: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: Sequence[int]) -> dict[int, str] | None:
+def _places(cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: Sequence[int]) -> dict[int, str] | None:
     """Find other nodes for some workers, as near to those that stay as the topology asks; None if they don't all fit.
 
     A gang that can't stay together is taken off, and waits for a place as a whole. So is one that lies together no
     longer, since labels or levels have changed beneath it: whoever goes near those that stay would be near to a part.
     """
     assert job.spec is not None, "only jobs that can be read are placed"
-    if not work.quotas.fits(job.spec.queue_name, job.requests, len(moved)):
+    if not cycle.quotas.fits(job.spec.queue_name, job.requests, len(moved)):
         return None
-    rows_W = rows_of(work.inventory, nodes)
+    rows_W = rows_of(cycle.inventory, nodes)
     left_W = rows_W[list(moved)]
     rows_W[list(moved)] = -1
-    if _are_apart(work.inventory, job.spec.topology, rows_W, moved):
+    if _are_apart(cycle.inventory, job.spec.topology, rows_W, moved):
         return None
     found: dict[int, int] = {}
-    for group, near_N, near_W, topology in _groups(work, job, rows_W, moved):
-        blocked_N = blocked_for(work, job) if near_N is None else blocked_for(work, job) | ~near_N
+    for group, near_N, near_W, topology in _groups(cycle, job, rows_W, moved):
+        blocked_N = cycle.blocked_for(job) if near_N is None else cycle.blocked_for(job) | ~near_N
         # A node on which a pod found no room looks free: what fills it is not ours to see.
         blocked_N[left_W[left_W >= 0]] = True
         request = gang_of(job, len(group), topology=topology)
         own_W = np.concatenate((rows_W, left_W))
-        placed = work.place(request, blocked_N=blocked_N, ignoring_W=own_W, near_W=near_W[near_W >= 0])
+        placed = cycle.place(request, blocked_N=blocked_N, ignoring_W=own_W, near_W=near_W[near_W >= 0])
         if isinstance(placed, Unschedulable):
-            _undo(work, job, found)
+            _undo(cycle, job, found)
             return None
         found.update(zip(group, placed.tolist(), strict=True))
-        work.book(job, placed)
-    work.intend(job)
-    return {index: work.inventory.names[row] for index, row in found.items()}
+        cycle.book(job, placed)
+    cycle.intend(job)
+    return {index: cycle.inventory.names[row] for index, row in found.items()}
 
 
 def _are_apart(inventory: Inventory, asked: Topology, rows_W: RowArray, moved: Sequence[int]) -> bool:
@@ -98,13 +98,13 @@ def _are_apart(inventory: Inventory, asked: Topology, rows_W: RowArray, moved: S
     return any(is_torn(inventory, asked.slice_level, rows_W[at * size : (at + 1) * size]) for at in slices)
 
 
-def _undo(work: SchedulingCycle, job: JobView, found: dict[int, int]) -> None:
+def _undo(cycle: SchedulingCycle, job: JobView, found: dict[int, int]) -> None:
     if found:
-        work.book(job, np.array(list(found.values()), dtype=np.int32), sign=-1)
+        cycle.book(job, np.array(list(found.values()), dtype=np.int32), sign=-1)
 
 
 def _groups(
-    work: SchedulingCycle, job: JobView, rows_W: RowArray, moved: Sequence[int]
+    cycle: SchedulingCycle, job: JobView, rows_W: RowArray, moved: Sequence[int]
 ) -> Iterator[tuple[list[int], BoolArray | None, RowArray, Topology]]:
     """Yield who go together, the nodes among which, those near whom they go, and what is still to be asked of them."""
     assert job.spec is not None, "only jobs that can be read are placed"
@@ -113,7 +113,7 @@ def _groups(
         # Nobody stays to whom the others could be near: they are placed as a gang that begins.
         yield list(moved), None, rows_W, asked
         return
-    whole_N = domain_rows(work.inventory, asked.required, rows_W)
+    whole_N = domain_rows(cycle.inventory, asked.required, rows_W)
     if asked.slice_size is None:
         yield list(moved), whole_N, rows_W, Topology(exclusive=asked.exclusive)
         return
@@ -122,7 +122,7 @@ def _groups(
         slices[index // asked.slice_size].append(index)
     for number, group in sorted(slices.items()):
         members_W = rows_W[number * asked.slice_size : (number + 1) * asked.slice_size]
-        slice_N = domain_rows(work.inventory, asked.slice_level, members_W)
+        slice_N = domain_rows(cycle.inventory, asked.slice_level, members_W)
         if slice_N is None:
             yield group, whole_N, rows_W, Topology(required=asked.slice_level, exclusive=asked.exclusive)
         else:

@@ -20,9 +20,9 @@ from polyreme_operator.reconcile.quarantine import blaming
 from polyreme_operator.reconcile.stopping import has_stopped
 from polyreme_operator.scheduler import elastic
 from polyreme_operator.scheduler.cycle import SchedulingCycle
+from polyreme_operator.scheduler.domains import domain_rows, is_torn, rows_of
 from polyreme_operator.scheduler.gangs import gang_of
 from polyreme_operator.scheduler.pending import over_quota
-from polyreme_operator.scheduler.reservations import blocked_for, domain_rows, is_torn, rows_of
 from polyreme_operator.types.inventory import RowArray, Unschedulable
 from polyreme_operator.types.views import JobView
 
@@ -30,127 +30,127 @@ GROW_LOOK_S = 60.0
 """How often it is looked at whether growing pays by now."""
 
 
-def resize(work: SchedulingCycle) -> None:
+def resize(cycle: SchedulingCycle) -> None:
     """Begin the attempts of jobs that have stopped for another size, and stop those whose spec asks for one."""
-    for uid in _candidates(work):
-        job = work.cluster.jobs[uid]
+    for uid in _candidates(cycle):
+        job = cycle.cluster.jobs[uid]
         with blaming(uid):
             if transition.stops_for_resize(job):
-                _begin(work, job)
+                _begin(cycle, job)
             elif scaled(job):
-                _ask(work, job)
+                _ask(cycle, job)
 
 
-def grow(work: SchedulingCycle) -> None:
+def grow(cycle: SchedulingCycle) -> None:
     """Ask elastic jobs to stop where what is left of the round lets them gain more than that costs."""
     looked = False
-    for uid in _candidates(work):
-        job = work.cluster.jobs[uid]
+    for uid in _candidates(cycle):
+        job = cycle.cluster.jobs[uid]
         if may_grow(job) and not scaled(job) and not transition.stops_for_resize(job):
             looked = True
             with blaming(uid):
-                _try_to_grow(work, job)
+                _try_to_grow(cycle, job)
     if looked:
-        work.wake_at(work.now_s + GROW_LOOK_S)
+        cycle.wake_at(cycle.now_s + GROW_LOOK_S)
 
 
-def _candidates(work: SchedulingCycle) -> list[str]:
-    uids = sorted(uid for uid in work.cluster.resizing if uid not in work.changed)
-    return uids[: work.limits.resizes_max]
+def _candidates(cycle: SchedulingCycle) -> list[str]:
+    uids = sorted(uid for uid in cycle.cluster.resizing if uid not in cycle.changed)
+    return uids[: cycle.limits.resizes_max]
 
 
-def _ask(work: SchedulingCycle, job: JobView) -> None:
+def _ask(cycle: SchedulingCycle, job: JobView) -> None:
     """Stop an attempt whose spec asks for another count, if one of the counts that it accepts fits."""
     attempt = job.attempt
-    if attempt is None or _has_outcome(work, job):
+    if attempt is None or _has_outcome(cycle, job):
         return
     if job.planning is not None:
         return
     if job.plan is None:
-        work.refused[job.uid] = job.invalid
+        cycle.refused[job.uid] = job.invalid
         return
-    found = _fitting(work, job, attempt, (job.plan.replicas,))
+    found = _fitting(cycle, job, attempt, (job.plan.replicas,))
     if isinstance(found, str):
-        work.refused[job.uid] = found
-    elif not work.must_read(job):
-        work.write(job, transition.stop_for_resize(job, work.now_s))
+        cycle.refused[job.uid] = found
+    elif not cycle.must_read(job):
+        cycle.write(job, transition.stop_for_resize(job, cycle.now_s))
 
 
-def _try_to_grow(work: SchedulingCycle, job: JobView) -> None:
+def _try_to_grow(cycle: SchedulingCycle, job: JobView) -> None:
     attempt = job.attempt
-    if attempt is None or _has_outcome(work, job) or elastic.was_refused_lately(job, work.now_s):
+    if attempt is None or _has_outcome(cycle, job) or elastic.was_refused_lately(job, cycle.now_s):
         return
-    current, record = attempt.replicas, current_record(work.snapshot(job))
+    current, record = attempt.replicas, current_record(cycle.snapshot(job))
     worth = [
         count
         for count in elastic.larger_sizes(job, current)
-        if elastic.worth_growing(record, job, current=current, larger=count, now_s=work.now_s)
+        if elastic.worth_growing(record, job, current=current, larger=count, now_s=cycle.now_s)
     ]
-    if not worth or isinstance(_fitting(work, job, attempt, worth), str) or work.must_read(job):
+    if not worth or isinstance(_fitting(cycle, job, attempt, worth), str) or cycle.must_read(job):
         return
-    work.write(job, transition.stop_for_resize(job, work.now_s))
+    cycle.write(job, transition.stop_for_resize(job, cycle.now_s))
 
 
-def _begin(work: SchedulingCycle, job: JobView) -> None:
+def _begin(cycle: SchedulingCycle, job: JobView) -> None:
     """Begin the next attempt of a job that has stopped; if nothing else fits, with the places that it has."""
     attempt, spec = job.attempt, job.spec
     if attempt is None or spec is None or job.planning is not None:
         return
-    snapshot = work.snapshot(job)
-    if not has_stopped(snapshot, work.now_s) or work.must_read(job):
+    snapshot = cycle.snapshot(job)
+    if not has_stopped(snapshot, cycle.now_s) or cycle.must_read(job):
         return
     record = current_record(snapshot)
     if record is not None and record.outcome is Outcome.SUCCEEDED:
         return
-    if work.full:
-        work.again = True
+    if cycle.full:
+        cycle.again = True
         return
     wish = spec.workers.replicas
     larger = elastic.larger_sizes(job, attempt.replicas) if not scaled(job) else ()
     wanted = [wish] if job.plan is not None else []
-    found = _fitting(work, job, attempt, [*larger, *wanted])
+    found = _fitting(cycle, job, attempt, [*larger, *wanted])
     if isinstance(found, str):
-        work.refused[job.uid] = found
+        cycle.refused[job.uid] = found
         nodes, new_W = attempt.placement.node_by_index(), np.zeros(0, dtype=np.int32)
     else:
         nodes, new_W = found
-    work.book(job, new_W)
-    work.intend(job)
+    cycle.book(job, new_W)
+    cycle.intend(job)
     plan = elastic.plan_at(job, len(nodes))
-    work.write(job, transition.resize(snapshot, nodes, work.now_s, plan=plan))
+    cycle.write(job, transition.resize(snapshot, nodes, cycle.now_s, plan=plan))
 
 
-def _has_outcome(work: SchedulingCycle, job: JobView) -> bool:
-    record = current_record(work.snapshot(job))
+def _has_outcome(cycle: SchedulingCycle, job: JobView) -> bool:
+    record = current_record(cycle.snapshot(job))
     return record is not None and record.outcome is not None
 
 
 def _fitting(
-    work: SchedulingCycle, job: JobView, attempt: AttemptStatus, counts: Sequence[int]
+    cycle: SchedulingCycle, job: JobView, attempt: AttemptStatus, counts: Sequence[int]
 ) -> tuple[list[str], RowArray] | str:
     """Place the first of these worker counts that fits, those that stay where they are; or say why none does."""
     assert job.spec is not None, "only jobs that can be read are placed"
     why = job.invalid
     held = attempt.placement.node_by_index()
-    for count in counts[: work.limits.sizes_max]:
+    for count in counts[: cycle.limits.sizes_max]:
         more = count - len(held)
         if more <= 0:
             return held[:count], np.zeros(0, dtype=np.int32)
-        quota = over_quota(work, job, more)
+        quota = over_quota(cycle, job, more)
         if quota is not None:
             why = quota
             continue
-        rows_W = rows_of(work.inventory, held)
+        rows_W = rows_of(cycle.inventory, held)
         asked = job.spec.topology
-        if is_torn(work.inventory, asked.required, rows_W):
+        if is_torn(cycle.inventory, asked.required, rows_W):
             why = f"its workers lie in one {asked.required} no longer, and topology.required asks for one"
             continue
-        near_N = domain_rows(work.inventory, asked.required, rows_W)
-        blocked_N = blocked_for(work, job) if near_N is None else blocked_for(work, job) | ~near_N
+        near_N = domain_rows(cycle.inventory, asked.required, rows_W)
+        blocked_N = cycle.blocked_for(job) if near_N is None else cycle.blocked_for(job) | ~near_N
         topology = Topology(slice_size=asked.slice_size, slice_level=asked.slice_level, exclusive=asked.exclusive)
         request = gang_of(job, more, topology=topology)
-        found = work.place(request, blocked_N=blocked_N, ignoring_W=rows_W, near_W=rows_W[rows_W >= 0])
+        found = cycle.place(request, blocked_N=blocked_N, ignoring_W=rows_W, near_W=rows_W[rows_W >= 0])
         if not isinstance(found, Unschedulable):
-            return [*held, *work.names(found)], found
+            return [*held, *cycle.names(found)], found
         why = found.message
     return why

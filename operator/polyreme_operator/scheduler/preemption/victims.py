@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from polyreme_operator.reconcile import transition
 from polyreme_operator.reconcile.quarantine import blaming
 from polyreme_operator.scheduler.cycle import SchedulingCycle
+from polyreme_operator.scheduler.domains import rows_of
 from polyreme_operator.scheduler.gangs import gang_of
 from polyreme_operator.scheduler.preemption.search import Victims, choose_victims
-from polyreme_operator.scheduler.reservations import Reservation, blocked_for, reservation_of, rows_of
 from polyreme_operator.types.inventory import Inventory
 from polyreme_operator.types.queues import Running, Waiting
 from polyreme_operator.types.reasons import ConditionType
@@ -20,54 +20,54 @@ LOOK_AGAIN_S = 30.0
 """How long until it is looked for victims anew: protections end with time."""
 
 
-def make_room(work: SchedulingCycle, waiting: Waiting, job: JobView) -> Victims | None:
+def make_room(cycle: SchedulingCycle, waiting: Waiting, job: JobView) -> Victims | None:
     """Ask others to make way for a job that does not fit; None if nobody's going would let it start."""
-    running = all_running(work)
-    known = set(work.inventory.resources)
+    running = all_running(cycle)
+    known = set(cycle.inventory.resources)
     if not running or any(resource not in known for resource, _ in job.requests):
         return None
     victims = choose_victims(
-        work.inventory,
+        cycle.inventory,
         gang_of(job, waiting.workers),
         waiting,
         running,
-        tree=work.cluster.tree,
-        ledger=work.quotas,
-        now_s=work.now_s,
-        blocked_N=blocked_for(work, job),
+        tree=cycle.cluster.tree,
+        ledger=cycle.quotas,
+        now_s=cycle.now_s,
+        blocked_N=cycle.blocked_for(job),
     )
     if victims is None:
-        work.wake_at(work.now_s + LOOK_AGAIN_S)
+        cycle.wake_at(cycle.now_s + LOOK_AGAIN_S)
         return None
     for uid in victims.uids:
-        victim = work.cluster.jobs[uid]
+        victim = cycle.cluster.jobs[uid]
         with blaming(uid):
-            after = transition.stop_for_preemption(victim, job, reclaim=uid in victims.reclaim, now_s=work.now_s)
-            work.write(victim, after)
+            after = transition.stop_for_preemption(victim, job, reclaim=uid in victims.reclaim, now_s=cycle.now_s)
+            cycle.write(victim, after)
     if victims.uids:
-        hold(work, reservation_of(work, job, victims.uids))
+        cycle.reserve(cycle.reservation_of(job, victims.uids))
     return victims
 
 
-def all_running(work: SchedulingCycle) -> list[Running]:
+def all_running(cycle: SchedulingCycle) -> list[Running]:
     """Return the jobs that hold room and about which nothing was decided in this round."""
     running = []
-    for uid in work.cluster.running:
-        if uid not in work.changed:
+    for uid in cycle.cluster.running:
+        if uid not in cycle.changed:
             with blaming(uid):
-                found = running_of(work.inventory, work.cluster.jobs[uid])
+                found = running_of(cycle.inventory, cycle.cluster.jobs[uid])
             if found is not None:
                 running.append(found)
-    return [*running, *_leavers(work)]
+    return [*running, *_leavers(cycle)]
 
 
-def _leavers(work: SchedulingCycle) -> Iterator[Running]:
+def _leavers(cycle: SchedulingCycle) -> Iterator[Running]:
     """Yield jobs without an admission (ended, evicted, deleted) whose pods still take room: it comes free."""
-    cluster = work.cluster
+    cluster = cycle.cluster
     for uid in cluster.pods:
-        if uid in cluster.running or uid in work.changed:
+        if uid in cluster.running or uid in cycle.changed:
             continue
-        live = [pod for pod in work.leaving(uid) if pod.place]
+        live = [pod for pod in cycle.leaving(uid) if pod.place]
         if not live:
             continue
         job, first = cluster.jobs.get(uid), live[0]
@@ -83,28 +83,12 @@ def _leavers(work: SchedulingCycle) -> Iterator[Running]:
             priority=0,
             requests=first.requests,
             devices=0,
-            rows_W=rows_of(work.inventory, [pod.place for pod in live]),
+            rows_W=rows_of(cycle.inventory, [pod.place for pod in live]),
             admitted_s=0.0,
             started_s=0.0,
             stopping_for="" if asked is None else asked.by,
             stopping=True,
         )
-
-
-def hold(work: SchedulingCycle, held: Reservation) -> None:
-    """Keep nodes and quota for a job that others make way for."""
-    job = held.by
-    assert job.spec is not None, "only jobs that can be read wait"
-    work.reservations[job.uid] = held
-    work.quotas.charge(job.spec.queue_name, job.requests, job.spec.workers.replicas)
-
-
-def let_go(work: SchedulingCycle, job: JobView) -> Reservation | None:
-    """Give up what is held for a job."""
-    held = work.reservations.pop(job.uid, None)
-    if held is not None and job.spec is not None:
-        work.quotas.release(job.spec.queue_name, job.requests, job.spec.workers.replicas)
-    return held
 
 
 def running_of(inventory: Inventory, job: JobView) -> Running | None:

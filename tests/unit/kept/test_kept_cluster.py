@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.schema import SCHEMAS
 from polyreme_local.api_server.store import Store
 from polyreme_operator.cluster_cache import ClusterCache
+from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_planner.plan import Plan
 from tests.kept.folders import VERSIONS, read_cluster
 from tests.kept.leaders import Leaders
@@ -97,6 +100,19 @@ def test_the_stored_plan_of_an_attempt_is_read(version: Path) -> None:
         if (attempt := status.get("attempt")) is not None:
             plan = Plan.from_json(attempt["plan"])
             assert (plan.hash, plan.replicas) == (attempt["planHash"], attempt["replicas"]), job
+
+
+def test_the_command_of_stored_pods_runs_todays_launcher(version: Path) -> None:
+    """A pod that was stored and not started runs its command under this version, as does a newer image."""
+    pods = [each for each in read_cluster(version)["objects"] if each["kind"] == "Pod"]
+    stored = {tuple(pod["spec"]["containers"][0]["command"]) for pod in pods}
+    said = [
+        subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True, check=False)
+        for command in (*stored, PodDefaults().command)
+    ]
+    assert {command[0] for command in stored} == {"python"}
+    assert "POLYREME_" in said[-1].stderr
+    assert {(ended.returncode, ended.stderr) for ended in said} == {(said[-1].returncode, said[-1].stderr)}
 
 
 def test_the_operator_continues_what_runs_and_starts_nothing(version: Path) -> None:

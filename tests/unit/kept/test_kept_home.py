@@ -35,7 +35,7 @@ from tests.kept.reading import dataset_values, export_tensors, run_values, tenso
 MODULE = re.compile(rb"\bpolyreme(?:_[a-z]+)?(?:\.[a-z_]+)+")
 NO_MODULES = (b"polyreme.dev",)
 STORED_COMMAND = b"polyreme.launcher"
-"""``python -m polyreme.launcher`` is the command of stored pods: the one module that files name."""
+"""``python -m polyreme.launcher`` is the command of stored pods, the one module that files name; it still runs."""
 SET_BYTES_MAX = 3 * 2**19
 Call = Callable[..., Any]
 

@@ -87,7 +87,6 @@ class ProcessReport:
     """Key of the plan object that ranks read."""
     tokenizer: str
     """Digest of tokenizer.json in the lakehouse."""
-    vocabulary: int
     datasets: tuple[DatasetReport, ...]
     stages: tuple[StageCount, ...]
     """Hits, misses and dead letters of each stage, over all datasets."""
@@ -148,7 +147,6 @@ class Processing:
         return ProcessReport(
             plan=key,
             tokenizer=digest,
-            vocabulary=tokenizer.size,
             datasets=tuple(reports.values()),
             stages=tuple(
                 sum(

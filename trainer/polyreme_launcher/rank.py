@@ -223,7 +223,7 @@ def parse_job_file(path: str) -> TrainingJob:
 
 def _open_tokenizer(environment: Mapping[str, str], spec: TrainingJobSpec) -> bytes:
     url, job = environment[names.OBJECTS_URL], environment[names.JOB_UID]
-    return open_tokenizer(url, spec, job=job, wait_s=0.0, sleep=sleep_really)
+    return open_tokenizer(url, spec, job=job)
 
 
 def _open_data(environment: Mapping[str, str], spec: TrainingJobSpec) -> tuple[BatchSource, EvaluationSource | None]:

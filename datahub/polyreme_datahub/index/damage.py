@@ -30,8 +30,6 @@ class DamageNote:
 
     index: str
     """Digest of the manifest (or tokenizer)."""
-    sample_id: str
-    """Empty where it is not about one sample."""
     error: str
 
 
@@ -65,8 +63,8 @@ def notes_of(root: Path, indexes: Iterable[str]) -> list[DamageNote]:
         for path in sorted(islice((root / FOLDER / index).glob("*.json"), NOTES_MAX)):
             try:
                 value = json.loads(path.read_bytes())
-                found.append(DamageNote(index=index, sample_id=str(value["sample_id"]), error=str(value["error"])))
+                found.append(DamageNote(index=index, error=str(value["error"])))
             except (OSError, ValueError, KeyError, TypeError):
                 # That there is a note says enough.
-                found.append(DamageNote(index=index, sample_id="", error=f"note {path.name} can't be read"))
+                found.append(DamageNote(index=index, error=f"note {path.name} can't be read"))
     return found

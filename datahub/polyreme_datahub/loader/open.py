@@ -75,10 +75,10 @@ def open_held_out(
     )
 
 
-def open_tokenizer(objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: float, sleep: Sleep) -> bytes:
-    """Return the ``tokenizer.json`` that a processed job's data was made with; arguments as ``open_packs``."""
+def open_tokenizer(objects_url: str, spec: TrainingJobSpec, *, job: str) -> bytes:
+    """Return the ``tokenizer.json`` that a processed job's data was made with; waits for nothing."""
     root = local_root(objects_url)
-    return _tokenizer(root, _plan(root, spec, job, wait_s=wait_s, sleep=sleep)["tokenizer"])
+    return _tokenizer(root, _plan(root, spec, job, wait_s=0.0, sleep=sleep_really)["tokenizer"])
 
 
 def segments_of(spec: TrainingJobSpec) -> tuple[Segment, ...]:

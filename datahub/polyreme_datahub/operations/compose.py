@@ -31,8 +31,6 @@ ASPECT_MAX = 200.0
 class Compose:
     """Facts -> pages, as PNG, and their geometry."""
 
-    name = COMPOSE
-
     def __init__(self, parameters: ImageParameters) -> None:
         self._parameters = parameters
         values = {"token_px": parameters.token_px, "image_tokens_max": parameters.image_tokens_max}

@@ -36,8 +36,6 @@ _UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError,
 class Decode:
     """Record -> facts of its images."""
 
-    name = DECODE
-
     def __init__(self) -> None:
         self.prefix = action_prefix(DECODE, VERSION, {"pixels_max": PIXELS_MAX, "side_px_min": SIDE_PX_MIN})
 

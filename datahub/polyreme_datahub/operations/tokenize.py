@@ -23,8 +23,6 @@ TOKENS_MAX = 1_048_576
 class Tokenize:
     """Record and pages -> tokens."""
 
-    name = TOKENIZE
-
     def __init__(self, tokenizer: TextTokenizer, *, digest: str, parameters: ImageParameters) -> None:
         self._tokenizer = tokenizer
         self._side = parameters.token_px

@@ -52,7 +52,6 @@ class Result:
 class Operation(Protocol):
     """A stage between ingest and index."""
 
-    name: str
     prefix: str
     """Operation, version and parameters, for keys."""
 

@@ -35,7 +35,6 @@ class DatasetVersion:
     """Records of the source, bad ones included."""
     source: Mapping[str, Any]
     """Description of the source, JSON-able."""
-    created_s: float
 
     @property
     def reference(self) -> str:
@@ -187,5 +186,4 @@ def _version(row: Row[Any]) -> DatasetVersion:
         digest=row.digest,
         records=row.records,
         source=json.loads(row.source),
-        created_s=row.created_s,
     )

@@ -83,7 +83,7 @@ class Database:
         raise AssertionError("the last try returns or raises")
 
 
-def open_database(url: str, *, sleep: Callable[[float], None] = time.sleep) -> Database:  # noqa: TID251 - the shell
+def open_database(url: str) -> Database:
     """Open the registry at ``url`` and bring it to this release's schema.
 
     Raises:
@@ -95,7 +95,7 @@ def open_database(url: str, *, sleep: Callable[[float], None] = time.sleep) -> D
     except ArgumentError as error:
         raise _unknown(url) from error
     engine = _sqlite(parsed) if parsed.get_backend_name() == "sqlite" else _postgresql(parsed)
-    database = Database(engine, sleep=sleep)
+    database = Database(engine, sleep=time.sleep)  # noqa: TID251 - the shell
     database._try(lambda: migrate(engine))  # noqa: SLF001 - the constructor of this class, in effect
     return database
 

@@ -64,10 +64,6 @@ class InProcessTopics:
                 self._groups.setdefault((topic, group), _Group(ready=deque(), delayed=[], loans={}))
         return InProcessSubscription(self, [(topic, group) for topic in topics])
 
-    def idle(self) -> bool:
-        """Tell whether no message waits or is on loan."""
-        return self.wait_idle(timeout_s=0)
-
     def wait_idle(self, *, timeout_s: float) -> bool:
         """Wait until no message waits or is on loan; False when ``timeout_s`` passes before."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -50,11 +49,6 @@ class Piece:
     file: str
     begin: int
     """Byte at which the box begins in the file."""
-
-    @property
-    def length(self) -> int:
-        """Bytes of the box."""
-        return math.prod(self.sizes) * self.dtype.itemsize
 
     @property
     def index(self) -> MetadataIndex:

@@ -37,7 +37,6 @@ def measure_parts(
     *,
     device: str,
     clock: Clock,
-    repeats: int = REPEATS,
     dtype: torch.dtype = torch.float32,
 ) -> dict[Part, StageTimes]:
     """Time one part of each kind that the model has [seconds for one token of the language model].
@@ -47,7 +46,6 @@ def measure_parts(
         mix: What a pack holds.
         device: Where to run.
         clock: Steady time.
-        repeats: Timed runs; the least counts.
         dtype: Of weights and activations.
     """
     torch.set_num_threads(1)  # as a rank
@@ -58,7 +56,7 @@ def measure_parts(
             times[part] = NOTHING
             continue
         run, inputs, weights = _part(shape, part, batch, device=device, dtype=dtype)
-        took = _timed(run, inputs, weights, device=device, clock=clock, repeats=repeats)
+        took = _timed(run, inputs, weights, device=device, clock=clock)
         # Whole square images are not quite the mix: the tower is told for the patches that the mix has.
         share = _tower_share(shape, mix) if part is Part.TOWER else 1.0
         each = share / mix.sequence_tokens
@@ -117,12 +115,11 @@ def _timed(
     *,
     device: str,
     clock: Clock,
-    repeats: int,
 ) -> StageTimes:
     """Time a part, by the least of each of its three pieces [seconds]."""
 
     def rounds() -> Iterator[tuple[float, float, float]]:
-        for _ in range(repeats + 1):
+        for _ in range(REPEATS + 1):
             begin_s = _now_s(device, clock)
             out = run()
             forward_s = _now_s(device, clock) - begin_s

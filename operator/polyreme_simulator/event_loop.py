@@ -163,6 +163,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.timers = _Timers()
         self._ready: deque[_Handle]
         self._stopping: bool
+        self._failure: Exception | None = None
+        """The first error that a callback raised."""
 
     def time(self) -> float:
         """Return virtual seconds since the loop's beginning."""
@@ -227,6 +229,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
         ready.extend(self.timers.pop(self._now_s + _RESOLUTION_S))
         for _ in range(len(ready)):
             ready.popleft().run()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Keep the error of a callback, which asyncio would log: an actor that fails must fail the simulation."""
+        error = context.get("exception")
+        if "handle" in context and isinstance(error, Exception):
+            self._failure = self._failure or error
+        else:
+            super().call_exception_handler(context)
 
     def _pass_time(self) -> None:
         """Go to the next timer exactly: sums of small differences must not miss it."""

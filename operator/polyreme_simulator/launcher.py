@@ -210,8 +210,8 @@ class SimLauncher:
             case f.KillRanks():
                 for rank in self.ranks.values():
                     self.world.after(self._rng.random() * KILL_S, lambda rank=rank: rank.end(signal=signal.SIGKILL))  # type: ignore[misc]
-            case f.SignalRanks(signal=signal):
-                self.world.signal_gang(self.pod.job_uid, self.follower.forked_attempt, stop=signal is f.RankSignal.STOP)
+            case f.SignalRanks(signal=sent):
+                self.world.signal_gang(self.pod.job_uid, self.follower.forked_attempt, stop=sent is f.RankSignal.STOP)
             case f.ExitProcess(code=code):
                 self.kill(code)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from polyreme_api import labels
 from polyreme_operator.port import ObjectRef
 from polyreme_simulator.event_loop import VirtualLoop
@@ -32,4 +34,17 @@ def test_a_node_that_joins_anew_ends_the_pods_that_wait_there_for_their_end() ->
     assert len(list(world.store.records("Pod"))) == 1, "nobody ends what lies on a node that is no more"
     world.kubelets.add_again("n0", owned=False)
     assert list(world.store.records("Pod")) == []
+    loop.close()
+
+
+def test_an_error_of_an_actor_ends_the_simulation() -> None:
+    """asyncio would only log it, and the actor would do nothing from then on."""
+    loop = VirtualLoop()
+
+    def fails() -> None:
+        raise LookupError("a bug of an actor")
+
+    loop.call_later(1.0, fails)
+    with pytest.raises(LookupError, match="a bug of an actor"):
+        loop.run_until_complete(loop.create_future())
     loop.close()

@@ -53,6 +53,10 @@ def test_a_finished_run_is_reported_and_exported(version: Path, kept: PolyremeHo
     exported = kept.call("checkpoint", "export", FINISHED, "--to", str(tmp_path / "export"))
     assert exported.code == 0, exported.said
     assert export_tensors(tmp_path / "export") == read_values(version)["export"]
+    then, now = (
+        json.loads((folder / "config.json").read_text()) for folder in (version / "export", tmp_path / "export")
+    )
+    assert then.items() <= now.items()
 
 
 def _pages(kept: PolyremeHome) -> list[object]:

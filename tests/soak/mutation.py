@@ -38,7 +38,7 @@ MUTATED = (
     "trainer/polyreme_launcher/protocol",
     "api/polyreme_api/history.py",
 )
-TESTS = ("unit/operator", "unit/launch", "unit/api", "property/operator", "property/launch", "property/api")
+TESTS = ("unit/operator", "unit/launcher", "unit/api", "property/operator", "property/launcher", "property/api")
 LISTED, UNSEEN = 400, 100
 LEAST = 2
 """Mutants of the smallest file."""

@@ -57,3 +57,14 @@ def test_the_list_holds_400_mutants_each_once() -> None:
         tuple(entry[key] for key in ("file", "function", "operator", "expression", "occurrence")) for entry in entries
     }
     assert len(entries) == len(named) == 400
+
+
+def test_the_folders_that_are_mutated_and_tested_exist() -> None:
+    tree = ast.parse((ROOT / "tests/soak/mutation.py").read_text("utf-8"))
+    lists = {
+        node.targets[0].id: [one.value for one in ast.walk(node.value) if isinstance(one, ast.Constant)]
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    assert lists["TESTS"]
+    assert [name for name in lists["TESTS"] if not (ROOT / "tests" / str(name)).is_dir()] == []

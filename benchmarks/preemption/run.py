@@ -20,7 +20,7 @@ from polyreme_operator.placement.tree import tree_of
 from polyreme_operator.queueing.quota import QuotaLedger
 from polyreme_operator.queueing.tree import QueueTree
 from polyreme_operator.scheduler.preemption.search import Victims, choose_victims
-from polyreme_operator.scheduler.preemption.space import ground_of, reachable
+from polyreme_operator.scheduler.preemption.space import reachable, victim_space
 from polyreme_operator.types.inventory import HOST_LEVEL, GangRequest, Inventory, NodeClass, Placed
 from polyreme_operator.types.queues import QueueView, Quota, Running, Waiting
 
@@ -215,8 +215,8 @@ def least_cost(inventory: Inventory, request: GangRequest, jobs: list[Running]) 
     wish = topology_request_of(inventory, domains, request)
     assert isinstance(wish, TopologyRequest)
     cost_V = np.array([job.devices * (NOW_S - job.started_s) for job in jobs])
-    ground = ground_of(inventory, domains, wish, request, blocked_N=None, leaving=(), candidates=jobs, weight_V=cost_V)
-    return reachable(ground, 0)[0][0]
+    space = victim_space(inventory, domains, wish, request, blocked_N=None, leaving=(), candidates=jobs, cost_V=cost_V)
+    return reachable(space, 0)[0][0]
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from polyreme_operator.placement.topology_request import topology_request_of
 from polyreme_operator.placement.tree import tree_of
 from polyreme_operator.queueing.quota import QuotaLedger
 from polyreme_operator.queueing.tree import QueueTree
-from polyreme_operator.scheduler.preemption.policy import Books, may_displace
+from polyreme_operator.scheduler.preemption.policy import QuotaTrial, may_displace, min_runtime_s, protected_until_s
 from polyreme_operator.types.inventory import BoolArray, GangRequest, Inventory, Placed, Unschedulable
 from polyreme_operator.types.queues import Running, Waiting
 
@@ -65,18 +65,17 @@ def may_fill(
     if not (filler.preemptible and may_displace(head, filler.queue, filler.priority, tree)):
         return False
     view = tree.view(filler.queue)
-    least_s = max(filler.min_runtime_s, view.min_runtime_s)
     if head_ready_at_s is None:
-        # The cool-down alone is no delay worth speaking of when nobody knows when the head can start.
-        yields_in_time = least_s <= 0
+        # The cooldown alone is a negligible delay when the head's start is unknown.
+        yields_in_time = min_runtime_s(filler, view) <= 0
     else:
-        yields_in_time = now_s + max(least_s, view.cooldown_s) <= head_ready_at_s
+        yields_in_time = protected_until_s(filler, view, admitted_s=now_s) <= head_ready_at_s
     if not yields_in_time:
         return False
     if filler.queue == head.queue:
         return True
     ledger.charge(filler.queue, filler.requests, filler.workers)
-    yields = Books.on(tree, ledger, head).may_take(filler.queue)
+    yields = QuotaTrial.on(tree, ledger, head).may_take(filler.queue)
     ledger.release(filler.queue, filler.requests, filler.workers)
     return yields
 

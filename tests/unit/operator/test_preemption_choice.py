@@ -9,7 +9,7 @@ import pytest
 from polyreme_api.job.workers import Topology
 from polyreme_operator.queueing.quota import QuotaLedger
 from polyreme_operator.queueing.tree import QueueTree
-from polyreme_operator.scheduler.preemption.policy import Books
+from polyreme_operator.scheduler.preemption.policy import QuotaTrial
 from polyreme_operator.scheduler.preemption.search import Victims, choose_victims
 from polyreme_operator.types.inventory import GangRequest
 from polyreme_operator.types.queues import QueueView, Quota, Reclaim, Running, Waiting
@@ -296,20 +296,20 @@ def test_who_borrows_of_one_resource_reclaims_no_other() -> None:
 def test_the_last_of_a_queue_may_bring_it_below_its_quota_and_no_other() -> None:
     tree = QueueTree.of([queue("a", 5, "top"), queue("b", 3, "top"), queue("top")])
     small, large = old("small", [0], where="b"), old("large", [1, 2, 3, 4], where="b")
-    books = Books.of(tree, QuotaLedger(tree, used_by([small, large])), waiting("p", workers=5))
-    assert books.allow([large, small])
+    trial = QuotaTrial.of(tree, QuotaLedger(tree, used_by([small, large])), waiting("p", workers=5))
+    assert trial.allow([large, small])
     third = old("third", [5], where="b")
-    books = Books.of(tree, QuotaLedger(tree, {("b", GPU): 5}), waiting("p", workers=5))
-    assert not books.allow([large, small, third])
-    assert books.allow([small, third])
+    trial = QuotaTrial.of(tree, QuotaLedger(tree, {("b", GPU): 5}), waiting("p", workers=5))
+    assert not trial.allow([large, small, third])
+    assert trial.allow([small, third])
 
 
 def test_own_jobs_are_let_go_before_the_books_say_who_is_entitled() -> None:
     tree = QueueTree.of([queue("a", 3, "top"), queue("b", 1, "top"), queue("top")])
     own, lent = old("own", [0, 1]), old("lent", [2], where="b")
-    books = Books.of(tree, QuotaLedger(tree, {("a", GPU): 2, ("b", GPU): 2}), waiting("p", workers=3))
-    assert books.allow([lent, own])
-    assert not books.allow([lent])
+    trial = QuotaTrial.of(tree, QuotaLedger(tree, {("a", GPU): 2, ("b", GPU): 2}), waiting("p", workers=3))
+    assert trial.allow([lent, own])
+    assert not trial.allow([lent])
 
 
 def test_of_two_that_could_be_let_off_only_one_is_if_both_are_too_many() -> None:

@@ -1,1 +1,1 @@
-"""Which running jobs to preempt for a waiting one: candidates, space, search."""
+"""Which running jobs to preempt for a waiting one: policy, cost, freed space, search."""

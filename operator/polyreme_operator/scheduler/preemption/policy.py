@@ -1,9 +1,9 @@
-"""Who may be displaced for whom: policies, protections, and quota that was only borrowed.
+"""Preemption policy: which jobs may be preempted for which, their protection, and reclaiming borrowed quota.
 
-Within a queue, a job displaces those of lower priority (or none, or any: ``withinQueue``). Jobs of other queues are
-displaced only to take back what is one's own: at the cohort where the two queues' ways meet, the preemptor's side must
-stay within its quota, the preemptor included, and every queue on the victim's side must hold more than its quota when
-the victim is asked. So nobody is pushed below what is theirs, and what A takes back, B can't take back in turn.
+Within a queue, a job preempts jobs of lower priority (or none, or any: ``withinQueue``). Jobs of other queues are
+preempted only to reclaim quota: below the closest cohort that both queues belong to, the preemptor's side must stay
+within its quota, the preemptor included, and every queue on the victim's side must exceed its quota when the victim is
+preempted. So no queue is pushed below its quota, and a reclaim is never reversed by another one.
 """
 
 from __future__ import annotations
@@ -13,26 +13,42 @@ from collections.abc import Sequence
 
 from polyreme_operator.queueing.quota import QuotaLedger
 from polyreme_operator.queueing.tree import QueueTree
-from polyreme_operator.types.queues import Reclaim, Running, Waiting
+from polyreme_operator.types.queues import QueueView, Reclaim, Running, Waiting
 
 
-def is_spared(job: Running, preemptor: Waiting, tree: QueueTree, now_s: float) -> bool:
-    """Tell whether a job is left alone, whatever the policies say: it just began, or made way often enough."""
-    queue = tree.view(job.queue)
-    recent = [at_s for at_s in job.preempted_at_s if now_s - at_s < queue.preemption_window_s]
-    last_s = max([job.admitted_s, *job.preempted_at_s])
+def min_runtime_s(job: Running | Waiting, view: QueueView) -> float:
+    """Return how long a job runs undisturbed: its own setting, and at least its queue's."""
+    return max(job.min_runtime_s, view.min_runtime_s)
+
+
+def protected_until_s(job: Running | Waiting, view: QueueView, *, admitted_s: float, preempted_s: float = 0.0) -> float:
+    """Return when a job that was admitted then may be preempted: after its minimum runtime and its cooldown.
+
+    Args:
+        job: The job.
+        view: Its queue.
+        admitted_s: When it was admitted, or would be.
+        preempted_s: When it was last preempted.
+    """
+    return max(admitted_s + min_runtime_s(job, view), max(admitted_s, preempted_s) + view.cooldown_s)
+
+
+def is_protected(job: Running, preemptor: Waiting, tree: QueueTree, now_s: float) -> bool:
+    """Tell whether a job must not be preempted, whatever the policies say: it just began, or was preempted enough."""
+    view = tree.view(job.queue)
+    recent = [at_s for at_s in job.preempted_at_s if now_s - at_s < view.preemption_window_s]
+    preempted_s = max(job.preempted_at_s, default=0.0)
     return (
         job.stopping
         or job.uid == preemptor.uid
         or preemptor.uid in job.preempted_for
-        or now_s - job.admitted_s < max(job.min_runtime_s, queue.min_runtime_s)
-        or now_s - last_s < queue.cooldown_s
-        or len(recent) >= queue.preemptions_max
+        or now_s < protected_until_s(job, view, admitted_s=job.admitted_s, preempted_s=preempted_s)
+        or len(recent) >= view.preemptions_max
     )
 
 
 def may_displace(preemptor: Waiting, queue: str, priority: int, tree: QueueTree) -> bool:
-    """Tell whether the policies let a job displace one of this queue and priority, whoever borrows."""
+    """Tell whether the policies let a job preempt one of this queue and priority; quotas are checked separately."""
     if not preemptor.may_preempt:
         return False
     view = tree.view(preemptor.queue)
@@ -46,40 +62,40 @@ def may_displace(preemptor: Waiting, queue: str, priority: int, tree: QueueTree)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Books:
-    """The quotas as they would be with the preemptor admitted and some victims gone."""
+class QuotaTrial:
+    """The quotas as they would be with the preemptor admitted and some victims removed."""
 
     _tree: QueueTree
     preemptor: Waiting
     _ledger: QuotaLedger
     _resources: tuple[str, ...]
     """Limited resources that the preemptor asks for."""
-    _ways: dict[str, _Ways]
+    _sides: dict[str, _Sides]
 
     @classmethod
-    def of(cls, tree: QueueTree, ledger: QuotaLedger, preemptor: Waiting) -> Books:
-        """Open books on a copy of the ledger."""
+    def of(cls, tree: QueueTree, ledger: QuotaLedger, preemptor: Waiting) -> QuotaTrial:
+        """Return a trial on a copy of the ledger."""
         twin = ledger.copy()
         twin.charge(preemptor.queue, preemptor.requests, preemptor.workers)
         return cls.on(tree, twin, preemptor)
 
     @classmethod
-    def on(cls, tree: QueueTree, ledger: QuotaLedger, preemptor: Waiting) -> Books:
-        """Open books on the ledger itself, on which the preemptor is charged already."""
+    def on(cls, tree: QueueTree, ledger: QuotaLedger, preemptor: Waiting) -> QuotaTrial:
+        """Return a trial on the ledger itself, to which the preemptor is already charged."""
         limited = tree.limited(preemptor.queue)
         resources = tuple(resource for resource, amount in preemptor.requests if amount > 0 and resource in limited)
         return cls(tree, preemptor, ledger, resources, {})
 
-    def copy(self) -> Books:
-        """Return books on which to try things out."""
+    def copy(self) -> QuotaTrial:
+        """Return an independent copy."""
         return dataclasses.replace(self, _ledger=self._ledger.copy())
 
     def release(self, job: Running) -> None:
-        """Let a job go."""
+        """Remove a victim."""
         self._ledger.release(job.queue, job.requests, len(job.rows_W))
 
     def charge(self, job: Running) -> None:
-        """Take a job back."""
+        """Put a victim back."""
         self._ledger.charge(job.queue, job.requests, len(job.rows_W))
 
     def fits(self) -> bool:
@@ -91,20 +107,20 @@ class Books:
         return fits
 
     def may_take(self, queue: str) -> bool:
-        """Tell whether a job of this queue may be asked now, as far as quotas are concerned."""
+        """Tell whether the quotas let the preemptor preempt a job of this queue now."""
         if queue == self.preemptor.queue:
             return True
-        ways = self._ways.get(queue)
-        if ways is None:
-            ways = self._ways[queue] = _Ways(self._tree, self.preemptor.queue, queue)
-        entitled = bool(self._resources) and all(ways.ours_over(self._ledger, name) <= 0 for name in self._resources)
-        return entitled and any(ways.theirs_over(self._ledger, name) > 0 for name in self._resources)
+        sides = self._sides.get(queue)
+        if sides is None:
+            sides = self._sides[queue] = _Sides(self._tree, self.preemptor.queue, queue)
+        entitled = bool(self._resources) and all(sides.ours_over(self._ledger, name) <= 0 for name in self._resources)
+        return entitled and any(sides.theirs_over(self._ledger, name) > 0 for name in self._resources)
 
     def allow(self, victims: Sequence[Running]) -> bool:
-        """Tell whether these may be asked, all of them, and the preemptor then fits; books are left as they were.
+        """Tell whether all of these may be preempted and the preemptor then fits; the trial itself is left unchanged.
 
-        Own jobs go first, they make room below the own quota; then smaller before larger, so that a queue is brought
-        below its quota by its last job at most.
+        Jobs of the preemptor's own queue come first, since they free its own quota; then smaller ones before larger
+        ones, so that only the last victim may bring a queue below its quota.
         """
         own = self.preemptor.queue
         trial = self.copy()
@@ -115,15 +131,15 @@ class Books:
         return trial.fits()
 
 
-class _Ways:
-    """The queues on both sides of the cohort where the ways of two queues meet."""
+class _Sides:
+    """The queues on both sides of the closest common cohort of two queues."""
 
     def __init__(self, tree: QueueTree, ours: str, theirs: str) -> None:
         path, other = tree.path(ours), tree.path(theirs)
         meet = next(at for at in other if at in path)
         self._ours, self._theirs = ours, theirs
         self._our_side = path[path.index(meet) - 1] if meet != ours else None
-        """None: the preemptor waits in the cohort itself, whose own quota then counts."""
+        """None: the preemptor's queue is that cohort itself, and its own quota counts."""
         self._their_side = other[: other.index(meet)]
 
     def ours_over(self, ledger: QuotaLedger, resource: str) -> int:
@@ -133,7 +149,7 @@ class _Ways:
         return ledger.over(self._our_side, resource)
 
     def theirs_over(self, ledger: QuotaLedger, resource: str) -> int:
-        """Return by how much the victim's side exceeds its quota: the least of all queues on its way."""
+        """Return by how much the victim's side exceeds its quota: the minimum over its queues."""
         if not self._their_side:
             return ledger.over_own(self._theirs, resource)
         return min(ledger.over(at, resource) for at in self._their_side)

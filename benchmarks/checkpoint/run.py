@@ -33,6 +33,8 @@ from polyreme_trainer.checkpoint.host_copy import HostCopies
 from polyreme_trainer.checkpoint.load import load_checkpoint, read_marker
 from polyreme_trainer.checkpoint.retention import Rule
 from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity
+from polyreme_trainer.checkpoint.shards import ShardAxis, TensorShard
+from polyreme_trainer.model.sharding import Cut
 from polyreme_trainer.parallel.flat_buffers import Slot
 from polyreme_trainer.parallel.world import RankSettings, World, open_world
 
@@ -146,7 +148,9 @@ def make_content(rank: int, parts: int = RANKS) -> Content:
         prefix: torch.rand(TENSORS * rows * COLUMNS, generator=generator)
         for prefix in ("model", "optimizer.first", "optimizer.second")
     }
-    flat = [FlatTensors(prefix=p, slots=slots, buffer=buffer, part=(rank, parts)) for p, buffer in buffers.items()]
+    axes = (ShardAxis("tensor", Cut(dim=0), rank, parts),)
+    shards = [TensorShard(name=slot.name, axes=axes) for slot in slots]
+    flat = [FlatTensors(prefix=p, shards=shards, slots=slots, buffer=buffer) for p, buffer in buffers.items()]
     return Content(flat=flat, plain={f"rng.{rank}": torch.get_rng_state()})
 
 

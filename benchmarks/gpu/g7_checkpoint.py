@@ -24,7 +24,7 @@ from torch import Tensor
 from polyreme_planner.flops import Mix
 from polyreme_planner.hardware import GIB
 from polyreme_trainer.checkpoint.staging import Staging
-from polyreme_trainer.train.state import content
+from polyreme_trainer.train.checkpoint_content import content
 
 BAR = {"dcp_save_over_ours_ratio": 10.0}
 HOST_BYTES_PER_S = 55e9

@@ -23,9 +23,10 @@ from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.device import full_memory, take_device
 from polyreme_trainer.parallel.world import World, open_world
 from polyreme_trainer.profile.synthetic import MEDIA_TOKEN, synthetic_packs
+from polyreme_trainer.train.checkpoint_content import content, restored
 from polyreme_trainer.train.inputs import to_inputs
 from polyreme_trainer.train.settings import OptimizerName, OptimizerSettings, Precision, TrainSettings
-from polyreme_trainer.train.state import TrainState, backward, content, open_state, reduce, restored, update
+from polyreme_trainer.train.state import TrainState, backward, open_state, reduce, update
 from tests.device.conftest import relative, settings_of
 
 pytestmark = pytest.mark.device

@@ -40,6 +40,7 @@ from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings, open_world
 from polyreme_trainer.train import image_assignment, initial_weights, microbatches, run
 from polyreme_trainer.train import inputs as inputs_module
+from polyreme_trainer.train.checkpoint_content import content
 from polyreme_trainer.train.export import export, join_slices
 from polyreme_trainer.train.microbatches import read_microbatches
 from polyreme_trainer.train.offline_export import export_checkpoint
@@ -54,7 +55,7 @@ from polyreme_trainer.train.settings import (
     Precision,
     TrainSettings,
 )
-from polyreme_trainer.train.state import TrainState, backward, content, enter, open_state, reduce, settle, update
+from polyreme_trainer.train.state import TrainState, backward, enter, open_state, reduce, settle, update
 from tests.parallel.capacity import Dropped, senders
 from tests.parallel.faults import fill_disk, kill_at, signal_of, store_of
 from tests.parallel.pages import MEDIA, Pages, Questions

@@ -1,8 +1,8 @@
-"""What a checkpoint holds, under names that do not depend on the layout.
+"""Content of a checkpoint, under names that do not depend on the layout.
 
 ``model.<parameter>``, ``optimizer.first.<parameter>``, ``optimizer.second.<parameter>``, ``router_bias.<layer>``,
-``rng.<rank>``. Whole tensors are the same on several ranks and saved once; a stacked expert tensor, and one that tensor
-ranks share, is one global tensor of which each rank holds a slice, so another degree reads other slices of the same.
+``rng.<rank>``. Whole tensors are the same on several ranks and saved once. A tensor that ranks share is one global
+tensor of which each rank holds a part (``shards.py``), so another layout reads other parts of the same tensor.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from polyreme_trainer.checkpoint.slices import Slice
-from polyreme_trainer.model.sharding import Cut, cut_of
-from polyreme_trainer.parallel.flat_buffers import Slot
+from polyreme_trainer.checkpoint.shards import HeldTensor, TensorShard
+from polyreme_trainer.parallel.flat_buffers import Piece, Slot
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,25 +21,41 @@ class FlatTensors:
     """Many tensors in one buffer, all under one prefix."""
 
     prefix: str
+    shards: Sequence[TensorShard]
+    """Which part of its tensor each slot is."""
     slots: Sequence[Slot]
     buffer: Tensor
-    part: tuple[int, int] | None = None
-    """Which of how many equal slices each tensor is; None for whole tensors."""
+    pieces: Sequence[Piece] | None = None
+    """The pieces of the slots that the buffer holds, where ranks divide the update; None if it holds all of them."""
+    begin: int = 0
+    """Scalar of what the rank updates at which the buffer begins; only with pieces."""
 
     def outline(self) -> tuple[object, ...]:
-        """What lies where: names, places, sizes, which slices, type."""
-        return self.prefix, [(s.name, s.start, s.shape) for s in self.slots], self.part, str(self.buffer.dtype)
+        """Names, positions, sizes, shards, pieces and type: equal where buffers hold the same."""
+        slots = [(slot.name, slot.start, slot.shape) for slot in self.slots]
+        pieces = None if self.pieces is None else tuple(self.pieces)
+        return self.prefix, slots, tuple(self.shards), str(self.buffer.dtype), pieces, self.begin
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield names and views."""
-        for slot in self.slots:
-            name, view = f"{self.prefix}.{slot.name}", slot.view(self.buffer)
-            if self.part is None:
-                yield name, view
-            else:
-                place, parts = self.part
-                # Stacks of experts stand in no table: they are cut by rows.
-                yield name, Slice.of(view, cut_of(slot.name) or Cut(dim=0), place=place, parts=parts)
+        """Yield names and views of all tensors of which this rank holds something."""
+        for slot, shard in zip(self.slots, self.shards, strict=True):
+            name = f"{self.prefix}.{shard.name}"
+            if self.pieces is None and not shard.axes:
+                yield name, slot.view(self.buffer)
+            elif held := [box for run in self._runs(slot) for box in shard.boxes(slot.shape, *run)]:
+                yield name, HeldTensor.of(held, shard.whole_shape(slot.shape))
+
+    def _runs(self, slot: Slot) -> Iterator[tuple[int, Tensor]]:
+        """Yield where in the slot each run of scalars begins, and the run."""
+        if self.pieces is None:
+            yield 0, slot.view(self.buffer).view(-1)
+            return
+        for piece in self.pieces:
+            start = max(slot.start, piece.start)
+            stop = min(slot.start + slot.length, piece.start + piece.length)
+            if start < stop:
+                own = piece.own - self.begin + start - piece.start
+                yield start - slot.start, self.buffer[own : own + stop - start]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +67,7 @@ class Content:
     """Small tensors outside the buffers."""
 
     def buffers(self) -> list[Tensor]:
-        """All memory that it lies in: the flat buffers, then the small tensors by name."""
+        """All memory of the content: the flat buffers, then the small tensors by name."""
         return [*(part.buffer for part in self.flat), *(self.plain[name] for name in sorted(self.plain))]
 
     def over(self, buffers: Sequence[Tensor]) -> Content:
@@ -62,5 +77,5 @@ class Content:
         return Content(flat=flat, plain=plain)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Name every tensor as distributed checkpointing wants them; views, so that a load writes in place."""
+        """Name every tensor as distributed checkpointing expects them; views, so that a load writes in place."""
         return {**self.plain, **{name: tensor for part in self.flat for name, tensor in part.tensors()}}

@@ -17,6 +17,7 @@ from polyreme_trainer.checkpoint.save import CheckpointWriter
 from polyreme_trainer.model.routing import Routing, Summary
 from polyreme_trainer.parallel.gradients import GlobalStep
 from polyreme_trainer.parallel.mesh import Meshes
+from polyreme_trainer.train.checkpoint_content import content
 from polyreme_trainer.train.evaluation import held_out_losses
 from polyreme_trainer.train.learning_rate import rate_of
 from polyreme_trainer.train.microbatches import PackReader, to_microbatches
@@ -24,7 +25,7 @@ from polyreme_trainer.train.records import ObjectStepLog, Reporter, StepLog
 from polyreme_trainer.train.routing_tables import RoutingTable
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.signals import Requests
-from polyreme_trainer.train.state import TrainState, backward, content, enter, reduce, update
+from polyreme_trainer.train.state import TrainState, backward, enter, reduce, update
 
 
 class Ending(enum.Enum):

@@ -11,9 +11,10 @@ from polyreme_planner.layout import Layout
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
 from polyreme_trainer.parallel.pipeline import NO_STAGES
 from polyreme_trainer.parallel.world import RankSettings, open_world
+from polyreme_trainer.train.checkpoint_content import content, restored
 from polyreme_trainer.train.export import export
 from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
-from polyreme_trainer.train.state import content, open_state, restored
+from polyreme_trainer.train.state import open_state
 
 LOOPBACK = "127.0.0.1"
 

@@ -22,6 +22,7 @@ from polyreme_trainer.checkpoint.load import load_checkpoint, name_unusable, ope
 from polyreme_trainer.checkpoint.retention import Rule
 from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity
 from polyreme_trainer.parallel.world import World, open_world
+from polyreme_trainer.train.checkpoint_content import adopted, content, restored
 from polyreme_trainer.train.evaluation import evaluate, write_evaluation
 from polyreme_trainer.train.export import export
 from polyreme_trainer.train.initial_weights import begin
@@ -31,7 +32,7 @@ from polyreme_trainer.train.records import Reporter, open_step_log
 from polyreme_trainer.train.routing_tables import RoutingTable
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.signals import Requests, listen
-from polyreme_trainer.train.state import TrainState, adopted, content, enter, open_state, restored
+from polyreme_trainer.train.state import TrainState, enter, open_state
 
 _log = logging.getLogger(__name__)
 

@@ -6,14 +6,12 @@ Legend: M layers with experts, E experts, L of the former on this rank, X number
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from polyreme_planner.curriculum import Learner, TrainingStage
-from polyreme_trainer.checkpoint.content import Content, FlatTensors
-from polyreme_trainer.checkpoint.optimizer_shards import DividedTensors
 from polyreme_trainer.model.initialise import STACKED, build_model
 from polyreme_trainer.model.moe import MixtureOfExperts
 from polyreme_trainer.model.routing import Routing, numbers_of_a_layer
@@ -22,7 +20,7 @@ from polyreme_trainer.model.stage import Stage
 from polyreme_trainer.model.tensor import ALONE
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel.dispatch import AllToAllDispatcher
-from polyreme_trainer.parallel.flat_buffers import FlatModel, FlatParameters, Shares, Slices, Update, flatten
+from polyreme_trainer.parallel.flat_buffers import FlatModel, Shares, Slices, Update, flatten
 from polyreme_trainer.parallel.fsdp import ShardedParameters, shard
 from polyreme_trainer.parallel.gradients import (
     GlobalStep,
@@ -301,69 +299,3 @@ def reduce(state: TrainState, local: LocalStep, meshes: Meshes) -> GlobalStep:
     if state.divided is not None:
         return reduce_divided(state.flat, state.divided, local, meshes)
     return reduce_step(state.flat, local, meshes)
-
-
-def content(state: TrainState, meshes: Meshes, *, with_rng: bool = True, with_optimizer: bool = True) -> Content:
-    """Name everything that a checkpoint must hold, as views of the live buffers (the generator's state is a copy).
-
-    Weights are float32 there whatever the model computes in: a load into their originals is followed by ``restored``.
-    """
-    settle(state)
-    weights = [held for part in state.flat.parts for held in _weights(state.flat, part)]
-    moments = [
-        _held(state.flat, own.part, prefix=f"optimizer.{kind}", buffer=buffer, begin=begin)
-        for own in state.optimizer.states
-        for kind, buffer, begin in own.buffers()
-    ]
-    biases = {f"router_bias.{layer}": bias for layer, bias in state.router_biases.items()}
-    generator = {f"rng.{meshes.rank}": torch.get_rng_state()} if with_rng else {}
-    flat = [part for part in (*weights, *(moments if with_optimizer else ())) if part.slots]
-    return Content(flat=flat, plain={**biases, **generator})
-
-
-def restored(state: TrainState) -> None:
-    """Bring the parameters in line with originals that were loaded; every rank calls it."""
-    for part in state.flat.parts:
-        for piece in () if part.masters is None else part.pieces:
-            part.publish(piece)
-            if state.divided is not None:
-                state.divided.gather(part, piece)
-    settle(state)
-
-
-def adopted(state: TrainState) -> None:
-    """Take parameters that were set from elsewhere as the originals."""
-    for part in state.flat.parts:
-        part.adopt()
-
-
-def _weights(flat: FlatModel, part: FlatParameters) -> Iterator[FlatTensors]:
-    """Name weights: where the model computes in another type their originals, of what this rank updates."""
-    if isinstance(part, ShardedParameters):
-        for piece in part.pieces:
-            yield _held(flat, part, prefix="model", buffer=part.own_values(piece), begin=piece.own)
-    elif part.masters is None:
-        yield FlatTensors(prefix="model", slots=part.slots, buffer=part.values, part=_part_of(flat, part))
-    else:
-        yield _held(flat, part, prefix="model", buffer=part.masters, begin=0)
-
-
-def _held(flat: FlatModel, part: FlatParameters, *, prefix: str, buffer: Tensor, begin: int) -> FlatTensors:
-    """Name what this rank holds of one number a scalar, of what it updates from its scalar ``begin`` on."""
-    end = begin + buffer.shape[0]
-    pieces = [piece for piece in part.pieces if begin <= piece.own < end]
-    first, last = (pieces[0].bucket.start, pieces[-1].bucket.end) if pieces else (0, 0)
-    slots = tuple(slot for slot in part.slots if first <= slot.start < last)
-    sliced = _part_of(flat, part)
-    if part.shares.count > 1:
-        return DividedTensors(prefix=prefix, slots=slots, buffer=buffer, part=sliced, pieces=pieces, begin=begin)
-    moved = tuple(dataclasses.replace(slot, start=slot.start - first) for slot in slots)
-    return FlatTensors(prefix=prefix, slots=moved, buffer=buffer, part=sliced)
-
-
-def _part_of(flat: FlatModel, part: FlatParameters) -> tuple[int, int] | None:
-    if isinstance(part, ShardedParameters):
-        of = flat.experts.slices if part.slots[0].name.endswith(STACKED) else flat.tensor.slices
-        return None if of.count == 1 else (of.place, of.count)
-    slices = {id(sliced.flat): sliced.slices for sliced in (flat.tensor, flat.experts)}.get(id(part))
-    return None if slices is None else (slices.place, slices.count)

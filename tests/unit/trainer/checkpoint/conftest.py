@@ -16,6 +16,8 @@ from polyreme_trainer.checkpoint.content import Content, FlatTensors
 from polyreme_trainer.checkpoint.host_copy import HostCopies
 from polyreme_trainer.checkpoint.retention import Rule
 from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity
+from polyreme_trainer.checkpoint.shards import ShardAxis, TensorShard
+from polyreme_trainer.model.sharding import Cut
 from polyreme_trainer.parallel.flat_buffers import Slot
 
 
@@ -43,12 +45,13 @@ def make_content(seed: int, *, rows: int = 6, columns: int = 50, place: int = 0,
     own = rows // parts
     whole = torch.rand(2, 5, rows, columns, generator=draw)
     slots = [Slot(name=f"layer.{n}.w", start=n * own * columns, shape=(own, columns)) for n in range(5)]
+    axes = (ShardAxis("tensor", Cut(dim=0), place, parts),) if parts > 1 else ()
     flat = [
         FlatTensors(
             prefix=prefix,
             slots=slots,
             buffer=whole[number, :, place * own : (place + 1) * own].reshape(-1).clone(),
-            part=(place, parts) if parts > 1 else None,
+            shards=[TensorShard(name=slot.name, axes=axes) for slot in slots],
         )
         for number, prefix in enumerate(("model", "optimizer.first"))
     ]

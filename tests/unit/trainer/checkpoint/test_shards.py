@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from polyreme_trainer.checkpoint.optimizer_shards import DividedTensors, Pieces, boxes
+from polyreme_trainer.checkpoint.content import FlatTensors
+from polyreme_trainer.checkpoint.shards import HeldTensor, ShardAxis, TensorShard, boxes
 from polyreme_trainer.model.sharding import cut_of, slice_of
 from polyreme_trainer.parallel.flat_buffers import FlatParameters, Shares
 
@@ -42,17 +43,18 @@ def test_pieces_of_all_ranks_fill_the_whole_tensor_once(name: str) -> None:
             flat = FlatParameters(
                 [(name, torch.nn.Parameter(own.clone()))], shares=Shares(count=copies, place=copy, bucket_scalars=48)
             )
+            axes = (ShardAxis("tensor", cut, place, tensor_ranks),) if cut else ()
             buffer = torch.cat([piece.of(flat.values) for piece in flat.pieces])
-            held = DividedTensors(
+            held = FlatTensors(
                 prefix="model",
                 slots=flat.slots,
                 buffer=buffer,
-                part=(place, tensor_ranks) if cut else None,
+                shards=[TensorShard(name=name, axes=axes)],
                 pieces=flat.pieces,
             )
             for found, pieces in held.tensors():
                 assert found == f"model.{name}"
-                assert isinstance(pieces, Pieces)
+                assert isinstance(pieces, HeldTensor)
                 assert pieces.size() == whole.shape
                 for offsets, box in pieces.held:
                     target = filled[tuple(slice(at, at + size) for at, size in zip(offsets, box.shape, strict=True))]

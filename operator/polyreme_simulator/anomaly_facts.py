@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyreme_api import labels
 from polyreme_operator.port import Manifest, ObjectRef
-from polyreme_simulator.capacity import BLIND_S
+from polyreme_simulator.batches import BatchFacts
+from polyreme_simulator.capacity import BLIND_S, CapacityFacts
+from polyreme_simulator.cluster_view import ClusterView
+from polyreme_simulator.observed_state import ObservedState
 from polyreme_simulator.ownership import MALFORMED, is_malformed, owner_uid
-
-if TYPE_CHECKING:
-    from polyreme_simulator.invariants import Facts
-    from polyreme_simulator.world import World
 
 OWNED_KINDS = ("Service", "Secret", "Lease", "Role", "RoleBinding")
 BACK_S = {"Lease": 15.0, "Service": 330.0, "Secret": 330.0}
@@ -26,11 +25,15 @@ class AnomalyFacts:
     """What of it is in force, and what follows.
 
     Args:
-        facts: The log; a broken rule is noted there.
+        observed: What the store's log showed; a broken rule is noted there.
+        capacity: Who holds what.
+        batches: The batch of intents that is being written.
     """
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    def __init__(self, observed: ObservedState, *, capacity: CapacityFacts, batches: BatchFacts) -> None:
+        self._observed = observed
+        self._capacity = capacity
+        self._batches = batches
         self.refusals: dict[tuple[str, str], tuple[str, float]] = {}
         """Sentence and since when, by UID of the job and write point."""
         self.refused = False
@@ -43,7 +46,7 @@ class AnomalyFacts:
 
     # --------------------------------------------------------------------------------------------------------- writes
 
-    def refuse(self, uid: str, point: str, sentence: str, world: World) -> None:
+    def refuse(self, uid: str, point: str, sentence: str, world: ClusterView) -> None:
         """Some writes of a job are refused from now on."""
         self.refusals[uid, point] = sentence, world.time_s()
         self.refused = True
@@ -52,7 +55,7 @@ class AnomalyFacts:
         """They are taken again."""
         self.refusals.pop((uid, point), None)
 
-    def refusal(self, verb: str, ref: ObjectRef, owner: str, world: World) -> str:
+    def refusal(self, verb: str, ref: ObjectRef, owner: str, world: ClusterView) -> str:
         """Return the sentence by which the API server refuses a write; empty: it takes it."""
         if ref.kind == "Pod" and ref.name.startswith(MALFORMED):
             return "422 Invalid: the pod breaks its schema"
@@ -60,12 +63,12 @@ class AnomalyFacts:
             return ""
         uid = owner
         if ref.kind == labels.KIND_JOB:
-            uid = next((uid for uid, job in self._facts.jobs.items() if ObjectRef.of(job) == ref), "")
+            uid = next((uid for uid, job in self._observed.jobs.items() if ObjectRef.of(job) == ref), "")
         found = self.refusals.get((uid, f"{verb} {ref.kind}"))
         if found is None:
             return ""
         if ref.kind == labels.KIND_JOB:
-            self._facts.batches.refused(uid)
+            self._batches.refused(uid)
             self.quarantined.add(uid)
         if ref.kind == "Pod":
             self._refused_s.setdefault(uid, world.time_s())
@@ -77,17 +80,17 @@ class AnomalyFacts:
 
     # ---------------------------------------------------------------------------------------------------- what is seen
 
-    def look(self, world: World) -> None:
+    def look(self, world: ClusterView) -> None:
         """Look at what must hold once nothing else goes wrong."""
-        if self._facts.capacity.blind(world):
+        if self._capacity.blind(world):
             return
         self._look_for_children(world)
         self._look_for_words(world)
 
-    def _look_for_children(self, world: World) -> None:
+    def _look_for_children(self, world: ClusterView) -> None:
         there = {(owner_uid(record.manifest), kind) for kind in BACK_S for record in world.store.records(kind)}
-        for uid, job in self._facts.jobs.items():
-            active = self._facts.true(uid, "Admitted") and not job["metadata"].get("deletionTimestamp")
+        for uid, job in self._observed.jobs.items():
+            active = self._observed.true(uid, "Admitted") and not job["metadata"].get("deletionTimestamp")
             for kind, within_s in BACK_S.items():
                 refused = self.is_refused(uid, f"create {kind}") or self.is_refused(uid)
                 if not active or refused or (uid, kind) in there:
@@ -96,36 +99,36 @@ class AnomalyFacts:
                 since_s = self._missing_s.setdefault((uid, kind), world.time_s())
                 if world.time_s() - since_s > within_s:
                     what = f"{job['metadata']['name']} has no {kind} since t={since_s:.0f}"
-                    self._facts.broke("what a job owns comes back", what, world)
+                    self._observed.broke("what a job owns comes back", what, world)
 
-    def _look_for_words(self, world: World) -> None:
+    def _look_for_words(self, world: ClusterView) -> None:
         for uid, since_s in list(self._refused_s.items()):
-            job, refusal = self._facts.jobs.get(uid), self.refusals.get((uid, "create Pod"))
-            waits = job is None or not self._facts.true(uid, "Admitted")
+            job, refusal = self._observed.jobs.get(uid), self.refusals.get((uid, "create Pod"))
+            waits = job is None or not self._observed.true(uid, "Admitted")
             if waits or refusal is None or self.is_refused(uid) or refusal[0] in _messages(job or {}):
                 del self._refused_s[uid]
             elif world.time_s() - since_s > EXPLAINED_S:
-                what = f"{self._facts.jobs[uid]['metadata']['name']} does not say that {refusal[0]}"
-                self._facts.broke("a refused pod is explained", what, world)
+                what = f"{self._observed.jobs[uid]['metadata']['name']} does not say that {refusal[0]}"
+                self._observed.broke("a refused pod is explained", what, world)
 
-    def forcing(self, uid: str, world: World) -> None:
+    def forcing(self, uid: str, world: ClusterView) -> None:
         """A pod is deleted by force: its node has been away, or said to be, as far as anybody may know."""
         launcher = world.launchers.get(uid)
         if launcher is None or not launcher.alive or not world.nodes[launcher.node].up:
             return
-        if world.time_s() - world.kubelets.lost_s.get(launcher.node, float("-inf")) > BLIND_S:
+        if world.time_s() - world.lost_s.get(launcher.node, float("-inf")) > BLIND_S:
             what = f"{launcher.pod.pod} lives, and {launcher.node} was never lost"
-            self._facts.broke("only pods of lost nodes are deleted by force", what, world)
+            self._observed.broke("only pods of lost nodes are deleted by force", what, world)
 
-    def begun(self, uid: str, records: list[dict[str, Any]], number: int, world: World) -> None:
+    def begun(self, uid: str, records: list[dict[str, Any]], number: int, world: ClusterView) -> None:
         """An attempt begins: in the calm no time has passed that would call for it."""
-        if self._facts.capacity.blind(world) or not records or records[-1].get("attempt") != number - 1:
+        if self._capacity.blind(world) or not records or records[-1].get("attempt") != number - 1:
             return
         cause = records[-1].get("cause")
         gang = world.gangs.get((uid, number - 1))
         if cause in TIMED and gang is not None and gang.whole:
-            what = f"{self._facts.jobs[uid]['metadata']['name']} attempt {number - 1} was restarted for {cause}"
-            self._facts.broke("a gang that works is not restarted for its silence", what, world)
+            what = f"{self._observed.jobs[uid]['metadata']['name']} attempt {number - 1} was restarted for {cause}"
+            self._observed.broke("a gang that works is not restarted for its silence", what, world)
 
     # ---------------------------------------------------------------------------------------------------------- the end
 
@@ -133,7 +136,7 @@ class AnomalyFacts:
         """Tell whether a job need not finish: its writes are refused to the end, and nobody can say so on the job."""
         return any(refused == uid for refused, _ in self.refusals)
 
-    def check_end(self, world: World) -> None:
+    def check_end(self, world: ClusterView) -> None:
         """What nobody can read says so, and is never admitted."""
         for record in world.store.records(labels.KIND_JOB):
             if not is_malformed(record.manifest):
@@ -147,7 +150,7 @@ class AnomalyFacts:
             )
             if not told:
                 what = f"{record.name} says nothing, its spec is {record.manifest.get('spec')}"
-                self._facts.broke("a malformed job says so", what, world)
+                self._observed.broke("a malformed job says so", what, world)
 
 
 def _messages(job: Manifest) -> str:

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyreme_api import labels
 from polyreme_operator.port import Manifest
-
-if TYPE_CHECKING:
-    from polyreme_simulator.invariants import Facts
-    from polyreme_simulator.world import World
+from polyreme_simulator.cluster_view import ClusterView
+from polyreme_simulator.observed_state import ObservedState
 
 
 class BatchFacts:
     """What is about to be written to jobs.
 
     Args:
-        facts: The log; a broken rule is noted there.
+        observed: What the store's log showed; a broken rule is noted there.
     """
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    def __init__(self, observed: ObservedState) -> None:
+        self._observed = observed
         self._entries: list[dict[str, Any]] = []
         self._refused: set[str] = set()
         """Jobs of the batch of which a write was refused: that is an answer, so nothing of it is under way."""
 
-    def changed(self, manifest: Manifest, world: World) -> None:
+    def changed(self, manifest: Manifest, world: ClusterView) -> None:
         """Take a change of the object on which the batch stands."""
         if manifest["metadata"]["name"] != labels.INTENTS_NAME:
             return
@@ -36,7 +34,7 @@ class BatchFacts:
         for entry in self._entries:
             if self._open(entry):
                 what = f"{entry['name']} attempt {entry['attempt']} may still begin"
-                self._facts.broke("a batch is settled before the next", what, world)
+                self._observed.broke("a batch is settled before the next", what, world)
         self._entries, self._refused = entries, set()
 
     def refused(self, uid: str) -> None:
@@ -51,7 +49,7 @@ class BatchFacts:
 
     def _open(self, entry: dict[str, Any]) -> bool:
         """Tell whether the write may still land: what settles an entry is never undone."""
-        job = self._facts.jobs.get(entry["uid"])
+        job = self._observed.jobs.get(entry["uid"])
         if job is None or entry["uid"] in self._refused:
             return False
         status = job.get("status") or {}

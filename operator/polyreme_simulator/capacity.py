@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from polyreme_api import labels
 from polyreme_local.api_server.record import Change
 from polyreme_operator.port import Manifest, WatchEventType
+from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.domains import Domains
-from polyreme_simulator.kubelets import devices_of, takes_pods
+from polyreme_simulator.nodes import devices_of, takes_pods
+from polyreme_simulator.observed_state import ObservedState
 from polyreme_simulator.ownership import owner_uid
 from polyreme_simulator.quotas import Queues
-
-if TYPE_CHECKING:
-    from polyreme_simulator.invariants import Facts
-    from polyreme_simulator.world import World
 
 BLIND_S = 60.0
 """How old what the operator knew may be when its write lands, while faults last and shortly after."""
@@ -31,11 +28,11 @@ class CapacityFacts:
     """Who holds what.
 
     Args:
-        facts: The log; a broken rule is noted there.
+        observed: What the store's log showed; a broken rule is noted there.
     """
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    def __init__(self, observed: ObservedState) -> None:
+        self._observed = observed
         self.queues = Queues({})
         self._past: list[tuple[float, Queues, Domains]] = []
         """What stood until when."""
@@ -53,7 +50,7 @@ class CapacityFacts:
         self.changed_s = 0.0
         """When last something changed that decides who waits, and why."""
 
-    def changed(self, change: Change, world: World) -> None:
+    def changed(self, change: Change, world: ClusterView) -> None:
         """Take a change of the store."""
         deleted, record = change.type is WatchEventType.DELETED, change.record
         match record.kind:
@@ -80,7 +77,7 @@ class CapacityFacts:
             case _:
                 pass
 
-    def begun(self, uid: str, world: World, *, takes: bool) -> None:
+    def begun(self, uid: str, world: ClusterView, *, takes: bool) -> None:
         """An attempt of a job stands on record now; what it takes is checked if the last one had not all its places.
 
         Quotas are lowered, nodes relabelled and filled beneath what runs, and what runs may be restarted where it is.
@@ -100,7 +97,7 @@ class CapacityFacts:
         """Return the devices of each node that our jobs hold, some of them aside."""
         return self._held(without=without)[0]
 
-    def fits_alone(self, job: Manifest, world: World) -> bool:
+    def fits_alone(self, job: Manifest, world: ClusterView) -> bool:
         """Tell whether a job fits the cluster as it is and its quota, if nobody else of ours were there."""
         spec = job["spec"]
         workers, queue = spec["workers"], spec.get("queueName", "default")
@@ -119,9 +116,9 @@ class CapacityFacts:
         }
         return self.domains.holds(spec.get("topology") or {}, slots, wanted)
 
-    def has_room(self, uid: str, *, without: Collection[str], world: World) -> bool:
+    def has_room(self, uid: str, *, without: Collection[str], world: ClusterView) -> bool:
         """Tell whether a job's least size has room by all that may be known of nodes, were some jobs not there."""
-        job, since_s = self._facts.jobs[uid], self._known_since_s(world)
+        job, since_s = self._observed.jobs[uid], self._known_since_s(world)
         topology, workers = job["spec"].get("topology") or {}, job["spec"]["workers"]
         taken = self.held_by_node(without={uid, *without})
         busy = {node for node, count in taken.items() if count}
@@ -149,8 +146,8 @@ class CapacityFacts:
         """Return level and domain of what running jobs have for themselves."""
         return {
             (level, domains.domain(level, node))
-            for other, job in self._facts.jobs.items()
-            if other not in {uid, *without} and self._facts.true(other, "Admitted")
+            for other, job in self._observed.jobs.items()
+            if other not in {uid, *without} and self._observed.true(other, "Admitted")
             for level in [(job["spec"].get("topology") or {}).get("exclusive")]
             if level is not None
             for node in self.nodes_of(other)
@@ -158,7 +155,7 @@ class CapacityFacts:
 
     # -------------------------------------------------------------------------------------------------------- changes
 
-    def _keep(self, world: World) -> None:
+    def _keep(self, world: ClusterView) -> None:
         """Remember what stood until now."""
         now_s = world.time_s()
         self._past = [entry for entry in self._past if now_s - entry[0] < BLIND_S]
@@ -167,7 +164,7 @@ class CapacityFacts:
             self._past.append((now_s, self.queues, self.domains))
         self.changed_s = now_s
 
-    def _node_changed(self, name: str, *, usable: bool, world: World) -> None:
+    def _node_changed(self, name: str, *, usable: bool, world: ClusterView) -> None:
         names = self._usable | {name} if usable else self._usable - {name}
         if names != self._usable:
             now_s = world.time_s()
@@ -176,11 +173,11 @@ class CapacityFacts:
                 self._usable_past.append((now_s, self._usable))
             self._usable = names
 
-    def _pod_changed(self, pod: Manifest, world: World) -> None:
+    def _pod_changed(self, pod: Manifest, world: ClusterView) -> None:
         if pod["spec"].get("nodeName") and (pod.get("status") or {}).get("phase") == "Running":
             self._check_nodes(self._held(aside=self._strays)[0], world)
 
-    def _note_stray(self, change: Change, world: World) -> None:
+    def _note_stray(self, change: Change, world: ClusterView) -> None:
         """Remember a pod that comes when its job is admitted no longer, while writes may be late.
 
         Nobody knows of it before it is there. It holds a place until it is told to go; those to whom the place was
@@ -191,10 +188,10 @@ class CapacityFacts:
             self._strays.discard(record.uid)
         elif change.type is WatchEventType.ADDED and self.blind(world):
             job = record.manifest["metadata"]["labels"][labels.LABEL_JOB_UID]
-            if job in self._facts.jobs and not self._facts.true(job, "Admitted"):
+            if job in self._observed.jobs and not self._observed.true(job, "Admitted"):
                 self._strays.add(record.uid)
 
-    def _foreign_changed(self, uid: str, pod: Manifest, deleted: bool, world: World) -> None:
+    def _foreign_changed(self, uid: str, pod: Manifest, deleted: bool, world: ClusterView) -> None:
         node = pod["spec"].get("nodeName")
         if deleted or not node or (pod.get("status") or {}).get("phase") in ENDED:
             gone = self.foreign.pop(uid, None)
@@ -216,14 +213,14 @@ class CapacityFacts:
             aside: Pods that do not count.
         """
         places: dict[tuple[str, int, str], tuple[int, str]] = {}
-        for uid, job in self._facts.jobs.items():
-            if uid in without or not self._facts.true(uid, "Admitted"):
+        for uid, job in self._observed.jobs.items():
+            if uid in without or not self._observed.true(uid, "Admitted"):
                 continue
-            fact = self._facts.attempts[uid, job["status"]["attempt"]["number"]]
+            fact = self._observed.attempts[uid, job["status"]["attempt"]["number"]]
             queue = job["spec"].get("queueName", "default")
             for index, node in enumerate(fact.nodes):
                 places[uid, index, node] = (fact.devices, queue)
-        for pod in self._facts.pods.values():
+        for pod in self._observed.pods.values():
             if (pod.get("status") or {}).get("phase") != "Running" or pod["metadata"]["uid"] in aside:
                 continue
             tags = pod["metadata"]["labels"]
@@ -238,40 +235,40 @@ class CapacityFacts:
             in_queue[queue] += devices
         return on_node, in_queue
 
-    def _check_nodes(self, on_node: Counter[str], world: World) -> None:
+    def _check_nodes(self, on_node: Counter[str], world: ClusterView) -> None:
         for name, taken in on_node.items():
             node = world.nodes[name]
             if node.present and taken > node.devices:
-                self._facts.broke("nodes hold what they can", f"{name} has {taken} of {node.devices}", world)
+                self._observed.broke("nodes hold what they can", f"{name} has {taken} of {node.devices}", world)
 
-    def _check_queues(self, uid: str, in_queue: Counter[str], world: World) -> None:
+    def _check_queues(self, uid: str, in_queue: Counter[str], world: ClusterView) -> None:
         """Check against the quotas that the decision may have seen: one of them must allow it."""
-        queue = self._facts.jobs[uid]["spec"].get("queueName", "default")
+        queue = self._observed.jobs[uid]["spec"].get("queueName", "default")
         before = self.held_by_queue(without={uid})
         problem: str | None = None
         for queues, _ in self.possible(world):
             problem = queues.excess(in_queue, queue, before, labels.RESOURCE_DEVICE)
             if problem is None:
                 return
-        self._facts.broke("queues keep their quota", problem or "", world)
+        self._observed.broke("queues keep their quota", problem or "", world)
 
-    def _check_domains(self, uid: str, world: World) -> None:
-        job = self._facts.jobs[uid]
+    def _check_domains(self, uid: str, world: ClusterView) -> None:
+        job = self._observed.jobs[uid]
         topology = job["spec"].get("topology") or {}
         nodes = self.nodes_of(uid)
         name, possible = job["metadata"]["name"], [domains for _, domains in self.possible(world)]
         if not any(domains.keeps(topology, nodes) for domains in possible):
-            self._facts.broke("what topology requires is kept", f"{name} on {nodes}: {topology}", world)
-        for other in self._facts.jobs:
-            if other == uid or not self._facts.true(other, "Admitted"):
+            self._observed.broke("what topology requires is kept", f"{name} on {nodes}: {topology}", world)
+        for other in self._observed.jobs:
+            if other == uid or not self._observed.true(other, "Admitted"):
                 continue
-            wish = self._facts.jobs[other]["spec"].get("topology") or {}
+            wish = self._observed.jobs[other]["spec"].get("topology") or {}
             theirs = self.nodes_of(other)
             if not any(domains.apart(topology, nodes, wish, theirs) for domains in possible):
-                what = f"{name} on {nodes} beside {self._facts.jobs[other]['metadata']['name']} on {theirs}"
-                self._facts.broke("exclusive domains are not shared", what, world)
+                what = f"{name} on {nodes} beside {self._observed.jobs[other]['metadata']['name']} on {theirs}"
+                self._observed.broke("exclusive domains are not shared", what, world)
 
-    def _check_foreign(self, uid: str, on_node: Counter[str], world: World) -> None:
+    def _check_foreign(self, uid: str, on_node: Counter[str], world: ClusterView) -> None:
         """Once the faults are over, no gang is put where others' pods have been for a while."""
         now_s = world.time_s()
         if self.blind(world):
@@ -282,22 +279,22 @@ class CapacityFacts:
         for node in set(self.nodes_of(uid)):
             if world.nodes[node].present and taken[node] > world.nodes[node].devices:
                 what = f"{node} has {taken[node]} of {world.nodes[node].devices}"
-                self._facts.broke("others' pods count", what, world)
+                self._observed.broke("others' pods count", what, world)
 
     def nodes_of(self, uid: str) -> list[str]:
         """Return the node of each worker of a job's newest attempt."""
-        attempt = (self._facts.jobs[uid].get("status") or {}).get("attempt") or {}
-        return self._facts.attempts[uid, attempt["number"]].nodes if attempt else []
+        attempt = (self._observed.jobs[uid].get("status") or {}).get("attempt") or {}
+        return self._observed.attempts[uid, attempt["number"]].nodes if attempt else []
 
-    def blind(self, world: World) -> bool:
+    def blind(self, world: ClusterView) -> bool:
         """Tell whether faults last, or ended so lately that what the operator knows may be old."""
         return world.faulty or world.time_s() - world.calm_since_s < SETTLED_S
 
-    def possible(self, world: World) -> list[tuple[Queues, Domains]]:
+    def possible(self, world: ClusterView) -> list[tuple[Queues, Domains]]:
         """Return what the operator may take for true."""
         since_s = self._known_since_s(world)
         past = [(queues, domains) for until_s, queues, domains in self._past if until_s >= since_s]
         return [(self.queues, self.domains), *past]
 
-    def _known_since_s(self, world: World) -> float:
+    def _known_since_s(self, world: ClusterView) -> float:
         return world.time_s() - (BLIND_S if self.blind(world) else KNOWN_S)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyreme_api import labels
 from polyreme_api.exit_codes import ExitCode
@@ -18,19 +16,15 @@ from polyreme_operator.port import Manifest, WatchEventType
 from polyreme_simulator.anomaly_facts import AnomalyFacts
 from polyreme_simulator.batches import BatchFacts
 from polyreme_simulator.capacity import CapacityFacts
+from polyreme_simulator.cluster_view import ClusterView, LauncherView
 from polyreme_simulator.leaders import LeaderFacts
+from polyreme_simulator.observed_state import AttemptFact, ObservedState
 from polyreme_simulator.ownership import is_malformed, owner_uid
 from polyreme_simulator.places import PlaceFacts
 from polyreme_simulator.preemptions import PreemptionFacts
 from polyreme_simulator.successors import SuccessorFacts
 from polyreme_simulator.waiting import WaitingFacts
 
-if TYPE_CHECKING:
-    from polyreme_simulator.launcher import SimLauncher
-    from polyreme_simulator.world import World
-
-TOLD_MAX = 3
-"""Violations of one rule that are told."""
 CHILDREN = ("Service", "Secret", "Lease", "Role", "RoleBinding")
 LATENCY_S = 0.004
 """Longest time that the answer to a read is on its way."""
@@ -39,41 +33,24 @@ WAITING_REASONS = frozenset(
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptFact:
-    """One attempt, as its record said."""
-
-    replicas: int
-    devices: int
-    replacements: dict[int, int]
-    nodes: list[str]
-
-
-class Facts:
+class Facts(ObservedState):
     """The log of one simulation, and the rules that it broke."""
 
     def __init__(self) -> None:
-        self.violations: list[str] = []
-        self._broken: Counter[str] = Counter()
-        self.attempts: dict[tuple[str, int], AttemptFact] = {}
+        super().__init__()
         self.changes = 0
         self.succeeded = 0
         self.restarts: dict[str, int] = {}
         """Restarts after failures, by UID of the job."""
         self._digest = hashlib.sha256()
-        self.jobs: dict[str, Manifest] = {}
-        self.pods: dict[str, Manifest] = {}
-        """Worker pods, by UID; those of others are the capacity's."""
-        self._truths: dict[str, frozenset[str]] = {}
-        """Conditions of each job that hold."""
         self.capacity = CapacityFacts(self)
         self.leaders = LeaderFacts(self)
-        self.waiting = WaitingFacts(self)
-        self.preemptions = PreemptionFacts(self)
         self.batches = BatchFacts(self)
-        self.places = PlaceFacts(self)
         self.successors = SuccessorFacts(self)
-        self.anomalies = AnomalyFacts(self)
+        self.anomalies = AnomalyFacts(self, capacity=self.capacity, batches=self.batches)
+        self.waiting = WaitingFacts(self, capacity=self.capacity, anomalies=self.anomalies)
+        self.places = PlaceFacts(self, capacity=self.capacity, batches=self.batches)
+        self.preemptions = PreemptionFacts(self, capacity=self.capacity, batches=self.batches, anomalies=self.anomalies)
         self._joined: dict[tuple[str, int], dict[int, int]] = {}
         self._forked: set[tuple[str, int, int]] = set()
         self._released: set[tuple[str, int]] = set()
@@ -88,15 +65,9 @@ class Facts:
         """Digest of everything that happened."""
         return self._digest.hexdigest()[:16]
 
-    def broke(self, rule: str, what: str, world: World) -> None:
-        """Note a broken rule, a few times each."""
-        self._broken[rule] += 1
-        if self._broken[rule] <= TOLD_MAX:
-            self.violations.append(f"t={world.time_s():.3f} {rule}: {what}")
-
     # -------------------------------------------------------------------------------------------------- the store's log
 
-    def changed(self, change: Change, world: World) -> None:
+    def changed(self, change: Change, world: ClusterView) -> None:
         """Take one change of the store."""
         self.changes += 1
         record = change.record
@@ -129,15 +100,11 @@ class Facts:
         self.capacity.changed(change, world)
         self.waiting.changed(change, world)
 
-    def true(self, uid: str, kind: str) -> bool:
-        """Tell whether a condition of a job holds."""
-        return kind in self._truths[uid]
-
     def landing(self, sent_s: float) -> None:
         """A write of the operator lands now that was sent then."""
         self._sent_s = sent_s
 
-    def _lease_changed(self, manifest: Manifest, world: World) -> None:
+    def _lease_changed(self, manifest: Manifest, world: ClusterView) -> None:
         text = (manifest["metadata"].get("annotations") or {}).get(labels.ANNOTATION_PROGRESS, "")
         if '"attempt":' not in text:
             return
@@ -159,16 +126,16 @@ class Facts:
         for key in [key for key in self._successes if key[0] == uid]:
             del self._successes[key]
 
-    def _job_changed(self, manifest: Manifest, deleted: bool, world: World) -> None:
+    def _job_changed(self, manifest: Manifest, deleted: bool, world: ClusterView) -> None:
         uid, name = manifest["metadata"]["uid"], manifest["metadata"]["name"]
         if deleted:
             self.jobs.pop(uid, None)
-            self._truths.pop(uid, None)
+            self.conditions.pop(uid, None)
             return
         known = self.jobs.get(uid) or {}
         before, status = known.get("status") or {}, manifest.get("status") or {}
         self.jobs[uid] = manifest
-        self._truths[uid] = frozenset(
+        self.conditions[uid] = frozenset(
             entry["type"] for entry in status.get("conditions") or () if entry["status"] == "True"
         )
         self.restarts[uid] = status.get("restarts", 0)
@@ -192,7 +159,9 @@ class Facts:
         elif new is not None and old is not None and new["placement"] != old["placement"]:
             self.broke("an attempt keeps its placement", name, world)
 
-    def _attempt_begun(self, uid: str, name: str, before: dict[str, Any], status: dict[str, Any], world: World) -> None:
+    def _attempt_begun(
+        self, uid: str, name: str, before: dict[str, Any], status: dict[str, Any], world: ClusterView
+    ) -> None:
         old, new = before.get("attempt"), status["attempt"]
         number = new["number"]
         if number != (0 if old is None else old["number"]) + 1:
@@ -232,7 +201,7 @@ class Facts:
         if counted > most:
             self.broke("restarts stay in budget", f"{name} restarted {counted} times, rule {most}", world)
 
-    def _check_hang(self, blamed: tuple[str, int], world: World) -> None:
+    def _check_hang(self, blamed: tuple[str, int], world: ClusterView) -> None:
         job, gang = self.jobs[blamed[0]], world.gangs.get(blamed)
         name = f"{job['metadata']['name']} attempt {blamed[1]}"
         # A rank that gives up waiting ends its attempt itself: then the operator only names the cause.
@@ -241,7 +210,7 @@ class Facts:
         if gang is None or not any(rank.was_stopped for rank in gang.ranks.values()):
             self.broke("who is restarted for a hang has hung", name, world)
 
-    def _check_history(self, uid: str, name: str, world: World) -> None:
+    def _check_history(self, uid: str, name: str, world: ClusterView) -> None:
         history = world.root(uid).history()
         if history != list(range(1, world.steps[uid] + 1)):
             self.broke("history holds each step once", f"{name}: {_ranges(history)}", world)
@@ -255,13 +224,13 @@ class Facts:
         if code == ExitCode.ENVIRONMENT:
             self._gave_up.add((uid, attempt))
 
-    def joined(self, launcher: SimLauncher, message: Joined) -> None:
+    def joined(self, launcher: LauncherView, message: Joined) -> None:
         """An index says that its old ranks are dead."""
         self._joined.setdefault((launcher.pod.job_uid, message.attempt), {})[message.index] = message.replacement
 
-    def released(self, leader: SimLauncher, release: Release) -> None:
+    def released(self, leader: LauncherView, release: Release, world: ClusterView) -> None:
         """A leader releases its gang: everybody must have joined, the resume point must be fixed."""
-        world, uid = leader.world, leader.pod.job_uid
+        uid = leader.pod.job_uid
         fact = self.attempts[uid, release.attempt]
         joined = self._joined.get((uid, release.attempt), {})
         wanted = {index: fact.replacements.get(index, 0) for index in range(fact.replicas)}
@@ -274,7 +243,7 @@ class Facts:
         if point is None or point.resume_from != release.resume_from:
             self.broke("the resume point is fixed once", f"{leader.pod.job} attempt {release.attempt}", world)
 
-    def forked(self, launcher: SimLauncher, attempt: int, release: Release, world: World) -> None:
+    def forked(self, launcher: LauncherView, attempt: int, release: Release, world: ClusterView) -> None:
         """Ranks were started: no rank of the job's past may live where the cluster still reaches, none twice."""
         uid = launcher.pod.job_uid
         point = world.root(uid).points.get(attempt)
@@ -299,7 +268,7 @@ class Facts:
 
     # ---------------------------------------------------------------------------------------------------------- the end
 
-    def check_end(self, world: World) -> None:
+    def check_end(self, world: ClusterView) -> None:
         """Faults are over and time has passed: everything is finished, or waits and says why; nothing is left over."""
         for uid, job in self.jobs.items():
             name, status = job["metadata"]["name"], job.get("status") or {}
@@ -322,7 +291,7 @@ class Facts:
         self._check_orphans(world)
         self.anomalies.check_end(world)
 
-    def _check_orphans(self, world: World) -> None:
+    def _check_orphans(self, world: ClusterView) -> None:
         for kind in CHILDREN:
             for record in world.store.records(kind):
                 owner = (record.manifest["metadata"].get("labels") or {}).get(labels.LABEL_JOB_UID)

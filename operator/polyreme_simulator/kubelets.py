@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from polyreme_api import labels
 from polyreme_api.environment import PodEnvironment
 from polyreme_api.exit_codes import ExitCode, code_of_signal
 from polyreme_api.times import rfc3339
 from polyreme_operator.port import Manifest, NotFoundError, ObjectRef, PortError
-from polyreme_simulator.launcher import SimLauncher
+from polyreme_simulator.launcher import LauncherContext, SimLauncher
+from polyreme_simulator.nodes import OWNED, SimNode, devices_of
 from polyreme_simulator.ownership import is_malformed, owner_uid
-
-if TYPE_CHECKING:
-    from polyreme_simulator.world import World
 
 KUBELET_S = 0.3
 """Longest time that a kubelet takes to act."""
@@ -27,19 +25,21 @@ EVICTION_S = 6.0
 POD_GARBAGE_S = 12.0
 """Longest time until pods of a node that is no more are removed."""
 HOST = "kubernetes.io/hostname"
-OWNED = {"key": "polyreme.dev/owned", "effect": "NoSchedule"}
 
 
-@dataclasses.dataclass(slots=True)
-class SimNode:
-    """A machine."""
+class KubeletContext(LauncherContext, Protocol):
+    """What kubelets need of the simulated cluster."""
 
-    name: str
-    devices: int
-    labels: dict[str, str] = dataclasses.field(default_factory=dict)
-    up: bool = True
-    present: bool = True
-    """Whether the cluster has it: a removed one is no more."""
+    @property
+    def rng(self) -> random.Random:
+        """Every draw."""
+
+    @property
+    def launchers(self) -> dict[str, SimLauncher]:
+        """Launchers by the UID of their pod, including those that ended."""
+
+    def soon(self, longest_s: float, act: Callable[[], Any]) -> None:
+        """Do something at some time within ``longest_s``."""
 
 
 class Kubelets:
@@ -49,7 +49,7 @@ class Kubelets:
         world: The cluster.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: KubeletContext) -> None:
         self._world = world
         self._store = world.store
         self.nodes: dict[str, SimNode] = {}
@@ -280,17 +280,3 @@ class Kubelets:
 
     def _now(self) -> str:
         return rfc3339(self._world.clock.now_s())
-
-
-def takes_pods(node: Manifest) -> bool:
-    """Tell whether new pods may go to a machine, as far as its Node object says."""
-    ready = any(entry["type"] == "Ready" and entry["status"] == "True" for entry in node["status"]["conditions"])
-    taints = (node.get("spec") or {}).get("taints") or ()
-    foreign = any(taint["effect"] != "PreferNoSchedule" and taint["key"] != OWNED["key"] for taint in taints)
-    return ready and not foreign and not (node.get("spec") or {}).get("unschedulable")
-
-
-def devices_of(pod: Manifest) -> int:
-    """Return the devices that a pod asks for."""
-    limits = (pod["spec"]["containers"][0].get("resources") or {}).get("limits") or {}
-    return int(limits.get(labels.RESOURCE_DEVICE, 0))

@@ -6,7 +6,7 @@ import random
 import signal
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from polyreme_api import labels
 from polyreme_api.environment import PodEnvironment
@@ -17,11 +17,11 @@ from polyreme_api.resume_point import fix_resume_point
 from polyreme_launcher.protocol import follower as f
 from polyreme_launcher.protocol import leader as l
 from polyreme_launcher.protocol.messages import Joined, Message, Release
-from polyreme_operator.port import ObjectRef, PortError
+from polyreme_operator.port import Manifest, ObjectRef, PortError
+from polyreme_simulator.cluster_view import ClusterView
+from polyreme_simulator.invariants import Facts
+from polyreme_simulator.profiles import Profile
 from polyreme_simulator.training import Rank
-
-if TYPE_CHECKING:
-    from polyreme_simulator.world import World
 
 TICK_S = 1.0
 NETWORK_S = 0.01
@@ -34,11 +34,47 @@ LEASE_FAILS = 0.1
 """Chance that a write of the Lease fails while faults last."""
 
 
+class LauncherContext(ClusterView, Protocol):
+    """What a launcher needs of the simulated cluster."""
+
+    @property
+    def facts(self) -> Facts:
+        """Where it reports what it does."""
+
+    @property
+    def profile(self) -> Profile:
+        """What the seed is about."""
+
+    def after(self, delay_s: float, act: Callable[[], Any]) -> None:
+        """Do something later."""
+
+    def job(self, uid: str) -> Manifest | None:
+        """Return a job by UID."""
+
+    def connected(self, one: SimLauncher, other: SimLauncher) -> bool:
+        """Tell whether two processes reach each other."""
+
+    def reaches_api(self, launcher: SimLauncher) -> bool:
+        """Tell whether a process reaches the API server."""
+
+    def leader_of(self, uid: str) -> SimLauncher | None:
+        """Return the launcher to which a job's Service leads."""
+
+    def forked(self, launcher: SimLauncher, attempt: int, release: Release) -> None:
+        """Take that ranks were forked."""
+
+    def signal_gang(self, uid: str, attempt: int, *, stop: bool) -> None:
+        """Ask ranks to checkpoint, and to stop if ``stop``."""
+
+    def launcher_ended(self, launcher: SimLauncher, code: int) -> None:
+        """Take that a launcher's process ended."""
+
+
 class SimLauncher:
     """One process: follower machine, on index 0 also leader machine, and its ranks."""
 
     def __init__(
-        self, world: World, environment: PodEnvironment, *, pod_uid: str, node: str, rng: random.Random
+        self, world: LauncherContext, environment: PodEnvironment, *, pod_uid: str, node: str, rng: random.Random
     ) -> None:
         self.world, self.pod, self.pod_uid, self.node, self._rng = world, environment, pod_uid, node, rng
         self.alive = True
@@ -115,7 +151,7 @@ class SimLauncher:
         for peer in [*self.peers.values(), *([self.leader] if self.leader is not None else [])]:
             if peer is not self:
                 self.world.after(self._rng.random() * NETWORK_S, lambda peer=peer: peer.lost(self))  # type: ignore[misc]
-        self.world.kubelets.launcher_ended(self, code)
+        self.world.launcher_ended(self, code)
 
     # ----------------------------------------------------------------------------------------------------- network
 
@@ -264,7 +300,7 @@ class SimLauncher:
                 self._to_peer(index, message)
             case l.Broadcast(message=message):
                 if isinstance(message, Release):
-                    self.world.facts.released(self, message)
+                    self.world.facts.released(self, message, self.world)
                 for index in sorted(self.peers):
                     self._to_peer(index, message)
             case l.DropPeer(index=index, replacement=replacement):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from polyreme_operator.election import LEASE_S
 from polyreme_operator.port import Manifest
-
-if TYPE_CHECKING:
-    from polyreme_simulator.invariants import Facts
-    from polyreme_simulator.world import World
+from polyreme_simulator.cluster_view import ClusterView
+from polyreme_simulator.observed_state import ObservedState
 
 AWAKE_S = 0.1
 """Time that a replica that was stopped has to notice that it leads no more."""
@@ -19,16 +15,16 @@ class LeaderFacts:
     """The replicas' words in the log.
 
     Args:
-        facts: Where a broken rule is noted.
+        observed: What the store's log showed; a broken rule is noted there.
     """
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    def __init__(self, observed: ObservedState) -> None:
+        self._observed = observed
         self._renewed_s: dict[str, float] = {}
         self._awake_s: dict[str, float] = {}
         self._holder = ""
 
-    def renewed(self, manifest: Manifest, world: World) -> None:
+    def renewed(self, manifest: Manifest, world: ClusterView) -> None:
         """Take a change of the operator's Lease."""
         holder = (manifest.get("spec") or {}).get("holderIdentity") or ""
         if holder:
@@ -37,15 +33,15 @@ class LeaderFacts:
             world.reached["another replica leads", ""] += 1
         self._holder = holder or self._holder
 
-    def went_on(self, name: str, world: World) -> None:
+    def went_on(self, name: str, world: ClusterView) -> None:
         """A replica goes on after a stop."""
         self._awake_s[name] = world.time_s()
         if self._holder != name and name in self._renewed_s:
             world.reached["an old leader goes on", ""] += 1
 
-    def sending(self, name: str, what: str, world: World) -> None:
+    def sending(self, name: str, what: str, world: ClusterView) -> None:
         """A replica sends a write that only a leader may send."""
         now_s = world.time_s()
         silent_s = now_s - self._renewed_s.get(name, float("-inf"))
         if silent_s > LEASE_S and now_s - self._awake_s.get(name, float("-inf")) > AWAKE_S:
-            self._facts.broke("only the leader writes", f"{name}: {what}, {silent_s:.1f} s after its renewal", world)
+            self._observed.broke("only the leader writes", f"{name}: {what}, {silent_s:.1f} s after its renewal", world)

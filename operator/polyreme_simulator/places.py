@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyreme_api import labels
 from polyreme_local.api_server.record import Change
 from polyreme_operator.port import Manifest
-from polyreme_simulator.capacity import BLIND_S, ENDED, KNOWN_S
-
-if TYPE_CHECKING:
-    from polyreme_simulator.invariants import Facts
-    from polyreme_simulator.world import World
+from polyreme_simulator.batches import BatchFacts
+from polyreme_simulator.capacity import BLIND_S, ENDED, KNOWN_S, CapacityFacts
+from polyreme_simulator.cluster_view import ClusterView
+from polyreme_simulator.observed_state import ObservedState
 
 ASKED = ("queueName", "priority", "priorityClassName", "preemptionPolicy", "workers", "topology", "minRuntimeSeconds")
 """Jobs that are equal in these fit in the same places: only their age is between them."""
@@ -22,15 +21,19 @@ class PlaceFacts:
     """Jobs of one queue that ask for the same, and since when they wait for nothing but their turn.
 
     Args:
-        facts: The log; a broken rule is noted there.
+        observed: What the store's log showed; a broken rule is noted there.
+        capacity: Who holds what.
+        batches: The batch of intents that is being written.
     """
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    def __init__(self, observed: ObservedState, *, capacity: CapacityFacts, batches: BatchFacts) -> None:
+        self._observed = observed
+        self._capacity = capacity
+        self._batches = batches
         self._seen: dict[str, tuple[Any, ...]] = {}
         self._changed_s: dict[str, float] = {}
 
-    def changed(self, change: Change, world: World) -> None:
+    def changed(self, change: Change, world: ClusterView) -> None:
         """Note when a job, or a pod of it, was last otherwise."""
         record, manifest = change.record, change.record.manifest
         uid = (manifest["metadata"].get("labels") or {}).get(labels.LABEL_JOB_UID)
@@ -40,27 +43,27 @@ class PlaceFacts:
         elif record.kind == "Pod" and uid is not None:
             self._changed_s[uid] = world.time_s()
 
-    def admitted(self, uid: str, world: World) -> None:
+    def admitted(self, uid: str, world: ClusterView) -> None:
         """A job is admitted: nobody who asks for the same and came before it has waited for its turn for a while."""
-        job, blind = self._facts.jobs[uid], self._facts.capacity.blind(world)
+        job, blind = self._observed.jobs[uid], self._capacity.blind(world)
         since_s = world.time_s() - (BLIND_S if blind else KNOWN_S)
-        for other, first in self._facts.jobs.items():
+        for other, first in self._observed.jobs.items():
             came_first = first["metadata"]["creationTimestamp"] < job["metadata"]["creationTimestamp"]
             if not came_first or _asked(first) != _asked(job) or self._changed_s[other] > since_s:
                 continue
             if self._waits_its_turn(other, first):
                 what = f"{job['metadata']['name']} goes before {first['metadata']['name']}, which came first"
-                self._facts.broke("a job keeps its place", what, world)
+                self._observed.broke("a job keeps its place", what, world)
 
     def _waits_its_turn(self, uid: str, job: Manifest) -> bool:
         """Tell whether nothing of its own keeps a job back: its pods have ended, and whom it made way for has begun."""
-        if job["spec"].get("suspend") or any(self._facts.true(uid, kind) for kind in OVER):
+        if job["spec"].get("suspend") or any(self._observed.true(uid, kind) for kind in OVER):
             return False
         by = ((job.get("status") or {}).get("preemption") or {}).get("by")
-        pods = (pod for pod in self._facts.pods.values() if pod["metadata"]["labels"][labels.LABEL_JOB_UID] == uid)
+        pods = (pod for pod in self._observed.pods.values() if pod["metadata"]["labels"][labels.LABEL_JOB_UID] == uid)
         lingers = any((pod.get("status") or {}).get("phase") not in ENDED for pod in pods)
-        yields = by in self._facts.jobs and not any(self._facts.true(by, kind) for kind in OVER)
-        return not (lingers or yields or self._facts.batches.intended(uid, job))
+        yields = by in self._observed.jobs and not any(self._observed.true(by, kind) for kind in OVER)
+        return not (lingers or yields or self._batches.intended(uid, job))
 
 
 def _asked(job: Manifest) -> tuple[Any, ...]:

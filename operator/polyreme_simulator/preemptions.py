@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyreme_api import labels
 from polyreme_api.times import parse_rfc3339
 from polyreme_operator.port import Manifest
-from polyreme_simulator.capacity import BLIND_S, KNOWN_S
-
-if TYPE_CHECKING:
-    from polyreme_simulator.invariants import Facts
-    from polyreme_simulator.world import World
+from polyreme_simulator.anomaly_facts import AnomalyFacts
+from polyreme_simulator.batches import BatchFacts
+from polyreme_simulator.capacity import BLIND_S, KNOWN_S, CapacityFacts
+from polyreme_simulator.cluster_view import ClusterView
+from polyreme_simulator.observed_state import ObservedState
 
 PREEMPTIONS_MAX = 12
 """More than this within one simulation is no progress any more."""
@@ -25,11 +25,19 @@ class PreemptionFacts:
     """What victims were told, and when.
 
     Args:
-        facts: The log; a broken rule is noted there.
+        observed: What the store's log showed; a broken rule is noted there.
+        capacity: Who holds what.
+        batches: The batch of intents that is being written.
+        anomalies: Which anomalies are in force.
     """
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    def __init__(
+        self, observed: ObservedState, *, capacity: CapacityFacts, batches: BatchFacts, anomalies: AnomalyFacts
+    ) -> None:
+        self._observed = observed
+        self._capacity = capacity
+        self._batches = batches
+        self._anomalies = anomalies
         self._asked: dict[tuple[str, int], float] = {}
         """When the gang of an attempt was asked to checkpoint and stop, by job and attempt."""
         self._pairs: Counter[tuple[str, str]] = Counter()
@@ -41,7 +49,7 @@ class PreemptionFacts:
         self._past: list[tuple[float, dict[str, int]]] = []
         """Values of the priority classes that stood until when."""
 
-    def class_changed(self, name: str, manifest: Manifest, *, deleted: bool, world: World) -> None:
+    def class_changed(self, name: str, manifest: Manifest, *, deleted: bool, world: ClusterView) -> None:
         """Take a change of a PriorityClass."""
         self._past.append((world.time_s(), self._classes))
         others = {known: value for known, value in self._classes.items() if known != name}
@@ -51,7 +59,7 @@ class PreemptionFacts:
         """A gang reported how its attempt ended."""
         self._heard.add((uid, attempt))
 
-    def changed(self, uid: str, before: Manifest, job: Manifest, world: World) -> None:
+    def changed(self, uid: str, before: Manifest, job: Manifest, world: ClusterView) -> None:
         """Take a change of a job's status."""
         old, new = before.get("status") or {}, job.get("status") or {}
         attempt = new.get("attempt") or {}
@@ -64,46 +72,46 @@ class PreemptionFacts:
         if asked and asked.get("by") and (known is None or known.get("requestedAt") != asked["requestedAt"]):
             self._ask(uid, asked, world)
             if not stops:
-                self._facts.broke("who makes way is asked to checkpoint", name, world)
+                self._observed.broke("who makes way is asked to checkpoint", name, world)
         gone = (attempt.get("number"), _reason(new)) if _admitted(old) and not _admitted(new) else None
         if gone is not None and gone[1] in MADE_WAY:
             world.reached["preempted", ""] += 1
             self._taken_off(uid, job, known or asked or {}, world)
 
-    def admitted(self, uid: str, nodes: list[str], world: World) -> None:
+    def admitted(self, uid: str, nodes: list[str], world: ClusterView) -> None:
         """A job is admitted anew: not to what others make way for, unless it goes before those for whom they do.
 
         What is made free is held for one start. It is held no longer when it is of no use: when the one for whom it was
         made free could not start there even if nobody else did, since nodes are gone, or taken by who goes before it.
         And whoever takes of the same nodes what it does not need takes nothing from it.
         """
-        capacity = self._facts.capacity
+        capacity = self._capacity
         self._used |= {entry for entry in self._standing() if entry[1] == uid}
         for victim, by, asked_at in self._standing():
-            waits = by in self._facts.jobs and by != uid and self._waits(by, self._facts.jobs[by], world)
+            waits = by in self._observed.jobs and by != uid and self._waits(by, self._observed.jobs[by], world)
             if victim == uid or not waits or (victim, by, asked_at) in self._used:
                 continue
             shared = set(nodes) & set(capacity.nodes_of(victim))
-            lesser = self._lesser(self._facts.jobs[uid], self._facts.jobs[by], world)
+            lesser = self._lesser(self._observed.jobs[uid], self._observed.jobs[by], world)
             if shared and lesser and self._stands_in_the_way(uid, by, world):
-                name, other = (self._facts.jobs[each]["metadata"]["name"] for each in (uid, by))
+                name, other = (self._observed.jobs[each]["metadata"]["name"] for each in (uid, by))
                 what = f"{name} takes {sorted(shared)}, held for {other}"
-                self._facts.broke("what is made free for one goes to no lesser one", what, world)
+                self._observed.broke("what is made free for one goes to no lesser one", what, world)
 
     def _standing(self) -> list[tuple[str, str, str]]:
         """Return who was asked to make way for whom, and when: it stands until the former is admitted anew."""
-        standing = ((uid, (job.get("status") or {}).get("preemption")) for uid, job in self._facts.jobs.items())
+        standing = ((uid, (job.get("status") or {}).get("preemption")) for uid, job in self._observed.jobs.items())
         return [(uid, asked["by"], asked["requestedAt"]) for uid, asked in standing if asked and asked.get("by")]
 
-    def _stands_in_the_way(self, uid: str, other: str, world: World) -> bool:
+    def _stands_in_the_way(self, uid: str, other: str, world: ClusterView) -> bool:
         """Tell whether a job could start but for one that was admitted, once those are gone that make way for it."""
         return self._could_start(other, without={uid}, world=world) and not self._could_start(
             other, without=set(), world=world
         )
 
-    def _could_start(self, uid: str, *, without: set[str], world: World) -> bool:
+    def _could_start(self, uid: str, *, without: set[str], world: ClusterView) -> bool:
         """Tell whether a job could start now, were some not admitted, and those gone that make way for it."""
-        capacity, job = self._facts.capacity, self._facts.jobs[uid]
+        capacity, job = self._capacity, self._observed.jobs[uid]
         workers, queue = job["spec"]["workers"], job["spec"].get("queueName", "default")
         gone = {*without, *(victim for victim, by, _ in self._standing() if by == uid)}
         wanted = (workers.get("minReplicas") or workers["replicas"]) * workers.get("devices", 1)
@@ -113,49 +121,49 @@ class PreemptionFacts:
             queues.admits(used, queue, labels.RESOURCE_DEVICE, wanted) for queues in known
         )
 
-    def _waits(self, uid: str, job: Manifest, world: World) -> bool:
+    def _waits(self, uid: str, job: Manifest, world: ClusterView) -> bool:
         """Tell whether a job still wants what others make free, and may have it by all that may be known of queues."""
         queue = job["spec"].get("queueName", "default")
-        over = any(self._facts.true(uid, kind) for kind in ("Admitted", "Succeeded", "Failed"))
-        if over or job["spec"].get("suspend") or self._facts.batches.intended(uid, job):
+        over = any(self._observed.true(uid, kind) for kind in ("Admitted", "Succeeded", "Failed"))
+        if over or job["spec"].get("suspend") or self._batches.intended(uid, job):
             return False
-        if uid in self._facts.anomalies.quarantined:
+        if uid in self._anomalies.quarantined:
             return False
-        known = [queues for queues, _ in self._facts.capacity.possible(world)]
+        known = [queues for queues, _ in self._capacity.possible(world)]
         return all(queues.in_order(queue) and not queues.held(queue) for queues in known)
 
-    def _ask(self, uid: str, asked: dict[str, Any], world: World) -> None:
+    def _ask(self, uid: str, asked: dict[str, Any], world: ClusterView) -> None:
         world.reached["asked to make way", ""] += 1
         self._pairs[uid, asked["by"]] += 1
-        name = self._facts.jobs[uid]["metadata"]["name"]
+        name = self._observed.jobs[uid]["metadata"]["name"]
         if self._pairs[uid, asked["by"]] > 1:
-            self._facts.broke("nobody makes way twice for one job", f"{name} for {asked.get('byName')}", world)
+            self._observed.broke("nobody makes way twice for one job", f"{name} for {asked.get('byName')}", world)
         if sum(count for (victim, _), count in self._pairs.items() if victim == uid) > PREEMPTIONS_MAX:
-            self._facts.broke("preemptions have an end", name, world)
-        victim, by = self._facts.jobs[uid], self._facts.jobs.get(asked["by"])
+            self._observed.broke("preemptions have an end", name, world)
+        victim, by = self._observed.jobs[uid], self._observed.jobs.get(asked["by"])
         if by is None or asked.get("reclaim"):
             return
         least, most = min(self._priorities(victim, world)), max(self._priorities(by, world))
         if most <= least:
             what = f"{name} ({least}) for {asked.get('byName')} ({most})"
-            self._facts.broke("who makes way has the lower priority", what, world)
+            self._observed.broke("who makes way has the lower priority", what, world)
 
-    def _lesser(self, job: Manifest, other: Manifest, world: World) -> bool:
+    def _lesser(self, job: Manifest, other: Manifest, world: ClusterView) -> bool:
         return max(self._priorities(job, world)) < min(self._priorities(other, world))
 
-    def _priorities(self, job: Manifest, world: World) -> set[int]:
+    def _priorities(self, job: Manifest, world: ClusterView) -> set[int]:
         """Return the priorities that the operator may take a job to have: those of now and of a moment ago."""
         own, name = job["spec"].get("priority", 0), job["spec"].get("priorityClassName")
-        since_s = world.time_s() - (BLIND_S if self._facts.capacity.blind(world) else KNOWN_S)
+        since_s = world.time_s() - (BLIND_S if self._capacity.blind(world) else KNOWN_S)
         known = [self._classes, *(classes for until_s, classes in self._past if until_s >= since_s)]
         return {classes.get(name, own) for classes in known}
 
-    def _taken_off(self, uid: str, job: Manifest, asked: dict[str, Any], world: World) -> None:
+    def _taken_off(self, uid: str, job: Manifest, asked: dict[str, Any], world: ClusterView) -> None:
         """A job lost its admission because it made way: its gang was asked, and answered or had its time."""
         key = (uid, job["status"]["attempt"]["number"])
         name, now_s = job["metadata"]["name"], world.clock.now_s()
         if key not in self._asked:
-            self._facts.broke("who makes way is asked to checkpoint first", name, world)
+            self._observed.broke("who makes way is asked to checkpoint first", name, world)
             return
         deadline_s = parse_rfc3339(asked["deadline"]) if asked.get("deadline") else float("inf")
         lives = any(
@@ -165,12 +173,12 @@ class PreemptionFacts:
         )
         if lives and key not in self._heard and now_s < deadline_s - ROUNDING_S:
             what = f"{name} {deadline_s - now_s:.1f} s before its deadline"
-            self._facts.broke("who makes way has its time", what, world)
+            self._observed.broke("who makes way has its time", what, world)
 
     def _gang(self, key: tuple[str, int]) -> list[Manifest]:
         """Return the pods of an attempt, without those of the past that still run: these have nothing of it to save."""
-        fact, gang = self._facts.attempts[key], []
-        for pod in self._facts.pods.values():
+        fact, gang = self._observed.attempts[key], []
+        for pod in self._observed.pods.values():
             told = pod["metadata"]["labels"]
             index, replacement = int(told[labels.LABEL_INDEX]), int(told[labels.LABEL_REPLACEMENT])
             current = index < fact.replicas and replacement == fact.replacements.get(index, 0)

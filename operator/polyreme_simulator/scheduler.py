@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from polyreme_api.times import rfc3339
 from polyreme_operator.port import Manifest, ObjectRef
-from polyreme_simulator.kubelets import devices_of
+from polyreme_simulator.cluster_view import ClusterView
+from polyreme_simulator.nodes import devices_of
 from polyreme_simulator.ownership import is_malformed
-
-if TYPE_CHECKING:
-    from polyreme_simulator.world import World
 
 SCHEDULER_S = 0.5
 """Longest time that it takes to look."""
 NAME = "default-scheduler"
 ENDED = frozenset({"Succeeded", "Failed"})
+
+
+class SchedulerContext(ClusterView, Protocol):
+    """What the scheduler needs of the simulated cluster."""
+
+    def soon(self, longest_s: float, act: Callable[[], Any]) -> None:
+        """Do something at some time within ``longest_s``."""
+
+    def node_object(self, name: str) -> Manifest:
+        """Return a machine's Node object, for looking at it only."""
 
 
 class KubeScheduler:
@@ -25,7 +34,7 @@ class KubeScheduler:
         world: The cluster.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SchedulerContext) -> None:
         self._world = world
         self._looks = False
 
@@ -54,7 +63,7 @@ class KubeScheduler:
 
     def _read(self) -> tuple[list[Manifest], dict[str, int]]:
         """Return the pods that wait, and the devices that each present node has left."""
-        nodes = self._world.kubelets.nodes
+        nodes = self._world.nodes
         free = {name: node.devices for name, node in nodes.items() if node.present}
         waiting: list[Manifest] = []
         for record in self._world.store.records("Pod"):

@@ -6,30 +6,26 @@ the moment at which a write is sent, however late watches are.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from polyreme_api import labels
 from polyreme_operator.port import ObjectRef
 from polyreme_simulator.capacity import ENDED
-
-if TYPE_CHECKING:
-    from polyreme_simulator.invariants import Facts
-    from polyreme_simulator.world import World
+from polyreme_simulator.cluster_view import ClusterView
+from polyreme_simulator.observed_state import ObservedState
 
 
 class SuccessorFacts:
     """Pods that were told to go, by whom.
 
     Args:
-        facts: The log; a broken rule is noted there.
+        observed: What the store's log showed; a broken rule is noted there.
     """
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    def __init__(self, observed: ObservedState) -> None:
+        self._observed = observed
         self._told: dict[str, dict[str, None]] = {}
         """UIDs of pods that each life of a replica has deleted."""
 
-    def sending(self, name: str, verb: str, ref: ObjectRef, *, uid: str, world: World) -> None:
+    def sending(self, name: str, verb: str, ref: ObjectRef, *, uid: str, world: ClusterView) -> None:
         """A replica sends a write.
 
         Args:
@@ -47,10 +43,10 @@ class SuccessorFacts:
             for told in self._told.get(name, ()):
                 self._check(ref, uid, told, world)
 
-    def _check(self, ref: ObjectRef, job_uid: str, told: str, world: World) -> None:
-        pod = self._facts.pods.get(told)
+    def _check(self, ref: ObjectRef, job_uid: str, told: str, world: ClusterView) -> None:
+        pod = self._observed.pods.get(told)
         if pod is None or pod["metadata"]["labels"][labels.LABEL_JOB_UID] != job_uid:
             return
         if (pod.get("status") or {}).get("phase") not in ENDED:
             what = f"{ref.name} is created while {pod['metadata']['name']} runs"
-            self._facts.broke("a worker waits for the end of those before it", what, world)
+            self._observed.broke("a worker waits for the end of those before it", what, world)

@@ -7,17 +7,16 @@ operator's order of decisions, it allows both; it looks only when nothing has ch
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyreme_api import labels
 from polyreme_local.api_server.record import Change
 from polyreme_operator.port import Manifest
-from polyreme_simulator.capacity import ENDED
+from polyreme_simulator.anomaly_facts import AnomalyFacts
+from polyreme_simulator.capacity import ENDED, CapacityFacts
+from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.domains import HOST
-
-if TYPE_CHECKING:
-    from polyreme_simulator.invariants import Facts
-    from polyreme_simulator.world import World
+from polyreme_simulator.observed_state import ObservedState
 
 FOLLOWS_S = 5.0
 """Time within which a reason follows its cause."""
@@ -35,15 +34,19 @@ class WaitingFacts:
     """What waiting jobs say.
 
     Args:
-        facts: The log; a broken rule is noted there.
+        observed: What the store's log showed; a broken rule is noted there.
+        capacity: Who holds what.
+        anomalies: Which anomalies are in force.
     """
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    def __init__(self, observed: ObservedState, *, capacity: CapacityFacts, anomalies: AnomalyFacts) -> None:
+        self._observed = observed
+        self._capacity = capacity
+        self._anomalies = anomalies
         self._looked_s = -1.0
         self._seen: dict[str, tuple[Any, ...]] = {}
 
-    def changed(self, change: Change, world: World) -> None:
+    def changed(self, change: Change, world: ClusterView) -> None:
         """Note when something changes that decides who waits, and why."""
         record = change.record
         if record.kind in {"TrainingJob", "Pod"}:
@@ -51,21 +54,21 @@ class WaitingFacts:
             weight = (change.type, *weight)
             if self._seen.get(record.uid) != weight:
                 self._seen[record.uid] = weight
-                self._facts.capacity.changed_s = world.time_s()
+                self._capacity.changed_s = world.time_s()
 
-    def look(self, world: World) -> None:
+    def look(self, world: ClusterView) -> None:
         """Compare what waiting jobs say with what is, once for each time in which nothing changes."""
-        capacity = self._facts.capacity
+        capacity = self._capacity
         quiet = world.time_s() - capacity.changed_s >= FOLLOWS_S + LOOK_S
         if capacity.blind(world) or not quiet or self._looked_s >= capacity.changed_s:
             return
         self._looked_s = world.time_s()
-        if any((job.get("status") or {}).get("preemption") for job in self._facts.jobs.values()):
+        if any((job.get("status") or {}).get("preemption") for job in self._observed.jobs.values()):
             return
-        if self._facts.anomalies.refused:
+        if self._anomalies.refused:
             # Intents of a refused job are settled only when no write of it can land any more; everyone waits for that.
             return
-        for uid, job in self._facts.jobs.items():
+        for uid, job in self._observed.jobs.items():
             if not self._waits(uid, job):
                 continue
             queued = next((entry for entry in _conditions(job) if entry["type"] == "Queued"), None)
@@ -77,21 +80,21 @@ class WaitingFacts:
             if allowed and said not in allowed:
                 message = "" if queued is None else queued.get("message", "")
                 what = f"{job['metadata']['name']} says {said} ({message}), rule {' or '.join(sorted(allowed))}"
-                self._facts.broke("a pending reason follows its cause", what, world)
+                self._observed.broke("a pending reason follows its cause", what, world)
 
     def _waits(self, uid: str, job: Manifest) -> bool:
         over = ("Admitted", "Succeeded", "Failed", "Suspended")
-        return not job["spec"].get("suspend") and not any(self._facts.true(uid, kind) for kind in over)
+        return not job["spec"].get("suspend") and not any(self._observed.true(uid, kind) for kind in over)
 
-    def _reasons(self, uid: str, job: Manifest, world: World) -> frozenset[str]:
+    def _reasons(self, uid: str, job: Manifest, world: ClusterView) -> frozenset[str]:
         """Return the reasons that would be true; none where the oracle does not know."""
-        capacity, spec = self._facts.capacity, job["spec"]
+        capacity, spec = self._capacity, job["spec"]
         queue = spec.get("queueName", "default")
         if not capacity.queues.in_order(queue):
             return frozenset({"QueueMissing"})
         if capacity.queues.held(queue):
             return frozenset({"QueueStopped"})
-        if any(pod["metadata"]["labels"][labels.LABEL_JOB_UID] == uid for pod in self._facts.pods.values()):
+        if any(pod["metadata"]["labels"][labels.LABEL_JOB_UID] == uid for pod in self._observed.pods.values()):
             return frozenset()
         topology = spec.get("topology") or {}
         known = {HOST, *(name for name, _ in capacity.domains.levels)}
@@ -120,9 +123,9 @@ class WaitingFacts:
         allowed = self._space(job, slots, (least, most), world)
         return allowed | {"ExceedsQuota"} if len(within) <= most - least else allowed
 
-    def _space(self, job: Manifest, slots: dict[str, int], size: tuple[int, int], world: World) -> frozenset[str]:
+    def _space(self, job: Manifest, slots: dict[str, int], size: tuple[int, int], world: ClusterView) -> frozenset[str]:
         """Return what the free places say about a job whose quota allows it."""
-        capacity, topology = self._facts.capacity, job["spec"].get("topology") or {}
+        capacity, topology = self._capacity, job["spec"].get("topology") or {}
         devices = job["spec"]["workers"].get("devices", 1)
         empty = self._empty_slots(devices, world)
         if not empty:
@@ -140,22 +143,22 @@ class WaitingFacts:
         return NEAR if total >= size[1] else SPACE | NEAR
 
     def _others_wait(self, job: Manifest) -> bool:
-        return any(other is not job and self._waits(uid, other) for uid, other in self._facts.jobs.items())
+        return any(other is not job and self._waits(uid, other) for uid, other in self._observed.jobs.items())
 
     def _others_leave(self, uid: str) -> bool:
-        for pod in self._facts.pods.values():
+        for pod in self._observed.pods.values():
             other, phase = pod["metadata"]["labels"][labels.LABEL_JOB_UID], (pod.get("status") or {}).get("phase")
             if (
                 other != uid
                 and phase not in ENDED
-                and (other not in self._facts.jobs or not self._facts.true(other, "Admitted"))
+                and (other not in self._observed.jobs or not self._observed.true(other, "Admitted"))
             ):
                 return True
         return False
 
-    def _slots(self, uid: str, devices: int, world: World) -> dict[str, int]:
+    def _slots(self, uid: str, devices: int, world: ClusterView) -> dict[str, int]:
         """Return how many workers each node has room for."""
-        capacity = self._facts.capacity
+        capacity = self._capacity
         taken = Counter(capacity.held_by_node())
         for node, count, _ in capacity.foreign.values():
             taken[node] += count
@@ -169,19 +172,19 @@ class WaitingFacts:
             and not any(capacity.domains.domain(level, node.name) == domain for level, domain in blocked)
         }
 
-    def _empty_slots(self, devices: int, world: World) -> dict[str, int]:
+    def _empty_slots(self, devices: int, world: ClusterView) -> dict[str, int]:
         """Return how many workers each node could hold if nothing ran there and all were in service."""
-        domains = self._facts.capacity.domains
+        domains = self._capacity.domains
         nodes = [node for node in world.nodes.values() if node.present]
         return {node.name: node.devices // devices if domains.labelled(node.name) else 0 for node in nodes}
 
     def _domains_of_others(self, uid: str) -> set[tuple[str, str]]:
         """Return the domains that running jobs have for themselves."""
-        capacity = self._facts.capacity
+        capacity = self._capacity
         found = set()
-        for other, job in self._facts.jobs.items():
+        for other, job in self._observed.jobs.items():
             level = (job["spec"].get("topology") or {}).get("exclusive")
-            if other == uid or level is None or not self._facts.true(other, "Admitted"):
+            if other == uid or level is None or not self._observed.true(other, "Admitted"):
                 continue
             for node in capacity.nodes_of(other):
                 domain = capacity.domains.domain(level, node)

@@ -18,8 +18,9 @@ from polyreme_local.api_server.store import Store
 from polyreme_operator.port import Manifest, NotFoundError, ObjectRef, WatchEventType
 from polyreme_simulator.event_loop import SimClock, VirtualLoop
 from polyreme_simulator.invariants import Facts
-from polyreme_simulator.kubelets import KUBELET_S, Kubelets, SimNode, takes_pods
+from polyreme_simulator.kubelets import KUBELET_S, Kubelets
 from polyreme_simulator.launcher import SimLauncher
+from polyreme_simulator.nodes import SimNode, takes_pods
 from polyreme_simulator.ownership import is_malformed
 from polyreme_simulator.profiles import MIXED, Profile
 from polyreme_simulator.scheduler import KubeScheduler
@@ -101,6 +102,11 @@ class World:
         """Machines by name, those that are gone too."""
         return self.kubelets.nodes
 
+    @property
+    def lost_s(self) -> dict[str, float]:
+        """When each machine was last away, or marked as out of service."""
+        return self.kubelets.lost_s
+
     def add_node(self, name: str, devices: int, *, tags: dict[str, str] | None = None, owned: bool = False) -> None:
         """Add a machine."""
         self.kubelets.add(SimNode(name=name, devices=devices, labels=tags or {}), owned=owned)
@@ -160,6 +166,10 @@ class World:
             return bool(self.store.shown(launcher.ref)["metadata"]["uid"] == launcher.pod_uid)
         except NotFoundError:
             return False
+
+    def launcher_ended(self, launcher: SimLauncher, code: int) -> None:
+        """Take that a launcher's process ended: its kubelet reports it."""
+        self.kubelets.launcher_ended(launcher, code)
 
     # ------------------------------------------------------------------------------------------------------- training
 

@@ -14,6 +14,7 @@ from polyreme_operator.controller import run_operator
 from polyreme_operator.port import KINDS
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.intents import INTENTS_KEY
+from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.event_loop import VirtualLoop
 from polyreme_simulator.invariants import Facts
 from polyreme_simulator.world import World
@@ -30,7 +31,7 @@ class CountedFacts(Facts):
         super().__init__()
         self.told: Counter[str] = Counter()
 
-    def changed(self, change: Change, world: World) -> None:
+    def changed(self, change: Change, world: ClusterView) -> None:
         """Take one change."""
         self.told[change.record.kind] += 1
         super().changed(change, world)

@@ -1,0 +1,37 @@
+"""Machines of the simulated cluster, and what their Node objects and pods say of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from polyreme_api import labels
+from polyreme_operator.port import Manifest
+
+OWNED = {"key": "polyreme.dev/owned", "effect": "NoSchedule"}
+"""Taint of nodes that are reserved for training jobs."""
+
+
+@dataclasses.dataclass(slots=True)
+class SimNode:
+    """A machine."""
+
+    name: str
+    devices: int
+    labels: dict[str, str] = dataclasses.field(default_factory=dict)
+    up: bool = True
+    present: bool = True
+    """Whether the cluster has it: a removed one is no more."""
+
+
+def takes_pods(node: Manifest) -> bool:
+    """Tell whether new pods may go to a machine, as far as its Node object says."""
+    ready = any(entry["type"] == "Ready" and entry["status"] == "True" for entry in node["status"]["conditions"])
+    taints = (node.get("spec") or {}).get("taints") or ()
+    foreign = any(taint["effect"] != "PreferNoSchedule" and taint["key"] != OWNED["key"] for taint in taints)
+    return ready and not foreign and not (node.get("spec") or {}).get("unschedulable")
+
+
+def devices_of(pod: Manifest) -> int:
+    """Return the devices that a pod asks for."""
+    limits = (pod["spec"]["containers"][0].get("resources") or {}).get("limits") or {}
+    return int(limits.get(labels.RESOURCE_DEVICE, 0))

@@ -27,6 +27,7 @@ from tests.unit.operator.operator_scenes import DEVICE, NOW_S, job
 QUIET_S = 20.0
 """Less than until victims are sought anew."""
 ROUNDS_MAX = 2
+ENDLESS = 1_000_000
 LISTS_S = 30.0
 STANDING_S = 2.0
 FOUR_WIDE = {"steps": 10, "packsPerStep": 4}
@@ -64,7 +65,8 @@ def test_who_looks_for_victims_in_vain_has_its_turn_and_then_it_is_quiet() -> No
     world = World(loop, random.Random(1), Facts())
     world.faulty = False
     world.add_node("n0", 2)
-    world.store.create(manifest("holds", "default", priority=9))
+    uid = world.store.create(manifest("holds", "default", priority=9))["metadata"]["uid"]
+    world.steps[uid], world.checkpoint_every[uid] = ENDLESS, ENDLESS
     for queue in QUEUES:
         spec = {"quotas": [{"resource": DEVICE, "nominal": 4}]}
         kind = {"apiVersion": labels.API_VERSION, "kind": "TrainingQueue"}

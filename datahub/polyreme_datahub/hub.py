@@ -41,12 +41,15 @@ def register(registry_url: str, objects_url: str, name: str, source: str | Path 
         return add_dataset(database, name, source, now_s=_now_s())
 
 
-def list_datasets(registry_url: str, *, after: str = "", count_max: int = 1000) -> list[DatasetSummary]:
-    """List datasets by name, the samples that polyreme brings along included: a page from ``after`` on."""
+def list_datasets(registry_url: str) -> list[DatasetSummary]:
+    """List all datasets by name, including the samples that ship with polyreme."""
     from polyreme_datahub.dataset_views import summaries
 
+    found: list[DatasetSummary] = []
     with _database(registry_url) as database:
-        return summaries(database, after=after, count_max=count_max)
+        while page := summaries(database, after=found[-1].name if found else ""):
+            found += page
+    return found
 
 
 def show_dataset(registry_url: str, objects_url: str, reference: str) -> DatasetDetails:

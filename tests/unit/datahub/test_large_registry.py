@@ -88,6 +88,11 @@ def test_datasets_are_listed_page_by_page_with_one_query_each(database: Database
     assert next(s for s in dataset_views.summaries(database) if s.name == "one").versions == VERSIONS
 
 
+@pytest.mark.usefixtures("database")
+def test_all_datasets_are_listed_however_many_there_are(tmp_path: Path) -> None:
+    assert len(hub.list_datasets(Home(tmp_path).registry)) == VERSIONS + 1 + 8
+
+
 def test_a_job_is_checked_by_one_or_two_queries_a_dataset(database: Database) -> None:
     with queries(database) as seen:
         check_spec(database, make_spec([f"set-{number:05d}@1" for number in range(10)]))

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
+from polyreme_operator.forwarding_port import Call, ForwardingPort
 from polyreme_operator.port import (
-    PAGE_OBJECTS,
     STATUS_SUBRESOURCE,
     AlreadyExistsError,
     ClusterPort,
     ConflictError,
     GoneError,
     InvalidObjectError,
-    ListPage,
-    Manifest,
     NotFoundError,
-    ObjectRef,
     PortError,
     PortTimeoutError,
     ServerError,
@@ -25,6 +23,7 @@ from polyreme_operator.port import (
 )
 from polyreme_operator.publishing.metrics import Metrics
 
+_Answer = TypeVar("_Answer")
 DONE = "200"
 _CODES: tuple[tuple[type[PortError], str], ...] = (
     (AlreadyExistsError, "409"),
@@ -39,18 +38,12 @@ _CODES: tuple[tuple[type[PortError], str], ...] = (
 """Codes as a port tells them apart: 422 stands for every refusal of the object, 500 for every failure of the server."""
 
 
-class InstrumentedCluster:
+class InstrumentedCluster(ForwardingPort):
     """Counts what goes through to another ``ClusterPort``, and changes nothing."""
 
     def __init__(self, port: ClusterPort, metrics: Metrics) -> None:
-        self._port, self._metrics = port, metrics
-
-    async def list(
-        self, kind: str, *, namespace: str | None = None, limit: int = PAGE_OBJECTS, continue_: str | None = None
-    ) -> ListPage:
-        """List one page of a kind."""
-        with self._counts("list", kind):
-            return await self._port.list(kind, namespace=namespace, limit=limit, continue_=continue_)
+        super().__init__(port)
+        self._metrics = metrics
 
     async def watch(
         self, kind: str, *, resource_version: str, namespace: str | None = None
@@ -60,39 +53,9 @@ class InstrumentedCluster:
             async for event in self._port.watch(kind, resource_version=resource_version, namespace=namespace):
                 yield event
 
-    async def get(self, ref: ObjectRef) -> Manifest:
-        """Return the object as it is now."""
-        with self._counts("get", ref.kind):
-            return await self._port.get(ref)
-
-    async def create(self, manifest: Manifest) -> Manifest:
-        """Create the object."""
-        with self._counts("create", str(manifest.get("kind"))):
-            return await self._port.create(manifest)
-
-    async def patch(
-        self,
-        ref: ObjectRef,
-        merge_patch: Manifest,
-        *,
-        resource_version: str | None = None,
-        subresource: str | None = None,
-    ) -> Manifest:
-        """Merge into the object."""
-        with self._counts("patch", ref.kind, status=subresource == STATUS_SUBRESOURCE):
-            return await self._port.patch(ref, merge_patch, resource_version=resource_version, subresource=subresource)
-
-    async def delete(
-        self, ref: ObjectRef, *, uid: str, resource_version: str | None = None, grace_period_s: int | None = None
-    ) -> None:
-        """Delete the object that has this UID."""
-        with self._counts("delete", ref.kind):
-            await self._port.delete(ref, uid=uid, resource_version=resource_version, grace_period_s=grace_period_s)
-
-    async def bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
-        """Bind a pod to a node."""
-        with self._counts("bind", ref.kind):
-            await self._port.bind(ref, uid=uid, node=node)
+    async def _forward(self, call: Call, act: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        with self._counts(call.verb, call.ref.kind, status=call.subresource == STATUS_SUBRESOURCE):
+            return await act()
 
     @contextmanager
     def _counts(self, verb: str, kind: str, *, status: bool = False) -> Iterator[None]:

@@ -19,6 +19,7 @@ import kopf
 from polyreme_api.clock import Clock
 from polyreme_api.labels import GROUP, VERSION
 from polyreme_operator.adapters.kubernetes.resources import resource_of, tidy
+from polyreme_operator.forwarding_port import ForwardingPort
 from polyreme_operator.port import (
     PAGE_OBJECTS,
     ClusterPort,
@@ -134,7 +135,7 @@ class Feed:
         return GoneError(f"events of {self._kind} are gone: {why}")
 
 
-class KopfFeed:
+class KopfFeed(ForwardingPort):
     """A cluster whose own kinds are watched by kopf.
 
     Args:
@@ -147,11 +148,10 @@ class KopfFeed:
     def __init__(
         self, port: ClusterPort, kinds: Sequence[str], clock: Clock, *, only: Mapping[str, str] | None = None
     ) -> None:
-        self._port, self._clock, self._only = port, clock, dict(only or {})
+        super().__init__(port)
+        self._clock, self._only = clock, dict(only or {})
         self._feeds = {kind: Feed(kind) for kind in kinds}
         self._list_s = dict.fromkeys(kinds, LIST_FIRST_S)
-        self.get, self.create = port.get, port.create
-        self.patch, self.delete, self.bind = port.patch, port.delete, port.bind
 
     def register(self, registry: kopf.OperatorRegistry) -> None:
         """Let kopf tell of each kind."""
@@ -164,7 +164,7 @@ class KopfFeed:
         """List one page of a kind."""
         namespace, feed = namespace or self._only.get(kind), self._feeds.get(kind)
         newest = 0 if feed is None else feed.newest
-        page = await self._port.list(kind, namespace=namespace, limit=limit, continue_=continue_)
+        page = await super().list(kind, namespace=namespace, limit=limit, continue_=continue_)
         if feed is not None and continue_ is None and int(page.resource_version) < newest:
             feed.void()
         return page
@@ -174,7 +174,7 @@ class KopfFeed:
         namespace = namespace or self._only.get(kind)
         feed = self._feeds.get(kind)
         if feed is None:
-            return self._port.watch(kind, resource_version=resource_version, namespace=namespace)
+            return super().watch(kind, resource_version=resource_version, namespace=namespace)
         return self._follow(feed, kind, int(resource_version), namespace)
 
     async def _follow(self, feed: Feed, kind: str, version: int, namespace: str | None) -> AsyncIterator[WatchEvent]:

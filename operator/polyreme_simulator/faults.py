@@ -10,18 +10,16 @@ import contextvars
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_operator.election import LEASE_NAME
+from polyreme_operator.forwarding_port import Call, ForwardingPort
 from polyreme_operator.port import (
-    PAGE_OBJECTS,
     ConflictError,
     GoneError,
     InvalidObjectError,
-    ListPage,
-    Manifest,
     ObjectRef,
     PortError,
     PortTimeoutError,
@@ -31,6 +29,8 @@ from polyreme_operator.port import (
 )
 from polyreme_simulator.invariants import LATENCY_S
 
+_Answer = TypeVar("_Answer")
+_Act: TypeAlias = Callable[[], Awaitable[Any]]
 SLOW_S = 8.0
 LAG_S = 3.0
 LATE_S = 8.0
@@ -96,7 +96,7 @@ class Life(Protocol):
         """Return the sentence by which the API server refuses a write for good; empty: it takes it."""
 
 
-class FaultyPort:
+class FaultyPort(ForwardingPort):
     """``ClusterPort`` with faults, for one life of one replica of the operator.
 
     Args:
@@ -118,6 +118,7 @@ class FaultyPort:
         reached: Counter[tuple[str, str]],
         life: Life,
     ) -> None:
+        super().__init__(cluster)
         self._cluster, self._loop, self._rng, self._life = cluster, loop, rng, life
         self._faults, self._reached = faults, reached
         self._cut = False
@@ -126,79 +127,6 @@ class FaultyPort:
     def cut(self) -> None:
         """Send nothing any more: the process is dead, whatever its code does on its way out."""
         self._cut = True
-
-    async def list(
-        self, kind: str, *, namespace: str | None = None, limit: int = PAGE_OBJECTS, continue_: str | None = None
-    ) -> ListPage:
-        """List, perhaps."""
-        page: ListPage = await self._call(
-            "list",
-            ObjectRef(kind=kind, name=""),
-            lambda: self._cluster.store.list(kind, namespace=namespace, limit=limit, continue_=continue_),
-        )
-        return page
-
-    async def get(self, ref: ObjectRef) -> Manifest:
-        """Read, perhaps."""
-        found: Manifest = await self._call("get", ref, lambda: self._cluster.store.get(ref))
-        return found
-
-    async def create(self, manifest: Manifest) -> Manifest:
-        """Create, perhaps without hearing of it."""
-        owners = manifest["metadata"].get("ownerReferences") or [{"uid": ""}]
-        made: Manifest = await self._call(
-            "create", ObjectRef.of(manifest), lambda: self._cluster.store.create(manifest), uid=owners[0]["uid"]
-        )
-        return made
-
-    async def patch(
-        self,
-        ref: ObjectRef,
-        merge_patch: Manifest,
-        *,
-        resource_version: str | None = None,
-        subresource: str | None = None,
-    ) -> Manifest:
-        """Patch, perhaps without hearing of it."""
-        if resource_version is None:
-            self._life.broke("every patch bears a resource version", str(ref))
-        if "spec" in merge_patch and ref.kind.startswith("Training"):
-            self._life.broke("the operator never writes a spec", str(ref))
-        status = merge_patch.get("status") or {}
-        more = " that begins an attempt" if "number" in (status.get("attempt") or {}) else ""
-        more = " that makes way" if status.get("preemption") else more
-        changed: Manifest = await self._call(
-            "patch",
-            ref,
-            lambda: self._cluster.store.patch(
-                ref, merge_patch, resource_version=resource_version, subresource=subresource
-            ),
-            more=more if ref.kind == "TrainingJob" else "",
-        )
-        return changed
-
-    async def delete(
-        self, ref: ObjectRef, *, uid: str, resource_version: str | None = None, grace_period_s: int | None = None
-    ) -> None:
-        """Delete, perhaps without hearing of it."""
-        if not uid:
-            self._life.broke("every delete bears a UID", str(ref))
-        if ref.kind == "Pod" and grace_period_s == 0:
-            self._life.forcing(uid)
-        await self._call(
-            "delete",
-            ref,
-            lambda: self._cluster.store.delete(
-                ref, uid=uid, resource_version=resource_version, grace_period_s=grace_period_s
-            ),
-            uid=uid,
-        )
-
-    async def bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
-        """Bind a pod, perhaps without hearing of it."""
-        if not uid:
-            self._life.broke("every binding bears a UID", str(ref))
-        await self._call("bind", ref, lambda: self._cluster.store.bind(ref, uid=uid, node=node), uid=uid)
 
     async def watch(
         self, kind: str, *, resource_version: str, namespace: str | None = None
@@ -213,12 +141,18 @@ class FaultyPort:
                 return
             yield event
 
-    async def _call(self, verb: str, ref: ObjectRef, act: Callable[[], Any], *, more: str = "", uid: str = "") -> Any:
-        """Send a call on its way and wait for its answer."""
+    async def _forward(self, call: Call, act: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        """Send a call on its way and wait for its answer, perhaps in vain."""
+        self._check(call)
+        verb, ref, uid = call.verb, call.ref, call.uid or ""
+        if verb == "create" and call.body is not None:
+            owners = call.body["metadata"].get("ownerReferences") or [{"uid": ""}]
+            uid = owners[0]["uid"]
         if self._cut:
             raise PortTimeoutError("the process is dead")
-        answer: asyncio.Future[Any] = self._loop.create_future()
-        way = self._write(_point(verb, ref) + more, verb, ref, act, answer, uid=uid) if verb in _WRITES else None
+        answer: asyncio.Future[_Answer] = self._loop.create_future()
+        point = _point(verb, ref) + _more_of(call)
+        way = self._write(point, verb, ref, act, answer, uid=uid) if verb in _WRITES else None
         if way is not None:
             self._life.sending(verb, ref, uid=uid)
         # What is on its way belongs to no process: it goes on when the sender is stopped or dead.
@@ -227,7 +161,20 @@ class FaultyPort:
         task.add_done_callback(self._travelling.discard)
         return await answer
 
-    async def _read(self, verb: str, ref: ObjectRef, act: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
+    def _check(self, call: Call) -> None:
+        """Note what is sent without its precondition, or must never be sent."""
+        if call.verb == "patch" and call.resource_version is None:
+            self._life.broke("every patch bears a resource version", str(call.ref))
+        if call.verb == "patch" and "spec" in (call.body or {}) and call.ref.kind.startswith("Training"):
+            self._life.broke("the operator never writes a spec", str(call.ref))
+        if call.verb == "delete" and not call.uid:
+            self._life.broke("every delete bears a UID", str(call.ref))
+        if call.verb == "delete" and call.ref.kind == "Pod" and call.grace_period_s == 0:
+            self._life.forcing(call.uid or "")
+        if call.verb == "bind" and not call.uid:
+            self._life.broke("every binding bears a UID", str(call.ref))
+
+    async def _read(self, verb: str, ref: ObjectRef, act: _Act, answer: asyncio.Future[Any]) -> None:
         point = f"{verb} {ref.kind}"
         # Slow on the way there, or on the way back: then what is told is old when it comes. Not so for a single read:
         # the rule that a success counts reckons from what a read could know.
@@ -238,7 +185,14 @@ class FaultyPort:
             await self._answered(act, answer, SLOW_S if late_answer else LATENCY_S)
 
     async def _write(
-        self, point: str, verb: str, ref: ObjectRef, act: Callable[[], Any], answer: asyncio.Future[Any], *, uid: str
+        self,
+        point: str,
+        verb: str,
+        ref: ObjectRef,
+        act: Callable[[], Awaitable[Any]],
+        answer: asyncio.Future[Any],
+        *,
+        uid: str,
     ) -> None:
         sent_s = self._loop.time()
         slow = self._draw("slow", point)
@@ -258,12 +212,12 @@ class FaultyPort:
         if sentence := self._life.refusal(verb, ref, uid=uid):
             _answer(answer, error=InvalidObjectError(sentence))
             return
-        if self._draw("conflict", point) and not self._overtake(verb, ref, act):
+        if self._draw("conflict", point) and not await self._overtake(verb, ref, act):
             _answer(answer, error=ConflictError("409"))
             return
         self._life.landing(sent_s)
         try:
-            result = act()
+            result = await act()
         except Exception as error:  # noqa: BLE001 - whatever the store raises is the call's answer
             _answer(answer, error=error)
             return
@@ -292,16 +246,16 @@ class FaultyPort:
             return False
         return True
 
-    async def _answered(self, act: Callable[[], Any], answer: asyncio.Future[Any], latency_s: float) -> None:
+    async def _answered(self, act: _Act, answer: asyncio.Future[Any], latency_s: float) -> None:
         try:
-            result = act()
+            result = await act()
         except Exception as error:  # noqa: BLE001 - whatever the store raises is the call's answer
             _answer(answer, error=error)
             return
         await asyncio.sleep(self._rng.random() * latency_s)
         _answer(answer, result=result)
 
-    def _overtake(self, verb: str, ref: ObjectRef, act: Callable[[], Any]) -> bool:
+    async def _overtake(self, verb: str, ref: ObjectRef, act: Callable[[], Awaitable[object]]) -> bool:
         """Let somebody else be there first, so that the write fails by its own precondition; False: it just fails."""
         if verb == "delete":
             return False
@@ -311,7 +265,7 @@ class FaultyPort:
                 self._cluster.store.patch(ref, {"metadata": {"annotations": touched}})
             else:
                 # The same call arrived once before, and its answer was lost.
-                act()
+                await act()
         except PortError:
             return True
         return True
@@ -325,6 +279,16 @@ class FaultyPort:
             return False
         self._reached[fault, point] += 1
         return True
+
+
+def _more_of(call: Call) -> str:
+    """What a write of a job's status does, where that is a write point of its own."""
+    if call.verb != "patch" or call.ref.kind != "TrainingJob":
+        return ""
+    status = (call.body or {}).get("status") or {}
+    if status.get("preemption"):
+        return " that makes way"
+    return " that begins an attempt" if "number" in (status.get("attempt") or {}) else ""
 
 
 def _point(verb: str, ref: ObjectRef) -> str:

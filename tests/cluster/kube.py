@@ -22,6 +22,7 @@ from kubernetes.client import ApiException
 
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_operator.forwarding_port import ForwardingPort
 from polyreme_operator.port import CLUSTER_SCOPED, PAGE_OBJECTS, ClusterPort, ListPage, Manifest, ObjectRef, WatchEvent
 from tests.contract.adapters import Harness
 from tools.cluster.binaries import cache_folder, missing_programs
@@ -132,24 +133,20 @@ async def open_kubernetes(folder: Path) -> AsyncIterator[Harness]:
             yield KubernetesHarness(OneNamespace(cluster, namespace))
 
 
-class InNamespace:
+class InNamespace(ForwardingPort):
     """A cluster of which only one namespace is listed and watched: the others are none of a test's business."""
 
     def __init__(self, cluster: ClusterPort, namespace: str) -> None:
-        self._cluster = cluster
+        super().__init__(cluster)
         self._namespace = namespace
-        self.get, self.create = cluster.get, cluster.create
-        self.patch, self.delete, self.bind = cluster.patch, cluster.delete, cluster.bind
 
     async def list(
         self, kind: str, *, namespace: str | None = None, limit: int = PAGE_OBJECTS, continue_: str | None = None
     ) -> ListPage:
-        namespace = namespace or self._of(kind)
-        return await self._cluster.list(kind, namespace=namespace, limit=limit, continue_=continue_)
+        return await super().list(kind, namespace=namespace or self._of(kind), limit=limit, continue_=continue_)
 
     def watch(self, kind: str, *, resource_version: str, namespace: str | None = None) -> AsyncIterator[WatchEvent]:
-        namespace = namespace or self._of(kind)
-        return self._cluster.watch(kind, resource_version=resource_version, namespace=namespace)
+        return super().watch(kind, resource_version=resource_version, namespace=namespace or self._of(kind))
 
     def _of(self, kind: str) -> str | None:
         return None if kind in CLUSTER_SCOPED else self._namespace
@@ -166,11 +163,11 @@ class KubernetesHarness:
         self._scoped.forgets = True
 
 
-class OneNamespace:
+class OneNamespace(ForwardingPort):
     """A story's view: what it calls ``default`` is a namespace of its own, and that namespace is all there is."""
 
     def __init__(self, cluster: ClusterPort, namespace: str) -> None:
-        self._cluster = cluster
+        super().__init__(cluster)
         self._namespace = namespace
         self.forgets = False
         """Whether versions and tokens from before now are sent as those of a time long gone."""
@@ -181,7 +178,7 @@ class OneNamespace:
     ) -> ListPage:
         if continue_ is not None and self.forgets:
             continue_ = _aged(continue_)
-        page = await self._cluster.list(kind, namespace=self._real(namespace), limit=limit, continue_=continue_)
+        page = await super().list(kind, namespace=self._real(namespace), limit=limit, continue_=continue_)
         if self.forgets:
             self._kept.add(page.resource_version)
         return ListPage(
@@ -196,15 +193,15 @@ class OneNamespace:
         if self.forgets and resource_version not in self._kept:
             resource_version = str(LONG_GONE)
         real = self._real(namespace)
-        async for event in self._cluster.watch(kind, resource_version=resource_version, namespace=real):
+        async for event in self._port.watch(kind, resource_version=resource_version, namespace=real):
             yield WatchEvent(type=event.type, object=self._seen(event.object))
 
     async def get(self, ref: ObjectRef) -> Manifest:
-        return self._seen(await self._cluster.get(self._ref(ref)))
+        return self._seen(await super().get(self._ref(ref)))
 
     async def create(self, manifest: Manifest) -> Manifest:
         metadata = {**manifest["metadata"], "namespace": self._real(manifest["metadata"]["namespace"])}
-        return self._seen(await self._cluster.create({**manifest, "metadata": metadata}))
+        return self._seen(await super().create({**manifest, "metadata": metadata}))
 
     async def patch(
         self,
@@ -214,7 +211,7 @@ class OneNamespace:
         resource_version: str | None = None,
         subresource: str | None = None,
     ) -> Manifest:
-        result = await self._cluster.patch(
+        result = await super().patch(
             self._ref(ref), merge_patch, resource_version=resource_version, subresource=subresource
         )
         return self._seen(result)
@@ -222,12 +219,10 @@ class OneNamespace:
     async def delete(
         self, ref: ObjectRef, *, uid: str, resource_version: str | None = None, grace_period_s: int | None = None
     ) -> None:
-        await self._cluster.delete(
-            self._ref(ref), uid=uid, resource_version=resource_version, grace_period_s=grace_period_s
-        )
+        await super().delete(self._ref(ref), uid=uid, resource_version=resource_version, grace_period_s=grace_period_s)
 
     async def bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
-        await self._cluster.bind(self._ref(ref), uid=uid, node=node)
+        await super().bind(self._ref(ref), uid=uid, node=node)
 
     def _real(self, namespace: str | None) -> str:
         return self._namespace if namespace in {None, "default"} else f"{self._namespace}-{namespace}"

@@ -15,6 +15,7 @@ from polyreme_local.api_server.store import Store
 from polyreme_local.api_server.tokens import TokenTable
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import Connection
+from polyreme_operator.forwarding_port import ForwardingPort
 from polyreme_operator.port import KINDS, ClusterPort
 
 
@@ -62,6 +63,13 @@ async def open_in_memory(folder: Path) -> AsyncIterator[Harness]:
 
 
 @contextlib.asynccontextmanager
+async def open_forwarded(folder: Path) -> AsyncIterator[Harness]:
+    """What every port that stands before another one is made of."""
+    store = Store(new_uid=uids(), now_s=lambda: 1_000_000.0)
+    yield EmbeddedHarness(store, ForwardingPort(EmbeddedCluster(store)))
+
+
+@contextlib.asynccontextmanager
 async def open_with_journal(folder: Path) -> AsyncIterator[Harness]:
     opened = open_store(folder / "cluster.journal", clock=ManualClock(), run_token="t", new_uid=uids(), validators={})
     async with opened as (store, durable):
@@ -84,6 +92,7 @@ async def open_over_http(folder: Path) -> AsyncIterator[Harness]:
 
 ADAPTERS: dict[str, Opener] = {
     "embedded": open_in_memory,
+    "embedded-forwarded": open_forwarded,
     "embedded-journal": open_with_journal,
     "embedded-http": open_over_http,
 }

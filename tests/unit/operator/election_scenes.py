@@ -2,17 +2,19 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from polyreme_api.times import rfc3339
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
 from polyreme_operator.election import LEASE_NAME, lead
+from polyreme_operator.forwarding_port import Call, ForwardingPort
 from polyreme_operator.port import Manifest, NotFoundError, ObjectRef, PortTimeoutError, ServerError
 from polyreme_simulator.event_loop import VirtualLoop
 from tests.contract.adapters import uids
 
+_Answer = TypeVar("_Answer")
 LEASE = ObjectRef(kind="Lease", namespace="polyreme-system", name=LEASE_NAME)
 
 
@@ -43,47 +45,30 @@ class Weather:
         return self.down or draw < self.fault
 
 
-class WeatherPort(EmbeddedCluster):
+class WeatherPort(ForwardingPort):
     """The store, behind a network: calls travel on their own, so what a caller gave up may still land."""
 
     def __init__(self, store: Store, weather: Weather, rng: random.Random) -> None:
-        super().__init__(store)
+        super().__init__(EmbeddedCluster(store))
         self._weather, self._rng = weather, rng
         self._travelling: set[asyncio.Task[Any]] = set()
         self.writes = 0
 
-    async def get(self, ref: ObjectRef) -> Manifest:
-        return await self._travel(lambda: self.store.get(ref))
-
-    async def create(self, manifest: Manifest) -> Manifest:
-        self.writes += 1
-        return await self._travel(lambda: self.store.create(manifest))
-
-    async def patch(
-        self,
-        ref: ObjectRef,
-        merge_patch: Manifest,
-        *,
-        resource_version: str | None = None,
-        subresource: str | None = None,
-    ) -> Manifest:
-        assert resource_version is not None
-        self.writes += 1
-        return await self._travel(lambda: self.store.patch(ref, merge_patch, resource_version=resource_version))
-
-    async def _travel(self, act: Callable[[], Manifest]) -> Manifest:
+    async def _forward(self, call: Call, act: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        self.writes += call.body is not None
+        assert call.verb != "patch" or call.resource_version is not None
         task = asyncio.ensure_future(self._answer(act))
         self._travelling.add(task)
         task.add_done_callback(self._travelling.discard)
         task.add_done_callback(_heard)
         return await asyncio.shield(task)
 
-    async def _answer(self, act: Callable[[], Manifest]) -> Manifest:
+    async def _answer(self, act: Callable[[], Awaitable[_Answer]]) -> _Answer:
         weather, rng = self._weather, self._rng
         await asyncio.sleep(rng.random() * (25.0 if rng.random() < weather.slow else 0.1))
         if weather.breaks(2 * rng.random()):
             raise ServerError("the API server is down")
-        result = act()
+        result = await act()
         await asyncio.sleep(weather.answer_s)
         await asyncio.sleep(rng.random() * (25.0 if rng.random() < weather.slow else 0.1))
         if weather.breaks(rng.random()):

@@ -10,7 +10,7 @@ from polyreme_api.progress import ProgressRecord
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
 from polyreme_operator.controller import run_operator
-from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
+from polyreme_operator.port import STATUS_SUBRESOURCE, ClusterPort, Manifest, ObjectRef
 from polyreme_operator.publishing.metrics import Metrics
 from polyreme_operator.settings import Settings
 from polyreme_simulator.event_loop import SimClock, VirtualLoop
@@ -27,7 +27,7 @@ class Stage:
         self.clock = SimClock(self._virtual)
         numbers = iter(range(10_000_000))
         self.store = Store(new_uid=lambda: f"{next(numbers):08x}-0000", now_s=self.clock.now_s)
-        self.cluster = EmbeddedCluster(self.store)
+        self.cluster: ClusterPort = EmbeddedCluster(self.store)
         self.metrics = Metrics()
         self._settings = settings or Settings(retry_max_s=5.0)
 

@@ -3,14 +3,15 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, TypeVar
 
 from polyreme_api import labels
 from polyreme_api.progress import ProgressRecord
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
 from polyreme_operator.controller import run_operator
+from polyreme_operator.forwarding_port import Call, ForwardingPort
 from polyreme_operator.plan_worker import Planner
 from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, NotFoundError, ObjectRef, PortError
 from polyreme_operator.publishing.metrics import Metrics
@@ -19,16 +20,17 @@ from polyreme_operator.settings import Settings
 from polyreme_simulator.event_loop import SimClock, VirtualLoop
 from tests.unit.operator.operator_scenes import DEVICE
 
+_Answer = TypeVar("_Answer")
 NAMESPACE = "default"
 Refusal = Callable[[str, ObjectRef, Manifest], PortError | None]
 """Returns what the API server answers instead of doing a write: verb, object, manifest or patch."""
 
 
-class RefusingCluster(EmbeddedCluster):
+class RefusingCluster(ForwardingPort):
     """The embedded cluster with an admission plugin of the story's."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store)
+        super().__init__(EmbeddedCluster(store))
         self.refuses: Refusal = lambda verb, ref, body: None
         self.writes: list[tuple[str, ObjectRef]] = []
         """Every create and patch that was tried."""
@@ -37,25 +39,12 @@ class RefusingCluster(EmbeddedCluster):
         """Count the tries of a verb on a kind."""
         return sum((verb, kind) == (tried, ref.kind) for tried, ref in self.writes)
 
-    async def create(self, manifest: Manifest) -> Manifest:
-        self._review("create", ObjectRef.of(manifest), manifest)
-        return await super().create(manifest)
-
-    async def patch(
-        self,
-        ref: ObjectRef,
-        merge_patch: Manifest,
-        *,
-        resource_version: str | None = None,
-        subresource: str | None = None,
-    ) -> Manifest:
-        self._review("patch", ref, merge_patch)
-        return await super().patch(ref, merge_patch, resource_version=resource_version, subresource=subresource)
-
-    def _review(self, verb: str, ref: ObjectRef, body: Manifest) -> None:
-        self.writes.append((verb, ref))
-        if (error := self.refuses(verb, ref, body)) is not None:
-            raise error
+    async def _forward(self, call: Call, act: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        if call.body is not None:
+            self.writes.append((call.verb, call.ref))
+            if (error := self.refuses(call.verb, call.ref, call.body)) is not None:
+                raise error
+        return await act()
 
 
 class Story:

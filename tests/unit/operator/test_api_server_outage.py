@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import pytest
@@ -12,10 +12,10 @@ from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
 from polyreme_operator.controller import run_operator
+from polyreme_operator.forwarding_port import Call, ForwardingPort
 from polyreme_operator.port import (
     STATUS_SUBRESOURCE,
     InvalidObjectError,
-    ListPage,
     Manifest,
     ObjectRef,
     PortError,
@@ -32,24 +32,21 @@ AWAY_S = 60.0
 POLL_S = 0.5
 
 
-class Away:
+class Away(ForwardingPort):
     """A cluster that is out of reach for a while."""
 
     def __init__(self, cluster: EmbeddedCluster, error: PortError) -> None:
-        self._cluster, self._error = cluster, error
+        super().__init__(cluster)
+        self._error = error
         self.away = False
 
-    async def _answer(self, call: Awaitable[Answer]) -> Answer:
+    async def _forward(self, call: Call, act: Callable[[], Awaitable[Answer]]) -> Answer:
         if self.away:
-            asyncio.ensure_future(call).cancel()
             raise self._error
-        return await call
-
-    async def list(self, kind: str, **options: Any) -> ListPage:
-        return await self._answer(self._cluster.list(kind, **options))
+        return await act()
 
     async def watch(self, kind: str, **options: Any) -> AsyncIterator[WatchEvent]:
-        events = self._cluster.watch(kind, **options)
+        events = self._port.watch(kind, **options)
         step: asyncio.Future[WatchEvent] | None = None
         try:
             while True:
@@ -63,21 +60,6 @@ class Away:
             if step is not None:
                 step.cancel()
                 await asyncio.gather(step, return_exceptions=True)
-
-    async def get(self, ref: ObjectRef) -> Manifest:
-        return await self._answer(self._cluster.get(ref))
-
-    async def create(self, manifest: Manifest) -> Manifest:
-        return await self._answer(self._cluster.create(manifest))
-
-    async def patch(self, ref: ObjectRef, merge_patch: Manifest, **options: Any) -> Manifest:
-        return await self._answer(self._cluster.patch(ref, merge_patch, **options))
-
-    async def delete(self, ref: ObjectRef, **options: Any) -> None:
-        await self._answer(self._cluster.delete(ref, **options))
-
-    async def bind(self, ref: ObjectRef, **options: Any) -> None:
-        await self._answer(self._cluster.bind(ref, **options))
 
 
 @pytest.mark.parametrize("error", [PortTimeoutError("nobody answers"), InvalidObjectError("403 Forbidden")], ids=str)

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from polyreme_api import labels
-from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_operator.cluster_cache import ClusterCache
+from polyreme_operator.forwarding_port import ForwardingPort
 from polyreme_operator.kopf_feed import Feed
-from polyreme_operator.port import GoneError, ListPage, Manifest, ObjectRef, WatchEvent
+from polyreme_operator.port import ClusterPort, GoneError, ListPage, Manifest, ObjectRef, WatchEvent
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job, job_manifest
 from tests.unit.operator.operator_stage import Stage
 
@@ -17,11 +17,11 @@ JOB = ObjectRef(kind=labels.KIND_JOB, namespace="default", name="j")
 AHEAD = 1_000_000
 
 
-class Restored(EmbeddedCluster):
+class Restored(ForwardingPort):
     """A cluster whose resource versions are ahead of what they are after its restore."""
 
-    def __init__(self, cluster: EmbeddedCluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: ClusterPort) -> None:
+        super().__init__(cluster)
         self._ahead = AHEAD
         self._restored = asyncio.Event()
 
@@ -38,7 +38,7 @@ class Restored(EmbeddedCluster):
         return None if version is None else str(int(version) - self._ahead)
 
     async def list(self, kind: str, **options: Any) -> ListPage:
-        page = await self._cluster.list(kind, **options)
+        page = await super().list(kind, **options)
         version = str(int(page.resource_version) + self._ahead)
         items = [self._told(item) for item in page.items]
         return ListPage(items=items, resource_version=version, continue_=page.continue_)
@@ -49,7 +49,7 @@ class Restored(EmbeddedCluster):
         if int(resource_version) > AHEAD and not self._ahead:
             raise GoneError("Too large resource version")
         version = self._asked(resource_version) or ""
-        events = self._cluster.watch(kind, resource_version=version, namespace=namespace)
+        events = super().watch(kind, resource_version=version, namespace=namespace)
         ended = asyncio.ensure_future(self._restored.wait())
         ends = {ended} if self._ahead else set()
         step: asyncio.Future[WatchEvent] | None = None
@@ -68,10 +68,10 @@ class Restored(EmbeddedCluster):
             await asyncio.gather(*left, return_exceptions=True)
 
     async def get(self, ref: ObjectRef) -> Manifest:
-        return self._told(await self._cluster.get(ref))
+        return self._told(await super().get(ref))
 
     async def create(self, manifest: Manifest) -> Manifest:
-        return self._told(await self._cluster.create(manifest))
+        return self._told(await super().create(manifest))
 
     async def patch(
         self,
@@ -82,18 +82,13 @@ class Restored(EmbeddedCluster):
         subresource: str | None = None,
     ) -> Manifest:
         version = self._asked(resource_version)
-        return self._told(
-            await self._cluster.patch(ref, merge_patch, resource_version=version, subresource=subresource)
-        )
+        return self._told(await super().patch(ref, merge_patch, resource_version=version, subresource=subresource))
 
     async def delete(
         self, ref: ObjectRef, *, uid: str, resource_version: str | None = None, grace_period_s: int | None = None
     ) -> None:
         version = self._asked(resource_version)
-        await self._cluster.delete(ref, uid=uid, resource_version=version, grace_period_s=grace_period_s)
-
-    async def bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
-        await self._cluster.bind(ref, uid=uid, node=node)
+        await super().delete(ref, uid=uid, resource_version=version, grace_period_s=grace_period_s)
 
 
 def test_what_happens_after_a_restore_is_noticed() -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from polyreme_api import labels
 from polyreme_local.api_server.cluster import EmbeddedCluster
@@ -9,7 +11,8 @@ from polyreme_operator.cache.jobs import JobIndex
 from polyreme_operator.cache.nodes import NodeTable
 from polyreme_operator.cache.usage import UsageLedger
 from polyreme_operator.controller import run_operator
-from polyreme_operator.port import PAGE_OBJECTS, ListPage, Manifest, ObjectRef
+from polyreme_operator.forwarding_port import Call, ForwardingPort
+from polyreme_operator.port import Manifest, ObjectRef
 from polyreme_operator.publishing.pending_reasons import PendingReasons
 from polyreme_operator.queueing.tree import QueueTree
 from polyreme_operator.scheduler import Batch
@@ -24,6 +27,7 @@ from polyreme_simulator.waiting import FOLLOWS_S
 from polyreme_simulator.world import World
 from tests.unit.operator.operator_scenes import DEVICE, NOW_S, job
 
+_Answer = TypeVar("_Answer")
 QUIET_S = 20.0
 """Less than until victims are sought anew."""
 ROUNDS_MAX = 2
@@ -59,14 +63,19 @@ class CountedRounds(NullObserver):
         self.count += 1
 
 
+def submit(world: World, job: Manifest) -> None:
+    """Store a job whose gang, once it is released, trains for longer than any story lasts."""
+    uid = world.store.create(job)["metadata"]["uid"]
+    world.steps[uid] = world.checkpoint_every[uid] = ENDLESS
+
+
 def test_who_looks_for_victims_in_vain_has_its_turn_and_then_it_is_quiet() -> None:
     """More queues than a round seeks victims for: rounds go on where the last one ended, and come to an end."""
     loop, rounds = VirtualLoop(), CountedRounds()
     world = World(loop, random.Random(1), Facts())
     world.faulty = False
     world.add_node("n0", 2)
-    uid = world.store.create(manifest("holds", "default", priority=9))["metadata"]["uid"]
-    world.steps[uid], world.checkpoint_every[uid] = ENDLESS, ENDLESS
+    submit(world, manifest("holds", "default", priority=9))
     for queue in QUEUES:
         spec = {"quotas": [{"resource": DEVICE, "nominal": 4}]}
         kind = {"apiVersion": labels.API_VERSION, "kind": "TrainingQueue"}
@@ -79,7 +88,7 @@ def test_who_looks_for_victims_in_vain_has_its_turn_and_then_it_is_quiet() -> No
         )
         await asyncio.sleep(5.0)
         for queue in QUEUES:
-            world.store.create(manifest(f"waits-{queue}", queue, priority=1))
+            submit(world, manifest(f"waits-{queue}", queue, priority=1))
         await asyncio.sleep(5.0)
         rounds.count = 0
         await asyncio.sleep(QUIET_S)
@@ -113,7 +122,7 @@ def test_who_was_told_of_room_is_told_anew_when_others_pods_have_taken_it() -> N
         task = asyncio.ensure_future(
             run_operator(EmbeddedCluster(world.store), world.clock, rng=random.Random(1), entropy=bytes)
         )
-        world.store.create(wide)
+        submit(world, wide)
         await asyncio.sleep(5.0)
         said.append(reason_of(world))
         world.store.create(others_pod())
@@ -127,15 +136,13 @@ def test_who_was_told_of_room_is_told_anew_when_others_pods_have_taken_it() -> N
     assert said == ["WaitingForTopology", "WaitingForCapacity"]
 
 
-class SlowToList(EmbeddedCluster):
+class SlowToList(ForwardingPort):
     """Lists the last kind long after all others."""
 
-    async def list(
-        self, kind: str, *, namespace: str | None = None, limit: int = PAGE_OBJECTS, continue_: str | None = None
-    ) -> ListPage:
-        if kind == "ConfigMap":
+    async def _forward(self, call: Call, act: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        if (call.verb, call.ref.kind) == ("list", "ConfigMap"):
             await asyncio.sleep(LISTS_S)
-        return await super().list(kind, namespace=namespace, limit=limit, continue_=continue_)
+        return await act()
 
 
 def test_the_operator_sleeps_while_it_lists_although_something_is_taken() -> None:
@@ -145,10 +152,10 @@ def test_the_operator_sleeps_while_it_lists_although_something_is_taken() -> Non
     world.faulty = False
     world.add_node("n0", 2)
     world.store.create(others_pod())
-    world.store.create(manifest("waits", "default", priority=0))
+    submit(world, manifest("waits", "default", priority=0))
 
     async def story() -> None:
-        port = SlowToList(world.store)
+        port = SlowToList(EmbeddedCluster(world.store))
         task = asyncio.ensure_future(run_operator(port, world.clock, rng=random.Random(1), entropy=bytes))
         await asyncio.sleep(LISTS_S + FOLLOWS_S)
         task.cancel()
@@ -159,25 +166,18 @@ def test_the_operator_sleeps_while_it_lists_although_something_is_taken() -> Non
     assert reason_of(world) == "WaitingForCapacity"
 
 
-class SlowStandings(EmbeddedCluster):
+class SlowStandings(ForwardingPort):
     """Takes its time to say how a queue stands."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(world.store)
+        super().__init__(EmbeddedCluster(world.store))
         self.writes = 0
 
-    async def patch(
-        self,
-        ref: ObjectRef,
-        merge_patch: Manifest,
-        *,
-        resource_version: str | None = None,
-        subresource: str | None = None,
-    ) -> Manifest:
-        if ref.kind == "TrainingQueue":
+    async def _forward(self, call: Call, act: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        if (call.verb, call.ref.kind) == ("patch", "TrainingQueue"):
             self.writes += 1
             await asyncio.sleep(STANDING_S)
-        return await super().patch(ref, merge_patch, resource_version=resource_version, subresource=subresource)
+        return await act()
 
 
 def test_how_queues_stand_is_said_the_rarer_the_longer_it_takes_and_said_at_last() -> None:
@@ -192,7 +192,7 @@ def test_how_queues_stand_is_said_the_rarer_the_longer_it_takes_and_said_at_last
     async def story() -> None:
         task = asyncio.ensure_future(run_operator(port, world.clock, rng=random.Random(1), entropy=bytes))
         for number in range(jobs):
-            world.store.create(manifest(f"job-{number}", "a", priority=1))
+            submit(world, manifest(f"job-{number}", "a", priority=1))
             await asyncio.sleep(1.0)
         assert 2 < port.writes <= jobs * settings.standing_share / STANDING_S + 2
         await asyncio.sleep(settings.standing_rest_max_s)

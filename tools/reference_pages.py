@@ -20,15 +20,15 @@ SCOPES = {
 PREFACES = {
     "TrainingJob": """\
 Numbers with a fraction are written as text (`"2e-3"`): Kubernetes APIs carry no floats. While a job exists only
-`spec.workers.replicas`, `spec.data.onDamage` and `spec.suspend` may change. Of `spec.topology`, `spec.checkpoint`,
-`spec.failurePolicy` and `spec.health`, the ones that are left out are not written into the object; what this page says
-of defaults holds for them all the same.
+`spec.workers.replicas`, `spec.data.onDamage` and `spec.suspend` may change. If `spec.topology`, `spec.checkpoint`,
+`spec.failurePolicy` or `spec.health` is left out, it is not written into the object, but the defaults on this page
+still apply.
 """,
     "TrainingQueue": """\
-A queue that others name as their `parent` is a cohort: quota that lies idle in one of them is lent to the others, and
-given back when its owner needs it. A job waits in the queue that `spec.queueName` names. While nobody has made a queue
-`default`, jobs of that queue are unlimited; a job of any other queue that does not exist waits with reason
-`QueueMissing`. Every field may change at any time, and a deleted queue keeps its jobs waiting.
+Queues with the same `parent` form a cohort: unused quota of one queue is lent to the others, and reclaimed when the
+queue needs it. A job waits in the queue that `spec.queueName` names. While there is no queue `default`, jobs of that
+queue are unlimited; a job of any other queue that does not exist waits with reason `QueueMissing`. Every field may
+change at any time; jobs of a deleted queue keep waiting.
 
 ```yaml
 apiVersion: polyreme.dev/v1alpha1
@@ -41,9 +41,9 @@ spec:
 ```
 """,
     "ClusterTopology": """\
-Names the labels of nodes from the widest domain of the network to the narrowest; the host is always below the last. The
-topology that is named `default` is used; without it every node is equally far from every other. Jobs ask for a level by
-its name: `spec.topology.required: rack`.
+Names the node labels from the widest domain of the network to the narrowest; the host is always below the last one. The
+topology named `default` is used; without it all nodes are equally far apart. Jobs ask for a level by its name:
+`spec.topology.required: rack`.
 
 ```yaml
 apiVersion: polyreme.dev/v1alpha1
@@ -56,12 +56,12 @@ spec:
     - {name: rack, nodeLabel: example.com/rack}
 ```
 
-Labels nest when all nodes with the same value of a level lie in one domain of the level above. Where they do not, or
-where no node bears them, the condition `Ready` says which node and which label; running jobs are left alone.
+Labels nest if all nodes with the same value at a level are in one domain of the level above. If they do not nest, or if
+nodes lack a label, the condition `Ready` names the nodes and the label; running jobs are not affected.
 """,
     "NodeFaultPolicy": """\
-Rules by which signs of a faulty node lead to an answer. This version defines the kind and checks what is applied; the
-controller that carries policies out is not part of it yet.
+Rules for the reaction to signs of a faulty node. This version defines the kind and validates it; there is no controller
+yet that carries out policies.
 """,
 }
 

@@ -130,7 +130,7 @@ def check_not_fenced(store: ObjectStore, attempt: int) -> None:
     """
     newest, key = _newest({info.key: info.size_bytes for info in store.list(_ATTEMPTS)})
     if newest > attempt:
-        raise FencedError(f"attempt is fenced: {attempt}, a newer one has begun ({key} exists)")
+        raise FencedError(f"attempt is fenced: {attempt}, a newer one has started ({key} exists)")
 
 
 def _newest(keys: Mapping[str, int]) -> tuple[int, str]:
@@ -149,7 +149,7 @@ def _point(store: ObjectStore, key: str) -> ResumePoint:
     try:
         return ResumePoint.model_validate_json(store.get(key))
     except ValueError as error:
-        raise RefusedError(f"resume point is damaged: {key} can't be read, or is not ours") from error
+        raise RefusedError(f"resume point is damaged: {key} can't be read, or was not written by polyreme") from error
 
 
 def _rebuilt(store: ObjectStore, attempt: int, *, known: Mapping[int, ResumePoint]) -> ResumePoint | None:
@@ -211,7 +211,7 @@ def _judge(store: ObjectStore, name: str, reference: CheckpointRef, files: Mappi
     except RefusedError as error:
         return as_it_is(State.DAMAGED, error.message)
     wrong = [
-        f"{file} has {seen} bytes, the marker says {saved.size_bytes}" if seen is not None else f"{file} is missing"
+        f"{file} has {seen} bytes, expected {saved.size_bytes}" if seen is not None else f"{file} is missing"
         for file, saved in sorted(marker.files.items())
         if (seen := files.get(file)) != saved.size_bytes
     ]
@@ -225,4 +225,4 @@ def _recorded(text: bytes) -> str:
     try:
         return "; ".join(str(line) for line in json.loads(text)["damage"][:NAMED_MAX])
     except (ValueError, KeyError, TypeError):
-        return f"{DAMAGE_RECORD} says so, and can't be read"
+        return f"{DAMAGE_RECORD} exists but can't be read"

@@ -99,23 +99,23 @@ def parse_marker(text: bytes, *, name: str) -> CommitMarker:
         data = json.loads(text)
         version = data.pop("format")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(name, "it must be JSON with a format") from error
+        raise _damaged(name, "expected JSON with a format") from error
     if version != CHECKPOINT_FORMAT:
         raise ForeignFormatError(
             f"checkpoint has another format: {name} has format {version!r}, this version reads {CHECKPOINT_FORMAT}; "
-            "go on with the version of polyreme that wrote it, or export it there and start a new run"
+            "continue with the version of polyreme that wrote it, or export it with that version and start a new run"
         )
     said = data.pop("checksum", None)
     seen = _own_checksum({"format": version, **data})
     if said != seen:
-        raise _damaged(name, f"its content has crc32 {seen}, it says {said}")
+        raise _damaged(name, f"its content has crc32 {seen}, expected {said}")
     try:
         marker = CommitMarker.model_validate({"format": version, **data})
     except ValidationError as error:
         field = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise _damaged(name, f"field {field} does not fit") from error
     if checkpoint_name(marker.reference) != name:
-        raise _damaged(name, f"it is the marker of {checkpoint_name(marker.reference)}")
+        raise _damaged(name, f"it belongs to {checkpoint_name(marker.reference)}")
     return marker
 
 

@@ -30,9 +30,9 @@ class FaultRule(Part):
     on_xids: Annotated[list[Annotated[int, Field(ge=1, le=1023)]], Field(max_length=256)] = Field(default_factory=list)
     """Matches any of these XID codes of the NVIDIA driver."""
     on_node_conditions: Annotated[list[NodeConditionMatch], Field(max_length=20)] = Field(default_factory=list)
-    """Matches when any of these conditions holds of the node."""
+    """Matches if the node has any of these conditions."""
     count: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Times that it must be seen within the window."""
+    """Number of times that it must be seen within the window."""
     window_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 86_400
     """Sliding window of ``count``."""
 
@@ -44,19 +44,19 @@ class FaultRule(Part):
 
 
 class Breaker(Part):
-    """Stops answering when too much of the cluster looks faulty: then the detector is what is faulty."""
+    """Stops acting when too much of the cluster looks faulty, since then the detector is probably at fault."""
 
     nodes_percent: Annotated[int, Field(ge=1, le=100)] = 10
-    """Most nodes, of those that are selected, that may be out of service because of this policy."""
+    """Largest share of the selected nodes that may be out of service because of this policy."""
     window_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
-    """Time in which so many faults open the breaker."""
+    """Time window over which faults are counted for the breaker."""
 
 
 class NodeFaultPolicySpec(Part):
-    """What is done about faulty nodes."""
+    """How faulty nodes are handled."""
 
     mode: Literal["Observe", "Enforce"] = "Observe"
-    """``Observe`` says what it would do; ``Enforce`` does it."""
+    """``Observe`` reports what it would do; ``Enforce`` does it."""
     node_selector: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=32)] = Field(
         default_factory=dict
     )
@@ -75,12 +75,12 @@ class NodeFaultPolicySpec(Part):
 
 
 class NodeFaultPolicyStatus(StatusPart):
-    """What the controller of faults says."""
+    """State of the policy as the fault controller sees it."""
 
     observed_generation: int = 0
     """Generation of the spec that this status describes."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = Field(default_factory=list)
-    """Whether the policy is in force, and why not."""
+    """Whether the policy is in force, and if not, why."""
     nodes: Annotated[int, Field(ge=0)] = 0
     """Nodes that are selected."""
     out_of_service: Annotated[int, Field(ge=0)] = 0

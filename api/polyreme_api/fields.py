@@ -58,7 +58,7 @@ class Condition(StatusPart):
     """A condition by KEP-1623."""
 
     type: Annotated[str, Field(max_length=316)]
-    """What is said."""
+    """Type of the condition."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: Annotated[str, Field(min_length=1, max_length=1024)]
@@ -68,12 +68,12 @@ class Condition(StatusPart):
     last_transition_time: Time = ""
     """When ``status`` last changed."""
     observed_generation: int = 0
-    """Generation of the spec that this was said of."""
+    """Generation of the spec that this describes."""
 
 
 def _is_decimal(text: str) -> str:
     if not _Decimal(text).is_finite():
-        raise ValueError("no finite number")
+        raise ValueError("not a finite number")
     return text
 
 
@@ -82,7 +82,7 @@ def _at_most(most: str) -> AfterValidator:
 
     def check(text: str) -> str:
         if _Decimal(text) > _Decimal(most):
-            raise ValueError(f"a number of at most {most}")
+            raise ValueError(f"a number up to {most}")
         return text
 
     return AfterValidator(check)
@@ -125,9 +125,9 @@ def _refuse_other_numbers(value: Any) -> Any:
 
 def _is_count_or_decimal(value: int | str) -> int | str:
     if isinstance(value, int) and not 0 <= value <= COUNT_MAX:
-        raise ValueError(f"a count lies in 0..{COUNT_MAX}")
+        raise ValueError(f"a count is in 0..{COUNT_MAX}")
     if isinstance(value, str) and (len(value) > _DECIMAL_CHARACTERS_MAX or not re.fullmatch(_DECIMAL, value)):
-        raise ValueError(f'a decimal of zero or more has at most {_DECIMAL_CHARACTERS_MAX} characters, as "1e-6"')
+        raise ValueError(f'a decimal of zero or more has at most {_DECIMAL_CHARACTERS_MAX} characters, such as "1e-6"')
     return value
 
 

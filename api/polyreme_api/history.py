@@ -66,7 +66,7 @@ def parse_checkpoint_name(name: str) -> CheckpointRef:
         reference = CheckpointRef(attempt=int(match[1]), step=int(match[2]))
         if checkpoint_name(reference) == name:
             return reference
-    raise InvalidConfigError(f"no checkpoint name: {name!r}, rule a<attempt, 6 digits>-s<step, 8 digits>")
+    raise InvalidConfigError(f"not a checkpoint name: {name!r}, expected a<attempt, 6 digits>-s<step, 8 digits>")
 
 
 def attempt_key(attempt: int) -> str:

@@ -22,7 +22,8 @@ def parse_object(document: object, kind: type[Kind]) -> Kind:
     """
     if not isinstance(document, Mapping):
         raise InvalidConfigError(
-            f"no {kind.__name__}: a {type(document).__name__}, rule a mapping with apiVersion, kind, metadata, spec"
+            f"not a {kind.__name__}: {type(document).__name__}, "
+            "expected a mapping with apiVersion, kind, metadata, spec"
         )
     try:
         return kind.model_validate(document)
@@ -53,7 +54,7 @@ def _translate(error: ValidationError, kind: type[BaseModel]) -> InvalidConfigEr
     rule = first["msg"].removeprefix("Value error, ")
     if isinstance(first["input"], Mapping | BaseModel):
         return InvalidConfigError(f"{field} is refused: {rule}{more}", field=field)
-    return InvalidConfigError(f"{field} is refused: {seen}, rule: {rule[:1].lower()}{rule[1:]}{more}", field=field)
+    return InvalidConfigError(f"{field} is refused: {seen}, {rule[:1].lower()}{rule[1:]}{more}", field=field)
 
 
 def _fields_at(kind: type[BaseModel], path: list[str]) -> list[str]:

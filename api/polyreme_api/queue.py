@@ -13,73 +13,74 @@ HEAD_MAX = 100
 
 
 class QueueQuota(Part):
-    """What the queue and all queues below it may take of one resource."""
+    """What the queue and all queues below it may use of one resource."""
 
     resource: ResourceName
     """Resource as nodes name it, ``nvidia.com/gpu``; ``cpu`` in thousandths of a core, ``memory`` in bytes."""
     nominal: Amount
-    """Its own: whoever has borrowed of it gives it back when it is needed here."""
+    """Its own quota; what other queues have borrowed of it is reclaimed when this queue needs it."""
     borrowing_limit: Amount | None = None
-    """Most that it may take of its cohort beside its own; none: all that others lend."""
+    """Largest amount that it may borrow from its cohort; none: all that other queues lend."""
     lending_limit: Amount | None = None
-    """Most of its own that the cohort may take while it lies idle here; none: all."""
+    """Largest amount of its own quota that the cohort may borrow while it is unused; none: all."""
 
     @model_validator(mode="after")
     def _lends_its_own(self) -> "QueueQuota":
         if self.lending_limit is not None and self.lending_limit > self.nominal:
             raise ValueError(
-                f"lendingLimit {self.lending_limit} lies above nominal {self.nominal} of {self.resource}; "
+                f"lendingLimit {self.lending_limit} is above nominal {self.nominal} of {self.resource}; "
                 "lower lendingLimit or raise nominal"
             )
         return self
 
 
 class FairSharing(Part):
-    """How queues of one cohort take turns at what nobody owns."""
+    """How the queues of a cohort share quota that none of them owns."""
 
     half_life_seconds: Seconds = 86_400
     """Time in which half of what a queue has used is forgotten; 0: only what it uses now counts."""
 
 
 class QueuePreemption(Part):
-    """Whom a job of this queue may displace, and how often a job of it may be displaced."""
+    """Which jobs a job of this queue may preempt, and how often a job of this queue may be preempted."""
 
     within_queue: Literal["Never", "LowerPriority"] = "LowerPriority"
-    """Whether it may displace jobs of its own queue that have a lower priority."""
+    """Whether it may preempt jobs of its own queue that have a lower priority."""
     reclaim: Literal["Never", "LowerPriority", "Any"] = "Any"
-    """Whether it may displace jobs of other queues that have borrowed this queue's quota."""
+    """Whether it may preempt jobs of other queues that have borrowed this queue's quota."""
     min_runtime_seconds: Seconds = 0
-    """How long every job of this queue runs, once started, before it may be displaced."""
+    """How long every job of this queue runs, once started, before it may be preempted."""
     max_per_job: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Preemptions of one job within the window; then it is left alone."""
+    """Preemptions of one job within the window; after that it is not preempted."""
     window_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 86_400
     """Sliding window of ``maxPerJob``."""
     cooldown_seconds: Seconds = 60
-    """Time after an admission or a preemption in which a job is not displaced."""
+    """Time after an admission or a preemption in which a job is not preempted."""
 
 
 class Backfill(Part):
-    """Whether smaller jobs may pass the first one that waits."""
+    """Whether smaller jobs may start ahead of the first one that waits."""
 
     mode: Literal["Off", "Conservative"] = "Conservative"
-    """``Conservative``: what waits behind may run where it does not delay the first; ``Off``: strictly one by one."""
+    """``Conservative``: later jobs may start if they do not delay the first one; ``Off``: strictly in order."""
 
 
 class TrainingQueueSpec(Part):
-    """What the queue's owner wants; every field may change at any time."""
+    """The desired state of the queue; every field may change at any time."""
 
     parent: NameOrNone = ""
-    """TrainingQueue whose cohort this one belongs to, with which it lends and borrows; empty: it is a root."""
+    """TrainingQueue whose cohort this queue belongs to; the queues of a cohort lend and borrow quota. Empty: it is a
+    root."""
     quotas: Annotated[list[QueueQuota], Field(max_length=QUOTAS_MAX)] = Field(default_factory=list)
-    """Quota by resource; what neither the queue nor any parent names is unlimited."""
+    """Quota by resource; a resource that neither the queue nor any parent names is unlimited."""
     weight: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """Share of this queue among the queues of one parent."""
     stop_policy: Literal["None", "Hold", "HoldAndDrain"] = "None"
-    """``Hold`` admits nothing more; ``HoldAndDrain`` also asks what runs to checkpoint and stop."""
+    """``Hold`` admits nothing more; ``HoldAndDrain`` also asks running jobs to save a checkpoint and stop."""
     fair_sharing: FairSharing = Field(default_factory=FairSharing)
     """How queues of one cohort take turns."""
     aging_seconds: Seconds = 0
-    """Waiting time that is worth one point of priority, so that nobody waits for ever; 0: none."""
+    """Waiting time that is worth one point of priority, so that no job waits forever; 0: none."""
     preemption: QueuePreemption = Field(default_factory=QueuePreemption)
     """Whom jobs may displace."""
     backfill: Backfill = Field(default_factory=Backfill)
@@ -108,7 +109,7 @@ class ResourceUsage(StatusPart):
     used: Annotated[int, Field(ge=0)] = 0
     """Held now."""
     borrowed: Annotated[int, Field(ge=0)] = 0
-    """Part of it that belongs to others of the cohort."""
+    """Part of it that is borrowed from other queues of the cohort."""
 
 
 class DecayedUsage(StatusPart):
@@ -136,24 +137,24 @@ class QueuedJob(StatusPart):
 
 
 class TrainingQueueStatus(StatusPart):
-    """What the operator says of the queue."""
+    """State of the queue as the operator sees it."""
 
     observed_generation: int = 0
     """Generation of the spec that this status describes."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = Field(default_factory=list)
-    """Whether the queue is in order, and why not."""
+    """Whether the queue is valid, and if not, why."""
     pending: Annotated[int, Field(ge=0)] = 0
     """Jobs that wait."""
     admitted: Annotated[int, Field(ge=0)] = 0
     """Jobs that hold devices."""
     reserving: Annotated[int, Field(ge=0)] = 0
-    """Jobs for which others are making way."""
+    """Jobs for which other jobs are being preempted."""
     usage: Annotated[list[ResourceUsage], Field(max_length=QUOTAS_MAX)] = Field(default_factory=list)
     """What is held now, by resource."""
     decayed: Annotated[list[DecayedUsage], Field(max_length=QUOTAS_MAX)] = Field(default_factory=list)
     """What was used, older use counting less, by resource."""
     decayed_at: Time = ""
-    """When that was worked out."""
+    """When that was computed."""
     head: Annotated[list[QueuedJob], Field(max_length=HEAD_MAX)] = Field(default_factory=list)
     """The first jobs that wait, in order."""
 

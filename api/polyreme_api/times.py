@@ -27,7 +27,9 @@ def parse_rfc3339(text: str) -> float:
     try:
         at = datetime.fromisoformat(text)
     except ValueError as error:
-        raise InvalidConfigError(f"no time: {text!r}, rule RFC 3339, as 2026-01-31T12:00:00Z") from error
+        raise InvalidConfigError(f"not a time: {text!r}, expected RFC 3339, such as 2026-01-31T12:00:00Z") from error
     if at.tzinfo is None:
-        raise InvalidConfigError(f"no time: {text!r} names no offset, rule RFC 3339, as 2026-01-31T12:00:00Z")
+        raise InvalidConfigError(
+            f"not a time: {text!r} has no UTC offset, expected RFC 3339, such as 2026-01-31T12:00:00Z"
+        )
     return at.timestamp()

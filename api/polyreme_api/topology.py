@@ -21,12 +21,12 @@ class TopologyLevel(Part):
     """One level: nodes with the same value of the label, within one domain of the level above, are one domain."""
 
     name: Name
-    """Name by which jobs ask for it, ``rack``."""
+    """Name by which jobs ask for it, such as ``rack``."""
     node_label: LabelKey
     """Label of the nodes whose value names their domain."""
     distance: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Cost of a byte between two nodes whose nearest common domain is of this level, relative to the other levels'; by
-    default it doubles from level to level upwards, and again where even the top level differs."""
+    """Cost of a byte between two nodes whose nearest common domain is at this level, relative to the other levels'; by
+    default it doubles from level to level upwards, and once more where even the top level differs."""
 
 
 class ClusterTopologySpec(Part):
@@ -46,15 +46,15 @@ class ClusterTopologySpec(Part):
         for level in self.levels:
             if level.name == HOST_NAME or level.node_label == HOST_LABEL:
                 raise ValueError(
-                    f"levels: level {level.name!r} with nodeLabel {level.node_label!r} is the host, which always lies "
+                    f"levels: level {level.name!r} with nodeLabel {level.node_label!r} is the host, which is always "
                     "below the last level; drop it"
                 )
         given = [level for level in self.levels if level.distance is not None]
         for upper, lower in pairwise(given):
             if (upper.distance or 0) < (lower.distance or 0):
                 raise ValueError(
-                    f"levels: distance {upper.distance} of {upper.name!r} lies below distance {lower.distance} of "
-                    f"{lower.name!r} beneath it; distances fall from top to bottom, change one"
+                    f"levels: distance {upper.distance} of {upper.name!r} is below distance {lower.distance} of "
+                    f"{lower.name!r} below it; distances fall from top to bottom, change one"
                 )
         return self
 
@@ -74,11 +74,11 @@ class ClusterTopologyStatus(StatusPart):
     observed_generation: int = 0
     """Generation of the spec that this status describes."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = Field(default_factory=list)
-    """Whether the labels make a tree, and why not."""
+    """Whether the labels form a tree, and if not, why."""
     domains: Annotated[list[LevelCount], Field(max_length=LEVELS_MAX + 1)] = Field(default_factory=list)
     """Domains by level, top to bottom."""
     nodes: Annotated[int, Field(ge=0)] = 0
-    """Nodes that bear every label."""
+    """Nodes that have every label."""
     unlabelled: Annotated[int, Field(ge=0)] = 0
     """Nodes that lack a label; no gang is placed there."""
     unlabelled_nodes: Annotated[list[Annotated[str, Field(max_length=253)]], Field(max_length=UNLABELLED_MAX)] = Field(

@@ -23,11 +23,13 @@ def check_model(marker: CommitMarker, shape: ModelShape, *, name: str) -> None:
     for field in sorted(saved.keys() | wanted.keys()):
         if saved.get(field) != wanted.get(field):
             raise RefusedError(
-                f"checkpoint is of another model: {name} has {field}={saved.get(field)!r}, "
+                f"checkpoint belongs to another model: {name} has {field}={saved.get(field)!r}, "
                 f"this run has {wanted.get(field)!r}",
                 field=f"spec.model ({field})",
             )
-    raise RefusedError(f"checkpoint is of another model: {name} has digest {marker.model_digest!r}", field="spec.model")
+    raise RefusedError(
+        f"checkpoint belongs to another model: {name} has digest {marker.model_digest!r}", field="spec.model"
+    )
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

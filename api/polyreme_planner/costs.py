@@ -77,10 +77,10 @@ class Measured:
         try:
             data = json.loads(text)
             if data["format"] != COSTS_FORMAT:
-                raise ValueError(f"format {data['format']!r}, rule {COSTS_FORMAT!r}")
+                raise ValueError(f"format {data['format']!r}, expected {COSTS_FORMAT!r}")
             times = {Part(part): StageTimes(**of) for part, of in data["secondsPerToken"].items()}
             if not all(0 <= taken_s < math.inf for of in times.values() for taken_s in dataclasses.astuple(of)):
-                raise ValueError("a time is negative or no number")
+                raise ValueError("a time is negative or not a number")
             return cls(hardware=str(data["hardware"]), mix=Mix(**data["mix"]), seconds_per_token=times)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidConfigError(
@@ -104,7 +104,8 @@ class Measured:
             )
         if missing := [part for part in dict.fromkeys(all_parts(shape)) if part not in self.seconds_per_token]:
             raise InvalidConfigError(
-                f"measured times lack a part of the model: {', '.join(missing)}", field="measured.secondsPerToken"
+                f"measured times are missing for parts of the model: {', '.join(missing)}",
+                field="measured.secondsPerToken",
             )
 
 

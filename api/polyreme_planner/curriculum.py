@@ -174,7 +174,7 @@ def check_learners(spec: TrainingJobSpec, shape: ModelShape) -> None:
         if not shape.sees and Learner.DECODER not in stage.learners:
             raise InvalidConfigError(
                 f"stage {stage.name!r} trains nothing: model {shape.name} is a decoder alone, "
-                f"it trains {', '.join(sorted(stage.learners))}; add Decoder",
+                f"the stage trains only {', '.join(sorted(stage.learners))}; add Decoder",
                 field="spec.training.stages[].trains",
             )
 

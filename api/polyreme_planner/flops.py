@@ -41,15 +41,16 @@ class Mix:
         """
         if self.sequence_tokens < 1:
             raise InvalidConfigError(
-                f"pack is too short: {self.sequence_tokens} tokens, rule at least 1", field="spec.data.sequenceTokens"
+                f"pack is too short: {self.sequence_tokens} tokens, expected at least 1",
+                field="spec.data.sequenceTokens",
             )
         if self.image_patches < 1:
             raise InvalidConfigError(
-                f"image is too small: {self.image_patches} patches, rule at least 1", field="--image-patches"
+                f"image is too small: {self.image_patches} patches, expected at least 1", field="--image-patches"
             )
         if not 0 <= self.visual_share <= 1:
             raise InvalidConfigError(
-                f"share of image tokens is {self.visual_share}, rule 0 to 1", field="--visual-share"
+                f"share of image tokens is {self.visual_share}, expected 0 to 1", field="--visual-share"
             )
 
     def patches_per_token(self, shape: ModelShape) -> float:

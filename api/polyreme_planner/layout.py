@@ -68,13 +68,19 @@ def misfits(
         *((count % layout.tp == 0, f"tp {layout.tp} does not divide {what} {count}") for what, count in _shared(shape)),
         (
             layout.cp % layout.ulysses == 0 and decoder.heads % (layout.tp * layout.ulysses) == 0,
-            f"ulysses {layout.ulysses} does not divide cp {layout.cp}, or tp x ulysses not the {decoder.heads} heads",
+            (
+                f"ulysses {layout.ulysses} does not divide cp {layout.cp}, or tp x ulysses does not divide the "
+                f"{decoder.heads} heads"
+            ),
         ),
     ]
     if pack_tokens is not None:
         unit = cut_unit(layout)
         rules.append(
-            (pack_tokens % unit == 0, f"sequenceTokens {pack_tokens} is no multiple of {unit}, as cp and tp cut packs")
+            (
+                pack_tokens % unit == 0,
+                f"sequenceTokens {pack_tokens} is not a multiple of {unit}, which cp and tp require",
+            )
         )
     return [*mesh_misfits(layout, world=world), *(words for holds, words in rules if not holds)]
 

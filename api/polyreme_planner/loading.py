@@ -32,11 +32,12 @@ def load_object(document: object) -> AnyObject:
     known = ", ".join(KINDS)
     if not isinstance(document, Mapping):
         raise InvalidConfigError(
-            f"no object: a {type(document).__name__}, rule a mapping with apiVersion, kind, metadata, spec"
+            f"not a Kubernetes object: {type(document).__name__}, "
+            "expected a mapping with apiVersion, kind, metadata, spec"
         )
     name = document.get("kind")
     if name == KIND_JOB:
         return load_job(document)
     if not isinstance(name, str) or name not in KINDS:
-        raise InvalidConfigError(f"kind is refused: {name!r}, rule one of {known}", field="kind")
+        raise InvalidConfigError(f"kind is not supported: {name!r}, expected one of {known}", field="kind")
     return parse_object(document, KINDS[name])

@@ -115,7 +115,7 @@ class Program:
                     at[rank] += 1
             if len(steps) == before:
                 next_ = [str(slots[place][0]) for slots, place in zip(table, at, strict=True) if place < len(slots)]
-                raise PolyremeError(f"schedule waits for itself: next are {', '.join(next_)}")
+                raise PolyremeError(f"schedule deadlocks: next are {', '.join(next_)}")
         return cls(len(table), tuple(steps))
 
     def makespan_s(self, times: Sequence[StageTimes], *, transfer_s: float = 0.0) -> float:

@@ -79,7 +79,7 @@ def cut_step(
         )
         raise InvalidConfigError(
             f"no number of microbatches fits: schedule {schedule} over pp {pp} needs at least {least} of whole packs, "
-            f"a data-parallel rank has {packs_per_rank} packs a step",
+            f"a data-parallel rank has {packs_per_rank} packs per step",
             field="spec.training.packsPerStep",
         )
     return Cut(
@@ -174,7 +174,8 @@ def _checked_layers(shape: ModelShape, asked: tuple[int, ...], *, stages: int) -
         return asked
     raise InvalidConfigError(
         f"layers of stages do not fit: {' '.join(map(str, asked))} are {sum(asked)} layers on {len(asked)} stages, the "
-        f"model has {layers} and the schedule {stages}; rule at least one layer on each between the first and the last",
+        f"model has {layers} and the schedule {stages}; each stage between the first and the last needs at least one "
+        "layer",
         field="spec.parallelism.stageLayers",
     )
 

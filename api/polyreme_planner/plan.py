@@ -236,7 +236,7 @@ def _check_stage(
     if broken:
         raise InvalidConfigError(
             f"{where}, which has {packs.per_step} packs of {packs.tokens} tokens: {'; '.join(broken)}; one layout "
-            "trains all stages",
+            "must train all stages",
             field="spec.training.stages[].packsPerStep or spec.parallelism",
         )
     setting = setting_of(spec, shape, pack_tokens=packs.tokens)

@@ -46,8 +46,8 @@ def what_does_not_fit(
     world = replicas * devices
     if leanest is None:
         return InvalidConfigError(
-            f"no plan for {world} ranks: none of the degrees that divide {packs_per_step} packs a step and the model's "
-            "sizes can be trained",
+            f"no plan for {world} ranks: no degrees that divide {packs_per_step} packs per step and the model's sizes "
+            "can be trained",
             field="spec.workers.replicas or spec.training.packsPerStep",
         )
     if anew is not None and (other := anew()) is not None:
@@ -69,7 +69,7 @@ def what_does_not_fit(
 
 def _too_large(setting: Setting, leanest: Estimate, world: int) -> str:
     return (
-        f"model does not fit {world} x {setting.hardware.name}: the leanest plan, {leanest.candidate}, "
+        f"model does not fit {world} x {setting.hardware.name}: the plan with the least memory, {leanest.candidate}, "
         f"{_needs(setting, leanest.memory)}"
     )
 
@@ -143,8 +143,8 @@ def _fitting(
         field = f"{RECOMPUTE_FIELD} or {field}"
     elif fits:
         parts.append(
-            f"recompute {fits[0]} would make it fit, but does not go with schedule {cut.schedule}, which makes "
-            "gradients of inputs and of weights apart"
+            f"recompute {fits[0]} would make it fit, but cannot be combined with schedule {cut.schedule}, which "
+            "computes gradients of inputs and of weights separately"
         )
     near = nearest(setting, layout, packs_per_step=packs_per_step, recomputes=recomputes)
     if near is None:
@@ -182,11 +182,11 @@ def out_of_memory(
     if near is not None:
         words = f"a layout that needs less: {near.candidate}, {size_words(near.memory.total_bytes)}"
     return (
-        f"rank ran out of memory: {told}; the plan, {layout}, counts {size_words(memory.total_bytes)} a device: "
+        f"rank ran out of memory: {told}; the plan, {layout}, counts {size_words(memory.total_bytes)} per device: "
         f"{memory.largest()}; {words}"
     )
 
 
 def _needs(setting: Setting, memory: Memory) -> str:
     total, usable = memory.total_bytes / GIB, setting.hardware.usable_bytes / GIB
-    return f"needs {total:.1f} GiB a device of {usable:.1f} usable: {memory.largest()}"
+    return f"needs {total:.1f} GiB per device of {usable:.1f} usable: {memory.largest()}"

@@ -90,14 +90,14 @@ def schedule_misfits(schedule: Schedule, *, ranks: int, microbatches: int) -> li
     rules = [(ranks > 1, f"schedule {schedule} needs pp of at least 2, it is {ranks}")]
     if schedule is Schedule.INTERLEAVED:
         rounds = max(1, microbatches // ranks)
-        words = f"{microbatches} microbatches are no equal rounds over pp {ranks}"
+        words = f"{microbatches} microbatches do not form equal rounds over pp {ranks}"
         rules += [(microbatches >= ranks and microbatches % rounds == 0, f"schedule {schedule}: {words}")]
     if schedule is Schedule.ONE_F_ONE_B:
         rules += [
-            (microbatches >= ranks, f"schedule {schedule}: {microbatches} microbatches, rule at least pp {ranks}")
+            (microbatches >= ranks, f"schedule {schedule}: {microbatches} microbatches, expected at least pp {ranks}")
         ]
     if schedule in V_SHAPED:
-        few = f"schedule {schedule}: {microbatches} microbatches, rule at least its {2 * ranks} stages"
+        few = f"schedule {schedule}: {microbatches} microbatches, expected at least its {2 * ranks} stages"
         rules += [(microbatches >= 2 * ranks, few)]
     return [words for holds, words in rules if not holds]
 

@@ -47,7 +47,7 @@ class Candidate:
     def __str__(self) -> str:
         """Name it in one line."""
         schedule = f" {self.schedule}" if self.schedule else ""
-        stages = "" if self.chunks is None else f", {self.chunks} stages a rank"
+        stages = "" if self.chunks is None else f", {self.chunks} stages per rank"
         packs = f"{self.microbatches} x {self.microbatch_packs} packs"
         again = "" if self.recompute is Recompute.NONE else f", recompute {self.recompute}"
         return f"{self.layout}{schedule}, {packs}{stages}{again}"
@@ -371,4 +371,4 @@ def why_slower(other: Estimate, best: Estimate) -> str:
     more = {name: other.shares_s.get(name, 0.0) - best.shares_s.get(name, 0.0) for name in sorted(names)}
     name = max(more, key=more.__getitem__)
     what = {"compute": "compute", "bubble": "bubble", "gradients": "gradients"}.get(name, f"{name} exchanges")
-    return f"{slower:.1%} slower: {more[name]:.3g} s more of {what} a step"
+    return f"{slower:.1%} slower: {more[name]:.3g} s more of {what} per step"

@@ -305,7 +305,7 @@ def _size(value: int | str, name: str, kind: str) -> int | float:
     except ValueError as error:
         rule = "a decimal as text" if kind == "float" else "a whole number"
         raise InvalidConfigError(
-            f"model sizes do not fit: {name} is {value!r}, rule {rule}", field=f"spec.model.overrides.{name}"
+            f"model sizes do not fit: {name} is {value!r}, expected {rule}", field=f"spec.model.overrides.{name}"
         ) from error
 
 
@@ -325,7 +325,7 @@ def check_shape(shape: ModelShape, *, scalar_bytes: int = 4) -> None:
             if size is not None and size <= 0 and name not in _MAY_BE_ZERO:
                 least = "above 0" if isinstance(size, float) else "at least 1"
                 raise InvalidConfigError(
-                    f"model sizes do not fit: {part}.{name} is {size}, rule {least}",
+                    f"model sizes do not fit: {part}.{name} is {size}, expected {least}",
                     field=f"spec.model.overrides.{part}.{name}",
                 )
     rules = [
@@ -346,8 +346,8 @@ def check_shape(shape: ModelShape, *, scalar_bytes: int = 4) -> None:
     if shape.sees:
         width, wide = vision.width, vision.head_dim
         rules += [
-            (width % vision.heads == 0, "vision.width", f"{width} is no multiple of heads {vision.heads}"),
-            (wide % 4 == 0, "vision.heads", f"head width {wide} is no multiple of 4 (2-D rotary)"),
+            (width % vision.heads == 0, "vision.width", f"{width} is not a multiple of heads {vision.heads}"),
+            (wide % 4 == 0, "vision.heads", f"head width {wide} is not a multiple of 4 (2-D rotary)"),
         ]
     for holds, name, why in rules:
         if not holds:
@@ -404,7 +404,7 @@ def _product_rules(decoder: DecoderShape, scalar_bytes: int) -> list[_Rule]:
         (
             size % step == 0,
             f"decoder.{name}",
-            f"{size} is no multiple of {step} ({GEMM_BYTES} bytes of a row)",
+            f"{size} is not a multiple of {step} ({GEMM_BYTES} bytes of a row)",
         )
         for name, size in (("width", decoder.width), ("expert_ffn_width", decoder.expert_ffn_width))
     ]

@@ -72,8 +72,8 @@ def check_layers(layers: int, stages: int) -> None:
     """
     if layers < sum(least_layers(stages)):
         raise InvalidConfigError(
-            f"pipeline has too many stages: {stages} for {layers} layers, rule at least one layer on each between the "
-            "first and the last",
+            f"pipeline has too many stages: {stages} for {layers} layers, expected at least one layer on each between "
+            "the first and the last",
             field="spec.parallelism.pp",
         )
 

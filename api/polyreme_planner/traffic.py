@@ -177,9 +177,9 @@ def _experts(
 class Moment(enum.StrEnum):
     """When the gradients' and parameters' exchanges of a step run."""
 
-    BEHIND_BACKWARD = "behind the last backward pass"
-    BEHIND_PASSES = "behind the passes of every microbatch"
-    BEHIND_UPDATE = "behind the update"
+    BEHIND_BACKWARD = "during the last backward pass"
+    BEHIND_PASSES = "during the passes of every microbatch"
+    BEHIND_UPDATE = "during the update"
     AFTER = "after the last backward pass"
 
 

@@ -41,7 +41,7 @@ def main() -> int:
                 [sys.executable, str(FILES[name]), *passed], env=environment, timeout=LIMIT_S, check=False
             ).returncode
         except subprocess.TimeoutExpired:
-            sys.stderr.write(f"{name} was ended: it ran for {LIMIT_S:.0f} s, rule at most that\n")
+            sys.stderr.write(f"{name} was killed: it ran for longer than {LIMIT_S:.0f} s\n")
             code = 1
         if code == ExitCode.ENVIRONMENT:
             return code

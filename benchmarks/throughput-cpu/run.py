@@ -210,7 +210,7 @@ def check_losses(own: float, other: float) -> float:
     """
     difference = abs(own - other) / other
     if difference > LOSS_TOLERANCE:
-        raise SystemExit(f"losses differ: {own} and {other}, by {difference:.1e}, rule at most {LOSS_TOLERANCE}")
+        raise SystemExit(f"losses differ: {own} and {other}, by {difference:.1e}, expected at most {LOSS_TOLERANCE}")
     return difference
 
 

@@ -63,11 +63,11 @@ def _unexpected(error: Exception, name: str) -> int:
         note(f"{name}: {missing}")
         return missing.exit_code
     if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
-        note(f"{name}: the machine refused: {error.strerror}: {error.filename}; mend that and try again")
+        note(f"{name}: the operating system refused: {error.strerror}: {error.filename}; fix the cause and try again")
         return ExitCode.ENVIRONMENT
     note("".join(traceback.format_exception(error)))
     note(
-        f"{name}: internal error (exit code {ExitCode.INTERNAL}); this is a bug of polyreme, "
+        f"{name}: internal error (exit code {ExitCode.INTERNAL}); this is a bug in polyreme, "
         "please report the lines above"
     )
     return ExitCode.INTERNAL

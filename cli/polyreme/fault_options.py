@@ -37,12 +37,12 @@ def check_injection(injection: Injection, *, ranks: int, workers: int, steps: in
     """
     what, targets = ("index", workers) if injection.fault == "kill-launcher" else ("rank", ranks)
     if injection.target >= targets:
-        wrong = f"the job has no {what} {injection.target}, rule 0 to {targets - 1}"
+        wrong = f"the job has no {what} {injection.target}, expected 0 to {targets - 1}"
     elif injection.step > steps:
-        wrong = f"the job has no step {injection.step}, rule 0 to {steps}"
+        wrong = f"the job has no step {injection.step}, expected 0 to {steps}"
     else:
         return
-    raise InvalidConfigError(f"fault {injection} can never strike: {wrong}", field="--inject")
+    raise InvalidConfigError(f"fault {injection} would never be injected: {wrong}", field="--inject")
 
 
 def parse_injection(text: str) -> Injection:
@@ -53,7 +53,7 @@ def parse_injection(text: str) -> Injection:
     """
     if (match := _FORM.match(text)) is None:
         raise InvalidConfigError(
-            f"no fault: {text!r}, rule {FORMS}",
+            f"not a fault: {text!r}, expected {FORMS}",
             field="--inject",
         )
     fault: Fault = match[1]  # type: ignore[assignment]

@@ -47,7 +47,7 @@ def the_document(documents: Sequence[Any], path: Path) -> Any:
     """
     if len(documents) != 1:
         raise InvalidConfigError(
-            f"{path} holds {len(documents)} documents, rule exactly one TrainingJob", field="the file"
+            f"{path} holds {len(documents)} YAML documents, expected exactly one TrainingJob", field="the file"
         )
     return documents[0]
 
@@ -66,15 +66,17 @@ def read_documents(path: Path) -> list[Any]:
     except OSError as error:
         raise InvalidConfigError(f"can't read the job: {path}: {error.strerror}", field="the path") from error
     except UnicodeDecodeError as error:
-        raise InvalidConfigError(f"can't read the job: {path} is no UTF-8 text", field="the file") from error
+        raise InvalidConfigError(f"can't read the job: {path} is not UTF-8 text", field="the file") from error
     if len(text) > DOCUMENT_BYTES_MAX:
-        raise InvalidConfigError(f"job is too large: {path}, most {DOCUMENT_BYTES_MAX} bytes", field="the file")
+        raise InvalidConfigError(
+            f"job file is too large: {path}, expected at most {DOCUMENT_BYTES_MAX} bytes", field="the file"
+        )
     try:
         return [document for document in yaml.load_all(text, _Loader) if document is not None]
     except (yaml.YAMLError, ValueError) as error:
         # A ValueError comes of a scalar that looks like a date or a number and is none: 2026-02-30, 5,000 digits.
         words = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
-        raise InvalidConfigError(f"no YAML: {path}: {words}", field="the file") from error
+        raise InvalidConfigError(f"not YAML: {path}: {words}", field="the file") from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -89,7 +91,7 @@ class _Loader(yaml.SafeLoader):
         self._depth += 1
         if self._depth > DEPTH_MAX:
             mark = self.peek_event().start_mark
-            raise yaml.MarkedYAMLError(None, None, f"nested deeper than {DEPTH_MAX} levels", mark)
+            raise yaml.MarkedYAMLError(None, None, f"nested more than {DEPTH_MAX} levels deep", mark)
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
@@ -99,7 +101,7 @@ class _Loader(yaml.SafeLoader):
         seen: dict[str, yaml.Mark] = {}
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and seen.setdefault(key.value, key.start_mark) is not key.start_mark:
-                before = f"the first is in line {seen[key.value].line + 1}"
+                before = f"the first time in line {seen[key.value].line + 1}"
                 raise yaml.MarkedYAMLError(None, None, f"key {key.value!r} is given twice, {before}", key.start_mark)
         return super().construct_mapping(node, deep)
 

@@ -18,7 +18,7 @@ HELP = """Train mixture-of-experts vision-language models: one TrainingJob, here
 
 Examples:
 
-  polyreme run job.yaml                 train here; again: continue
+  polyreme run job.yaml                 train here; run again to continue
 
   polyreme validate job.yaml            check a job and show its plan
 

@@ -155,7 +155,7 @@ def parse_labels(nodes: Sequence[str], texts: Sequence[str]) -> dict[str, dict[s
         node, colon, name = key.partition(":")
         if not equals or not key or (colon and node not in found):
             raise InvalidConfigError(
-                f"no label: {text!r}, rule KEY=VALUE or NODE:KEY=VALUE with a node of --name", field="--label"
+                f"not a label: {text!r}, expected KEY=VALUE or NODE:KEY=VALUE with a node of --name", field="--label"
             )
         for one in (node,) if colon else tuple(nodes):
             found[one][name if colon else key] = value

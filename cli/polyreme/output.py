@@ -20,7 +20,7 @@ NAMES_SHOWN_MAX = 10
 
 
 class Format(StrEnum):
-    """Form of the data on standard output."""
+    """Output format."""
 
     TABLE = "table"
     JSON = "json"
@@ -83,7 +83,9 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidConfigError("the command deletes and would ask, and standard input is no terminal; add --yes")
+        raise InvalidConfigError(
+            "this command deletes data and can't ask, since standard input is not a terminal; add --yes"
+        )
     typer.confirm(question, abort=True, err=True)
 
 

@@ -101,7 +101,7 @@ class Home:
             or Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "polyreme"
         )
         if path.exists() and not path.is_dir():
-            raise InvalidConfigError(f"no folder: home {path} is a file", field=HOME_VARIABLE)
+            raise InvalidConfigError(f"home is not a folder: {path} is a file", field=HOME_VARIABLE)
         return cls(path=path.absolute())
 
     @property
@@ -135,7 +135,7 @@ class Home:
             objects.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise EnvironmentFailedError(
-                f"no folder for data: {error.strerror}: {objects}", field=f"{HOME_VARIABLE} or mend that"
+                f"no folder for data: {error.strerror}: {objects}", field=f"{HOME_VARIABLE}, or fix this"
             ) from error
 
     def run(self, namespace: str, name: str) -> RunDirectory:

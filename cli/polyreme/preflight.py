@@ -47,13 +47,13 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
     """
     if job.spec.workers.runtime.mode == "Environment":
         raise InvalidConfigError(
-            "this machine can't run the job: it has no container runtime, workers.runtime.mode is Environment; apply "
-            "the job to a cluster, or use mode: Launcher",
+            "this machine can't run the job: workers.runtime.mode is Environment, and there is no container runtime; "
+            "apply the job to a cluster, or use mode: Launcher",
             field="spec.workers.runtime.mode",
         )
     if job.spec.suspend:
         raise InvalidConfigError(
-            "the job is suspended: spec.suspend is true, and on one machine nothing would ever resume it; set it false",
+            "the job is suspended: spec.suspend is true, and on one machine nothing would resume it; set it to false",
             field="spec.suspend",
         )
     check_data(home, job)
@@ -91,7 +91,7 @@ def check_folders(run: RunDirectory, job: TrainingJob) -> None:
         if field not in READ_FIELDS:
             check_writable(path, field=field)
         elif not (existing := _existing(path)).is_dir():
-            raise InvalidConfigError(f"no folder: {existing} is a file", field=field)
+            raise InvalidConfigError(f"not a folder: {existing} is a file", field=field)
 
 
 def check_writable(folder: Path, *, field: str) -> None:
@@ -103,9 +103,11 @@ def check_writable(folder: Path, *, field: str) -> None:
     """
     existing = _existing(folder)
     if not existing.is_dir():
-        raise InvalidConfigError(f"no folder: {existing} is a file", field=field)
+        raise InvalidConfigError(f"not a folder: {existing} is a file", field=field)
     if not is_writable(existing):
-        raise EnvironmentFailedError(f"{folder} can't be written: no right to write into {existing}", field=field)
+        raise EnvironmentFailedError(
+            f"{folder} can't be created or written: no permission to write to {existing}", field=field
+        )
 
 
 def _existing(path: Path) -> Path:
@@ -201,8 +203,8 @@ def check_unused(seen: Survey, url: str) -> None:
     left = [f"{name}/{COMMIT_MARKER}" for name in committed] + [attempt_key(point.attempt) for point in seen.points]
     if left:
         raise RefusedError(
-            f"checkpoint root is another run's: {url} holds {left[0]}, rule one run a root; start over "
-            "with --fresh, move it away, or name another folder",
+            f"checkpoint root belongs to another run: {url} holds {left[0]}, expected one run per root; start over "
+            "with --fresh, move the checkpoints away, or use another folder",
             field="spec.checkpoint.location",
         )
 
@@ -212,17 +214,17 @@ def warnings(job: TrainingJob) -> list[str]:
     from polyreme_local.kubelet.container import unhonoured_fields
 
     reasons: dict[str, list[str]] = {
-        "processes can't honour these fields of the pod template, they are ignored": unhonoured_fields(
+        "pods run as processes, which ignore these fields of the pod template": unhonoured_fields(
             job.spec.workers.template
         ),
-        "on one machine, where the job is alone, these fields have no effect": idle_fields(job),
+        "these fields have no effect on one machine": idle_fields(job),
     }
     found = [f"{words}: {', '.join(fields)}" for words, fields in reasons.items() if fields]
     ranks, cores = job.spec.workers.replicas * job.spec.workers.devices, len(os.sched_getaffinity(0))
     if hardware_of(job.spec).name == PROCESSOR and ranks > RANKS_PER_CORE * cores:
         found.append(
-            f"{ranks} ranks share {cores} cores of this machine, and each takes some 0.4 GiB of memory: steps will be "
-            "slow; workers.replicas x workers.devices is the number of ranks"
+            f"{ranks} ranks share {cores} cores of this machine, and each takes about 0.4 GiB of memory: steps will be "
+            "slow; the number of ranks is workers.replicas x workers.devices"
         )
     return found
 
@@ -234,7 +236,7 @@ def damaged_checkpoints(run: RunDirectory, job: TrainingJob) -> list[str]:
     if folder is not None and not folder.is_dir():
         return []
     return [
-        f"checkpoint {stored.name} is damaged and not used: {stored.why}"
+        f"checkpoint {stored.name} is damaged and is not used: {stored.why}"
         for stored in survey(open_checkpoints(url)).of(State.DAMAGED)
     ]
 

@@ -41,7 +41,7 @@ BAR: Mapping[str, Any] = {
     "resumed_identical": "== 1",
     "heldout_exact_match_ratio": ">= 0.8",
     "loss_last": "< loss_first / 3",
-    "restart_s": "< 3 aimed at, not judged: machines are noisy",
+    "restart_s": "target < 3 s, not enforced: timings vary between machines",
 }
 
 
@@ -57,7 +57,7 @@ def main() -> int:
         code = _polyreme("run", str(arguments.job), "--fresh", "--inject", f"kill-rank={KILL_RANK}@{KILL_STEP}")
         if code != ExitCode.OK:
             return code
-        note(f"quickstart: now {REFERENCE_STEPS} steps without a failure, to compare every loss")
+        note(f"quickstart: now running {REFERENCE_STEPS} steps without a failure, to compare every loss")
         reference = _reference(job)
         reference_file = home.path / "quickstart-reference.yaml"
         write_atomically(reference_file, json.dumps(_manifest(reference)))

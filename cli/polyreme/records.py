@@ -86,9 +86,7 @@ def checkpoint_url(run: RunDirectory, job: TrainingJob) -> str:
     try:
         bucket_of(location) if urlsplit(location).scheme == "s3" else local_folder(location, field="")
     except InvalidConfigError as error:
-        raise InvalidConfigError(
-            f"no checkpoint root: {error.message}, or s3://bucket/prefix", field="spec.checkpoint.location"
-        ) from error
+        raise InvalidConfigError(f"{error.message} or s3://bucket/prefix", field="spec.checkpoint.location") from error
     return location
 
 

@@ -42,7 +42,7 @@ _SENTENCES = {
     "Training": "training",
     "Evaluating": "answering the held-out questions",
     "Exporting": "finishing",
-    "Suspended": "stopped on request; polyreme run with the same file goes on",
+    "Suspended": "stopped on request; run polyreme run with the same file to continue",
 }
 """What reasons mean whose conditions bear no message."""
 PACKAGES = ("polyreme", "torch", "numpy", "pydantic", "sqlalchemy", "obstore")
@@ -113,9 +113,9 @@ def verdict(job: TrainingJob) -> tuple[str, str]:
     suspended = status.condition("Suspended")
     if suspended is not None and not status.finished:
         if suspended.reason == "Suspending":
-            return "Stopping", "stopping: the ranks checkpoint and end"
+            return "Stopping", "stopping: the ranks save a checkpoint and exit"
         if suspended.status == "True" and not job.spec.suspend:
-            return "Starting", "going on where it stood"
+            return "Starting", "continuing"
     for kind in ("Succeeded", "Failed", "Suspended", "Restarting", "Running", "PodsReady", "Admitted", "Queued"):
         if (condition := status.condition(kind)) is not None and condition.status == "True":
             return _WORDS.get(kind, kind), _sentence(job, condition)

@@ -55,7 +55,7 @@ def check_same_run(before: TrainingJob, after: TrainingJob) -> list[Change]:
         more = f"; and {len(fixed) - CHANGES_SHOWN_MAX} more" if len(fixed) > CHANGES_SHOWN_MAX else ""
         raise RefusedError(
             f"run {before.metadata.name!r} exists with another spec: {shown}{more}; give the job a new metadata.name, "
-            "or start over with --fresh (the old run is kept beside it as .previous)"
+            "or start over with --fresh (the old run is kept next to it as .previous)"
         )
     return found
 
@@ -77,7 +77,7 @@ def serving(run: RunDirectory) -> Iterator[None]:
         except BlockingIOError as error:
             pid = (read_identity(run) or {}).get("host", {}).get("pid", "unknown")
             raise RefusedError(
-                f"run {run.name!r} is being served by process {pid}; watch it with polyreme runs show {run.name}, "
+                f"run {run.name!r} is already running in process {pid}; show it with polyreme runs show {run.name}, "
                 f"stop it with polyreme runs stop {run.name}"
             ) from error
         yield

@@ -83,7 +83,9 @@ def serve(home: Home, job: TrainingJob, settings: SessionSettings) -> RunOutcome
     except (OSError, RetryableError, EnvironmentFailedError) as error:
         cause = f"{error.strerror}: {error.filename or run.path}" if isinstance(error, OSError) else str(error)
         kind = DataDamagedError if isinstance(error, DataDamagedError) else EnvironmentFailedError
-        raise kind(f"run {run.name!r} can't be served: {cause}; mend that, then the same command goes on") from error
+        raise kind(
+            f"run {run.name!r} can't start: {cause}; fix this, then run the same command again to continue"
+        ) from error
 
 
 def _serve(home: Home, run: RunDirectory, job: TrainingJob, settings: SessionSettings) -> RunOutcome:
@@ -96,7 +98,7 @@ def _serve(home: Home, run: RunDirectory, job: TrainingJob, settings: SessionSet
         check_injection(injection, ranks=ranks, workers=workers.replicas, steps=job.spec.training.steps)
     if settings.injections and checkpoint_folder(checkpoint_url(run, job)) is None:
         raise InvalidConfigError(
-            "no step to strike at is seen in a bucket: rule checkpoints in a folder",
+            "faults can't be injected with checkpoints in a bucket, expected a local folder",
             field="--inject or spec.checkpoint.location",
         )
     for words in [*preflight.warnings(job), *(preflight.damaged_checkpoints(run, job) if known else ())]:
@@ -119,7 +121,7 @@ def claim(run: RunDirectory, job: TrainingJob, *, fresh: bool) -> bool:
     try:
         known = read_job(run.job_file)
     except (InvalidConfigError, NotFoundError) as error:
-        note(f"run {run.name}: what it was started with can't be read, it is taken to be the same: {error.message}")
+        note(f"run {run.name}: its stored spec can't be read, assuming that it has not changed: {error.message}")
     else:
         check_same_run(known, job)
     return True
@@ -169,10 +171,10 @@ class _Session:
     async def _serve(self, cluster: LocalCluster, *, resumed: bool) -> None:
         watcher = Watcher(self._run, self._job, cluster, self._timeline, self._clock)
         if (await cluster.job()).status.finished:
-            note(f"run {self._run.name} is finished; --fresh starts over")
+            note(f"run {self._run.name} is finished; use --fresh to start over")
             return
         if resumed:
-            note(f"run {self._run.name} goes on where it stood")
+            note(f"run {self._run.name} continues")
         known, run = await cluster.job(), self._run
 
         def report(words: str) -> None:
@@ -233,13 +235,13 @@ class _Session:
                 return
 
     async def _stop_cleanly(self, cluster: LocalCluster, watcher: Watcher) -> None:
-        watcher.say("stopping: the ranks checkpoint and end; Ctrl-C again ends them at once")
+        watcher.say("stopping: the ranks save a checkpoint and exit; press Ctrl-C again to kill them at once")
         limit_s = self._job.spec.checkpoint.preemption_grace_seconds + STOP_TIMEOUT_EXTRA_S
         stopping = asyncio.create_task(self._suspend(cluster, watcher))
         at_once = asyncio.create_task(self._stop_now.wait())
         await asyncio.wait({stopping, at_once}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if at_once.done():
-            watcher.say("stopped at once, without a checkpoint; the same command continues from the newest one")
+            watcher.say("stopped at once, without a new checkpoint; the same command continues from the newest one")
             cluster.kill_pods()
         for task in (stopping, at_once):
             task.cancel()
@@ -283,8 +285,11 @@ class _Session:
         attempt = newest_attempt(open_store(checkpoint_url(run, job)))
         if not content.damaged and not uid and not attempt:
             return []
-        words = f"damaged, bad lines: {content.damaged_lines}" if content.damaged else "gone"
-        words = f"the journal of run {run.name} is {words}; the job is rebuilt and continues after attempt {attempt}"
+        words = f"damaged ({content.damaged_lines} bad lines)" if content.damaged else "missing"
+        words = (
+            f"the journal of run {run.name} is {words}; the job is rebuilt from its checkpoints and continues after "
+            f"attempt {attempt}"
+        )
         note(words)
         _log.warning("%s", words)
         return rebuilt(
@@ -304,12 +309,12 @@ class _Session:
         Watcher.write_state(self._run, outcome.row, job)
         if outcome.exit_code is ExitCode.ENVIRONMENT:
             attempt = job.status.attempt.number if job.status.attempt else 0
-            said = last_error(self._run, attempt) or f"polyreme runs logs {self._run.name} says more"
-            note(f"polyreme: {outcome.row['message']}: {said}; mend that, then the same command goes on")
+            said = last_error(self._run, attempt) or f"see polyreme runs logs {self._run.name}"
+            note(f"polyreme: {outcome.row['message']}: {said}; fix this, then run the same command again to continue")
         if outcome.exit_code is ExitCode.DATA_DAMAGED:
             note(
-                "polyreme: stored data is damaged; the same command checks it, makes it again from its source and "
-                "continues from the newest checkpoint"
+                "polyreme: stored data is damaged; run the same command again to check it, recreate it from its source "
+                "and continue from the newest checkpoint"
             )
         return outcome
 

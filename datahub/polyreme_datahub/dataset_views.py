@@ -67,13 +67,11 @@ def add_dataset(
     """Register a version; see ``polyreme_datahub.hub.register``."""
     if not NAME.fullmatch(name) or len(name) > NAME_CHARACTERS_MAX:
         raise SourceInvalidError(
-            f"dataset name: {name!r}, rule lower-case letters, digits, '-', '.', '/' inside",
+            f"dataset name is not valid: {name!r}, expected lower-case letters and digits, with '-', '.' or '/' inside",
             field="the dataset's name",
         )
     if name.startswith(OWN):
-        raise SourceInvalidError(
-            f"dataset name: {name!r}, names under {OWN} are polyreme's own", field="the dataset's name"
-        )
+        raise SourceInvalidError(f"dataset name: {name!r}, names under {OWN} are reserved", field="the dataset's name")
     description, records = describe_source(source if isinstance(source, Mapping) else str(source))
     digest = digest_value(description)
     return datasets.add_version(database, name=name, source=description, digest=digest, records=records, now_s=now_s)

@@ -105,7 +105,7 @@ def bucket_of(url: str) -> tuple[str, str]:
         )
     prefix = unquote(parts.path).strip("/")
     if not parts.netloc or ":" in parts.netloc or parts.query or parts.fragment:
-        raise InvalidConfigError(f"no bucket: {url!r}, rule s3://bucket/prefix", field="the URL")
+        raise InvalidConfigError(f"not a bucket: {url!r}, expected s3://bucket/prefix", field="the URL")
     return parts.netloc, _checked(prefix) if prefix else ""
 
 
@@ -200,7 +200,7 @@ class _Objects(abc.ABC, Generic[_Store]):
             except (FileNotFoundError, exceptions.NotFoundError) as error:
                 raise ObjectNotFoundError(f"no object at {key} under {self._where}") from error
             except exceptions.AlreadyExistsError as error:
-                raise ObjectExistsError(f"object exists: {key}, and the first writer wins") from error
+                raise ObjectExistsError(f"object already exists: {key}, and the first writer wins") from error
             except (OSError, exceptions.BaseError) as error:
                 if tried == TRIES_MAX or isinstance(error, exceptions.PermissionDeniedError):
                     reason = str(error).partition("\n")[0]
@@ -259,7 +259,7 @@ class LocalObjectStore(_Objects["LocalStore"]):
         store = self._store()
         path = self._root / key
         if not overwrite and path.exists():
-            raise ObjectExistsError(f"object exists: {key}, and the first writer wins")
+            raise ObjectExistsError(f"object already exists: {key}, and the first writer wins")
         fresh = [folder for folder in path.parents if folder.is_relative_to(self._root) and not folder.exists()]
         temporary = f"{TEMPORARY}/{os.getpid()}-{secrets.token_hex(8)}"
         try:
@@ -349,7 +349,7 @@ def _write_file(path: Path, data: Data) -> None:
 
 def _checked(key: str) -> str:
     if not key or any(part in {"", ".", ".."} for part in key.split("/")):
-        raise InvalidConfigError(f"no object key: {key!r}, keys are relative paths without empty, . or .. parts")
+        raise InvalidConfigError(f"not an object key: {key!r}, keys are relative paths without empty, . or .. parts")
     return key
 
 

@@ -230,7 +230,7 @@ class Processing:
         if not is_noted(self._store, manifest):
             return
         if not is_whole(self._store, manifest):
-            raise IndexDamagedError(f"stored data is damaged: index {manifest} could not be made again")
+            raise IndexDamagedError(f"stored data is damaged: index {manifest} could not be recreated")
         drop_notes(self._store, manifest)
         progress.drop_tombstones(self._database, manifest)
 

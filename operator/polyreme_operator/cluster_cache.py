@@ -115,7 +115,7 @@ class ClusterCache:
         try:
             changes = self._parse(ref, manifest, now_s)
         except Exception as error:  # noqa: BLE001 - whatever is stored must not stop the operator
-            _log.warning("object can't be read: %s, %s", ref, fault_message(error))
+            _log.warning("can't parse object: %s, %s", ref, fault_message(error))
             changes = self._put_unreadable(ref, manifest, fault_message(error))
         return self._noted(changes)
 
@@ -169,7 +169,7 @@ class ClusterCache:
 
     def void_versions(self, why: str) -> None:
         """Take that the cluster was restored from a backup: states with lower versions are newer than what is known."""
-        _log.warning("the cluster was restored from a backup, known versions are void: %s", why)
+        _log.warning("the cluster was restored from a backup, discarding known versions: %s", why)
         self.versions.void()
         for uid, job in self.jobs.views.items():
             # A generation may be that of another spec now.
@@ -368,7 +368,7 @@ class ClusterCache:
         try:
             return self._put_job(ref, parse_unreadable_job(manifest, known, why))
         except Exception as error:  # noqa: BLE001 - as above: then it is as if it were not there
-            _log.warning("nothing of this job can be read: %s, %s", ref, fault_message(error))
+            _log.warning("can't parse anything of this job: %s, %s", ref, fault_message(error))
             return self._forget(ref)
 
     def _put_setting(self, ref: ObjectRef, manifest: Manifest) -> Changes:
@@ -456,7 +456,7 @@ class ClusterCache:
             case "PriorityClass":
                 return self._put_priority(ref.name, None)
             case "ConfigMap" if was_present and ref.name == labels.INTENTS_NAME:
-                _log.warning("%s is gone: every job that has not finished is cancelled before the next admission", ref)
+                _log.warning("%s is missing: every unfinished admission is cancelled before the next one", ref)
                 self._intents, self._settled = Intents(known=False), set()
                 return Changes(asks=True)
             case _:

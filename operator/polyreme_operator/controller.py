@@ -236,7 +236,7 @@ class _Controller:
             delay_s = self._backoff_s(self._failures[key])
             if isinstance(error, RetryableError):
                 delay_s = max(delay_s, min(error.delay_s, self._settings.retry_max_s) if error.delay_s > 1.0 else 0.0)
-            _log.info("pass of %s is tried again in %.2f s: %s", key, delay_s, error)
+            _log.info("reconciling %s failed, retrying in %.2f s: %s", key, delay_s, error)
             # What a round gave away, and could not write, may be for others.
             self._wake_at(ANEW if key == SCHEDULE else key, self._clock.now_s() + delay_s)
         except Exception as error:  # noqa: BLE001 - no error of a decision may stop the operator
@@ -246,7 +246,7 @@ class _Controller:
             # No job can be blamed for it. What is admitted goes on, and is healed, while this is retried.
             self._failures[key] += 1
             delay_s = self._backoff_s(self._failures[key])
-            _log.exception("%s raised an error, it is retried in %.2f s", key, delay_s)
+            _log.exception("%s raised an error, retrying in %.2f s", key, delay_s)
             self._observer.on_job_failed(key, error)
             self._wake_at(ANEW if key == SCHEDULE else key, self._clock.now_s() + delay_s)
         finally:
@@ -343,7 +343,7 @@ class _Controller:
                 self._quarantine.refuse(uid, error)
             except PortError as error:
                 failures += 1
-                _log.info("the status of job %s is told later: %s", uid, error)
+                _log.info("the status of job %s will be written later: %s", uid, error)
                 self._want_to_tell([uid])
                 await self._clock.sleep(self._backoff_s(failures))
             except Exception as error:  # noqa: BLE001 - one job must not stop the others

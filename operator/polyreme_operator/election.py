@@ -201,7 +201,7 @@ class _Candidate:
                     if await self._let_go():
                         break
         except (PortError, TimeoutError) as error:
-            _log.info("the Lease is left to run out: %s", str(error) or "no answer in time")
+            _log.info("the Lease was not released and will expire: %s", str(error) or "no answer in time")
         self._sure = False
 
     async def _let_go(self) -> bool:
@@ -251,7 +251,7 @@ class _Candidate:
             self._sure = False
             said = str(error) or "no answer in time"
             if said != self._said:
-                _log.warning("%s can't be read or written, it is tried again: %s", self._ref, said)
+                _log.warning("can't read or write %s, retrying: %s", self._ref, said)
             self._said = said
 
     async def _once(self) -> None:
@@ -289,7 +289,7 @@ class _Candidate:
                 result = await self._port.create(lease)
             except NotFoundError as error:
                 raise NotFoundError(
-                    f"{error}; create the namespace (kubectl create namespace {self._ref.namespace}), or name "
+                    f"{error}; create the namespace (kubectl create namespace {self._ref.namespace}), or choose "
                     "another with --namespace"
                 ) from error
         else:

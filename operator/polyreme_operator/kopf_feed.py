@@ -99,7 +99,7 @@ class Feed:
             GoneError: If events were dropped, kopf listed anew, or ``until`` is done: list, and follow from there.
         """
         if version < self._dropped:
-            raise self._gone(f"events up to {self._dropped} were dropped, {version} was asked for")
+            raise self._gone(f"events up to {self._dropped} were dropped, {version} was requested")
         at, lists = self._count - len(self._events), self._lists
         while True:
             while at < self._count:
@@ -111,9 +111,9 @@ class Feed:
                 if int(event.resource_version) > version:
                     yield event
             if lists != self._lists:
-                raise self._gone("kopf listed anew, what was deleted meanwhile is in no event")
+                raise self._gone("kopf listed again; objects deleted meanwhile are in no event")
             if until.done():
-                raise self._gone("it is time for a list")
+                raise self._gone("a periodic list is due")
             self._came.clear()
             waiting: asyncio.Future[Any] = asyncio.ensure_future(self._came.wait())
             try:
@@ -205,7 +205,7 @@ async def wait_until_served(port: ClusterPort, kinds: Sequence[str], clock: Cloc
                 await port.list(kind, limit=1)
             except PortError as error:
                 if str(error) != said:
-                    _log.warning("%s can't be listed, it is tried again every %g s: %s", kind, SERVED_S, error)
+                    _log.warning("can't list %s, retrying every %g s: %s", kind, SERVED_S, error)
                 said = str(error)
                 await clock.sleep(SERVED_S)
             else:

@@ -198,9 +198,9 @@ async def serve(
 
 
 _WORDS = {
-    401: "no: who reads metrics brings a bearer token of this cluster",
-    403: "no: this account may not get the non-resource URL /metrics; bind it to a ClusterRole that may",
-    503: "not now: the API server does not say whose token this is",
+    401: "unauthorized: reading metrics needs a bearer token of this cluster",
+    403: "forbidden: this account may not get the non-resource URL /metrics; bind it to a ClusterRole that allows it",
+    503: "unavailable: the API server did not review this token",
 }
 
 
@@ -211,7 +211,7 @@ async def _judge(reviewer: Reviewer, authorization: str) -> int:
     try:
         return await reviewer.verdict(token)
     except ReviewError as error:
-        _log.warning("metrics are not shown: %s", error)
+        _log.warning("metrics request rejected: %s", error)
         return 503
 
 

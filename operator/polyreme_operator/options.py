@@ -63,15 +63,17 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     defaults = PodDefaults()
     parser = argparse.ArgumentParser(
         prog="polyreme-operator",
-        description="Runs TrainingJobs on the cluster that KUBECONFIG names, or on the one that it is a pod of.",
-        epilog=f"Each option has a variable: {VARIABLE_PREFIX}NAMESPACE for --namespace, and so on.",
+        description="Run TrainingJobs on the cluster of KUBECONFIG, or on the cluster that this process is a pod of.",
+        epilog=f"Each option can be set by a variable: {VARIABLE_PREFIX}NAMESPACE for --namespace, and so on.",
         allow_abbrev=False,
     )
 
     def said(name: str, default: str) -> str:
         return environment.get(VARIABLE_PREFIX + name, default)
 
-    parser.add_argument("--namespace", default=said("NAMESPACE", _own_namespace()), help="where Lease and intents lie")
+    parser.add_argument(
+        "--namespace", default=said("NAMESPACE", _own_namespace()), help="namespace of the leader Lease and the intents"
+    )
     modes = [mode for mode in get_args(BindingMode) if mode != "NodeName"]
     parser.add_argument(
         "--binding",
@@ -80,12 +82,12 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         help="who binds pods: kube-scheduler (NodeAffinity), or the operator itself, on nodes with the taint "
         "polyreme.dev/owned (GangBinder)",
     )
-    parser.add_argument("--image", default=said("IMAGE", defaults.image), help="image of workers that name none")
+    parser.add_argument("--image", default=said("IMAGE", defaults.image), help="image of workers whose job names none")
     parser.add_argument("--api-url", default=said("API_URL", defaults.api_url), help="API server as pods reach it")
     parser.add_argument(
         "--checkpoint-root",
         default=said("CHECKPOINT_ROOT", defaults.checkpoint_root),
-        help="URL under which checkpoints of jobs that name no location lie",
+        help="URL for the checkpoints of jobs that name no location",
     )
     parser.add_argument(
         "--environment",
@@ -93,7 +95,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         type=_variable,
         action="append",
         default=[_variable(pair) for pair in said("ENVIRONMENT", "").split()],
-        help="variable of every worker, as the registry's URL; may be repeated",
+        help="environment variable of every worker, such as the registry's URL; may be repeated",
     )
     parser.add_argument(
         "--launcher-rbac",
@@ -124,14 +126,14 @@ def _own_namespace() -> str:
 def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise argparse.ArgumentTypeError(f"no variable: {text!r}, rule NAME=VALUE")
+        raise argparse.ArgumentTypeError(f"not a variable: {text!r}, expected NAME=VALUE")
     return name, value
 
 
 def _address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise argparse.ArgumentTypeError(f"no address: {text!r}, rule HOST:PORT, where HOST may be empty")
+        raise argparse.ArgumentTypeError(f"not an address: {text!r}, expected HOST:PORT, where HOST may be empty")
     return host.strip("[]"), int(port)
 
 

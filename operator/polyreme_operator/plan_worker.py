@@ -70,13 +70,13 @@ class ProcessPlanner:
             except TimeoutError:
                 self.close()
                 return JobPlans(
-                    refused=f"planner failed: it found no answer within {self._answer_max_s:g} s; narrow the worker "
-                    "counts or name a layout in spec.parallelism"
+                    refused=f"planner failed: it found no plan within {self._answer_max_s:g} s; narrow the range of "
+                    "worker counts or set a layout in spec.parallelism"
                 )
             except BrokenProcessPool:
-                _log.warning("the planner's process ended without an answer")
+                _log.warning("the planner's process exited without an answer")
                 self.close()
-        return JobPlans(refused=f"planner failed: its process ended {TRIES_MAX} times without an answer")
+        return JobPlans(refused=f"planner failed: its process exited {TRIES_MAX} times without an answer")
 
     def close(self) -> None:
         """End the process; a request that is under way is not waited for."""

@@ -80,12 +80,12 @@ class Quarantine:
             in_round: Whether the scheduler's decision raised it, so that the job's own passes go on.
         """
         self._observer.on_job_failed(uid, error)
-        _log.error("job %s raised an error and is left as it is", self._name(uid), exc_info=error)
+        _log.error("job %s raised an error and is quarantined", self._name(uid), exc_info=error)
         self._leave(uid, fault_message(error), in_round=in_round, reason=Reason.INTERNAL_ERROR)
 
     def refuse(self, uid: str, error: InvalidObjectError) -> None:
         """Leave a job as it is and retry it later, since the API server refuses its status; its own passes go on."""
-        _log.warning("job %s is left as it is, its status is refused: %s", self._name(uid), error)
+        _log.warning("job %s is quarantined, its status is refused: %s", self._name(uid), error)
         self._leave(uid, str(error), in_round=True, reason=Reason.STATUS_REFUSED)
         job = self._model.job(uid)
         if job is not None:

@@ -83,7 +83,7 @@ class Watcher:
             except GoneError as error:
                 version = None
                 failures += 1
-                _log.debug("%s is listed anew: %s", kind, error)
+                _log.debug("listing %s again: %s", kind, error)
             except NotFoundError:
                 # Not served: its CRD is not installed yet, or no longer. Then there is none of it; it may come.
                 version = None
@@ -93,7 +93,7 @@ class Watcher:
                 # Also a refusal: an API server that has just started knows nobody's rights yet.
                 failures += 1
                 level = logging.INFO if isinstance(error, RetryableError) else logging.WARNING
-                _log.log(level, "watch of %s broke: %s", kind, error)
+                _log.log(level, "watch of %s failed: %s", kind, error)
                 if kind == "Lease" and self._deaf_since_s is None:
                     # Leaders can't be heard: what they say now is read whole, once they can be again.
                     self._deaf_since_s, version = self._clock.steady_s(), None
@@ -128,8 +128,8 @@ class Watcher:
         if abs(stepped_s - self._stepped_s) >= STEP_REPORTED_S:
             self._stepped_s = stepped_s
             _log.warning(
-                "the wall clock is %+.1f s off the time that has passed since this replica began to lead: decisions go "
-                "by the latter, and so do the times in records until another term begins",
+                "the wall clock is %+.1f s off the time that has passed since this replica became leader; decisions "
+                "and records use the latter until another replica leads",
                 stepped_s,
             )
 

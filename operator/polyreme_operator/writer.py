@@ -268,7 +268,7 @@ class Writer:
             if not isinstance(error, AlreadyExistsError):
                 raise
             if found is not None and job_owner(found["metadata"]) != job_owner(manifest["metadata"]):
-                words = f"{ref} exists and is not controlled by the job, which needs the name; delete or rename it"
+                words = f"{ref} exists and is not controlled by the job, which needs this name; delete or rename it"
                 raise InvalidObjectError(words) from error
             return None
         self._take(created)

@@ -33,7 +33,7 @@ WRITE_POINTS = (
     "patch Lease of leadership",
     "patch TrainingJob",
     "patch TrainingJob that begins an attempt",
-    "patch TrainingJob that makes way",
+    "patch TrainingJob that is preempted",
     "patch TrainingQueue",
 )
 """Every place where the operator writes."""
@@ -62,7 +62,7 @@ WATCH_POINTS = (
 )
 WATCH_FAULTS = ("watch_drop", "watch_gone", "watch_lag")
 EVENTS = (
-    "an old leader goes on",
+    "an old leader continues",
     "another replica leads",
     "both replicas crash",
     "foreign pod",

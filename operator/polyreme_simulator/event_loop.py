@@ -222,9 +222,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         else:
             self._pass_time()
         if self._turns > TURNS_MAX:
-            raise SimStalledError(
-                f"somebody is busy without end at {self._now_s:.3f} s: {TURNS_MAX} turns, and no time passes"
-            )
+            raise SimStalledError(f"a task never yields at {self._now_s:.3f} s: {TURNS_MAX} turns, and no time passes")
         ready = self._ready
         ready.extend(self.timers.pop(self._now_s + _RESOLUTION_S))
         for _ in range(len(ready)):

@@ -287,7 +287,7 @@ def _more_of(call: Call) -> str:
         return ""
     status = (call.body or {}).get("status") or {}
     if status.get("preemption"):
-        return " that makes way"
+        return " that is preempted"
     return " that begins an attempt" if "number" in (status.get("attempt") or {}) else ""
 
 

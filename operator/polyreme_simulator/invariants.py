@@ -199,14 +199,16 @@ class Facts(ObservedState):
         most = (spec.get("failurePolicy") or {}).get("maxRestarts", 10)
         counted = sum(record.get("counts", True) for record in status.get("restartRecords") or ())
         if counted > most:
-            self.broke("restarts stay in budget", f"{name} restarted {counted} times, rule {most}", world)
+            self.broke(
+                "restarts stay in budget", f"{name} restarted {counted} times, at most {most} are allowed", world
+            )
 
     def _check_hang(self, blamed: tuple[str, int], world: ClusterView) -> None:
         job, gang = self.jobs[blamed[0]], world.gangs.get(blamed)
         name = f"{job['metadata']['name']} attempt {blamed[1]}"
         # A rank that gives up waiting ends its attempt itself: then the operator only names the cause.
         if job["spec"]["health"]["hang"]["action"] != "Restart" and blamed not in self._gave_up:
-            self.broke("a hang is only told unless asked otherwise", name, world)
+            self.broke("a hang is only reported unless asked otherwise", name, world)
         if gang is None or not any(rank.was_stopped for rank in gang.ranks.values()):
             self.broke("who is restarted for a hang has hung", name, world)
 
@@ -238,7 +240,7 @@ class Facts(ObservedState):
         if missing:
             self.broke("no gang is half released", f"{leader.pod.job}: workers {missing} have not joined", world)
         if (uid, release.attempt) not in self._released:
-            self.broke("a release stands on the Lease first", f"{leader.pod.job} attempt {release.attempt}", world)
+            self.broke("a release is on the Lease first", f"{leader.pod.job} attempt {release.attempt}", world)
         point = world.root(uid).points.get(release.attempt)
         if point is None or point.resume_from != release.resume_from:
             self.broke("the resume point is fixed once", f"{leader.pod.job} attempt {release.attempt}", world)

@@ -37,7 +37,7 @@ class LeaderFacts:
         """A replica goes on after a stop."""
         self._awake_s[name] = world.time_s()
         if self._holder != name and name in self._renewed_s:
-            world.reached["an old leader goes on", ""] += 1
+            world.reached["an old leader continues", ""] += 1
 
     def sending(self, name: str, what: str, world: ClusterView) -> None:
         """A replica sends a write that only a leader may send."""

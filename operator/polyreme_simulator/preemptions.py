@@ -72,7 +72,7 @@ class PreemptionFacts:
         if asked and asked.get("by") and (known is None or known.get("requestedAt") != asked["requestedAt"]):
             self._ask(uid, asked, world)
             if not stops:
-                self._observed.broke("who makes way is asked to checkpoint", name, world)
+                self._observed.broke("a preempted job is asked to checkpoint", name, world)
         gone = (attempt.get("number"), _reason(new)) if _admitted(old) and not _admitted(new) else None
         if gone is not None and gone[1] in MADE_WAY:
             world.reached["preempted", ""] += 1
@@ -133,11 +133,11 @@ class PreemptionFacts:
         return all(queues.in_order(queue) and not queues.held(queue) for queues in known)
 
     def _ask(self, uid: str, asked: dict[str, Any], world: ClusterView) -> None:
-        world.reached["asked to make way", ""] += 1
+        world.reached["asked to stop for another job", ""] += 1
         self._pairs[uid, asked["by"]] += 1
         name = self._observed.jobs[uid]["metadata"]["name"]
         if self._pairs[uid, asked["by"]] > 1:
-            self._observed.broke("nobody makes way twice for one job", f"{name} for {asked.get('byName')}", world)
+            self._observed.broke("no job is preempted twice for the same job", f"{name} for {asked.get('byName')}", world)
         if sum(count for (victim, _), count in self._pairs.items() if victim == uid) > PREEMPTIONS_MAX:
             self._observed.broke("preemptions have an end", name, world)
         victim, by = self._observed.jobs[uid], self._observed.jobs.get(asked["by"])
@@ -146,7 +146,7 @@ class PreemptionFacts:
         least, most = min(self._priorities(victim, world)), max(self._priorities(by, world))
         if most <= least:
             what = f"{name} ({least}) for {asked.get('byName')} ({most})"
-            self._observed.broke("who makes way has the lower priority", what, world)
+            self._observed.broke("a preempted job has the lower priority", what, world)
 
     def _lesser(self, job: Manifest, other: Manifest, world: ClusterView) -> bool:
         return max(self._priorities(job, world)) < min(self._priorities(other, world))
@@ -163,7 +163,7 @@ class PreemptionFacts:
         key = (uid, job["status"]["attempt"]["number"])
         name, now_s = job["metadata"]["name"], world.clock.now_s()
         if key not in self._asked:
-            self._observed.broke("who makes way is asked to checkpoint first", name, world)
+            self._observed.broke("a preempted job is asked to checkpoint first", name, world)
             return
         deadline_s = parse_rfc3339(asked["deadline"]) if asked.get("deadline") else float("inf")
         lives = any(
@@ -173,7 +173,7 @@ class PreemptionFacts:
         )
         if lives and key not in self._heard and now_s < deadline_s - ROUNDING_S:
             what = f"{name} {deadline_s - now_s:.1f} s before its deadline"
-            self._observed.broke("who makes way has its time", what, world)
+            self._observed.broke("a preempted job has its grace period", what, world)
 
     def _gang(self, key: tuple[str, int]) -> list[Manifest]:
         """Return the pods of an attempt, without those of the past that still run: these have nothing of it to save."""

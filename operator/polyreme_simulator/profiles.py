@@ -124,7 +124,7 @@ QUOTAS = Profile(
     long=True,
 )
 WAYS = Profile(
-    name="making way",
+    name="preemption",
     nodes=(2, 2, 2),
     one_queue=True,
     queued=1.0,

@@ -182,7 +182,7 @@ class _Simulation:
 
     def stalled(self, error: SimStalledError) -> Result:
         """Return what it showed until it got no further."""
-        self._facts.violations.append(f"t={self._loop.time():.3f} the world goes on: {error}")
+        self._facts.violations.append(f"t={self._loop.time():.3f} the world continues: {error}")
         return self._result()
 
     async def _disturb(self) -> None:

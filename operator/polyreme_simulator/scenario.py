@@ -21,7 +21,7 @@ CROWDED = 0.2
 HIGHEST = 6
 URGENT = "urgent"
 """A PriorityClass."""
-MAKES_WAY = "patch TrainingJob that makes way"
+MAKES_WAY = "patch TrainingJob that is preempted"
 DELETES_JOBS = "delete TrainingJob"
 MAKES_ROLES = ("create Role", "create RoleBinding")
 TELLS_LEVELS = "patch ClusterTopology"

@@ -79,7 +79,7 @@ class WaitingFacts:
                 allowed |= LEAVING
             if allowed and said not in allowed:
                 message = "" if queued is None else queued.get("message", "")
-                what = f"{job['metadata']['name']} says {said} ({message}), rule {' or '.join(sorted(allowed))}"
+                what = f"{job['metadata']['name']} says {said} ({message}), expected {' or '.join(sorted(allowed))}"
                 self._observed.broke("a pending reason follows its cause", what, world)
 
     def _waits(self, uid: str, job: Manifest) -> bool:

@@ -28,17 +28,17 @@ RULED: list[Case] = [
     (
         "TrainingJob",
         {"spec.workers": {"replicas": 2, "minReplicas": 3}},
-        ("spec.workers:", "replicas 2 lies below minReplicas 3; raise replicas or lower minReplicas"),
+        ("spec.workers:", "replicas 2 is below minReplicas 3; raise replicas or lower minReplicas"),
     ),
     (
         "TrainingJob",
         {"spec.workers": {"replicas": 3, "maxReplicas": 2}},
-        ("spec.workers:", "replicas 3 lies above maxReplicas 2; lower replicas or raise maxReplicas"),
+        ("spec.workers:", "replicas 3 is above maxReplicas 2; lower replicas or raise maxReplicas"),
     ),
     (
         "TrainingJob",
         {"spec.topology": {"required": "rack", "preferred": "zone"}},
-        ("spec.topology:", "required rack and preferred zone exclude each other; drop one"),
+        ("spec.topology:", "required rack and preferred zone cannot both be set; drop one"),
     ),
     ("TrainingJob", {"spec.topology": {"sliceSize": 2}}, ("spec.topology:", "sliceSize 2 stands alone", "set both or")),
     ("TrainingJob", {"spec.topology": {"sliceLevel": "rack"}}, ("sliceLevel rack stands alone", "set both or none")),
@@ -80,12 +80,12 @@ RULED: list[Case] = [
             "spec.training.recompute": "Full",
             "spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2, "schedule": "DualPipeV"},
         },
-        ("training.recompute Full does not go with parallelism.schedule DualPipeV; use recompute: Selective",),
+        ("training.recompute Full cannot be combined with parallelism.schedule DualPipeV; use recompute: Selective",),
     ),
     (
         "TrainingJob",
         {"spec.training.parameterSharding": "FSDP2", "spec.training.optimizer": {"name": "Muon"}},
-        ("spec.training:", "parameterSharding FSDP2 does not go with optimizer.name Muon"),
+        ("spec.training:", "parameterSharding FSDP2 cannot be combined with optimizer.name Muon"),
     ),
     (
         "TrainingJob",
@@ -98,12 +98,12 @@ RULED: list[Case] = [
             "spec.training.parameterSharding": "FSDP2",
             "spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2},
         },
-        ("training.parameterSharding FSDP2 does not go with parallelism.pp 2",),
+        ("training.parameterSharding FSDP2 cannot be combined with parallelism.pp 2",),
     ),
     (
         "TrainingJob",
         {"spec.training.capacityFactor": "0.0"},
-        ("spec.training:", "capacityFactor 0.0 lies outside its range"),
+        ("spec.training:", "capacityFactor 0.0 is outside its range"),
     ),
     (
         "TrainingJob",
@@ -169,7 +169,7 @@ RULED: list[Case] = [
     (
         "TrainingQueue",
         {"spec.parent": "all", "spec.quotas": [{"resource": GPU, "nominal": 1, "lendingLimit": 2}]},
-        ("spec.quotas[0]:", f"lendingLimit 2 lies above nominal 1 of {GPU}; lower lendingLimit or raise nominal"),
+        ("spec.quotas[0]:", f"lendingLimit 2 is above nominal 1 of {GPU}; lower lendingLimit or raise nominal"),
     ),
     (
         "TrainingQueue",

@@ -41,7 +41,7 @@ FROZEN: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ),
     ({"data": {"sources": [{**ONE, "weight": 2}]}}, ("spec.data.sources may not change while the job exists",)),
     ({"managedBy": "someone"}, ("spec.managedBy may not change from polyreme.dev/operator to someone",)),
-    ({"workers": {"replicas": 9}}, ("replicas 9 lies above maxReplicas 8; lower replicas or raise maxReplicas",)),
+    ({"workers": {"replicas": 9}}, ("replicas 9 is above maxReplicas 8; lower replicas or raise maxReplicas",)),
 ]
 
 

@@ -154,7 +154,7 @@ def test_a_job_is_scaled_within_its_bounds(kubeconfig: str, namespace: str, job:
     assert "scaled" in kubectl(kubeconfig, "scale", f"tj/{job}", "--replicas=8", "-n", namespace)
     replicas = kubectl(kubeconfig, "get", "tj", job, "-n", namespace, "-o", "jsonpath={.spec.workers.replicas}")
     assert replicas == "8"
-    with pytest.raises(AssertionError, match="replicas 13 lies above maxReplicas 12"):
+    with pytest.raises(AssertionError, match="replicas 13 is above maxReplicas 12"):
         kubectl(kubeconfig, "scale", f"tj/{job}", "--replicas=13", "-n", namespace)
     assert "scaled" in kubectl(kubeconfig, "scale", f"tj/{job}", "--replicas=12", "-n", namespace)
 

@@ -18,7 +18,7 @@ def test_an_elastic_job_starts_smaller_rather_than_wait(operated: str) -> None:
         await stage.until_waits("rigid", "WaitingForCapacity", "needs 4 devices; room for 3")
         await stage.job("elastic", 4, workers={"minReplicas": 2}, priority=1)
         status = await stage.until_trains("elastic", workers=3)
-        assert condition_of(status, "Admitted")[2] == "3 workers on 1 node; 4 workers asked for"
+        assert condition_of(status, "Admitted")[2] == "3 workers on 1 node; 4 workers requested"
         assert (status["layout"].split()[0], status["ready"]) == ("dp3", "3/3")
         assert len(await stage.pods("elastic")) == 3
 

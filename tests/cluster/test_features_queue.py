@@ -79,7 +79,7 @@ def test_what_lies_idle_in_the_cohort_is_borrowed_up_to_the_limit_and_taken_back
         for name in (first, second):
             state, reason, message = await stage.condition(name, "Preempted")
             assert (state, reason) == ("True", "Reclaimed")
-            assert f"made way for {stage.namespace}/b0" in message
+            assert f"preempted by {stage.namespace}/b0" in message
             assert (await stage.status(name))["lastCheckpoint"]["step"] == stage.hollow.stopped_at_step[name]
         await stage.until_waits(first, "ExceedsQuota")
         # Nobody's quota may be broken for a third time: what b took back, a can't take.
@@ -165,7 +165,10 @@ def test_a_missing_priority_class_is_said_and_heals_when_it_is_made(operated: st
             return condition_of(status, "PriorityClassMissing")[:2] == ("True", "NotFound")
 
         status = await stage.until_job("named", missing, "says that its class is missing")
-        words = f"there is no PriorityClass {name}; spec.priority 7 counts until there is: make it"
+        words = (
+            f"there is no PriorityClass {name}; spec.priority 7 applies until it exists; "
+            "create it or change spec.priorityClassName"
+        )
         assert condition_of(status, "PriorityClassMissing")[2] == words
         await stage.until_waits("named", "WaitingForCapacity")
         assert await stage.running() == {"number"}
@@ -331,7 +334,7 @@ def test_queues_in_a_circle_or_without_their_parent_say_so_and_lose_no_job(opera
             )
             assert "change spec.parent of one of them" in condition_of(status, "Ready")[2]
         await stage.job("waits", queue="b")
-        await stage.until_waits("waits", "QueueMissing", "lead in a circle")
+        await stage.until_waits("waits", "QueueMissing", "form a cycle")
         assert await stage.running() == {"runs"}
         await stage.change_queue("a", parent=stage.name("nobody"))
         status = await stage.until_queue(

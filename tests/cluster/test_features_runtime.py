@@ -51,7 +51,7 @@ def test_a_container_of_ones_own_gets_the_contract_and_its_end_is_the_jobs(opera
         await stage.stays(runs, "one of two pods is not the job")
         await end_pod(stage, pods[1], code=0)
         status = await stage.until_job("torch", lambda seen: condition_of(seen, "Succeeded")[0] == "True", "succeeds")
-        assert condition_of(status, "Succeeded")[1:] == ("Completed", "every pod ended well")
+        assert condition_of(status, "Succeeded")[1:] == ("Completed", "every pod succeeded")
         assert status["attempt"]["number"] == 1
 
     play(operated, story)

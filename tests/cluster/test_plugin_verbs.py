@@ -185,7 +185,9 @@ def test_why_says_reason_remedy_place_and_who_makes_way(stage: Stage, capsys: py
     older = stage.make("older", priority=5)
     stage.say(older, waits("ExceedsQuota", "needs 2 devices; queue has 0 of 4 left"))
     big = stage.make("big")
-    stage.say(big, waits("WaitingForPreemption", "asked 1 job to make way"))
+    stage.say(
+        big, waits("WaitingForPreemption", "preempting team/victim: 50 device-seconds since the last checkpoints")
+    )
     asked = {
         "by": big["metadata"]["uid"],
         "byName": f"{stage.namespace}/big",
@@ -195,7 +197,8 @@ def test_why_says_reason_remedy_place_and_who_makes_way(stage: Stage, capsys: py
     stage.say(stage.make("victim", priority=-1), {**runs("n0"), "preemption": asked})
     assert stage.here("why", "big") == 0
     text = capsys.readouterr().out
-    assert f"{stage.namespace}/big is Queued (WaitingForPreemption): asked 1 job to make way" in text
+    why = "preempting team/victim: 50 device-seconds since the last checkpoints"
+    assert f"{stage.namespace}/big is Queued (WaitingForPreemption): {why}" in text
     assert f"2 of 2 in queue {stage.namespace}" in text
     assert f"{stage.namespace}/older" in text
     assert f"{stage.namespace}/victim" in text

@@ -60,7 +60,7 @@ def test_damage_stops_the_run_before_it_is_trained_on_and_the_same_command_mends
     ended = serving.end()
     home.close()
     assert ended.code == 0, ended.said
-    assert "checked and made again before the ranks start" in ended.said
+    assert "checking and recreating it before the ranks start" in ended.said
     assert home.losses("damaged") == truth
 
 
@@ -82,7 +82,7 @@ def test_a_killed_data_worker_is_started_again_and_data_that_is_gone_is_made_aga
     ended = serving.end()
     home.close()
     assert ended.code == 0, ended.said
-    assert "the data worker was ended by SIGKILL; started again (1 of 3)" in ended.said
+    assert "the data worker was killed by SIGKILL; started again (1 of 3)" in ended.said
     assert home.losses("deleted") == truth
 
 

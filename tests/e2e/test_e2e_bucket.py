@@ -39,7 +39,7 @@ def test_a_run_saves_to_a_bucket_is_listed_verified_and_exported_from_it_and_wri
 
     begun_again = here.call("run", str(here.write_job("other", **small("sample/digits-1", checkpoint=checkpoint))))
     assert begun_again.code == REFUSED
-    assert f"checkpoint root is another run's: {bucket} holds a000001-s00000002" in begun_again.said
+    assert f"checkpoint root belongs to another run: {bucket} holds a000001-s00000002" in begun_again.said
     secret = bucket_server.environment["AWS_SECRET_ACCESS_KEY"].encode()
     written = [path for path in serving.run.path.rglob("*") if path.is_file()]
     assert len(written) > 5

@@ -58,7 +58,7 @@ def ends_with_the_environment(serving: Serving, tree: list[psutil.Process]) -> E
     """Wait for the end that a failed machine brings about."""
     ended = serving.end()
     assert ended.code == ENVIRONMENT, ended.said
-    assert "the same command goes on" in ended.said
+    assert "run the same command again to continue" in ended.said
     assert "Traceback" not in ended.said
     assert all_end(tree), "something was left running"
     return ended

@@ -64,7 +64,7 @@ def test_an_exported_checkpoint_is_the_runs_own_export_and_loads(
     (folder / "mine.txt").write_text("not an export's")
     refused = home.call("checkpoint", "export", NAME, "--to", str(folder))
     assert refused.code == REFUSED
-    assert "no empty folder and no export" in refused.said
+    assert "folder is not empty and not an earlier export" in refused.said
 
 
 @pytest.mark.usefixtures("finished")

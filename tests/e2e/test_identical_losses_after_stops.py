@@ -44,7 +44,7 @@ def test_a_killed_run_takes_everything_with_it_and_the_next_call_goes_on(
         ended = home.start(job).end()
         assert ended.code == 0, ended.said
         assert other.is_running(), "a process that only has the number of one of ours is nobody's to kill"
-    assert "goes on" in ended.said
+    assert "run host-killed continues" in ended.said
     assert ended.item["attempts"] == 2
     assert home.losses("host-killed") == truth
 

@@ -88,7 +88,7 @@ def test_the_pages_about_own_data_do_what_they_show(call: Call) -> None:
     assert "1 record of shapes@1 could not be used: polyreme data show shapes@1" in shown["polyreme run job.yaml"]
     assert "bad " in shown["polyreme data show shapes"]
     assert "a000001-s00000004" in shown["polyreme checkpoint ls shapes"]
-    assert "sound" in call("polyreme checkpoint verify shapes")
+    assert "intact" in call("polyreme checkpoint verify shapes")
     for command in page_commands("README.md"):
         call(command.replace("NAME", "shapes"))
     call(delete_run)
@@ -102,7 +102,7 @@ def test_the_page_about_layouts_does_what_it_shows(call: Call, folder: Path) -> 
     call(measured)
     (folder / "job.yaml").write_text(BIG_JOB)
     for command in (of_hardware, of_images):
-        assert "to keep it, in the job's spec:" in call(command)
+        assert "to keep this layout, add to the job's spec:" in call(command)
 
 
 def test_every_documented_command_is_run_here_or_elsewhere() -> None:

@@ -22,7 +22,7 @@ ALWAYS: tuple[Degrees, ...] = (
 
 
 def _all() -> tuple[Degrees, ...]:
-    """Every layout of 2, 4 and 8 ranks that fits the small model: 4 heads, 8 experts, 4 packs a step."""
+    """Every layout of 2, 4 and 8 ranks that fits the small model: 4 heads, 8 experts, 4 packs per step."""
     found: list[Degrees] = []
     for dp, cp, tp in itertools.product((1, 2, 4), (1, 2, 4, 8), (1, 2, 4)):
         shards = dp * cp * tp

@@ -42,7 +42,7 @@ def test_losses_after_a_kill_at_any_point_are_those_of_an_undisturbed_run(
         assert committed == ([] if attempt < COMMITTED else [at(COMMITTED, 4)]), request
         if attempt == 1:
             assert codes == [7, 7, 7, -signal.SIGKILL], "survivors lost a peer, and say so"
-            assert "exchange with other ranks failed: rank 0 of 4 lost a peer" in gang.logs()
+            assert "communication with other ranks failed: rank 0 of 4 lost a peer" in gang.logs()
         elif attempt == COMMITTED - 1:
             assert {at(4, 4), at(5, 4)} <= set(torn), "rank 0 died with every file written"
 

@@ -92,7 +92,7 @@ def test_a_weight_that_is_not_finite_ends_every_rank_before_any_step_though_one_
             save_file(tensors, file)
     gang = start("train", layout=(2, 2), root=tmp_path / "run", weights=str(weights), steps=3)
     assert gang.wait() == [2, 2]
-    words = f"weights are not finite: {FIRST_OF_THE_SECOND_RANK} has 1 NaN and 0 Inf among 6144 values, rule none"
+    words = f"weights are not finite: {FIRST_OF_THE_SECOND_RANK} has 1 NaN and 0 Inf among 6144 values, expected none"
     for rank in range(2):
         assert words in (tmp_path / "run" / f"rank-{rank}.log").read_text()
     assert not list((tmp_path / "run").rglob("steps/*"))

@@ -73,7 +73,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_size_that_differs(sta
     save(start, tmp_path)
     gang = start("train", layout=(2, 2), attempt=2, resume_from=NAME, steps=4, decoder={"layers": 2})
     assert gang.wait() == [4] * 2
-    assert f"checkpoint is of another model: {NAME} has decoder.layers=3, this run has 2" in gang.logs()
+    assert f"checkpoint belongs to another model: {NAME} has decoder.layers=3, this run has 2" in gang.logs()
 
 
 def test_a_checkpoint_of_another_data_order_is_refused(start: Any, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def main() -> int:
     package = os.environ.get("AUTOMODEL")
     if not package:
         sys.stderr.write(
-            "no package: AUTOMODEL is empty, rule a folder with nemo-automodel; tests/soak/parity.py says how\n"
+            "no package: AUTOMODEL is empty, expected a folder with nemo-automodel; tests/soak/parity.py says how\n"
         )
         return 2
     sys.path.append(package)

@@ -245,7 +245,7 @@ class Launcher:
                 self._end(int(ExitCode.ENVIRONMENT))
 
     def _fail(self, error: PolyremeError) -> None:
-        print(f"launcher gives up: {error}", file=sys.stderr)
+        print(f"launcher failed: {error}", file=sys.stderr)
         self._end(int(error.exit_code))
 
     def _end(self, code: int) -> None:

@@ -71,7 +71,7 @@ async def watch_attempts(
         except NotFoundError:
             return
         except (ApiAwayError, ApiRefusedError, ApiGoneError) as error:
-            print(f"job is not seen at the moment: {error}", file=sys.stderr)
+            print(f"can't read the job, retrying: {error}", file=sys.stderr)
         await clock.sleep(delay_s)
         delay_s = min(2 * delay_s, RETRY_MAX_S)
 
@@ -121,7 +121,10 @@ def attempt_view(manifest: dict[str, Any]) -> AttemptView:
     job_json, plan_json = json.dumps(job), attempt.plan
     if (size := len(json.dumps([job_json, plan_json]))) > LINE_BYTES_MAX - HEADROOM_BYTES:
         most = LINE_BYTES_MAX - HEADROOM_BYTES
-        raise InvalidConfigError(f"job and plan are too long to be told: {size} bytes, rule {most}", field="spec")
+        raise InvalidConfigError(
+            f"job and plan are too long for a message to the other launchers: {size} bytes, expected at most {most}",
+            field="spec",
+        )
     return AttemptView(
         number=attempt.number,
         run=attempt.desired == "Run",

@@ -290,7 +290,7 @@ class RankParent:
         self._deaths += 1
         if self._deaths >= ZYGOTE_DEATHS_MAX:
             message = self._words(f"the ranks' parent process died {self._deaths} times before it ran ranks")
-            self._on_fail(EnvironmentFailedError(f"{message}, rule at most {ZYGOTE_DEATHS_MAX - 1}"))
+            self._on_fail(EnvironmentFailedError(f"{message}, at most {ZYGOTE_DEATHS_MAX - 1} are allowed"))
             return
         self._complaint = ""
         self.start()

@@ -49,12 +49,14 @@ class _StoreRoot:
         seen = survey(self._store)
         if self._attempt in seen.rebuilt:
             # Who fixed it is not known, so nobody may release the attempt; the next one begins as it would have.
-            raise RefusedError(f"resume point is damaged: {attempt_key(self._attempt)} can't be read, or is not ours")
+            raise RefusedError(
+                f"resume point is damaged: {attempt_key(self._attempt)} can't be read, or was not written by polyreme"
+            )
         for foreign in seen.of(State.FOREIGN):
             raise ForeignFormatError(foreign.why)
         damaged = seen.of(State.DAMAGED)
         for stored in damaged:
-            print(f"checkpoint {stored.name} is damaged and not used: {stored.why}", file=sys.stderr)
+            print(f"checkpoint {stored.name} is damaged and is not used: {stored.why}", file=sys.stderr)
         if not any(point.attempt == self._attempt for point in seen.points):
             _refuse_to_begin_anew(seen, damaged)
         return seen.points, seen.committed
@@ -79,6 +81,6 @@ def _refuse_to_begin_anew(seen: Survey, damaged: Sequence[StoredCheckpoint]) -> 
     if lost and not any(is_history(reference, spans) for reference in seen.committed):
         named = "; ".join(f"{stored.name}: {stored.why}" for stored in lost)
         raise RefusedError(
-            f"no checkpoint of the run is whole: {named}; put the files back, or begin another run",
+            f"no checkpoint of the run is intact: {named}; restore the files, or start another run",
             field="spec.checkpoint.location",
         )

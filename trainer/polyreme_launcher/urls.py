@@ -20,9 +20,7 @@ def local_folder(url: str, *, field: str) -> Path:
     """
     parts = urlsplit(url)
     if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not parts.path.strip("/"):
-        raise InvalidConfigError(
-            f"no local folder: {url!r}, this version takes file:///absolute/path URLs", field=field
-        )
+        raise InvalidConfigError(f"not a local folder: {url!r}, expected file:///absolute/path", field=field)
     return Path(unquote(parts.path))
 
 

@@ -52,7 +52,7 @@ def _of_ready(field: str) -> str:
 
 
 _AGE = _column("Age", "date", ".metadata.creationTimestamp", "Time since it was created.")
-_READY = _column("Ready", "string", _of_ready("status"), "Whether it is in order.")
+_READY = _column("Ready", "string", _of_ready("status"), "Whether it is valid and in effect.")
 _REASON = _column("Reason", "string", _of_ready("reason"), "Why, or why not.")
 
 JOB = Definition(
@@ -62,19 +62,21 @@ JOB = Definition(
     scope="Namespaced",
     columns=(
         _column("Queue", "string", ".spec.queueName", "TrainingQueue of the job."),
-        _column("Ready", "string", ".status.ready", "Pods that have joined the attempt, of those it has."),
+        _column("Ready", "string", ".status.ready", "Pods that have joined the attempt, out of all its pods."),
         _column("Attempt", "integer", ".status.attempt.number", "The current attempt."),
         _column("Step", "integer", ".status.step", "Newest step when the status was last written."),
-        _column("Reason", "string", ".status.reason", "What the job does, or why it does nothing."),
+        _column("Reason", "string", ".status.reason", "What the job is doing, or why it is not running."),
         _AGE,
         _column("Priority", "integer", ".status.priority", "Priority by which it waits.", wide=True),
         _column("Topology", "string", ".spec.topology.required", "Level that must hold the gang.", wide=True),
         _column("Preferred", "string", ".spec.topology.preferred", "Level that should hold it.", wide=True),
         _column("Layout", "string", ".status.layout", "The parallel layout.", wide=True),
-        _column("Workers", "integer", ".spec.workers.replicas", "Pods that are wanted.", wide=True),
-        _column("Checkpoint", "integer", ".status.lastCheckpoint.step", "Step of the newest durable one.", wide=True),
+        _column("Workers", "integer", ".spec.workers.replicas", "Number of worker pods requested.", wide=True),
+        _column(
+            "Checkpoint", "integer", ".status.lastCheckpoint.step", "Step of the newest durable checkpoint.", wide=True
+        ),
         _column("Restarts", "integer", ".status.restarts", "Restarts so far.", wide=True),
-        _column("Preemptions", "integer", ".status.preemptionCount", "Times it made way so far.", wide=True),
+        _column("Preemptions", "integer", ".status.preemptionCount", "Preemptions so far.", wide=True),
     ),
     scale={
         "specReplicasPath": ".spec.workers.replicas",
@@ -97,9 +99,11 @@ QUEUE = Definition(
         _READY,
         _REASON,
         _AGE,
-        _column("Stop", "string", ".spec.stopPolicy", "Whether it admits.", wide=True),
+        _column("Stop", "string", ".spec.stopPolicy", "Whether it admits jobs.", wide=True),
         _column("Weight", "integer", ".spec.weight", "Share among the queues of one parent.", wide=True),
-        _column("Reserving", "integer", ".status.reserving", "Jobs for which others make way.", wide=True),
+        _column(
+            "Reserving", "integer", ".status.reserving", "Jobs for which other jobs are being preempted.", wide=True
+        ),
     ),
 )
 
@@ -110,8 +114,8 @@ TOPOLOGY = Definition(
     scope="Cluster",
     columns=(
         _column("Top", "string", ".spec.levels[0].name", "The widest level."),
-        _column("Nodes", "integer", ".status.nodes", "Nodes that bear every label."),
-        _column("Unlabelled", "integer", ".status.unlabelled", "Nodes that lack one."),
+        _column("Nodes", "integer", ".status.nodes", "Nodes that have every label."),
+        _column("Unlabelled", "integer", ".status.unlabelled", "Nodes that lack a label."),
         _READY,
         _REASON,
         _AGE,
@@ -124,7 +128,7 @@ FAULT_POLICY = Definition(
     short_name="nfp",
     scope="Cluster",
     columns=(
-        _column("Mode", "string", ".spec.mode", "Whether it acts or only says what it would do."),
+        _column("Mode", "string", ".spec.mode", "Whether it acts or only reports what it would do."),
         _column("Nodes", "integer", ".status.nodes", "Nodes that are selected."),
         _column("Out", "integer", ".status.outOfService", "Nodes that are out of service because of it."),
         _READY,

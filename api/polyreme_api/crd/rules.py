@@ -110,33 +110,33 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             rule="!has(self.training) || self.training.recompute != 'Full' || !has(self.parallelism.schedule) || "
             "!(self.parallelism.schedule in ['ZBVZeroBubble', 'DualPipeV'])",
-            words="training.recompute Full does not go with parallelism.schedule {self.parallelism.schedule}; "
+            words="training.recompute Full cannot be combined with parallelism.schedule {self.parallelism.schedule}; "
             "use recompute: Selective, or schedule 1F1B or Interleaved1F1B",
-            plain="training.recompute Full does not go with the schedules ZBVZeroBubble and DualPipeV; "
+            plain="training.recompute Full cannot be combined with the schedules ZBVZeroBubble and DualPipeV; "
             "use recompute: Selective, or schedule 1F1B or Interleaved1F1B",
             of_optional=True,
         ),
         Rule(
             rule="!has(self.training) || self.training.parameterSharding == 'None' || !has(self.parallelism.pp) || "
             "self.parallelism.pp == 1",
-            words="training.parameterSharding {self.training.parameterSharding} does not go with parallelism.pp "
-            "{self.parallelism.pp}: a pipeline holds what was gathered until its last microbatch; use pp: 1 and a "
+            words="training.parameterSharding {self.training.parameterSharding} cannot be combined with parallelism.pp "
+            "{self.parallelism.pp}: a pipeline keeps gathered parameters until its last microbatch; use pp: 1 and a "
             "higher ep or tp, or parameterSharding: None with optimizer.stateSharding: Sharded",
-            plain="training.parameterSharding FSDP2 does not go with a parallelism.pp above 1; use pp: 1 and a higher "
-            "ep or tp, or parameterSharding: None with optimizer.stateSharding: Sharded",
+            plain="training.parameterSharding FSDP2 cannot be combined with parallelism.pp above 1; use pp: 1 and a "
+            "higher ep or tp, or parameterSharding: None with optimizer.stateSharding: Sharded",
             of_optional=True,
         ),
     ),
     "Workers": (
         Rule(
             rule="!has(self.minReplicas) || self.minReplicas <= self.replicas",
-            words="replicas {self.replicas} lies below minReplicas {self.minReplicas}; "
+            words="replicas {self.replicas} is below minReplicas {self.minReplicas}; "
             "raise replicas or lower minReplicas",
             of_optional=True,
         ),
         Rule(
             rule="!has(self.maxReplicas) || self.replicas <= self.maxReplicas",
-            words="replicas {self.replicas} lies above maxReplicas {self.maxReplicas}; "
+            words="replicas {self.replicas} is above maxReplicas {self.maxReplicas}; "
             "lower replicas or raise maxReplicas",
             of_optional=True,
         ),
@@ -144,14 +144,14 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "Topology": (
         Rule(
             rule="!has(self.required) || !has(self.preferred)",
-            words="required {self.required} and preferred {self.preferred} exclude each other; drop one",
+            words="required {self.required} and preferred {self.preferred} cannot both be set; drop one",
             of_optional=True,
         ),
         Rule(
             rule="has(self.sliceSize) == has(self.sliceLevel)",
-            words=f"{{{_first_given(('sliceSize', 'sliceLevel'), repr(''))}}} stands alone: "
-            "sliceSize and sliceLevel go together; set both or none",
-            plain="sliceSize and sliceLevel go together; set both or none",
+            words=f"{{{_first_given(('sliceSize', 'sliceLevel'), repr(''))}}} is set alone: "
+            "sliceSize and sliceLevel must be set together; set both or none",
+            plain="sliceSize and sliceLevel must be set together; set both or none",
             of_optional=True,
         ),
     ),
@@ -159,18 +159,18 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             rule="!has(self.capacityFactor) || (double(self.capacityFactor) > 0.0 && "
             f"double(self.capacityFactor) <= {CAPACITY_FACTOR_MAX}.0)",
-            words="capacityFactor {self.capacityFactor} lies outside its range: above 0, at most "
-            f"{CAPACITY_FACTOR_MAX}; leave it out to drop nothing",
+            words="capacityFactor {self.capacityFactor} is outside its range: above 0, at most "
+            f"{CAPACITY_FACTOR_MAX}; leave it out to drop no rows",
             of_optional=True,
         ),
         Rule(
             rule="self.parameterSharding == 'None' || self.optimizer.name != 'Muon'",
-            words="parameterSharding {self.parameterSharding} does not go with optimizer.name Muon, which needs whole "
-            "matrices; use AdamW, or parameterSharding: None with optimizer.stateSharding: Sharded",
+            words="parameterSharding {self.parameterSharding} cannot be combined with optimizer.name Muon, which needs "
+            "whole matrices; use AdamW, or parameterSharding: None with optimizer.stateSharding: Sharded",
         ),
         Rule(
             rule="self.parameterSharding == 'None' || self.optimizer.stateSharding != 'Whole'",
-            words="parameterSharding {self.parameterSharding} shards the state of the optimizer too, "
+            words="parameterSharding {self.parameterSharding} also shards the state of the optimizer, but "
             "optimizer.stateSharding is Whole; leave stateSharding out, or use parameterSharding: None",
         ),
         Rule(
@@ -285,9 +285,9 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "QueueQuota": (
         Rule(
             rule="!has(self.lendingLimit) || self.lendingLimit <= self.nominal",
-            words="lendingLimit {self.lendingLimit} lies above nominal {self.nominal} of {self.resource}; "
+            words="lendingLimit {self.lendingLimit} is above nominal {self.nominal} of {self.resource}; "
             "lower lendingLimit or raise nominal",
-            plain="lendingLimit lies above nominal; lower lendingLimit or raise nominal",
+            plain="lendingLimit is above nominal; lower lendingLimit or raise nominal",
         ),
     ),
     "TrainingQueueSpec": (
@@ -303,8 +303,8 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             rule=f"self.name != '{HOST_NAME}' && self.nodeLabel != '{HOST_LABEL}'",
             words="level {self.name} with nodeLabel {self.nodeLabel} is the host, "
-            "which always lies below the last level; drop it",
-            plain="the host always lies below the last level; drop the level of the host",
+            "which is always below the last level; drop it",
+            plain="the host is always below the last level; drop the level of the host",
         ),
     ),
     "ClusterTopologySpec": (

@@ -172,8 +172,10 @@ def _kept_presence(schema: Schema, optional: Sequence[str], path: str) -> dict[s
     kept = " && ".join(f"(!has(self.{name}) || has(oldSelf.{name}))" for name in optional)
     rule = f"{_SIZE} == size(dyn(oldSelf)) && ({_bare(schema)} || {kept})"
     part = f"spec.{path}".removesuffix(".")
-    plain = f"fields of {part} that have no default neither come nor go while the job exists; delete the job and "
-    plain += "create it anew"
+    plain = (
+        f"fields of {part} that have no default may not be added or removed while the job exists; delete the job and "
+    )
+    plain += "create it again"
     spoken = f"'{plain}'"
     for name in reversed(optional):
         value = "'%s'.format([{0}.{1}])" if _is_scalar(schema["properties"][name]) else "'something'"
@@ -198,7 +200,7 @@ def _is_always_there(name: str, owner: Schema) -> bool:
 
 
 def _frozen_words(place: str, spoken: str = "") -> str:
-    return f"spec.{place} may not change{spoken} while the job exists; delete the job and create it anew"
+    return f"spec.{place} may not change{spoken} while the job exists; delete the job and create it again"
 
 
 def _is_scalar(schema: Schema) -> bool:

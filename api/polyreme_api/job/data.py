@@ -43,7 +43,7 @@ class Tokenizer(Part):
     """Byte-level BPE, trained on the datasets' own text."""
 
     vocabulary: Annotated[int, Field(ge=300, le=1_000_000)] = 512
-    """Most tokens in the vocabulary, special tokens included; at most the model's."""
+    """Largest number of tokens in the vocabulary, including special tokens; at most the model's."""
 
 
 class Data(Part):
@@ -52,9 +52,9 @@ class Data(Part):
     sources: Annotated[list[Source], Field(min_length=1, max_length=256)]
     """Datasets of the mixture."""
     schedule: Annotated[list[MixtureChange], Field(max_length=1024)] = Field(default_factory=list)
-    """Changes of the weights during the run, by rising step."""
+    """Changes of the weights during the run, in the order of their steps."""
     sequence_tokens: PackTokens
-    """Tokens of one pack; longer samples are refused as dead letters."""
+    """Tokens of one pack; longer samples become dead letters."""
     tokenizer: Tokenizer = Field(default_factory=Tokenizer)
     """The tokenizer."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
@@ -62,7 +62,7 @@ class Data(Part):
     wait_seconds: Seconds = 600
     """How long ranks wait for the processed data before they give up."""
     on_damage: Literal["Stop", "Placeholder"] = "Stop"
-    """What a rank does when it reads a sample whose stored bytes do not fit their checksum. ``Stop``: the job fails
+    """What a rank does when it reads a sample whose stored bytes do not match their checksum. ``Stop``: the job fails
     with reason DataDamaged before the step that would have trained on it. ``Placeholder``: padding of the same length
     without targets takes the sample's place, each one is reported, and training continues."""
 
@@ -77,14 +77,14 @@ class EvaluationSet(Part):
 
 
 class Evaluation(Part):
-    """Held-out questions, answered by free-running decoding after the last step, and their loss on the way."""
+    """Held-out questions, answered by free-running decoding after the last step; their loss can be measured earlier."""
 
     every_steps: Annotated[int, Field(ge=0, le=STEPS_MAX)] = 0
-    """Steps between two measurements of the held-out loss, also behind the last step; 0: none. It is the loss of the
-    expected answers, of the same samples, and changes nothing of what is trained."""
+    """Steps between two measurements of the held-out loss, which is also measured after the last step; 0: never. It is
+    the loss of the expected answers of the same samples, and does not affect the training."""
     sets: Annotated[list[EvaluationSet], Field(min_length=1, max_length=64)]
     """Held-out datasets."""
     samples_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
-    """Most samples, over all sets, evenly."""
+    """Largest number of samples, spread evenly over all sets."""
     answer_tokens_max: Annotated[int, Field(ge=1, le=4096)] = 16
     """Longest answer decoded [tokens]."""

@@ -30,19 +30,19 @@ class ModelOverrides(Part):
     """Sizes that differ from the preset's, by the names of ``polyreme_planner.shapes``."""
 
     vision: Sizes = Field(default_factory=dict)
-    """Sizes of the vision tower, as ``{layers: 4}``."""
+    """Sizes of the vision tower, such as ``{layers: 4}``."""
     decoder: Sizes = Field(default_factory=dict)
-    """Sizes of the decoder, as ``{experts: 16, routed_scaling: "2.5"}``."""
+    """Sizes of the decoder, such as ``{experts: 16, routed_scaling: "2.5"}``."""
 
 
 class Weights(Part):
-    """Weights that the run starts from instead of drawn ones; an attempt that has a checkpoint does not read them."""
+    """Weights that the run starts from instead of random ones; an attempt that has a checkpoint does not read them."""
 
     format: Literal["HuggingFace"] = "HuggingFace"
     """Names and files by Hugging Face's conventions: safetensors, an index where there are several, ``config.json``."""
     location: Url
     """URL of the folder, ``file://`` or ``s3://``; every rank reads it. Kimi-VL's names fill the whole model,
-    DeepSeek-V3's its decoder."""
+    DeepSeek-V3's names its decoder."""
 
 
 class ModelPart(Part):
@@ -58,17 +58,18 @@ class ModelPart(Part):
 
 
 class Optimizer(Part):
-    """Optimizer, learning-rate schedule, and where the optimizer's state lies."""
+    """Optimizer, learning-rate schedule, and where the optimizer's state is stored."""
 
     name: Literal["AdamW", "Muon"] = "AdamW"
-    """``Muon`` updates the matrices of layers and experts; embedding, head, router and all vectors are AdamW's."""
+    """``Muon`` updates the matrices of layers and experts; embedding, head, router and all vectors use AdamW."""
     learning_rate: LearningRate = "1e-3"
     """Peak learning rate."""
     final_learning_rate: LearningRate = "0"
     """Learning rate to which a decay falls."""
     schedule: Literal["WSD", "Cosine"] = "WSD"
-    """Shape of the learning rate behind its warm-up: ``WSD`` stays, then falls on a line over ``decaySteps`` (with 0 it
-    is constant); ``Cosine`` falls on half a cosine, over ``decaySteps`` or, with 0, all steps behind the warm-up."""
+    """Shape of the learning rate after its warm-up: ``WSD`` is constant, then falls linearly over ``decaySteps`` (with
+    0 it stays constant); ``Cosine`` falls along half a cosine over ``decaySteps`` or, with 0, over all steps after the
+    warm-up."""
     beta1: Decay = "0.9"
     """Decay of AdamW's first moment."""
     beta2: Decay = "0.98"
@@ -80,25 +81,25 @@ class Optimizer(Part):
     weight_decay: Coefficient = "0.05"
     """Decoupled weight decay, on matrices only."""
     clip_norm: Coefficient = "1.0"
-    """Largest global norm of the gradient; ``"0"`` clips nothing."""
+    """Largest global norm of the gradient; ``"0"`` disables clipping."""
     warmup_steps: StepCount = 0
     """Steps over which the learning rate rises from zero."""
     decay_steps: StepCount = 0
     """Last steps of the run, over which the learning rate falls to ``finalLearningRate``."""
     state_sharding: Literal["Auto", "Whole", "Sharded"] = "Auto"
-    """Who holds moments, and float32 weights beside narrower ones: ``Whole``, every rank those of all its weights;
-    ``Sharded``, ranks that hold the same weights divide their update (ZeRO-1). ``Auto``: ``Sharded`` where the state of
-    the whole model takes more than 1 GiB."""
+    """How moments and float32 copies of narrower weights are stored: ``Whole``, each rank holds those of all its
+    weights; ``Sharded``, ranks that hold the same weights divide their update (ZeRO-1). ``Auto``: ``Sharded`` if the
+    state of the whole model takes more than 1 GiB."""
     state_memory: Literal["Device", "Host"] = "Device"
-    """Where that state lies. ``Host``: in pinned memory of the host, copied to the device and back at every step; on
-    processors there is no other memory, and it changes nothing."""
+    """Where that state is stored. ``Host``: in pinned host memory, copied to the device and back at every step; on CPUs
+    it has no effect."""
 
 
 class Stage(Part):
-    """Some steps in which other parts learn, at another rate, at other positions or from other packs.
+    """A range of steps that trains other parts, at another rate, with other positions or on other packs.
 
     A stage that names any of ``learningRate``, ``finalLearningRate``, ``schedule``, ``warmupSteps`` and ``decaySteps``
-    has a schedule of its own, over its own steps; one that names none goes on along the optimizer's over the whole run.
+    has its own schedule over its own steps; one that names none follows the optimizer's schedule of the whole run.
     """
 
     name: Name
@@ -108,8 +109,8 @@ class Stage(Part):
     trains: Annotated[list[ModelPartName], Field(min_length=1, max_length=3)] = Field(
         default_factory=lambda: list(EVERY_PART)
     )
-    """Parts that learn; the others keep their weights and the optimizer's state bit for bit, with them, of a decoder,
-    the routing biases."""
+    """Parts to train; the others keep their weights and the optimizer's state bit for bit, a frozen decoder also its
+    routing biases."""
     learning_rate: LearningRate | None = None
     """Peak learning rate; none: the optimizer's."""
     final_learning_rate: LearningRate | None = None
@@ -121,14 +122,14 @@ class Stage(Part):
     decay_steps: StepCount | None = None
     """Last steps of the stage, over which the learning rate falls; none: 0."""
     rope_theta: Annotated[int, Field(ge=2, le=1_000_000_000)] | None = None
-    """Base of the decoder's rotary positions; none: that of the stage before, at first the preset's."""
+    """Base of the decoder's rotary positions; none: that of the previous stage, or the preset's in the first stage."""
     packs_per_step: PacksPerStep | None = None
     """Packs of a step; none: ``training.packsPerStep``."""
     sequence_tokens: PackTokens | None = None
-    """Tokens of one pack; none: ``data.sequenceTokens``. Samples that are longer have no turn in this stage."""
+    """Tokens of one pack; none: ``data.sequenceTokens``. Longer samples are not used in this stage."""
     weights: Annotated[list[SourceWeight], Field(max_length=256)] = Field(default_factory=list)
-    """Weights of the sources from the stage's first step on, as a change of ``data.schedule``: sources that are not
-    named get weight 0. Empty: the weights stay what they were."""
+    """Weights of the sources from the stage's first step on, like a change in ``data.schedule``: sources that are not
+    named get weight 0. Empty: the weights do not change."""
 
 
 class Training(Part):
@@ -143,32 +144,32 @@ class Training(Part):
     precision: Literal["float32", "bfloat16"] = "float32"
     """Type in which the model computes; the router's scores, gradients and the optimizer stay float32."""
     parameter_sharding: Literal["None", "FSDP2"] = "None"
-    """Who holds parameters: ``None``, every rank all that it computes with; ``FSDP2``, ranks that would hold the same
-    hold rows of it, and gather a layer when it runs (torch's ``fully_shard``), which shards gradients and the
-    optimizer's state with it. ``FSDP2`` needs AdamW and ``pp: 1``."""
+    """How parameters are stored: ``None``, each rank holds all that it computes with; ``FSDP2``, ranks that would hold
+    the same parameters hold rows of them and gather a layer when it runs (torch's ``fully_shard``); gradients and the
+    optimizer's state are sharded too. ``FSDP2`` needs AdamW and ``pp: 1``."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """Optimizer, its schedule and its state."""
     stages: Annotated[list[Stage], Field(max_length=STAGES_MAX)] = Field(default_factory=list)
-    """Stages of the run, one behind the other; empty: everything learns at every step."""
+    """Stages of the run, one after the other; empty: all parts are trained at every step."""
     router_bias_rate: Coefficient = "0.001"
-    """Change of an expert's routing bias a step, against its load (DeepSeek-V3, section 2.1.2)."""
+    """Change of an expert's routing bias per step, against its load (DeepSeek-V3, section 2.1.2)."""
     capacity_factor: DecimalText | None = None
-    """Rows that a rank may send to an expert in a microbatch, in shares of what each would get if all got as many, as
-    ``"1.25"``; the first ones go, the others are dropped: those tokens lack that expert. Buffers are then of one size.
-    None: no row is dropped. What is dropped hangs on layout and microbatches, and so does what is learned."""
+    """Rows that a rank may send to an expert in a microbatch, relative to an even distribution, such as ``"1.25"``;
+    further rows are dropped, and their tokens skip that expert. Buffers then have a fixed size. None: no row is
+    dropped. Which rows are dropped depends on layout and microbatches, and so does the result of the training."""
     recompute: Literal["Auto", "None", "Selective", "Full"] = "Auto"
-    """What layers make anew in the backward pass, so as not to hold it: ``Selective`` norms, activations, keys and
-    values; ``Full`` each layer as a whole, with its exchanges. Losses stay the same, bit for bit. ``Auto``: the planner
-    chooses, for the fastest plan that fits the memory; of an Explicit layout the least that makes it fit. ``Full`` does
-    not go with the schedules ``ZBVZeroBubble`` and ``DualPipeV``."""
+    """What layers recompute in the backward pass to save memory: ``Selective`` norms, activations, keys and values;
+    ``Full`` each layer as a whole, with its communication. Losses stay the same, bit for bit. ``Auto``: the planner
+    takes the fastest plan that fits the memory; with an Explicit layout, the least recomputation that makes it fit.
+    ``Full`` cannot be combined with the schedules ``ZBVZeroBubble`` and ``DualPipeV``."""
 
     @field_validator("capacity_factor")
     @classmethod
     def _some_capacity(cls, text: str | None) -> str | None:
         if text is not None and not 0 < float(text) <= CAPACITY_FACTOR_MAX:
             raise ValueError(
-                f"capacityFactor {text} lies outside its range: above 0, at most {CAPACITY_FACTOR_MAX}; "
-                "leave it out to drop nothing"
+                f"capacityFactor {text} is outside its range: above 0, at most {CAPACITY_FACTOR_MAX}; "
+                "leave it out to drop no rows"
             )
         return text
 
@@ -178,8 +179,8 @@ class Training(Part):
             return self
         if self.optimizer.name == "Muon":
             raise ValueError(
-                f"parameterSharding {self.parameter_sharding} does not go with optimizer.name Muon, which needs whole "
-                "matrices; use AdamW, or parameterSharding: None with optimizer.stateSharding: Sharded"
+                f"parameterSharding {self.parameter_sharding} cannot be combined with optimizer.name Muon, which needs "
+                "whole matrices; use AdamW, or parameterSharding: None with optimizer.stateSharding: Sharded"
             )
         if self.optimizer.state_sharding == "Whole":
             raise ValueError(

@@ -78,7 +78,7 @@ class NodeNames(StatusPart):
     )
     """For each cut the fewest digits: shorter numbers begin with zeros."""
     texts: Annotated[list[Text], Field(max_length=NODES_MAX)] = Field(default_factory=list)
-    """Instead of numbers: what stands at the one cut, for each name."""
+    """Instead of numbers: the text at the only cut, for each name."""
 
     def names(self) -> list[str]:
         """Return the names in order."""
@@ -94,7 +94,7 @@ class NodeNames(StatusPart):
 
 
 class Placement(StatusPart):
-    """Where the workers of an attempt sit: names of nodes, and for each worker index a position among them."""
+    """Nodes of an attempt's workers: names of nodes, and for each worker index a position among them."""
 
     nodes: Annotated[list[NodeNames], Field(max_length=NODES_MAX)] = Field(default_factory=list)
     """Names of the nodes; positions count through all entries, from 0."""

@@ -11,7 +11,7 @@ RestartScope = Literal["RestartProcess", "RestartPod", "RestartGang", "Fail", "I
 
 
 class OnExitCodes(Part):
-    """Matches the exit codes of ranks; a rank ended by signal ``n`` has code ``128 + n``."""
+    """Matches the exit codes of ranks; a rank killed by signal ``n`` has code ``128 + n``."""
 
     operator: Literal["In", "NotIn"]
     """Whether the code must be among the values."""
@@ -20,7 +20,7 @@ class OnExitCodes(Part):
 
 
 class OnPodCondition(Part):
-    """Matches a condition of a worker pod, as ``DisruptionTarget``."""
+    """Matches a condition of a worker pod, such as ``DisruptionTarget``."""
 
     type: Annotated[str, Field(min_length=1, max_length=316)]
     """Condition type."""
@@ -40,7 +40,7 @@ class FailureRule(Part):
     on_exit_codes: OnExitCodes | None = None
     """Matches exit codes of ranks."""
     on_pod_conditions: Annotated[list[OnPodCondition], Field(max_length=20)] = Field(default_factory=list)
-    """Matches when any of these conditions holds of any worker pod."""
+    """Matches if any worker pod has any of these conditions."""
 
     @model_validator(mode="after")
     def _matches_something(self) -> "FailureRule":
@@ -50,7 +50,7 @@ class FailureRule(Part):
 
 
 class Backoff(Part):
-    """Wait before a restart: ``initialSeconds`` doubled with each restart that made no progress, the first at once."""
+    """Wait before a restart: doubled with each restart without progress; the first restart is immediate."""
 
     initial_seconds: Seconds = 5
     """Wait before the second restart without progress."""
@@ -68,29 +68,29 @@ class FailurePolicy(Part):
     no_progress_max: Annotated[int, Field(ge=1, le=1000)] = 3
     """Restarts in a row without a newer durable checkpoint or a later step before the job fails."""
     in_place_max: Annotated[int, Field(ge=0, le=RESTART_RECORDS_MAX)] = 2
-    """Restarts in place, in a row and caused by one worker, before that worker's pod is replaced."""
+    """Restarts in place in a row, caused by the same worker, before that worker's pod is replaced."""
     backoff: Backoff = Field(default_factory=Backoff)
     """Wait between restarts."""
     rules: Annotated[list[FailureRule], Field(max_length=20)] = Field(default_factory=list)
-    """Ordered rules; the first match decides, else the recovery ladder."""
+    """Ordered rules; the first match decides. Without a match the default sequence of recovery applies."""
 
 
 class Hang(Part):
-    """What to do when steps stop coming."""
+    """What to do when no new step is reported."""
 
     action: Literal["Notify", "Restart"] = "Notify"
-    """Say so, or restart the ranks when a second signal agrees."""
+    """Report it, or restart the ranks if a second signal confirms it."""
     stall_seconds: Annotated[int, Field(ge=5, le=31_536_000)] = 600
-    """Time without a new step that counts as a stall; other phases than Training never count."""
+    """Time without a new step that counts as a stall; only the phase Training counts."""
 
 
 class Health(Part):
-    """Signs of life and what their absence means."""
+    """Timeouts for heartbeats, nodes, starts and hangs."""
 
     heartbeat_timeout_seconds: Annotated[int, Field(ge=5, le=86_400)] = 30
-    """Silence of the leader's Lease after which the attempt is taken for lost."""
+    """Time without a renewal of the leader's Lease after which the attempt counts as lost."""
     node_lost_seconds: Annotated[int, Field(ge=1, le=86_400)] = 60
-    """How long a node is NotReady before its pods are taken for gone."""
+    """How long a node is NotReady before its pods count as lost."""
     start_timeout_seconds: Annotated[int, Field(ge=10, le=86_400)] = 600
     """How long an attempt may take from its record to its release."""
     hang: Hang = Field(default_factory=Hang)

@@ -22,14 +22,14 @@ NO_TRAINING = Training.model_construct(steps=0, packs_per_step=0)
 
 
 class TrainingJobSpec(Scheduling):
-    """What the user wants. Of an existing job, ``workers.replicas``, ``suspend`` and ``data.onDamage`` may change."""
+    """The desired state. In an existing job only ``workers.replicas``, ``suspend`` and ``data.onDamage`` may change."""
 
     model: ModelPart = Field(default_factory=lambda: NO_MODEL)
     """The model to train; required unless ``workers.runtime.mode`` is ``Environment``."""
     data: Data = Field(default_factory=lambda: NO_DATA)
-    """What it is trained on; required unless ``workers.runtime.mode`` is ``Environment``."""
+    """The data to train on; required unless ``workers.runtime.mode`` is ``Environment``."""
     training: Training = Field(default_factory=lambda: NO_TRAINING)
-    """How long and how; required unless ``workers.runtime.mode`` is ``Environment``."""
+    """Steps, optimizer and stages of the training; required unless ``workers.runtime.mode`` is ``Environment``."""
     parallelism: Parallelism = Field(default_factory=Parallelism)
     """The parallel layout."""
     workers: Workers = Field(default_factory=Workers)
@@ -45,13 +45,13 @@ class TrainingJobSpec(Scheduling):
     failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
     """Rules and budgets of recovery."""
     health: Health = Field(default_factory=Health)
-    """Signs of life and what their absence means."""
+    """Timeouts for heartbeats, nodes, starts and hangs."""
     suspend: bool = False
-    """Checkpoint, stop, and give the devices back until this is false again."""
+    """Save a checkpoint, stop, and release the devices until this is false again."""
     managed_by: Annotated[str, Field(min_length=1, max_length=63)] = MANAGER
-    """Controller that manages the job; another value than the default makes this operator leave it alone."""
+    """Controller that manages the job; with another value than the default this operator ignores the job."""
     ttl_seconds_after_finished: Seconds | None = None
-    """How long the finished job is kept; none: for good. Checkpoints are never deleted with it."""
+    """How long the finished job is kept; none: it is never deleted. Checkpoints are never deleted with it."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
     """Longest time from first admission to the end."""
 
@@ -78,9 +78,9 @@ class TrainingJobSpec(Scheduling):
         schedule = self.parallelism.schedule
         if self.training.recompute == "Full" and schedule in STAGES_MEET:
             raise ValueError(
-                f"training.recompute Full does not go with parallelism.schedule {schedule}, which makes gradients of "
-                "inputs and of weights apart and would make every layer anew for both; use recompute: Selective, or "
-                "schedule 1F1B or Interleaved1F1B"
+                f"training.recompute Full cannot be combined with parallelism.schedule {schedule}, which computes "
+                "gradients of inputs and of weights separately and would recompute every layer for both; use "
+                "recompute: Selective, or schedule 1F1B or Interleaved1F1B"
             )
         return self
 
@@ -89,9 +89,9 @@ class TrainingJobSpec(Scheduling):
         sharding, stages = self.training.parameter_sharding, self.parallelism.pp or 1
         if sharding != "None" and stages > 1:
             raise ValueError(
-                f"training.parameterSharding {sharding} does not go with parallelism.pp {stages}: a pipeline holds "
-                "what was gathered until its last microbatch; use pp: 1 and a higher ep or tp, or parameterSharding: "
-                "None with optimizer.stateSharding: Sharded"
+                f"training.parameterSharding {sharding} cannot be combined with parallelism.pp {stages}: a pipeline "
+                "keeps gathered parameters until its last microbatch; use pp: 1 and a higher ep or tp, or "
+                "parameterSharding: None with optimizer.stateSharding: Sharded"
             )
         return self
 

@@ -48,7 +48,7 @@ class AttemptStatus(StatusPart):
     """The attempt: all ranks of one rendezvous. An in-place restart is a new attempt."""
 
     number: Annotated[int, Field(ge=1)]
-    """Counts from 1, rises strictly."""
+    """Number of the attempt, from 1, strictly increasing."""
     plan_hash: Annotated[str, Field(max_length=64)]
     """Hash of the plan that every rank must hold."""
     plan: Annotated[str, Field(max_length=16_384)] = ""
@@ -58,12 +58,12 @@ class AttemptStatus(StatusPart):
     devices: Annotated[int, Field(ge=1)]
     """Ranks of each pod."""
     desired: Literal["Run", "Stop"] = "Run"
-    """What the launchers shall do."""
+    """What the launchers should do."""
     checkpoint_requested: bool = False
-    """Whether the ranks shall checkpoint before they stop."""
+    """Whether the ranks should save a checkpoint before they stop."""
     replacements: Annotated[list[Run], Field(max_length=15_000)] = Field(default_factory=list)
     """Which pod fills each worker's place: pairs of replacement number (pods that filled it before) and count of
-    consecutive indices, from index 0; 0 behind the last pair."""
+    consecutive indices, from index 0; 0 after the last pair."""
     placement: Placement = Field(default_factory=Placement)
     """Where the workers sit."""
     started_at: Time = ""
@@ -95,7 +95,7 @@ class RestartRecord(StatusPart):
     cause: Annotated[str, Field(max_length=63)]
     """Cause, one of a finite set (docs/reference/reasons.md)."""
     scope: Annotated[str, Field(max_length=32)]
-    """Rung of the ladder that answered."""
+    """Scope of the restart."""
     index: int | None = None
     """Worker index at fault, where one is."""
     step: int = 0
@@ -109,10 +109,10 @@ class RestartRecord(StatusPart):
 
 
 class EarlierRestarts(StatusPart):
-    """Restarts that are older than the records, as far as budgets need them."""
+    """Restarts older than the records, as far as budgets need them."""
 
     idle: Annotated[int, Field(ge=0)] = 0
-    """The last of them in a row that brought neither a later step nor a newer durable checkpoint."""
+    """How many of the last ones in a row reached neither a later step nor a newer durable checkpoint."""
     step: Annotated[int, Field(ge=0)] = 0
     """Newest step of all of them."""
     checkpoint_step: Annotated[int, Field(ge=0)] = 0
@@ -124,27 +124,27 @@ class EarlierRestarts(StatusPart):
 
 
 class Preemption(StatusPart):
-    """What was asked of a job that makes way; it stays until the job is admitted anew."""
+    """Request to stop for another job; it stays until the job is admitted again."""
 
     by: Annotated[str, Field(max_length=64)]
-    """UID of the job that it makes way for."""
+    """UID of the job that preempts it."""
     by_name: Annotated[str, Field(max_length=317)] = ""
-    """Namespace and name of that job, as ``team/big``."""
+    """Namespace and name of that job, such as ``team/big``."""
     requested_at: Time
     """When it was asked to checkpoint and stop."""
     deadline: Time
-    """When it is ended if it has not stopped by itself."""
+    """When it is killed if it has not stopped by then."""
     reclaim: bool = False
-    """Whether it makes way because its queue had borrowed what another queue needs of its own quota."""
+    """Whether it is preempted because another queue reclaims quota that its queue had borrowed."""
 
 
 class PreemptionRecord(StatusPart):
-    """One preemption of the past: no job makes way twice for the same one."""
+    """One past preemption: no job is preempted twice for the same one."""
 
     by: Annotated[str, Field(max_length=64)]
-    """UID of the job that it made way for."""
+    """UID of the job that preempted it."""
     at: Time
-    """When it was asked to."""
+    """When it was asked to stop."""
 
 
 class LostTime(StatusPart):
@@ -157,7 +157,7 @@ class LostTime(StatusPart):
 
 
 class SettledTime(StatusPart):
-    """What of the attempt in progress is in the sums already; it is counted again at the next settlement."""
+    """The part of the attempt in progress that the sums already include; it is recomputed at the next settlement."""
 
     attempt: Annotated[int, Field(ge=1)]
     """Which attempt."""
@@ -166,7 +166,7 @@ class SettledTime(StatusPart):
     effective_milliseconds: Annotated[int, Field(ge=0)] = 0
     """Time of its steps that a durable checkpoint holds."""
     cause: Annotated[str, Field(max_length=63)]
-    """What began the attempt, to which its time without steps is lost."""
+    """Why the attempt started; its time without steps counts as lost to this cause."""
     lost_milliseconds: Annotated[int, Field(ge=0)] = 0
     """That time."""
 
@@ -175,7 +175,7 @@ class Accounting(StatusPart):
     """Where the job's time went, since its first admission."""
 
     effective_milliseconds: Annotated[int, Field(ge=0)] = 0
-    """Time in which steps were trained that are history."""
+    """Time spent on steps that are part of the history."""
     lost: Annotated[list[LostTime], Field(max_length=CAUSES_MAX)] = Field(default_factory=list)
     """Time lost, by cause."""
     settled: SettledTime | None = None
@@ -189,12 +189,13 @@ class LastCheckpoint(CheckpointRef):
 
 
 class TrainingJobStatus(StatusPart):
-    """What the operator says of the job."""
+    """State of the job as the operator sees it."""
 
     observed_generation: int = 0
     """Generation of the spec that this status describes."""
     arrival: Annotated[int, Field(ge=0)] = 0
-    """Resource version at which the operator first saw the job: of jobs of one second the smaller goes first."""
+    """Resource version at which the operator first saw the job: of jobs created in the same second, the smaller one
+    goes first."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = Field(default_factory=list)
     """State and why, by type."""
     attempt: AttemptStatus | None = None
@@ -212,7 +213,8 @@ class TrainingJobStatus(StatusPart):
     earlier_restarts: EarlierRestarts = Field(default_factory=EarlierRestarts)
     """Older restarts, summed up."""
     cancelled_admissions: int = 0
-    """Admissions taken back before they were written; a late write of one then meets another resource version."""
+    """Admissions cancelled before they were written; a late write of one then fails, since the resource version has
+    changed."""
     retry_at: Time | None = None
     """When the next attempt starts, while the job waits out a backoff."""
     last_checkpoint: LastCheckpoint | None = None
@@ -220,11 +222,11 @@ class TrainingJobStatus(StatusPart):
     step: int = 0
     """Newest step, written only when other fields change."""
     layout: Annotated[str, Field(max_length=128)] = ""
-    """The parallel layout, as ``dp4 ep2``."""
+    """The parallel layout, such as ``dp4 ep2``."""
     recompute: Annotated[str, Field(max_length=16)] = ""
-    """What layers make anew in the backward pass, as ``Selective``; empty where they hold all."""
+    """What layers recompute in the backward pass, such as ``Selective``; empty: nothing."""
     priority: int | None = None
-    """Priority by which the job waits and is displaced: its PriorityClass's, else ``spec.priority``."""
+    """Priority by which the job waits and is preempted: its PriorityClass's, else ``spec.priority``."""
     preemption: Preemption | None = None
     """What the job was asked to make way for; none once it is admitted anew."""
     preemptions: Annotated[list[PreemptionRecord], Field(max_length=PREEMPTION_RECORDS_MAX)] = Field(
@@ -243,7 +245,7 @@ class TrainingJobStatus(StatusPart):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def ready(self) -> Annotated[str, Field(max_length=16)]:
-        """Pods that have joined the attempt, of those it has, as ``12/12``; for people. All of them after a success."""
+        """Pods that have joined the attempt, out of all its pods, as ``12/12``; for people. All after a success."""
         if self.attempt is None:
             return f"{self.ready_replicas}"
         joined = self.attempt.replicas if self.is_true("Succeeded") else self.ready_replicas
@@ -252,7 +254,7 @@ class TrainingJobStatus(StatusPart):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def reason(self) -> Annotated[str, Field(max_length=1024)]:
-        """Reason of the condition that says most of the job as it is now; for people."""
+        """Reason of the condition that describes the job best now; for people."""
         telling = next((kind for kind in TELLING_CONDITIONS if self.is_true(kind)), "Running")
         found = self.condition(telling)
         return "" if found is None else found.reason

@@ -22,9 +22,10 @@ class Runtime(Part):
     """Who starts the ranks in a worker pod."""
 
     mode: Literal["Launcher", "Environment"] = "Launcher"
-    """``Launcher``: the template's first container runs polyreme's launcher, which trains what the job says.
+    """``Launcher``: the template's first container runs polyreme's launcher, which runs the training that the job
+    describes.
     ``Environment``: any framework's container (torchrun, Megatron, DeepSpeed) that reads rank, world size and address
-    from its environment; ``model``, ``data`` and ``training`` may be left out, and nothing reads them."""
+    from its environment; ``model``, ``data`` and ``training`` may be left out and are ignored."""
 
 
 class Workers(Part):
@@ -33,13 +34,13 @@ class Workers(Part):
     replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] = 1
     """Worker pods; may change while the job runs or waits."""
     min_replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] | None = None
-    """Fewest pods that the job may be shrunk to; none: never shrunk."""
+    """Smallest number of pods that the job may shrink to; none: it never shrinks."""
     max_replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] | None = None
-    """Most pods that the job may grow to; none: never grown."""
+    """Largest number of pods that the job may grow to; none: it never grows."""
     devices: Annotated[int, Field(ge=1, le=DEVICES_MAX)] = 1
     """Devices, and so ranks, of each pod."""
     device_resource: Annotated[str, Field(min_length=1, max_length=253)] = RESOURCE_DEVICE
-    """Resource that counts devices of a node, as ``nvidia.com/gpu``."""
+    """Resource that counts the devices of a node, such as ``nvidia.com/gpu``."""
     hardware: Literal["cpu", "h100-80g", "h200-141g"] | None = None
     """Kind of device that the plan is made for, by memory and speed; a rank on another kind refuses the plan. None:
     ``cpu`` where ``deviceResource`` is ``polyreme.dev/device``, else ``h100-80g``. A rank of ``cpu`` has 4 GiB, or its
@@ -47,7 +48,7 @@ class Workers(Part):
     runtime: Runtime = Field(default_factory=Runtime)
     """Who starts the ranks in a worker pod."""
     template: PodTemplate = Field(default_factory=dict)
-    """Pod template (``core/v1`` PodTemplateSpec); the container of launcher or ranks is the first one. Fields that
+    """Pod template (``core/v1`` PodTemplateSpec); the first container runs the launcher or the ranks. Fields that
     Kubernetes knows must have its types; others are passed on."""
 
     @model_validator(mode="after")
@@ -55,37 +56,37 @@ class Workers(Part):
         low, high = self.min_replicas or 1, self.max_replicas or REPLICAS_MAX
         if not low <= self.replicas <= high:
             raise ValueError(
-                f"replicas {self.replicas} lies outside minReplicas..maxReplicas ({low}..{high}); "
+                f"replicas {self.replicas} is outside minReplicas..maxReplicas ({low}..{high}); "
                 "change replicas or the bounds"
             )
         return self
 
 
 class Topology(Part):
-    """How near the pods must lie, in the words of Kueue's topology-aware scheduling.
+    """How near to each other the pods must be, in the terms of Kueue's topology-aware scheduling.
 
-    A level is named as in the ClusterTopology ``default`` (as zone, block, rack); the level ``host`` is always there,
+    A level is named as in the ClusterTopology ``default`` (such as zone, block, rack); the level ``host`` always exists
     below them. A domain is all nodes that share their labels down to that level: one rack, one block. Without any of
-    these fields the pods still lie as near as they can.
+    these fields the pods are still placed as near to each other as possible.
     """
 
     required: LevelName | None = None
-    """Level (as ``rack``) one domain of which must hold the whole gang; the job waits until one has room."""
+    """Level, such as ``rack``: one domain of this level must hold the whole gang; the job waits until one has room."""
     preferred: LevelName | None = None
-    """Level one domain of which should hold the whole gang; where none can, the next wider level is taken."""
+    """Level: one domain of this level should hold the whole gang; if none can, the next wider level is used."""
     slice_size: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] | None = None
-    """Pods, neighbours by index, that must lie together in one domain of ``sliceLevel``, as 8 in one NVLink domain."""
+    """Number of consecutive pods that must be in one domain of ``sliceLevel``, such as 8 in one NVLink domain."""
     slice_level: LevelName | None = None
-    """Level one domain of which must hold each slice; goes with ``sliceSize``."""
+    """Level: one domain of this level must hold each slice; set together with ``sliceSize``."""
     exclusive: LevelName | None = None
-    """Level whose domains the job shares with no other job, as ``rack``."""
+    """Level whose domains the job shares with no other job, such as ``rack``."""
 
     @model_validator(mode="after")
     def _rules(self) -> "Topology":
         if self.required and self.preferred:
-            raise ValueError("required and preferred exclude each other; drop one")
+            raise ValueError("required and preferred cannot both be set; drop one")
         if (self.slice_size is None) != (self.slice_level is None):
-            raise ValueError("sliceSize and sliceLevel go together; set both or none")
+            raise ValueError("sliceSize and sliceLevel must be set together; set both or none")
         return self
 
 
@@ -105,21 +106,23 @@ class Parallelism(Part):
     tp: Degree | None = None
     """Tensor-parallel degree."""
     schedule: Literal["1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"] | None = None
-    """Order of work of a pipeline; needs pp of at least 2, where the default is ``1F1B``. It has one stage a rank, the
-    others two, ``Interleaved1F1B`` more where ``stageLayers`` names more; ``ZBVZeroBubble`` and ``DualPipeV`` put the
-    first and the last stage on one rank."""
+    """Pipeline schedule; needs pp of at least 2, where the default is ``1F1B``. ``1F1B`` has one stage per rank, the
+    others two, ``Interleaved1F1B`` more if ``stageLayers`` names more; ``ZBVZeroBubble`` and ``DualPipeV`` put the
+    first and the last stage on the same rank."""
     microbatches: Degree | None = None
     """Parts of a data-parallel rank's packs that run one after the other, each of whole packs; they must divide the
     packs of such a rank. ``1F1B`` and ``Interleaved1F1B`` need at least pp of them, the others 2 x pp. None: with a
-    pipeline as many as fit, else 1. A gang of another size runs microbatches of as many packs, more or fewer."""
+    pipeline as many as fit, else 1. A gang of another size keeps the packs per microbatch and runs more or fewer
+    microbatches."""
     stage_layers: StageLayers | None = None
     """Decoder layers of each stage of a pipeline, in the order of the stages, as ``polyreme plan`` prints them; they
-    add up to the model's. Only the first stage, with the tower, and the last, with the head, may have none. None: dealt
+    add up to the model's. Only the first stage, with the tower, and the last, with the head, may have none. None: split
     so that ranks have equal work by operations. A gang of another size keeps them."""
     images_over: Literal["Context", "Data"] = "Context"
-    """Ranks that share the images of a microbatch, whole images and by what they cost: ``Context``, those that share
-    its stream; ``Data``, also those of neighbouring data-parallel ranks, up to eight ranks in all: one whose packs have
-    few images encodes images of one that has many, where that saves the slowest 2 %, and more than the exchange costs.
+    """Ranks that share the encoding of a microbatch's images, balanced by cost: ``Context``, the ranks of one
+    context-parallel group; ``Data``, also neighbouring data-parallel ranks, up to eight ranks in all: a rank with few
+    images encodes images of one with many, if that makes the slowest at least 2 % faster and saves more than the
+    exchange costs.
     Losses differ in their last bits."""
 
     @model_validator(mode="after")
@@ -187,11 +190,11 @@ class Checkpoint(Part):
     every_steps: Annotated[int, Field(ge=1, le=STEPS_MAX)] = 100
     """Steps between checkpoints."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
-    """Newest checkpoints that are kept."""
+    """Number of newest checkpoints to keep."""
     max_age_seconds: Annotated[int, Field(ge=1, le=SECONDS_MAX)] | None = None
-    """Age beyond which a checkpoint goes though it is among those; the newest stays whatever its age."""
+    """Age beyond which a checkpoint is deleted although it is among those; the newest is always kept."""
     preemption_grace_seconds: Seconds = 60
-    """How long a stopped or preempted job may take to checkpoint before it is ended."""
+    """How long a stopped or preempted job may take to save a checkpoint before it is killed."""
 
 
 class Export(Part):
@@ -209,10 +212,10 @@ class Scheduling(Part):
     queue_name: Name = "default"
     """TrainingQueue that the job waits in."""
     priority_class_name: Annotated[str, Field(max_length=253)] = ""
-    """PriorityClass of the job; empty: priority below."""
+    """PriorityClass of the job; empty: ``priority`` applies."""
     priority: Annotated[int, Field(ge=-1_000_000_000, le=1_000_000_000)] = 0
-    """Larger goes first."""
+    """Jobs with a larger value go first."""
     preemption_policy: Literal["PreemptLowerPriority", "Never"] = "PreemptLowerPriority"
-    """Whether the job may displace jobs of lower priority."""
+    """Whether the job may preempt jobs of lower priority."""
     min_runtime_seconds: Seconds = 0
-    """How long the job runs, once started, before it may be displaced."""
+    """How long the job runs, once started, before it may be preempted."""

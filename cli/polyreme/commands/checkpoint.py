@@ -19,14 +19,14 @@ from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
 from polyreme_launcher.urls import checkpoint_folder
 from polyreme_system.files import read_json
 
-app = typer.Typer(help="Checkpoints of runs: in a folder of this machine, or in a bucket.", no_args_is_help=True)
+app = typer.Typer(help="Checkpoints of runs, in a local folder or in a bucket.", no_args_is_help=True)
 
 EXPORTED = re.compile(
     r"config\.json|model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors|tokenizer(_config)?\.json|text"
 )
 """Names in the folder of an export."""
 
-OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Form of the data on standard output.")]
+OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 NameArgument = Annotated[str, typer.Argument(help="Name of the run, or NAMESPACE/NAME.")]
 RootArgument = Annotated[
     str,
@@ -38,8 +38,8 @@ RootArgument = Annotated[
 def ls(context: typer.Context, root: RootArgument, output: OutputOption = Format.TABLE) -> None:
     """List a run's checkpoints: committed, torn or damaged, on the committed history or not.
 
-    The server of a bucket and what opens it come from the environment: AWS_ENDPOINT_URL, AWS_REGION,
-    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY.
+    A bucket's server and credentials come from the environment: AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID,
+    AWS_SECRET_ACCESS_KEY.
 
     Examples:
 
@@ -83,9 +83,9 @@ def verify(
     checkpoint: Annotated[str | None, typer.Option(help="Name of the checkpoint.", show_default="the newest")] = None,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Read every byte of a checkpoint and compare it with the checksums of its marker; exit code 4 if one differs.
+    """Read every byte of a checkpoint and compare it with its checksums; exit code 4 if one differs.
 
-    Without --checkpoint it is the newest, also when that one is damaged.
+    Without --checkpoint, the newest one is verified, even when it is already known to be damaged.
 
     Examples:
 
@@ -109,7 +109,7 @@ def verify(
             "checkpoint": chosen,
             "files": len(marker.files),
             "bytes": sum(file.size_bytes for file in marker.files.values()),
-            "verdict": "sound: every byte is as it was written",
+            "verdict": "intact: every checksum matches",
         },
         output=output,
         columns=[("checkpoint", "checkpoint"), ("verdict", "verdict"), ("files", "files"), ("bytes", "bytes")],
@@ -126,7 +126,7 @@ def export(
 ) -> None:
     """Write a checkpoint's model under Hugging Face's names: sharded safetensors and config.json.
 
-    The folder is made; an earlier export there is replaced.
+    The folder is created; an earlier export in it is replaced.
 
     Examples:
 
@@ -152,7 +152,8 @@ def export(
     chosen = _chosen(url, name, checkpoint)
     if to.exists() and not _is_replaceable(to):
         raise RefusedError(
-            f"no empty folder and no export: {to}; the export replaces nothing that it did not write", field="--to"
+            f"folder is not empty and not an earlier export: {to}; an export replaces only what an export wrote",
+            field="--to",
         )
     check_writable(to.absolute(), field="--to")
     plan = plan_for(job.spec)
@@ -204,10 +205,10 @@ def _url(home: Home, root: str) -> str:
         return checkpoint_url(run, read_job(run.job_file))
     if urlsplit(root).scheme not in {"file", "s3"}:
         rule = "file:///FOLDER or s3://BUCKET/PREFIX"
-        raise InvalidConfigError(f"no checkpoint root: {root!r}, rule {rule}", field="ROOT")
+        raise InvalidConfigError(f"not a checkpoint root: {root!r}, expected {rule}", field="ROOT")
     folder = checkpoint_folder(root)
     if folder is not None and not folder.is_dir():
-        raise NotFoundError(f"no checkpoint root: {folder} is no folder", field="ROOT")
+        raise NotFoundError(f"not a checkpoint root: {folder} is not a folder", field="ROOT")
     return root
 
 

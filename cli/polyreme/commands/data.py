@@ -18,12 +18,12 @@ from polyreme_api.errors import NotFoundError, RefusedError
 if TYPE_CHECKING:
     from polyreme_datahub.dataset_views import DatasetDetails
 
-app = typer.Typer(help="Datasets: register, list, look, delete.", no_args_is_help=True)
+app = typer.Typer(help="Datasets: register, list, show, delete.", no_args_is_help=True)
 
 USERS_SHOWN_MAX = 8
 VERSION_LINES = (("records", "records"), ("from", "from"), ("digest", "digest"))
 
-OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Form of the data on standard output.")]
+OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 
 
 @app.command()
@@ -52,7 +52,7 @@ def register(
 
 @app.command()
 def ls(context: typer.Context, output: OutputOption = Format.TABLE) -> None:
-    """List the datasets, those that polyreme brings along included.
+    """List the datasets, including those that come with polyreme.
 
     Example: polyreme data ls -o json
     """
@@ -86,10 +86,10 @@ def show(
 def rm(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name, or NAME@VERSION.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Delete a dataset, or one version of it, that no run here names. What was processed of it stays in the store.
+    """Delete a dataset, or one version of it, that no run here uses. Its processed data stays in the store.
 
     Examples:
 

@@ -26,11 +26,11 @@ PYTHON_MIN = (3, 11)
 MODULES = ("torch", "numpy", "sqlalchemy", "obstore", "aiohttp", "tokenizers", "sklearn")
 PACKAGES = ("polyreme", "torch", "numpy", "pydantic", "sqlalchemy", "obstore", "aiohttp")
 
-OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Form of the data on standard output.")]
+OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 
 
 def version(output: OutputOption = Format.TABLE) -> None:
-    """Print the versions of polyreme, Python and the libraries that decide results.
+    """Print the versions of polyreme, Python and the libraries that affect results.
 
     Example: polyreme version -o json
     """

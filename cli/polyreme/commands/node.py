@@ -15,21 +15,19 @@ from polyreme_api.labels import RESOURCE_DEVICE
 
 def node(
     context: typer.Context,
-    name: Annotated[
-        list[str] | None, typer.Option("--name", help="Name of a node; may be given several times.")
-    ] = None,
+    name: Annotated[list[str] | None, typer.Option("--name", help="Name of a node; may be repeated.")] = None,
     devices: Annotated[int, typer.Option(min=1, max=1024, help="Devices that each node offers.")] = 2,
     resource: Annotated[str, typer.Option(help="Resource that counts devices.")] = RESOURCE_DEVICE,
     label: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE of all nodes or NODE:KEY=VALUE of one; several times.")
+        list[str] | None, typer.Option(help="Label KEY=VALUE of all nodes, or NODE:KEY=VALUE of one; may be repeated.")
     ] = None,
     kubeconfig: Annotated[Path | None, typer.Option(help="Kubeconfig.", show_default="KUBECONFIG")] = None,
     cluster_context: Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")] = None,
     namespace: Annotated[
-        str | None, typer.Option(help="Make the data of this namespace's jobs only.", show_default="all")
+        str | None, typer.Option(help="Process the data of this namespace's jobs only.", show_default="all")
     ] = None,
 ) -> None:
-    """Join a Kubernetes cluster: pods bound to these nodes run here as processes, and jobs' data are made here.
+    """Join a Kubernetes cluster: pods bound to these nodes run here as processes, and job data is processed here.
 
     For a laptop or a test cluster. The nodes need rights of a cluster administrator, and leave the cluster with the
     command. Several nodes make a small cluster on one machine.

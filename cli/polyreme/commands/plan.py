@@ -30,18 +30,16 @@ def plan(
     job: Annotated[Path, typer.Argument(help="YAML file with one TrainingJob; - reads standard input.")],
     hardware: Annotated[
         str | None,
-        typer.Option(help="Kind of device that the plan is for: cpu, h100-80g, h200-141g.", show_default="the job's"),
+        typer.Option(help="Device that the plan is for: cpu, h100-80g, h200-141g.", show_default="the job's"),
     ] = None,
     image_patches: Annotated[int | None, IMAGE_PATCHES] = None,
     visual_share: Annotated[float | None, VISUAL_SHARE] = None,
     costs: Annotated[
         Path | None,
-        typer.Option(help="File of measured times (polyreme profile --costs), instead of operations and rates."),
+        typer.Option(help="File of measured times (from polyreme profile --costs), used instead of estimates."),
     ] = None,
-    runners_up: Annotated[int, typer.Option(min=0, max=40, help="How many others to show.")] = RUNNERS_UP,
-    output: Annotated[
-        Format, typer.Option("-o", "--output", help="Form of the data on standard output.")
-    ] = Format.TABLE,
+    runners_up: Annotated[int, typer.Option(min=0, max=40, help="Number of runners-up to show.")] = RUNNERS_UP,
+    output: Annotated[Format, typer.Option("-o", "--output", help="Output format.")] = Format.TABLE,
 ) -> int:
     """Search the layout for a job's workers: the choice, the runners-up and why they lost, and the schedule as text.
 
@@ -108,7 +106,7 @@ def _setting(
 
     if spec.workers.runtime.mode == "Environment":
         raise InvalidConfigError(
-            "nothing to search: the job's container brings its own training, its layout is its own",
+            "nothing to search: the job's container brings its own training and chooses its own layout",
             field="spec.workers.runtime.mode",
         )
     shape = shape_of(spec)
@@ -159,7 +157,7 @@ def _show(setting: Setting, found: Found, best: Estimate, output: Format) -> Non
     emit_tables([("runners-up", others, OTHERS)])
     if drawn:
         sys.stdout.write("\n" + "\n".join([*drawn, LEGEND]) + "\n")
-    sys.stdout.write("\nto keep it, in the job's spec:\n")
+    sys.stdout.write("\nto keep this layout, add to the job's spec:\n")
     sys.stdout.writelines(f"  {part}: {_flow(fields)}\n" for part, fields in kept.items())
 
 
@@ -185,7 +183,7 @@ CHOSEN = [
     ("layers a stage", "stageLayers"),
     ("hardware", "hardware"),
     ("step seconds", "stepSeconds"),
-    ("of which", "shares"),
+    ("breakdown", "shares"),
     ("bubble", "bubble"),
     ("memory GiB", "memoryGiB"),
     ("memory for", "largestConsumers"),

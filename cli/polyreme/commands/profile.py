@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from polyreme_trainer.profile.steps import Profile
 
 RANKS_MAX = 16
-"""Ranks that are started on this machine."""
+"""Largest number of ranks started on this machine."""
 STEPS = 3
 RUN_S_MAX = 3600.0
 """Longest wait for the ranks."""
@@ -35,19 +35,17 @@ LOOPBACK = "127.0.0.1"
 
 def profile(
     job: Annotated[Path, typer.Argument(help="YAML file with one TrainingJob; - reads standard input.")],
-    steps: Annotated[int, typer.Option(min=1, max=100, help="Steps that count, behind one that does not.")] = STEPS,
+    steps: Annotated[int, typer.Option(min=1, max=100, help="Measured steps, after one warm-up step.")] = STEPS,
     trace: Annotated[
         Path | None, typer.Option(help="Folder for a Chrome trace of each rank (chrome://tracing, Perfetto).")
     ] = None,
     costs: Annotated[
         Path | None,
-        typer.Option(help="Time each part of the model alone, too, and write the file that plan --costs reads."),
+        typer.Option(help="Also time each part of the model alone, and write the file that plan --costs reads."),
     ] = None,
     image_patches: Annotated[int | None, IMAGE_PATCHES] = None,
     visual_share: Annotated[float | None, VISUAL_SHARE] = None,
-    output: Annotated[
-        Format, typer.Option("-o", "--output", help="Form of the data on standard output.")
-    ] = Format.TABLE,
+    output: Annotated[Format, typer.Option("-o", "--output", help="Output format.")] = Format.TABLE,
 ) -> int:
     """Run a few steps of a job's model on this machine, on made-up packs: time by layer and by exchange, and MFU.
 
@@ -74,7 +72,7 @@ def profile(
     plan = plan_for(spec)
     if plan.layout.world > RANKS_MAX:
         raise InvalidConfigError(
-            f"too many ranks for one machine: {plan.layout.world}, rule at most {RANKS_MAX}",
+            f"too many ranks for one machine: {plan.layout.world}, expected at most {RANKS_MAX}",
             field="spec.workers.replicas",
         )
     mix = mix_of(plan.shape, plan.pack_tokens, image_patches=image_patches, visual_share=visual_share)
@@ -134,7 +132,7 @@ def _wait(ranks: list[Any]) -> None:
     if failed:
         raise EnvironmentFailedError(
             f"{len(failed)} of {len(ranks)} ranks failed or took longer than {RUN_S_MAX:.0f} s, rank {failed[0]} among "
-            "them; what each said stands above"
+            "them; their output is above"
         )
 
 

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from polyreme_planner.curriculum import Packs, TrainingStage
 
 JobArgument = Annotated[Path, typer.Argument(help="YAML file with one TrainingJob; - reads standard input.")]
-OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Form of the data on standard output.")]
+OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 
 
 def run(
     context: typer.Context,
     job: JobArgument,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over; the old run is kept beside as .previous.")
+        bool, typer.Option("--fresh", help="Start over; the old run is kept next to it as .previous.")
     ] = False,
-    inject: Annotated[list[str] | None, typer.Option(help=f"A failure on purpose: {FORMS}; may be repeated.")] = None,
+    inject: Annotated[list[str] | None, typer.Option(help=f"Inject a failure: {FORMS}; may be repeated.")] = None,
     devices: Annotated[
         int | None, typer.Option(min=1, max=4096, help="Devices that this machine offers.", show_default="enough")
     ] = None,
@@ -35,8 +35,8 @@ def run(
 ) -> int:
     """Train a job on this machine, as a cluster would: pods become processes.
 
-    The same file again goes on where the run stood, or says that it is finished. Ctrl-C checkpoints and stops; the run
-    can go on.
+    Run the same file again to continue; a finished run is reported as such. Ctrl-C saves a checkpoint and stops; the
+    run can be continued.
 
     Examples:
 
@@ -90,14 +90,15 @@ def validate(
     for_cluster: Annotated[
         bool,
         typer.Option(
-            "--for-cluster", help="The job is for a cluster: look for none of its data, folders and weights here."
+            "--for-cluster",
+            help="The job is for a cluster: do not look for its data, folders and weights on this machine.",
         ),
     ] = False,
     output: OutputOption = Format.TABLE,
 ) -> int:
-    """Check a job and show the plan that it would get, or check what administrators apply; starts nothing.
+    """Check a job and show its plan, or check queues, topologies and fault policies; start nothing.
 
-    Datasets (where this machine has any), folders and weights that the job names are looked up on this machine.
+    The datasets (where this machine has any), folders and weights that the job names are looked up on this machine.
 
     Examples:
 

@@ -25,17 +25,17 @@ from polyreme_system.files import read_json
 
 STOP_POLL_S = 0.1
 LOG_LINES_MAX = 10_000
-GOES_ON = "polyreme run with the same file goes on"
+GOES_ON = "polyreme run with the same file continues it"
 
 app = typer.Typer(help="Runs on this machine.", no_args_is_help=True)
 
-OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Form of the data on standard output.")]
+OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 NameArgument = Annotated[str, typer.Argument(help="Name of the run, or NAMESPACE/NAME.")]
 
 
 @app.command()
 def ls(context: typer.Context, output: OutputOption = Format.TABLE) -> None:
-    """List the runs: state, attempt, step, loss, and what each waits for.
+    """List the runs: state, attempt, step, loss, and what each is waiting for.
 
     Example: polyreme runs ls -o json
     """
@@ -60,7 +60,7 @@ def ls(context: typer.Context, output: OutputOption = Format.TABLE) -> None:
 
 @app.command()
 def show(context: typer.Context, name: NameArgument, output: OutputOption = Format.TABLE) -> None:
-    """Show one run: status, attempts, checkpoints, where its files lie.
+    """Show one run: status, attempts, checkpoints and files.
 
     Example: polyreme runs show quickstart
     """
@@ -105,10 +105,10 @@ def logs(
     name: NameArgument,
     rank: Annotated[int | None, typer.Option(help="Only this rank.")] = None,
     attempt: Annotated[int | None, typer.Option(help="Only this attempt.")] = None,
-    host: Annotated[bool, typer.Option("--host", help="The operator's and the kubelet's log instead.")] = False,
-    steps: Annotated[bool, typer.Option("--steps", help="The loss of each step instead.")] = False,
+    host: Annotated[bool, typer.Option("--host", help="Show the operator's and the kubelet's log instead.")] = False,
+    steps: Annotated[bool, typer.Option("--steps", help="Show the loss of each step instead.")] = False,
     lines: Annotated[
-        int, typer.Option("-n", "--lines", min=1, max=LOG_LINES_MAX, help="Last lines of each file.")
+        int, typer.Option("--tail", "-n", min=1, max=LOG_LINES_MAX, help="Number of last lines to show of each file.")
     ] = 50,
     output: OutputOption = Format.TABLE,
 ) -> None:
@@ -118,7 +118,7 @@ def logs(
 
       polyreme runs logs quickstart --rank 1 --attempt 2
 
-      polyreme runs logs quickstart --steps -n 20
+      polyreme runs logs quickstart --steps --tail 20
 
       polyreme runs logs quickstart --host
     """
@@ -129,7 +129,9 @@ def logs(
     files = [run.host_log, run.data_log] if host else list(_rank_logs(run, rank=rank, attempt=attempt))
     present = [path for path in files if path.exists()]
     if not present:
-        raise NotFoundError(f"no log of run {name!r} fits: rank {rank}, attempt {attempt}", field="--rank or --attempt")
+        raise NotFoundError(
+            f"run {name!r} has no such log: rank {rank}, attempt {attempt}", field="--rank or --attempt"
+        )
     texts = {str(path.relative_to(run.path)): _last_lines(path, lines) for path in present}
     if output is Format.JSON:
         emit("LogList", [{"file": file, "lines": text} for file, text in texts.items()], output=output)
@@ -187,7 +189,7 @@ def stop(
     timeout_s: Annotated[int, typer.Option("--timeout", min=1, max=3600, help="Longest wait in seconds.")] = 120,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Checkpoint and stop a run; polyreme run with the same file continues it.
+    """Save a checkpoint and stop a run; polyreme run with the same file continues it.
 
     Example: polyreme runs stop quickstart
     """
@@ -211,12 +213,15 @@ def rm(
     context: typer.Context,
     name: NameArgument,
     checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="Delete its checkpoints too; those in a bucket or elsewhere stay.")
+        bool,
+        typer.Option(
+            "--checkpoints", help="Delete its checkpoints too, unless they are in a bucket or another folder."
+        ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Delete a run that is not being served: logs, report, export. Its checkpoints stay unless asked for.
+    """Delete the logs, report and export of a run that is not running. Its checkpoints stay without --checkpoints.
 
     Examples:
 

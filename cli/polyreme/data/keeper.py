@@ -52,7 +52,7 @@ class DataKeeper:
         """
         seen = await self._look()
         if seen.processed and not seen.whole:
-            self._tell(f"{_words(seen)}; it is checked and made again before the ranks start")
+            self._tell(f"{_words(seen)}; checking and recreating it before the ranks start")
             await self._make_again()
 
     async def run(self) -> None:
@@ -68,7 +68,7 @@ class DataKeeper:
             self.report_new(seen)
             if (not seen.processed or seen.missing) and self._remakes < REMAKES_MAX:
                 self._remakes += 1
-                self._tell(f"{_words(seen)}; it is made again ({self._remakes} of {REMAKES_MAX})")
+                self._tell(f"{_words(seen)}; recreating it (try {self._remakes} of {REMAKES_MAX})")
                 await self._make_again()
 
     async def last_look(self) -> None:
@@ -82,13 +82,13 @@ class DataKeeper:
         for note in new[:NAMED_MAX]:
             self._tell(f"{note.error} (data.onDamage: {self._job.spec.data.on_damage})")
         if len(new) > NAMED_MAX:
-            self._tell(f"stored data is damaged: {len(new) - NAMED_MAX} more samples; polyreme data show names them")
+            self._tell(f"stored data is damaged: {len(new) - NAMED_MAX} more samples; polyreme data show lists them")
 
     async def _make_again(self) -> None:
         await self._work.run()
         seen = await self._look()
         if not seen.processed or seen.missing:
-            raise DataDamagedError(f"stored data could not be made again: {_words(seen)}")
+            raise DataDamagedError(f"stored data could not be recreated: {_words(seen)}")
 
     async def _look(self) -> StoredData:
         return await asyncio.to_thread(look, self._objects_url, self._job.spec, job=self._job.metadata.uid)

@@ -51,7 +51,7 @@ class DataServer:
                 for job in await self._waiting():
                     await self._serve(job)
             except PortError as error:
-                _log.info("jobs are not seen at the moment: %s", error)
+                _log.info("can't list jobs, retrying: %s", error)
             await self._clock.sleep(POLL_S)
 
     async def _waiting(self) -> list[TrainingJob]:
@@ -154,4 +154,4 @@ class DataServer:
         except AlreadyExistsError:
             return
         except PortError as error:
-            _log.info("event of %s/%s is lost: %s", metadata.namespace, metadata.name, error)
+            _log.info("can't write the event of %s/%s: %s", metadata.namespace, metadata.name, error)

@@ -85,7 +85,7 @@ class DataWork:
         name = ""
         for tried in range(TRIES_MAX):
             if tried:
-                self._tell(f"the data worker was ended by {name}; started again ({tried} of {TRIES_MAX - 1})")
+                self._tell(f"the data worker was killed by {name}; started again ({tried} of {TRIES_MAX - 1})")
                 await asyncio.sleep(RETRY_S * 2.0 ** (tried - 1))
             code, error = await self._run_child()
             if code == ExitCode.OK or self._closed:
@@ -95,7 +95,7 @@ class DataWork:
             name = signal.Signals(-code).name
         raise _error(
             int(ExitCode.ENVIRONMENT),
-            f"its worker was ended by signals {TRIES_MAX} times, last {name}; is memory short?",
+            f"its worker was killed by signals {TRIES_MAX} times, last {name}; the machine may be short of memory",
         )
 
     def _tell(self, words: str) -> None:

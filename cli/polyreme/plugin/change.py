@@ -89,8 +89,8 @@ def scale_to(replicas: int) -> _Change:
             low, high = workers.min_replicas or 1, workers.max_replicas
             if replicas < low or (high is not None and replicas > high):
                 raise InvalidConfigError(
-                    f"{replicas} workers of {job.namespace}/{job.name} can't be: rule from {low} to {high or 'any'} by "
-                    "spec.workers.minReplicas and maxReplicas",
+                    f"{job.namespace}/{job.name} can't have {replicas} workers, expected {low} to {high or 'any'} "
+                    "by spec.workers.minReplicas and maxReplicas",
                     field="--replicas",
                 )
             if workers.replicas == replicas:
@@ -125,7 +125,7 @@ async def follow(
     while True:
         seen, _ = await read(cluster, job.namespace, job.name)
         if seen.uid != job.uid:
-            raise NotFoundError(f"job {job.namespace}/{job.name} was deleted and made anew", field="JOB")
+            raise NotFoundError(f"job {job.namespace}/{job.name} was deleted and created again", field="JOB")
         if holds(seen):
             return seen
         words = f"{state_of(seen)[0]}: {message_of(seen)}".rstrip(": ")

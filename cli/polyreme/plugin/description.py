@@ -73,7 +73,7 @@ def _head(seen: Snapshot, job: JobView) -> list[tuple[str, object]]:
 def _held_out(record: ProgressRecord | None) -> str | None:
     if record is None or record.held_out_loss is None:
         return None
-    return f"loss {record.held_out_loss:.4f} behind step {record.held_out_step}"
+    return f"loss {record.held_out_loss:.4f} after step {record.held_out_step}"
 
 
 def _conditions(seen: Snapshot, job: JobView) -> RenderableType | None:

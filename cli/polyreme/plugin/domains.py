@@ -96,7 +96,7 @@ def picture(seen: Snapshot, *, level: str | None = None, domain: str | None = No
     plan = arrange({node.name: {**dict(node.labels), HOST_LEVEL: node.host} for node in seen.nodes}, levels)
     names = (*plan.levels[:-1], HOST)
     if level is not None and level not in names:
-        raise InvalidConfigError(f"no level {level!r}: the levels are {', '.join(names)}", field="--level")
+        raise InvalidConfigError(f"no level {level!r}, expected one of {', '.join(names)}", field="--level")
     resource = device_resource(seen)
     whole = _tree(plan, names, _leaves(seen, resource))
     root = whole if domain is None else _find(whole, domain)
@@ -121,7 +121,7 @@ def render(drawn: Picture) -> RenderableType:
     _grow(tree, drawn.root, drawn.resource, lines)
     parts: list[RenderableType] = [tree]
     if lines[0] < 0:
-        parts.append(Text(f"and {-lines[0]} more lines; look at one domain by --domain, or fewer levels by --level"))
+        parts.append(Text(f"and {-lines[0]} more lines; show one domain with --domain, or fewer levels with --level"))
     parts += [Text(problem, style="yellow") for problem in drawn.problems]
     return Group(*parts)
 

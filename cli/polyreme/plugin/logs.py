@@ -30,7 +30,7 @@ def index_of_rank(job: JobView, rank: int) -> int:
     workers = attempt.replicas if attempt is not None else job.spec.workers.replicas if job.spec is not None else 1
     if not 0 <= rank < workers * devices:
         raise InvalidConfigError(
-            f"no rank {rank} in {job.namespace}/{job.name}: rule from 0 to {workers * devices - 1}", field="--rank"
+            f"no rank {rank} in {job.namespace}/{job.name}, expected 0 to {workers * devices - 1}", field="--rank"
         )
     return rank // devices
 
@@ -44,8 +44,8 @@ def pod_of(job: JobView, pods: Iterable[PodView], index: int) -> PodView:
     filled = [pod for pod in pods if pod.job_uid == job.uid and pod.index == index]
     if not filled:
         raise NotFoundError(
-            f"no pod of worker {index} of {job.namespace}/{job.name}: it has not been created, or is gone; "
-            f"ask `kubectl polyreme why {job.name}`",
+            f"no pod of worker {index} of {job.namespace}/{job.name}: it has not been created yet, or is gone; "
+            f"see `kubectl polyreme why {job.name}`",
             field="--rank or --index",
         )
     return max(filled, key=lambda pod: pod.replacement)

@@ -10,19 +10,19 @@ import typer
 from polyreme.cli_errors import invoke as run_app
 from polyreme.plugin.commands import change, show
 
-HELP = """What jobs on this cluster do, and why: one command for users of polyreme.
+HELP = """Show and change the training jobs of a cluster.
 
 Examples:
 
-  kubectl polyreme get                   jobs, how they stand and why
+  kubectl polyreme get                   list jobs: state and reason
 
   kubectl polyreme why big               what a job waits for, and what would let it run
 
-  kubectl polyreme queue                 quota, what is used and borrowed, who waits
+  kubectl polyreme queue                 quota, what is used and borrowed, and waiting jobs
 
-  kubectl polyreme topology              devices by domain, and who sits where
+  kubectl polyreme topology              devices by domain, and the jobs that run there
 
-  kubectl polyreme top                   step, pace, goodput of what runs
+  kubectl polyreme top                   step, speed and goodput of running jobs
 
 Exit codes: 0 success, 1 internal error, 2 usage, 3 not found, 4 refused by the state or the API server, 5 timed out,
 6 stopped on request, 7 the cluster does not answer.

@@ -14,10 +14,10 @@ Namespace = Annotated[str | None, typer.Option("-n", "--namespace", help="Namesp
 AllNamespaces = Annotated[bool, typer.Option("-A", "--all-namespaces", help="Jobs of every namespace.")]
 Kubeconfig = Annotated[Path | None, typer.Option("--kubeconfig", help="Default: KUBECONFIG, or ~/.kube/config.")]
 Context = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig; default: the current one.")]
-Form = Annotated[Output, typer.Option("-o", "--output", help="Form of the answer.")]
+Form = Annotated[Output, typer.Option("-o", "--output", help="Output format.")]
 Job = Annotated[str, typer.Argument(metavar="JOB", help="NAME, or NAMESPACE/NAME.")]
-Jobs = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="NAME, or NAMESPACE/NAME; none: all.")]
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it has happened.")]
+Jobs = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="NAME, or NAMESPACE/NAME; default: all.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]
 Timeout = Annotated[float, typer.Option("--timeout", min=0, max=86_400, help="Longest wait [s].")]
 
 

@@ -19,7 +19,7 @@ WIDE_COLUMNS = 4_000
 
 
 class Output(StrEnum):
-    """Form of the answer."""
+    """Output format."""
 
     TABLE = "table"
     WIDE = "wide"

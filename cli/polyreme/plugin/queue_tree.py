@@ -20,7 +20,7 @@ from polyreme_operator.types.reasons import Reason
 BAR_CELLS = 20
 HEAD_MAX = 10
 """Waiting jobs that are listed for one queue."""
-_MISSING = "jobs wait here, and there is no such queue; make it, or let them name another"
+_MISSING = "jobs wait here, but there is no such queue; create it, or set another spec.queueName in them"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, NodeVi
 
 PAGES_MAX = 400
 """Pages of one kind: with 500 objects each, more than any cluster holds."""
-NOT_INSTALLED = "this cluster serves no TrainingJob: apply polyreme's manifests/crds, or choose another --context"
+NOT_INSTALLED = "this cluster has no TrainingJob resource: apply polyreme's manifests/crds, or choose another --context"
 JOBS = frozenset({KIND_JOB, "PriorityClass"})
 QUEUES = frozenset({KIND_JOB, "PriorityClass", "TrainingQueue", "Node"})
 PROGRESS = frozenset({KIND_JOB, "PriorityClass", "Lease"})

@@ -21,20 +21,20 @@ BEFORE_MAX = 10
 """Jobs that are named before the one asked about."""
 VICTIMS_MAX = 20
 _HELP: dict[str, str] = {
-    Reason.MISCONFIGURED: "it never runs as it is: change the spec, and apply it again",
+    Reason.MISCONFIGURED: "it can never run as it is: change the spec and apply it again",
     Reason.EXCEEDS_QUOTA: "it runs when jobs of the queue or its cohort end, or when the queue's quota is raised",
-    Reason.QUEUE_MISSING: "it runs once its queue exists and is Ready: make the TrainingQueue, or name another one",
-    Reason.QUEUE_STOPPED: "it runs once spec.stopPolicy of its queue, and of the cohorts above it, is None",
-    Reason.WAITING_FOR_PREEMPTION: "it runs when those who make way have saved their checkpoint and stopped",
-    Reason.WAITING_FOR_TOPOLOGY: "it runs when a domain has enough free nodes; spec.topology may name a wider one",
+    Reason.QUEUE_MISSING: "it runs once its queue is Ready: create the TrainingQueue, or set another spec.queueName",
+    Reason.QUEUE_STOPPED: "it runs once spec.stopPolicy of its queue and of the cohorts above it is None",
+    Reason.WAITING_FOR_PREEMPTION: "it runs when the preempted jobs have saved their checkpoints and stopped",
+    Reason.WAITING_FOR_TOPOLOGY: "it runs when one domain has enough free nodes; spec.topology may name a wider level",
     Reason.WAITING_FOR_NODES: "it runs when nodes that its pod template accepts are free or join the cluster",
     Reason.WAITING_FOR_CAPACITY: "it runs when jobs end or nodes join the cluster",
-    Reason.BEHIND_OTHERS: "it runs when the jobs before it have been admitted",
+    Reason.BEHIND_OTHERS: "it runs when the jobs ahead of it have been admitted",
     Reason.SUSPENDED: "it runs again after `kubectl polyreme resume`",
-    Reason.PREEMPTED: "it keeps its place in the queue and goes on from its checkpoint",
-    Reason.RECLAIMED: "it keeps its place in the queue and goes on from its checkpoint",
-    Reason.EVICTED: "it keeps its place in the queue and goes on from its checkpoint",
-    Reason.CREATE_REFUSED: "it is retried by itself: mend the quota, the admission plugin or the pod template",
+    Reason.PREEMPTED: "it keeps its place in the queue and continues from its checkpoint",
+    Reason.RECLAIMED: "it keeps its place in the queue and continues from its checkpoint",
+    Reason.EVICTED: "it keeps its place in the queue and continues from its checkpoint",
+    Reason.CREATE_REFUSED: "it is retried automatically: fix the quota, the admission plugin or the pod template",
 }
 
 
@@ -126,17 +126,17 @@ def render(answer: Answer) -> RenderableType:
     way = None
     if answer.makes_way_for:
         way = f"{answer.makes_way_for}, within {duration(max(0.0, answer.makes_way_left_s or 0.0))}"
-    pairs = [("then", answer.remedy), ("place", place), ("makes way for", way)]
+    pairs = [("then", answer.remedy), ("place", place), ("preempted by", way)]
     if any(value for _, value in pairs):
         parts += [facts(pairs)]
     if answer.before:
         rows = [(name, queue, priority, reason) for name, queue, priority, reason in answer.before]
-        parts += [Text(), columns(("BEFORE IT", "QUEUE", "PRIORITY", "REASON"), rows)]
+        parts += [Text(), columns(("AHEAD", "QUEUE", "PRIORITY", "REASON"), rows)]
         if answer.ahead > len(answer.before):
-            parts.append(Text(f"and {answer.ahead - len(answer.before)} more before these"))
+            parts.append(Text(f"and {answer.ahead - len(answer.before)} more ahead of these"))
     if answer.victims:
         rows_ = [(victim.name, duration(max(0.0, victim.left_s))) for victim in answer.victims]
-        parts += [Text(), columns(("MAKES WAY", "WITHIN"), rows_)]
+        parts += [Text(), columns(("PREEMPTED", "WITHIN"), rows_)]
     return Group(*parts)
 
 
@@ -181,7 +181,7 @@ def _unsaid(job: JobView, state: str) -> str:
     if job.spec is not None and job.spec.suspend:
         return "spec.suspend is true"
     if state == "New":
-        return "the operator has not spoken of it yet; does it run, and does it manage this job?"
+        return "the operator has not reported on it yet; check that the operator runs and manages this job"
     if state == "Starting":
         return f"{job.status.ready_replicas} of its workers have joined"
     return ""

@@ -239,7 +239,10 @@ def _data_plane(data: ReportData) -> str:
         letters = [
             (safe(row.dataset), safe(row.stage), _code(row.record), safe(row.error)) for row in data.dead_letters
         ]
-        parts += ["<h3>Dead letters</h3>", "<p class='soft'>Records that could not be processed; training went on.</p>"]
+        parts += [
+            "<h3>Dead letters</h3>",
+            "<p class='soft'>Records that could not be processed; training continued without them.</p>",
+        ]
         parts.append(_table(("dataset", "stage", "record", "error"), letters))
     return "".join(parts)
 
@@ -249,7 +252,7 @@ def _data_words(data: ReportData) -> str:
     processed, reused = (sum(getattr(row, name) for row in data.stages) for name in ("processed", "reused"))
     letters = sum(row.dead_letters for row in data.stages) or len(data.dead_letters)
     return (
-        f"{datasets:,} dataset{'' if datasets == 1 else 's'}: {processed:,} results made, "
+        f"{datasets:,} dataset{'' if datasets == 1 else 's'}: {processed:,} results computed, "
         f"{reused:,} reused from earlier runs, "
         f"{letters:,} dead letter{'' if letters == 1 else 's'}."
     )
@@ -283,7 +286,7 @@ def _plan(data: ReportData) -> str:
     environment = [(safe(name), safe(value)) for name, value in data.environment.items()]
     if plan is None:
         return "<h2>Environment</h2>" + _table(("", ""), environment) if environment else ""
-    anew = f" Layers make anew: {plan.made_anew.lower()}." if plan.made_anew else ""
+    anew = f" Recomputed in the backward pass: {plan.made_anew.lower()}." if plan.made_anew else ""
     words = (
         f"<p>{_code(plan.shape.name)} on {plan.layout.world} ranks: {plan.replicas} workers with {plan.devices} "
         f"devices each, layout {_code(str(plan.layout))}, {plan.packs_per_step} packs of {plan.pack_tokens:,} tokens a "

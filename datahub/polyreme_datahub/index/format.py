@@ -96,7 +96,7 @@ class Manifest:
         """
         value: dict[str, Any] = json.loads(data)
         if value.pop("format", None) != FORMAT:
-            raise IndexDamagedError(f"index has another format, rule {FORMAT}")
+            raise IndexDamagedError(f"index has another format version, expected {FORMAT}")
         shards = tuple(
             Shard(
                 digest=shard["digest"],

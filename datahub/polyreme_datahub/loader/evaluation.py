@@ -109,7 +109,7 @@ class HeldOutSource:
         except SampleDamagedError as error:
             if not placeholders:
                 raise
-            _log.warning("%s; it is left out of the evaluation (data.onDamage: Placeholder)", error.message)
+            _log.warning("%s; it is excluded from the evaluation (data.onDamage: Placeholder)", error.message)
             return False
         return True
 

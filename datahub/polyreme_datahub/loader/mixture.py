@@ -31,7 +31,8 @@ class Mixture:
         self.period = sum(self._shares)
         if self.period > PERIOD_MAX:
             raise SourceInvalidError(
-                f"weights repeat only after {self.period} samples, rule {PERIOD_MAX}; use smaller or rounder weights",
+                f"mixture weights repeat only after {self.period} samples, expected at most {PERIOD_MAX}; use smaller "
+                "or rounder weights",
                 field="data.sources",
             )
         self._source_N = _tabulate(self._shares, self.period)

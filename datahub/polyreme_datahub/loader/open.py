@@ -136,7 +136,7 @@ def _plan(root: Path, spec: TrainingJobSpec, job: str, *, wait_s: float, sleep: 
         except FileNotFoundError as error:
             if waited_s >= wait_s:
                 raise EnvironmentFailedError(
-                    f"data is not processed: waited {wait_s:g} s for {path.name}, rule data.waitSeconds",
+                    f"data is not processed: waited {wait_s:g} s for {path.name}, at most data.waitSeconds",
                     field="spec.data.waitSeconds",
                 ) from error
         sleep(POLL_S)

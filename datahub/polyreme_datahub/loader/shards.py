@@ -93,7 +93,7 @@ class MappedIndex:
             raise SampleDamagedError(
                 f"stored data is damaged: sample {self.sample_id(sample)} of {self.manifest.name}@"
                 f"{self.manifest.number} in {blob_key(shard.digest)} has checksum {seen:08x}, "
-                f"its index says {expected:08x}"
+                f"its index expects {expected:08x}"
             )
         return StoredSample(tokens_T=tokens, learned_T=learned, patches_P=patches, grids_I2=self.grids(sample))
 
@@ -160,7 +160,7 @@ def _map(root: Path, shard: Shard) -> Arrays:
     if len(mapped) != shard.size_bytes:
         raise IndexDamagedError(
             f"stored data is damaged: {blob_key(shard.digest)} has {len(mapped)} bytes, "
-            f"its index says {shard.size_bytes}"
+            f"its index expects {shard.size_bytes}"
         )
     arrays = {}
     for place in shard.arrays:
@@ -169,7 +169,9 @@ def _map(root: Path, shard: Shard) -> Arrays:
         array = flat.reshape(place.shape)
         arrays[place.name] = array if place.name in _MAPPED else array.copy()
     if structure_of(arrays) != shard.structure:
-        raise IndexDamagedError(f"stored data is damaged: {blob_key(shard.digest)}, its offsets, names or grids")
+        raise IndexDamagedError(
+            f"stored data is damaged: {blob_key(shard.digest)}: its offsets, names or grids are not valid"
+        )
     return arrays
 
 

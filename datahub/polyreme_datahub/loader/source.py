@@ -158,7 +158,7 @@ class PackedSource:
         """
         if state.get("data") != self._identity:
             raise RefusedError(
-                f"loader state is of other data: {state.get('data')!r}, this job reads {self._identity!r}",
+                f"loader state belongs to other data: {state.get('data')!r}, this job reads {self._identity!r}",
                 field="spec.data",
             )
         self._order.jump(state.get("window", {}))

@@ -57,7 +57,7 @@ class Compose:
         side = self._parameters.token_px
         if facts["height"] % side or facts["width"] % side:
             raise BadRecordError(
-                f"page is {facts['width']} x {facts['height']} pixels, rule multiples of {side}",
+                f"page is {facts['width']} x {facts['height']} pixels, expected multiples of {side}",
                 rule="page-size",
             )
 
@@ -102,7 +102,7 @@ def fitting_size(width: int, height: int, parameters: ImageParameters) -> tuple[
     side, most = parameters.token_px, parameters.image_tokens_max
     if max(width, height) / min(width, height) > min(ASPECT_MAX, most):
         raise BadRecordError(
-            f"image too long: {width} x {height} pixels, rule at most {min(ASPECT_MAX, most):.0f} to 1",
+            f"image is too long: {width} x {height} pixels, expected at most {min(ASPECT_MAX, most):.0f} to 1",
             rule="image-shape",
         )
     columns, rows = max(1, round(width / side)), max(1, round(height / side))

@@ -71,7 +71,7 @@ def open_upright(data: bytes) -> Image.Image:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > PIXELS_MAX:
                 raise BadRecordError(
-                    f"image too large: {image.width} x {image.height} pixels, rule at most {PIXELS_MAX}",
+                    f"image is too large: {image.width} x {image.height} pixels, expected at most {PIXELS_MAX}",
                     rule="image-size",
                 )
             image.load()
@@ -94,12 +94,12 @@ def _in_bytes(image: Image.Image) -> Image.Image:
         BadRecordError: If the range of the pixels is not known.
     """
     if image.mode == "F":
-        raise BadRecordError("image has floating-point pixels, rule 1, 8 or 16 bits a channel", rule="image")
+        raise BadRecordError("image has floating-point pixels, expected 1, 8 or 16 bits per channel", rule="image")
     if image.mode != "I" and not image.mode.startswith("I;16"):
         return image
     deep_HW = np.asarray(image).astype(np.int64)
     if deep_HW.min() < 0 or deep_HW.max() > DEEP_MAX:
-        raise BadRecordError(f"image has pixels outside 0..{DEEP_MAX}, rule 1, 8 or 16 bits", rule="image")
+        raise BadRecordError(f"image has pixels outside 0..{DEEP_MAX}, expected 1, 8 or 16 bits", rule="image")
     plain = Image.fromarray(((deep_HW * 255 + DEEP_MAX // 2) // DEEP_MAX).astype(np.uint8))
     if (orientation := image.getexif().get(ORIENTATION)) is not None:
         plain.getexif()[ORIENTATION] = orientation
@@ -110,7 +110,8 @@ def _facts(digest: str, data: bytes) -> dict[str, object]:
     image = open_upright(data)
     if min(image.size) < SIDE_PX_MIN:
         raise BadRecordError(
-            f"image too small: {image.width} x {image.height} pixels, rule {SIDE_PX_MIN} a side", rule="image-size"
+            f"image is too small: {image.width} x {image.height} pixels, expected at least {SIDE_PX_MIN} per side",
+            rule="image-size",
         )
     return {"digest": digest, "width": image.width, "height": image.height}
 
@@ -122,6 +123,7 @@ def _check_mask(facts: Mapping[str, object], data: bytes) -> None:
         raise BadRecordError(f"mask: {error.message}", rule="mask") from error
     if mask.size != (facts["width"], facts["height"]):
         raise BadRecordError(
-            f"mask is {mask.width} x {mask.height} pixels, its image {facts['width']} x {facts['height']}; rule equal",
+            f"mask is {mask.width} x {mask.height} pixels, its image {facts['width']} x {facts['height']}, "
+            "expected the same size",
             rule="mask",
         )

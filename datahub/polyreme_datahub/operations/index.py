@@ -147,7 +147,7 @@ class Indexer:
             ordinal=row.ordinal,
             sample_id=row.sample_id,
             rule="sequence-tokens",
-            error=f"sample too long: {tokens} tokens, rule at most {most}; raise data.sequenceTokens",
+            error=f"sample is too long: {tokens} tokens, expected at most {most}; raise data.sequenceTokens",
         )
 
     def _read(self, digests: set[str]) -> dict[str, bytes]:

@@ -78,7 +78,7 @@ def encode_conversation(
     if not learned:
         raise BadRecordError("conversation without an answer", rule="conversations")
     if len(tokens) > TOKENS_MAX:
-        raise BadRecordError(f"sample has {len(tokens)} tokens, rule at most {TOKENS_MAX}", rule="tokens")
+        raise BadRecordError(f"sample has {len(tokens)} tokens, expected at most {TOKENS_MAX}", rule="tokens")
     return {"tokens": tokens, "learned": learned, "prompt": prompt, "question": question, "expected": expected}
 
 

@@ -206,7 +206,7 @@ class Worker:
             EnvironmentFailedError: If store, registry or source are away; that is no try of the sample.
         """
         if careful and work.begin_try(self._database, key, now_s=self._now_s()) > TRIES_MAX:
-            raise BadRecordError(f"sample ended its worker {TRIES_MAX} times", rule="crash")
+            raise BadRecordError(f"sample crashed its worker {TRIES_MAX} times", rule="crash")
         try:
             yield
         except BadRecordError:

@@ -78,7 +78,7 @@ def find_version(database: Database, reference: str) -> DatasetVersion:
     """
     name, at, number = reference.partition("@")
     if at and not NUMBER.fullmatch(number):
-        raise DatasetNotFoundError(f"no dataset version {reference}: after '@' comes a number from 1 on")
+        raise DatasetNotFoundError(f"no dataset version {reference}: expected a number from 1 on after '@'")
 
     def work(connection: Connection) -> Row[Any] | None:
         table = schema.versions

@@ -71,7 +71,7 @@ class Database:
                 if isinstance(error.orig, sqlite3.DatabaseError) and _is_damage(error.orig):
                     raise RegistryDamagedError(
                         f"registry is damaged: {self._engine.url.database}: {error.orig}; restore it from a copy, or "
-                        "move it away and register your datasets again (what was processed is reused)"
+                        "move it away and register your datasets again (processed data is reused)"
                     ) from error
                 transient = isinstance(error, OperationalError) or error.connection_invalidated
                 if not transient:
@@ -120,7 +120,7 @@ def insert_new(connection: Connection, table: Table, rows: Sequence[dict[str, An
 def _sqlite(url: URL) -> Engine:
     if not url.database or url.database == ":memory:":
         raise InvalidConfigError(
-            "registry needs a file: sqlite without a path keeps nothing; use sqlite:////absolute/path",
+            "registry needs a file: sqlite without a path stores nothing; use sqlite:////absolute/path",
             field="registry URL",
         )
     Path(url.database).parent.mkdir(parents=True, exist_ok=True)
@@ -148,6 +148,6 @@ def _postgresql(url: URL) -> Engine:
 
 def _unknown(url: str) -> InvalidConfigError:
     return InvalidConfigError(
-        f"no registry for {url!r}: known are sqlite:////absolute/path and postgresql+psycopg2://host/database",
+        f"no registry for {url!r}: expected sqlite:////absolute/path or postgresql+psycopg2://host/database",
         field="registry URL",
     )

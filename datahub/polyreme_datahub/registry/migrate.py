@@ -37,7 +37,9 @@ def migrate(engine: Engine) -> None:
         if seen == HEAD:
             return
         if seen is not None and seen > HEAD:
-            raise RegistryNewerError(f"registry is of a newer release: schema {seen}, this release knows up to {HEAD}")
+            raise RegistryNewerError(
+                f"registry was written by a newer release: schema {seen}, this release supports up to {HEAD}"
+            )
         _upgrade(connection)
 
 

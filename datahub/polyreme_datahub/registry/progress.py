@@ -62,7 +62,7 @@ def find_index(database: Database, key: str) -> IndexRow:
     table = schema.indexes
     row = database.read(lambda connection: connection.execute(select(table).where(table.c.key == key)).first())
     if row is None:
-        raise IndexDamagedError(f"no index {key}: its message ended without one")
+        raise IndexDamagedError(f"no index {key}: its message was handled without writing one")
     return _index(row)
 
 

@@ -58,9 +58,9 @@ def describe(*, digits: int, pages: int, seed: int, heldout: bool) -> dict[str, 
         SourceInvalidError: If a number lies outside its bounds.
     """
     if not 1 <= digits <= DIGITS_MAX:
-        raise SourceInvalidError(f"digits a page: {digits}, rule 1..{DIGITS_MAX}", field="digits")
+        raise SourceInvalidError(f"digits per page is {digits}, expected 1 to {DIGITS_MAX}", field="digits")
     if not 1 <= pages <= PAGES_MAX:
-        raise SourceInvalidError(f"pages: {pages}, rule 1..{PAGES_MAX}", field="pages")
+        raise SourceInvalidError(f"number of pages is {pages}, expected 1 to {PAGES_MAX}", field="pages")
     return {"kind": KIND, "form": 1, "digits": digits, "pages": pages, "seed": seed, "heldout": heldout}
 
 
@@ -132,7 +132,9 @@ def load_scans() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     path = scans_path()
     table = np.array([line.split(b",") for line in gzip.decompress(path.read_bytes()).split()], dtype=np.float32)
     if table.shape != (SCANS, SCAN_PX * SCAN_PX + 1):
-        raise SourceInvalidError(f"digits table has shape {table.shape}, rule ({SCANS}, 65); install scikit-learn>=1.6")
+        raise SourceInvalidError(
+            f"digits table has shape {table.shape}, expected ({SCANS}, 65); install scikit-learn>=1.6"
+        )
     ink = table[:, :-1].astype(np.uint8).reshape(SCANS, SCAN_PX, SCAN_PX)
     return ink, table[:, -1].astype(np.uint8)
 

@@ -63,7 +63,7 @@ def describe_jsonl(path: Path) -> tuple[dict[str, Any], int]:
         raise SourceInvalidError(f"dataset file can't be read: {path}, {error.strerror}", field="source") from error
     lines += last != b"\n"
     if not lines:
-        raise SourceInvalidError(f"dataset file is empty: {path}, rule at least one record", field="source")
+        raise SourceInvalidError(f"dataset file is empty: {path}, expected at least one record", field="source")
     return {"kind": JSONL, "form": 1, "path": str(path.resolve()), "sha256": digest.hexdigest()}, lines
 
 
@@ -76,7 +76,8 @@ def describe_folder(path: Path) -> tuple[dict[str, Any], int]:
     names = _images_in(path)
     if not names:
         raise SourceInvalidError(
-            f"dataset folder holds no image: {path}, endings are {', '.join(sorted(SUFFIXES))}", field="source"
+            f"dataset folder holds no image: {path}, expected files ending in {', '.join(sorted(SUFFIXES))}",
+            field="source",
         )
     listing = []
     for name in names:
@@ -106,7 +107,7 @@ class JsonlSource:
         try:
             content = json.loads(line.decode("utf-8-sig" if ordinal == 0 else "utf-8"))
         except (ValueError, RecursionError) as error:
-            raise BadRecordError(f"line {ordinal + 1} is no JSON: {error}", rule="json") from error
+            raise BadRecordError(f"line {ordinal + 1} is not JSON: {error}", rule="json") from error
         return build_record(content, folder=self._path.parent, default_id=self.record_id(ordinal))
 
     def _line(self, ordinal: int) -> bytes:
@@ -120,7 +121,9 @@ class JsonlSource:
                 file.seek(int(self._starts[ordinal]))
                 line = file.readline(LINE_BYTES_MAX + 1)
         except FileNotFoundError as error:
-            raise SourceInvalidError(f"dataset file is gone: {self._path}; put it back or register another") from error
+            raise SourceInvalidError(
+                f"dataset file is missing: {self._path}; put it back or register another"
+            ) from error
         except OSError as error:
             raise SourceAwayError(f"dataset file can't be read: {self._path}, {error.strerror}") from error
         if len(line) > LINE_BYTES_MAX:
@@ -167,7 +170,7 @@ class FolderSource:
         try:
             caption = _read(self._path, text, bytes_max=TEXT_BYTES_MAX).decode("utf-8-sig").strip()
         except UnicodeDecodeError as error:
-            raise BadRecordError(f"text is no UTF-8: {text}", rule="text") from error
+            raise BadRecordError(f"text is not UTF-8: {text}", rule="text") from error
         content = {
             "id": _shown(name),
             "images": [name],
@@ -186,13 +189,14 @@ def build_record(content: Any, *, folder: Path, default_id: str) -> RawRecord:
         BadRecordError: Naming the first rule that is broken.
     """
     if not isinstance(content, dict):
-        raise BadRecordError(f"record is a {type(content).__name__}, rule an object", rule="fields")
+        raise BadRecordError(f"record is a {type(content).__name__}, expected an object", rule="fields")
     if unknown := sorted(set(content) - FIELDS):
         raise BadRecordError(f"unknown field: {unknown[0]!r}, fields are {', '.join(sorted(FIELDS))}", rule="fields")
     sample_id = content.get("id", default_id)
     if not isinstance(sample_id, str) or not 1 <= len(sample_id) <= ID_CHARACTERS_MAX or not sample_id.isprintable():
         raise BadRecordError(
-            f"id: {reprlib.repr(sample_id)}, rule text of 1..{ID_CHARACTERS_MAX} printable characters", rule="id"
+            f"id is {reprlib.repr(sample_id)}, expected text of 1 to {ID_CHARACTERS_MAX} printable characters",
+            rule="id",
         )
     try:
         return _build(content, sample_id, folder)
@@ -206,7 +210,9 @@ def _build(content: Mapping[str, Any], sample_id: str, folder: Path) -> RawRecor
     blobs = [_read(folder, path) for path in _within(folder, paths)]
     masks = content.get("masks", [None] * len(paths))
     if not isinstance(masks, list) or len(masks) != len(paths):
-        raise BadRecordError(f"masks: rule one path or null for each of the {len(paths)} images", rule="mask")
+        raise BadRecordError(
+            f"masks do not match the images, expected a path or null for each of the {len(paths)} images", rule="mask"
+        )
     _texts([path for path in masks if path is not None], "mask", IMAGES_MAX)
     mask_blobs = [None if path is None else _read(folder, path) for path in masks]
     record = {
@@ -222,37 +228,43 @@ def _build(content: Mapping[str, Any], sample_id: str, folder: Path) -> RawRecor
 
 def _turns(value: Any, images: int) -> list[dict[str, str]]:
     if not isinstance(value, list) or not 1 <= len(value) <= TURNS_MAX:
-        raise BadRecordError(f"conversations: rule a list of 1..{TURNS_MAX} turns", rule="conversations")
+        raise BadRecordError(
+            f"conversations is not valid, expected a list of 1 to {TURNS_MAX} turns", rule="conversations"
+        )
     turns, marks = [], 0
     for turn in value:
         if not isinstance(turn, dict) or set(turn) != {"role", "content"} or turn["role"] not in ROLES:
             raise BadRecordError(
-                f"turn: {reprlib.repr(turn)}, rule {{role, content}} with role one of {', '.join(ROLES)}",
+                f"turn is {reprlib.repr(turn)}, expected {{role, content}} with role one of {', '.join(ROLES)}",
                 rule="conversations",
             )
         if not isinstance(turn["content"], str) or not _is_unicode(turn["content"]):
-            raise BadRecordError("turn: content is no text, or has half surrogates", rule="conversations")
+            raise BadRecordError("turn: content is not text, or has lone surrogates", rule="conversations")
         marks += turn["content"].count(IMAGE_MARK)
         turns.append({"role": turn["role"], "content": turn["content"]})
     if not any(turn["role"] == "assistant" and turn["content"] for turn in turns):
-        raise BadRecordError("conversations: no assistant turn with text, so nothing to learn", rule="conversations")
+        raise BadRecordError(
+            "conversations has no assistant turn with text, so there is nothing to learn", rule="conversations"
+        )
     if marks not in {0, images}:
         raise BadRecordError(
-            f"conversations: {marks} {IMAGE_MARK} marks, {images} images; rule none or equal", rule="images"
+            f"conversations: {marks} {IMAGE_MARK} marks, {images} images; expected no marks, or one for each image",
+            rule="images",
         )
     return turns
 
 
 def _boxes(value: Any, images: int) -> list[dict[str, Any]]:
     if not isinstance(value, list):
-        raise BadRecordError("boxes: rule a list of {image, box, label}", rule="boxes")
+        raise BadRecordError("boxes is not valid, expected a list of {image, box, label}", rule="boxes")
     boxes = []
     for item in value:
         good = isinstance(item, dict) and set(item) <= {"image", "box", "label"} and _is_box(item.get("box"))
         good = good and isinstance(item.get("label", ""), str) and _is_unicode(item.get("label", ""))
         if not good or type(item.get("image", 0)) is not int or not 0 <= item.get("image", 0) < images:
             raise BadRecordError(
-                f"box: {reprlib.repr(item)}, rule {{image: 0..{images - 1}, box: [left, top, right, bottom], label}}",
+                f"box is {reprlib.repr(item)}, expected "
+                f"{{image: 0..{images - 1}, box: [left, top, right, bottom], label}}",
                 rule="boxes",
             )
         boxes.append({"image": item.get("image", 0), "box": item["box"], "label": item.get("label", "")})
@@ -271,7 +283,7 @@ def _is_box(value: Any) -> bool:
 
 def _texts(value: Any, name: str, count_max: int) -> list[str]:
     if not isinstance(value, list) or len(value) > count_max or not all(isinstance(item, str) for item in value):
-        raise BadRecordError(f"{name}: rule a list of at most {count_max} paths", rule=name)
+        raise BadRecordError(f"{name} is not valid, expected a list of at most {count_max} paths", rule=name)
     return value
 
 
@@ -282,7 +294,7 @@ def _within(folder: Path, paths: Sequence[str]) -> Iterator[str]:
         with contextlib.suppress(OSError, ValueError):
             total_bytes += (folder / path).stat().st_size
         if total_bytes > RECORD_BYTES_MAX:
-            raise BadRecordError(f"images too large: over {RECORD_BYTES_MAX} bytes in one record", rule="file")
+            raise BadRecordError(f"images are too large: more than {RECORD_BYTES_MAX} bytes in one record", rule="file")
         yield path
 
 
@@ -291,16 +303,16 @@ def _read(folder: Path, name: str, *, bytes_max: int = IMAGE_BYTES_MAX) -> bytes
     try:
         path = (folder / name).resolve()
         if not path.is_relative_to(folder.resolve()):
-            raise BadRecordError(f"file lies outside the dataset's folder: {name!r}", rule="file")
+            raise BadRecordError(f"file is outside the dataset's folder: {name!r}", rule="file")
         # A pipe must not make us wait for its writer: open it without, then see what it is.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             seen = os.fstat(descriptor)
             if not stat.S_ISREG(seen.st_mode):
-                raise BadRecordError(f"file can't be read: {name!r} is no regular file", rule="file")
+                raise BadRecordError(f"file can't be read: {name!r} is not a regular file", rule="file")
             if seen.st_size > bytes_max:
                 raise BadRecordError(
-                    f"file too large: {name!r} has {seen.st_size} bytes, rule {bytes_max}", rule="file"
+                    f"file is too large: {name!r} has {seen.st_size} bytes, expected at most {bytes_max}", rule="file"
                 )
             return file.read(bytes_max)
     except (ValueError, RuntimeError) as error:  # a NUL in the name; a loop of links

@@ -33,7 +33,7 @@ def describe_source(source: str | Mapping[str, Any]) -> tuple[dict[str, Any], in
         return files.describe_folder(path)
     if path.suffix not in {".jsonl", ".ndjson"}:
         raise SourceInvalidError(
-            f"no dataset source: {source}, rule a folder of images or a .jsonl file", field="source"
+            f"not a dataset source: {source}, expected a folder of images or a .jsonl file", field="source"
         )
     return files.describe_jsonl(path)
 

@@ -52,7 +52,7 @@ class WatchHistory:
         """
         if version < self._forgotten:
             raise GoneError(
-                f"watch history of {self._kind} is gone: resource version {version}, kept behind {self._forgotten}"
+                f"watch history of {self._kind} is gone: resource version {version}, kept after {self._forgotten}"
             )
         start = bisect.bisect_right(self._versions, version)
         return self._changes[start : start + limit]

@@ -227,7 +227,7 @@ def _recovered(path: Path, content: JournalContent, recover: Recover | None) -> 
     if recover is None:
         if content.damaged:
             raise EnvironmentFailedError(
-                f"journal {path} is damaged, bad lines: {content.damaged_lines}; restore it or start afresh"
+                f"journal {path} is damaged, bad lines: {content.damaged_lines}; restore it or start over"
             )
         return content
     manifests = recover(content)

@@ -62,7 +62,7 @@ def read_journal(path: Path) -> JournalContent:
             bad += 1
             continue
         if "format" in entry and entry["format"] != FORMAT:
-            raise EnvironmentFailedError(f"journal {path} has format {entry['format']}, rule {FORMAT}")
+            raise EnvironmentFailedError(f"journal {path} has format {entry['format']}, expected {FORMAT}")
         version = max(version, _apply(entry, objects))
         lines += 1
         good, damaged = start, bad

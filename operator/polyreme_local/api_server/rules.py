@@ -52,7 +52,7 @@ def check_new(manifest: Manifest) -> ObjectRef:
     """
     kind, metadata = manifest.get("kind"), manifest.get("metadata")
     if kind not in KINDS:
-        raise InvalidObjectError(f"unknown kind: {kind!r}, rule one of {', '.join(KINDS)}", field="kind")
+        raise InvalidObjectError(f"unknown kind: {kind!r}, expected one of {', '.join(KINDS)}", field="kind")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     if (
         not isinstance(metadata, dict)
@@ -60,11 +60,13 @@ def check_new(manifest: Manifest) -> ObjectRef:
         or len(name) > _NAME_CHARACTERS_MAX
         or not _NAME.fullmatch(name)
     ):
-        raise InvalidObjectError(f"{kind} has no valid name: {name!r}, rule RFC 1123 subdomain", field="metadata.name")
+        raise InvalidObjectError(
+            f"{kind} has no valid name: {name!r}, expected an RFC 1123 subdomain", field="metadata.name"
+        )
     namespace = metadata.get("namespace", "")
     if bool(namespace) == (kind in CLUSTER_SCOPED):
-        rule = "none for a kind of the cluster" if kind in CLUSTER_SCOPED else "one for this kind"
-        raise InvalidObjectError(f"{kind} {name}: namespace {namespace!r}, rule {rule}", field="metadata.namespace")
+        rule = "none for a cluster-scoped kind" if kind in CLUSTER_SCOPED else "one for this kind"
+        raise InvalidObjectError(f"{kind} {name}: namespace {namespace!r}, expected {rule}", field="metadata.namespace")
     if metadata.get("resourceVersion"):
         raise InvalidObjectError(f"{kind} {name} is new, it has no version yet", field="metadata.resourceVersion")
     return ObjectRef(kind=str(kind), namespace=namespace, name=name)
@@ -101,7 +103,7 @@ def check_sizes(manifest: Manifest) -> None:
         ("data", data_bytes, DATA_BYTES_MAX),
     ):
         if seen > limit:
-            raise InvalidObjectError(f"{ObjectRef.of(manifest)}: {seen} bytes, rule {limit} at most", field=field)
+            raise InvalidObjectError(f"{ObjectRef.of(manifest)}: {seen} bytes, expected at most {limit}", field=field)
 
 
 def patched(old: Manifest, merged: Manifest, *, subresource: str | None) -> Manifest:

@@ -147,7 +147,7 @@ class Store:
             found = self._snapshots.get(token)
             # A token is no right: it goes on with the list that it was given for, and shows what may be seen of it.
             if found is None or (found.kind, found.namespace) != (kind, namespace):
-                raise GoneError(f"continue token of {kind} has expired: list anew")
+                raise GoneError(f"continue token of {kind} has expired: list again")
             snapshot = found
         end = start + max(1, limit)
         page = snapshot.records[start:end]
@@ -293,7 +293,7 @@ class Store:
         if len(record.blob) > rules.OBJECT_BYTES_MAX:
             ref = ObjectRef(kind=record.kind, namespace=record.namespace, name=record.name)
             raise InvalidObjectError(
-                f"{ref} too large: {len(record.blob)} bytes, rule {rules.OBJECT_BYTES_MAX} at most"
+                f"{ref} is too large: {len(record.blob)} bytes, expected at most {rules.OBJECT_BYTES_MAX}"
             )
         entry = Change(change, record)
         if self._on_change is not None:
@@ -350,7 +350,7 @@ class Store:
 
     def _check_kind(self, kind: str) -> None:
         if kind not in self._objects:
-            raise InvalidObjectError(f"unknown kind: {kind!r}, rule one of {', '.join(KINDS)}", field="kind")
+            raise InvalidObjectError(f"unknown kind: {kind!r}, expected one of {', '.join(KINDS)}", field="kind")
 
     def _validate(self, manifest: Manifest) -> None:
         validator = self._validators.get(manifest["kind"])

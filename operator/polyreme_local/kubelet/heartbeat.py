@@ -21,7 +21,7 @@ async def beat(cluster: ClusterPort, node: str, *, every_s: float, clock: Clock)
         try:
             await _renew(cluster, node, at=rfc3339(clock.now_s()))
         except PortError as error:
-            _log.warning("node %s gives no sign of life at the moment: %s", node, error)
+            _log.warning("can't renew the heartbeat of node %s: %s", node, error)
         await clock.sleep(every_s)
 
 

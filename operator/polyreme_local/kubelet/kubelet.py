@@ -122,7 +122,7 @@ class ProcessKubelet:
         self._directory.mkdir(parents=True, exist_ok=True)
         killed = await asyncio.to_thread(end_leftovers, self._directory)
         if killed:
-            _log.warning("killed %d processes that an earlier host left: %s", len(killed), killed)
+            _log.warning("killed %d processes left by an earlier host: %s", len(killed), killed)
         beating: asyncio.Task[None] | None = None
         try:
             await self._register()
@@ -135,7 +135,7 @@ class ProcessKubelet:
                 except GoneError:
                     continue
                 except PortError as error:
-                    _log.warning("pods are not seen at the moment: %s", error)
+                    _log.warning("can't list pods, retrying: %s", error)
                     await self._clock.sleep(RETRY_S)
         finally:
             if beating is not None:

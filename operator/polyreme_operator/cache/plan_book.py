@@ -47,7 +47,7 @@ def plan_sizes(request: PlanRequest) -> JobPlans:
     except InvalidConfigError as error:
         return JobPlans(refused=str(error))
     except Exception as error:  # noqa: BLE001 - a bug of the planner that one job meets refuses that job alone
-        return JobPlans(refused=f"planner failed: {type(error).__name__}: {error}; this is a bug of polyreme")
+        return JobPlans(refused=f"planner failed: {type(error).__name__}: {error}; this is a bug in polyreme")
 
 
 def with_plans(job: JobView, answer: JobPlans) -> JobView:
@@ -121,7 +121,7 @@ def _bounded(plan: Plan) -> Plan:
     """Refuse a plan that a status can't carry."""
     if (size := len(plan.to_json())) > PLAN_CHARACTERS_MAX:
         raise InvalidConfigError(
-            f"plan is too long: {size} characters, rule at most {PLAN_CHARACTERS_MAX}", field="spec.parallelism"
+            f"plan is too long: {size} characters, expected at most {PLAN_CHARACTERS_MAX}", field="spec.parallelism"
         )
     return plan
 

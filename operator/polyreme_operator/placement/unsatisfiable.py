@@ -65,7 +65,7 @@ def _absent_resource(inventory: Inventory, request: GangRequest) -> Unschedulabl
         if amount > 0 and not capacity.get(resource):
             there = [name for name, most in capacity.items() if most and name not in NODE_RESOURCES]
             others = f"; nodes have {', '.join(there[:NAMED_MAX])}" if there else ""
-            message = f"no node has {resource}, of which a worker needs {amount_of(resource, amount)}{others}"
+            message = f"no node has {resource}, and each worker needs {amount_of(resource, amount)}{others}"
             return Unschedulable(reason=Reason.WAITING_FOR_NODES, message=message, lacking=request.workers)
     return None
 

@@ -57,89 +57,94 @@ class Metrics:
         self._gauges: list[tuple[Gauge, bool]] = []
         """Each with whether it has labels."""
         self._jobs: OrderedDict[str, tuple[str, str]] = OrderedDict()
-        self.pending_jobs = self._gauge("pending_jobs", "Jobs that wait, by queue and reason.", "queue", "reason")
+        self.pending_jobs = self._gauge("pending_jobs", "Waiting jobs, by queue and reason.", "queue", "reason")
         self.admission_wait_seconds = self._histogram(
             "admission_wait_seconds", "Time from entering the queue to admission.", _WAIT_S, "queue"
         )
         self.admitted_until_ready_seconds = self._histogram(
             "admitted_until_ready_seconds", "Time from admission until every worker has joined.", _START_S, "queue"
         )
-        self.evictions_total = self._counter("evictions_total", "Admissions taken back before the end.", "reason")
+        self.evictions_total = self._counter(
+            "evictions_total", "Admissions withdrawn before the job finished.", "reason"
+        )
         self.preemptions_total = self._counter(
-            "preemptions_total", "Jobs that were asked to make way for another.", "reason"
+            "preemptions_total", "Running jobs that were preempted for another job.", "reason"
         )
         self.restarts_total = self._counter(
-            "restarts_total", "Attempts that failed, by what was begun anew and why.", "scope", "cause"
+            "restarts_total", "Failed attempts, by scope of the restart and cause.", "scope", "cause"
         )
         self.recovery_seconds = self._histogram(
             "recovery_seconds",
-            "Time of a restart: workers (new attempt until all have joined), ranks (until they run), whole.",
+            "Time of a restart: workers (new attempt until all workers have joined), ranks (until they run), whole.",
             _START_S,
             "phase",
         )
         self.job_goodput_ratio = self._gauge(
             "job_goodput_ratio",
-            f"Time of steps that count over all time of attempts; the newest {GOODPUT_JOBS_MAX} jobs.",
+            f"Time of retained steps divided by the time of all attempts; the newest {GOODPUT_JOBS_MAX} jobs.",
             "namespace",
             "job",
         )
         self._add_training()
         self.lost_gpu_seconds_total = self._counter(
-            "lost_gpu_seconds_total", "Time of devices that brought no step that counts.", "cause"
+            "lost_gpu_seconds_total", "GPU-seconds that produced no retained step.", "cause"
         )
         self.scheduling_cycle_seconds = self._histogram(
-            "scheduling_cycle_seconds", "Time of one decision about the whole cluster.", _DECISION_S
+            "scheduling_cycle_seconds", "Time of one scheduling cycle.", _DECISION_S
         )
         self.placement_seconds = self._histogram(
-            "placement_seconds", "Time of one search for the places of a gang.", _DECISION_S
+            "placement_seconds", "Time of one placement search for a gang.", _DECISION_S
         )
         self.queue_used = self._gauge(
-            "queue_used", "Pieces of a resource that a queue's jobs hold.", "queue", "resource"
+            "queue_used", "Amount of a resource that a queue's jobs hold.", "queue", "resource"
         )
         self.queue_quota = self._gauge("queue_quota", "Nominal quota of a queue.", "queue", "resource")
-        self.status_writes_total = self._counter("status_writes_total", "Writes of a job's status.", "code")
+        self.status_writes_total = self._counter("status_writes_total", "Writes of job status.", "code")
         self.internal_errors_total = self._counter(
             "internal_errors_total",
-            "Decisions that raised an error; the job that caused it is put in quarantine and retried.",
+            "Decisions that raised an error; the job that caused it is quarantined and retried.",
             "error",
         )
         self.unreadable_objects_total = self._counter(
-            "unreadable_objects_total", "Versions of objects that could not be read.", "kind"
+            "unreadable_objects_total", "Object versions that could not be parsed.", "kind"
         )
         self.quarantined_jobs = self._gauge(
             "quarantined_jobs", "Jobs in quarantine (condition Degraded): no decision is made about them."
         )
         self.events_dropped_total = self._counter(
-            "events_dropped_total", "Events that were told to nobody, since there were too many.", "reason"
+            "events_dropped_total", "Events dropped by the rate limiter.", "reason"
         )
         self.api_requests_total = self._counter(
-            "api_requests_total", "Calls to the API server.", "verb", "kind", "code"
+            "api_requests_total", "Requests to the API server.", "verb", "kind", "code"
         )
-        self.model_objects = self._gauge("model_objects", "Objects that the operator's model holds.", "kind")
+        self.model_objects = self._gauge("model_objects", "Objects in the operator's cache.", "kind")
         self.leader = self._gauge("leader", "1 while this replica leads.")
 
     def _add_training(self) -> None:
         """Add what ranks say of their newest step."""
         of_job, newest = ("namespace", "job"), f"the {TRAINING_JOBS_MAX} jobs that trained last"
         self.job_step = self._gauge("job_step", f"Newest step of a job; {newest}.", *of_job)
-        self.job_loss = self._gauge("job_loss", f"Loss of that step; {newest}.", *of_job)
+        self.job_loss = self._gauge("job_loss", f"Loss of the newest step; {newest}.", *of_job)
         self.job_held_out_loss = self._gauge(
             "job_held_out_loss", f"Newest held-out loss, over all sets; {newest}.", *of_job
         )
         self.job_expert_load_ratio = self._gauge(
             "job_expert_load_ratio",
-            "Tokens of a layer's fullest expert over the mean of its experts, in the newest step; 1 is even.",
+            "Tokens of a layer's busiest expert divided by the mean of its experts, in the newest step; 1 is even.",
             *of_job,
             "layer",
         )
         self.job_router_entropy_nats = self._gauge(
             "job_router_entropy_nats",
-            "Entropy of a token's scores by layer, the mean of the newest step.",
+            "Mean entropy of a token's router scores, by layer, in the newest step.",
             *of_job,
             "layer",
         )
         self.job_rows_dropped = self._gauge(
-            "job_rows_dropped", "Rows beyond the capacity of experts by layer, in the newest step.", *of_job, "layer"
+            "job_rows_dropped",
+            "Rows dropped because experts were at capacity, by layer, in the newest step.",
+            *of_job,
+            "layer",
         )
         self._training: OrderedDict[str, tuple[str, str]] = OrderedDict()
 

@@ -180,15 +180,15 @@ def _walk(name: str, views: Mapping[str, QueueView], counts: Mapping[str, int]) 
         last = path[-1]
         if parent in path:
             ring = " -> ".join([*path[path.index(parent) :], parent])
-            message = f"the parents of {name} lead in a circle: {ring}; change spec.parent of one of them"
+            message = f"the parents of {name} form a cycle: {ring}; change spec.parent of one of them"
             return QueueProblem(reason=QueueReason.CYCLE, message=message)
         if parent not in views:
-            message = f"spec.parent of {last} is {parent}, and there is no such queue; make it, or change spec.parent"
+            message = f"spec.parent of {last} is {parent}, and there is no such queue; create it or change spec.parent"
             return QueueProblem(reason=QueueReason.PARENT_MISSING, message=message)
         if above := _doubled(views[parent], counts[parent]):
-            return dataclasses.replace(above, message=f"{name} lies below {parent}: {above.message}")
+            return dataclasses.replace(above, message=f"its ancestor {parent} is not ready: {above.message}")
         if len(path) == DEPTH_MAX:
-            message = f"{name} lies deeper than {DEPTH_MAX} queues, the most there may be; change spec.parent"
+            message = f"{name} is nested deeper than {DEPTH_MAX} queues; change spec.parent"
             return QueueProblem(reason=QueueReason.TOO_DEEP, message=message)
         path.append(parent)
     return tuple(path)

@@ -102,7 +102,7 @@ def _host_ports(body: Mapping[str, Any]) -> list[str]:
 
 def _sentence(what: str, field: str) -> str:
     return (
-        f"the gang binder binds no pods with {what}: it binds no volumes, claims no devices, "
-        "looks at no other pods and no ports; "
-        f"drop spec.workers.template.spec.{field} or install the operator with binding NodeAffinity"
+        f"the gang binder can't bind pods with {what}: it ignores volumes, resource claims, other pods and host "
+        "ports; "
+        f"remove spec.workers.template.spec.{field} or install the operator with binding NodeAffinity"
     )

@@ -61,7 +61,7 @@ def events_of(write: WriteStatus) -> tuple[EmitEvent, ...]:
 def unreadable_event(left_out: Unreadable) -> EmitEvent:
     """Return the event of an object that is left out."""
     reason = Reason.UNREADABLE.value
-    words = f"the operator leaves this object out, since it can't be read: {left_out.why}"
+    words = f"the operator ignores this object, because it can't be read: {left_out.why}"
     return EmitEvent(ref=left_out.ref, uid=left_out.uid, reason=reason, message=words, warning=True, key=reason.lower())
 
 

@@ -96,7 +96,7 @@ def judge(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Verdict
     if given_up is not None and not excused:
         return given_up
     if failure.cause is Cause.CREATE_REFUSED and (most := _refusals_allowed(spec)) <= _refusals(status):
-        message = f"refused {most + 1} times in a row, rule {most} retries; last: {failure.message}"
+        message = f"refused {most + 1} times in a row, at most {most} retries are allowed; last: {failure.message}"
         return GiveUp(failure=failure, reason=Reason.CREATE_REFUSED, message=message)
     return Restart(
         failure=failure,
@@ -259,12 +259,14 @@ def _budget_spent(
     environment = failure.cause is Cause.ENVIRONMENT_FAILED
     if idle > policy.no_progress_max:
         most = policy.no_progress_max
-        words = f"{idle - 1} restarts in a row brought no newer checkpoint and no later step, rule {most}"
+        words = (
+            f"{idle - 1} restarts in a row reached no newer checkpoint and no later step, at most {most} are allowed"
+        )
         reason = Reason.ENVIRONMENT_FAILED if environment else Reason.NO_PROGRESS
         return GiveUp(failure=failure, reason=reason, message=f"{words}; last: {failure.message}")
     spent = _counted_restarts(status, window_s=policy.window_seconds, now_s=now_s)
     if counts and spent >= policy.max_restarts:
-        words = f"{spent} restarts in {policy.window_seconds} s, rule {policy.max_restarts}"
+        words = f"{spent} restarts in {policy.window_seconds} s, at most {policy.max_restarts} are allowed"
         reason = Reason.ENVIRONMENT_FAILED if environment else Reason.MAX_RESTARTS_EXCEEDED
         return GiveUp(failure=failure, reason=reason, message=f"{words}; last: {failure.message}")
     return None

@@ -48,13 +48,13 @@ def find_stall(snapshot: JobSnapshot, spec: TrainingJobSpec, record: ProgressRec
         return None
     agrees = _agrees(record, attempt.replicas * attempt.devices, devices=attempt.devices)
     stalled = stalled_s >= hang.stall_seconds
-    words = [f"no step after step {record.step} for {hang.stall_seconds if stalled else told_s:g} s"]
+    words = [f"no new step after step {record.step} for {hang.stall_seconds if stalled else told_s:g} s"]
     if agrees:
         words.append(agrees)
     status = snapshot.job.status
     futile = futile_restarts(status.restart_records, record.step, status.earlier_restarts)
     if hang.action == "Restart" and futile >= FUTILE_MAX:
-        words.append(f"not restarted: {futile} restarts for hangs brought no later step")
+        words.append(f"not restarted: {futile} restarts because of hangs reached no later step")
     fatal = stalled and hang.action == "Restart" and bool(agrees) and futile < FUTILE_MAX
     index = record.stopped[0] // attempt.devices if record.stopped else None
     return Stall(message="; ".join(words), index=index, fatal=fatal)

@@ -58,7 +58,7 @@ RUNNING_PHASES = {
     RankPhase.EXPORTING: Reason.EXPORTING,
     RankPhase.DONE: Reason.EXPORTING,
 }
-PLANNING_WORDS = "its layout is being planned, for each worker count that it accepts"
+PLANNING_WORDS = "its layout is being planned for each worker count that it accepts"
 _WORKING = frozenset({Reason.TRAINING, Reason.EVALUATING, Reason.EXPORTING})
 
 
@@ -85,7 +85,7 @@ def _unfinished(snapshot: JobSnapshot, now_s: float, defaults: PodDefaults) -> D
         return _fail(snapshot, Reason.MISCONFIGURED, refused, None, now_s)
     deadline_s = _deadline_s(status, spec)
     if deadline_s is not None and now_s >= deadline_s and not _succeeded(snapshot):
-        message = f"ran longer than activeDeadlineSeconds, {spec.active_deadline_seconds} s"
+        message = f"ran longer than activeDeadlineSeconds ({spec.active_deadline_seconds} s)"
         return _fail(snapshot, Reason.DEADLINE_EXCEEDED, message, None, now_s)
     if not job.admitted:
         decision = _waiting(snapshot, spec, now_s)
@@ -336,7 +336,7 @@ def _finished(snapshot: JobSnapshot, now_s: float) -> Decision:
 def _succeed(snapshot: JobSnapshot, now_s: float) -> Decision:
     record = current_record(snapshot)
     status = close_attempt(snapshot.job.status, record, ended_by=None, now_s=now_s)
-    message = "every pod ended well" if record is None else f"trained {record.step} steps"
+    message = "every pod succeeded" if record is None else f"trained {record.step} steps"
     status = finish(snapshot.job, status, succeeded=True, reason=Reason.COMPLETED, message=message, now_s=now_s)
     return Decision(actions=_status_write(snapshot, status))
 

@@ -184,7 +184,7 @@ def _lost_place(
     since_s = pod.unschedulable_since_s
     if since_s is not None and not pod.node and now_s - since_s >= UNSCHEDULABLE_S:
         why = f": {pod.unschedulable}" if pod.unschedulable else ""
-        return _Lost(Cause.UNSCHEDULABLE, f"pod {pod.name} could not be bound to node {node}{why}", move=True)
+        return _Lost(Cause.UNSCHEDULABLE, f"pod {pod.name} could not be scheduled on node {node}{why}", move=True)
     return None
 
 
@@ -242,7 +242,7 @@ def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecor
     if record.leaving:
         return Failure(
             cause=Cause.EVICTED,
-            message=f"worker {record.leaving[0]}: its launcher was asked to end (SIGTERM); the ranks stopped",
+            message=f"worker {record.leaving[0]}: its launcher received SIGTERM; the ranks stopped",
             index=record.leaving[0],
             replace=frozenset(record.leaving),
         )
@@ -258,7 +258,7 @@ def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecor
     if ended.signal is not None:
         return Failure(
             cause=Cause.RANK_KILLED,
-            message=f"rank {ended.rank} on worker {index} was ended by signal {ended.signal}",
+            message=f"rank {ended.rank} on worker {index} was killed by signal {ended.signal}",
             index=index,
             code=code_of_signal(ended.signal),
         )
@@ -280,7 +280,7 @@ def _silence(
     if heard_s is not None and now_s - heard_s >= timeout_s:
         return Failure(
             cause=Cause.LEADER_SILENT,
-            message=f"the leader's Lease was last renewed {now_s - heard_s:.0f} s ago, rule {timeout_s} s",
+            message=f"the leader's Lease was last renewed {now_s - heard_s:.0f} s ago, the limit is {timeout_s} s",
             index=0,
             replace=frozenset({0}),
         )

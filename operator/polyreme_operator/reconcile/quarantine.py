@@ -75,5 +75,5 @@ def _degraded(job: JobView, status: TrainingJobStatus, now_s: float) -> Training
     if not job.quarantined:
         return drop_condition(status, ConditionType.DEGRADED)
     reason = Reason.UNREADABLE if job.unreadable else job.fault_reason
-    message = f"the operator leaves this job as it is: {job.quarantined}"[:MESSAGE_CHARACTERS_MAX]
+    message = f"the operator makes no decision about this job: {job.quarantined}"[:MESSAGE_CHARACTERS_MAX]
     return with_condition(status, ConditionType.DEGRADED, True, reason, message, now_s=now_s, generation=job.generation)

@@ -58,7 +58,10 @@ def with_class(job: JobView, status: TrainingJobStatus, *, now_s: float) -> Trai
     if not job.class_missing or spec is None:
         return drop_condition(status, ConditionType.PRIORITY_CLASS_MISSING)
     name = spec.priority_class_name
-    message = f"there is no PriorityClass {name}; spec.priority {spec.priority} counts until there is: make it"
+    message = (
+        f"there is no PriorityClass {name}; spec.priority {spec.priority} applies until it exists; "
+        "create it or change spec.priorityClassName"
+    )
     kind = ConditionType.PRIORITY_CLASS_MISSING
     return with_condition(status, kind, True, Reason.NOT_FOUND, message, now_s=now_s, generation=job.generation)
 

@@ -109,11 +109,11 @@ def given_back_for(job: JobView, stop: Stop) -> tuple[Reason, str]:
     asked = job.status.preemption
     match stop.why:
         case StopFor.PREEMPTION if asked is not None:
-            words = f"made way for {asked.by_name or asked.by}"
+            words = f"preempted by {asked.by_name or asked.by}"
             if asked.reclaim:
-                return Reason.RECLAIMED, f"{words}, whose queue needs its own quota"
+                return Reason.RECLAIMED, f"{words}, whose queue reclaims its quota"
             return Reason.PREEMPTED, words
         case StopFor.DRAIN if asked is not None:
-            return Reason.QUEUE_STOPPED, f"stopped with its queue {asked.by_name}"
+            return Reason.QUEUE_STOPPED, f"stopped because its queue {asked.by_name} is drained"
         case _:
             return Reason.SUSPENDED, "stopped on request"

@@ -117,13 +117,13 @@ def stop_for_preemption(job: JobView, by: JobView, *, reclaim: bool, now_s: floa
     verb = "reclaim its quota" if reclaim else "run"
     name = f"{by.namespace}/{by.name}"
     return _stop_for_others(
-        job, by=by.uid, by_name=name, reclaim=reclaim, message=f"asked to make way for {name} to {verb}", now_s=now_s
+        job, by=by.uid, by_name=name, reclaim=reclaim, message=f"preempted to let {name} {verb}", now_s=now_s
     )
 
 
 def stop_for_drain(job: JobView, *, queue: str, now_s: float) -> TrainingJobStatus:
     """Ask a running attempt to checkpoint and stop, since its queue drains. No preemption: nobody pays for it."""
-    message = f"asked to stop: queue {queue} holds and drains"
+    message = f"asked to stop: queue {queue} is drained (stopPolicy HoldAndDrain)"
     return _stop_for_others(job, by="", by_name=queue, reclaim=False, message=message, now_s=now_s)
 
 
@@ -275,7 +275,7 @@ def begin_attempt(
     if unchanged and before is not None:
         plan_hash, plan_json, devices = before.plan_hash, before.plan, before.devices
     else:
-        assert plan is not None, "only a restart goes on without a plan"
+        assert plan is not None, "only a restart may start without a plan"
         plan_hash, plan_json, devices = plan.hash, plan.to_json(), plan.devices
     numbers = {} if before is None else before.replacement_by_index
     for index in replace:
@@ -311,7 +311,7 @@ def _with_admission(job: JobView, status: TrainingJobStatus, nodes: Sequence[str
         reason = Reason.GROWN if len(nodes) > before.replicas else Reason.SHRUNK
         message = f"{message}, {reason.lower()} from {before.replicas}"
     if job.spec is not None and job.spec.workers.replicas != len(nodes):
-        message = f"{message}; {_counted(job.spec.workers.replicas, 'worker')} asked for"
+        message = f"{message}; {_counted(job.spec.workers.replicas, 'worker')} requested"
     return with_condition(status, ConditionType.ADMITTED, True, reason, message, now_s=now_s, generation=job.generation)
 
 

@@ -122,7 +122,7 @@ class _Admissions:
             cycle.reserve(held)
             names = [_name(self._cluster.jobs[uid]) for uid in held.stopping]
             more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-            words = f"{', '.join(names[:NAMED_MAX])}{more} checkpoint and make way"
+            words = f"waits for {', '.join(names[:NAMED_MAX])}{more} to save a checkpoint and stop"
             cycle.pending[job.uid] = Pending(Reason.WAITING_FOR_PREEMPTION, words)
         else:
             self._make_room(waiting, job, found)
@@ -139,7 +139,7 @@ class _Admissions:
             return Pending(Reason.WAITING_FOR_CAPACITY, f"waits for {lingering} of its own pods to end")
         preemptor = self._makes_way_for.get(job.uid)
         if preemptor is not None:
-            return Pending(Reason.BEHIND_OTHERS, f"made way for {_name(preemptor)}, which starts first")
+            return Pending(Reason.BEHIND_OTHERS, f"was preempted by {_name(preemptor)}, which starts first")
         return None
 
     def _behind_heads(self, waiting: Waiting, job: JobView) -> Found | Pending:
@@ -158,7 +158,7 @@ class _Admissions:
         if isinstance(alone, Pending):
             return alone
         name = _name(self._cluster.jobs[before[0].uid])
-        return Pending(Reason.BEHIND_OTHERS, f"would fit, but that would delay {name}, which is before it")
+        return Pending(Reason.BEHIND_OTHERS, f"fits, but would delay {name}, which is ahead of it")
 
     def _unsatisfiable(self, job: JobView) -> Pending | None:
         """Say that a job fits at none of its sizes even if every node were empty, whatever quota and capacity say."""

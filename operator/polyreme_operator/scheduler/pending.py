@@ -36,7 +36,7 @@ def closed(tree: QueueTree, queue: str) -> Pending | None:
     """Say why a queue admits nobody; None if it does."""
     if not tree.in_order(queue):
         problem = tree.problems.get(queue)
-        words = f"there is no TrainingQueue {queue}; make it, or change spec.queueName"
+        words = f"there is no TrainingQueue {queue}; create it or change spec.queueName"
         return Pending(Reason.QUEUE_MISSING, words if problem is None else problem.message)
     policy = tree.stop_policy(queue)
     if policy is StopPolicy.NONE:
@@ -49,4 +49,4 @@ def closed(tree: QueueTree, queue: str) -> Pending | None:
 
 def behind(pending: Pending, queue: str) -> Pending:
     """Return what jobs far from the head are told: the reason, and a sentence that stays the same."""
-    return Pending(pending.reason, f"waits behind the first {TOLD_MAX} jobs of queue {queue}")
+    return Pending(pending.reason, f"waits after the first {TOLD_MAX} jobs of queue {queue}")

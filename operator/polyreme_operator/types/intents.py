@@ -120,5 +120,5 @@ def parse_intents(text: str) -> tuple[Intent, ...]:
 
 def _typed(value: object, kind: type[_Value]) -> _Value:
     if not isinstance(value, kind):
-        raise TypeError(f"an intent holds {value!r}, rule {kind.__name__}")
+        raise TypeError(f"an intent holds {value!r}, expected {kind.__name__}")
     return value

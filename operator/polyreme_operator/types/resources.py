@@ -52,7 +52,9 @@ def quantity(text: str, resource: str) -> int:
         suffix = ""
     body = number[: len(number) - len(suffix)] if suffix else number
     if suffix not in _SUFFIXES:
-        raise ValueError(f"quantity {text!r} of {resource} has the suffix {suffix!r}, rule {', '.join(_SUFFIXES)}")
+        raise ValueError(
+            f"quantity {text!r} of {resource} has the suffix {suffix!r}, expected one of {', '.join(_SUFFIXES)}"
+        )
     try:
         given = Decimal(body)
         if given == 0:

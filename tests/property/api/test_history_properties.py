@@ -194,7 +194,7 @@ def test_names_sort_as_attempts_and_steps_do(first: tuple[int, int], second: tup
     ],
 )
 def test_what_is_no_checkpoint_name_is_refused(name: str) -> None:
-    with pytest.raises(InvalidConfigError, match="no checkpoint name"):
+    with pytest.raises(InvalidConfigError, match="not a checkpoint name"):
         parse_checkpoint_name(name)
 
 

@@ -111,9 +111,9 @@ def test_a_layout_fits_or_says_why_not(layout: Layout, world: int, shape: ModelS
     ("layout", "words"),
     [
         (Layout(tp=3), "tp 3 does not divide the decoder's heads 4"),
-        (Layout(cp=4, ulysses=3), "ulysses 3 does not divide cp 4, or tp x ulysses not the 4 heads"),
-        (Layout(cp=4), "sequenceTokens 100 is no multiple of 8, as cp and tp cut packs"),
-        (Layout(cp=4, tp=2, ulysses=2), "sequenceTokens 100 is no multiple of 8, as cp and tp cut packs"),
+        (Layout(cp=4, ulysses=3), "ulysses 3 does not divide cp 4, or tp x ulysses does not divide the 4 heads"),
+        (Layout(cp=4), "sequenceTokens 100 is not a multiple of 8, which cp and tp require"),
+        (Layout(cp=4, tp=2, ulysses=2), "sequenceTokens 100 is not a multiple of 8, which cp and tp require"),
     ],
     ids=str,
 )

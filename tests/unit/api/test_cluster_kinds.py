@@ -43,7 +43,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "TrainingQueue",
         {"parent": "all", "quotas": [{"resource": GPU, "nominal": 1, "lendingLimit": 2}]},
-        f"lendingLimit 2 lies above nominal 1 of {GPU}; lower lendingLimit or raise nominal",
+        f"lendingLimit 2 is above nominal 1 of {GPU}; lower lendingLimit or raise nominal",
     ),
     (
         "TrainingQueue",
@@ -71,12 +71,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "ClusterTopology",
         {"levels": [{**RACK, "nodeLabel": "kubernetes.io/hostname"}]},
-        "level 'rack' with nodeLabel 'kubernetes.io/hostname' is the host, which always lies below the last level",
+        "level 'rack' with nodeLabel 'kubernetes.io/hostname' is the host, which is always below the last level",
     ),
     (
         "ClusterTopology",
         {"levels": [{**ZONE, "distance": 1}, RACK | {"distance": 2}]},
-        "distance 1 of 'zone' lies below distance 2 of 'rack' beneath it",
+        "distance 1 of 'zone' is below distance 2 of 'rack' below it",
     ),
     ("NodeFaultPolicy", {"rules": [{**XID, "onXids": []}]}, "rule 'lost' has either onXids or onNodeConditions"),
     ("NodeFaultPolicy", {"rules": [{**XID, "onNodeConditions": [{"type": "A"}]}]}, "rule 'lost' has either onXids or"),
@@ -103,11 +103,11 @@ def test_names_are_labels(kind: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        (None, "no object: a NoneType"),
-        ([], "no object: a list"),
-        ({}, "kind is refused: None, rule one of TrainingJob, TrainingQueue"),
-        ({"kind": ["a"]}, "kind is refused"),
-        (thing("Pod", {}), "kind is refused: 'Pod'"),
+        (None, "not a Kubernetes object: NoneType"),
+        ([], "not a Kubernetes object: list"),
+        ({}, "kind is not supported: None, expected one of TrainingJob, TrainingQueue"),
+        ({"kind": ["a"]}, "kind is not supported"),
+        (thing("Pod", {}), "kind is not supported: 'Pod'"),
     ],
 )
 def test_what_is_none_of_our_kinds_is_refused(document: object, words: str) -> None:

@@ -36,7 +36,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"metadata.name": "a" * 41}, "metadata.name is refused"),
     ({"metadata.name": "a.b"}, "metadata.name is refused: 'a.b'"),
     # types and bounds
-    ({"spec.training.steps": 0}, "spec.training.steps is refused: 0, rule: input should be greater than or equal to 1"),
+    ({"spec.training.steps": 0}, "spec.training.steps is refused: 0, input should be greater than or equal to 1"),
     ({"spec.training.steps": "10"}, "spec.training.steps is refused: '10'"),
     ({"spec.training.steps": True}, "spec.training.steps is refused: True"),
     ({"spec.suspend": "yes"}, "spec.suspend is refused: 'yes'"),
@@ -107,15 +107,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     # workers, topology, layout
     (
         {"spec.workers": {"replicas": 2, "minReplicas": 3}},
-        "replicas 2 lies outside minReplicas..maxReplicas (3..15000)",
+        "replicas 2 is outside minReplicas..maxReplicas (3..15000)",
     ),
-    ({"spec.workers": {"replicas": 3, "maxReplicas": 2}}, "replicas 3 lies outside minReplicas..maxReplicas (1..2)"),
+    ({"spec.workers": {"replicas": 3, "maxReplicas": 2}}, "replicas 3 is outside minReplicas..maxReplicas (1..2)"),
     (
         {"spec.topology": {"required": "rack", "preferred": "zone"}},
-        "required and preferred exclude each other; drop one",
+        "required and preferred cannot both be set; drop one",
     ),
-    ({"spec.topology": {"sliceSize": 2}}, "sliceSize and sliceLevel go together; set both or none"),
-    ({"spec.topology": {"sliceLevel": "rack"}}, "sliceSize and sliceLevel go together; set both or none"),
+    ({"spec.topology": {"sliceSize": 2}}, "sliceSize and sliceLevel must be set together; set both or none"),
+    ({"spec.topology": {"sliceLevel": "rack"}}, "sliceSize and sliceLevel must be set together; set both or none"),
     ({"spec.parallelism": {"dp": 2}}, "mode Auto chooses the degrees itself, dp is set; use mode: Explicit or drop it"),
     ({"spec.parallelism": {"mode": "Explicit", "ep": 2}}, "mode Explicit needs dp; the other degrees default to 1"),
     (
@@ -128,7 +128,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2, "schedule": "GPipe"}},
-        "spec.parallelism.schedule is refused: 'GPipe', rule: input should be '1F1B', 'Interleaved1F1B'",
+        "spec.parallelism.schedule is refused: 'GPipe', input should be '1F1B', 'Interleaved1F1B'",
     ),
     (
         {"spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 4, "microbatches": 3}},
@@ -147,11 +147,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "spec.training.recompute": "Full",
             "spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2, "schedule": "DualPipeV"},
         },
-        "training.recompute Full does not go with parallelism.schedule DualPipeV",
+        "training.recompute Full cannot be combined with parallelism.schedule DualPipeV",
     ),
     (
         {"spec.training.parameterSharding": "FSDP2", "spec.training.optimizer": {"name": "Muon"}},
-        "parameterSharding FSDP2 does not go with optimizer.name Muon, which needs whole matrices; use AdamW",
+        "parameterSharding FSDP2 cannot be combined with optimizer.name Muon, which needs whole matrices; use AdamW",
     ),
     (
         {"spec.training.parameterSharding": "FSDP2", "spec.training.optimizer": {"stateSharding": "Whole"}},
@@ -162,9 +162,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "spec.training.parameterSharding": "FSDP2",
             "spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2},
         },
-        "training.parameterSharding FSDP2 does not go with parallelism.pp 2: a pipeline holds what was gathered",
+        "training.parameterSharding FSDP2 cannot be combined with parallelism.pp 2: a pipeline keeps gathered parameters",
     ),
-    ({"spec.training.capacityFactor": "0"}, "capacityFactor 0 lies outside its range: above 0, at most 1000"),
+    ({"spec.training.capacityFactor": "0"}, "capacityFactor 0 is outside its range: above 0, at most 1000"),
     # failure rules
     ({"spec.failurePolicy": {"rules": [{"action": "Fail"}]}}, "a rule has either onExitCodes or onPodConditions"),
     (
@@ -176,8 +176,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 UNPLANNABLE: list[tuple[dict[str, Any], str]] = [
     ({"spec.model.preset": "gpt"}, "unknown model preset: 'gpt', known presets are deepseek-v3, kimi-k2, kimi-vl-a3b"),
     ({"spec.model.overrides": {"decoder": {"layer": 1}}}, "unknown model size: 'layer', sizes of decoder are"),
-    ({"spec.model.overrides": {"vision": {"heads": 3}}}, "vision.width: 64 is no multiple of heads 3"),
-    ({"spec.model.overrides": {"vision": {"heads": 0}}}, "vision.heads is 0, rule at least 1"),
+    ({"spec.model.overrides": {"vision": {"heads": 3}}}, "vision.width: 64 is not a multiple of heads 3"),
+    ({"spec.model.overrides": {"vision": {"heads": 0}}}, "vision.heads is 0, expected at least 1"),
     ({"spec.model.overrides": {"decoder": {"experts_per_token": 9}}}, "9 lies outside 1..experts (8)"),
     ({"spec.data.tokenizer": {"vocabulary": 513}}, "513 tokens, the model embeds 512"),
     ({"spec.workers.replicas": 3}, "3 workers x 1 devices = 3 ranks: packsPerStep 4 is not divisible by dp 3"),
@@ -205,14 +205,17 @@ UNPLANNABLE: list[tuple[dict[str, Any], str]] = [
             "spec.parallelism": {"mode": "Explicit", "dp": 2, "pp": 2, "schedule": "DualPipeV"},
             "spec.workers": {"replicas": 4},
         },
-        "schedule DualPipeV over pp 2 needs at least 4 of whole packs, a data-parallel rank has 2 packs a step",
+        "schedule DualPipeV over pp 2 needs at least 4 of whole packs, a data-parallel rank has 2 packs per step",
     ),
     (
         {
             "spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 4, "schedule": "ZBVZeroBubble"},
             "spec.workers": {"replicas": 4},
         },
-        "pipeline has too many stages: 8 for 3 layers, rule at least one layer on each between the first and the last",
+        (
+            "pipeline has too many stages: 8 for 3 layers, expected at least one layer on each between the first and "
+            "the last"
+        ),
     ),
 ]
 
@@ -236,7 +239,7 @@ def test_a_job_that_no_plan_fits_is_refused_when_it_is_loaded(changes: dict[str,
 
 @pytest.mark.parametrize("document", [None, [], "text", 3])
 def test_what_is_no_mapping_is_no_job(document: object) -> None:
-    with pytest.raises(InvalidConfigError, match="no TrainingJob"):
+    with pytest.raises(InvalidConfigError, match="not a TrainingJob"):
         parse_job(document)
 
 

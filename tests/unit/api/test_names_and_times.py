@@ -55,12 +55,12 @@ def test_times_of_kubernetes_are_read(text: str, at_s: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2025-13-01T00:00:00Z", "2025-10-09T08:53:20", "2025-10-09"])
 def test_what_names_no_moment_is_refused(text: str) -> None:
-    with pytest.raises(InvalidConfigError, match="no time"):
+    with pytest.raises(InvalidConfigError, match="not a time"):
         parse_rfc3339(text)
 
 
 def test_an_error_names_the_field_to_change() -> None:
-    assert str(PolyremeError("it failed: 3, rule 4", field="spec.x")) == "it failed: 3, rule 4; change spec.x"
+    assert str(PolyremeError("it failed: 3, expected 4", field="spec.x")) == "it failed: 3, expected 4; change spec.x"
     assert str(PolyremeError("it failed")) == "it failed"
 
 

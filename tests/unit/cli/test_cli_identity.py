@@ -95,7 +95,7 @@ def test_a_run_that_lost_its_identity_is_known_by_its_journal(tmp_path: Path) ->
 def test_one_process_serves_a_run_at_a_time(tmp_path: Path) -> None:
     run = Home(path=tmp_path).run("default", "x")
     write_identity(run, created_s=1.0, pid=11, process_started_s=2.0)
-    with serving(run), pytest.raises(RefusedError, match="served by process 11"), serving(run):
+    with serving(run), pytest.raises(RefusedError, match="already running in process 11"), serving(run):
         pass
     with serving(run):
         pass

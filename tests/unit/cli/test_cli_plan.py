@@ -37,7 +37,7 @@ def test_the_choice_comes_with_runners_up_and_a_picture(tmp_path: Path, capsys: 
     assert invoke(["plan", path]) == ExitCode.OK
     shown = capsys.readouterr().out
     assert "runners-up" in shown
-    kept = yaml.safe_load(shown.partition("to keep it, in the job's spec:\n")[2])
+    kept = yaml.safe_load(shown.partition("to keep this layout, add to the job's spec:\n")[2])
     assert kept == item["spec"]
     assert kept["parallelism"]["stageLayers"] == list(map(int, item["stageLayers"].split()))
     document = yaml.safe_load(Path(path).read_text())

@@ -117,4 +117,4 @@ def test_costs_that_lack_a_part_are_refused(tmp_path: Path, capsys: pytest.Captu
     costs = tmp_path / "costs.json"
     costs.write_text(json.dumps(FEW))
     assert invoke(["plan", job_file(tmp_path, {}), "--costs", str(costs)]) == ExitCode.USAGE
-    assert "lack a part of the model: tower, embedding, dense layer, moe layer" in capsys.readouterr().err
+    assert "are missing for parts of the model: tower, embedding, dense layer, moe layer" in capsys.readouterr().err

@@ -68,7 +68,7 @@ REFUSALS: dict[str, tuple[Change, list[str]]] = {
     ),
     "a learning rate with a slip of the exponent": (
         put("training.optimizer.learningRate", "1e99"),
-        ["spec.training.optimizer.learningRate", "'1e99'", "a number of at most 10"],
+        ["spec.training.optimizer.learningRate", "'1e99'", "a number up to 10"],
     ),
     "a decay that never forgets": (
         put("training.optimizer.beta2", "1"),
@@ -104,11 +104,11 @@ REFUSALS: dict[str, tuple[Change, list[str]]] = {
     ),
     "checkpoints elsewhere": (
         put("checkpoint.location", "gs://bucket/root"),
-        ["gs://", "file:///absolute/path URLs, or s3://bucket/prefix", "spec.checkpoint.location"],
+        ["gs://", "file:///absolute/path or s3://bucket/prefix", "spec.checkpoint.location"],
     ),
     "the root of the file system for checkpoints": (
         put("checkpoint.location", "file:///"),
-        ["no local folder: 'file:///'", "spec.checkpoint.location"],
+        ["not a local folder: 'file:///'", "spec.checkpoint.location"],
     ),
     "credentials in a URL": (
         put("checkpoint.location", "s3://me:private" + "@bucket/root"),
@@ -125,18 +125,18 @@ REFUSALS: dict[str, tuple[Change, list[str]]] = {
     "an export into a bucket": (put("export.location", "s3://bucket/root"), ["s3://", "spec.export.location"]),
 }
 FILES: dict[str, tuple[str | bytes, list[str]]] = {
-    "two documents": (yaml.safe_dump(manifest()) + "---\n" + yaml.safe_dump(manifest()), ["holds 2 documents"]),
-    "no document": ("", ["holds 0 documents"]),
-    "no YAML": ("{a: [b", ["no YAML"]),
+    "two documents": (yaml.safe_dump(manifest()) + "---\n" + yaml.safe_dump(manifest()), ["holds 2 YAML documents"]),
+    "no document": ("", ["holds 0 YAML documents"]),
+    "no YAML": ("{a: [b", ["not YAML"]),
     "a key that is given twice": (
         yaml.safe_dump(manifest()) + "spec: {}\n",
-        ["key 'spec' is given twice, the first is in line 5"],
+        ["key 'spec' is given twice, the first time in line 5"],
     ),
-    "a date that is none": ("a: 2026-02-30\n", ["no YAML", "day is out of range"]),
-    "a number of 5,000 digits": (f"a: {'9' * 5000}\n", ["no YAML"]),
-    "nesting without end": ("[" * 5000, ["nested deeper than 64 levels"]),
-    "a list": ("- 1\n- 2\n", ["no TrainingJob", "a list"]),
-    "bytes that are no text": (b"\xff\xfe\x00", ["no UTF-8"]),
+    "a date that is none": ("a: 2026-02-30\n", ["not YAML", "day is out of range"]),
+    "a number of 5,000 digits": (f"a: {'9' * 5000}\n", ["not YAML"]),
+    "nesting without end": ("[" * 5000, ["nested more than 64 levels deep"]),
+    "a list": ("- 1\n- 2\n", ["not a TrainingJob", "list"]),
+    "bytes that are no text": (b"\xff\xfe\x00", ["not UTF-8"]),
 }
 
 
@@ -204,7 +204,7 @@ def test_weights_to_start_from_that_do_not_fit_are_refused_by_their_headers(
     put("model.overrides.decoder.experts", 16)(job)
     path.write_text(yaml.safe_dump(job))
     said = refused(home, path, capsys)
-    assert "config.json says n_routed_experts is 8, rule 16" in said
+    assert "config.json says n_routed_experts is 8, expected 16" in said
     assert "change spec.model.overrides.decoder.experts" in said
 
 
@@ -216,7 +216,7 @@ def test_weights_that_are_not_there_are_refused_unless_the_job_is_for_a_cluster(
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job))
     said = refused(home, path, capsys, ExitCode.NOT_FOUND)
-    assert f"no weights: {tmp_path / 'weights'} is no folder" in said
+    assert f"no weights: {tmp_path / 'weights'} is not a folder" in said
     assert invoke(["--home", str(home.path), "validate", str(path), "--for-cluster"]) == ExitCode.OK
 
 
@@ -233,7 +233,7 @@ def test_a_checkpoint_folder_that_can_not_be_written_is_the_machines_fault(
         capsys.readouterr()
         assert invoke(["--home", str(home.path), command, str(path)]) == ExitCode.ENVIRONMENT
         said = capsys.readouterr().err
-        assert "/proc/checkpoints can't be written" in said
+        assert "/proc/checkpoints can't be created or written" in said
         assert "spec.checkpoint.location" in said
 
 
@@ -267,10 +267,10 @@ def test_credentials_in_the_url_of_a_buckets_server_are_refused_and_not_printed(
 @pytest.mark.parametrize(
     ("fault", "rule"),
     [
-        ("kill-rank=4@1", "the job has no rank 4, rule 0 to 3"),
-        ("stop-rank=9@1", "the job has no rank 9, rule 0 to 3"),
-        ("kill-launcher=2@1", "the job has no index 2, rule 0 to 1"),
-        ("kill-rank=0@3", "the job has no step 3, rule 0 to 2"),
+        ("kill-rank=4@1", "the job has no rank 4, expected 0 to 3"),
+        ("stop-rank=9@1", "the job has no rank 9, expected 0 to 3"),
+        ("kill-launcher=2@1", "the job has no index 2, expected 0 to 1"),
+        ("kill-rank=0@3", "the job has no step 3, expected 0 to 2"),
     ],
 )
 def test_a_fault_that_can_never_strike_is_refused(
@@ -290,7 +290,7 @@ def test_a_run_that_goes_on_names_the_checkpoints_that_are_damaged(home: Home, t
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(located(root)))
     said = preflight.damaged_checkpoints(home.run("default", "refused"), read_job(path))
-    assert said == ["checkpoint a000001-s00000002 is damaged and not used: data is missing"]
+    assert said == ["checkpoint a000001-s00000002 is damaged and is not used: data is missing"]
 
 
 def test_a_job_that_can_run_passes(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -380,7 +380,7 @@ def test_a_checkpoint_of_a_later_format_says_which_version_goes_on(
     path.write_text(yaml.safe_dump(located(root)))
     capsys.readouterr()
     assert invoke(["--home", str(home.path), "run", str(path)]) == ExitCode.USAGE
-    assert "go on with the version of polyreme that wrote it" in capsys.readouterr().err
+    assert "continue with the version of polyreme that wrote it" in capsys.readouterr().err
 
 
 def test_a_torn_checkpoint_and_one_of_this_model_refuse_nothing(tmp_path: Path) -> None:
@@ -417,7 +417,7 @@ def test_a_root_with_the_attempts_of_another_run_is_not_begun_again(home: Home, 
     attempt.write_text('{"attempt": 1}')
     for _ in (attempt, committed(root, located(root))):
         for fresh in (False, True):
-            with pytest.raises(RefusedError, match="another run's"):
+            with pytest.raises(RefusedError, match="checkpoint root belongs to another run: "):
                 preflight.check(home, run, job, resumes=False, fresh=fresh)
         preflight.check(home, run, job, resumes=True, fresh=False)
         attempt.unlink(missing_ok=True)
@@ -448,5 +448,5 @@ def test_a_store_or_a_journal_that_is_no_such_thing_ends_with_what_to_mend(
         assert invoke(["--home", str(home.path), "run", str(path)]) == ExitCode.ENVIRONMENT
         said = capsys.readouterr().err
         assert str(broken) in said
-        assert "mend that, then the same command goes on" in said
+        assert "fix this, then run the same command again to continue" in said
         assert psutil.Process().children() == []

@@ -44,7 +44,7 @@ def test_a_job_that_brings_its_own_training_has_a_layout_and_no_model(
 def test_a_machine_without_containers_does_not_run_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["--home", str(tmp_path), "run", str(SAMPLES / "own-container.yaml")]) == ExitCode.USAGE
     said = capsys.readouterr().err
-    assert "workers.runtime.mode is Environment; apply the job to a cluster" in said
+    assert "workers.runtime.mode is Environment, and there is no container runtime; apply the job to a cluster" in said
     assert said.count("\n") == 1
 
 
@@ -73,4 +73,4 @@ def test_a_job_among_queues_is_refused_as_run_does(tmp_path: Path, capsys: pytes
     job = (SAMPLES / "quickstart.yaml").read_text()
     path.write_text(QUEUE.replace("NAME", "q").replace("SPEC", "weight: 1") + "---\n" + job)
     assert validate(tmp_path / "home", path) == ExitCode.USAGE
-    assert "holds 2 documents, rule exactly one TrainingJob" in capsys.readouterr().err
+    assert "holds 2 YAML documents, expected exactly one TrainingJob" in capsys.readouterr().err

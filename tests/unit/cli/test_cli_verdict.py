@@ -69,5 +69,5 @@ def test_a_job_that_is_asked_to_stop_says_so_until_it_has() -> None:
     assert verdict(stopping)[0] == "Stopping"
     word, sentence = verdict(job(SUSPENDED, suspend=True))
     assert word == "Stopped"
-    assert "goes on" in sentence
-    assert verdict(job(SUSPENDED, suspend=False)) == ("Starting", "going on where it stood")
+    assert sentence == "stopped on request; run polyreme run with the same file to continue"
+    assert verdict(job(SUSPENDED, suspend=False)) == ("Starting", "continuing")

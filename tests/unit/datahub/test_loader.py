@@ -185,7 +185,7 @@ def test_a_stage_of_longer_packs_goes_on_where_the_one_before_ended(home: Home) 
     assert same(fresh.packs(9, first=1, count=1), hub.open_source(home.objects, staged()).packs(9, first=1, count=1))
     with pytest.raises(RefusedError, match="no packs 0\\.\\.3: step 9 has 2"):
         source.packs(9, first=0, count=3)
-    with pytest.raises(RefusedError, match="loader state is of other data"):
+    with pytest.raises(RefusedError, match="loader state belongs to other data"):
         usual.check_state(source.state(8))
 
 

@@ -306,7 +306,7 @@ def test_a_follower_that_falls_silent_loses_its_place() -> None:
     silent(leader, seconds=2)
     ended = leader.record
     assert (ended.outcome, ended.leaving) == (Outcome.FAILED, (1,))
-    assert ended.message == "worker 1: its launcher has said nothing for 20 s"
+    assert ended.message == "worker 1: its launcher has sent nothing for 20 s"
 
 
 def test_a_leader_that_stood_still_blames_nobody() -> None:

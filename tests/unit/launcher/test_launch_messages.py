@@ -80,7 +80,7 @@ def test_a_message_that_is_too_long_is_never_sent() -> None:
         job_json="x" * LINE_BYTES_MAX,
         plan_json="{}",
     )
-    with pytest.raises(InvalidConfigError, match="rule at most"):
+    with pytest.raises(InvalidConfigError, match="expected at most"):
         encode(long)
 
 

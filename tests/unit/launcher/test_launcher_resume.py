@@ -89,17 +89,19 @@ def test_a_torn_or_damaged_checkpoint_is_passed_over_and_named(
     (save(tmp_path, 1, 300) / DAMAGE_RECORD).write_text('{"damage": ["00000-000.bin: a bit"]}')
     assert fix(tmp_path, 2) == "a000001-s00000050"
     said = capsys.readouterr().err
-    assert "a000001-s00000100 is damaged and not used: 00000-000.bin is missing" in said
-    assert "a000001-s00000150 is damaged and not used: 00000-000.bin has 0 bytes, the marker says 5" in said
-    assert "a000001-s00000200 is damaged and not used: checkpoint marker is damaged" in said
-    assert "a000001-s00000300 is damaged and not used: 00000-000.bin: a bit" in said, "as ranks of an attempt found it"
+    assert "a000001-s00000100 is damaged and is not used: 00000-000.bin is missing" in said
+    assert "a000001-s00000150 is damaged and is not used: 00000-000.bin has 0 bytes, expected 5" in said
+    assert "a000001-s00000200 is damaged and is not used: checkpoint marker is damaged" in said
+    assert "a000001-s00000300 is damaged and is not used: 00000-000.bin: a bit" in said, (
+        "as ranks of an attempt found it"
+    )
 
 
 def test_a_run_never_begins_anew_because_what_it_saved_is_damaged(tmp_path: Path) -> None:
     fix(tmp_path, 1)
     file = save(tmp_path, 1, 50) / "00000-000.bin"
     file.write_bytes(b"")
-    with pytest.raises(RefusedError, match=r"no checkpoint of the run is whole: a000001-s00000050: 00000-000"):
+    with pytest.raises(RefusedError, match=r"no checkpoint of the run is intact: a000001-s00000050: 00000-000"):
         fix(tmp_path, 2)
     file.write_bytes(b"1-50")
     assert fix(tmp_path, 2) == "a000001-s00000050"

@@ -43,7 +43,9 @@ def test_a_plan_for_other_hardware_is_refused_before_any_data_are_opened(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     opened: list[Any] = []
     monkeypatch.setattr(rank, "_open_data", lambda *given: opened.append(given))
-    with pytest.raises(InvalidConfigError, match=r"plan is made for other hardware: h100-80g.*processors only"):
+    with pytest.raises(
+        InvalidConfigError, match=r"plan was made for other hardware: h100-80g.*this rank has only a CPU"
+    ):
         rank._train(environment(tmp_path, {"spec.workers": {"hardware": "h100-80g"}}))
     assert not opened
 
@@ -64,7 +66,7 @@ def test_a_full_memory_is_told_with_its_consumers_and_other_errors_as_they_are(
     assert words.startswith("rank ran out of memory: ")
     assert "36028797018963968 bytes" in words
     assert "; the plan, dp1, counts " in words
-    assert " MiB a device: activations " in words
+    assert " MiB per device: activations " in words
     assert "a layout that needs less: dp1, 2 x 2 packs" in words
 
     def wrong(*_: Any, **__: Any) -> int:

@@ -85,7 +85,7 @@ def test_a_second_list_of_kopf_ends_a_watch_once_and_behind_what_it_told() -> No
         feed.tell(None, job("a", 3))
         feed.tell(None, job("d", 6))
         assert (await first).object["metadata"]["name"] == "d"
-        with pytest.raises(GoneError, match="listed anew"):
+        with pytest.raises(GoneError, match="kopf listed again"):
             await anext(follow)
         again = feed.follow(6, until=until)
         following = asyncio.ensure_future(anext(again))
@@ -98,7 +98,7 @@ def test_a_second_list_of_kopf_ends_a_watch_once_and_behind_what_it_told() -> No
         assert not waiting.done()
         feed.tell(None, job("e", 7))
         assert (await waiting).object["metadata"]["name"] == "e"
-        with pytest.raises(GoneError, match="listed anew"):
+        with pytest.raises(GoneError, match="kopf listed again"):
             await anext(again)
 
     run(story)
@@ -125,7 +125,7 @@ def test_time_ends_a_quiet_watch() -> None:
         waiting = asyncio.ensure_future(anext(feed.follow(0, until=until)))
         await asyncio.sleep(0)
         until.set_result(None)
-        with pytest.raises(GoneError, match="time for a list"):
+        with pytest.raises(GoneError, match="a periodic list is due"):
             await waiting
 
     run(story)

@@ -121,7 +121,7 @@ def test_the_gang_binder_refuses_what_it_can_not_bind_and_names_the_field(templa
     failed = write.after.condition("Failed")
     assert failed is not None
     assert failed.reason == "Misconfigured"
-    assert f"drop spec.workers.template.spec.{named} or" in failed.message
+    assert f"remove spec.workers.template.spec.{named} or" in failed.message
     other = decide(snapshot(owner), "NodeAffinity")
     assert not any(isinstance(action, WriteStatus) and action.after.finished for action in other.actions)
 

@@ -35,7 +35,7 @@ def record(**fields: Any) -> ProgressRecord:
         ({}, (4,)),
         ({"low": 1}, (4, 3, 2, 1)),
         ({"low": 3}, (4, 3)),
-        ({"low": 1, "replicas": 6}, (6, 4, 3, 2, 1)),  # 12 packs a step: no dp of 5
+        ({"low": 1, "replicas": 6}, (6, 4, 3, 2, 1)),  # 12 packs per step: no dp of 5
         ({"low": 5, "replicas": 5}, ()),
         ({"low": 1, "replicas": 5}, ()),  # a wish that does not fit refuses the job
     ],
@@ -128,7 +128,7 @@ def test_a_job_is_admitted_smaller_than_it_wishes_and_says_so() -> None:
     assert (status.attempt.replicas, status.attempt.plan_hash, status.layout) == (2, plan.hash, str(plan.layout))
     said = status.condition("Admitted")
     assert said is not None
-    assert said.message == "2 workers on 2 nodes; 4 workers asked for"
+    assert said.message == "2 workers on 2 nodes; 4 workers requested"
 
 
 def test_a_smaller_gang_that_holds_more_makes_layers_anew_and_says_so() -> None:
@@ -161,7 +161,7 @@ def test_a_resize_begins_with_the_plan_of_its_count_and_replaces_only_what_leave
     assert said is not None
     assert (attempt.number, attempt.replicas, attempt.plan_hash) == (2, 2, plan.hash)
     assert [attempt.replacement(index) for index in range(4)] == [0, 1, 1, 1]
-    assert (said.reason, said.message) == ("Shrunk", "2 workers on 2 nodes, shrunk from 4; 4 workers asked for")
+    assert (said.reason, said.message) == ("Shrunk", "2 workers on 2 nodes, shrunk from 4; 4 workers requested")
     smaller = dataclasses.replace(owner, status=status)
     grown = transition.resize(snapshot(smaller), ["n0", "n1", "n1", "n1"], NOW_S).condition("Admitted")
     assert grown is not None

@@ -99,7 +99,7 @@ def test_a_restart_for_a_hang_is_in_place_counts_and_says_why() -> None:
         True,
         frozenset(),
     )
-    assert found.record.message == "no step after step 7 for 20 s; rank 1 on worker 1 is stopped (state T)"
+    assert found.record.message == "no new step after step 7 for 20 s; rank 1 on worker 1 is stopped (state T)"
     assert found.record.index == 1, "the worker whose rank is stopped, not one that waits for it"
 
 
@@ -125,7 +125,7 @@ def test_hangs_stop_to_restart_after_two_that_brought_no_later_step_and_start_ag
     assert futile_restarts(twice, 7) == 2
     assert futile_restarts(twice, 8) == 0
     assert futile_restarts([*twice, restarted(9, Cause.RANK_KILLED)], 9) == 0
-    message = "not restarted: 2 restarts for hangs brought no later step"
+    message = "not restarted: 2 restarts because of hangs reached no later step"
     found = stalling(records=[restarted(7), restarted(7)])
     (write,) = (action for action in decided(found) if isinstance(action, WriteStatus))
     running = write.after.condition("Running")
@@ -140,7 +140,7 @@ def test_a_stall_is_a_condition_and_one_event() -> None:
     running = write.after.condition("Running")
     assert running is not None
     assert (running.status, running.reason) == ("False", Reason.STALLED)
-    assert running.message == "no step after step 7 for 20 s; no rank uses CPU time"
+    assert running.message == "no new step after step 7 for 20 s; no rank uses CPU time"
     assert [action.reason for action in actions if isinstance(action, EmitEvent)] == [Reason.STALLED]
     again = dataclasses.replace(found, job=dataclasses.replace(found.job, status=write.after))
     assert found.lease is not None

@@ -99,7 +99,7 @@ def test_a_planner_that_raises_refuses_that_job_with_the_sentence(monkeypatch: p
 
     monkeypatch.setattr(plan_book, "plan_for", broken)
     answer = plan_sizes(request())
-    assert answer.refused == "planner failed: ZeroDivisionError: division by zero; this is a bug of polyreme"
+    assert answer.refused == "planner failed: ZeroDivisionError: division by zero; this is a bug in polyreme"
     assert job(workers={"replicas": 2, "devices": 1}).invalid == answer.refused
 
 

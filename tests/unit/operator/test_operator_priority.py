@@ -49,7 +49,10 @@ def test_a_class_that_is_missing_is_said_and_no_more_once_it_is_there() -> None:
     said = write.after.condition("PriorityClassMissing")
     assert said is not None
     assert (said.status, said.reason) == ("True", "NotFound")
-    assert said.message == "there is no PriorityClass urgent; spec.priority 7 counts until there is: make it"
+    assert said.message == (
+        "there is no PriorityClass urgent; spec.priority 7 applies until it exists; "
+        "create it or change spec.priorityClassName"
+    )
     there = dataclasses.replace(named, status=write.after, class_missing=False, priority=1000)
     (write,) = (action for action in decide(snapshot(there)).actions if isinstance(action, WriteStatus))
     assert write.after.condition("PriorityClassMissing") is None

@@ -186,7 +186,7 @@ def test_a_job_that_does_not_fit_the_memory_fails_with_its_consumers_and_what_wo
     failed = status.condition("Failed")
     assert (failed.status, failed.reason) == ("True", "Misconfigured")
     assert "does not fit 2 x h100-80g" in failed.message
-    assert "GiB a device of 72.0 usable: optimizer" in failed.message
+    assert "GiB per device of 72.0 usable: optimizer" in failed.message
     assert "would fit: dp" in failed.message
 
 

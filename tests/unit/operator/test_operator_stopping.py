@@ -203,7 +203,7 @@ def test_a_drained_job_stops_as_a_preempted_one_but_nobody_pays() -> None:
     status = written(decision)
     queued = status.condition("Queued")
     assert queued is not None
-    assert (queued.reason, queued.message) == ("QueueStopped", "stopped with its queue team")
+    assert (queued.reason, queued.message) == ("QueueStopped", "stopped because its queue team is drained")
     assert (status.preemptions, status.preemption_count) == ([], 0)
     assert not status.is_true("Admitted")
 

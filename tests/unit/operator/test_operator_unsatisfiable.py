@@ -46,12 +46,12 @@ REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a device that no node has": (
         {"workers": {"deviceResource": GPU}},
         "WaitingForNodes",
-        f"no node has {GPU}, of which a worker needs 1 {GPU}; nodes have {DEVICE}",
+        f"no node has {GPU}, and each worker needs 1 {GPU}; nodes have {DEVICE}",
     ),
     "another resource that no node has": (
         {"workers": template(containers=[{"resources": {"requests": {"example.com/rdma": 2}}}])},
         "WaitingForNodes",
-        f"no node has example.com/rdma, of which a worker needs 2 example.com/rdma; nodes have {DEVICE}",
+        f"no node has example.com/rdma, and each worker needs 2 example.com/rdma; nodes have {DEVICE}",
     ),
     "a selector that no node matches": (
         {"workers": template(nodeSelector={"gen": "9"})},

@@ -52,7 +52,7 @@ def test_the_cheapest_domain_to_clear_is_cleared_and_not_the_cheapest_jobs() -> 
     found = choose([2, 2, 1], jobs)
     assert found is not None
     assert (found.uids, found.domain, found.level, found.cost_device_s) == (("z",), "r1", "rack", 200.0)
-    assert found.message == "asked ns/z to make way in r1: 200 device-seconds since their last checkpoints"
+    assert found.message == "preempting ns/z in r1: 200 device-seconds since the last checkpoints"
     assert found.reclaim == frozenset()
 
 
@@ -238,7 +238,7 @@ def test_many_victims_are_counted() -> None:
     found = choose([5], jobs, preemptor=waiting("p", workers=5, priority=5))
     assert found is not None
     assert found.message == (
-        "asked ns/j0, ns/j1, ns/j2 and 2 more to make way in r0: 5.0 device-hours since their last checkpoints"
+        "preempting ns/j0, ns/j1, ns/j2 and 2 more in r0: 5.0 device-hours since the last checkpoints"
     )
 
 

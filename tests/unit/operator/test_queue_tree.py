@@ -20,7 +20,7 @@ def test_a_queue_knows_its_way_to_the_root() -> None:
     [
         ([queue("a", parent="b"), queue("b", parent="a")], "Cycle", {"a", "b"}, "a -> b -> a"),
         ([queue("a", parent="a")], "Cycle", {"a"}, "a -> a"),
-        ([queue("c", parent="a"), queue("a", parent="a")], "Cycle", {"a", "c"}, "of c lead in a circle: a -> a"),
+        ([queue("c", parent="a"), queue("a", parent="a")], "Cycle", {"a", "c"}, "of c form a cycle: a -> a"),
         ([queue("a", parent="x"), queue("b", parent="a")], "ParentMissing", {"a", "b"}, "spec.parent of a is x"),
         ([queue("a", 1), queue("a", 2), queue("c", parent="a")], "Duplicate", {"a", "c"}, "2 queues are called a"),
         (

@@ -83,7 +83,7 @@ def test_a_gang_that_lies_together_no_longer_does_not_grow() -> None:
         batch = schedule(cluster_of(jobs=(wished,), nodes=nodes, levels=RACKS), NOW_S)
         assert ("uid-owner" in batch.refused) == (size == 2)
         if size == 2:
-            assert batch.refused["uid-owner"].startswith("its workers lie in one rack no longer")
+            assert batch.refused["uid-owner"].startswith("its workers are no longer in one rack")
         stopped = dataclasses.replace(wished, status=stop_for_resize(owner, NOW_S - 1000))
         after = only(schedule(cluster_of(jobs=(stopped,), nodes=nodes, levels=RACKS), NOW_S)).after
         assert after.attempt.replicas == size

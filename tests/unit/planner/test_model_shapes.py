@@ -37,7 +37,7 @@ def test_overrides_change_only_what_they_name() -> None:
 @pytest.mark.parametrize("part", ["vision", "decoder"])
 def test_a_size_of_nothing_is_refused_before_anything_divides_by_it(part: str) -> None:
     for name in ("heads", "width", "layers"):
-        with pytest.raises(InvalidConfigError, match=rf"{part}\.{name} is 0, rule at least 1"):
+        with pytest.raises(InvalidConfigError, match=rf"{part}\.{name} is 0, expected at least 1"):
             model_shape("kimi-vl-nano", {part: {name: 0}})
 
 
@@ -50,7 +50,9 @@ def test_decimals_are_text_and_counts_are_whole_numbers() -> None:
     overrides = {"spec.model.overrides": {"decoder": sizes}}
     decoder = plan_for(load_job(job_with(overrides)).spec).shape.decoder
     assert (decoder.routed_scaling, decoder.norm_eps, decoder.rope_theta, decoder.layers) == (2.5, 1e-6, 50_000, 4)
-    with pytest.raises(InvalidConfigError, match=r"decoder\.layers is '2\.5', rule a whole number; change spec\.model"):
+    with pytest.raises(
+        InvalidConfigError, match=r"decoder\.layers is '2\.5', expected a whole number; change spec\.model"
+    ):
         model_shape("kimi-vl-nano", {"decoder": {"layers": "2.5"}})
 
 
@@ -58,8 +60,11 @@ IMPOSSIBLE: dict[str, tuple[dict[str, int | str], str]] = {
     "an odd part without rotation": ({"nope_dim": 15}, "nope_dim: 15 is odd"),
     "an odd latent": ({"kv_rank": 31}, "kv_rank: 31 is odd"),
     "values wider than queries": ({"value_dim": 25}, r"value_dim: 25 is above the width of a query, .* \(24\)"),
-    "rows of experts out of line": ({"expert_ffn_width": 66}, r"expert_ffn_width: 66 is no multiple of 4 \(16 bytes"),
-    "rows of the stream out of line": ({"width": 98}, r"width: 98 is no multiple of 4 \(16 bytes"),
+    "rows of experts out of line": (
+        {"expert_ffn_width": 66},
+        r"expert_ffn_width: 66 is not a multiple of 4 \(16 bytes",
+    ),
+    "rows of the stream out of line": ({"width": 98}, r"width: 98 is not a multiple of 4 \(16 bytes"),
     "groups that do not divide": ({"expert_groups": 3}, "expert_groups: 3 does not divide experts"),
     "groups of one": ({"expert_groups": 8}, "expert_groups: 8 leaves groups of 1 expert"),
     "more groups than there are": ({"groups_per_token": 2}, r"groups_per_token: 2 lies outside 1\.\.expert_groups"),
@@ -69,7 +74,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, int | str], str]] = {
     ),
     "positions that shrink": ({"yarn_factor": "0.5"}, "yarn_factor: 0.5 is below 1"),
     "a ramp that falls": ({"yarn_factor": 2, "yarn_beta_fast": "0.5"}, "yarn_beta_fast: 0.5 is below yarn_beta_slow"),
-    "no epsilon": ({"norm_eps": "0"}, "norm_eps is 0.0, rule above 0"),
+    "no epsilon": ({"norm_eps": "0"}, "norm_eps is 0.0, expected above 0"),
 }
 
 
@@ -83,7 +88,7 @@ def test_sizes_that_no_step_could_compute_are_refused_before_it(case: str) -> No
 def test_rows_of_experts_are_counted_in_bytes_of_the_type_that_is_computed_in() -> None:
     changes = {"spec.model.overrides": {"decoder": {"expert_ffn_width": 68}}}
     assert plan_for(load_job(job_with(changes)).spec).shape.decoder.expert_ffn_width == 68
-    with pytest.raises(InvalidConfigError, match=r"expert_ffn_width: 68 is no multiple of 8 \(16 bytes"):
+    with pytest.raises(InvalidConfigError, match=r"expert_ffn_width: 68 is not a multiple of 8 \(16 bytes"):
         plan_for(load_job(job_with(changes | {"spec.training.precision": "bfloat16"})).spec)
 
 

@@ -102,7 +102,12 @@ def test_a_model_that_fits_nowhere_is_told_with_its_consumers_and_the_workers_th
     with pytest.raises(InvalidConfigError) as refused:
         plan_for(big(1, 2))
     words = refused.value.message
-    for part in ("does not fit 2 x h100-80g", "the leanest plan, dp", "of 72.0 usable: optimizer", "activations"):
+    for part in (
+        "does not fit 2 x h100-80g",
+        "the plan with the least memory, dp",
+        "of 72.0 usable: optimizer",
+        "activations",
+    ):
         assert part in words
     assert refused.value.field == "spec.workers.replicas or spec.workers.hardware"
     workers = int(words.partition(" workers would fit: ")[0].rpartition(" ")[2])

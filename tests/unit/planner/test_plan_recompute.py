@@ -84,8 +84,8 @@ def test_with_a_schedule_that_makes_gradients_apart_no_whole_layer_is_made_anew(
     with pytest.raises(InvalidConfigError) as refused:
         plan_for(nano(needs[Recompute.FULL], **piped))
     assert (
-        f"recompute full would make it fit, but does not go with schedule {schedule}, which makes gradients of inputs "
-        "and of weights apart" in refused.value.message
+        f"recompute full would make it fit, but cannot be combined with schedule {schedule}, which computes "
+        "gradients of inputs and of weights separately" in refused.value.message
     )
     assert plan_for(nano(needs[Recompute.FULL], dp=1, pp=2, microbatches=8)).recompute is Recompute.FULL
 

@@ -128,7 +128,7 @@ def test_a_model_that_fits_nowhere_is_told_with_its_consumers_and_the_plan_that_
         "does not fit 2 x h100-80g",
         "optimizer",
         "weights",
-        "GiB a device of 72.0 usable",
+        "GiB per device of 72.0 usable",
         "workers would fit",
     ):
         assert words in error.message

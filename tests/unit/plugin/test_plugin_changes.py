@@ -81,7 +81,7 @@ def test_a_finished_job_is_left_alone(wanted: Any) -> None:
 def test_scale_stays_within_the_bounds_of_the_job() -> None:
     cluster = made(workers={"replicas": 2, "minReplicas": 2, "maxReplicas": 4})
     for replicas in (1, 5):
-        with pytest.raises(InvalidConfigError, match="from 2 to 4"):
+        with pytest.raises(InvalidConfigError, match="expected 2 to 4"):
             asyncio.run(change.change(cluster, "team", "big", change.scale_to(replicas)))
     asyncio.run(change.change(cluster, "team", "big", change.scale_to(4)))
     assert spec_of(cluster)["workers"]["replicas"] == 4
@@ -90,7 +90,7 @@ def test_scale_stays_within_the_bounds_of_the_job() -> None:
 def test_a_rank_is_found_through_the_devices_of_the_attempt() -> None:
     seen = snapshot(job("big", status=runs("n0", "n1", devices=4)))
     assert [index_of_rank(seen.jobs[0], rank) for rank in (0, 3, 4, 7)] == [0, 0, 1, 1]
-    with pytest.raises(InvalidConfigError, match="from 0 to 7"):
+    with pytest.raises(InvalidConfigError, match="expected 0 to 7"):
         index_of_rank(seen.jobs[0], 8)
     with pytest.raises(NotFoundError, match="no pod of worker 1"):
         pod_of(seen.jobs[0], seen.pods, 1)

@@ -104,8 +104,8 @@ org       nvidia.com/gpu   12     32          [########............]   -        
 default   -                -      unlimited                            -          0         0         -
 gone      -                -      -                                    -          1         0         QueueMissing
 torn      -                -      -                                    -          0         0         ParentMissing
-gone: jobs wait here, and there is no such queue; make it, or let them name another
-torn: spec.parent of torn is nowhere, and there is no such queue; make it, or change spec.parent
+gone: jobs wait here, but there is no such queue; create it, or set another spec.queueName in them
+torn: spec.parent of torn is nowhere, and there is no such queue; create it or change spec.parent
 """,
     )
     one = text(queue_tree.render(queue_tree.queue_rows(seen, only="a")))
@@ -123,7 +123,14 @@ def test_why_names_reason_remedy_place_and_those_before() -> None:
         "deadline": rfc3339(NOW_S + 50),
     }
     seen = snapshot(
-        job("big", queueName="a", age_s=100, status=waits("WaitingForPreemption", "asked 1 job to make way")),
+        job(
+            "big",
+            queueName="a",
+            age_s=100,
+            status=waits(
+                "WaitingForPreemption", "preempting team/victim: 50 device-seconds since the last checkpoints"
+            ),
+        ),
         job("older", queueName="a", age_s=900, status=waits("ExceedsQuota", "needs 8")),
         job("victim", queueName="b", priority=-5, status=runs("n0", "n1", preemption=asked)),
         TrainingQueue=QUEUES,
@@ -131,14 +138,14 @@ def test_why_names_reason_remedy_place_and_those_before() -> None:
     same(
         text(why.render(why.why(seen, seen.job("team", "big")))),
         """
-team/big is Queued (WaitingForPreemption): asked 1 job to make way
-then   it runs when those who make way have saved their checkpoint and stopped
+team/big is Queued (WaitingForPreemption): preempting team/victim: 50 device-seconds since the last checkpoints
+then   it runs when the preempted jobs have saved their checkpoints and stopped
 place  2 of 2 in queue a
 
-BEFORE IT    QUEUE   PRIORITY   REASON
+AHEAD        QUEUE   PRIORITY   REASON
 team/older   a       0          ExceedsQuota
 
-MAKES WAY     WITHIN
+PREEMPTED     WITHIN
 team/victim   50 s
 """,
     )
@@ -146,7 +153,7 @@ team/victim   50 s
         text(why.render(why.why(seen, seen.job("team", "victim")))),
         """
 team/victim is Preempting
-makes way for  team/big, within 50 s
+preempted by  team/big, within 50 s
 """,
     )
     with pytest.raises(NotFoundError, match="did you mean 'older'"):
@@ -203,7 +210,7 @@ rack r0  [######..........] 6/16 used, 2 free; 2 nodes, 1 unusable; team/big x1,
 NodesWithoutLabels: 1 of 5 nodes lack block, rack and take no gangs: bare; label them
 """,
     )
-    with pytest.raises(InvalidConfigError, match="the levels are block, rack, host"):
+    with pytest.raises(InvalidConfigError, match="expected one of block, rack, host"):
         domains.picture(seen, level="zone")
     with pytest.raises(NotFoundError, match="no domain 'block-b9'"):
         domains.picture(seen, domain="block-b9")
@@ -253,7 +260,7 @@ def test_describe_says_all_of_one_job() -> None:
         "Workers   2/2 ready",
         "Devices   4 nvidia.com/gpu each",
         "Stage     cool-down",
-        "Held out  loss 0.5000 behind step 8",
+        "Held out  loss 0.5000 after step 8",
         "n0     1         -",
         "1         PodLost   RestartPod   5      0            5m    gone",
         "30s   Normal   Admitted   2 workers",

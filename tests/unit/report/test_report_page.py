@@ -201,7 +201,7 @@ def test_wrong_answers_come_first_and_leave_room_for_right_ones() -> None:
 
 def test_many_stages_are_folded_under_a_sentence() -> None:
     reader = read(build_report(empty(stages=[two_kills().stages[1]] * 40)))
-    assert "1 dataset: 60,000 results made, 59,920 reused from earlier runs, 0 dead letters." in reader.text
+    assert "1 dataset: 60,000 results computed, 59,920 reused from earlier runs, 0 dead letters." in reader.text
     assert "40 stages" in reader.text
     assert reader.tags.count("details") == 1
 

@@ -70,11 +70,11 @@ def decode_hello(line: bytes) -> Hello:
         data = json.loads(line)
         hello = Hello(**data)
     except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidConfigError(f"no launcher's greeting: {len(line)} bytes") from error
+        raise InvalidConfigError(f"not a launcher's greeting: {len(line)} bytes") from error
     numbers = all(type(value) is int and value >= 0 for value in (hello.index, hello.replacement))
     texts: tuple[object, ...] = (hello.job_uid, hello.nonce, hello.proof)
     if not numbers or not all(isinstance(text, str) and text.isascii() for text in texts):
-        raise InvalidConfigError(f"no launcher's greeting: {len(line)} bytes")
+        raise InvalidConfigError(f"not a launcher's greeting: {len(line)} bytes")
     return hello
 
 

@@ -276,7 +276,7 @@ def _on_stranger(state: LeaderState, joined: Joined) -> LeaderState:
     """Fail the attempt: a pod that was created late or anew would run the second ranks of its place."""
     if state.record is None or state.record.outcome is not None:
         return state
-    message = f"worker {joined.index}: its pod was created anew within the attempt"
+    message = f"worker {joined.index}: its pod was created again within the attempt"
     record = state.record.model_copy(update={"outcome": Outcome.FAILED, "message": message})
     return dataclasses.replace(state, record=record)
 
@@ -362,7 +362,7 @@ def _concluded(state: LeaderState, attempt: AttemptView, record: ProgressRecord)
     elif not attempt.run and (ended or not state.told):
         changes["outcome"] = Outcome.STOPPED
     elif all_zero and record.outcome is None:
-        message = "every rank exited 0, but rank 0's last record does not say that the run succeeded"
+        message = "every rank exited with 0, but rank 0's last record does not report success"
         changes |= {"outcome": Outcome.FAILED, "message": message}
     return record.model_copy(update=changes) if changes else record
 
@@ -417,6 +417,6 @@ def _without_silent(state: LeaderState, now_s: float) -> LeaderState:
     silent = [index for index in state.peers if now_s - heard.get(index, now_s) > FOLLOWER_SILENCE_MAX_S]
     if not silent:
         return state
-    message = f"worker {silent[0]}: its launcher has said nothing for {FOLLOWER_SILENCE_MAX_S:g} s"
+    message = f"worker {silent[0]}: its launcher has sent nothing for {FOLLOWER_SILENCE_MAX_S:g} s"
     failed = with_leaving(record, silent[0]).model_copy(update={"outcome": Outcome.FAILED, "message": message})
     return dataclasses.replace(state, record=failed)

@@ -113,7 +113,8 @@ def encode(message: Message) -> bytes:
     line = json.dumps({"type": type(message).__name__, **fields}, separators=(",", ":")).encode() + b"\n"
     if len(line) > LINE_BYTES_MAX:
         raise InvalidConfigError(
-            f"launcher message too long: {type(message).__name__} of {len(line)} bytes, rule at most {LINE_BYTES_MAX}",
+            f"launcher message is too long: {type(message).__name__} of {len(line)} bytes, "
+            f"expected at most {LINE_BYTES_MAX}",
             field="size of the job's spec",
         )
     return line
@@ -128,10 +129,10 @@ def decode(line: bytes) -> Message:
     try:
         data = json.loads(line)
     except ValueError as error:
-        raise InvalidConfigError(f"launcher message is no JSON: {len(line)} bytes") from error
+        raise InvalidConfigError(f"launcher message is not JSON: {len(line)} bytes") from error
     kind = _TYPES.get(str(data.pop("type", ""))) if isinstance(data, dict) else None
     if kind is None:
-        raise InvalidConfigError(f"launcher message of unknown type, rule one of {', '.join(_TYPES)}")
+        raise InvalidConfigError(f"launcher message of unknown type, expected one of {', '.join(_TYPES)}")
     return kind(**_checked(kind, data))
 
 

@@ -108,8 +108,9 @@ def _check_names(name: str, *, stored: Collection[str], wanted: Collection[str])
         return
     if all(tensor.startswith(OPTIMIZER_PREFIX) for tensor in missing):
         raise RefusedError(
-            f"checkpoint is of another optimizer: {name} has no {missing[0]}, the first of {len(missing)} that this "
-            "run's optimizer needs; resume with the optimizer that wrote it, or start a new run from exported weights",
+            f"checkpoint was written with another optimizer: {name} has no {missing[0]}, the first of {len(missing)} "
+            "that this run's optimizer needs; resume with the optimizer that wrote it, or start a new run from "
+            "exported weights",
             field="spec.training.optimizer.name",
         )
     raise RefusedError(
@@ -178,7 +179,7 @@ class _Reader:
         except ObjectNotFoundError:
             return "it is missing", b""
         if len(data) < end - begin:
-            return f"it has {begin + len(data)} bytes, the marker says {saved.size_bytes}", b""
+            return f"it has {begin + len(data)} bytes, expected {saved.size_bytes}", b""
         return first_difference(data, saved.blocks, begin=begin), data
 
 

@@ -54,7 +54,7 @@ class HostCopies:
         except OSError as error:
             self.drop()
             if not self._given_up:
-                _log.warning("no copy is kept in host memory, a restart reads storage: %s", error)
+                _log.warning("no copy is kept in host memory, so a restart will read storage: %s", error)
             self._given_up = True
 
     def restore(self, content: Content, marker: CommitMarker) -> bool:
@@ -66,7 +66,7 @@ class HostCopies:
             with mmap.mmap(self._data, 0, access=mmap.ACCESS_COPY) as data:
                 return self._restore(content, marker, said, data)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            _log.warning("copy in host memory can't be read, storage is: %s", error)
+            _log.warning("copy in host memory can't be read, reading storage instead: %s", error)
             return False
 
     def drop(self) -> None:
@@ -103,11 +103,11 @@ class HostCopies:
         finally:
             view.release()
         if why:
-            _log.warning("copy in host memory is damaged, storage is read: %s", why)
+            _log.warning("copy in host memory is damaged, reading storage instead: %s", why)
             return False
         for buffer, kept in zip(buffers, _over(data, buffers), strict=True):
             buffer.copy_(kept)
-        _log.info("checkpoint a%06d-s%08d taken from host memory", marker.attempt, marker.step)
+        _log.info("checkpoint a%06d-s%08d loaded from host memory", marker.attempt, marker.step)
         return True
 
 
@@ -123,7 +123,7 @@ def _reserve(file: int, total: int) -> mmap.mmap:
     if free - total < FREE_SHARE_MIN * whole:
         raise OSError(
             f"shared memory has {free} bytes free of {whole}, the copy takes {total}, "
-            f"rule {FREE_SHARE_MIN:.0%} stay free"
+            f"expected {FREE_SHARE_MIN:.0%} to stay free"
         )
     os.posix_fallocate(file, 0, max(total, 1))
     return mmap.mmap(file, total)

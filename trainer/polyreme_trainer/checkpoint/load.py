@@ -45,7 +45,7 @@ def read_marker(store: ObjectStore, name: str) -> CommitMarker:
         text = store.get(f"{name}/{COMMIT_MARKER}")
     except ObjectNotFoundError as error:
         if not any(True for _ in store.list(f"{name}/")):
-            raise NotFoundError(f"no checkpoint {name}: nothing of that name in its root", field=_FIELD) from error
+            raise NotFoundError(f"no checkpoint {name} in its root", field=_FIELD) from error
         raise RefusedError(f"checkpoint is torn: {name} has no {COMMIT_MARKER}", field=_FIELD) from error
     return parse_marker(text, name=name)
 

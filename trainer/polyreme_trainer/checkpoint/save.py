@@ -201,7 +201,7 @@ class CheckpointWriter:
         except FencedError:
             raise
         except (OSError, EnvironmentFailedError, RefusedError) as error:
-            _log.warning("old checkpoints are not deleted: %s", error)
+            _log.warning("can't delete old checkpoints: %s", error)
 
     def _marker(self, reference: CheckpointRef, reports: Sequence[_Written], loader: dict[str, Any]) -> CommitMarker:
         index = write_index(piece for report in reports for piece in report.pieces)

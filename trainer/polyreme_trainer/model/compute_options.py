@@ -26,7 +26,7 @@ class Ways:
         """
         if self.capacity_factor is not None and not self.capacity_factor > 0:
             raise InvalidConfigError(
-                f"capacity factor too small: {self.capacity_factor}, it must be above 0",
+                f"capacity factor too small: {self.capacity_factor}, expected above 0",
                 field="spec.training.capacityFactor",
             )
 

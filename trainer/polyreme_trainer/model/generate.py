@@ -92,7 +92,7 @@ class OneModel:
             InvalidConfigError: If there is nothing to say: never, where the model is whole.
         """
         if say is None:
-            raise InvalidConfigError(f"the model has no head to answer {prompts} prompts with")
+            raise InvalidConfigError(f"the model has no head, so it can't answer {prompts} prompts")
         return say()
 
 

@@ -43,7 +43,7 @@ def packed_tables(grids: Sequence[Grid], *, merge: int, table_side: int) -> Grid
     """Concatenate the tables of packed images.
 
     Raises:
-        InvalidConfigError: If a grid has no patches or is no multiple of ``merge``.
+        InvalidConfigError: If a grid has no patches or is not a multiple of ``merge``.
     """
     parts = [_grid_tables(rows, columns, merge, table_side) for rows, columns in grids]
     if not parts:
@@ -64,7 +64,7 @@ def packed_tables(grids: Sequence[Grid], *, merge: int, table_side: int) -> Grid
 def _grid_tables(rows: int, columns: int, merge: int, table_side: int) -> GridTables:
     if rows < 1 or columns < 1 or rows % merge or columns % merge:
         raise InvalidConfigError(
-            f"image grid does not fit: {rows} x {columns} patches, both must be positive multiples of {merge}"
+            f"image grid does not fit: {rows} x {columns} patches, expected positive multiples of {merge}"
         )
     order_P = torch.arange(rows * columns).view(rows // merge, merge, columns // merge, merge).transpose(1, 2).flatten()
     row_P, column_P = order_P // columns, order_P % columns

@@ -104,6 +104,8 @@ class Stage(nn.Module):
             InvalidConfigError: If nothing ran since.
         """
         if self._routing is None:
-            raise InvalidConfigError("no microbatch ran: a stage has no routing to tell before its first forward")
+            raise InvalidConfigError(
+                "no microbatch ran: a stage has no routing statistics before its first forward pass"
+            )
         routing, self._routing = self._routing, None
         return routing

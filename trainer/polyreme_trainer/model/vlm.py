@@ -137,7 +137,7 @@ class KimiVL(nn.Module):
         if not self.shape.sees:
             if grids:
                 raise InvalidConfigError(
-                    f"model {self.shape.name} takes no images: {len(grids)} in this batch, rule none",
+                    f"model {self.shape.name} takes no images: {len(grids)} in this batch, expected none",
                     field="spec.data.sources[].dataset or spec.model.preset",
                 )
             return patches_PC.new_zeros((0, self.shape.decoder.width))

@@ -24,10 +24,10 @@ def take_device(hardware: str, *, local_rank: int) -> str:
     wanted = hardware_named(hardware)
     if wanted.name == PROCESSOR:
         return "cpu"
-    needs = f"plan is made for other hardware: {wanted.name} ({wanted.memory_bytes / GIB:.0f} GiB)"
+    needs = f"plan was made for other hardware: {wanted.name} ({wanted.memory_bytes / GIB:.0f} GiB)"
     field = "spec.workers.hardware"
     if not torch.cuda.is_available():
-        raise InvalidConfigError(f"{needs}, this rank has processors only", field=field)
+        raise InvalidConfigError(f"{needs}, this rank has only a CPU", field=field)
     if local_rank >= torch.cuda.device_count():
         raise InvalidConfigError(
             f"{needs}, and local rank {local_rank} has none of its own: {torch.cuda.device_count()} seen", field=field

@@ -73,7 +73,7 @@ def open_world(settings: RankSettings, layout: Layout) -> Iterator[World]:
         )
     except (dist.DistError, TimeoutError) as error:
         raise EnvironmentFailedError(
-            f"ranks did not meet: rank {settings.rank} of {settings.world} at "
+            f"rendezvous failed: rank {settings.rank} of {settings.world} at "
             f"{settings.master_address}:{settings.master_port}: {error}"
         ) from error
     try:
@@ -85,8 +85,8 @@ def open_world(settings: RankSettings, layout: Layout) -> Iterator[World]:
             raise
         said = str(error).partition("\n")[0]
         raise EnvironmentFailedError(
-            f"exchange with other ranks failed: rank {settings.rank} of {settings.world} lost a peer, whose own log "
-            f"says why: {said}"
+            f"communication with other ranks failed: rank {settings.rank} of {settings.world} lost a peer; see the "
+            f"peer's log: {said}"
         ) from error
     finally:
         dist.destroy_process_group()

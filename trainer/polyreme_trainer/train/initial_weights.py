@@ -50,8 +50,8 @@ def _compare_tokenizers(folder: Folder, own: bytes | None) -> None:
     has_one = own is not None and folder.size_bytes(TOKENIZER_FILE) is not None
     if has_one and folder.read(TOKENIZER_FILE) != own:
         _log.warning(
-            "weights of %s were made with another tokenizer: their %s is not this job's, so a number means "
-            "another text; rule the same datasets and data.tokenizer, or embeddings that are trained anew",
+            "weights of %s were trained with another tokenizer: their %s differs from this job's, so token ids mean "
+            "other text; use the same datasets and data.tokenizer, or retrain the embeddings",
             folder, TOKENIZER_FILE,
         )  # fmt: skip
 

@@ -135,7 +135,9 @@ def _resume(settings: TrainSettings, state: TrainState, source: BatchSource, wor
         # Not this attempt: where it begins is fixed. The next one's leader sees the record and goes back further.
         if settings.rank.rank == 0:
             condemn(store, error)
-        raise EnvironmentFailedError(f"{error.message}; the next attempt begins at the checkpoint before it") from error
+        raise EnvironmentFailedError(
+            f"{error.message}; the next attempt starts from the checkpoint before it"
+        ) from error
     restored(state)
     if (generator := held.plain.get(f"rng.{settings.rank.rank}")) is not None:
         torch.set_rng_state(generator)

@@ -120,12 +120,12 @@ class CheckpointSettings:
         """
         if self.interval_steps < 1:
             raise InvalidConfigError(
-                f"checkpoint interval too small: {self.interval_steps}, it must be at least 1",
+                f"checkpoint interval too small: {self.interval_steps}, expected at least 1",
                 field="spec.checkpoint.everySteps",
             )
         if self.kept < 1:
             raise InvalidConfigError(
-                f"too few checkpoints kept: {self.kept}, it must be at least 1", field="spec.checkpoint.keep"
+                f"too few checkpoints kept: {self.kept}, expected at least 1", field="spec.checkpoint.keep"
             )
 
 
@@ -177,8 +177,9 @@ class TrainSettings:
         """
         if self.ways.recompute is Recompute.FULL and self.pipeline.schedule in V_SHAPED:
             raise InvalidConfigError(
-                f"recompute full does not go with schedule {self.pipeline.schedule}, which makes gradients of inputs "
-                "and of weights apart and would make every layer anew for both; use selective, or another schedule",
+                f"recompute full cannot be combined with schedule {self.pipeline.schedule}, which computes gradients "
+                "of inputs and of weights separately and would recompute every layer for both; use selective, or "
+                "another schedule",
                 field="spec.training.recompute or spec.parallelism.schedule",
             )
         if self.parameter_sharding is not ParameterSharding.NONE:
@@ -188,14 +189,15 @@ class TrainSettings:
         field = "spec.training.parameterSharding"
         if self.layout.pp > 1:
             raise InvalidConfigError(
-                f"parameter sharding {self.parameter_sharding} does not go with pp {self.layout.pp}: a pipeline holds "
-                "what was gathered until its last microbatch; use pp 1 and a higher ep or tp, or divided updates",
+                f"parameter sharding {self.parameter_sharding} cannot be combined with pp {self.layout.pp}: a pipeline "
+                "keeps gathered parameters until its last microbatch; use pp 1 and a higher ep or tp, or divided "
+                "updates",
                 field=f"{field} or spec.parallelism.pp",
             )
         if self.optimizer.name is OptimizerName.MUON:
             raise InvalidConfigError(
-                f"parameter sharding {self.parameter_sharding} does not go with Muon, which needs whole matrices; use "
-                "AdamW, or divided updates",
+                f"parameter sharding {self.parameter_sharding} cannot be combined with Muon, which needs whole "
+                "matrices; use AdamW, or divided updates",
                 field=f"{field} or spec.training.optimizer.name",
             )
 

@@ -64,8 +64,8 @@ def read_catalogue(place: Path | Folder) -> Catalogue:
     missing = [file for file in files if folder.size_bytes(file) is None]
     if missing:
         raise NotFoundError(
-            f"weights lack files: {listed(missing)} of {len(files)} that {INDEX_FILE} names, rule all of them lie in "
-            f"{folder}; copy them there",
+            f"weights lack files: {listed(missing)} of {len(files)} that {INDEX_FILE} names, expected all of them "
+            f"in {folder}; copy them there",
             field=FIELD,
         )
     tensors: dict[str, Stored] = {}
@@ -73,14 +73,14 @@ def read_catalogue(place: Path | Folder) -> Catalogue:
         for name, stored in _header(folder, file):
             if name in tensors:
                 raise InvalidConfigError(
-                    f"weights name a tensor twice: {name} lies in {tensors[name].file} and in {file}, rule once",
+                    f"weights name a tensor twice: {name} lies in {tensors[name].file} and in {file}, expected once",
                     field=FIELD,
                 )
             tensors[name] = stored
     if absent := [name for name, file in weight_map.items() if name not in tensors or tensors[name].file != file]:
         raise InvalidConfigError(
-            f"weights lack tensors that {INDEX_FILE} names: {listed(absent)}, rule each lies in the file that it names "
-            f"({weight_map[absent[0]]} for the first)",
+            f"weights lack tensors that {INDEX_FILE} names: {listed(absent)}, expected each in the file that it "
+            f"names ({weight_map[absent[0]]} for the first)",
             field=FIELD,
         )
     return Catalogue(folder=folder, tensors=tensors, config=_config(folder))
@@ -95,8 +95,8 @@ def listed(names: list[str]) -> str:
 def unreadable(folder: Folder, file: str, error: Exception) -> InvalidConfigError:
     """Say that a weights file is damaged, with its size: most often a copy was cut short."""
     return InvalidConfigError(
-        f"weights file can't be read: {folder.named(file)} has {folder.size_bytes(file)} bytes, rule a whole "
-        f"safetensors file ({error}); copy it anew",
+        f"weights file can't be read: {folder.named(file)} has {folder.size_bytes(file)} bytes, expected a whole "
+        f"safetensors file ({error}); copy it again",
         field=FIELD,
     )
 
@@ -104,24 +104,24 @@ def unreadable(folder: Folder, file: str, error: Exception) -> InvalidConfigErro
 def _weight_map(folder: Folder) -> dict[str, str]:
     """Read which file holds which tensor; empty where a single file needs no index."""
     if not folder.exists():
-        raise NotFoundError(f"no weights: {folder} is no folder", field=FIELD)
+        raise NotFoundError(f"no weights: {folder} is not a folder", field=FIELD)
     if folder.size_bytes(INDEX_FILE) is None:
         if folder.size_bytes(SINGLE_FILE) is not None:
             return {}
         raise NotFoundError(
-            f"no weights: {folder} has neither {INDEX_FILE} nor {SINGLE_FILE}, rule one of them", field=FIELD
+            f"no weights: {folder} has neither {INDEX_FILE} nor {SINGLE_FILE}, expected one of them", field=FIELD
         )
     try:
         weight_map = dict(json.loads(folder.read(INDEX_FILE))["weight_map"])
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidConfigError(
-            f"weights' index is damaged: {folder.named(INDEX_FILE)}, rule JSON with a weight_map", field=FIELD
+            f"weights' index is damaged: {folder.named(INDEX_FILE)}, expected JSON with a weight_map", field=FIELD
         ) from error
     strange = [str(file) for file in weight_map.values() if not isinstance(file, str) or Path(file).name != file]
     if strange or not 0 < len(set(weight_map.values())) <= FILES_MAX:
         raise InvalidConfigError(
             f"weights' index is damaged: {folder.named(INDEX_FILE)} names {listed(strange) or 'no file, or too many'}, "
-            f"rule 1 to {FILES_MAX} plain names of files in the same folder",
+            f"expected 1 to {FILES_MAX} plain names of files in the same folder",
             field=FIELD,
         )
     return weight_map
@@ -151,10 +151,10 @@ def _config(folder: Folder) -> Mapping[str, Any] | None:
         config = json.loads(folder.read(CONFIG_FILE))
     except ValueError as error:
         raise InvalidConfigError(
-            f"weights' configuration is damaged: {folder.named(CONFIG_FILE)}, rule JSON", field=FIELD
+            f"weights' configuration is damaged: {folder.named(CONFIG_FILE)}, expected JSON", field=FIELD
         ) from error
     if not isinstance(config, Mapping):
         raise InvalidConfigError(
-            f"weights' configuration is damaged: {folder.named(CONFIG_FILE)}, rule a JSON object", field=FIELD
+            f"weights' configuration is damaged: {folder.named(CONFIG_FILE)}, expected a JSON object", field=FIELD
         )
     return config

@@ -100,27 +100,28 @@ def check_fit(catalogue: Catalogue, shape: ModelShape) -> Names:
     found = {name for name in catalogue.tensors if not name.endswith(_DERIVED) and not name.startswith(predictors)}
     if missing := sorted(wanted.keys() - found):
         raise InvalidConfigError(
-            f"weights lack tensors: {listed(missing)}, rule all {len(wanted)} of model {shape.name} under "
-            f"{names.value}'s names lie in {catalogue.folder}",
+            f"weights lack tensors: {listed(missing)}, expected all {len(wanted)} of model {shape.name} under "
+            f"{names.value}'s names in {catalogue.folder}",
             field=f"{FIELD} or spec.model.preset",
         )
     if extra := sorted(found - wanted.keys()):
         raise InvalidConfigError(
-            f"weights have tensors that the model lacks: {listed(extra)}, rule none beside the {len(wanted)} of model "
-            f"{shape.name} under {names.value}'s names",
+            f"weights have tensors that the model lacks: {listed(extra)}, expected only the {len(wanted)} of "
+            f"model {shape.name} under {names.value}'s names",
             field=f"{FIELD} or spec.model.preset",
         )
     for name, tensor in wanted.items():
         stored = catalogue.tensors[name]
         if stored.shape != tuple(tensor.shape):
             raise InvalidConfigError(
-                f"weight has another shape: {name} is {stored.shape}, rule {tuple(tensor.shape)} in model {shape.name}",
+                f"weight has another shape: {name} is {stored.shape}, expected {tuple(tensor.shape)} in model "
+                f"{shape.name}",
                 field="spec.model.overrides",
             )
         if stored.dtype not in DTYPES:
             raise InvalidConfigError(
-                f"weight has another type: {name} is {stored.dtype}, rule one of {', '.join(DTYPES)}; turn "
-                "quantised weights into one of these first",
+                f"weight has another type: {name} is {stored.dtype}, expected one of {', '.join(DTYPES)}; "
+                "convert quantised weights to one of these first",
                 field=FIELD,
             )
     return names
@@ -137,7 +138,7 @@ def scheme_of(catalogue: Catalogue) -> Names:
     if any(name.startswith(_TEXT_STARTS) for name in catalogue.tensors):
         return Names.DEEPSEEK_V3
     raise InvalidConfigError(
-        f"weights' names are not known: {listed(sorted(catalogue.tensors)) or 'none'} in {catalogue.folder}, rule "
+        f"weights' names are not known: {listed(sorted(catalogue.tensors)) or 'none'} in {catalogue.folder}, expected "
         f"Kimi-VL's ({TEXT_PREFIX}model...) or DeepSeek-V3's (model..., lm_head.weight)",
         field=FIELD,
     )
@@ -155,8 +156,8 @@ def _check_vocabulary(catalogue: Catalogue, names: Names, shape: ModelShape) -> 
         stored = catalogue.tensors.get(name)
         if stored is not None and stored.shape[:1] != (shape.decoder.vocabulary,):
             raise InvalidConfigError(
-                f"weights have another vocabulary: {name} has {stored.shape[0] if stored.shape else 0} words, rule the "
-                f"model's {shape.decoder.vocabulary}",
+                f"weights have another vocabulary: {name} has {stored.shape[0] if stored.shape else 0} words, expected "
+                f"the model's {shape.decoder.vocabulary}",
                 field="spec.model.overrides.decoder.vocabulary",
             )
 
@@ -188,7 +189,7 @@ def _predictors(config: Mapping[str, Any] | None, names: Names, shape: ModelShap
 
 def _other_model(field: str, seen: object, rule: object, change: str) -> InvalidConfigError:
     return InvalidConfigError(
-        f"weights are of another model: their config.json says {field} is {seen!r}, rule {rule!r} as in this model",
+        f"weights are of another model: their config.json says {field} is {seen!r}, expected {rule!r} as in this model",
         field=f"spec.model.{change}",
     )
 

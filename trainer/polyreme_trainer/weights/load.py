@@ -97,6 +97,7 @@ def not_finite(name: str, whole: Tensor) -> InvalidConfigError:
     """Count what is wrong in the whole tensor, so that ranks that hold different slices of it say the same."""
     nans, infinities = int(whole.isnan().sum()), int(whole.isinf().sum())
     return InvalidConfigError(
-        f"weights are not finite: {name} has {nans} NaN and {infinities} Inf among {whole.numel()} values, rule none",
+        f"weights are not finite: {name} has {nans} NaN and {infinities} Inf among {whole.numel()} values, "
+        "expected none",
         field=FIELD,
     )

@@ -174,7 +174,9 @@ class _StoredFile:
         end = self._begin
         for part in sorted(self._tensors.values(), key=lambda part: (part.begin, part.end)):
             if part.begin != end:
-                raise BadFileError(f"its tensors do not adjoin: behind byte {end} the next begins at {part.begin}")
+                raise BadFileError(
+                    f"its tensors are not contiguous: after byte {end} the next one begins at {part.begin}"
+                )
             end = part.end
         if end != size_bytes:
             raise BadFileError(f"its tensors end at byte {end}")
@@ -195,7 +197,7 @@ class _StoredFile:
             asked = min(READ_BYTES_MAX, length - len(data))
             got = self._store.get_range(self._key, start=begin + len(data), length=asked)
             if len(got) != asked:
-                raise BadFileError(f"bytes from {begin + len(data)}: {len(got)} came of {asked}")
+                raise BadFileError(f"bytes from {begin + len(data)}: got {len(got)} of {asked}")
             data += got
         return data
 

@@ -19,7 +19,7 @@ def suspend(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Ask a job to checkpoint and stop; it gives its devices back, and keeps everything else.
+    """Ask a job to save a checkpoint and stop; it releases its devices and keeps everything else.
 
     Example: kubectl polyreme suspend big --wait
     """
@@ -31,10 +31,9 @@ def suspend(
     async def story(cluster: ClusterPort) -> None:
         job, changed = await change.change(cluster, *where.split(name), change.suspend)
         grace = job.spec.checkpoint.preemption_grace_seconds if job.spec is not None else None
-        after = f"it checkpoints and stops, within about {grace} s" if job.admitted else "it leaves the queue"
-        note(
-            f"{job.namespace}/{job.name} {f'is asked to suspend: {after}' if changed else 'is to be suspended already'}"
-        )
+        after = f"it saves a checkpoint and stops within about {grace} s" if job.admitted else "it leaves the queue"
+        words = f"will be suspended: {after}" if changed else "has already been asked to suspend"
+        note(f"{job.namespace}/{job.name} {words}")
         if wait:
             await change.follow(
                 cluster,
@@ -43,7 +42,7 @@ def suspend(
                 timeout_s=timeout_s,
                 what="suspended",
             )
-            note(f"{job.namespace}/{job.name} is suspended; `kubectl polyreme resume {job.name}` lets it go on")
+            note(f"{job.namespace}/{job.name} is suspended; `kubectl polyreme resume {job.name}` continues it")
 
     where.run(story)
 
@@ -56,7 +55,7 @@ def resume(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Let a suspended job queue again; it goes on from its newest checkpoint.
+    """Put a suspended job back into its queue; it continues from its newest checkpoint.
 
     Example: kubectl polyreme resume big
     """
@@ -69,8 +68,8 @@ def resume(
         job, changed = await change.change(cluster, *where.split(name), change.resume)
         queue = job.spec.queue_name if job.spec is not None else "?"
         step = job.status.last_checkpoint.step if job.status.last_checkpoint is not None else 0
-        after = f"it waits in queue {queue} and goes on behind step {step}"
-        note(f"{job.namespace}/{job.name} {f'may go on: {after}' if changed else 'is not suspended'}")
+        after = f"it waits in queue {queue} and continues after step {step}"
+        note(f"{job.namespace}/{job.name} {f'is resumed: {after}' if changed else 'is not suspended'}")
         if wait:
             await change.follow(
                 cluster,
@@ -86,14 +85,14 @@ def resume(
 
 def scale(
     name: Job,
-    replicas: Annotated[int, typer.Option(min=1, max=15_000, help="Workers that are wanted.")],
+    replicas: Annotated[int, typer.Option(min=1, max=15_000, help="New number of workers.")],
     wait: Wait = False,
     timeout_s: Timeout = 600,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Ask for another number of workers: a running job checkpoints, and goes on with a plan of that size.
+    """Change the number of workers: a running job saves a checkpoint and continues with a plan of that size.
 
     Example: kubectl polyreme scale big --replicas 8
     """
@@ -104,8 +103,8 @@ def scale(
 
     async def story(cluster: ClusterPort) -> None:
         job, changed = await change.change(cluster, *where.split(name), change.scale_to(replicas))
-        after = "it checkpoints, and a new attempt begins" if job.admitted else "it waits for that many"
-        words = f"is asked for {replicas} workers: {after}" if changed else f"wants {replicas} workers already"
+        after = "it saves a checkpoint, and a new attempt starts" if job.admitted else "it waits for that many"
+        words = f"is scaled to {replicas} workers: {after}" if changed else f"already wants {replicas} workers"
         note(f"{job.namespace}/{job.name} {words}")
         if wait:
             seen = await change.follow(
@@ -129,14 +128,14 @@ def scale(
 
 def cancel(
     name: Job,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")] = False,
     wait: Wait = False,
     timeout_s: Timeout = 600,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Delete a job and its pods, without a last checkpoint. Checkpoints that are written stay.
+    """Delete a job and its pods without a last checkpoint. Checkpoints already written stay.
 
     Example: kubectl polyreme cancel big --yes
     """

@@ -33,7 +33,7 @@ def get(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """List jobs: state, queue, workers that have joined, step, and the reason of it all.
+    """List jobs: state, queue, workers that have joined, step, and the reason.
 
     Examples:
 
@@ -70,7 +70,7 @@ def describe(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Show one job whole: state and why, workers by node, restarts, lost time, events.
+    """Show one job in full: state and reason, workers by node, restarts, lost time, events.
 
     Example: kubectl polyreme describe big
     """
@@ -102,7 +102,7 @@ def why(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Say why a job stands as it does: what would let it run, its place, who is before it, who makes way.
+    """Say why a job is in its state: what would let it run, its place, the jobs ahead of it, the jobs it preempts.
 
     Examples:
 
@@ -120,12 +120,14 @@ def why(
 
 
 def queue(
-    name: Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="Only this queue, and who waits there.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[QUEUE]", help="Show only this queue and the jobs that wait there.")
+    ] = None,
     output: Form = Output.TABLE,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Draw the tree of queues: quota, what is used and borrowed, who waits.
+    """Draw the tree of queues: quota, what is used and borrowed, and waiting jobs.
 
     Examples:
 
@@ -147,13 +149,13 @@ def queue(
 
 
 def topology(
-    level: Annotated[str | None, typer.Option(help="Lowest level that is shown, as block or host.")] = None,
-    domain: Annotated[str | None, typer.Option(help="Only this domain, down to its hosts.")] = None,
+    level: Annotated[str | None, typer.Option(help="Lowest level to show, such as block or host.")] = None,
+    domain: Annotated[str | None, typer.Option(help="Show only this domain, down to its hosts.")] = None,
     output: Form = Output.TABLE,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Draw the topology: devices used and free by domain, and who sits there.
+    """Draw the topology: devices used and free by domain, and the jobs that run there.
 
     Examples:
 
@@ -183,7 +185,7 @@ def top(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Show how jobs that hold devices get on: step, its time, tokens, goodput, devices.
+    """Show the progress of jobs that hold devices: step, step time, tokens, goodput, devices.
 
     Example: kubectl polyreme top -A
     """
@@ -201,13 +203,13 @@ def top(
 
 def logs(
     name: Job,
-    rank: Annotated[int | None, typer.Option(min=0, help="The worker that runs this rank.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Show the worker that runs this rank.")] = None,
     index: Annotated[
-        int | None, typer.Option(min=0, help="The worker of this index; default: 0, where they meet.")
+        int | None, typer.Option(min=0, help="Show the worker of this index; default: 0, the leader.")
     ] = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines come.")] = False,
-    tail: Annotated[int | None, typer.Option(min=0, max=TAIL_MAX, help="Only the last lines.")] = None,
-    previous: Annotated[bool, typer.Option("-p", "--previous", help="Of the container before this one.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Stream new lines as they arrive.")] = False,
+    tail: Annotated[int | None, typer.Option(min=0, max=TAIL_MAX, help="Show only this many last lines.")] = None,
+    previous: Annotated[bool, typer.Option("-p", "--previous", help="Show the log of the previous container.")] = False,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -227,7 +229,7 @@ def logs(
     from polyreme_operator.types.parse import parse_pod
 
     if rank is not None and index is not None:
-        raise InvalidConfigError("--rank and --index exclude each other; drop one", field="--index")
+        raise InvalidConfigError("--rank and --index can't be combined; drop one", field="--index")
     where = target(kubeconfig, context, namespace)
 
     def take(chunk: bytes) -> None:
@@ -249,7 +251,9 @@ def logs(
 
 def _answer(kind: str, value: Any, output: Output, drawn: Any) -> None:
     if output is Output.NAME:
-        raise InvalidConfigError(f"-o name can't be for {kind}: rule table, wide, json or yaml", field="--output")
+        raise InvalidConfigError(
+            f"-o name is not supported for {kind}, expected table, wide, json or yaml", field="--output"
+        )
     if is_data(output):
         emit_data(envelope(kind, value), output)
     else:

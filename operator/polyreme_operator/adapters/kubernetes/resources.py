@@ -52,7 +52,7 @@ def resource_of(kind: str) -> Resource:
     """
     resource = RESOURCES.get(kind)
     if resource is None:
-        raise InvalidObjectError(f"unknown kind: {kind!r}, rule one of {', '.join(RESOURCES)}", field="kind")
+        raise InvalidObjectError(f"unknown kind: {kind!r}, expected one of {', '.join(RESOURCES)}", field="kind")
     return resource
 
 
@@ -70,7 +70,9 @@ def object_path(ref: ObjectRef, subresource: str | None = None) -> str:
         InvalidObjectError: If the reference can name none: a path of its own must not become another.
     """
     if ref.name in {"", ".", ".."} or bool(ref.namespace) == (ref.kind in CLUSTER_SCOPED):
-        raise InvalidObjectError(f"{ref} can't be: rule a name, and a namespace where the kind has one", field="name")
+        raise InvalidObjectError(
+            f"{ref} is not a valid reference, expected a name, and a namespace where the kind has one", field="name"
+        )
     path = f"{collection_path(ref.kind, ref.namespace)}/{quote(ref.name, safe='')}"
     return path if subresource is None else f"{path}/{quote(subresource, safe='')}"
 

@@ -325,7 +325,7 @@ def _victims(
         level, name = found.name, found.names[domain.number]
     where = f" in {name}" if name else ""
     if jobs:
-        message = f"asked {_named(jobs)} to make way{where}: {_devices_s(cost_device_s)} since their last checkpoints"
+        message = f"preempting {_named(jobs)}{where}: {_devices_s(cost_device_s)} since the last checkpoints"
     else:
         message = f"waits for {_named(leaving)} to stop{where}"
     return Victims(

@@ -66,7 +66,7 @@ def test_a_checkpoint_is_committed_once(store: ObjectStore) -> None:
 def test_another_format_is_refused_and_says_what_to_do(store: ObjectStore, version: int) -> None:
     store.put(f"a000001-s00000005/{COMMIT_MARKER}", json.dumps({"format": version}).encode())
     with pytest.raises(
-        RefusedError, match=f"has format {version}, this version reads 2; go on with the version of polyreme that"
+        RefusedError, match=f"has format {version}, this version reads 2; continue with the version of polyreme that"
     ):
         open_checkpoint(store, "a000001-s00000005", KIMI_VL_NANO)
 
@@ -92,7 +92,7 @@ def test_one_flipped_bit_of_a_marker_is_noticed_wherever_it_is() -> None:
 
 
 def test_a_marker_stands_for_its_own_checkpoint_alone() -> None:
-    with pytest.raises(RefusedError, match="it is the marker of a000001-s00000005"):
+    with pytest.raises(RefusedError, match="it belongs to a000001-s00000005"):
         parse_marker(seal(marker()), name="a000001-s00000006")
 
 
@@ -122,7 +122,7 @@ def test_damage_is_told_file_by_file_with_what_was_expected_and_seen(store: Obje
     expected, seen = (SavedFile.of(data).blocks[3] for data in (contents["flip"], flipped))
     assert flip == f"flip: bytes from {3 * BLOCK_BYTES}: expected crc32 {expected:08x}, seen {seen:08x}"
     assert gone == "gone: it is missing"
-    assert short == f"shrt: it has {4 * BLOCK_BYTES - 1} bytes, the marker says {4 * BLOCK_BYTES}"
+    assert short == f"shrt: it has {4 * BLOCK_BYTES - 1} bytes, expected {4 * BLOCK_BYTES}"
     (tmp_path / name / "gone").write_bytes(contents["gone"])
     (tmp_path / name / "shrt").write_bytes(contents["shrt"])
     assert damaged(tmp_path) == {}, "a listing shows sizes alone"
@@ -216,7 +216,7 @@ def test_an_attempt_with_a_successor_commits_and_deletes_nothing(
         commit_empty(store, 1, step)
     begun(store, 1, 15)
     store.put(key, data)
-    with pytest.raises(FencedError, match=rf"attempt is fenced: 1, a newer one has begun \({re.escape(key)} exists"):
+    with pytest.raises(FencedError, match=rf"attempt is fenced: 1, a newer one has started \({re.escape(key)} exists"):
         commit(store, marker(step=15))
     with pytest.raises(FencedError):
         retain(store, attempt=1, rule=KEEP_ONE, now_s=0.0)

@@ -107,7 +107,7 @@ def test_a_flipped_bit_in_memory_is_named_and_storage_is_read(
         file.seek(777)
         file.write(bytes([byte ^ 16]))
     assert not restored(copies, marker())
-    assert "copy in host memory is damaged, storage is read: bytes from 0: expected crc32" in caplog.text
+    assert "copy in host memory is damaged, reading storage instead: bytes from 0: expected crc32" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"marker": 1, "layout": 2, "blocks": []}'])
@@ -150,7 +150,7 @@ def test_where_memory_is_short_no_copy_is_kept_and_the_save_is_good(
             writer.start(make_content(1), step=step, loader={})
             writer.wait()
     assert caplog.text.count("no copy is kept in host memory") == 1
-    assert "has 20000 bytes free of 40000, the copy takes 12160, rule 25% stay free" in caplog.text
+    assert "has 20000 bytes free of 40000, the copy takes 12160, expected 25% to stay free" in caplog.text
     assert kept_bytes(tmp_path) == [0, 0]
     assert not restored(copies, read_marker(root, "a000001-s00000010"))
 

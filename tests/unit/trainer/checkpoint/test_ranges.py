@@ -80,7 +80,7 @@ def test_a_flipped_bit_is_named_with_its_file_and_block(root: ObjectStore, group
 @pytest.mark.parametrize(
     ("file", "data", "words"),
     [
-        ("00000-000.bin", b"short", r"00000-000\.bin: it has 5 bytes, the marker says"),
+        ("00000-000.bin", b"short", r"00000-000\.bin: it has 5 bytes, expected"),
         ("00000-000.bin", None, r"00000-000\.bin: it is missing"),
         ("INDEX.json", b"{}", r"INDEX\.json: it has 2 bytes"),
     ],
@@ -123,7 +123,7 @@ def test_state_of_another_optimizer_is_refused_in_one_sentence(root: ObjectStore
     with pytest.raises(RefusedError) as refused:
         load(root, name, other, group)
     assert refused.value.message.startswith(
-        f"checkpoint is of another optimizer: {name} has no optimizer.momentum.layer.0.w, the first of 5 "
+        f"checkpoint was written with another optimizer: {name} has no optimizer.momentum.layer.0.w, the first of 5 "
     )
     assert refused.value.field == "spec.training.optimizer.name"
 

@@ -92,10 +92,10 @@ def test_holes_between_tensors_are_refused(tmp_path: pathlib.Path) -> None:
     }
     header = json.dumps(tensors).encode()
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(12))
-    with pytest.raises(InvalidConfigError, match=r"its tensors do not adjoin"):
+    with pytest.raises(InvalidConfigError, match=r"its tensors are not contiguous"):
         read_catalogue(StoredFolder(open_store(tmp_path.as_uri()), "s3://w"))
 
 
 def test_a_store_without_weights_is_not_found(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(NotFoundError, match=r"no weights: s3://w is no folder"):
+    with pytest.raises(NotFoundError, match=r"no weights: s3://w is not a folder"):
         read_catalogue(StoredFolder(open_store(tmp_path.as_uri()), "s3://w"))

@@ -286,100 +286,112 @@ FIRST = "model-00001-of-00008.safetensors"
 REFUSALS: dict[str, tuple[Damage, list[str]]] = {
     "NaN and Inf": (
         _change(EXPERT, _spoil),
-        ["weights are not finite: ", f"{EXPERT} has 2 NaN and 2 Inf among 6144 values, rule none; change {FIELD}"],
+        ["weights are not finite: ", f"{EXPERT} has 2 NaN and 2 Inf among 6144 values, expected none; change {FIELD}"],
     ),
     "two experts lack a part": (
         _drop("experts.3.up_proj.weight"),
         [
-            f"weights lack tensors: {EXPERT}, {EXPERT.replace('.1.', '.2.')}, rule all 120 of model kimi-vl-nano",
-            f"under Kimi-VL's names lie in /; change {FIELD} or spec.model.preset",
+            f"weights lack tensors: {EXPERT}, {EXPERT.replace('.1.', '.2.')}, expected all 120 of model kimi-vl-nano",
+            f"under Kimi-VL's names in /; change {FIELD} or spec.model.preset",
         ],
     ),
-    "much is missing": (_drop("layernorm.weight"), ["layers.0.input_layernorm.weight, ", " and 7 more, rule all 120"]),
+    "much is missing": (
+        _drop("layernorm.weight"),
+        ["layers.0.input_layernorm.weight, ", " and 7 more, expected all 120"],
+    ),
     "some are too many": (
         _add(**{f"language_model.model.layers.{layer}.eh_proj.weight": torch.zeros(1) for layer in range(5)}),
         [
             "weights have tensors that the model lacks: language_model.model.layers.0.eh_proj.weight, ",
-            "layers.2.eh_proj.weight and 2 more, rule none beside the 120 of model kimi-vl-nano",
+            "layers.2.eh_proj.weight and 2 more, expected only the 120 of model kimi-vl-nano",
         ],
     ),
     "another shape": (
         _change(EXPERT, lambda tensor: tensor.t().contiguous()),
-        [f"weight has another shape: {EXPERT} is (96, 64), rule (64, 96) in model", "change spec.model.overrides"],
+        [f"weight has another shape: {EXPERT} is (96, 64), expected (64, 96) in model", "change spec.model.overrides"],
     ),
     "another vocabulary": (
         _without_config(_change(EMBEDDING, lambda tensor: tensor[:500].contiguous())),
-        [f"another vocabulary: {EMBEDDING} has 500 words, rule the model's 512; change {OVERRIDES}.decoder.vocabulary"],
+        [
+            (
+                f"another vocabulary: {EMBEDDING} has 500 words, expected the model's 512; "
+                f"change {OVERRIDES}.decoder.vocabulary"
+            )
+        ],
     ),
     "another vocabulary, told": (
         _text(vocab_size=163_840),
-        ["config.json says vocab_size is 163840, rule 512 as in this model; ", f"{OVERRIDES}.decoder.vocabulary"],
+        ["config.json says vocab_size is 163840, expected 512 as in this model; ", f"{OVERRIDES}.decoder.vocabulary"],
     ),
     "another type": (
         _change(EXPERT, lambda tensor: tensor.to(torch.float8_e4m3fn)),
-        [f"weight has another type: {EXPERT} is F8_E4M3, rule one of F32, BF16, F16; ", f"change {FIELD}"],
+        [f"weight has another type: {EXPERT} is F8_E4M3, expected one of F32, BF16, F16; ", f"change {FIELD}"],
     ),
     "a file is missing": (
         lambda folder: (folder / FIRST).unlink(),
-        [f"weights lack files: {FIRST} of 8 {INDEX_WORDS}, rule all of them lie in /; copy them there; change {FIELD}"],
+        [f"weights lack files: {FIRST} of 8 {INDEX_WORDS}, expected all of them in /; copy them there; change {FIELD}"],
     ),
     "a file is cut short": (
         lambda folder: (folder / FIRST).write_bytes((folder / FIRST).read_bytes()[:-1]),
-        [f"weights file can't be read: /{FIRST} has 3", " bytes, rule a whole safetensors file (", f"change {FIELD}"],
+        [
+            f"weights file can't be read: /{FIRST} has 3",
+            " bytes, expected a whole safetensors file (",
+            f"change {FIELD}",
+        ],
     ),
     "a file is empty": (
         lambda folder: (folder / FIRST).write_bytes(b""),
-        [f"weights file can't be read: /{FIRST} has 0 bytes, rule a whole safetensors file ("],
+        [f"weights file can't be read: /{FIRST} has 0 bytes, expected a whole safetensors file ("],
     ),
     "the index names what no file holds": (
         _index(lambda weight_map: weight_map.update(absent=weight_map[EXPERT])),
-        [f"weights lack tensors {INDEX_WORDS}: absent, rule each lies in the file that it names (model-0000"],
+        [f"weights lack tensors {INDEX_WORDS}: absent, expected each in the file that it names (model-0000"],
     ),
     "the index leaves the folder": (
         _index(lambda weight_map: weight_map.update(absent="../model.safetensors")),
-        [f"index is damaged: /{INDEX_FILE} names ../model.safetensors, rule 1 to 4096 plain names"],
+        [f"index is damaged: /{INDEX_FILE} names ../model.safetensors, expected 1 to 4096 plain names"],
     ),
     "the index is no JSON": (
         lambda folder: (folder / INDEX_FILE).write_text("{"),
-        [f"weights' index is damaged: /{INDEX_FILE}, rule JSON with a weight_map"],
+        [f"weights' index is damaged: /{INDEX_FILE}, expected JSON with a weight_map"],
     ),
     "two files hold the same": (
         _add(**{EXPERT: torch.zeros(1)}),
-        [f"weights name a tensor twice: {EXPERT} lies in model-0000", " and in more.safetensors, rule once"],
+        [f"weights name a tensor twice: {EXPERT} lies in model-0000", " and in more.safetensors, expected once"],
     ),
     "a configuration that is no JSON": (
         lambda folder: (folder / CONFIG_FILE).write_text("["),
-        [f"weights' configuration is damaged: /{CONFIG_FILE}, rule JSON"],
+        [f"weights' configuration is damaged: /{CONFIG_FILE}, expected JSON"],
     ),
     "heads that shapes don't show": (
         _text(num_attention_heads=8, qk_nope_head_dim=8),
-        ["config.json says num_attention_heads is 8, rule 4 ", f"change {OVERRIDES}.decoder.heads"],
+        ["config.json says num_attention_heads is 8, expected 4 ", f"change {OVERRIDES}.decoder.heads"],
     ),
     "another rotary base": (
         _text(rope_theta=50_000),
-        ["rope_theta is 50000, rule 10000.0 as", f"change {OVERRIDES}.decoder.rope_theta"],
+        ["rope_theta is 50000, expected 10000.0 as", f"change {OVERRIDES}.decoder.rope_theta"],
     ),
     "a stretched rotary": (
         _text(rope_scaling={"type": "yarn", "factor": 40}),
-        ["rope_scaling.factor is 40, rule 1.0 as", f"change {OVERRIDES}.decoder.yarn_factor"],
+        ["rope_scaling.factor is 40, expected 1.0 as", f"change {OVERRIDES}.decoder.yarn_factor"],
     ),
     "a rotary stretched in another way": (
         _text(rope_scaling={"type": "linear", "factor": 2}),
-        ["rope_scaling is 'linear', rule 'default' as", "change spec.model.preset"],
+        ["rope_scaling is 'linear', expected 'default' as", "change spec.model.preset"],
     ),
     "groups of experts": (
         _text(n_group=4),
-        ["n_group is 4, rule 1 as", f"change {OVERRIDES}.decoder.expert_groups"],
+        ["n_group is 4, expected 1 as", f"change {OVERRIDES}.decoder.expert_groups"],
     ),
-    "another epsilon": (_text(rms_norm_eps=1e-6), ["rms_norm_eps is 1e-06, rule 1e-05 as"]),
-    "another router": (_text(scoring_func="softmax"), ["scoring_func is 'softmax', rule 'sigmoid' as"]),
+    "another epsilon": (_text(rms_norm_eps=1e-6), ["rms_norm_eps is 1e-06, expected 1e-05 as"]),
+    "another router": (_text(scoring_func="softmax"), ["scoring_func is 'softmax', expected 'sigmoid' as"]),
     "another tower": (
         _configure(lambda config: config["vision_config"].update(num_attention_heads=2)),
-        ["vision_config.num_attention_heads is 2, rule 4 as", f"change {OVERRIDES}.vision"],
+        ["vision_config.num_attention_heads is 2, expected 4 as", f"change {OVERRIDES}.vision"],
     ),
     "names of another kind": (
         _rename,
-        ["weights' names are not known: transformer.wte.weight in /, rule Kimi-VL's (", " or DeepSeek-V3's ("],
+        ["weights' names are not known: transformer.wte.weight in /, expected Kimi-VL's (", " or DeepSeek-V3's ("],
     ),
 }
 
@@ -397,7 +409,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(exported: pathlib.Path, ca
 
 def test_no_folder_and_a_folder_without_weights_are_not_found(tmp_path: pathlib.Path) -> None:
     with pytest.raises(
-        NotFoundError, match=r"no weights: \S+absent is no folder; change spec\.model\.weights\.location"
+        NotFoundError, match=r"no weights: \S+absent is not a folder; change spec\.model\.weights\.location"
     ):
         read_catalogue(tmp_path / "absent")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
@@ -411,7 +423,7 @@ def test_moonlights_configuration_does_not_fit_kimi_vls_decoder(exported: pathli
     shape = dataclasses.replace(
         KIMI_VL_NANO, decoder=dataclasses.replace(KIMI_VL_NANO.decoder, rope_theta=MOONLIGHT_16B_A3B.decoder.rope_theta)
     )
-    with pytest.raises(InvalidConfigError, match=r"rope_theta is 10000\.0, rule 50000\.0"):
+    with pytest.raises(InvalidConfigError, match=r"rope_theta is 10000\.0, expected 50000\.0"):
         check_fit(read_catalogue(folder), shape)
 
 
@@ -431,7 +443,7 @@ def test_a_stretched_rotary_fits_by_each_of_its_numbers(tmp_path: pathlib.Path, 
     check()
     others = {"factor": 41, "original_max_position_embeddings": 4095, "beta_fast": 33, "mscale_all_dim": 0.5}
     for name, other in (others | {"beta_slow": 2, "mscale": 2, "attention_factor": 1.5, "truncate": False}).items():
-        with pytest.raises(InvalidConfigError, match=rf"config\.json says rope_scaling\.{name} is {other}, rule "):
+        with pytest.raises(InvalidConfigError, match=rf"config\.json says rope_scaling\.{name} is {other}, expected "):
             check(**{name: other})
 
 

@@ -73,7 +73,7 @@ def test_a_released_decoder_is_a_references_model_name_by_name_and_shape_by_shap
 def test_a_model_that_takes_no_images_refuses_them_in_words() -> None:
     model = build_model(dataclasses.replace(KIMI_VL_NANO, vision=NO_VISION), seed=0, media_token=1)
     tokens_T = torch.tensor([3, 4, 5])
-    with pytest.raises(InvalidConfigError, match=r"model kimi-vl-nano takes no images: 1 in this batch, rule none"):
+    with pytest.raises(InvalidConfigError, match=r"model kimi-vl-nano takes no images: 1 in this batch, expected none"):
         model(tokens_T, torch.arange(3), [0, 3], torch.zeros(4, 588), [(2, 2)])
     hidden_TD = model(tokens_T, torch.arange(3), [0, 3], torch.zeros(0, 588), []).hidden_TD
     assert hidden_TD.shape == (3, KIMI_VL_NANO.decoder.width)

@@ -47,7 +47,7 @@ def test_a_rank_takes_the_device_of_its_number(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("wanted", "seen", "local_rank", "words"),
     [
-        ("h100-80g", [], 0, r"for other hardware: h100-80g \(80 GiB\), this rank has processors only"),
+        ("h100-80g", [], 0, r"for other hardware: h100-80g \(80 GiB\), this rank has only a CPU"),
         ("h200-141g", [H100], 0, r"h200-141g \(131 GiB\), this rank has NVIDIA H100 80GB HBM3 \(79 GiB\)"),
         ("h100-80g", [H200], 0, "this rank has NVIDIA H200"),
         ("h200-141g", [Card("NVIDIA H200 MIG 1g.18gb", 18 << 30)], 0, r"MIG 1g.18gb \(18 GiB\)"),

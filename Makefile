@@ -55,12 +55,13 @@ $(VENV)/.setup/%-$(KEY):
 quickstart: $(RUN) ## set up and run the main job, with a rank killed half-way
 	@POLYREME_SETUP_TIMES="$(SETUP_TIMES)" $(BIN)/python -m polyreme.quickstart
 
-lint: $(DEV) ## style, format, types, layers
+lint: $(DEV) ## style, format, types, layers, avoided words
 	@mkdir -p build; status=0; \
 	$(BIN)/ruff check --output-format=concise --quiet . || status=1; \
 	$(BIN)/ruff format --check --output-format=concise --quiet . || status=1; \
 	$(BIN)/mypy --no-error-summary || status=1; \
 	$(BIN)/lint-imports > build/layers.txt 2>&1 || { cat build/layers.txt; status=1; }; \
+	$(BIN)/python tools/avoided_words.py || status=1; \
 	exit $$status
 
 check: lint ## the developer's loop: lint, unit, property, contracts on the embedded parts

@@ -137,7 +137,9 @@ class PreemptionFacts:
         self._pairs[uid, asked["by"]] += 1
         name = self._observed.jobs[uid]["metadata"]["name"]
         if self._pairs[uid, asked["by"]] > 1:
-            self._observed.broke("no job is preempted twice for the same job", f"{name} for {asked.get('byName')}", world)
+            self._observed.broke(
+                "no job is preempted twice for the same job", f"{name} for {asked.get('byName')}", world
+            )
         if sum(count for (victim, _), count in self._pairs.items() if victim == uid) > PREEMPTIONS_MAX:
             self._observed.broke("preemptions have an end", name, world)
         victim, by = self._observed.jobs[uid], self._observed.jobs.get(asked["by"])

@@ -162,7 +162,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "spec.training.parameterSharding": "FSDP2",
             "spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2},
         },
-        "training.parameterSharding FSDP2 cannot be combined with parallelism.pp 2: a pipeline keeps gathered parameters",
+        "FSDP2 cannot be combined with parallelism.pp 2: a pipeline keeps gathered parameters until its last",
     ),
     ({"spec.training.capacityFactor": "0"}, "capacityFactor 0 is outside its range: above 0, at most 1000"),
     # failure rules

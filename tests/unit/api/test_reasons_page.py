@@ -22,7 +22,7 @@ def test_every_word_is_on_the_page(words: type[StrEnum]) -> None:
 
 
 def test_the_reasons_to_wait_stand_in_the_order_in_which_they_are_told() -> None:
-    order = re.search(r"first in this order is reported: (.*?)\.\n", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    order = re.search(r"first in this order is\s+reported:\s+(.*?)\.\n", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert order is not None
     told = re.findall(r"`(\w+)`", order[1])
     ranked = [reason.value for reason in Reason]

@@ -13,6 +13,7 @@ from polyreme_operator.controller import run_operator
 from polyreme_operator.port import STATUS_SUBRESOURCE, ClusterPort, Manifest, ObjectRef
 from polyreme_operator.publishing.metrics import Metrics
 from polyreme_operator.settings import Settings
+from polyreme_operator.types.observer import Observer
 from polyreme_simulator.event_loop import SimClock, VirtualLoop
 from tests.unit.operator.operator_scenes import DEVICE
 
@@ -22,13 +23,14 @@ KUBELET_EVERY_S = 0.5
 class Stage:
     """One operator; its store has no schemas, as a CRD with relaxed validation."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, *, observer: Observer | None = None) -> None:
         self._virtual = VirtualLoop()
         self.clock = SimClock(self._virtual)
         numbers = iter(range(10_000_000))
         self.store = Store(new_uid=lambda: f"{next(numbers):08x}-0000", now_s=self.clock.now_s)
         self.cluster: ClusterPort = EmbeddedCluster(self.store)
         self.metrics = Metrics()
+        self._observer = observer or self.metrics
         self._settings = settings or Settings(retry_max_s=5.0)
 
     def run(self, story: Callable[[], Awaitable[None]]) -> None:
@@ -42,7 +44,7 @@ class Stage:
                     settings=self._settings,
                     rng=random.Random(1),
                     entropy=bytes,
-                    observer=self.metrics,
+                    observer=self._observer,
                 )
             )
             kubelet = asyncio.ensure_future(self._start_pods())

@@ -8,7 +8,8 @@ import pytest
 
 from polyreme_api import labels
 from polyreme_operator.controller import run_operator
-from polyreme_operator.port import ObjectRef
+from polyreme_operator.forwarding_port import ForwardingPort
+from polyreme_operator.port import ClusterPort, ObjectRef
 from polyreme_operator.reconcile.binding import BindingMode
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings
@@ -21,19 +22,16 @@ WORKERS = 6
 SETTLED_S = 30.0
 
 
-class CountedPort:
+class CountedPort(ForwardingPort):
     """Counts the bindings that reach a cluster."""
 
-    def __init__(self, cluster: Any) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: ClusterPort) -> None:
+        super().__init__(cluster)
         self.bound: list[tuple[str, str]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cluster, name)
 
     async def bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         self.bound.append((ref.name, node))
-        await self._cluster.bind(ref, uid=uid, node=node)
+        await super().bind(ref, uid=uid, node=node)
 
 
 def run(binding: BindingMode) -> tuple[CountedPort, World, list[dict[str, Any]], dict[str, Any]]:

@@ -39,7 +39,7 @@ from polyreme_operator.port import (
     NotFoundError,
     ObjectRef,
 )
-from polyreme_operator.reconcile.status import reopen
+from polyreme_operator.reconcile.status_builder import reopen
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings
 from polyreme_system.files import read_json

@@ -121,7 +121,7 @@ def restarts_without_progress(records: list[RestartRecord], earlier: EarlierRest
 
 
 def with_restart(status: TrainingJobStatus, record: RestartRecord) -> TrainingJobStatus:
-    """Put a restart on record; what budgets need of those that are no longer kept is summed up."""
+    """Record a restart; what budgets need of records that are no longer kept is summed up."""
     records, earlier = [*status.restart_records, record], status.earlier_restarts
     while len(records) > RESTART_RECORDS_MAX:
         earlier = _with_earlier(earlier, records.pop(0))

@@ -16,7 +16,7 @@ from polyreme_api.progress import Outcome, ProgressRecord, RankPhase
 from polyreme_api.times import rfc3339
 from polyreme_operator.port import ObjectRef
 from polyreme_operator.reconcile import binding, environment_runtime, stopping, transition, worker_pods
-from polyreme_operator.reconcile.accounting import close_attempt, settle, settlement_due_s, with_checkpoint
+from polyreme_operator.reconcile.accounting import settlement_due_s
 from polyreme_operator.reconcile.events import events_of
 from polyreme_operator.reconcile.failure_policy import GiveUp, Restart, judge
 from polyreme_operator.reconcile.hang import Stall, find_stall
@@ -29,7 +29,7 @@ from polyreme_operator.reconcile.observe import (
     silence_deadline_s,
 )
 from polyreme_operator.reconcile.quarantine import with_degraded
-from polyreme_operator.reconcile.status import drop_condition, finish, with_class, with_condition
+from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.reconcile.stopping import STOP_GRACE_S, StopFor
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.types.actions import (
@@ -131,32 +131,25 @@ def _running(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float, default
 
 
 def _restart(snapshot: JobSnapshot, attempt: AttemptStatus, verdict: Restart, now_s: float) -> Decision:
-    job, status = snapshot.job, snapshot.job.status
     if verdict.failure.cause is Cause.CREATE_REFUSED:
         return Decision(actions=_status_write(snapshot, transition.give_up_place(snapshot, verdict, now_s)))
     if verdict.due_s > now_s:
-        cause, message = verdict.failure.cause, verdict.failure.message
-        status = status.model_copy(update={"retry_at": rfc3339(verdict.due_s)})
-        status = with_condition(
-            status, ConditionType.RESTARTING, True, cause, message, now_s=now_s, generation=job.generation
-        )
-        status = with_condition(
-            status, ConditionType.RUNNING, False, Reason.STARTING, now_s=now_s, generation=job.generation
-        )
-        return Decision(actions=_status_write(snapshot, status), wake_at_s=verdict.due_s)
+        after = StatusBuilder(snapshot.job, now_s).update(retry_at=rfc3339(verdict.due_s))
+        after.set(ConditionType.RESTARTING, True, verdict.failure.cause, verdict.failure.message)
+        after.set(ConditionType.RUNNING, False, Reason.STARTING)
+        return Decision(actions=_status_write(snapshot, after.build()), wake_at_s=verdict.due_s)
     if verdict.move:
         # Another place is the cluster's to give: ``schedule`` writes this attempt.
         return Decision(reschedule=True)
-    nodes = attempt.placement.node_by_index()
-    after = transition.restart(snapshot, verdict, nodes, now_s)
-    return Decision(actions=_status_write(snapshot, after))
+    restarted = transition.restart(snapshot, verdict, attempt.placement.node_by_index(), now_s)
+    return Decision(actions=_status_write(snapshot, restarted))
 
 
 def _observed(
     snapshot: JobSnapshot, attempt: AttemptStatus, record: ProgressRecord | None, stall: Stall | None, now_s: float
 ) -> TrainingJobStatus:
     """Bring the status of a healthy attempt up to what is seen."""
-    job, status = snapshot.job, snapshot.job.status
+    job, after = snapshot.job, StatusBuilder(snapshot.job, now_s)
     pods = current_pods(snapshot)
     running = sum(pod.phase is PodPhase.RUNNING for pod in pods.values())
     joined = 0 if record is None else min(record.joined, attempt.replicas)
@@ -168,32 +161,26 @@ def _observed(
         released = running == attempt.replicas
     ready = running == attempt.replicas and (released or joined == attempt.replicas)
 
-    def say(kind: ConditionType, holds: bool, reason: Reason, message: str = "") -> None:
-        nonlocal status
-        status = with_condition(status, kind, holds, reason, message, now_s=now_s, generation=job.generation)
-
     if ready:
-        say(ConditionType.PODS_READY, True, Reason.JOINED)
+        after.set(ConditionType.PODS_READY, True, Reason.JOINED)
     else:
         refused = "" if snapshot.refusal is None else f"; {snapshot.refusal.message}"
         words = f"{running} of {attempt.replicas} pods run{refused}"
-        say(ConditionType.PODS_READY, False, Reason.WAITING_FOR_PODS, words)
+        after.set(ConditionType.PODS_READY, False, Reason.WAITING_FOR_PODS, words)
     reason = RUNNING_PHASES[phase] if released else Reason.STARTING
     if stall is None:
-        say(ConditionType.RUNNING, released and reason in _WORKING, reason)
+        after.set(ConditionType.RUNNING, released and reason in _WORKING, reason)
     elif _is_new(snapshot):
         # Said once: what launchers see of their ranks changes with every look.
-        say(ConditionType.RUNNING, False, Reason.STALLED, stall.message)
-    if reason in _WORKING and status.is_true(ConditionType.RESTARTING):
-        say(ConditionType.RESTARTING, False, Reason.RECOVERED)
+        after.set(ConditionType.RUNNING, False, Reason.STALLED, stall.message)
+    if reason in _WORKING and job.status.is_true(ConditionType.RESTARTING):
+        after.set(ConditionType.RESTARTING, False, Reason.RECOVERED)
     if job.plan is not None and job.plan.replicas == attempt.replicas:
-        status = drop_condition(status, ConditionType.RESIZE_REFUSED)
+        after.drop(ConditionType.RESIZE_REFUSED)
     elif snapshot.refused:
-        say(ConditionType.RESIZE_REFUSED, True, Reason.NO_FIT, snapshot.refused)
-    status = with_class(job, status, now_s=now_s)
-    changed = status is not job.status
-    status = _updated(
-        status,
+        after.set(ConditionType.RESIZE_REFUSED, True, Reason.NO_FIT, snapshot.refused)
+    changed = after.report_missing_class().build() is not job.status
+    after.update(
         replicas=len(pods),
         ready_replicas=attempt.replicas if released else joined,
         priority=job.priority,
@@ -201,9 +188,9 @@ def _observed(
         retry_at=None,
     )
     idle_s = 0.0 if snapshot.lease is None else snapshot.lease.seen_s - snapshot.lease.advanced_seen_s
-    status = settle(with_checkpoint(status, record, now_s=now_s), record, now_s=now_s, idle_s=idle_s)
+    status = after.settle(record, idle_s=idle_s).build()
     if record is not None and (changed or (status is not job.status and status != job.status)):
-        status = status.model_copy(update={"step": max(status.step, record.step)})
+        status = after.update(step=max(status.step, record.step)).build()
     return status
 
 
@@ -250,45 +237,27 @@ def _removals(
 
 def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Decision:
     """A job that holds no admission: its pods go, and its status says why it waits."""
-    job, status = snapshot.job, snapshot.job.status
+    job, after = snapshot.job, StatusBuilder(snapshot.job, now_s)
     removed = _removals(snapshot, list(snapshot.pods), spec, now_s)
-    generation = job.generation
     if spec.suspend:
-        status = with_condition(
-            status, ConditionType.SUSPENDED, True, Reason.SUSPENDED, now_s=now_s, generation=generation
-        )
-        status = drop_condition(status, ConditionType.QUEUED)
+        after.set(ConditionType.SUSPENDED, True, Reason.SUSPENDED).drop(ConditionType.QUEUED)
     elif job.planning is not None:
-        status = with_condition(
-            status, ConditionType.QUEUED, True, Reason.PLANNING, PLANNING_WORDS, now_s=now_s, generation=generation
-        )
+        after.set(ConditionType.QUEUED, True, Reason.PLANNING, PLANNING_WORDS)
     elif job.plan is None:
         return _fail(snapshot, Reason.MISCONFIGURED, job.invalid, None, now_s)
     else:
-        if status.is_true(ConditionType.SUSPENDED):
-            status = with_condition(
-                status, ConditionType.SUSPENDED, False, Reason.RESUMED, now_s=now_s, generation=generation
-            )
+        if job.status.is_true(ConditionType.SUSPENDED):
+            after.set(ConditionType.SUSPENDED, False, Reason.RESUMED)
         if snapshot.pending is not None:
-            pending = snapshot.pending
-            status = with_condition(
-                status,
-                ConditionType.QUEUED,
-                True,
-                pending.reason,
-                pending.message,
-                now_s=now_s,
-                generation=generation,
-            )
-    status = _updated(
-        with_class(job, status, now_s=now_s),
+            after.set(ConditionType.QUEUED, True, snapshot.pending.reason, snapshot.pending.message)
+    after.report_missing_class().update(
         replicas=len(snapshot.pods),
         ready_replicas=0,
         priority=job.priority,
-        observed_generation=generation,
+        observed_generation=job.generation,
     )
     resumed = spec.suspend or job.status.is_true(ConditionType.SUSPENDED)
-    return Decision(actions=(*removed, *_status_write(snapshot, status, tells=not resumed)))
+    return Decision(actions=(*removed, *_status_write(snapshot, after.build(), tells=not resumed)))
 
 
 def _stopping(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Decision:
@@ -335,20 +304,18 @@ def _finished(snapshot: JobSnapshot, now_s: float) -> Decision:
 
 def _succeed(snapshot: JobSnapshot, now_s: float) -> Decision:
     record = current_record(snapshot)
-    status = close_attempt(snapshot.job.status, record, ended_by=None, now_s=now_s)
     message = "every pod succeeded" if record is None else f"trained {record.step} steps"
-    status = finish(snapshot.job, status, succeeded=True, reason=Reason.COMPLETED, message=message, now_s=now_s)
-    return Decision(actions=_status_write(snapshot, status))
+    after = StatusBuilder(snapshot.job, now_s).close_attempt(record, ended_by=None)
+    after.finish(succeeded=True, reason=Reason.COMPLETED, message=message)
+    return Decision(actions=_status_write(snapshot, after.build()))
 
 
 def _fail(snapshot: JobSnapshot, reason: Reason, message: str, failure: Failure | None, now_s: float) -> Decision:
-    record = current_record(snapshot)
-    status = snapshot.job.status
+    after = StatusBuilder(snapshot.job, now_s)
     if snapshot.job.admitted:
-        cause = Cause.STOPPED if failure is None else failure.cause
-        status = close_attempt(status, record, ended_by=cause, now_s=now_s)
-    status = finish(snapshot.job, status, succeeded=False, reason=reason, message=message, now_s=now_s)
-    return Decision(actions=_status_write(snapshot, status))
+        after.close_attempt(current_record(snapshot), ended_by=Cause.STOPPED if failure is None else failure.cause)
+    after.finish(succeeded=False, reason=reason, message=message)
+    return Decision(actions=_status_write(snapshot, after.build()))
 
 
 def _children(snapshot: JobSnapshot, spec: TrainingJobSpec, defaults: PodDefaults) -> tuple[Action, ...]:
@@ -434,12 +401,6 @@ def _wake(decision: Decision, at_s: float | None) -> Decision:
     if at_s is None or (decision.wake_at_s is not None and decision.wake_at_s <= at_s):
         return decision
     return dataclasses.replace(decision, wake_at_s=at_s)
-
-
-def _updated(status: TrainingJobStatus, **fields: object) -> TrainingJobStatus:
-    """Return a status with some fields as they are now; the same object where they are so already, as mostly."""
-    changed = {name: value for name, value in fields.items() if getattr(status, name) != value}
-    return status.model_copy(update=changed) if changed else status
 
 
 def _status_write(snapshot: JobSnapshot, after: TrainingJobStatus, *, tells: bool = False) -> tuple[Action, ...]:

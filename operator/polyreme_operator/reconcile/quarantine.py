@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from polyreme_api.job import TrainingJobStatus
 from polyreme_operator.reconcile.events import events_of
-from polyreme_operator.reconcile.status import drop_condition, with_condition
+from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.types.actions import Decision, WriteStatus
 from polyreme_operator.types.reasons import ConditionType, Reason
 from polyreme_operator.types.views import JobView
@@ -72,8 +72,9 @@ def with_degraded(job: JobView, decision: Decision, now_s: float) -> Decision:
 
 
 def _degraded(job: JobView, status: TrainingJobStatus, now_s: float) -> TrainingJobStatus:
+    after = StatusBuilder(job, now_s, status)
     if not job.quarantined:
-        return drop_condition(status, ConditionType.DEGRADED)
+        return after.drop(ConditionType.DEGRADED).build()
     reason = Reason.UNREADABLE if job.unreadable else job.fault_reason
     message = f"the operator makes no decision about this job: {job.quarantined}"[:MESSAGE_CHARACTERS_MAX]
-    return with_condition(status, ConditionType.DEGRADED, True, reason, message, now_s=now_s, generation=job.generation)
+    return after.set(ConditionType.DEGRADED, True, reason, message).build()

@@ -17,7 +17,7 @@ from polyreme_operator.instrumented_client import InstrumentedCluster, code_of
 from polyreme_operator.options import parse
 from polyreme_operator.port import ConflictError, NotFoundError, ObjectRef, PortTimeoutError
 from polyreme_operator.publishing.metrics import GOODPUT_JOBS_MAX, OTHER_QUEUES, QUEUES_MAX, TRAINING_JOBS_MAX, Metrics
-from polyreme_operator.reconcile.status import with_condition, withdraw
+from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.reconcile.transition import admit
 from polyreme_operator.service import _Shell
 from polyreme_operator.types.observer import CycleReport, NullObserver, Observer
@@ -45,10 +45,8 @@ def test_the_metrics_and_the_null_observer_are_observers() -> None:
 
 def test_an_admission_is_timed_from_when_the_job_entered_the_queue() -> None:
     metrics, waiting = Metrics(), job(queueName="team-a")
-    queued = with_condition(
-        waiting.status, ConditionType.QUEUED, True, Reason.EXCEEDS_QUOTA, now_s=NOW_S - 40, generation=1
-    )
-    waiting = dataclasses.replace(waiting, status=queued)
+    queued = StatusBuilder(waiting, NOW_S - 40).set(ConditionType.QUEUED, True, Reason.EXCEEDS_QUOTA)
+    waiting = dataclasses.replace(waiting, status=queued.build())
     metrics.on_status_written(waiting, admit(waiting, ("n0", "n0"), NOW_S), now_s=NOW_S)
     assert read(metrics, "polyreme_admission_wait_seconds_sum", queue="team-a") == pytest.approx(40)
     at_once = job("at-once", queueName="team-a", created=rfc3339(NOW_S - 2))
@@ -58,10 +56,10 @@ def test_an_admission_is_timed_from_when_the_job_entered_the_queue() -> None:
 
 
 def ready(view: JobView, *kinds: ConditionType, now_s: float) -> JobView:
-    status = view.status
+    after = StatusBuilder(view, now_s)
     for kind in kinds:
-        status = with_condition(status, kind, True, Reason.JOINED, now_s=now_s, generation=1)
-    return dataclasses.replace(view, status=status)
+        after.set(kind, True, Reason.JOINED)
+    return dataclasses.replace(view, status=after.build())
 
 
 def test_a_start_is_timed_from_its_attempt_until_every_worker_has_joined() -> None:
@@ -95,11 +93,11 @@ def test_a_restart_is_counted_once_and_its_recovery_timed_in_phases() -> None:
 
 def test_an_eviction_is_counted_by_its_reason_and_an_end_is_none() -> None:
     metrics, view = Metrics(), admitted(job())
-    metrics.on_status_written(view, withdraw(view, view.status, Reason.PREEMPTED, now_s=NOW_S), now_s=NOW_S)
+    metrics.on_status_written(view, StatusBuilder(view, NOW_S).withdraw(Reason.PREEMPTED).build(), now_s=NOW_S)
     assert read(metrics, "polyreme_evictions_total", reason="Preempted") == 1
-    ended = withdraw(view, view.status, Reason.FINISHED, now_s=NOW_S)
-    ended = with_condition(ended, ConditionType.SUCCEEDED, True, Reason.COMPLETED, now_s=NOW_S, generation=1)
-    metrics.on_status_written(view, ended, now_s=NOW_S)
+    ended = StatusBuilder(view, NOW_S).withdraw(Reason.FINISHED)
+    ended.set(ConditionType.SUCCEEDED, True, Reason.COMPLETED)
+    metrics.on_status_written(view, ended.build(), now_s=NOW_S)
     assert read(metrics, "polyreme_evictions_total", reason="Finished") is None
 
 

@@ -10,6 +10,7 @@ from polyreme_api.progress import ProgressRecord
 from polyreme_operator.cache.jobs import scaled
 from polyreme_operator.cache.plan_book import SIZES_MAX
 from polyreme_operator.reconcile import transition
+from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.scheduler import elastic
 from polyreme_operator.types.reasons import Scope
 from polyreme_operator.types.views import JobView
@@ -174,9 +175,11 @@ def test_a_restart_of_a_smaller_attempt_keeps_its_size_and_plan() -> None:
     owner = dataclasses.replace(owner, status=status.model_copy(update={"replicas": 2}))
     attempt = owner.attempt
     assert attempt is not None
-    again = transition.begin_attempt(owner, status, nodes=["n0", "n1"], replace=(), scope=Scope.PROCESS, now_s=NOW_S)
-    assert again.attempt is not None
-    assert (again.attempt.replicas, again.attempt.plan_hash) == (2, attempt.plan_hash)
+    after = StatusBuilder(owner, NOW_S)
+    transition.begin_attempt(after, nodes=["n0", "n1"], replace=(), scope=Scope.PROCESS)
+    again = after.build().attempt
+    assert again is not None
+    assert (again.replicas, again.plan_hash) == (2, attempt.plan_hash)
 
 
 def test_a_changed_count_scales_an_explicit_layout_that_first_had_to_fit() -> None:

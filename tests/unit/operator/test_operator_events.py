@@ -10,7 +10,7 @@ from polyreme_api.job import TrainingJobStatus
 from polyreme_operator.reconcile import transition
 from polyreme_operator.reconcile.events import events_of
 from polyreme_operator.reconcile.job import reconcile
-from polyreme_operator.reconcile.status import finish, with_condition
+from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.types.actions import EmitEvent, WriteStatus
 from polyreme_operator.types.reasons import ConditionType, Reason
@@ -24,7 +24,7 @@ def told(owner: JobView, after: TrainingJobStatus) -> list[tuple[str, bool]]:
 
 
 def by_status(kind: ConditionType, reason: Reason, *, holds: bool = True) -> Callable[[JobView], TrainingJobStatus]:
-    return lambda owner: with_condition(owner.status, kind, holds, reason, "m", now_s=NOW_S, generation=1)
+    return lambda owner: StatusBuilder(owner, NOW_S).set(kind, holds, reason, "m").build()
 
 
 def preempted(owner: JobView) -> TrainingJobStatus:
@@ -32,11 +32,11 @@ def preempted(owner: JobView) -> TrainingJobStatus:
 
 
 def succeeded(owner: JobView) -> TrainingJobStatus:
-    return finish(owner, owner.status, succeeded=True, reason=Reason.COMPLETED, message="m", now_s=NOW_S)
+    return StatusBuilder(owner, NOW_S).finish(succeeded=True, reason=Reason.COMPLETED, message="m").build()
 
 
 def failed(owner: JobView) -> TrainingJobStatus:
-    return finish(owner, owner.status, succeeded=False, reason=Reason.NO_PROGRESS, message="m", now_s=NOW_S)
+    return StatusBuilder(owner, NOW_S).finish(succeeded=False, reason=Reason.NO_PROGRESS, message="m").build()
 
 
 @pytest.mark.parametrize(

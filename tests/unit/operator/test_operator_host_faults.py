@@ -9,7 +9,7 @@ from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import RestartRecord
 from polyreme_api.times import rfc3339
 from polyreme_operator.reconcile.failure_policy import GiveUp, Restart, judge, restarts_without_progress
-from polyreme_operator.reconcile.status import reopen
+from polyreme_operator.reconcile.status_builder import reopen
 from polyreme_operator.types.views import PodPhase
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, pod, snapshot
 

@@ -7,7 +7,7 @@ import pytest
 
 from polyreme_api.job import TrainingJobStatus
 from polyreme_operator.reconcile.rebase import rebased
-from polyreme_operator.reconcile.status import with_condition
+from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.reconcile.transition import admit
 from polyreme_operator.types.actions import WriteStatus
 from polyreme_operator.types.reasons import ConditionType, Reason
@@ -25,10 +25,9 @@ def admission_of(owner: JobView) -> WriteStatus:
     )
 
 
-def queued(status: TrainingJobStatus) -> TrainingJobStatus:
-    return with_condition(
-        status, ConditionType.QUEUED, True, Reason.WAITING_FOR_CAPACITY, "needs 2 devices", now_s=NOW_S, generation=1
-    )
+def queued(owner: JobView) -> TrainingJobStatus:
+    after = StatusBuilder(owner, NOW_S)
+    return after.set(ConditionType.QUEUED, True, Reason.WAITING_FOR_CAPACITY, "needs 2 devices").build()
 
 
 def newer(owner: JobView, **changes: Any) -> JobView:
@@ -37,7 +36,7 @@ def newer(owner: JobView, **changes: Any) -> JobView:
 
 def test_an_admission_moves_to_the_version_that_only_told_why_the_job_waits() -> None:
     owner = job()
-    told = newer(owner, status=queued(owner.status))
+    told = newer(owner, status=queued(owner))
     moved = rebased(admission_of(owner), told)
     assert (moved.resource_version, moved.before) == ("9", told.status)
     assert moved.after == admission_of(owner).after

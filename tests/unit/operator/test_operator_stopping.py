@@ -8,7 +8,7 @@ import pytest
 from polyreme_api.times import rfc3339
 from polyreme_operator.publishing.metrics import goodput
 from polyreme_operator.reconcile import stopping, transition
-from polyreme_operator.reconcile.status import with_condition
+from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.reconcile.stopping import StopFor
 from polyreme_operator.types.actions import Decision, DeletePod, EmitEvent, ReadLease, WriteStatus
 from polyreme_operator.types.reasons import ConditionType, Reason
@@ -186,10 +186,8 @@ def test_a_preemption_goes_before_a_resize_whose_attempt_then_never_begins() -> 
 
 def test_a_resize_counts_its_grace_from_its_own_request() -> None:
     owner = admitted(job())
-    recovering = with_condition(
-        owner.status, ConditionType.RESTARTING, True, "RankExited", now_s=NOW_S - 900, generation=1
-    )
-    owner = dataclasses.replace(owner, status=recovering)
+    recovering = StatusBuilder(owner, NOW_S - 900).set(ConditionType.RESTARTING, True, "RankExited")
+    owner = dataclasses.replace(owner, status=recovering.build())
     owner = dataclasses.replace(owner, status=transition.stop_for_resize(owner, NOW_S))
     seen = snapshot(owner, pods=pods_of(owner), lease=lease(owner, step=3))
     assert not stopping.has_stopped(seen, NOW_S + 1)

@@ -185,7 +185,7 @@ class Watcher:
             return f"; {name_stopped(progress.stopped, devices=self._job.spec.workers.devices)}"
         if not training or not pace_s or still_s < max(STILL_S, STILL_STEPS * pace_s):
             return ""
-        return f"; no new step for {duration(still_s)}, a rank may hang"
+        return f"; no new step for {duration(still_s)}, a rank may be hanging"
 
     def _halts(self, progress: ProgressRecord | None, pace_s: float) -> bool:
         """Whether steps have stopped coming, so that a time to go would be made up."""

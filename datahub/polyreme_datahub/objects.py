@@ -84,8 +84,7 @@ def _check_endpoints(environment: Mapping[str, str]) -> None:
     for name in ENDPOINT_VARIABLES:
         if "@" in urlsplit(environment.get(name, "")).netloc:
             raise InvalidConfigError(
-                f"no place for credentials: the URL in {name} has some; they come from AWS_ACCESS_KEY_ID and "
-                "AWS_SECRET_ACCESS_KEY",
+                f"the URL in {name} has credentials; remove them and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
                 field=name,
             )
 
@@ -99,8 +98,7 @@ def bucket_of(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise InvalidConfigError(
-            "no place for credentials: an s3:// URL has some; they come from the environment "
-            "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)",
+            "an s3:// URL has credentials; remove them and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             field="the URL",
         )
     prefix = unquote(parts.path).strip("/")

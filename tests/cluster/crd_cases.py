@@ -40,8 +40,8 @@ RULED: list[Case] = [
         {"spec.topology": {"required": "rack", "preferred": "zone"}},
         ("spec.topology:", "required rack and preferred zone cannot both be set; drop one"),
     ),
-    ("TrainingJob", {"spec.topology": {"sliceSize": 2}}, ("spec.topology:", "sliceSize 2 stands alone", "set both or")),
-    ("TrainingJob", {"spec.topology": {"sliceLevel": "rack"}}, ("sliceLevel rack stands alone", "set both or none")),
+    ("TrainingJob", {"spec.topology": {"sliceSize": 2}}, ("spec.topology:", "sliceSize 2 is set alone", "set both or")),
+    ("TrainingJob", {"spec.topology": {"sliceLevel": "rack"}}, ("sliceLevel rack is set alone", "set both or none")),
     ("TrainingJob", {"spec.parallelism": {"dp": 2}}, ("spec.parallelism:", "mode Auto chooses", "seen dp 2; use mode")),
     ("TrainingJob", {"spec.parallelism": {"mode": "Explicit", "ep": 2}}, ("mode Explicit needs dp; set dp",)),
     (

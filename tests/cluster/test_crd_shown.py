@@ -143,9 +143,9 @@ def test_kubectl_get_all_and_training_show_jobs(kubeconfig: str, namespace: str,
 def test_explain_teaches(kubeconfig: str) -> None:
     said = " ".join(kubectl(kubeconfig, "explain", "tj.spec.topology").split())
     assert "A level is named as in the ClusterTopology `default`" in said
-    assert "Level (as `rack`) one domain of which must hold the whole gang" in said
+    assert "Level, such as `rack`: one domain of this level must hold the whole gang" in said
     said = " ".join(kubectl(kubeconfig, "explain", "tq.spec.quotas.borrowingLimit").split())
-    assert "Most that it may take of its cohort beside its own" in said
+    assert "Largest amount that it may borrow from its cohort" in said
     said = " ".join(kubectl(kubeconfig, "explain", "ct.spec.levels.nodeLabel").split())
     assert "Label of the nodes whose value names their domain." in said
 

@@ -81,8 +81,8 @@ def test_what_the_gang_binder_can_not_do_is_refused_by_field_and_rule_and_nothin
             _, reason, message = condition_of(status, "Failed")
             assert reason == "Misconfigured"
             assert what in message
-            assert "binds no volumes, claims no devices, looks at no other pods" in message
-            assert f"drop spec.workers.template.spec.{field} or install the operator with binding" in message
+            assert "it ignores volumes, resource claims, other pods and host ports" in message
+            assert f"remove spec.workers.template.spec.{field} or install the operator with binding" in message
             assert not status.get("attempt")
         # The room was there all the time: a job that asks for nothing of the kind gets it.
         await stage.job("plain", 2)

@@ -95,7 +95,7 @@ def test_what_happens_while_every_watch_is_broken_is_found_when_they_are_back(
     wrong = [line for line in said.splitlines() if '"level": "error"' in line and "will retry" not in line]
     assert not wrong, wrong[:3]
     if forgets:
-        assert all(f"{kind} is listed anew" in said for kind in ("Pod", "Node"))
+        assert all(f"listing {kind} again" in said for kind in ("Pod", "Node"))
 
 
 def _places(pods: list[Manifest]) -> dict[str, str]:

@@ -62,6 +62,6 @@ def test_a_stopped_rank_is_found_by_two_signals_and_the_run_goes_on_with_the_sam
     ended = serving.end()
     assert ended.code == 0, ended.said
     assert ended.item["attempts"] == 2
-    assert "no step after step" in ended.said
+    assert "no new step after step" in ended.said
     assert f"rank {rank} on worker {rank // 2} is stopped (state T)" in ended.said
     assert home.losses("hangs") == truth

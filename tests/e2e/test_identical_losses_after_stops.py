@@ -111,7 +111,7 @@ def test_a_launcher_that_is_asked_to_end_checkpoints_and_costs_one_attempt_and_n
     ended = serving.end()
     assert ended.code == 0, ended.said
     assert ended.item["attempts"] == 2
-    assert "its launcher was asked to end" in ended.said
+    assert "its launcher received SIGTERM" in ended.said
     resumed = home.newest_point("asked")
     assert resumed is not None
     assert resumed.endswith(f"s{serving.step(1):08d}"), "what was trained last is in the checkpoint"

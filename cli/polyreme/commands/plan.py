@@ -180,7 +180,7 @@ def _flow(fields: dict[str, Any]) -> str:
 
 CHOSEN = [
     ("plan", "plan"),
-    ("layers a stage", "stageLayers"),
+    ("layers per stage", "stageLayers"),
     ("hardware", "hardware"),
     ("step seconds", "stepSeconds"),
     ("breakdown", "shares"),

@@ -218,7 +218,7 @@ def _show(plan: Plan, mix: Mix, profiles: list[Profile], output: Format) -> None
         emit("Profile", whole | {"layers": layers, "exchanges": exchanges}, output=output)
         return
     emit("Profile", whole, output=output, columns=WHOLE)
-    emit_tables([("layers, seconds a step", layers, LAYERS), ("exchanges, seconds a step", exchanges, EXCHANGES)])
+    emit_tables([("layers, seconds per step", layers, LAYERS), ("exchanges, seconds per step", exchanges, EXCHANGES)])
 
 
 def _all(profiles: list[Profile]) -> list[tuple[Profile, Any]]:
@@ -234,7 +234,7 @@ WHOLE = [
     ("layout", "layout"),
     ("hardware", "hardware"),
     ("step seconds", "stepSeconds"),
-    ("tokens a second", "tokensPerSecond"),
+    ("tokens per second", "tokensPerSecond"),
     ("MFU", "mfu"),
 ]
 LAYERS = [

@@ -196,7 +196,8 @@ def _show_plan(checked: TrainingJob, output: Format) -> int:
         "stateBytesPerRank": state_bytes,
         "memoryBytesPerRank": memory.total_bytes,
         "traffic": "; ".join(
-            f"{group.axis} {size(group.bytes_per_rank)} a step in {group.messages:,} messages" for group in plan.volumes
+            f"{group.axis} {size(group.bytes_per_rank)} per step in {group.messages:,} messages"
+            for group in plan.volumes
         ),
     }
     words = {
@@ -218,11 +219,11 @@ def _show_plan(checked: TrainingJob, output: Format) -> int:
             ("cut", "cut"),
             ("recompute", "recompute"),
             ("plan", "planHash"),
-            ("packs a rank", "packsPerRank"),
+            ("packs per rank", "packsPerRank"),
             ("training", "stages"),
-            ("state a rank", "stateBytesPerRank"),
-            ("memory a rank", "memoryBytesPerRank"),
-            ("traffic a rank", "traffic"),
+            ("state per rank", "stateBytesPerRank"),
+            ("memory per rank", "memoryBytesPerRank"),
+            ("traffic per rank", "traffic"),
         ],
     )
     return ExitCode.OK

@@ -46,7 +46,7 @@ def loss_chart(data: ReportData) -> str:
     parts = [svg.frame(x, y, name_x="step", name_y="loss, log scale" if logarithmic else "loss")]
     parts += _mixture_marks(data.mixture, x=x, y=y)
     parts += [
-        svg.line(_points(records, x, y), f"lost-line c{attempt % COLOURS}", title=f"attempt {attempt}, thrown away")
+        svg.line(_points(records, x, y), f"lost-line c{attempt % COLOURS}", title=f"attempt {attempt}, discarded")
         for attempt, records in _by_attempt(data.thrown_away).items()
     ]
     borders = {change.step for change in data.mixture} | {stage.first_step for stage in data.training_stages}

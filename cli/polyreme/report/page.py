@@ -60,10 +60,10 @@ def _head(data: ReportData) -> str:
     planned = f"of {data.steps_planned:,}" if data.steps_planned else ""
     thrown = f"{len(data.thrown_away):,} trained twice" if data.thrown_away else "no step trained twice"
     cards = (
-        ("Held-out right", share(figures.held_out_ratio), _held_out_words(data)),
+        ("Held-out correct", share(figures.held_out_ratio), _held_out_words(data)),
         ("Steps", f"{steps:,}", f"{planned}; {thrown}".removeprefix("; ")),
         ("Wall time", duration(figures.wall_s), f"{figures.attempts} attempt{'s' if figures.attempts != 1 else ''}"),
-        ("Goodput", share(figures.goodput), "time of steps that count, over wall time"),
+        ("Goodput", share(figures.goodput), "time of retained steps, divided by wall time"),
         (
             "Throughput",
             short_number(figures.tokens_per_second or 0) if figures.tokens_per_second else NOTHING,
@@ -97,7 +97,7 @@ def _learning(data: ReportData) -> str:
     if len(numbers) > LEGEND_MAX:
         key.append(f"<li>and {len(numbers) - LEGEND_MAX} more</li>")
     if data.thrown_away:
-        key.append('<li><i class="dashed"></i>trained, lost, trained again</li>')
+        key.append('<li><i class="dashed"></i>trained, lost, retrained</li>')
     if any(record.held_out for record in data.steps):
         key.append('<li><i class="dot"></i>held out</li>')
     words = _stage_words(data) + _mixture_words(data)
@@ -120,7 +120,7 @@ def _mixture_words(data: ReportData) -> str:
     if not changes:
         return ""
     listed = "; ".join(f"step {change.step}: {short_weights(change.weights)}" for change in changes[:LEGEND_MAX])
-    return f'<p class="soft">The mixture of sources changed on the way ({safe(listed)}).</p>'
+    return f'<p class="soft">The mixture of sources changed during the run ({safe(listed)}).</p>'
 
 
 def _experts(data: ReportData) -> str:
@@ -144,7 +144,7 @@ def _time(data: ReportData) -> str:
     timeline, throughput = timeline_chart(data), throughput_chart(data)
     if not timeline and not throughput:
         return ""
-    words = {"training": "training steps that count", "finishing": "evaluating and exporting"}
+    words = {"training": "retained training steps", "finishing": "evaluating and exporting"}
     key = "".join(
         f'<li><i class="{kind}"></i>{words.get(kind, kind)}</li>' for kind in KINDS if f'"span {kind}"' in timeline
     )
@@ -152,7 +152,7 @@ def _time(data: ReportData) -> str:
         f'<h2>Time</h2><div class="card">{timeline}<ul class="key">{key}</ul></div>' if timeline else "<h2>Time</h2>"
     ]
     if throughput:
-        parts.append(f'<h3>Tokens a second</h3><div class="card">{throughput}</div>')
+        parts.append(f'<h3>Tokens per second</h3><div class="card">{throughput}</div>')
     if data.time_shares:
         parts.append(_time_shares(data.time_shares))
     return "".join(parts)

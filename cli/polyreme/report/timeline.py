@@ -12,7 +12,7 @@ from polyreme_api.progress import StepRecord
 STARTING, TRAINING, LOST, HUNG, STOPPED, FINISHING = "starting", "training", "lost", "hung", "stopped", "finishing"
 KINDS = (STARTING, TRAINING, LOST, HUNG, STOPPED, FINISHING)
 CAUSE_HUNG = "Hung"
-STEPS_NAME = "Steps that count"
+STEPS_NAME = "Retained steps"
 PAUSES_NAME = "Between steps: data, checkpoints, held-out loss"
 
 
@@ -115,9 +115,9 @@ def _kind_of_end(attempt: AttemptRow) -> str:
 def _name(span: Span, attempt: AttemptRow, *, is_first: bool) -> str:
     why = f" ({attempt.cause})" if attempt.cause else ""
     names = {
-        STARTING: "First start" if is_first else f"Starting again ({attempt.scope})",
-        LOST: f"Lost steps, and the end of a failed attempt{why}",
-        HUNG: "Hung: no step, until the restart",
+        STARTING: "First start" if is_first else f"Restarting ({attempt.scope})",
+        LOST: f"Lost steps and the end of a failed attempt{why}",
+        HUNG: "Hung: no steps until the restart",
         STOPPED: "Stopped on request",
         FINISHING: "Evaluating and exporting",
     }

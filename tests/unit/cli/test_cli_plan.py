@@ -97,6 +97,6 @@ def test_validate_counts_the_memory_of_a_rank_as_the_planner_does(
         state[degrees.get("pp", 1)] = item["stateBytesPerRank"]
         assert invoke(["validate", path, "--for-cluster"]) == ExitCode.OK
         shown = capsys.readouterr().out
-        assert f"parameters      {item['parameters']:,}" in shown
+        assert f"parameters        {item['parameters']:,}" in shown
         assert "64 x 4,096 tokens" in shown
     assert state[4] < state[1] * 0.6

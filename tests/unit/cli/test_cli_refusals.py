@@ -112,7 +112,7 @@ REFUSALS: dict[str, tuple[Change, list[str]]] = {
     ),
     "credentials in a URL": (
         put("checkpoint.location", "s3://me:private" + "@bucket/root"),
-        ["no place for credentials", "AWS_SECRET_ACCESS_KEY", "spec.checkpoint.location"],
+        ["an s3:// URL has credentials", "AWS_SECRET_ACCESS_KEY", "spec.checkpoint.location"],
     ),
     "weights somewhere else": (
         put("model.weights", {"location": "gs://bucket/weights"}),
@@ -120,7 +120,7 @@ REFUSALS: dict[str, tuple[Change, list[str]]] = {
     ),
     "weights in a bucket, with credentials": (
         put("model.weights", {"location": "s3://me:private" + "@bucket/weights"}),
-        ["no place for credentials", "spec.model.weights.location"],
+        ["an s3:// URL has credentials", "spec.model.weights.location"],
     ),
     "an export into a bucket": (put("export.location", "s3://bucket/root"), ["s3://", "spec.export.location"]),
 }

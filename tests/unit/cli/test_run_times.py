@@ -105,10 +105,10 @@ def test_the_parts_add_up_to_the_wall_time_and_their_first_is_the_goodput(clock:
     times, _ = disturbed(clock, "RankKilled")
     shares = {share.name: pytest.approx(share.seconds) for share in times.shares}
     assert shares == {
-        "Steps that count": 8,
+        "Retained steps": 8,
         "First start": 5,
-        "Lost steps, and the end of a failed attempt (RankKilled)": 22,
-        "Starting again (RestartProcess)": 1,
+        "Lost steps and the end of a failed attempt (RankKilled)": 22,
+        "Restarting (RestartProcess)": 1,
         "Evaluating and exporting": 4,
     }
 
@@ -116,8 +116,8 @@ def test_the_parts_add_up_to_the_wall_time_and_their_first_is_the_goodput(clock:
 def test_a_hang_is_called_one_and_not_a_start() -> None:
     times, _ = disturbed(SteppedClock(), "Hung")
     shares = {share.name: share.seconds for share in times.shares}
-    assert shares["Hung: no step, until the restart"] == pytest.approx(20)
-    assert shares["Lost steps, and the end of a failed attempt (Hung)"] == pytest.approx(2)
+    assert shares["Hung: no steps until the restart"] == pytest.approx(20)
+    assert shares["Lost steps and the end of a failed attempt (Hung)"] == pytest.approx(2)
     assert shares["First start"] == pytest.approx(5)
 
 

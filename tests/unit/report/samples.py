@@ -98,7 +98,7 @@ def two_kills() -> ReportData:
         thrown_away=[r for r in records if r.step > until[r.attempt]],
         attempts=attempts,
         time_shares=[
-            TimeShare(name="Steps that count", seconds=64.0, counts=True),
+            TimeShare(name="Retained steps", seconds=64.0, counts=True),
             TimeShare(name="First start", seconds=8.1),
             TimeShare(name="Lost steps (RankKilled)", seconds=13.9),
         ],

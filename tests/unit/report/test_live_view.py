@@ -33,7 +33,7 @@ VIEW = RunView(
 
 LONG = RunView(
     job="a-job-with-a-name-of-sixty-three-characters-as-kubernetes-allows",
-    sentence="training; no new step for 30 s, a rank may hang",
+    sentence="training; no new step for 30 s, a rank may be hanging",
     phase="WaitingForData",
     attempt=1000,
     step=123_456_789,

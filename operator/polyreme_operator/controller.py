@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
-import itertools
 import logging
 import random
 from collections import defaultdict
@@ -35,20 +33,21 @@ from polyreme_operator.types.actions import Action, Decision, EmitEvent, ReadLea
 from polyreme_operator.types.changes import Changes
 from polyreme_operator.types.observer import NullObserver, Observer
 from polyreme_operator.watcher import Watcher
+from polyreme_operator.work_queue import WorkQueue
 from polyreme_operator.writer import Writer
 
 _log = logging.getLogger(__name__)
 
 SCHEDULE = "schedule"
-"""Key of the one task that decides admission."""
-ANEW = "anew"
-"""Key of the time at which that task looks at everybody again; that its rest is over lets nothing fit."""
-TAKEN = "taken"
-"""Key of the time at which that task looks again at those who were told of room that was taken since."""
-TELL = "tell"
-"""Key of the one task that tells how queues and topology stand; every other key is a job's UID."""
-_TAKEN_S = 2.0
-"""How long a word of room that is taken may stand: all that is taken meanwhile costs one look."""
+"""Key of the one task that decides admission. Every key that is not named here is a job's UID."""
+PUBLISH = "publish"
+"""Key of the one task that writes the statuses of queues and topology, and releases delayed pending reasons."""
+RETRY_UNSCHEDULABLE = "retry-unschedulable"
+"""Delay after which the scheduler tries every waiting job again, since time alone may have changed its answer."""
+REFRESH_REASONS = "refresh-reasons"
+"""Delay after which the scheduler updates the reasons of jobs whose message names capacity that was taken since."""
+_REFRESH_REASONS_S = 2.0
+"""How long such a message may be outdated: everything that is taken meanwhile costs one look."""
 _SHORT_S = 0.001
 """Looking at a job may take so long as often as it likes."""
 _OVERDUE_S = 1.0
@@ -117,16 +116,15 @@ class _Controller:
         )
         self._planning = Planning(self._model, planner, note=self._note)
         self._has_to_tell = asyncio.Event()
-        self._rests_until: dict[str, float] = {}
         self._wake = asyncio.Event()
-        self._dirty: dict[str, None] = {}
-        """Keys to look at, in the order in which they became so."""
-        self._busy: set[str] = set()
-        self._timers: list[tuple[float, str]] = []
-        self._due: dict[str, float] = {}
-        self._failures: dict[str, int] = defaultdict(int)
+        self._queue = WorkQueue(
+            clock.now_s,
+            first=(SCHEDULE, PUBLISH),
+            processing_max=settings.reconciles_max,
+            backoff_s=self._backoff_s,
+        )
         self._quarantine = Quarantine(
-            self._model, clock, self._announcer.put, observer, note=self._note, wake_at=self._wake_at
+            self._model, clock, self._announcer.put, observer, note=self._note, wake_at=self._queue.add_at
         )
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._wanting: dict[str, int] = defaultdict(int)
@@ -151,12 +149,12 @@ class _Controller:
                 # A job says so by its status.
                 self._announcer.put(unreadable_event(left_out))
         if changes.jobs:
-            self._dirty.update(dict.fromkeys(sorted(changes.jobs)))
+            self._queue.add(*sorted(changes.jobs))
             self._planning.look()
         if changes.capacity or changes.asks:
-            self._dirty[SCHEDULE] = None
+            self._queue.add(SCHEDULE)
         if changes.taken and self._watcher.synced:
-            self._wake_at(TAKEN, self._clock.now_s() + _TAKEN_S)
+            self._queue.add_at(REFRESH_REASONS, self._clock.now_s() + _REFRESH_REASONS_S)
         if changes.jobs or changes.capacity or changes.asks or changes.taken:
             self._wake.set()
 
@@ -167,91 +165,53 @@ class _Controller:
         while True:
             self._wake.clear()
             if self._watcher.synced:
-                self._ring()
-                self._start(tasks)
-            idle_s = self._idle_s()
+                self._queue_due()
+                while (key := self._queue.get()) is not None:
+                    tasks.create_task(self._pass(key), name=f"pass-{key}")
+            due_s = self._queue.next_due_s()
+            idle_s = self._settings.idle_s if due_s is None else min(self._settings.idle_s, due_s - self._clock.now_s())
             alarm = loop.call_later(idle_s, self._wake.set) if idle_s > 0 else loop.call_soon(self._wake.set)
             try:
                 await self._wake.wait()
             finally:
                 alarm.cancel()
 
-    def _ring(self) -> None:
-        """Make dirty what time has made due."""
-        now_s = self._clock.now_s()
-        while self._timers and self._timers[0][0] <= now_s:
-            at_s, key = heapq.heappop(self._timers)
-            if self._due.get(key) == at_s:
-                del self._due[key]
-                if key == ANEW:
-                    # Time has made it due: what time alone changes is looked at anew.
-                    self._model.told.forget_unschedulable()
-                    key = SCHEDULE
-                elif key == TAKEN:
-                    if not self._model.told.forget_room():
-                        continue
-                    key = SCHEDULE
-                self._dirty[key] = None
-
-    def _start(self, tasks: asyncio.TaskGroup) -> None:
-        """Start a pass for each dirty key that has none; admission first, of jobs the one that has waited longest."""
-        if not self._dirty:
-            return
-        now_s = self._clock.now_s()
-        for key in (SCHEDULE, TELL, *self._ready_jobs()):
-            if key not in self._dirty or key in self._busy:
+    def _queue_due(self) -> None:
+        """Queue the keys whose delay is over."""
+        for key in self._queue.due():
+            if key == RETRY_UNSCHEDULABLE:
+                self._model.told.forget_unschedulable()
+            elif key == REFRESH_REASONS and not self._model.told.forget_room():
                 continue
-            del self._dirty[key]
-            rests_until_s = self._rests_until.pop(key, now_s)
-            if rests_until_s > now_s:
-                self._rests_until[key] = rests_until_s
-                self._wake_at(key, rests_until_s)
-                continue
-            self._busy.add(key)
-            tasks.create_task(self._pass(key), name=f"pass-{key}")
-
-    def _ready_jobs(self) -> list[str]:
-        room = max(0, self._settings.reconciles_max - len(self._busy - {SCHEDULE, TELL}))
-        jobs = (key for key in self._dirty if key not in self._busy and key not in {SCHEDULE, TELL})
-        return list(itertools.islice(jobs, room))
-
-    def _idle_s(self) -> float:
-        if not self._timers:
-            return self._settings.idle_s
-        return min(self._settings.idle_s, max(0.0, self._timers[0][0] - self._clock.now_s()))
-
-    def _wake_at(self, key: str, at_s: float | None) -> None:
-        if at_s is None or (key in self._due and self._due[key] <= at_s):
-            return
-        self._due[key] = at_s
-        heapq.heappush(self._timers, (at_s, key))
+            self._queue.add(SCHEDULE if key in {RETRY_UNSCHEDULABLE, REFRESH_REASONS} else key)
 
     async def _pass(self, key: str) -> None:
-        """Run one pass; what failed is tried again, later each time."""
+        """Run one pass; one that fails is retried with backoff."""
         try:
             await self._work(key)
-            self._failures.pop(key, None)
+            self._queue.forget(key)
         except PortError as error:
-            self._failures[key] += 1
-            delay_s = self._backoff_s(self._failures[key])
+            delay_s = self._queue.retry_delay_s(key)
             if isinstance(error, RetryableError):
                 delay_s = max(delay_s, min(error.delay_s, self._settings.retry_max_s) if error.delay_s > 1.0 else 0.0)
-            _log.info("reconciling %s failed, retrying in %.2f s: %s", key, delay_s, error)
-            # What a round gave away, and could not write, may be for others.
-            self._wake_at(ANEW if key == SCHEDULE else key, self._clock.now_s() + delay_s)
+            _log.info("pass of %s is retried in %.2f s: %s", key, delay_s, error)
+            self._retry(key, delay_s)
         except Exception as error:  # noqa: BLE001 - no error of a decision may stop the operator
-            if key not in {SCHEDULE, TELL}:
+            if key not in {SCHEDULE, PUBLISH}:
                 self._quarantine.isolate(key, error, in_round=False)
                 return
-            # No job can be blamed for it. What is admitted goes on, and is healed, while this is retried.
-            self._failures[key] += 1
-            delay_s = self._backoff_s(self._failures[key])
-            _log.exception("%s raised an error, retrying in %.2f s", key, delay_s)
+            # No job can be blamed for it. Admitted jobs run on and are repaired while this is retried.
+            delay_s = self._queue.retry_delay_s(key)
+            _log.exception("%s raised an error, it is retried in %.2f s", key, delay_s)
             self._observer.on_job_failed(key, error)
-            self._wake_at(ANEW if key == SCHEDULE else key, self._clock.now_s() + delay_s)
+            self._retry(key, delay_s)
         finally:
-            self._busy.discard(key)
+            self._queue.done(key)
             self._wake.set()
+
+    def _retry(self, key: str, delay_s: float) -> None:
+        # A cycle whose writes failed may have refused jobs on account of those that it could not admit.
+        self._queue.add_at(RETRY_UNSCHEDULABLE if key == SCHEDULE else key, self._clock.now_s() + delay_s)
 
     def _backoff_s(self, failures: int) -> float:
         return self._settings.backoff_s(failures) * (0.5 + self._rng.random() / 2)
@@ -262,8 +222,8 @@ class _Controller:
         match key:
             case "schedule":
                 await self._schedule()
-            case "tell":
-                await self._tell()
+            case "publish":
+                await self._publish()
             case _:
                 await self._reconcile(key)
 
@@ -274,7 +234,7 @@ class _Controller:
             decision = self._decide(uid, lease_read=False)
             reads = [action for action in decision.actions if isinstance(action, ReadLease)]
             if reads and self._watcher.deaf:
-                self._wake_at(uid, self._clock.now_s() + _DEAF_S)
+                self._queue.add_at(uid, self._clock.now_s() + _DEAF_S)
                 return
             if reads:
                 await self._applier.refresh(reads[0].ref)
@@ -282,18 +242,18 @@ class _Controller:
                 decision = self._decide(uid, lease_read=True)
             took_s = self._clock.steady_s() - began_s
             if took_s > _SHORT_S:
-                self._rests_until[uid] = self._clock.now_s() + took_s * (1.0 / self._settings.reconcile_share - 1.0)
+                self._queue.rest_until(uid, self._clock.now_s() + took_s * (1.0 / self._settings.reconcile_share - 1.0))
             self._note(self._model.ask(uid, asks=decision.reschedule))
             if decision.wake_at_s is not None:
                 # A time in the past that nothing was done about must not be waited for without end.
                 now_s = self._clock.now_s()
-                self._wake_at(uid, decision.wake_at_s if decision.wake_at_s > now_s else now_s + _OVERDUE_S)
+                self._queue.add_at(uid, decision.wake_at_s if decision.wake_at_s > now_s else now_s + _OVERDUE_S)
             actions = self._timely(uid, decision.actions)
             done = await self._applier.apply(actions, uid, wanted=lambda: uid in self._wanting)
             self._note(Changes(jobs=set() if done else {uid}))
         if self._model.job(uid) is None:
             self._locks.pop(uid, None)
-            self._rests_until.pop(uid, None)
+            self._queue.remove(uid)
             self._telling.forget(uid)
             self._quarantine.forget(uid)
             self._observer.on_job_deleted(uid)
@@ -380,19 +340,19 @@ class _Controller:
             # Those of which the Lease became of interest meanwhile.
             self._note(Changes(asks=bool(batch.reads - read)))
         now_s = self._clock.now_s()
-        self._rests_until[SCHEDULE] = now_s + self._settings.round_every_s
+        self._queue.rest_until(SCHEDULE, now_s + self._settings.round_every_s)
         if batch.wake_at_s is not None:
-            self._wake_at(ANEW, batch.wake_at_s)
+            self._queue.add_at(RETRY_UNSCHEDULABLE, batch.wake_at_s)
         self._want_to_tell(sorted(self._model.decided(batch, now_s=now_s)))
         self._note(Changes(asks=batch.again))
-        self._dirty[TELL] = None
+        self._queue.add(PUBLISH)
         try:
             if batch.intents is not None:
                 await self._applier.write_intents(batch.intents, self._intents_ref)
             await self._applier.side_by_side([self._write(write) for write in batch.writes])
         finally:
             # Again: who was admitted counts as such from the write on, and no other round need follow.
-            self._dirty[TELL] = None
+            self._queue.add(PUBLISH)
 
     def _round(self, leases_read: frozenset[str]) -> Batch:
         """Decide about the cluster, without the jobs whose data raise an error.
@@ -466,18 +426,19 @@ class _Controller:
         finally:
             lock.release()
 
-    async def _tell(self) -> None:
+    async def _publish(self) -> None:
         """Tell jobs what was held back, and the world how queues and topology stand."""
         now_s = self._clock.now_s()
         self._want_to_tell(sorted(self._model.refresh(now_s=now_s)))
-        self._wake_at(TELL, self._model.told.retell_at_s)
+        if self._model.told.retell_at_s is not None:
+            self._queue.add_at(PUBLISH, self._model.told.retell_at_s)
         writes = self._model.standings(now_s=now_s)
         began_s = self._clock.steady_s()
         try:
             await self._applier.write_standings(writes)
         finally:
             rest_s = self._settings.standing_rest_s(len(writes), took_s=self._clock.steady_s() - began_s)
-            self._rests_until[TELL] = now_s + rest_s
+            self._queue.rest_until(PUBLISH, now_s + rest_s)
 
     @property
     def _intents_ref(self) -> ObjectRef:

@@ -132,7 +132,7 @@ def test_the_planner_of_a_cluster_works_in_another_process_and_survives_its_deat
     assert first == second
     assert int(first.refused) != os.getpid()
     assert asyncio.run(answers(ProcessPlanner(dies)))[0].refused == (
-        "planner failed: its process ended 1 times without an answer"
+        "planner failed: its process exited 1 times without an answer"
     )
 
 

@@ -18,7 +18,7 @@ from polyreme_operator.port import ObjectRef
 from polyreme_operator.reconcile import binding, environment_runtime, stopping, transition, worker_pods
 from polyreme_operator.reconcile.accounting import settlement_due_s
 from polyreme_operator.reconcile.events import events_of
-from polyreme_operator.reconcile.failure_policy import GiveUp, Restart, judge
+from polyreme_operator.reconcile.failure_policy import SKEW_S, GiveUp, Restart, judge
 from polyreme_operator.reconcile.hang import Stall, find_stall
 from polyreme_operator.reconcile.observe import (
     REFUSED_S,
@@ -237,6 +237,10 @@ def _removals(
 
 def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Decision:
     """A job that holds no admission: its pods go, and its status says why it waits."""
+    record = current_record(snapshot)
+    if record is not None and record.outcome is Outcome.SUCCEEDED:
+        # Reported after its time to stop was over: it needs no other place.
+        return _succeed(snapshot, now_s)
     job, after = snapshot.job, StatusBuilder(snapshot.job, now_s)
     removed = _removals(snapshot, list(snapshot.pods), spec, now_s)
     if spec.suspend:
@@ -283,16 +287,17 @@ def _finished(snapshot: JobSnapshot, now_s: float) -> Decision:
     """Clear up behind a finished job: launchers that did not end by themselves, at last the job itself."""
     job, status = snapshot.job, snapshot.job.status
     completed_s = parse_time_or(status.completed_at, now_s)
+    clear_at_s = _clear_at_s(completed_s, now_s)
     live = [pod for pod in snapshot.pods if not pod.ended]
     actions: list[Action] = []
     wake_s: float | None = None
     if live:
         record = current_record(snapshot)
         stopped = status.is_true(ConditionType.FAILED) and record is not None and record.outcome is not None
-        if stopped or now_s >= completed_s + STOP_GRACE_S:
+        if stopped or now_s >= clear_at_s:
             actions += _removals(snapshot, live, job.spec, now_s)
         else:
-            wake_s = completed_s + STOP_GRACE_S
+            wake_s = clear_at_s
     ttl_s = None if job.spec is None else job.spec.ttl_seconds_after_finished
     if ttl_s is not None:
         if now_s >= completed_s + ttl_s:
@@ -302,10 +307,24 @@ def _finished(snapshot: JobSnapshot, now_s: float) -> Decision:
     return Decision(actions=tuple(actions), wake_at_s=wake_s)
 
 
+def _clear_at_s(completed_s: float, now_s: float) -> float:
+    """When pods of a finished job are deleted that have not ended by themselves.
+
+    A wait that would last longer than any may was written by a clock that is ahead of ours: it is over.
+    """
+    at_s = completed_s + STOP_GRACE_S
+    return at_s if at_s <= now_s + STOP_GRACE_S + SKEW_S else now_s
+
+
 def _succeed(snapshot: JobSnapshot, now_s: float) -> Decision:
     record = current_record(snapshot)
     message = "every pod succeeded" if record is None else f"trained {record.step} steps"
-    after = StatusBuilder(snapshot.job, now_s).close_attempt(record, ended_by=None)
+    after = StatusBuilder(snapshot.job, now_s)
+    if snapshot.job.admitted:
+        after.close_attempt(record, ended_by=None)
+    elif record is not None:
+        # Its attempt was closed with its admission.
+        after.note_progress(record)
     after.finish(succeeded=True, reason=Reason.COMPLETED, message=message)
     return Decision(actions=_status_write(snapshot, after.build()))
 

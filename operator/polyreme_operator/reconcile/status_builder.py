@@ -103,6 +103,11 @@ class StatusBuilder:
         )
         return self
 
+    def note_progress(self, record: ProgressRecord) -> Self:
+        """Note the newest step and durable checkpoint that were reported; charge no time."""
+        self._status = accounting.with_checkpoint(self._status, record, now_s=self.now_s)
+        return self.update(step=max(self._status.step, record.step))
+
     def settle(self, record: ProgressRecord | None, *, idle_s: float) -> Self:
         """Note the newest durable checkpoint, and charge what is certain of a running attempt's time, if due."""
         status = accounting.with_checkpoint(self._status, record, now_s=self.now_s)

@@ -94,6 +94,22 @@ def test_pods_go_behind_the_write_and_the_job_is_queued_for_its_next_attempt() -
     assert (again.attempt.number, again.attempt.replacement(0)) == (2, 1)
 
 
+def test_a_success_that_is_reported_after_the_deadline_ends_the_waiting_job() -> None:
+    owner = displaced()
+    late = NOW_S + GRACE_S
+    status = written(decide(snapshot(owner, pods=pods_of(owner), lease=ended(owner, step=48, durable=48)), late))
+    waiting = dataclasses.replace(owner, status=status)
+    assert not waiting.admitted
+    told = ended(waiting, step=50, durable=50, outcome="Succeeded")
+    after = written(decide(snapshot(waiting, pods=pods_of(waiting), lease=told), late + 5))
+    assert after.is_true("Succeeded")
+    assert not after.is_true("Queued")
+    assert after.step == 50
+    assert after.last_checkpoint is not None
+    assert after.last_checkpoint.step == 50
+    assert after.accounting == status.accounting, "the attempt's time was charged when it gave its devices back"
+
+
 def test_only_what_lies_behind_the_durable_checkpoint_is_lost() -> None:
     owner = displaced()
     seen = snapshot(owner, pods=pods_of(owner), lease=ended(owner, step=10, durable=8, outcome="Stopped"))

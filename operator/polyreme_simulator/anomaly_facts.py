@@ -41,8 +41,8 @@ class AnomalyFacts:
         self.quarantined: set[str] = set()
         """Jobs whose status was refused at some time: nothing is held for them."""
         self._missing_s: dict[tuple[str, str], float] = {}
-        self._refused_s: dict[str, float] = {}
-        """When the first create of a job's pods was refused since the job last said why."""
+        self._refused_s: dict[tuple[str, str], float] = {}
+        """When the first create of a job's pods was refused since the job last said why, by UID and sentence."""
 
     # --------------------------------------------------------------------------------------------------------- writes
 
@@ -71,7 +71,7 @@ class AnomalyFacts:
             self._batches.refused(uid)
             self.quarantined.add(uid)
         if ref.kind == "Pod":
-            self._refused_s.setdefault(uid, world.time_s())
+            self._refused_s.setdefault((uid, found[0]), world.time_s())
         return found[0]
 
     def is_refused(self, uid: str, point: str = "patch TrainingJob") -> bool:
@@ -102,13 +102,14 @@ class AnomalyFacts:
                     self._observed.broke("what a job owns comes back", what, world)
 
     def _look_for_words(self, world: ClusterView) -> None:
-        for uid, since_s in list(self._refused_s.items()):
+        for (uid, sentence), since_s in list(self._refused_s.items()):
             job, refusal = self._observed.jobs.get(uid), self.refusals.get((uid, "create Pod"))
             waits = job is None or not self._observed.true(uid, "Admitted")
-            if waits or refusal is None or self.is_refused(uid) or refusal[0] in _messages(job or {}):
-                del self._refused_s[uid]
+            over = refusal is None or refusal[0] != sentence
+            if waits or over or self.is_refused(uid) or sentence in _messages(job or {}):
+                del self._refused_s[uid, sentence]
             elif world.time_s() - since_s > EXPLAINED_S:
-                what = f"{self._observed.jobs[uid]['metadata']['name']} does not say that {refusal[0]}"
+                what = f"{self._observed.jobs[uid]['metadata']['name']} does not say that {sentence}"
                 self._observed.broke("a refused pod is explained", what, world)
 
     def forcing(self, uid: str, world: ClusterView) -> None:

@@ -10,6 +10,7 @@ from polyreme_local.api_server.record import Change
 from polyreme_operator.port import Manifest, WatchEventType
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.domains import Domains
+from polyreme_simulator.leaders import LeaderFacts
 from polyreme_simulator.nodes import devices_of, takes_pods
 from polyreme_simulator.observed_state import ObservedState
 from polyreme_simulator.ownership import owner_uid
@@ -29,10 +30,14 @@ class CapacityFacts:
 
     Args:
         observed: What the store's log showed; a broken rule is noted there.
+        leaders: Which replica leads, and since when.
     """
 
-    def __init__(self, observed: ObservedState) -> None:
+    def __init__(self, observed: ObservedState, *, leaders: LeaderFacts) -> None:
         self._observed = observed
+        self._leaders = leaders
+        self._deleted_s: dict[str, float] = {}
+        """When each job was deleted, by UID."""
         self.queues = Queues({})
         self._past: list[tuple[float, Queues, Domains]] = []
         """What stood until when."""
@@ -60,6 +65,8 @@ class CapacityFacts:
                     self._pod_changed(record.manifest, world)
             case "Pod":
                 self._foreign_changed(record.uid, record.manifest, deleted, world)
+            case "TrainingJob" if deleted:
+                self._deleted_s[record.uid] = world.time_s()
             case "TrainingQueue":
                 specs = {name: spec for name, spec in self.queues.specs.items() if name != record.name}
                 if not deleted:
@@ -118,7 +125,7 @@ class CapacityFacts:
 
     def has_room(self, uid: str, *, without: Collection[str], world: ClusterView) -> bool:
         """Tell whether a job's least size has room by all that may be known of nodes, were some jobs not there."""
-        job, since_s = self._observed.jobs[uid], self._known_since_s(world)
+        job, since_s = self._observed.jobs[uid], self.known_since_s(world)
         topology, workers = job["spec"].get("topology") or {}, job["spec"]["workers"]
         taken = self.held_by_node(without={uid, *without})
         busy = {node for node, count in taken.items() if count}
@@ -178,7 +185,7 @@ class CapacityFacts:
             self._check_nodes(self._held(aside=self._strays)[0], world)
 
     def _note_stray(self, change: Change, world: ClusterView) -> None:
-        """Remember a pod that comes when its job is admitted no longer, while writes may be late.
+        """Remember a pod that comes when its job is admitted no longer, or is gone, while writes may be late.
 
         Nobody knows of it before it is there. It holds a place until it is told to go; those to whom the place was
         given meanwhile wait for it, as kube-scheduler and kubelets see to: no node holds more than it can.
@@ -188,7 +195,7 @@ class CapacityFacts:
             self._strays.discard(record.uid)
         elif change.type is WatchEventType.ADDED and self.blind(world):
             job = record.manifest["metadata"]["labels"][labels.LABEL_JOB_UID]
-            if job in self._observed.jobs and not self._observed.true(job, "Admitted"):
+            if job not in self._observed.jobs or not self._observed.true(job, "Admitted"):
                 self._strays.add(record.uid)
 
     def _foreign_changed(self, uid: str, pod: Manifest, deleted: bool, world: ClusterView) -> None:
@@ -230,10 +237,19 @@ class CapacityFacts:
             places.setdefault(key, (devices_of(pod), tags[labels.LABEL_QUEUE]))
         on_node: Counter[str] = Counter()
         in_queue: Counter[str] = Counter()
-        for (_, _, node), (devices, queue) in places.items():
+        for (uid, _, node), (devices, queue) in places.items():
             on_node[node] += devices
-            in_queue[queue] += devices
+            if self._charges_quota(uid):
+                in_queue[queue] += devices
         return on_node, in_queue
+
+    def _charges_quota(self, uid: str) -> bool:
+        """Tell whether pods of a job take quota.
+
+        Those of a deleted job do while a leader rules that has seen the job. To a later one they are pods that name an
+        owner which is not there, as anybody's may: they take room of their node, and of no queue that they name.
+        """
+        return self._deleted_s.get(uid, float("inf")) > self._leaders.rules_since_s
 
     def _check_nodes(self, on_node: Counter[str], world: ClusterView) -> None:
         for name, taken in on_node.items():
@@ -292,9 +308,10 @@ class CapacityFacts:
 
     def possible(self, world: ClusterView) -> list[tuple[Queues, Domains]]:
         """Return what the operator may take for true."""
-        since_s = self._known_since_s(world)
+        since_s = self.known_since_s(world)
         past = [(queues, domains) for until_s, queues, domains in self._past if until_s >= since_s]
         return [(self.queues, self.domains), *past]
 
-    def _known_since_s(self, world: ClusterView) -> float:
+    def known_since_s(self, world: ClusterView) -> float:
+        """Return the time since which what the operator knows may not have changed."""
         return world.time_s() - (BLIND_S if self.blind(world) else KNOWN_S)

@@ -43,13 +43,13 @@ class Facts(ObservedState):
         self.restarts: dict[str, int] = {}
         """Restarts after failures, by UID of the job."""
         self._digest = hashlib.sha256()
-        self.capacity = CapacityFacts(self)
         self.leaders = LeaderFacts(self)
+        self.capacity = CapacityFacts(self, leaders=self.leaders)
         self.batches = BatchFacts(self)
         self.successors = SuccessorFacts(self)
         self.anomalies = AnomalyFacts(self, capacity=self.capacity, batches=self.batches)
         self.waiting = WaitingFacts(self, capacity=self.capacity, anomalies=self.anomalies)
-        self.places = PlaceFacts(self, capacity=self.capacity, batches=self.batches)
+        self.places = PlaceFacts(self, capacity=self.capacity, batches=self.batches, anomalies=self.anomalies)
         self.preemptions = PreemptionFacts(self, capacity=self.capacity, batches=self.batches, anomalies=self.anomalies)
         self._joined: dict[tuple[str, int], dict[int, int]] = {}
         self._forked: set[tuple[str, int, int]] = set()

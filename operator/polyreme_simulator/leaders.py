@@ -23,6 +23,9 @@ class LeaderFacts:
         self._renewed_s: dict[str, float] = {}
         self._awake_s: dict[str, float] = {}
         self._holder = ""
+        self._began_s: dict[str, float] = {}
+        self.rules_since_s = 0.0
+        """When the present leader sent its first write: before that it has listed every kind."""
 
     def renewed(self, manifest: Manifest, world: ClusterView) -> None:
         """Take a change of the operator's Lease."""
@@ -42,6 +45,7 @@ class LeaderFacts:
     def sending(self, name: str, what: str, world: ClusterView) -> None:
         """A replica sends a write that only a leader may send."""
         now_s = world.time_s()
+        self.rules_since_s = self._began_s.setdefault(name, now_s)
         silent_s = now_s - self._renewed_s.get(name, float("-inf"))
         if silent_s > LEASE_S and now_s - self._awake_s.get(name, float("-inf")) > AWAKE_S:
             self._observed.broke("only the leader writes", f"{name}: {what}, {silent_s:.1f} s after its renewal", world)

@@ -7,8 +7,9 @@ from typing import Any
 from polyreme_api import labels
 from polyreme_local.api_server.record import Change
 from polyreme_operator.port import Manifest
+from polyreme_simulator.anomaly_facts import AnomalyFacts
 from polyreme_simulator.batches import BatchFacts
-from polyreme_simulator.capacity import BLIND_S, ENDED, KNOWN_S, CapacityFacts
+from polyreme_simulator.capacity import ENDED, CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 
@@ -24,12 +25,16 @@ class PlaceFacts:
         observed: What the store's log showed; a broken rule is noted there.
         capacity: Who holds what.
         batches: The batch of intents that is being written.
+        anomalies: Which anomalies are in force.
     """
 
-    def __init__(self, observed: ObservedState, *, capacity: CapacityFacts, batches: BatchFacts) -> None:
+    def __init__(
+        self, observed: ObservedState, *, capacity: CapacityFacts, batches: BatchFacts, anomalies: AnomalyFacts
+    ) -> None:
         self._observed = observed
         self._capacity = capacity
         self._batches = batches
+        self._anomalies = anomalies
         self._seen: dict[str, tuple[Any, ...]] = {}
         self._changed_s: dict[str, float] = {}
 
@@ -45,8 +50,8 @@ class PlaceFacts:
 
     def admitted(self, uid: str, world: ClusterView) -> None:
         """A job is admitted: nobody who asks for the same and came before it has waited for its turn for a while."""
-        job, blind = self._observed.jobs[uid], self._capacity.blind(world)
-        since_s = world.time_s() - (BLIND_S if blind else KNOWN_S)
+        job = self._observed.jobs[uid]
+        since_s = self._capacity.known_since_s(world)
         for other, first in self._observed.jobs.items():
             came_first = first["metadata"]["creationTimestamp"] < job["metadata"]["creationTimestamp"]
             if not came_first or _asked(first) != _asked(job) or self._changed_s[other] > since_s:
@@ -58,6 +63,9 @@ class PlaceFacts:
     def _waits_its_turn(self, uid: str, job: Manifest) -> bool:
         """Tell whether nothing of its own keeps a job back: its pods have ended, and whom it made way for has begun."""
         if job["spec"].get("suspend") or any(self._observed.true(uid, kind) for kind in OVER):
+            return False
+        if uid in self._anomalies.quarantined:
+            # An admission is a write of its status: while these are refused, and until they are retried, others pass.
             return False
         by = ((job.get("status") or {}).get("preemption") or {}).get("by")
         pods = (pod for pod in self._observed.pods.values() if pod["metadata"]["labels"][labels.LABEL_JOB_UID] == uid)

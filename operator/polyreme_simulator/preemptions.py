@@ -10,7 +10,7 @@ from polyreme_api.times import parse_rfc3339
 from polyreme_operator.port import Manifest
 from polyreme_simulator.anomaly_facts import AnomalyFacts
 from polyreme_simulator.batches import BatchFacts
-from polyreme_simulator.capacity import BLIND_S, KNOWN_S, CapacityFacts
+from polyreme_simulator.capacity import CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 
@@ -48,6 +48,8 @@ class PreemptionFacts:
         self._classes: dict[str, int] = {}
         self._past: list[tuple[float, dict[str, int]]] = []
         """Values of the priority classes that stood until when."""
+        self._resumed_s: dict[str, float] = {}
+        """When each job was last suspended no longer, by UID."""
 
     def class_changed(self, name: str, manifest: Manifest, *, deleted: bool, world: ClusterView) -> None:
         """Take a change of a PriorityClass."""
@@ -61,6 +63,8 @@ class PreemptionFacts:
 
     def changed(self, uid: str, before: Manifest, job: Manifest, world: ClusterView) -> None:
         """Take a change of a job's status."""
+        if (before.get("spec") or {}).get("suspend") and not job["spec"].get("suspend"):
+            self._resumed_s[uid] = world.time_s()
         old, new = before.get("status") or {}, job.get("status") or {}
         attempt = new.get("attempt") or {}
         key = (uid, attempt.get("number", 0))
@@ -127,6 +131,9 @@ class PreemptionFacts:
         over = any(self._observed.true(uid, kind) for kind in ("Admitted", "Succeeded", "Failed"))
         if over or job["spec"].get("suspend") or self._batches.intended(uid, job):
             return False
+        if self._resumed_s.get(uid, float("-inf")) > self._capacity.known_since_s(world):
+            # Nothing is held for a suspended job, and the admission that lands now may have been decided before.
+            return False
         if uid in self._anomalies.quarantined:
             return False
         known = [queues for queues, _ in self._capacity.possible(world)]
@@ -156,7 +163,7 @@ class PreemptionFacts:
     def _priorities(self, job: Manifest, world: ClusterView) -> set[int]:
         """Return the priorities that the operator may take a job to have: those of now and of a moment ago."""
         own, name = job["spec"].get("priority", 0), job["spec"].get("priorityClassName")
-        since_s = world.time_s() - (BLIND_S if self._capacity.blind(world) else KNOWN_S)
+        since_s = self._capacity.known_since_s(world)
         known = [self._classes, *(classes for until_s, classes in self._past if until_s >= since_s)]
         return {classes.get(name, own) for classes in known}
 

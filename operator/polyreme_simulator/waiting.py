@@ -26,7 +26,7 @@ NEAR = frozenset({"WaitingForTopology"})
 TURN = frozenset({"BehindOthers", "WaitingForPreemption"})
 """Reasons that speak of other jobs."""
 LEAVING = frozenset({"WaitingForPreemption"})
-"""Said while pods of others outlive their admission: what they hold comes free."""
+"""Said while others stop, or their pods outlive their admission: what they hold comes free."""
 LEVELS = ("required", "preferred", "exclusive", "sliceLevel")
 
 
@@ -148,13 +148,16 @@ class WaitingFacts:
     def _others_leave(self, uid: str) -> bool:
         for pod in self._observed.pods.values():
             other, phase = pod["metadata"]["labels"][labels.LABEL_JOB_UID], (pod.get("status") or {}).get("phase")
-            if (
-                other != uid
-                and phase not in ENDED
-                and (other not in self._observed.jobs or not self._observed.true(other, "Admitted"))
-            ):
+            if other != uid and phase not in ENDED and not self._stays(other):
                 return True
         return False
+
+    def _stays(self, uid: str) -> bool:
+        """Tell whether a job is admitted and has not been asked to stop, be it for a suspension that was revoked."""
+        job = self._observed.jobs.get(uid)
+        if job is None or not self._observed.true(uid, "Admitted"):
+            return False
+        return bool(job["status"]["attempt"]["desired"] != "Stop")
 
     def _slots(self, uid: str, devices: int, world: ClusterView) -> dict[str, int]:
         """Return how many workers each node has room for."""
@@ -163,6 +166,10 @@ class WaitingFacts:
         for node, count, _ in capacity.foreign.values():
             taken[node] += count
         blocked = self._domains_of_others(uid)
+        level = (self._observed.jobs[uid]["spec"].get("topology") or {}).get("exclusive")
+        if level is not None:
+            busy = (node for node, count in capacity.held_by_node(without={uid}).items() if count)
+            blocked |= {(level, domain) for node in busy if (domain := capacity.domains.domain(level, node))}
         return {
             node.name: (node.devices - taken[node.name]) // devices
             for node in world.nodes.values()

@@ -1,0 +1,231 @@
+"""Rules that a seed once broke though the operator was right: they allow that, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from polyreme_api import labels
+from polyreme_api.job.placement import Placement
+from polyreme_api.job.status import AttemptStatus
+from polyreme_api.times import rfc3339
+from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_simulator.event_loop import VirtualLoop
+from polyreme_simulator.invariants import Facts
+from polyreme_simulator.quotas import queue_manifest
+from polyreme_simulator.scenario import RACK, topology_manifest
+from polyreme_simulator.waiting import FOLLOWS_S, LOOK_S
+from polyreme_simulator.world import World
+
+SETTLED_S = 100.0
+"""Faults ended so long ago that the operator knows what is."""
+ONE_EACH = {"replicas": 1, "devices": 1}
+TWO_DEVICES = {"replicas": 1, "devices": 2}
+
+
+class Scene:
+    """A world whose status writes a test makes itself."""
+
+    def __init__(self) -> None:
+        self.loop, self.facts = VirtualLoop(), Facts()
+        self.world = World(self.loop, random.Random(1), self.facts)
+        self.world.faulty, self.world.calm_since_s = False, -SETTLED_S
+
+    def wait(self, for_s: float) -> None:
+        self.loop.run_until_complete(asyncio.sleep(for_s))
+
+    def job(self, name: str, **spec: Any) -> Manifest:
+        spec = {
+            "model": {"preset": "kimi-vl-nano"},
+            "data": {"sources": [{"name": "a", "dataset": "sample/digits"}], "sequenceTokens": 128},
+            "training": {"steps": 8, "packsPerStep": 4},
+            "workers": ONE_EACH,
+            **spec,
+        }
+        head = {"apiVersion": labels.API_VERSION, "kind": labels.KIND_JOB}
+        return self.world.store.create({**head, "metadata": {"name": name, "namespace": "default"}, "spec": spec})
+
+    def say(self, job: Manifest, **status: Any) -> None:
+        """Write a job's status; conditions are given by name, with their reason where they hold."""
+        conditions = [
+            {
+                "type": kind,
+                "status": "True" if reason else "False",
+                "reason": reason or "No",
+                "lastTransitionTime": self.now(),
+            }
+            for kind, reason in status.pop("conditions", {}).items()
+        ]
+        patch = {"status": {**status, "conditions": conditions}}
+        self.world.store.change(ObjectRef.of(job), patch, subresource="status")
+
+    def admit(self, job: Manifest, *nodes: str, desired: Any = "Run") -> None:
+        attempt = AttemptStatus(
+            number=1,
+            plan_hash="h",
+            replicas=len(nodes),
+            devices=job["spec"]["workers"]["devices"],
+            desired=desired,
+            placement=Placement.of(nodes),
+        )
+        dumped = attempt.model_dump(mode="json", by_alias=True)
+        self.say(job, attempt=dumped, conditions={"Admitted": "Admitted"})
+
+    def pod(self, job: Manifest, **fields: Any) -> Manifest:
+        """Create a worker pod that no simulated scheduler looks at."""
+        name, uid = job["metadata"]["name"], job["metadata"]["uid"]
+        owner = {
+            "apiVersion": labels.API_VERSION,
+            "kind": labels.KIND_JOB,
+            "name": name,
+            "uid": uid,
+            "controller": True,
+        }
+        tags = {labels.LABEL_JOB_UID: uid, labels.LABEL_INDEX: "0", labels.LABEL_REPLACEMENT: "0"}
+        resources = {"limits": {labels.RESOURCE_DEVICE: str(job["spec"]["workers"]["devices"])}}
+        metadata = {
+            "name": f"{name}-0",
+            "namespace": "default",
+            "labels": {**tags, labels.LABEL_QUEUE: job["spec"].get("queueName", "default")},
+            "ownerReferences": [owner],
+        }
+        spec = {"schedulerName": "none", "containers": [{"name": "c", "image": "i", "resources": resources}], **fields}
+        return self.world.store.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+
+    def runs(self, pod: Manifest) -> None:
+        self.world.store.change(ObjectRef.of(pod), {"status": {"phase": "Running"}}, subresource="status")
+
+    def delete(self, job: Manifest) -> None:
+        self.world.store.delete(ObjectRef.of(job), uid=job["metadata"]["uid"])
+
+    def queue(self, name: str, nominal: int) -> None:
+        spec = {"quotas": [{"resource": labels.RESOURCE_DEVICE, "nominal": nominal}]}
+        self.world.store.create(queue_manifest(name, spec, labels.API_VERSION))
+
+    def now(self) -> str:
+        return rfc3339(self.world.clock.now_s())
+
+    def look(self) -> None:
+        """Let the rule of pending reasons look, once nothing has changed for a while."""
+        self.wait(FOLLOWS_S + LOOK_S + 0.1)
+        self.facts.waiting.look(self.world)
+
+    def broken(self, rule: str) -> bool:
+        return any(f" {rule}: " in violation for violation in self.facts.violations)
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    scene = Scene()
+    yield scene
+    scene.loop.close()
+
+
+@pytest.mark.parametrize("refused_again", [False, True])
+def test_a_refusal_is_to_be_explained_only_once_a_pod_is_refused_by_it(scene: Scene, refused_again: bool) -> None:
+    job = scene.job("j")
+    scene.world.add_node("n0", 1)
+    scene.admit(job, "n0")
+    uid, rules, pod = (
+        job["metadata"]["uid"],
+        scene.facts.anomalies,
+        ObjectRef(kind="Pod", namespace="default", name="p"),
+    )
+    rules.refuse(uid, "create Pod", "policy 1", scene.world)
+    assert rules.refusal("create", pod, uid, scene.world)
+    rules.allow(uid, "create Pod")
+    rules.refuse(uid, "create Pod", "policy 2", scene.world)
+    if refused_again:
+        assert rules.refusal("create", pod, uid, scene.world)
+    scene.wait(20.0)
+    rules.look(scene.world)
+    assert scene.broken("a refused pod is explained") == refused_again
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_others_pass_a_job_only_while_its_status_is_refused(scene: Scene, refused: bool) -> None:
+    first = scene.job("first")
+    scene.wait(2.0)
+    twin = scene.job("twin")
+    scene.world.add_node("n0", 1)
+    uid, rules = first["metadata"]["uid"], scene.facts.anomalies
+    if refused:
+        rules.refuse(uid, "patch TrainingJob", "policy 1", scene.world)
+        assert rules.refusal("patch", ObjectRef.of(first), "", scene.world)
+    scene.wait(10.0)
+    scene.admit(twin, "n0")
+    assert scene.broken("a job keeps its place") == (not refused)
+
+
+@pytest.mark.parametrize("desired", ["Run", "Stop"])
+def test_a_job_waits_for_another_to_stop_only_if_that_was_asked_to(scene: Scene, desired: str) -> None:
+    holder, waiting = scene.job("holder"), scene.job("waiting")
+    scene.world.add_node("n0", 1)
+    scene.pod(holder)
+    scene.admit(holder, "n0", desired=desired)
+    scene.say(waiting, conditions={"Queued": "WaitingForPreemption"})
+    scene.look()
+    assert scene.broken("a pending reason follows its cause") == (desired == "Run")
+
+
+@pytest.mark.parametrize("topology", [{}, {"exclusive": "rack"}])
+def test_a_job_that_wants_a_rack_for_itself_finds_no_room_beside_others(scene: Scene, topology: dict[str, str]) -> None:
+    scene.world.store.create(topology_manifest([("rack", RACK)]))
+    scene.queue("default", 1)
+    for name in ("n0", "n1"):
+        scene.world.add_node(name, 1, tags={RACK: "r0"})
+    holder, waiting = scene.job("holder"), scene.job("waiting", topology=topology)
+    scene.admit(holder, "n0")
+    scene.say(waiting, conditions={"Queued": "WaitingForCapacity"})
+    scene.look()
+    assert scene.broken("a pending reason follows its cause") == (not topology)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_pod_may_come_late_to_a_full_node_after_its_job_is_gone(scene: Scene, late: bool) -> None:
+    scene.world.faulty = late
+    scene.world.add_node("n0", 1)
+    holder, gone = scene.job("holder"), scene.job("gone")
+    scene.delete(gone)
+    scene.admit(holder, "n0")
+    scene.runs(scene.pod(gone, nodeName="n0"))
+    assert scene.broken("nodes hold what they can") == (not late)
+
+
+@pytest.mark.parametrize("seen_by_the_leader", [False, True])
+def test_pods_of_a_deleted_job_take_quota_if_the_leader_has_seen_the_job(
+    scene: Scene, seen_by_the_leader: bool
+) -> None:
+    scene.queue("default", 1)
+    for name in ("n0", "n1"):
+        scene.world.add_node(name, 1)
+    gone, job = scene.job("gone"), scene.job("j")
+    scene.facts.leaders.sending("first", "patch TrainingJob j", scene.world)
+    scene.wait(1.0)
+    scene.runs(scene.pod(gone, nodeName="n0"))
+    scene.delete(gone)
+    if not seen_by_the_leader:
+        scene.facts.leaders.sending("second", "patch TrainingJob j", scene.world)
+    scene.admit(job, "n1")
+    assert scene.broken("queues keep their quota") == seen_by_the_leader
+
+
+@pytest.mark.parametrize(("resumed_s", "broken"), [(0.1, False), (10.0, True)])
+def test_what_is_freed_is_not_held_for_a_job_that_was_suspended_when_others_were_decided(
+    scene: Scene, resumed_s: float, broken: bool
+) -> None:
+    scene.world.add_node("n0", 2)
+    by = scene.job("by", workers=TWO_DEVICES, priority=6, suspend=True)
+    victim, lesser = scene.job("victim", workers=TWO_DEVICES), scene.job("lesser", workers=TWO_DEVICES, priority=5)
+    scene.admit(victim, "n0")
+    asked = {"by": by["metadata"]["uid"], "byName": "default/by", "requestedAt": scene.now(), "deadline": scene.now()}
+    scene.say(victim, preemption=asked, conditions={"Admitted": ""})
+    scene.wait(10.0)
+    scene.world.store.change(ObjectRef.of(by), {"spec": {"suspend": False}})
+    scene.wait(resumed_s)
+    scene.admit(lesser, "n0")
+    assert scene.broken("what is made free for one goes to no lesser one") == broken

@@ -18,7 +18,7 @@ from polyreme_operator.port import ObjectRef
 from polyreme_operator.reconcile import binding, environment_runtime, stopping, transition, worker_pods
 from polyreme_operator.reconcile.accounting import settlement_due_s
 from polyreme_operator.reconcile.events import events_of
-from polyreme_operator.reconcile.failure_policy import SKEW_S, GiveUp, Restart, judge
+from polyreme_operator.reconcile.failure_policy import GiveUp, Restart, judge
 from polyreme_operator.reconcile.hang import Stall, find_stall
 from polyreme_operator.reconcile.observe import (
     REFUSED_S,
@@ -46,7 +46,7 @@ from polyreme_operator.types.actions import (
 from polyreme_operator.types.reasons import Cause, ConditionType, Reason
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.timestamps import parse_time_or
-from polyreme_operator.types.views import PodPhase, PodView
+from polyreme_operator.types.views import JobView, PodPhase, PodView
 
 RUNNING_PHASES = {
     RankPhase.STARTING: Reason.STARTING,
@@ -83,7 +83,7 @@ def _unfinished(snapshot: JobSnapshot, now_s: float, defaults: PodDefaults) -> D
         return _fail(snapshot, Reason.MISCONFIGURED, job.invalid, None, now_s)
     if defaults.binding == "GangBinder" and not snapshot.pods and (refused := binding.refusal(spec)):
         return _fail(snapshot, Reason.MISCONFIGURED, refused, None, now_s)
-    deadline_s = _deadline_s(status, spec)
+    deadline_s = _deadline_s(job, spec)
     if deadline_s is not None and now_s >= deadline_s and not _succeeded(snapshot):
         message = f"ran longer than activeDeadlineSeconds ({spec.active_deadline_seconds} s)"
         return _fail(snapshot, Reason.DEADLINE_EXCEEDED, message, None, now_s)
@@ -286,18 +286,17 @@ def _stopping(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Dec
 def _finished(snapshot: JobSnapshot, now_s: float) -> Decision:
     """Clear up behind a finished job: launchers that did not end by themselves, at last the job itself."""
     job, status = snapshot.job, snapshot.job.status
-    completed_s = parse_time_or(status.completed_at, now_s)
-    clear_at_s = _clear_at_s(completed_s, now_s)
+    completed_s = parse_time_or(status.completed_at, now_s) if job.finished_s is None else job.finished_s
     live = [pod for pod in snapshot.pods if not pod.ended]
     actions: list[Action] = []
     wake_s: float | None = None
     if live:
         record = current_record(snapshot)
         stopped = status.is_true(ConditionType.FAILED) and record is not None and record.outcome is not None
-        if stopped or now_s >= clear_at_s:
+        if stopped or now_s >= completed_s + STOP_GRACE_S:
             actions += _removals(snapshot, live, job.spec, now_s)
         else:
-            wake_s = clear_at_s
+            wake_s = completed_s + STOP_GRACE_S
     ttl_s = None if job.spec is None else job.spec.ttl_seconds_after_finished
     if ttl_s is not None:
         if now_s >= completed_s + ttl_s:
@@ -305,15 +304,6 @@ def _finished(snapshot: JobSnapshot, now_s: float) -> Decision:
         else:
             wake_s = completed_s + ttl_s if wake_s is None else min(wake_s, completed_s + ttl_s)
     return Decision(actions=tuple(actions), wake_at_s=wake_s)
-
-
-def _clear_at_s(completed_s: float, now_s: float) -> float:
-    """When pods of a finished job are deleted that have not ended by themselves.
-
-    A wait that would last longer than any may was written by a clock that is ahead of ours: it is over.
-    """
-    at_s = completed_s + STOP_GRACE_S
-    return at_s if at_s <= now_s + STOP_GRACE_S + SKEW_S else now_s
 
 
 def _succeed(snapshot: JobSnapshot, now_s: float) -> Decision:
@@ -409,8 +399,9 @@ def _lease_ref(snapshot: JobSnapshot) -> ObjectRef:
     return ObjectRef(kind="Lease", namespace=job.namespace, name=labels.job_object_name(job.name, job.uid))
 
 
-def _deadline_s(status: TrainingJobStatus, spec: TrainingJobSpec) -> float | None:
-    admitted_s = parse_time_or(status.first_admitted_at, None)
+def _deadline_s(job: JobView, spec: TrainingJobSpec) -> float | None:
+    recorded_s = parse_time_or(job.status.first_admitted_at, None)
+    admitted_s = recorded_s if job.first_admitted_s is None else job.first_admitted_s
     if admitted_s is None or spec.active_deadline_seconds is None:
         return None
     return admitted_s + spec.active_deadline_seconds

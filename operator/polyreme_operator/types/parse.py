@@ -47,7 +47,7 @@ def parse_job_view(
         manifest: The object.
         known: An earlier view of it; its plans are taken over while the spec's generation is the same, and its arrival.
         priorities: Values of the PriorityClasses, by name.
-        seen_s: When it came.
+        seen_s: When it came; 0 where nobody looked at the time.
     """
     metadata = manifest["metadata"]
     generation = metadata.get("generation", 0)
@@ -87,6 +87,18 @@ def parse_job_view(
         fault_reason=Reason.INTERNAL_ERROR if known is None else known.fault_reason,
         fault_in_round=known is not None and known.fault_in_round,
         attempt_seen_s=_attempt_seen_s(status, known, seen_s),
+        first_admitted_s=_on_our_clock_s(
+            status.first_admitted_at,
+            seen_s,
+            known=None if known is None else known.first_admitted_s,
+            watched=known is not None and known.status.first_admitted_at is None,
+        ),
+        finished_s=_on_our_clock_s(
+            (status.completed_at or "") if status.finished else None,
+            seen_s,
+            known=None if known is None else known.finished_s,
+            watched=known is not None and not known.status.finished,
+        ),
     )
 
 
@@ -97,6 +109,19 @@ def _attempt_seen_s(status: TrainingJobStatus, known: JobView | None, seen_s: fl
         return seen_s
     same = (now.number, now.desired) == (before.number, before.desired)
     return known.attempt_seen_s if same else seen_s
+
+
+def _on_our_clock_s(recorded: str | None, seen_s: float, *, known: float | None, watched: bool) -> float | None:
+    """Return when something happened that a status records once, on our clock; None if it has not happened.
+
+    Another machine's clock may have written the time. It is used only where we did not watch it happen, and one that
+    lies in our future is replaced by the present.
+    """
+    if recorded is None or not seen_s:
+        return None
+    if known is not None:
+        return known
+    return seen_s if watched else min(parse_time_or(recorded, seen_s), seen_s)
 
 
 def parse_unreadable_job(manifest: Manifest, known: JobView | None, why: str) -> JobView:

@@ -210,6 +210,11 @@ class JobView:
 
     attempt_seen_s: float = 0.0
     """When we first saw the attempt with what is desired of it now, on our clock; 0 where nobody looked at the time."""
+    first_admitted_s: float | None = None
+    """When it was first admitted, on our clock: when we saw that, else as its status says, but never in the future.
+    None if it was not."""
+    finished_s: float | None = None
+    """When it finished, measured the same way."""
 
     @property
     def ref(self) -> ObjectRef:

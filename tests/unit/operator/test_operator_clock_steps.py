@@ -17,7 +17,13 @@ from polyreme_operator.controller import run_operator
 from polyreme_operator.port import Manifest
 from polyreme_operator.reconcile import stopping, transition
 from polyreme_operator.reconcile.failure_policy import SKEW_S, Restart, judge
+from polyreme_operator.reconcile.job import reconcile
 from polyreme_operator.reconcile.observe import UNSCHEDULABLE_S, find_failure
+from polyreme_operator.reconcile.status_builder import StatusBuilder
+from polyreme_operator.reconcile.stopping import STOP_GRACE_S
+from polyreme_operator.reconcile.worker_pods import PodDefaults
+from polyreme_operator.types.actions import DeleteJob, DeletePod, WriteStatus
+from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView
 from polyreme_simulator.event_loop import SimClock, VirtualLoop
@@ -141,6 +147,55 @@ def test_a_new_leader_gives_a_victim_its_whole_grace_by_its_own_clock(skew_s: fl
     seen = snapshot(view, pods=tuple(pod(view, index) for index in range(2)), lease=lease(view))
     assert not stopping.has_stopped(seen, NOW_S + grace_s - 1)
     assert stopping.has_stopped(seen, NOW_S + grace_s)
+
+
+@pytest.mark.parametrize("skew_s", [-HOUR_S, HOUR_S])
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_finished_job_is_cleared_up_by_our_own_clock(skew_s: float, *, watched: bool) -> None:
+    ttl_s = 600
+    model, running = ClusterCache(), admitted(job(), at_s=NOW_S + skew_s - 100)
+    if watched:
+        model.put(job_manifest(status=running.status, ttlSecondsAfterFinished=ttl_s), now_s=NOW_S - 50)
+    after = StatusBuilder(running, NOW_S + skew_s)
+    done = after.finish(succeeded=True, reason=Reason.COMPLETED, message="").build()
+    model.put(job_manifest(status=done, ttlSecondsAfterFinished=ttl_s, version=2), now_s=NOW_S)
+    # What changes later does not begin its time again.
+    done = done.model_copy(update={"step": 1})
+    model.put(job_manifest(status=done, ttlSecondsAfterFinished=ttl_s, version=3), now_s=NOW_S + 5)
+    view = model.job(UID)
+    assert view is not None
+
+    def does(after_s: float) -> set[type[object]]:
+        decision = reconcile(snapshot(view, pods=(pod(view, 1),)), NOW_S + after_s, defaults=PodDefaults())
+        return {type(action) for action in decision.actions}
+
+    if skew_s < 0 and not watched:
+        # Nobody can tell that the clock was slow: the record says that all is over.
+        assert does(0) == {DeletePod, DeleteJob}
+    else:
+        assert does(STOP_GRACE_S - 1) == set()
+        assert does(STOP_GRACE_S) == does(ttl_s - 1) == {DeletePod}
+        assert does(ttl_s) == {DeletePod, DeleteJob}
+
+
+@pytest.mark.parametrize("skew_s", [-HOUR_S, HOUR_S])
+def test_the_active_deadline_is_measured_by_our_own_clock(skew_s: float) -> None:
+    limit_s = 600
+    model = ClusterCache()
+    model.put(job_manifest(activeDeadlineSeconds=limit_s), now_s=NOW_S - 50)
+    begun = admitted(job(activeDeadlineSeconds=limit_s), at_s=NOW_S + skew_s).status
+    model.put(job_manifest(status=begun, activeDeadlineSeconds=limit_s, version=2), now_s=NOW_S)
+    view = model.job(UID)
+    assert view is not None
+    pods = tuple(pod(view, index) for index in range(2))
+
+    def fails(after_s: float) -> bool:
+        seen = snapshot(view, pods=pods, lease=lease(view, seen_s=NOW_S + after_s))
+        writes = reconcile(seen, NOW_S + after_s, defaults=PodDefaults()).actions
+        return any(isinstance(write, WriteStatus) and write.after.finished for write in writes)
+
+    assert not fails(limit_s - 1)
+    assert fails(limit_s)
 
 
 def test_a_wait_that_a_fast_clock_wrote_is_no_longer_than_any_may_be() -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from polyreme_api.times import rfc3339
 from polyreme_operator.reconcile.job import reconcile
-from polyreme_operator.reconcile.stopping import STOP_GRACE_S
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.types.actions import (
     Action,
@@ -245,21 +244,3 @@ def test_a_finished_job_whose_pods_still_end_is_looked_at_when_the_first_of_both
     soon = decide(snapshot(owner, pods=pods)).wake_at_s
     assert soon is not None
     assert NOW_S < soon <= NOW_S + 5
-
-
-@pytest.mark.parametrize("ahead_s", [45, 3600])
-def test_pods_of_a_job_that_a_clock_ahead_of_ours_finished_go_at_once(ahead_s: int) -> None:
-    owner = admitted(job())
-    told = lease(owner, step=50, outcome="Succeeded")
-    owner = dataclasses.replace(owner, status=written(decide(snapshot(owner, lease=told), NOW_S + ahead_s)))
-    pods = (pod(owner, 0), pod(owner, 1))
-    assert len(decide(snapshot(owner, pods=pods, lease=told)).actions) == 2
-
-
-def test_pods_of_a_finished_job_have_their_grace_where_clocks_hardly_differ() -> None:
-    owner = admitted(job())
-    told = lease(owner, step=50, outcome="Succeeded")
-    owner = dataclasses.replace(owner, status=written(decide(snapshot(owner, lease=told), NOW_S + 4)))
-    seen = snapshot(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=told)
-    assert decide(seen) == Decision(wake_at_s=NOW_S + 4 + STOP_GRACE_S)
-    assert len(decide(seen, NOW_S + 4 + STOP_GRACE_S).actions) == 2

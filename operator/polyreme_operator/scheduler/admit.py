@@ -98,6 +98,8 @@ class _Admissions:
         """Start a preemptor whose victims have gone; one that can't start any more waits as others do."""
         with blaming(job.uid):
             self._cycle.release_reservation(job)
+            if self._cycle.has_succeeded(job):
+                return
             found = self._find(job, self._cycle.blocked_for(job))
             if isinstance(found, Found):
                 self._cycle.admit(job, found.rows_W, found.plan)
@@ -134,6 +136,8 @@ class _Admissions:
         if retry_s > self._cycle.now_s and last and last[0].cause == Cause.CREATE_REFUSED:
             self._cycle.wake_at(retry_s)
             return Pending(Reason.CREATE_REFUSED, f"retried at {job.status.retry_at}; {last[0].message}")
+        if self._cycle.has_succeeded(job):
+            return Pending(Reason.WAITING_FOR_CAPACITY, "has succeeded, which is being recorded")
         lingering = self._cycle.lingering(job.uid)
         if lingering:
             return Pending(Reason.WAITING_FOR_CAPACITY, f"waits for {lingering} of its own pods to end")

@@ -8,10 +8,12 @@ from collections.abc import Callable, Collection, Mapping
 import numpy as np
 
 from polyreme_api.job import TrainingJobStatus
+from polyreme_api.progress import Outcome
 from polyreme_operator.placement.place import charge, place
 from polyreme_operator.queueing.fair_share import Shares
 from polyreme_operator.queueing.quota import QuotaLedger
 from polyreme_operator.reconcile import transition
+from polyreme_operator.reconcile.observe import current_record
 from polyreme_operator.scheduler.domains import domain_rows, exclusive_domains, rows_of
 from polyreme_operator.scheduler.gangs import gang_of
 from polyreme_operator.scheduler.limits import Limits
@@ -43,7 +45,7 @@ class Batch:
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Why a running job keeps its size though its spec says another, by UID."""
     reads: frozenset[str] = frozenset()
-    """UIDs of jobs whose Lease must be read before their attempt may be ended; then decide again."""
+    """UIDs of jobs whose Lease must be read before an attempt may be ended or begun; then decide again."""
     again: bool = False
     """Whether the cycle reached one of its limits, so that there is more to decide now."""
     wake_at_s: float | None = None
@@ -122,11 +124,19 @@ class SchedulingCycle:
         )
 
     def must_read(self, job: JobView) -> bool:
-        """Tell whether the job's Lease must be read first: it may hold an unseen success of the attempt to be ended."""
+        """Tell whether the job's Lease must be read first: it may hold an unseen success of the job's attempt."""
         if job.uid in self.cluster.leases_read or job.uid not in self.cluster.leases:
             return False
         self._reads.add(job.uid)
         return True
+
+    def has_succeeded(self, job: JobView) -> bool:
+        """Tell whether the last attempt reported a success that the job's status does not show yet."""
+        return self._outcome(job) is Outcome.SUCCEEDED
+
+    def _outcome(self, job: JobView) -> Outcome | None:
+        record = current_record(self.snapshot(job))
+        return None if record is None else record.outcome
 
     def wake_at(self, at_s: float) -> None:
         """Run another cycle at this time at the latest."""
@@ -206,8 +216,13 @@ class SchedulingCycle:
             self._writes.append(status_write(job, after))
 
     def admit(self, job: JobView, rows_W: RowArray, plan: Plan | None) -> None:
-        """Admit a waiting job."""
+        """Admit a waiting job.
+
+        An attempt of which no outcome is known may have succeeded without us: then the cycle is decided again.
+        """
         assert job.spec is not None, "only jobs that can be read are placed"
+        if job.attempt is not None and self._outcome(job) is None:
+            self.must_read(job)
         self.book(job, rows_W)
         self.intend(job)
         self.write(job, transition.admit(job, self.names(rows_W), self.now_s, plan=plan))

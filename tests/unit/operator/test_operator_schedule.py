@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
+from polyreme_operator.reconcile import transition
+from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.scheduler import Batch, cluster_of, schedule
 from polyreme_operator.types.intents import Intents, parse_intents, render_intents
 from polyreme_operator.types.queues import QueueView, Quota
+from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.views import JobView, PodPhase
 from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, job, lease, node, pod, why
 
@@ -118,6 +121,24 @@ def test_a_lease_is_read_before_an_attempt_is_ended() -> None:
     batch = decide(**seen)
     assert (batch.reads, batch.writes) == (frozenset({owner.uid}), ())
     assert decide(**seen, leases_read=frozenset({owner.uid})).writes
+
+
+@pytest.mark.parametrize("reserved", [False, True])
+def test_a_lease_is_read_before_a_job_is_admitted_again(*, reserved: bool) -> None:
+    owner, victims = admitted(job()), tuple[JobView, ...]()
+    owner = dataclasses.replace(owner, status=StatusBuilder(owner, NOW_S).withdraw(Reason.PREEMPTED).build())
+    if reserved:
+        victim = admitted(job("victim"))
+        asked = transition.stop_for_preemption(victim, owner, reclaim=False, now_s=NOW_S)
+        asked = StatusBuilder(victim, NOW_S, asked).withdraw(Reason.PREEMPTED).build()
+        victims = (dataclasses.replace(victim, status=asked),)
+    seen = {"jobs": (owner, *victims), "nodes": (node(devices=2),)}
+    assert decide(**seen, leases=(lease(owner),)).reads == {owner.uid}
+    read = {"leases_read": frozenset({owner.uid})}
+    assert [write.uid for write in decide(**seen, leases=(lease(owner),), **read).writes] == [owner.uid]
+    succeeded = lease(owner, outcome="Succeeded")
+    assert owner.uid not in {write.uid for write in decide(**seen, leases=(succeeded,), **read).writes}
+    assert decide(**seen, leases=(lease(owner, outcome="Stopped"),)).reads == frozenset()
 
 
 def scaled(owner: JobView, replicas: int) -> JobView:

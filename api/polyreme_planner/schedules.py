@@ -136,10 +136,10 @@ class _Rank:
 
 def _interleaved(rank: int, ranks: int, microbatches: int, *, chunks: int) -> Iterator[Slot]:
     """Run ahead by as many forwards as the first backward takes to come back, then alternate."""
-    in_round = microbatches // max(1, microbatches // ranks)
+    in_cycle = microbatches // max(1, microbatches // ranks)
     pieces = microbatches * chunks
-    chunk_of = [at // in_round % chunks for at in range(pieces)]
-    ahead = min((chunks - 1) * in_round + 2 * (ranks - 1 - rank), pieces)
+    chunk_of = [at // in_cycle % chunks for at in range(pieces)]
+    ahead = min((chunks - 1) * in_cycle + 2 * (ranks - 1 - rank), pieces)
     if chunks == 1:
         ahead = min(ranks - 1 - rank, pieces)
     work = _Rank()

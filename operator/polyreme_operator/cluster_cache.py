@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 
 from polyreme_api import labels
 from polyreme_api.ownership import owner_of_job_object
-from polyreme_operator.cache.absent_nodes import AwayNodes
+from polyreme_operator.cache.absent_nodes import AbsentNodes
 from polyreme_operator.cache.children import ChildIndex
 from polyreme_operator.cache.jobs import JobIndex, is_ours
 from polyreme_operator.cache.leases import LeaseIndex, lease_ref
@@ -75,14 +75,14 @@ class ClusterCache:
         self.jobs = JobIndex(self.ledger)
         self.queues: dict[str, QueueView] = {}
         self.topology: TopologyView | None = None
-        self.told = PendingReasons(self.jobs)
+        self.pending_reasons = PendingReasons(self.jobs)
         self.plans = PlanBook()
         self.versions = SeenVersions()
         self._present: dict[str, set[ObjectRef]] = defaultdict(set)
         self._job_refs: dict[ObjectRef, str] = {}
         self._pods = PodIndex(self.nodes, self.ledger)
         self._leases = LeaseIndex()
-        self._away = AwayNodes(lambda node: bool(self.ledger.jobs_on(node)))
+        self._absent_nodes = AbsentNodes(lambda node: bool(self.ledger.jobs_on(node)))
         self._priorities: dict[str, int] = {}
         self._tree = QueueTree.of(())
         self._intents = Intents(known=False)
@@ -119,13 +119,13 @@ class ClusterCache:
             changes = self._put_unreadable(ref, manifest, fault_message(error))
         return self._noted(changes)
 
-    def quarantine(self, uid: str, why: str, *, in_round: bool, reason: Reason = Reason.INTERNAL_ERROR) -> Changes:
+    def quarantine(self, uid: str, why: str, *, in_cycle: bool, reason: Reason = Reason.INTERNAL_ERROR) -> Changes:
         """Leave a job as it is from now on; empty ``why``: decide about it again."""
         job = self.jobs.views.get(uid)
         if job is None:
             return Changes()
-        in_round = in_round and why != ""
-        change = self.jobs.put(dataclasses.replace(job, fault=why, fault_reason=reason, fault_in_round=in_round))
+        in_cycle = in_cycle and why != ""
+        change = self.jobs.put(dataclasses.replace(job, fault=why, fault_reason=reason, fault_in_cycle=in_cycle))
         return self._noted(Changes(jobs={uid}, capacity=change.freed, asks=change.asks))
 
     def take_plans(self, request: PlanRequest, answer: JobPlans) -> Changes:
@@ -177,7 +177,7 @@ class ClusterCache:
 
     def decided(self, batch: Batch, *, now_s: float) -> set[str]:
         """Take the scheduler's last words; return the UIDs of jobs for which they differ, and that must be told."""
-        return self.told.take(batch, tree=self._tree, now_s=now_s)
+        return self.pending_reasons.take(batch, tree=self._tree, now_s=now_s)
 
     def is_intended(self, uid: str) -> bool:
         """Tell whether the intents name a job, and what became of that is not settled."""
@@ -240,8 +240,8 @@ class ClusterCache:
             pods=tuple(sorted(pods.values(), key=lambda pod: (pod.namespace, pod.name))),
             nodes={name: known[name] for name in names if name in known} | self._absent(names, now_s),
             lease=self._leases.by_job.get(uid),
-            pending=self.told.pending(job, tree=self._tree, now_s=now_s),
-            refused=self.told.refused.get(uid, ""),
+            pending=self.pending_reasons.pending(job, tree=self._tree, now_s=now_s),
+            refused=self.pending_reasons.refused.get(uid, ""),
             children=self.children.known(uid, now_s=now_s),
             children_until_s=until_s if until_s is not None and until_s > now_s else None,
             secret_renewed=self.children.is_secret_renewed(uid),
@@ -261,14 +261,14 @@ class ClusterCache:
             running=jobs.running,
             resizing=jobs.resizing,
             exclusive=jobs.exclusive,
-            making_way=jobs.making_way,
+            victims_of=jobs.victims_of,
             asking=self._asking,
             pods=self._pods.by_job,
             leases=self._leases.by_job,
             nodes=ChainMap(self._absent(asking, now_s), self.nodes.views),
             tree=self._tree,
             used=self.ledger.used,
-            refused=self.told.known_misfits,
+            refused=self.pending_reasons.unschedulable_classes,
             intents=self._intents,
             settled=self._settled,
             leases_read=leases_read,
@@ -276,11 +276,11 @@ class ClusterCache:
 
     def refresh(self, *, now_s: float) -> set[str]:
         """Return the UIDs of jobs that are to be told what was held back, as far as it is due."""
-        return self.told.refresh(tree=self._tree, now_s=now_s)
+        return self.pending_reasons.refresh(tree=self._tree, now_s=now_s)
 
-    def standings(self, *, now_s: float) -> list[WriteQueueStatus]:
+    def queue_status_writes(self, *, now_s: float) -> list[WriteQueueStatus]:
         """Return what is to be written of queues and topology, as far as that differs from what they say."""
-        found = queue_statuses(self.queues, self._tree, self.jobs, self.ledger.used, self.told, now_s=now_s)
+        found = queue_statuses(self.queues, self._tree, self.jobs, self.ledger.used, self.pending_reasons, now_s=now_s)
         if self.topology is not None:
             found += topology_status(self.topology, self.nodes.arrangement(), now_s=now_s)
         return found
@@ -290,7 +290,7 @@ class ClusterCache:
         return CycleReport(
             cycle_s=cycle_s,
             placement_s=placement_s,
-            waiting=self.told.counts(),
+            waiting=self.pending_reasons.counts(),
             used=dict(self.ledger.used),
             quota={
                 (queue.name, quota.resource): quota.nominal for queue in self.queues.values() for quota in queue.quotas
@@ -314,11 +314,11 @@ class ClusterCache:
 
     def _absent(self, names: AbstractSet[str], now_s: float) -> dict[str, NodeView]:
         # Not as a difference of sets: that would walk all nodes.
-        return self._away.absent([name for name in names if name not in self.nodes.views], now_s)
+        return self._absent_nodes.absent([name for name in names if name not in self.nodes.views], now_s)
 
     def _noted(self, changes: Changes) -> Changes:
         if changes.capacity:
-            self.told.forget_unschedulable()
+            self.pending_reasons.forget_unschedulable()
         changes.taken |= self.nodes.bookings != self._bookings
         self._bookings = self.nodes.bookings
         return changes
@@ -333,7 +333,7 @@ class ClusterCache:
                 job = None if pod is None else self.jobs.views.get(pod.job_uid)
                 return _pod_changes(self._pods.put(ref, pod, job, foreign=lambda: parse_foreign_pod(manifest)))
             case "Node":
-                return self._put_node(self._away.seen(parse_node(manifest), now_s))
+                return self._put_node(self._absent_nodes.seen(parse_node(manifest), now_s))
             case "Lease":
                 lease = parse_lease(manifest, seen_s=now_s, known=self._leases.known(ref))
                 if lease is None:
@@ -406,8 +406,8 @@ class ClusterCache:
         before = self.nodes.put(node)
         if before == node:
             return Changes()
-        told = before is None or before.health != node.health
-        return Changes(jobs=set(self.ledger.jobs_on(node.name)) if told else set(), capacity=True)
+        health_changed = before is None or before.health != node.health
+        return Changes(jobs=set(self.ledger.jobs_on(node.name)) if health_changed else set(), capacity=True)
 
     def _queues_changed(self, before: QueueView | None, after: QueueView | None) -> Changes:
         if before is not None and after is not None and _settled(before) == _settled(after):
@@ -471,7 +471,7 @@ class ClusterCache:
         self._refusals.pop(uid, None)
         self._settled.discard(uid)
         self._asking.discard(uid)
-        self.told.forget(uid)
+        self.pending_reasons.forget(uid)
         return Changes(jobs={uid}, capacity=self.jobs.remove(uid).freed)
 
 

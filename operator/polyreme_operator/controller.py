@@ -52,9 +52,9 @@ _SHORT_S = 0.001
 """Looking at a job may take so long as often as it likes."""
 _OVERDUE_S = 1.0
 """How often a job is looked at of which something was due before."""
-_DEAF_S = 0.5
+_LEASES_UNWATCHED_RETRY_S = 0.5
 """How often it is tried again while no Lease can be heard."""
-ROUND_FAULTS_MAX = 16
+CYCLE_FAULTS_MAX = 16
 """Jobs that one round of the scheduler puts in quarantine; the next round goes on from there."""
 
 
@@ -79,9 +79,16 @@ async def run_operator(
         observer: Who is told what was done.
         planner: Who plans jobs; None plans them where they are read.
     """
-    told, plans = observer or NullObserver(), planner or InlinePlanner()
     steady = MonotonicWallClock(clock)  # decisions subtract times, and wall time may be stepped
-    operator = _Controller(port, steady, settings or Settings(), rng=rng, entropy=entropy, observer=told, planner=plans)
+    operator = _Controller(
+        port,
+        steady,
+        settings or Settings(),
+        rng=rng,
+        entropy=entropy,
+        observer=observer or NullObserver(),
+        planner=planner or InlinePlanner(),
+    )
     await operator.run()
 
 
@@ -99,23 +106,26 @@ class _Controller:
     ) -> None:
         self._clock, self._settings, self._rng = clock, settings, rng
         self._observer = observer
-        self._model = ClusterCache()
-        self._announcer = EventRecorder(
+        self._cache = ClusterCache()
+        self._events = EventRecorder(
             port,
             clock,
             per_s=settings.events_per_s,
             burst=settings.events_burst,
             dropped=lambda event: observer.on_event_dropped(event.reason),
         )
-        announce = self._announcer.put
-        self._applier = Writer(
-            port, clock, self._model, settings, entropy=entropy, note=self._note, announce=announce, observer=observer
+        emit = self._events.put
+        self._writer = Writer(
+            port, clock, self._cache, settings, entropy=entropy, note=self._note, emit=emit, observer=observer
         )
-        self._telling = StatusThrottle(
-            clock.steady_s, rest_s=settings.tell_after_s, per_s=settings.tells_per_s, burst=settings.tells_burst
+        self._throttle = StatusThrottle(
+            clock.steady_s,
+            rest_s=settings.informational_after_s,
+            per_s=settings.informational_per_s,
+            burst=settings.informational_burst,
         )
-        self._planning = Planning(self._model, planner, note=self._note)
-        self._has_to_tell = asyncio.Event()
+        self._planning = Planning(self._cache, planner, note=self._note)
+        self._has_updates = asyncio.Event()
         self._wake = asyncio.Event()
         self._queue = WorkQueue(
             clock.now_s,
@@ -124,19 +134,19 @@ class _Controller:
             backoff_s=self._backoff_s,
         )
         self._quarantine = Quarantine(
-            self._model, clock, self._announcer.put, observer, note=self._note, wake_at=self._queue.add_at
+            self._cache, clock, self._events.put, observer, note=self._note, wake_at=self._queue.add_at
         )
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._wanting: dict[str, int] = defaultdict(int)
         """Writes of the scheduler that wait for a job's lock."""
-        self._watcher = Watcher(port, clock, self._model, settings, rng, note=self._note)
+        self._watcher = Watcher(port, clock, self._cache, settings, rng, note=self._note)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             for kind in WATCHED_KINDS:
                 tasks.create_task(self._watcher.follow(kind), name=f"watch-{kind}")
-            tasks.create_task(self._announcer.run(), name="events")
-            tasks.create_task(self._tell_jobs(), name="tell-jobs")
+            tasks.create_task(self._events.run(), name="events")
+            tasks.create_task(self._write_informational(), name="tell-jobs")
             tasks.create_task(self._planning.run(), name="planning")
             await self._dispatch(tasks)
 
@@ -147,7 +157,7 @@ class _Controller:
             self._observer.on_object_unreadable(left_out.ref.kind)
             if left_out.ref.kind != labels.KIND_JOB:
                 # A job says so by its status.
-                self._announcer.put(unreadable_event(left_out))
+                self._events.put(unreadable_event(left_out))
         if changes.jobs:
             self._queue.add(*sorted(changes.jobs))
             self._planning.look()
@@ -180,8 +190,8 @@ class _Controller:
         """Queue the keys whose delay is over."""
         for key in self._queue.due():
             if key == RETRY_UNSCHEDULABLE:
-                self._model.told.forget_unschedulable()
-            elif key == REFRESH_REASONS and not self._model.told.forget_room():
+                self._cache.pending_reasons.forget_unschedulable()
+            elif key == REFRESH_REASONS and not self._cache.pending_reasons.forget_free_capacity():
                 continue
             self._queue.add(SCHEDULE if key in {RETRY_UNSCHEDULABLE, REFRESH_REASONS} else key)
 
@@ -198,7 +208,7 @@ class _Controller:
             self._retry(key, delay_s)
         except Exception as error:  # noqa: BLE001 - no error of a decision may stop the operator
             if key not in {SCHEDULE, PUBLISH}:
-                self._quarantine.isolate(key, error, in_round=False)
+                self._quarantine.isolate(key, error, in_cycle=False)
                 return
             # No job can be blamed for it. Admitted jobs run on and are repaired while this is retried.
             delay_s = self._queue.retry_delay_s(key)
@@ -233,28 +243,28 @@ class _Controller:
             self._quarantine.retry(uid)
             decision = self._decide(uid, lease_read=False)
             reads = [action for action in decision.actions if isinstance(action, ReadLease)]
-            if reads and self._watcher.deaf:
-                self._queue.add_at(uid, self._clock.now_s() + _DEAF_S)
+            if reads and self._watcher.leases_unwatched:
+                self._queue.add_at(uid, self._clock.now_s() + _LEASES_UNWATCHED_RETRY_S)
                 return
             if reads:
-                await self._applier.refresh(reads[0].ref)
+                await self._writer.refresh(reads[0].ref)
                 began_s = self._clock.steady_s()
                 decision = self._decide(uid, lease_read=True)
             took_s = self._clock.steady_s() - began_s
             if took_s > _SHORT_S:
                 self._queue.rest_until(uid, self._clock.now_s() + took_s * (1.0 / self._settings.reconcile_share - 1.0))
-            self._note(self._model.ask(uid, asks=decision.reschedule))
+            self._note(self._cache.ask(uid, asks=decision.reschedule))
             if decision.wake_at_s is not None:
                 # A time in the past that nothing was done about must not be waited for without end.
                 now_s = self._clock.now_s()
                 self._queue.add_at(uid, decision.wake_at_s if decision.wake_at_s > now_s else now_s + _OVERDUE_S)
             actions = self._timely(uid, decision.actions)
-            done = await self._applier.apply(actions, uid, wanted=lambda: uid in self._wanting)
+            done = await self._writer.apply(actions, uid, wanted=lambda: uid in self._wanting)
             self._note(Changes(jobs=set() if done else {uid}))
-        if self._model.job(uid) is None:
+        if self._cache.job(uid) is None:
             self._locks.pop(uid, None)
             self._queue.remove(uid)
-            self._telling.forget(uid)
+            self._throttle.forget(uid)
             self._quarantine.forget(uid)
             self._observer.on_job_deleted(uid)
 
@@ -263,38 +273,38 @@ class _Controller:
         write = next((action for action in actions if isinstance(action, WriteStatus)), None)
         if write is None:
             return actions
-        if not write.tells:
-            self._telling.wrote(uid)
+        if not write.informational:
+            self._throttle.wrote(uid)
             return actions
-        self._want_to_tell([uid])
+        self._request_status_updates([uid])
         return tuple(action for action in actions if not isinstance(action, WriteStatus | EmitEvent))
 
-    def _want_to_tell(self, uids: Iterable[str]) -> None:
+    def _request_status_updates(self, uids: Iterable[str]) -> None:
         for uid in uids:
-            job = self._model.job(uid)
+            job = self._cache.job(uid)
             if job is not None:
-                self._telling.wants(uid, runs=job.admitted)
-                self._has_to_tell.set()
+                self._throttle.wants(uid, runs=job.admitted)
+                self._has_updates.set()
 
-    async def _tell_jobs(self) -> None:
+    async def _write_informational(self) -> None:
         """Write what only tells, one job after another: so it takes no more of the API server than others leave."""
         failures = 0
         while True:
-            wait_s = self._telling.wait_s()
+            wait_s = self._throttle.wait_s()
             if wait_s is None:
-                self._has_to_tell.clear()
-                await self._has_to_tell.wait()
+                self._has_updates.clear()
+                await self._has_updates.wait()
                 continue
             # No shorter than what a clock's numbers can tell apart; and nobody is held up by many with nothing to tell.
             await self._clock.sleep(max(wait_s, _SHORT_S) if wait_s > 0 else 0.0)
             if wait_s > 0:
                 continue
-            uid = self._telling.take()
+            uid = self._throttle.take()
             if uid is None:
                 # Written or gone while others had their turn.
                 continue
             try:
-                await self._tell_job(uid)
+                await self._write_one_informational(uid)
                 failures = 0
             except (ConflictError, NotFoundError):
                 # It is otherwise than it was seen: its own pass says what is to be told now.
@@ -304,110 +314,110 @@ class _Controller:
             except PortError as error:
                 failures += 1
                 _log.info("the status of job %s will be written later: %s", uid, error)
-                self._want_to_tell([uid])
+                self._request_status_updates([uid])
                 await self._clock.sleep(self._backoff_s(failures))
             except Exception as error:  # noqa: BLE001 - one job must not stop the others
-                self._quarantine.isolate(uid, error, in_round=False)
+                self._quarantine.isolate(uid, error, in_cycle=False)
 
-    async def _tell_job(self, uid: str) -> None:
-        if self._model.job(uid) is None:
+    async def _write_one_informational(self, uid: str) -> None:
+        if self._cache.job(uid) is None:
             return
         async with self._locks[uid]:
             decision = self._decide(uid, lease_read=False)
             write = next((action for action in decision.actions if isinstance(action, WriteStatus)), None)
-            if write is None or not write.tells:
+            if write is None or not write.informational:
                 # What is more than told is its own pass's to write.
                 return
-            self._telling.spend()
-            self._telling.wrote(uid)
-            await self._applier.apply((write, *events_of(write)), uid)
-            self._telling.wrote(uid)
+            self._throttle.spend()
+            self._throttle.wrote(uid)
+            await self._writer.apply((write, *events_of(write)), uid)
+            self._throttle.wrote(uid)
 
     def _decide(self, uid: str, *, lease_read: bool) -> Decision:
         now_s = self._clock.now_s()
-        snapshot = self._model.snapshot(uid, lease_read=lease_read, now_s=now_s)
+        snapshot = self._cache.snapshot(uid, lease_read=lease_read, now_s=now_s)
         if snapshot is None:
             return Decision()
         self._observer.on_job_observed(snapshot)
         return reconcile(snapshot, now_s, defaults=self._settings.defaults)
 
     async def _schedule(self) -> None:
-        batch = self._round(frozenset())
+        batch = self._run_cycle(frozenset())
         if batch.reads:
-            refs = [self._model.lease_ref(uid) for uid in sorted(batch.reads)]
-            await asyncio.gather(*(self._applier.refresh(ref) for ref in refs if ref is not None))
-            read, batch = batch.reads, self._round(batch.reads)
+            refs = [self._cache.lease_ref(uid) for uid in sorted(batch.reads)]
+            await asyncio.gather(*(self._writer.refresh(ref) for ref in refs if ref is not None))
+            read, batch = batch.reads, self._run_cycle(batch.reads)
             # Those of which the Lease became of interest meanwhile.
             self._note(Changes(asks=bool(batch.reads - read)))
         now_s = self._clock.now_s()
-        self._queue.rest_until(SCHEDULE, now_s + self._settings.round_every_s)
+        self._queue.rest_until(SCHEDULE, now_s + self._settings.cycle_every_s)
         if batch.wake_at_s is not None:
             self._queue.add_at(RETRY_UNSCHEDULABLE, batch.wake_at_s)
-        self._want_to_tell(sorted(self._model.decided(batch, now_s=now_s)))
+        self._request_status_updates(sorted(self._cache.decided(batch, now_s=now_s)))
         self._note(Changes(asks=batch.again))
         self._queue.add(PUBLISH)
         try:
             if batch.intents is not None:
-                await self._applier.write_intents(batch.intents, self._intents_ref)
-            await self._applier.side_by_side([self._write(write) for write in batch.writes])
+                await self._writer.write_intents(batch.intents, self._intents_ref)
+            await self._writer.side_by_side([self._write(write) for write in batch.writes])
         finally:
             # Again: who was admitted counts as such from the write on, and no other round need follow.
             self._queue.add(PUBLISH)
 
-    def _round(self, leases_read: frozenset[str]) -> Batch:
+    def _run_cycle(self, leases_read: frozenset[str]) -> Batch:
         """Decide about the cluster, without the jobs whose data raise an error.
 
         Raises:
             Exception: If no job is to blame for it.
         """
-        for _ in range(ROUND_FAULTS_MAX):
+        for _ in range(CYCLE_FAULTS_MAX):
             try:
-                return self._decide_round(leases_read)
+                return self._decide_cycle(leases_read)
             except JobFaultError as fault:
-                job = self._model.job(fault.uid)
+                job = self._cache.job(fault.uid)
                 if job is None or job.fault:
                     # It takes no part in the round, so the round is to blame.
                     raise fault.error from None
-                self._quarantine.isolate(fault.uid, fault.error, in_round=True)
+                self._quarantine.isolate(fault.uid, fault.error, in_cycle=True)
         return Batch(again=True)
 
-    def _decide_round(self, leases_read: frozenset[str]) -> Batch:
+    def _decide_cycle(self, leases_read: frozenset[str]) -> Batch:
         began_s = self._clock.steady_s()
         now_s = self._clock.now_s()
-        cluster = self._model.cluster(now_s=now_s, leases_read=leases_read)
+        cluster = self._cache.cluster(now_s=now_s, leases_read=leases_read)
         spent_s: list[float] = []
         stopwatch = Stopwatch(self._clock.steady_s, spent_s)
         batch = schedule(cluster, now_s, limits=self._settings.limits, stopwatch=stopwatch)
         cycle_s = self._clock.steady_s() - began_s
-        self._observer.on_cycle_finished(self._model.seen(cycle_s=cycle_s, placement_s=tuple(spent_s)))
+        self._observer.on_cycle_finished(self._cache.seen(cycle_s=cycle_s, placement_s=tuple(spent_s)))
         return batch
 
     async def _write(self, write: WriteStatus) -> None:
         async with self._wanted(write.uid):
-            job = self._model.job(write.uid)
+            job = self._cache.job(write.uid)
             if job is not None and job.resource_version != write.resource_version:
                 # Told of its reason, mostly, while the round was deciding: that takes nothing from the decision.
                 write = rebased(write, job)
-            self._telling.wrote(write.uid)
+            self._throttle.wrote(write.uid)
             try:
-                await self._applier.apply((write, *events_of(write)), write.uid)
-                self._telling.wrote(write.uid)
-                self._model.settle(write.uid)
+                await self._writer.apply((write, *events_of(write)), write.uid)
+                self._throttle.wrote(write.uid)
+                self._cache.settle(write.uid)
             except (ConflictError, NotFoundError):
                 # One job is otherwise than it was seen: the next round decides about it, and nobody waits for that.
                 # What this round gave to it may be for others, who were refused on its account.
-                self._model.told.forget_unschedulable()
+                self._cache.pending_reasons.forget_unschedulable()
                 self._note(Changes(asks=True))
             except InvalidObjectError as error:
                 self._quarantine.refuse(write.uid, error)
                 if not self._quarantine.settles(write):
                     raise
-                self._model.told.forget_unschedulable()
+                self._cache.pending_reasons.forget_unschedulable()
                 self._note(Changes(asks=True))
             except PortError:
                 raise
             except Exception as error:  # noqa: BLE001 - one job must not stop the others
-                self._quarantine.isolate(write.uid, error, in_round=True)
+                self._quarantine.isolate(write.uid, error, in_cycle=True)
                 self._note(Changes(asks=True))
 
     @contextlib.asynccontextmanager
@@ -429,15 +439,15 @@ class _Controller:
     async def _publish(self) -> None:
         """Tell jobs what was held back, and the world how queues and topology stand."""
         now_s = self._clock.now_s()
-        self._want_to_tell(sorted(self._model.refresh(now_s=now_s)))
-        if self._model.told.retell_at_s is not None:
-            self._queue.add_at(PUBLISH, self._model.told.retell_at_s)
-        writes = self._model.standings(now_s=now_s)
+        self._request_status_updates(sorted(self._cache.refresh(now_s=now_s)))
+        if self._cache.pending_reasons.next_update_s is not None:
+            self._queue.add_at(PUBLISH, self._cache.pending_reasons.next_update_s)
+        writes = self._cache.queue_status_writes(now_s=now_s)
         began_s = self._clock.steady_s()
         try:
-            await self._applier.write_standings(writes)
+            await self._writer.write_queue_statuses(writes)
         finally:
-            rest_s = self._settings.standing_rest_s(len(writes), took_s=self._clock.steady_s() - began_s)
+            rest_s = self._settings.queue_status_rest_s(len(writes), took_s=self._clock.steady_s() - began_s)
             self._queue.rest_until(PUBLISH, now_s + rest_s)
 
     @property

@@ -92,8 +92,8 @@ class ProcessPlanner:
 class Planning:
     """Task of the operator that answers the model's requests."""
 
-    def __init__(self, model: ClusterCache, planner: Planner, note: Callable[[Changes], None]) -> None:
-        self._model, self._planner, self._note = model, planner, note
+    def __init__(self, cache: ClusterCache, planner: Planner, note: Callable[[Changes], None]) -> None:
+        self._cache, self._planner, self._note = cache, planner, note
         self._wanted = asyncio.Event()
 
     def look(self) -> None:
@@ -103,13 +103,13 @@ class Planning:
     async def run(self) -> None:
         """Answer requests until cancelled, the one that has waited longest first."""
         while True:
-            request = self._model.plans.next()
+            request = self._cache.plans.next()
             if request is None:
                 self._wanted.clear()
                 await self._wanted.wait()
                 continue
             answer = await self._planner.plan(request)
-            self._note(self._model.take_plans(request, answer))
+            self._note(self._cache.take_plans(request, answer))
 
 
 def _begin(parent: int) -> None:

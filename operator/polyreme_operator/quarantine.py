@@ -47,9 +47,9 @@ class Quarantine:
     """Puts jobs into quarantine and takes them out.
 
     Args:
-        model: Where it is noted.
+        cache: Where it is noted.
         clock: Time of retries.
-        announce: Takes events.
+        emit: Takes events.
         observer: Is told of errors.
         note: Is called with what a change calls for.
         wake_at: Has a job looked at again at a time.
@@ -57,42 +57,42 @@ class Quarantine:
 
     def __init__(
         self,
-        model: ClusterCache,
+        cache: ClusterCache,
         clock: Clock,
-        announce: Callable[[EmitEvent], None],
+        emit: Callable[[EmitEvent], None],
         observer: Observer,
         *,
         note: Callable[[Changes], None],
         wake_at: Callable[[str, float], None],
     ) -> None:
-        self._model, self._clock, self._announce, self._observer = model, clock, announce, observer
+        self._cache, self._clock, self._emit, self._observer = cache, clock, emit, observer
         self._note, self._wake_at = note, wake_at
         self._retries = Retries(clock.steady_s)
         self._cancel_refused_s: dict[str, float] = {}
         """Since when the cancellation of a job's intent has been refused."""
 
-    def isolate(self, uid: str, error: Exception, *, in_round: bool) -> None:
+    def isolate(self, uid: str, error: Exception, *, in_cycle: bool) -> None:
         """Leave a job as it is and retry it later, since a decision about it raised an error.
 
         Args:
             uid: Of the job.
             error: The error.
-            in_round: Whether the scheduler's decision raised it, so that the job's own passes go on.
+            in_cycle: Whether the scheduler's decision raised it, so that the job's own passes go on.
         """
         self._observer.on_job_failed(uid, error)
         _log.error("job %s raised an error and is quarantined", self._name(uid), exc_info=error)
-        self._leave(uid, fault_message(error), in_round=in_round, reason=Reason.INTERNAL_ERROR)
+        self._leave(uid, fault_message(error), in_cycle=in_cycle, reason=Reason.INTERNAL_ERROR)
 
     def refuse(self, uid: str, error: InvalidObjectError) -> None:
         """Leave a job as it is and retry it later, since the API server refuses its status; its own passes go on."""
         _log.warning("job %s is quarantined, its status is refused: %s", self._name(uid), error)
-        self._leave(uid, str(error), in_round=True, reason=Reason.STATUS_REFUSED)
-        job = self._model.job(uid)
+        self._leave(uid, str(error), in_cycle=True, reason=Reason.STATUS_REFUSED)
+        job = self._cache.job(uid)
         if job is not None:
             # The status can't say so.
             reason = Reason.STATUS_REFUSED.value
             key = f"{job.generation}-{reason}".lower()
-            self._announce(EmitEvent(ref=job.ref, uid=uid, reason=reason, message=str(error), warning=True, key=key))
+            self._emit(EmitEvent(ref=job.ref, uid=uid, reason=reason, message=str(error), warning=True, key=key))
 
     def settles(self, write: WriteStatus) -> bool:
         """Tell whether nothing of a job's intent can land any more, now that this write was refused.
@@ -103,31 +103,31 @@ class Quarantine:
         """
         before, after = write.before.attempt, write.after.attempt
         begins = after is not None and (before is None or after.number > before.number)
-        if not begins and self._model.is_intended(write.uid):
+        if not begins and self._cache.is_intended(write.uid):
             now_s = self._clock.steady_s()
             if now_s < self._cancel_refused_s.setdefault(write.uid, now_s) + IN_FLIGHT_S:
                 return False
         self._cancel_refused_s.pop(write.uid, None)
-        self._model.settle(write.uid)
+        self._cache.settle(write.uid)
         return True
 
     def retry(self, uid: str) -> None:
         """Take a job out of quarantine, if it is time to."""
-        job, wait_s = self._model.job(uid), self._retries.wait_s(uid)
+        job, wait_s = self._cache.job(uid), self._retries.wait_s(uid)
         if job is None or not job.fault or wait_s is None:
             return
         if wait_s > 0:
             self._wake_at(uid, self._clock.now_s() + max(wait_s, WAIT_LEAST_S))
         else:
-            self._note(self._model.quarantine(uid, "", in_round=False))
+            self._note(self._cache.quarantine(uid, "", in_cycle=False))
 
     def forget(self, uid: str) -> None:
         """Forget a job."""
         self._retries.forget(uid)
         self._cancel_refused_s.pop(uid, None)
 
-    def _leave(self, uid: str, why: str, *, in_round: bool, reason: Reason) -> None:
-        job = self._model.job(uid)
+    def _leave(self, uid: str, why: str, *, in_cycle: bool, reason: Reason) -> None:
+        job = self._cache.job(uid)
         if job is None:
             return
         # A refusal may end by itself, as a policy is changed: it is retried as long as it takes.
@@ -136,12 +136,12 @@ class Quarantine:
         when = "after a change of its spec" if delay_s is None else f"in {delay_s:.0f} s"
         _log.info("job %s is retried %s", job.ref, when)
         if job.fault != why:
-            self._note(self._model.quarantine(uid, why, in_round=in_round, reason=reason))
+            self._note(self._cache.quarantine(uid, why, in_cycle=in_cycle, reason=reason))
         if delay_s is not None:
             self._wake_at(uid, self._clock.now_s() + delay_s)
 
     def _name(self, uid: str) -> str:
-        job = self._model.job(uid)
+        job = self._cache.job(uid)
         return uid if job is None else str(job.ref)
 
 

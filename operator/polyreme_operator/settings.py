@@ -19,7 +19,7 @@ class Settings:
     """How often every kind is listed anew, to find what a watch lost."""
     limits: Limits = dataclasses.field(default_factory=Limits)
     """What one round of the scheduler may spend."""
-    round_every_s: float = 0.1
+    cycle_every_s: float = 0.1
     """Least time from the end of one round of the scheduler to the next: what happens meanwhile is decided at once."""
     reconcile_share: float = 0.25
     """Largest share of its time that the operator spends on looking at one job: large gangs change with every pod."""
@@ -27,33 +27,33 @@ class Settings:
     """Jobs reconciled at a time."""
     writes_max: int = 64
     """Objects of one pass, or statuses of one round, written at a time."""
-    tell_after_s: float = 1.0
+    informational_after_s: float = 1.0
     """Least time from a write of a job's status, or the first sight of the job, to a write that only tells."""
-    tells_per_s: float = 50.0
+    informational_per_s: float = 50.0
     """Budget of writes that only tell; all others never wait. They are made one after another, so that an API server
     that is slow to answer gets fewer."""
-    tells_burst: int = 100
+    informational_burst: int = 100
     events_per_s: float = 20.0
     """Events written; what waits behind a thousand others is dropped."""
     events_burst: int = 200
-    standing_every_s: float = 1.0
+    queue_status_every_s: float = 1.0
     """Least time between two writes of one queue's or topology's status."""
-    standings_per_s: float = 10.0
+    queue_statuses_per_s: float = 10.0
     """Statuses of queues and topology written a second, all together."""
-    standing_share: float = 0.2
+    queue_status_share: float = 0.2
     """Largest share of its time that is spent on writing them: one that names a hundred waiting jobs costs the API
     server several jobs' writes, so the slower it answers, the rarer they are."""
-    standing_rest_max_s: float = 60.0
+    queue_status_rest_max_s: float = 60.0
     """Longest that they rest for that."""
     retry_initial_s: float = 0.05
     retry_max_s: float = 30.0
     idle_s: float = 60.0
     """Longest time that the dispatcher sleeps."""
 
-    def standing_rest_s(self, writes: int, *, took_s: float) -> float:
+    def queue_status_rest_s(self, writes: int, *, took_s: float) -> float:
         """From the beginning of writing statuses of queues and topology, so many and for so long, to the next time."""
-        least_s = max(self.standing_every_s, writes / self.standings_per_s)
-        return max(least_s, min(took_s / self.standing_share, self.standing_rest_max_s))
+        least_s = max(self.queue_status_every_s, writes / self.queue_statuses_per_s)
+        return max(least_s, min(took_s / self.queue_status_share, self.queue_status_rest_max_s))
 
     def backoff_s(self, failures: int) -> float:
         """Longest wait before something is tried again that failed so many times in a row."""

@@ -1,4 +1,4 @@
-"""Lists and watches every kind into the model, for as long as the operator runs."""
+"""Lists and watches every kind into the cache, for as long as the operator runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Watcher:
     Args:
         port: The cluster.
         clock: Time of lists and retries.
-        model: What is kept up to date.
+        cache: What is kept up to date.
         settings: What the installation says.
         rng: Jitter of lists and retries.
         note: Is called with what each change calls for.
@@ -36,18 +36,18 @@ class Watcher:
         self,
         port: ClusterPort,
         clock: MonotonicWallClock,
-        model: ClusterCache,
+        cache: ClusterCache,
         settings: Settings,
         rng: random.Random,
         *,
         note: Callable[[Changes], None],
     ) -> None:
-        self._port, self._clock, self._model, self._settings, self._rng = port, clock, model, settings, rng
+        self._port, self._clock, self._cache, self._settings, self._rng = port, clock, cache, settings, rng
         self._note = note
         self._unsynced = set(WATCHED_KINDS)
         self._stepped_s = 0.0
         """Step of the wall clock that was reported last."""
-        self._deaf_since_s: float | None = None
+        self._leases_unwatched_since_s: float | None = None
         """Since when no Lease can be heard; nobody is taken for silent meanwhile."""
 
     @property
@@ -56,9 +56,9 @@ class Watcher:
         return not self._unsynced
 
     @property
-    def deaf(self) -> bool:
+    def leases_unwatched(self) -> bool:
         """Whether Leases can't be heard at the moment."""
-        return self._deaf_since_s is not None
+        return self._leases_unwatched_since_s is not None
 
     async def follow(self, kind: str) -> None:
         """List and watch one kind, forever."""
@@ -76,7 +76,7 @@ class Watcher:
                     async for event in events:
                         version = event.resource_version
                         failures = 0
-                        self._note(self._model.apply(event, now_s=self._clock.now_s()))
+                        self._note(self._cache.apply(event, now_s=self._clock.now_s()))
                 failures += 1
             except TimeoutError:
                 continue
@@ -94,31 +94,31 @@ class Watcher:
                 failures += 1
                 level = logging.INFO if isinstance(error, RetryableError) else logging.WARNING
                 _log.log(level, "watch of %s failed: %s", kind, error)
-                if kind == "Lease" and self._deaf_since_s is None:
+                if kind == "Lease" and self._leases_unwatched_since_s is None:
                     # Leaders can't be heard: what they say now is read whole, once they can be again.
-                    self._deaf_since_s, version = self._clock.steady_s(), None
+                    self._leases_unwatched_since_s, version = self._clock.steady_s(), None
             await self._clock.sleep(self._settings.backoff_s(failures) * (0.5 + self._rng.random() / 2))
 
     async def _list(self, kind: str) -> str:
         listed: set[ObjectRef] = set()
         token: str | None = None
-        newest = self._model.versions.newest(kind)
+        newest = self._cache.versions.newest(kind)
         while True:
             page = await self._port.list(kind, namespace=self._namespace(kind), continue_=token)
             now_s, version = self._clock.now_s(), int(page.resource_version)
             if token is None and version < newest:
-                self._model.void_versions(f"{kind} is listed at version {version} and was seen at {newest}")
+                self._cache.void_versions(f"{kind} is listed at version {version} and was seen at {newest}")
             for manifest in page.items:
                 listed.add(ObjectRef.of(manifest))
-                self._note(self._model.put(manifest, now_s=now_s, listed_at=version))
+                self._note(self._cache.put(manifest, now_s=now_s, listed_at=version))
             token = page.continue_
             if token is None:
                 break
-        changes = self._model.forget_unlisted(kind, listed, version=version)
-        if kind == "Lease" and self._deaf_since_s is not None:
-            outage_s = self._clock.steady_s() - self._deaf_since_s
-            self._deaf_since_s = None
-            self._model.excuse_silence(outage_s, now_s=self._clock.now_s())
+        changes = self._cache.forget_unlisted(kind, listed, version=version)
+        if kind == "Lease" and self._leases_unwatched_since_s is not None:
+            outage_s = self._clock.steady_s() - self._leases_unwatched_since_s
+            self._leases_unwatched_since_s = None
+            self._cache.excuse_silence(outage_s, now_s=self._clock.now_s())
         self._note(changes | self._synced(kind))
         self._report_step()
         return page.resource_version

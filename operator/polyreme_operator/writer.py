@@ -57,16 +57,16 @@ class Writer:
         self,
         port: ClusterPort,
         clock: Clock,
-        model: ClusterCache,
+        cache: ClusterCache,
         settings: Settings,
         *,
         entropy: Callable[[int], bytes],
         note: Callable[[Changes], None],
-        announce: Callable[[EmitEvent], None],
+        emit: Callable[[EmitEvent], None],
         observer: Observer,
     ) -> None:
-        self._port, self._clock, self._model, self._settings = port, clock, model, settings
-        self._entropy, self._note, self._announce, self._observer = entropy, note, announce, observer
+        self._port, self._clock, self._cache, self._settings = port, clock, cache, settings
+        self._entropy, self._note, self._emit, self._observer = entropy, note, emit, observer
         self._writes = asyncio.Semaphore(settings.writes_max)
         self._rounds = asyncio.Semaphore(settings.writes_max)
 
@@ -92,15 +92,15 @@ class Writer:
                 await self._one(action)
         objects = [action for action in actions if not isinstance(action, _NO_OBJECTS)]
         if not objects:
-            self._announce_all(actions)
+            self._emit_all(actions)
             return True
-        job, left = self._model.job(uid), iter(objects)
+        job, left = self._cache.job(uid), iter(objects)
         failed: list[PortError] = []
         refused: list[InvalidObjectError] = []
 
         async def work() -> None:
             while (
-                not (refused or wanted()) and self._model.job(uid) is job and (action := next(left, None)) is not None
+                not (refused or wanted()) and self._cache.job(uid) is job and (action := next(left, None)) is not None
             ):
                 try:
                     async with self._writes:
@@ -112,21 +112,21 @@ class Writer:
 
         workers = min(len(objects), self._settings.writes_max)
         results = await asyncio.gather(*(work() for _ in range(workers)), return_exceptions=True)
-        self._announce_all(actions)
+        self._emit_all(actions)
         if refused:
             now_s = self._clock.now_s()
-            self._note(self._model.note_refusal(uid, str(refused[0]), ends_attempt=True, now_s=now_s))
+            self._note(self._cache.note_refusal(uid, str(refused[0]), ends_attempt=True, now_s=now_s))
         elif any(_ends_attempt(action) for action in objects):
-            self._model.forget_refusal(uid)
+            self._cache.forget_refusal(uid)
         for result in (*results, *failed, *refused[:1]):
             if isinstance(result, BaseException):
                 raise result
         return next(left, None) is None
 
-    def _announce_all(self, actions: Sequence[Action]) -> None:
+    def _emit_all(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, EmitEvent):
-                self._announce(action)
+                self._emit(action)
 
     async def write_intents(self, write: WriteIntents, ref: ObjectRef) -> None:
         """Write a batch of intents by compare-and-swap.
@@ -147,9 +147,9 @@ class Writer:
             await self.refresh(ref)
             raise
         # Our own word: it asks for nothing.
-        self._model.put(result, now_s=self._clock.now_s())
+        self._cache.put(result, now_s=self._clock.now_s())
 
-    async def write_standings(self, writes: Sequence[WriteQueueStatus]) -> None:
+    async def write_queue_statuses(self, writes: Sequence[WriteQueueStatus]) -> None:
         """Say how queues and the topology stand, one after another: so it takes no more than others leave.
 
         Raises:
@@ -158,13 +158,13 @@ class Writer:
         failed: list[PortError] = []
         for write in writes:
             try:
-                await self._write_standing(write)
+                await self._write_queue_status(write)
             except PortError as error:
                 failed.append(error)
         if failed:
             raise failed[0]
 
-    async def _write_standing(self, write: WriteQueueStatus) -> None:
+    async def _write_queue_status(self, write: WriteQueueStatus) -> None:
         """Say how one of them stands; what it meets is looked at in a later round."""
         patch = {"status": dict(write.status)}
         try:
@@ -201,7 +201,7 @@ class Writer:
         try:
             found = await self._port.get(ref)
         except NotFoundError:
-            self._note(self._model.remove(ref, version=None))
+            self._note(self._cache.remove(ref, version=None))
             return None
         self._take(found)
         return found
@@ -222,7 +222,7 @@ class Writer:
                 data = {key: base64.b64encode(self._entropy(SECRET_BYTES)).decode() for key in keys}
                 created = await self._create_child({**manifest, "data": data})
                 if created and renews:
-                    self._model.children.renew_secret(_job_uid(manifest))
+                    self._cache.children.renew_secret(_job_uid(manifest))
             case DeletePod(ref=ref, uid=uid, grace_s=grace_s):
                 await self._delete(ref, uid=uid, grace_s=grace_s)
             case DeleteJob(ref=ref, uid=uid, resource_version=version):
@@ -241,7 +241,7 @@ class Writer:
         except PortError:
             await self.refresh(action.ref)
             raise
-        job = self._model.job(action.uid)
+        job = self._cache.job(action.uid)
         if job is not None:
             before = dataclasses.replace(job, status=action.before)
             self._observer.on_status_written(before, action.after, now_s=self._clock.now_s())
@@ -284,15 +284,15 @@ class Writer:
             if kind in WATCHED_KINDS:
                 raise
             # It may exist all the same: a quota refuses before anybody looks. It is tried again in its time.
-            self._note(self._model.note_refusal(uid, str(error), ends_attempt=False, now_s=self._clock.now_s()))
-        self._model.children.confirm(uid, kind, now_s=self._clock.now_s())
+            self._note(self._cache.note_refusal(uid, str(error), ends_attempt=False, now_s=self._clock.now_s()))
+        self._cache.children.confirm(uid, kind, now_s=self._clock.now_s())
         self._note(Changes(jobs={uid}))
         return created is not None
 
     async def _bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         try:
             await self._port.bind(ref, uid=uid, node=node)
-            self._model.note_bound(ref, uid=uid, node=node)
+            self._cache.note_bound(ref, uid=uid, node=node)
         except NotFoundError:
             await self.refresh(ref)
         except ConflictError:
@@ -313,7 +313,7 @@ class Writer:
             raise
 
     def _take(self, manifest: Manifest) -> None:
-        self._note(self._model.put(manifest, now_s=self._clock.now_s()))
+        self._note(self._cache.put(manifest, now_s=self._clock.now_s()))
 
 
 def _ends_attempt(action: Action) -> bool:

@@ -50,7 +50,7 @@ def test_no_attempt_is_released_twice_though_the_job_knows_of_no_pod_and_the_lea
 
     async def run() -> None:
         # Words that only tell are held back, as they are when there are many: how many pods there are is one of them.
-        settings = Settings(tell_after_s=NEVER_S)
+        settings = Settings(informational_after_s=NEVER_S)
         entropy = random.Random(seed).randbytes
         operator = loop.create_task(
             run_operator(world.cluster, world.clock, settings=settings, rng=random.Random(seed), entropy=entropy)

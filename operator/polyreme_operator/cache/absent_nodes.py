@@ -15,7 +15,7 @@ NOTED_MAX = 10_000
 """Nodes that are remembered before those on which no job has a place are dropped."""
 
 
-class AwayNodes:
+class AbsentNodes:
     """Since when nodes are not seen ready: not ready, or without a Node object.
 
     Args:

@@ -39,7 +39,7 @@ class JobIndex:
         self.exclusive: set[str] = set()
         """Running jobs that share no domain of a level."""
         self.quarantined: set[str] = set()
-        self.making_way: dict[str, set[str]] = {}
+        self.victims_of: dict[str, set[str]] = {}
         """UIDs of the jobs that were asked to make way and are not admitted anew, by the job that they make way for."""
         self._ledger = ledger
         self._kinds: dict[Any, int] = {}
@@ -52,7 +52,7 @@ class JobIndex:
         # First: one that can't be charged must not be kept as if it were.
         freed = self._charge(before, job)
         self.views[job.uid] = job
-        freed |= self._set_makes_way(before, job)
+        freed |= self._index_victim(before, job)
         waited = job.uid in self.waiting
         asks = self._set_waiting(job)
         # Who does not wait any more, and was not admitted, held others back for nothing.
@@ -75,13 +75,13 @@ class JobIndex:
         if job is None:
             return JobChange()
         freed = self._charge(job, None)
-        freed |= self._set_makes_way(job, None)
+        freed |= self._index_victim(job, None)
         freed |= uid in self.waiting
         self._leave(uid)
         for members in (self.running, self.resizing, self.exclusive, self.quarantined):
             members.discard(uid)
         # Whoever made way for it is free of that, and so are their nodes.
-        return JobChange(freed=freed or uid in self.making_way)
+        return JobChange(freed=freed or uid in self.victims_of)
 
     def of_kind(self, kind: int) -> set[str]:
         """Return the UIDs of all waiting jobs of an equivalence class."""
@@ -100,17 +100,17 @@ class JobIndex:
             freed |= self._ledger.release(place, BY_PLACEMENT)
         return freed
 
-    def _set_makes_way(self, before: JobView | None, after: JobView | None) -> bool:
-        old, new = _makes_way_for(before), _makes_way_for(after)
+    def _index_victim(self, before: JobView | None, after: JobView | None) -> bool:
+        old, new = _preempted_for(before), _preempted_for(after)
         uid = before.uid if before is not None else after.uid if after is not None else ""
         if old == new:
             return False
         if old:
-            self.making_way[old].discard(uid)
-            if not self.making_way[old]:
-                del self.making_way[old]
+            self.victims_of[old].discard(uid)
+            if not self.victims_of[old]:
+                del self.victims_of[old]
         if new:
-            self.making_way.setdefault(new, set()).add(uid)
+            self.victims_of.setdefault(new, set()).add(uid)
         return bool(old)
 
     def _set_waiting(self, job: JobView) -> bool:
@@ -206,7 +206,7 @@ def _size(job: JobView) -> tuple[object, ...]:
     return job.generation, None if attempt is None else (attempt.number, attempt.desired, attempt.replicas)
 
 
-def _makes_way_for(job: JobView | None) -> str:
+def _preempted_for(job: JobView | None) -> str:
     if job is None or job.status.preemption is None or not is_ours(job):
         return ""
     return job.status.preemption.by

@@ -21,7 +21,7 @@ from polyreme_planner.curriculum import packs_common
 from polyreme_planner.plan import PLAN_CHARACTERS_MAX, Plan, plan_for
 
 SIZES_MAX = 32
-"""Worker counts up to the wish, and above it, that are planned for one job."""
+"""Worker counts up to the requested, and above it, that are planned for one job."""
 ANSWERS_KEPT = 1024
 """Answers that are kept for jobs with an equal spec."""
 WANTED_MAX = 20_000
@@ -41,9 +41,9 @@ def plan_sizes(request: PlanRequest) -> JobPlans:
     }
     try:
         spec = parse_job(document).spec
-        wish = _plan_wish(spec, rescaled=request.rescaled)
+        requested = _plan_requested(spec, rescaled=request.rescaled)
         others = (_plan_or_none(spec, count) for count in _other_sizes(spec))
-        return JobPlans(plans=(wish, *(plan for plan in others if plan is not None)))
+        return JobPlans(plans=(requested, *(plan for plan in others if plan is not None)))
     except InvalidConfigError as error:
         return JobPlans(refused=str(error))
     except Exception as error:  # noqa: BLE001 - a bug of the planner that one job meets refuses that job alone
@@ -101,7 +101,7 @@ class PlanBook:
         return self._wanted.pop(request, set()), turned_away
 
 
-def _plan_wish(spec: TrainingJobSpec, *, rescaled: bool) -> Plan:
+def _plan_requested(spec: TrainingJobSpec, *, rescaled: bool) -> Plan:
     try:
         return _bounded(plan_for(spec))
     except InvalidConfigError:
@@ -127,13 +127,13 @@ def _bounded(plan: Plan) -> Plan:
 
 
 def _other_sizes(spec: TrainingJobSpec) -> Iterator[int]:
-    """Yield the worker counts beside the wish, nearest to what is wanted first: smaller ones, then the largest."""
+    """Yield the worker counts beside the requested, nearest to what is wanted first: smaller ones, then the largest."""
     workers = spec.workers
-    wish = workers.replicas
-    least = wish if workers.min_replicas is None else min(workers.min_replicas, wish)
-    most = max(wish, workers.max_replicas or 0)
-    yield from itertools.islice(_even_sizes(spec, range(wish - 1, least - 1, -1)), SIZES_MAX - 1)
-    yield from itertools.islice(_even_sizes(spec, range(most, wish, -1)), SIZES_MAX)
+    requested = workers.replicas
+    least = requested if workers.min_replicas is None else min(workers.min_replicas, requested)
+    most = max(requested, workers.max_replicas or 0)
+    yield from itertools.islice(_even_sizes(spec, range(requested - 1, least - 1, -1)), SIZES_MAX - 1)
+    yield from itertools.islice(_even_sizes(spec, range(most, requested, -1)), SIZES_MAX)
 
 
 def _even_sizes(spec: TrainingJobSpec, counts: range) -> Iterator[int]:

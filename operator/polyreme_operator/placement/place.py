@@ -12,7 +12,7 @@ from polyreme_operator.placement.eligible import slots_N
 from polyreme_operator.placement.rank_order import ordered
 from polyreme_operator.placement.topology_request import TopologyRequest, topology_request_of
 from polyreme_operator.placement.tree import Tree, tree_of
-from polyreme_operator.placement.unschedulable import misfit_of
+from polyreme_operator.placement.unschedulable import unschedulable_because
 from polyreme_operator.types.inventory import BoolArray, GangRequest, Inventory, Placed, RowArray, Unschedulable
 
 
@@ -44,7 +44,7 @@ def place(
     )
     domain = domain or smallest_domain(tree, requested, rooms, request.workers)
     if domain is None:
-        return misfit_of(inventory, requested, request, rooms, barred_N)
+        return unschedulable_because(inventory, requested, request, rooms, barred_N)
     need_N = spread(tree, requested, rooms, domain, request.workers)
     slots_S = np.repeat(np.arange(len(need_N), dtype=np.int32), need_N)
     order = ordered(tree, requested, request, slots_S, work_units=work_units)

@@ -21,7 +21,7 @@ from polyreme_operator.types.inventory import BoolArray, GangRequest, Inventory,
 from polyreme_operator.types.reasons import Reason
 
 
-def misfit_of(
+def unschedulable_because(
     inventory: Inventory, requested: TopologyRequest, request: GangRequest, rooms: Rooms, barred_N: BoolArray
 ) -> Unschedulable:
     """Explain a refusal.

@@ -15,24 +15,24 @@ from polyreme_operator.cache.jobs import JobIndex
 from polyreme_operator.queueing.order import first_of
 from polyreme_operator.queueing.tree import QueueTree
 from polyreme_operator.scheduler import Batch
-from polyreme_operator.scheduler.pending import TOLD_MAX, behind
+from polyreme_operator.scheduler.pending import DETAILED_REASONS_MAX, without_details
 from polyreme_operator.types.queues import Waiting
 from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.snapshot import Pending
 from polyreme_operator.types.views import JobView
 
-RETELL_S = 5.0
+MESSAGE_UPDATE_EVERY_S = 5.0
 """How often a sentence may change while its reason stays."""
-RETELLS_PER_S = 20.0
+MESSAGE_UPDATES_PER_S = 20.0
 """Changes of sentences that all who hear them may cost together: the more wait, the rarer."""
-SPEAK_OF_ROOM = frozenset({Reason.BEHIND_OTHERS, Reason.WAITING_FOR_TOPOLOGY})
+MENTION_FREE_CAPACITY = frozenset({Reason.BEHIND_OTHERS, Reason.WAITING_FOR_TOPOLOGY})
 """Reasons that say that there is room: no longer true when it is taken. All others hold until something comes free."""
 
 
 @dataclasses.dataclass(slots=True)
-class _Word:
-    pending: Pending
-    told: Pending
+class _ClassReason:
+    latest: Pending
+    published: Pending
     published_at_s: float
 
 
@@ -40,49 +40,51 @@ class PendingReasons:
     """The scheduler's last words, and who has heard them."""
 
     def __init__(self, jobs: JobIndex) -> None:
-        self.known_misfits: dict[int, Pending] = {}
+        self.unschedulable_classes: dict[int, Pending] = {}
         """Classes that did not fit, and nothing has come free since."""
         self.refused: Mapping[str, str] = {}
-        self.retell_at_s: float | None = None
+        self.next_update_s: float | None = None
         """When a sentence that was held back is due."""
         self._jobs = jobs
-        self._kinds: dict[int, _Word] = {}
+        self._kinds: dict[int, _ClassReason] = {}
         self._own: dict[str, Pending] = {}
         self._first: dict[str, frozenset[str]] = {}
 
     def take(self, batch: Batch, *, tree: QueueTree, now_s: float) -> set[str]:
         """Take a round's words; return the UIDs of jobs that must be told."""
-        told = self._take_own(batch)
-        self.known_misfits.update({kind: why for kind, why in batch.kinds.items() if kind not in batch.unsure})
+        changed = self._take_own(batch)
+        self.unschedulable_classes.update({kind: why for kind, why in batch.kinds.items() if kind not in batch.unsure})
         self._first = {}
         for kind, pending in batch.kinds.items():
-            word = self._kinds.get(kind)
-            if word is None or word.told.reason != pending.reason:
-                self._kinds[kind] = _Word(pending=pending, told=pending, published_at_s=now_s)
-                told |= self._jobs.of_kind(kind)
+            entry = self._kinds.get(kind)
+            if entry is None or entry.published.reason != pending.reason:
+                self._kinds[kind] = _ClassReason(latest=pending, published=pending, published_at_s=now_s)
+                changed |= self._jobs.of_kind(kind)
             else:
-                word.pending = pending
-        return told | self.refresh(tree=tree, now_s=now_s)
+                entry.latest = pending
+        return changed | self.refresh(tree=tree, now_s=now_s)
 
     def refresh(self, *, tree: QueueTree, now_s: float) -> set[str]:
         """Tell sentences that were held back, as far as they are due."""
-        told: set[str] = set()
-        self.retell_at_s = None
+        changed: set[str] = set()
+        self.next_update_s = None
         for kind in [kind for kind in self._kinds if not self._jobs.of_kind(kind)]:
             del self._kinds[kind]
-            self.known_misfits.pop(kind, None)
-        hearers = sum(min(TOLD_MAX, self._jobs.waiting.count(queue)) for queue in self._jobs.waiting.queues())
-        every_s = max(RETELL_S, hearers / RETELLS_PER_S)
-        for kind, word in self._kinds.items():
-            if word.told == word.pending:
+            self.unschedulable_classes.pop(kind, None)
+        readers = sum(
+            min(DETAILED_REASONS_MAX, self._jobs.waiting.count(queue)) for queue in self._jobs.waiting.queues()
+        )
+        every_s = max(MESSAGE_UPDATE_EVERY_S, readers / MESSAGE_UPDATES_PER_S)
+        for kind, entry in self._kinds.items():
+            if entry.published == entry.latest:
                 continue
-            due_s = word.published_at_s + every_s
+            due_s = entry.published_at_s + every_s
             if now_s >= due_s:
-                word.told, word.published_at_s = word.pending, now_s
-                told |= {uid for uid in self._jobs.of_kind(kind) if self._is_first(uid, tree, now_s)}
+                entry.published, entry.published_at_s = entry.latest, now_s
+                changed |= {uid for uid in self._jobs.of_kind(kind) if self._is_first(uid, tree, now_s)}
             else:
-                self.retell_at_s = due_s if self.retell_at_s is None else min(self.retell_at_s, due_s)
-        return told
+                self.next_update_s = due_s if self.next_update_s is None else min(self.next_update_s, due_s)
+        return changed
 
     def pending(self, job: JobView, *, tree: QueueTree, now_s: float) -> Pending | None:
         """Return what a job is to be told; None while nobody has looked at it."""
@@ -90,68 +92,68 @@ class PendingReasons:
         if own is not None or job.uid not in self._jobs.waiting:
             return own
         waiting = self._jobs.waiting[job.uid]
-        word = self._kinds.get(waiting.kind)
-        if word is None:
+        entry = self._kinds.get(waiting.kind)
+        if entry is None:
             return None
         if self._is_first(job.uid, tree, now_s):
-            return word.told
-        return behind(word.told, waiting.queue)
+            return entry.published
+        return without_details(entry.published, waiting.queue)
 
     def reason(self, waiting: Waiting) -> str:
         """Return why a job waits, in one word; empty while nobody has looked at it."""
         own = self._own.get(waiting.uid)
         if own is not None:
             return own.reason
-        word = self._kinds.get(waiting.kind)
-        return "" if word is None else word.told.reason
+        entry = self._kinds.get(waiting.kind)
+        return "" if entry is None else entry.published.reason
 
     def counts(self) -> dict[tuple[str, str], int]:
         """Count the waiting jobs by queue and reason."""
         counts: Counter[tuple[str, str]] = Counter()
-        for kind, word in self._kinds.items():
+        for kind, entry in self._kinds.items():
             members = self._jobs.of_kind(kind)
             if members:
                 queue = self._jobs.waiting[next(iter(members))].queue
-                counts[queue, word.told.reason] += len(members)
+                counts[queue, entry.published.reason] += len(members)
         return dict(counts)
 
     def forget(self, uid: str) -> None:
         """Forget a job."""
         self._own.pop(uid, None)
 
-    def forget_room(self) -> bool:
+    def forget_free_capacity(self) -> bool:
         """Something was taken: look again at those who were told of room, and tell whether there are any."""
-        gone = [kind for kind, why in self.known_misfits.items() if why.reason in SPEAK_OF_ROOM]
+        gone = [kind for kind, why in self.unschedulable_classes.items() if why.reason in MENTION_FREE_CAPACITY]
         for kind in gone:
-            del self.known_misfits[kind]
+            del self.unschedulable_classes[kind]
         return bool(gone)
 
     def forget_unschedulable(self) -> None:
         """Something came free, or is ruled otherwise: look at everybody again."""
-        self.known_misfits.clear()
+        self.unschedulable_classes.clear()
 
     def _take_own(self, batch: Batch) -> set[str]:
         own = dict(batch.pending)
         if batch.again:
             # A round that ended early has not looked at everybody: what it does not say of the others stands.
-            own = {uid: why for uid, why in self._own.items() if not self._spoken_of(uid, batch)} | own
+            own = {uid: why for uid, why in self._own.items() if not self._covers(uid, batch)} | own
         refused = {**self.refused, **batch.refused} if batch.again else dict(batch.refused)
-        told = {uid for uid in {*self._own, *own} if self._own.get(uid) != own.get(uid)}
-        told |= {uid for uid in {*self.refused, *refused} if self.refused.get(uid) != refused.get(uid)}
+        changed = {uid for uid in {*self._own, *own} if self._own.get(uid) != own.get(uid)}
+        changed |= {uid for uid in {*self.refused, *refused} if self.refused.get(uid) != refused.get(uid)}
         self._own = {uid: why for uid, why in own.items() if uid in self._jobs.waiting}
         self.refused = refused
-        return told
+        return changed
 
-    def _spoken_of(self, uid: str, batch: Batch) -> bool:
+    def _covers(self, uid: str, batch: Batch) -> bool:
         return uid in self._jobs.waiting and self._jobs.waiting[uid].kind in batch.kinds
 
     def _is_first(self, uid: str, tree: QueueTree, now_s: float) -> bool:
         waiting: Waiting = self._jobs.waiting[uid]
         queue = waiting.queue
-        if self._jobs.waiting.count(queue) <= TOLD_MAX:
+        if self._jobs.waiting.count(queue) <= DETAILED_REASONS_MAX:
             return True
         first = self._first.get(queue)
         if first is None:
-            jobs = first_of(self._jobs.waiting, tree, queue, now_s, limit=TOLD_MAX)
+            jobs = first_of(self._jobs.waiting, tree, queue, now_s, limit=DETAILED_REASONS_MAX)
             first = self._first[queue] = frozenset(job.uid for job in jobs)
         return uid in first

@@ -60,7 +60,7 @@ def queue_statuses(
             below[at][resource] += count
     ledger = QuotaLedger(tree, used)
     admitted = Counter(job.spec.queue_name for uid in jobs.running if (job := jobs.views[uid]).spec is not None)
-    reserving = Counter(jobs.waiting[uid].queue for uid in jobs.making_way if uid in jobs.waiting)
+    reserving = Counter(jobs.waiting[uid].queue for uid in jobs.victims_of if uid in jobs.waiting)
     writes = []
     for name, view in sorted(views.items()):
         own = {resource: count for (queue, resource), count in used.items() if queue == name}

@@ -63,8 +63,8 @@ class SchedulingOrder(Iterator[Waiting]):
         above: dict[str, tuple[int, str]] = {}
         for queue in self._cursors:
             self._claim_own(queue)
-            way = self._way(queue)
-            above |= {child: (at - len(way), way[at + 1]) for at, child in enumerate(way[:-1])}
+            path = self._path_to_root(queue)
+            above |= {child: (at - len(path), path[at + 1]) for at, child in enumerate(path[:-1])}
         for child in sorted(above, key=lambda child: (above[child][0], child)):
             self._claim_for(child, above[child][1])
 
@@ -114,10 +114,10 @@ class SchedulingOrder(Iterator[Waiting]):
     def _renew(self, queue: str) -> None:
         """Work out anew what a queue and the cohorts above it claim among their siblings."""
         self._claim_own(queue)
-        for child, above in itertools.pairwise(self._way(queue)):
+        for child, above in itertools.pairwise(self._path_to_root(queue)):
             self._claim_for(child, above)
 
-    def _way(self, queue: str) -> tuple[str, ...]:
+    def _path_to_root(self, queue: str) -> tuple[str, ...]:
         """Return the queue, the cohorts above it, and the empty name above all roots."""
         return (*(self._tree.path(queue) or (queue,)), "")
 

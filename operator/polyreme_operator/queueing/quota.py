@@ -37,11 +37,11 @@ class QuotaLedger:
 
     def room(self, queue: str, resource: str) -> int | None:
         """Return how many more pieces the queue may take; None: any number. Nothing for a queue not in order."""
-        way = self._tree.way(queue, resource)
-        if not way:
+        path = self._tree.bound_path(queue, resource)
+        if not path:
             return None if self._tree.in_order(queue) else 0
         room: int | None = None
-        for place, bound in reversed(way):
+        for place, bound in reversed(path):
             taken = self._taken.get(place, 0)
             if room is None:
                 room = max(0, bound.quota - taken)
@@ -84,7 +84,7 @@ class QuotaLedger:
     def _add(self, queue: str, resource: str, count: int) -> None:
         """Book at the queue, and at each cohort above what goes beyond the part kept below it."""
         self._own[queue, resource] += count
-        for place, bound in self._tree.way(queue, resource):
+        for place, bound in self._tree.bound_path(queue, resource):
             if not count:
                 return
             before = self._taken[place]

@@ -75,7 +75,7 @@ class QueueTree:
             name: frozenset(quota.resource for above in path for quota in views[above].quotas)
             for name, path in paths.items()
         }
-        self._ways = {
+        self._bound_paths = {
             (name, resource): tuple(((at, resource), self.bound(at, resource)) for at in path)
             for name, path in paths.items()
             for resource in self._named[name]
@@ -130,12 +130,12 @@ class QueueTree:
         """Return what the specs say of a resource at a queue; nothing for a queue that has no place in the tree."""
         return self._bounds.get(name, {}).get(resource, NOTHING)
 
-    def way(self, name: str, resource: str) -> Sequence[tuple[tuple[str, str], Bound]]:
+    def bound_path(self, name: str, resource: str) -> Sequence[tuple[tuple[str, str], Bound]]:
         """Return each place at which a resource of a queue is counted, from the queue to the root, and its bound.
 
         Places are pairs of queue and resource; there is none where the resource is unlimited.
         """
-        return self._ways.get((name, resource), ())
+        return self._bound_paths.get((name, resource), ())
 
     def _bounds_of(self, view: QueueView) -> dict[str, Bound]:
         """Sum up a queue; its children are done already."""

@@ -17,7 +17,7 @@ from polyreme_api.progress import ProgressRecord, RankPhase, name_stopped
 from polyreme_operator.types.reasons import Cause
 from polyreme_operator.types.snapshot import JobSnapshot
 
-STOPPED_TOLD_S = 10.0
+STOPPED_REPORTED_S = 10.0
 """Time without a step after which a stopped rank is reported, where ``stallSeconds`` is longer."""
 FUTILE_MAX = 2
 """Restarts for a hang that brought no later step; then hangs of this job are only told."""
@@ -43,12 +43,12 @@ def find_stall(snapshot: JobSnapshot, spec: TrainingJobSpec, record: ProgressRec
         return None
     stalled_s = min(lease.seen_s - lease.advanced_seen_s, record.updated_at_s - lease.advanced_said_s)
     # A stopped process is no matter of doubt: it is reported soon, and waited for as long as any other stall.
-    told_s = min(STOPPED_TOLD_S, hang.stall_seconds) if record.stopped else hang.stall_seconds
-    if stalled_s < told_s:
+    reported_after_s = min(STOPPED_REPORTED_S, hang.stall_seconds) if record.stopped else hang.stall_seconds
+    if stalled_s < reported_after_s:
         return None
     agrees = _agrees(record, attempt.replicas * attempt.devices, devices=attempt.devices)
     stalled = stalled_s >= hang.stall_seconds
-    words = [f"no new step after step {record.step} for {hang.stall_seconds if stalled else told_s:g} s"]
+    words = [f"no new step after step {record.step} for {hang.stall_seconds if stalled else reported_after_s:g} s"]
     if agrees:
         words.append(agrees)
     status = snapshot.job.status

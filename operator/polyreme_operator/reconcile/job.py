@@ -67,7 +67,7 @@ def reconcile(snapshot: JobSnapshot, now_s: float, *, defaults: PodDefaults) -> 
     job = snapshot.job
     if job.deleting or (job.spec is not None and job.spec.managed_by != labels.MANAGER):
         return Decision()
-    if job.unreadable or (job.fault and not job.fault_in_round):
+    if job.unreadable or (job.fault and not job.fault_in_cycle):
         decision = Decision()
     elif job.status.finished:
         return _wake(_finished(snapshot, now_s), _fence_deadline_s(snapshot, now_s))
@@ -123,7 +123,7 @@ def _running(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float, default
         return Decision(actions=(ReadLease(ref=_lease_ref(snapshot)),))
     stall = find_stall(snapshot, spec, record)
     status = _observed(snapshot, attempt, record, stall, now_s)
-    actions = (*children, *pods, *_status_write(snapshot, status, tells=True))
+    actions = (*children, *pods, *_status_write(snapshot, status, informational=True))
     settle_s = settlement_due_s(status)
     # One that is due already waits for its turn to be written, or for the leader's next record.
     settle_s = settle_s if settle_s is not None and settle_s > now_s else None
@@ -261,7 +261,7 @@ def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Deci
         observed_generation=job.generation,
     )
     resumed = spec.suspend or job.status.is_true(ConditionType.SUSPENDED)
-    return Decision(actions=(*removed, *_status_write(snapshot, after.build(), tells=not resumed)))
+    return Decision(actions=(*removed, *_status_write(snapshot, after.build(), informational=not resumed)))
 
 
 def _stopping(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Decision:
@@ -269,7 +269,7 @@ def _stopping(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Dec
     job = snapshot.job
     if _succeeded(snapshot):
         return _succeed(snapshot, now_s)
-    stop = stopping.standing(job)
+    stop = stopping.requested_stop(job)
     if stop is None or (stop.why is StopFor.RESIZE and spec.suspend):
         return Decision(actions=_status_write(snapshot, transition.stop_for_suspend(job, now_s)))
     ended = environment_runtime.endings(snapshot, spec)
@@ -413,8 +413,10 @@ def _wake(decision: Decision, at_s: float | None) -> Decision:
     return dataclasses.replace(decision, wake_at_s=at_s)
 
 
-def _status_write(snapshot: JobSnapshot, after: TrainingJobStatus, *, tells: bool = False) -> tuple[Action, ...]:
-    """Write a status, and tell what it changes; nothing where it changes nothing."""
+def _status_write(
+    snapshot: JobSnapshot, after: TrainingJobStatus, *, informational: bool = False
+) -> tuple[Action, ...]:
+    """Return the write of a status and the events of its changes; nothing if it is unchanged."""
     job = snapshot.job
     if after is job.status or after == job.status:
         return ()
@@ -424,6 +426,6 @@ def _status_write(snapshot: JobSnapshot, after: TrainingJobStatus, *, tells: boo
         resource_version=job.resource_version,
         before=job.status,
         after=after,
-        tells=tells,
+        informational=informational,
     )
     return (write, *events_of(write))

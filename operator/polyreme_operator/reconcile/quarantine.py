@@ -61,7 +61,7 @@ def with_degraded(job: JobView, decision: Decision, now_s: float) -> Decision:
     if after is status:
         return decision
     if writes:
-        write = dataclasses.replace(writes[0], after=after, tells=False)
+        write = dataclasses.replace(writes[0], after=after, informational=False)
     else:
         write = WriteStatus(
             ref=job.ref, uid=job.uid, resource_version=job.resource_version, before=job.status, after=after

@@ -44,7 +44,7 @@ class Stop:
     """When the request itself says that its time is over; else the job's grace counts from ``asked_s``."""
 
 
-def standing(job: JobView) -> Stop | None:
+def requested_stop(job: JobView) -> Stop | None:
     """Return the request under which the attempt stops; of several, the one that gives its devices to others first."""
     status = job.status
     if job.attempt is None or job.attempt.desired != "Stop" or not job.admitted:
@@ -85,7 +85,7 @@ def stop_deadline_s(job: JobView, stop: Stop, now_s: float) -> float:
 def has_stopped(snapshot: JobSnapshot, now_s: float) -> bool:
     """Tell whether an attempt that was asked to stop has, or has had its time."""
     job, record = snapshot.job, current_record(snapshot)
-    stop = standing(job)
+    stop = requested_stop(job)
     if stop is None:
         return False
     pods = current_pods(snapshot).values()

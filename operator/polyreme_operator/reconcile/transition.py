@@ -105,7 +105,7 @@ def _stop_for_others(
     job: JobView, *, by: str, by_name: str, reclaim: bool, message: str, now_s: float
 ) -> TrainingJobStatus:
     assert job.spec is not None, "a job that can't be read is left alone"
-    stop = stopping.standing(job)
+    stop = stopping.requested_stop(job)
     if stop is not None and stop.why is not StopFor.RESIZE:
         return job.status
     grace_s = float(job.spec.checkpoint.preemption_grace_seconds)
@@ -151,7 +151,7 @@ def _record_preemption(after: StatusBuilder) -> None:
 
 def stops_for_resize(job: JobView) -> bool:
     """Tell whether the attempt was asked to stop for a resize, and for nothing that takes its devices."""
-    stop = stopping.standing(job)
+    stop = stopping.requested_stop(job)
     return stop is not None and stop.why is StopFor.RESIZE
 
 

@@ -15,7 +15,7 @@ from polyreme_operator.reconcile.quarantine import blaming
 from polyreme_operator.scheduler import elastic
 from polyreme_operator.scheduler.cycle import SchedulingCycle
 from polyreme_operator.scheduler.gangs import gang_of
-from polyreme_operator.scheduler.head_of_line import Heads
+from polyreme_operator.scheduler.head_of_line import HeadReservations
 from polyreme_operator.scheduler.pending import closed, over_quota
 from polyreme_operator.scheduler.preemption.victims import make_room
 from polyreme_operator.scheduler.reservations import unused
@@ -48,8 +48,8 @@ class _Admissions:
     def __init__(self, cycle: SchedulingCycle) -> None:
         self._cycle = cycle
         self._cluster = cycle.cluster
-        self._heads = Heads(cycle)
-        self._makes_way_for: dict[str, JobView] = {}
+        self._heads = HeadReservations(cycle)
+        self._preempted_for: dict[str, JobView] = {}
         self._sought = 0
 
     def run(self) -> None:
@@ -74,7 +74,7 @@ class _Admissions:
         cycle, cluster = self._cycle, self._cluster
         asked = {
             uid: unused(cluster.jobs, cluster.jobs[uid], victims)
-            for uid, victims in sorted(cluster.making_way.items())
+            for uid, victims in sorted(cluster.victims_of.items())
             if uid in cluster.waiting and closed(cluster.tree, cluster.waiting[uid].queue) is None
         }
         held = []
@@ -90,7 +90,7 @@ class _Admissions:
                 cycle.reserve(reservation)
             for reservation in together:
                 if reservation.stopping:
-                    self._makes_way_for.update(dict.fromkeys(asked[reservation.by.uid], reservation.by))
+                    self._preempted_for.update(dict.fromkeys(asked[reservation.by.uid], reservation.by))
                 else:
                     self._start_in_reserve(reservation.by)
 
@@ -115,7 +115,7 @@ class _Admissions:
         if known is not None and held is None:
             self._refuse(waiting, known, order)
             return
-        found = self._behind_heads(waiting, job)
+        found = self._find_around_heads(waiting, job)
         if isinstance(found, Found):
             cycle.admit(job, found.rows_W, found.plan)
             order.admitted(waiting)
@@ -141,12 +141,12 @@ class _Admissions:
         lingering = self._cycle.lingering(job.uid)
         if lingering:
             return Pending(Reason.WAITING_FOR_CAPACITY, f"waits for {lingering} of its own pods to end")
-        preemptor = self._makes_way_for.get(job.uid)
+        preemptor = self._preempted_for.get(job.uid)
         if preemptor is not None:
             return Pending(Reason.BEHIND_OTHERS, f"was preempted by {_name(preemptor)}, which starts first")
         return None
 
-    def _behind_heads(self, waiting: Waiting, job: JobView) -> Found | Pending:
+    def _find_around_heads(self, waiting: Waiting, job: JobView) -> Found | Pending:
         """Find a place beside what is held for the heads of queues."""
         if (never := self._unsatisfiable(job)) is not None:
             return never
@@ -175,11 +175,11 @@ class _Admissions:
 
     def _never_within_quota(self, waiting: Waiting, job: JobView) -> Pending | None:
         """Say that a job of one size exceeds its quota even with nothing held for others: most that wait do."""
-        wish, *smaller = elastic.sizes(job)
+        requested, *smaller = elastic.sizes(job)
         if smaller:
             return None
         with self._heads.none(waiting):
-            quota = over_quota(self._cycle, job, wish)
+            quota = over_quota(self._cycle, job, requested)
         return None if quota is None else Pending(Reason.EXCEEDS_QUOTA, quota)
 
     def _find(self, job: JobView, blocked_N: BoolArray) -> Found | Pending:
@@ -199,14 +199,14 @@ class _Admissions:
         return why
 
     def _sizes(self, job: JobView, blocked_N: BoolArray) -> list[int]:
-        """Return the worker counts to try: the wish, and of the smaller ones those for which there may be room."""
+        """Return the worker counts to try: the requested, and of the smaller ones those for which there may be room."""
         cycle = self._cycle
-        wish, *smaller = elastic.sizes(job)
+        requested, *smaller = elastic.sizes(job)
         if not smaller:
-            return [wish]
+            return [requested]
         free = slots_N(cycle.inventory, gang_of(job, 1), blocked_N=blocked_N)
         room = int(free.sum())
-        return [wish, *[count for count in smaller if count <= room][: cycle.limits.sizes_max - 1]]
+        return [requested, *[count for count in smaller if count <= room][: cycle.limits.sizes_max - 1]]
 
     def _make_room(self, waiting: Waiting, job: JobView, why: Pending) -> None:
         """Have others make way for the head of a queue."""

@@ -28,14 +28,14 @@ MILLISECONDS = 1000
 
 
 def sizes(job: JobView) -> Sequence[int]:
-    """Return the worker counts that a job accepts to start with, best first: its wish, then smaller ones that fit.
+    """Return the worker counts that a job accepts to start with, best first: its requested, then smaller ones that fit.
 
     After an attempt whose pods the API server refused, as a quota of its namespace does, only smaller ones are tried.
     """
     if job.spec is None:
         return ()
-    wish = job.spec.workers.replicas
-    counts = sorted((plan.replicas for plan in job.plans if plan.replicas <= wish), reverse=True)
+    requested = job.spec.workers.replicas
+    counts = sorted((plan.replicas for plan in job.plans if plan.replicas <= requested), reverse=True)
     attempt, records = job.attempt, job.status.restart_records[-1:]
     if attempt is None or not records or records[0].attempt != attempt.number:
         return counts

@@ -31,13 +31,13 @@ class _Held:
     ready_at_s: float | None
 
 
-class Heads:
+class HeadReservations:
     """What is held for the heads of queues, in the order in which they were found."""
 
     def __init__(self, cycle: SchedulingCycle) -> None:
         self._cycle = cycle
         self._quotas: dict[str, list[_Held]] = {}
-        """By root of the head's tree: nobody elsewhere is concerned by its quota."""
+        """By root of the head's tree: nobody other_trees is concerned by its quota."""
         self._nodes: list[_Held] = []
         """Those for which nodes are held, too: against everybody."""
         self._seen: set[str] = set()
@@ -100,9 +100,9 @@ class Heads:
 
     def _concerning(self, waiting: Waiting) -> list[_Held]:
         root = self._root(waiting)
-        elsewhere = [held for held in self._nodes if self._root(held.head) != root]
-        concerning = [held for held in (*self._quotas.get(root, ()), *elsewhere) if held.head.uid != waiting.uid]
-        return sorted(concerning, key=lambda held: held.number) if elsewhere else concerning
+        other_trees = [held for held in self._nodes if self._root(held.head) != root]
+        concerning = [held for held in (*self._quotas.get(root, ()), *other_trees) if held.head.uid != waiting.uid]
+        return sorted(concerning, key=lambda held: held.number) if other_trees else concerning
 
     def _root(self, waiting: Waiting) -> str:
         return self._cycle.cluster.tree.root(waiting.queue)
@@ -123,7 +123,7 @@ class Heads:
             # It counts on no node yet, unless others make way for it: then it starts on theirs and on what is free now.
             ever = QuotaLedger(cycle.cluster.tree, {}).fits(waiting.queue, waiting.requests, waiting.workers)
             return _Held(head=waiting, number=len(self._seen), rows_N=None, ready_at_s=None) if ever else None
-        if why.reason == Reason.MISCONFIGURED or self._with_nodes >= cycle.limits.heads_max:
+        if why.reason == Reason.MISCONFIGURED or self._with_nodes >= cycle.limits.reserved_heads_max:
             return None
         self._with_nodes += 1
         job = cycle.cluster.jobs[waiting.uid]

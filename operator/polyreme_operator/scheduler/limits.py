@@ -15,7 +15,7 @@ class Limits:
     """Nodes and workers looked at for placements: about half a second of one core."""
     preemptions_max: int = 2
     """Jobs for which victims are looked for."""
-    heads_max: int = 4
+    reserved_heads_max: int = 4
     """Heads of queues for which nodes are held."""
     resizes_max: int = 64
     """Running jobs whose size is looked at."""

@@ -9,7 +9,7 @@ from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.snapshot import Pending
 from polyreme_operator.types.views import JobView
 
-TOLD_MAX = 100
+DETAILED_REASONS_MAX = 100
 """Jobs of a queue, from its head, that are told how things stand; those behind them are told once why they wait."""
 
 
@@ -47,6 +47,6 @@ def closed(tree: QueueTree, queue: str) -> Pending | None:
     )
 
 
-def behind(pending: Pending, queue: str) -> Pending:
+def without_details(pending: Pending, queue: str) -> Pending:
     """Return what jobs far from the head are told: the reason, and a sentence that stays the same."""
-    return Pending(pending.reason, f"waits after the first {TOLD_MAX} jobs of queue {queue}")
+    return Pending(pending.reason, f"waits after the first {DETAILED_REASONS_MAX} jobs of queue {queue}")

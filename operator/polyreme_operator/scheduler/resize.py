@@ -105,9 +105,9 @@ def _begin(cycle: SchedulingCycle, job: JobView) -> None:
     if cycle.full:
         cycle.again = True
         return
-    wish = spec.workers.replicas
+    requested = spec.workers.replicas
     larger = elastic.larger_sizes(job, attempt.replicas) if not scaled(job) else ()
-    wanted = [wish] if job.plan is not None else []
+    wanted = [requested] if job.plan is not None else []
     found = _fitting(cycle, job, attempt, [*larger, *wanted])
     if isinstance(found, str):
         cycle.refused[job.uid] = found

@@ -31,7 +31,7 @@ class ClusterSnapshot:
     resizing: Collection[str]
     """Running jobs that want another worker count, or may grow."""
     exclusive: Collection[str]
-    making_way: Mapping[str, Collection[str]]
+    victims_of: Mapping[str, Collection[str]]
     """Jobs that were asked to make way and are not admitted anew, by the job that they make way for."""
     asking: Collection[str]
     """Running jobs that have lost a place and ask for another."""
@@ -86,7 +86,7 @@ def cluster_of(
         running=index.running,
         resizing=index.resizing,
         exclusive=index.exclusive,
-        making_way=index.making_way,
+        victims_of=index.victims_of,
         asking=index.running,
         pods=by_job,
         leases={lease.job_uid: lease for lease in leases},

@@ -91,7 +91,7 @@ class WriteStatus:
     resource_version: str
     before: TrainingJobStatus
     after: TrainingJobStatus
-    tells: bool = False
+    informational: bool = False
     """Whether it only tells what is seen: nothing rests on it, so it may wait for something newer."""
 
 

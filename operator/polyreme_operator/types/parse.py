@@ -85,7 +85,7 @@ def parse_job_view(
         unreadable=unreadable,
         fault="" if known is None or known.generation != generation else known.fault,
         fault_reason=Reason.INTERNAL_ERROR if known is None else known.fault_reason,
-        fault_in_round=known is not None and known.fault_in_round,
+        fault_in_cycle=known is not None and known.fault_in_cycle,
         attempt_seen_s=_attempt_seen_s(status, known, seen_s),
         first_admitted_s=_on_our_clock_s(
             status.first_admitted_at,

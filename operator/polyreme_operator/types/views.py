@@ -200,7 +200,7 @@ class JobView:
     """The error that a decision about this job raised; it stays until the job is retried, or its spec changes."""
     fault_reason: Reason = Reason.INTERNAL_ERROR
     """Which kind of fault it is."""
-    fault_in_round: bool = False
+    fault_in_cycle: bool = False
     """Whether only the scheduler's decision raised it: the job's own passes go on."""
 
     @property

@@ -166,7 +166,7 @@ def check(model: ClusterCache, there: dict[ObjectRef, Manifest]) -> None:
         assert np.array_equal(getattr(kept.inventory, name), getattr(fresh.inventory, name)), name
     kinds = [[each.classes[at] for at in each.class_N] for each in (kept.inventory, fresh.inventory)]
     assert kinds[0] == kinds[1]
-    for name in ("running", "resizing", "exclusive", "making_way"):
+    for name in ("running", "resizing", "exclusive", "victims_of"):
         assert getattr(kept, name) == getattr(fresh, name), name
     # When a job came is what the first to see it knows, until the status says it: that is no matter of counting.
     assert {each.uid: dataclasses.replace(each, kind=0, arrival=0) for each in kept.waiting} == {

@@ -8,7 +8,7 @@ import pytest
 from polyreme_api.job.status import RestartRecord
 from polyreme_api.progress import CheckpointRef, RankPhase
 from polyreme_operator.reconcile.failure_policy import Restart, judge
-from polyreme_operator.reconcile.hang import STOPPED_TOLD_S, find_stall, futile_restarts
+from polyreme_operator.reconcile.hang import STOPPED_REPORTED_S, find_stall, futile_restarts
 from polyreme_operator.reconcile.job import reconcile
 from polyreme_operator.reconcile.observe import current_record
 from polyreme_operator.reconcile.worker_pods import PodDefaults
@@ -65,8 +65,8 @@ def restarted(step: int, cause: Cause = Cause.HUNG) -> RestartRecord:
         ({}, True, True),
         ({"action": "Notify"}, True, False),
         ({"idle_ranks": 1, "stopped": (1,)}, True, True),
-        ({"idle_ranks": 1, "stopped": (1,), "seen_s": STOPPED_TOLD_S}, True, False),
-        ({"idle_ranks": 1, "stopped": (1,), "seen_s": STOPPED_TOLD_S - 1}, False, False),
+        ({"idle_ranks": 1, "stopped": (1,), "seen_s": STOPPED_REPORTED_S}, True, False),
+        ({"idle_ranks": 1, "stopped": (1,), "seen_s": STOPPED_REPORTED_S - 1}, False, False),
         ({"idle_ranks": 1}, True, False),
         ({"idle_ranks": None}, True, False),
         ({"seen_s": STALL_S - 1}, False, False),

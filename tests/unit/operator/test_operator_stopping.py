@@ -193,7 +193,7 @@ def test_a_preemption_goes_before_a_resize_whose_attempt_then_never_begins() -> 
     asked = transition.stop_for_preemption(owner, job("urgent"), reclaim=False, now_s=NOW_S + 1)
     owner = dataclasses.replace(owner, status=asked)
     assert not transition.stops_for_resize(owner)
-    stop = stopping.standing(owner)
+    stop = stopping.requested_stop(owner)
     assert stop is not None
     assert stop.why is StopFor.PREEMPTION
     status = written(decide(snapshot(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped"))))
@@ -258,7 +258,7 @@ def test_an_operator_that_dies_at_any_line_comes_to_the_same_end() -> None:
     assert [type(action) for action in still.actions if not isinstance(action, WriteStatus)] == [DeletePod, DeletePod]
     going = pods_of(after, deleting=True)
     assert not [action for action in decide(snapshot(after, pods=going)).actions if isinstance(action, DeletePod)]
-    assert stopping.standing(after) is None
+    assert stopping.requested_stop(after) is None
 
 
 def test_a_released_gang_whose_pods_are_not_seen_yet_has_not_stopped() -> None:

@@ -194,8 +194,8 @@ def test_how_queues_stand_is_said_the_rarer_the_longer_it_takes_and_said_at_last
         for number in range(jobs):
             submit(world, manifest(f"job-{number}", "a", priority=1))
             await asyncio.sleep(1.0)
-        assert 2 < port.writes <= jobs * settings.standing_share / STANDING_S + 2
-        await asyncio.sleep(settings.standing_rest_max_s)
+        assert 2 < port.writes <= jobs * settings.queue_status_share / STANDING_S + 2
+        await asyncio.sleep(settings.queue_status_rest_max_s)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -26,7 +26,7 @@ def test_writes_that_nobody_has_begun_are_let_go_when_their_sender_is_cancelled(
         Settings(writes_max=1),
         entropy=random.Random(1).randbytes,
         note=lambda changes: None,
-        announce=lambda event: None,
+        emit=lambda event: None,
         observer=NullObserver(),
     )
 

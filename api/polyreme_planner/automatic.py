@@ -24,10 +24,10 @@ from polyreme_planner.search import (
     Estimate,
     Found,
     Pricer,
+    layout_candidates,
     layouts,
     played_microbatches,
     trained_today,
-    ways,
     why_slower,
 )
 
@@ -191,7 +191,7 @@ class _Sieve:
             if bounds is not None and bounds[number] > limit_s:
                 break
             of_layout = 0
-            for candidate in self._ways(layout):
+            for candidate in self._layout_candidates(layout):
                 if of_layout == OF_LAYOUT or self._pricer.quick_s(candidate) > limit_s:
                     break
                 if weighed == WEIGHED_MAX:
@@ -211,12 +211,14 @@ class _Sieve:
                     limit_s = min(limit_s, kept[-1][0])
         return [of for _, _, of in kept]
 
-    def _ways(self, layout: Layout) -> list[Candidate]:
+    def _layout_candidates(self, layout: Layout) -> list[Candidate]:
         """List the candidates of a layout that are trained, cheapest first."""
         setting = self._pricer.setting
         known = [
             of
-            for of in ways(setting, layout, packs_per_step=self._packs_per_step, recomputes=(self._recompute,))
+            for of in layout_candidates(
+                setting, layout, packs_per_step=self._packs_per_step, recomputes=(self._recompute,)
+            )
             if trained_today(of)
         ]
         priced = [(_rounded(self._pricer.quick_s(of)), of.microbatches, number) for number, of in enumerate(known)]

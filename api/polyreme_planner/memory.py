@@ -133,9 +133,9 @@ def memory_of(
     """
     stages = _stage_bytes(setting, layout, packs=packs, recompute=recompute, split=split)
     logits = _logits_bytes(setting, layout, packs=packs)
-    anew = _layer_bytes(setting, layout, packs=packs) if recompute is Recompute.FULL else 0.0
+    recomputed = _layer_bytes(setting, layout, packs=packs) if recompute is Recompute.FULL else 0.0
     if schedule is None:
-        return _rank_memory(setting, layout, stages, held=stages[0].kept + anew, logits=logits)
+        return _rank_memory(setting, layout, stages, held=stages[0].kept + recomputed, logits=logits)
     chunks = chunks_of(schedule, layout.pp, len(split))
     rank_of = ranks_of_stages(schedule, layout.pp, chunks)
     found = []
@@ -143,7 +143,9 @@ def memory_of(
     for rank, moments in enumerate(fullest):
         own = [stage for stage, at in zip(stages, rank_of, strict=True) if at == rank]
         held = max(sum(count * stage.kept for count, stage in zip(counts, own, strict=True)) for counts in moments)
-        found.append(_rank_memory(setting, layout, own, held=held + anew, logits=logits if rank_of[-1] == rank else 0))
+        found.append(
+            _rank_memory(setting, layout, own, held=held + recomputed, logits=logits if rank_of[-1] == rank else 0)
+        )
     return max(found, key=lambda memory: memory.total_bytes)
 
 

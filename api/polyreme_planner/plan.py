@@ -125,7 +125,7 @@ class Plan:
         return self.recompute or recomputes_of(spec)[0]
 
     @property
-    def made_anew(self) -> str:
+    def recompute_label(self) -> str:
         """What layers make anew in the words of a job, ``Selective``; empty where they hold all."""
         return "" if self.recompute in {None, Recompute.NONE} else str(self.recompute).title()
 
@@ -354,7 +354,7 @@ def _automatic(spec: TrainingJobSpec, setting: Setting, longest: Packs, *, repli
             devices=devices,
             packs_per_step=packs,
             found=found,
-            anew=lambda: searched(world, not_asked).best,
+            with_recompute=lambda: searched(world, not_asked).best,
         )
     return best
 

@@ -30,7 +30,7 @@ def what_does_not_fit(
     devices: int,
     packs_per_step: int,
     found: Callable[[int], Estimate | None],
-    anew: Callable[[], Estimate | None] | None = None,
+    with_recompute: Callable[[], Estimate | None] | None = None,
 ) -> InvalidConfigError:
     """Word the refusal of a job that nothing fits: the largest consumers, and the plan that would fit.
 
@@ -41,7 +41,7 @@ def what_does_not_fit(
         devices: Devices of each.
         packs_per_step: Of all ranks together.
         found: Searches the best plan of so many ranks.
-        anew: Searches the best plan of these ranks that makes layers anew in ways that were not searched yet.
+        with_recompute: Searches the best plan of these ranks that makes layers anew in ways that were not searched yet.
     """
     world = replicas * devices
     if leanest is None:
@@ -50,7 +50,7 @@ def what_does_not_fit(
             "can be trained",
             field="spec.workers.replicas or spec.training.packsPerStep",
         )
-    if anew is not None and (other := anew()) is not None:
+    if with_recompute is not None and (other := with_recompute()) is not None:
         named = f"{RECOMPUTE_FIELD}: {other.candidate.recompute.title()}"
         return InvalidConfigError(
             f"{_too_large(setting, leanest, world)}; with {named} it would fit: {other.candidate}",

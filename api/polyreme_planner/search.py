@@ -83,10 +83,10 @@ class Found:
 def candidates(setting: Setting, *, world: int, packs_per_step: int) -> Iterator[Candidate]:
     """Go through all candidates of a world whose numbers come out even."""
     for layout in layouts(setting, world=world, packs_per_step=packs_per_step):
-        yield from ways(setting, layout, packs_per_step=packs_per_step)
+        yield from layout_candidates(setting, layout, packs_per_step=packs_per_step)
 
 
-def ways(
+def layout_candidates(
     setting: Setting, layout: Layout, *, packs_per_step: int, recomputes: Sequence[Recompute] = tuple(Recompute)
 ) -> Iterator[Candidate]:
     """Go through the candidates of one layout: without stages one microbatch of all packs is among them."""

@@ -144,13 +144,13 @@ def ours(decoder: DecoderShape, place: Place, *, balanced: bool) -> nn.Module:
     return _First(layer)
 
 
-def transformers_layer(decoder: DecoderShape, place: Place, ways: str, *, balanced: bool) -> nn.Module:
+def transformers_layer(decoder: DecoderShape, place: Place, options: str, *, balanced: bool) -> nn.Module:
     """Its layer, with the products that are asked for."""
     from transformers import DeepseekV3Config
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 
     config = DeepseekV3Config(**text_config(decoder))
-    config._experts_implementation = ways  # noqa: SLF001 - a layer alone has no public way
+    config._experts_implementation = options  # noqa: SLF001 - a layer alone has no public way
     with torch.device(place.device):
         layer = drawn(DeepseekV3MoE(config), place, exact="gate.weight")
     if balanced:

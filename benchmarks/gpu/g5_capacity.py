@@ -9,7 +9,7 @@ from ours import made_up, trainer
 from shapes import KI, base, cut
 
 from polyreme_planner.flops import Mix, training_flops
-from polyreme_trainer.model.compute_options import Ways
+from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.model.routing import Routing
 
 BAR: dict[str, float] = {}
@@ -31,7 +31,7 @@ def bench(place: Place) -> tuple[dict[str, Any], dict[str, float], bool]:
     for name, factor in FACTORS.items():
 
         def run(name: str = name, factor: float | None = factor) -> dict[str, Any]:
-            with trainer(shape, place, ways=Ways(capacity_factor=factor)) as training:
+            with trainer(shape, place, options=ComputeOptions(capacity_factor=factor)) as training:
                 inputs = made_up(shape, mix, place, packs=packs)
                 timing = measure(lambda: training.step(inputs), place)
                 chosen = shape.decoder.experts_per_token

@@ -14,7 +14,7 @@ from shapes import KI, base, cut, planned
 from polyreme_planner.costs import Recompute
 from polyreme_planner.flops import Mix, training_flops
 from polyreme_planner.hardware import GIB
-from polyreme_trainer.model.compute_options import Ways
+from polyreme_trainer.model.compute_options import ComputeOptions
 
 BAR: dict[str, float] = {}
 PLANNED_MIN, PLANNED_MAX = 0.8, 1.25
@@ -39,7 +39,7 @@ def bench(place: Place) -> tuple[dict[str, Any], dict[str, float], bool]:
         name = str(recompute)
 
         def run(recompute: Recompute = recompute, name: str = name) -> dict[str, Any]:
-            with trainer(shape, place, ways=Ways(recompute=recompute)) as training:
+            with trainer(shape, place, options=ComputeOptions(recompute=recompute)) as training:
                 inputs = made_up(shape, mix, place, packs=1)
                 timing = measure(lambda: training.step(inputs), place)
             held_gib = planned(shape, mix, place.hardware, packs=1, recompute=recompute).total_bytes / GIB

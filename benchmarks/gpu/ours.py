@@ -19,7 +19,7 @@ from polyreme_datahub.objects import open_store
 from polyreme_planner.flops import Mix
 from polyreme_planner.layout import Layout
 from polyreme_planner.shapes import ModelShape
-from polyreme_trainer.model.compute_options import PLAIN, Ways
+from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
 from polyreme_trainer.model.moe import Router
 from polyreme_trainer.model.routing import Routing
 from polyreme_trainer.parallel.world import RankSettings, World, open_world
@@ -68,7 +68,11 @@ class Trainer:
 
 @contextlib.contextmanager
 def trainer(
-    shape: ModelShape, place: Place, *, ways: Ways = PLAIN, optimizer: OptimizerSettings | None = None
+    shape: ModelShape,
+    place: Place,
+    *,
+    options: ComputeOptions = DEFAULT_OPTIONS,
+    optimizer: OptimizerSettings | None = None,
 ) -> Iterator[Trainer]:
     """Open a world of one rank, and the model in it."""
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
@@ -84,7 +88,7 @@ def trainer(
             layout=Layout(),
             shape=shape,
             steps=1_000_000,
-            ways=ways,
+            options=options,
             checkpoint=CheckpointSettings(store=open_store(Path(folder).as_uri())),
             precision=Precision.FLOAT32 if place.rehearsal else Precision.BFLOAT16,
             optimizer=optimizer or OptimizerSettings(name=OptimizerName.ADAMW),

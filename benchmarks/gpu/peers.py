@@ -69,9 +69,9 @@ def transformers_model(shape: ModelShape, place: Place) -> Any:
     """``DeepseekV3ForCausalLM``, weights drawn, grouped products and sdpa."""
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
-    ways = {"attn_implementation": "sdpa", "experts_implementation": "grouped_mm"}
+    options = {"attn_implementation": "sdpa", "experts_implementation": "grouped_mm"}
     with torch.device(place.device):
-        config = DeepseekV3Config(**text_config(shape.decoder), **ways)
+        config = DeepseekV3Config(**text_config(shape.decoder), **options)
         model = DeepseekV3ForCausalLM(config).to(place.dtype)
     return model.train()
 

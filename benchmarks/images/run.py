@@ -28,7 +28,7 @@ from polyreme_planner.layout import Layout
 from polyreme_planner.model_parts import Part, all_parts
 from polyreme_planner.shapes import KIMI_VL_A3B, ModelShape, model_shape
 from polyreme_trainer.parallel.collectives import all_agree, gather_to_first
-from polyreme_trainer.parallel.image_balancing import deal_images
+from polyreme_trainer.parallel.image_balancing import balance_images
 from polyreme_trainer.parallel.world import RankSettings, open_world
 from polyreme_trainer.profile.synthetic import MEDIA_TOKEN, synthetic_packs
 from polyreme_trainer.train.microbatches import read_microbatches
@@ -97,12 +97,12 @@ def promise(ranks: int) -> float:
     """Work out the slowest rank's operations with a deal over those without."""
     of = shape()
     flops = forward_flops(of, mix(0.0))
-    besides = int(PACKS * TOKENS * sum(flops[part] for part in all_parts(of) if part is not Part.TOWER))
+    other_flops = int(PACKS * TOKENS * sum(flops[part] for part in all_parts(of) if part is not Part.TOWER))
     grids = [np.asarray(packs_of(rank).grids_I2).tolist() for rank in range(ranks)]
     costs = [[image_flops(of, rows * columns) for rows, columns in own] for own in grids]
-    deal = deal_images(costs, parts=1, besides=besides)
-    assert deal is not None
-    return (besides + max(deal.loads(costs))) / (besides + sum(costs[0]))
+    assignment = balance_images(costs, parts=1, other_flops=other_flops)
+    assert assignment is not None
+    return (other_flops + max(assignment.loads(costs))) / (other_flops + sum(costs[0]))
 
 
 def deal_s(ranks: int) -> float:
@@ -112,7 +112,7 @@ def deal_s(ranks: int) -> float:
     patches = [(4 * draw.integers(16, 1024, count)).tolist() for count in counts]
     costs = [[image_flops(KIMI_VL_A3B, of) for of in own] for own in patches]
     begin_s = time.process_time()
-    assert deal_images(costs, parts=1, besides=0) is not None
+    assert balance_images(costs, parts=1, other_flops=0) is not None
     return time.process_time() - begin_s
 
 
@@ -205,10 +205,10 @@ def be_rank(rank: int, ranks: int, rounds: int, listener: socket.socket, path: P
     )
     with open_world(settings.rank, settings.layout) as world:
         state = open_state(settings, world.meshes, media_token=MEDIA_TOKEN)
-        dealing = state.dealing
+        image_balancer = state.image_balancer
         steps: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
         for number in range(2 * (rounds + 1)):
-            state.dealing = dealing if number % 2 else None
+            state.image_balancer = image_balancer if number % 2 else None
             all_agree(True, world.meshes.world_group)
             begin_s, begin_busy_s = time.perf_counter(), time.process_time()
             microbatches = read_microbatches(state, Source(ranks), settings, world.meshes, number + 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyreme_planner.costs import Recompute
 from polyreme_planner.shapes import KIMI_VL_NANO
-from polyreme_trainer.model.compute_options import PLAIN, Ways
+from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
 from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.moe import Experts, MixtureOfExperts
 from polyreme_trainer.model.recompute import run_layer
@@ -32,10 +32,12 @@ COUNTS = {
 }
 
 
-def layer_of(device: torch.device, dtype: torch.dtype, *, ways: Ways = PLAIN) -> MixtureOfExperts:
+def layer_of(
+    device: torch.device, dtype: torch.dtype, *, options: ComputeOptions = DEFAULT_OPTIONS
+) -> MixtureOfExperts:
     """A layer whose weights are numbers that bfloat16 has; the router stays float32."""
     generator = torch.Generator().manual_seed(1)
-    layer = MixtureOfExperts(SHAPE, ways=ways)
+    layer = MixtureOfExperts(SHAPE, options=options)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_((torch.randn(parameter.shape, generator=generator) * 0.1).bfloat16().float())
@@ -89,7 +91,7 @@ def test_a_layer_of_experts_is_that_of_a_processor(
 ) -> None:
     results: list[list[Tensor]] = []
     for where in (device, torch.device("cpu")):
-        layer = layer_of(where, torch.float32, ways=Ways(capacity_factor=factor))
+        layer = layer_of(where, torch.float32, options=ComputeOptions(capacity_factor=factor))
         x_TD = rows_of(300).to(where).requires_grad_()
         out_TD, routed = run_layer(recompute, layer, x_TD)
         grads = torch.autograd.grad(out_TD, (x_TD, *layer.parameters()), rows_of(300).flip(0).to(where))
@@ -103,8 +105,8 @@ def test_a_group_of_one_rank_exchanges_rows_with_itself(
     device: torch.device, world: World, factor: float | None
 ) -> None:
     """The one rank's way over NCCL is the same layer."""
-    alone = layer_of(device, torch.float32, ways=Ways(capacity_factor=factor))
-    exchanged = layer_of(device, torch.float32, ways=Ways(capacity_factor=factor))
+    alone = layer_of(device, torch.float32, options=ComputeOptions(capacity_factor=factor))
+    exchanged = layer_of(device, torch.float32, options=ComputeOptions(capacity_factor=factor))
     exchanged.dispatcher = AllToAllDispatcher(world.meshes.world_group)
     results = []
     for layer in (alone, exchanged):

@@ -211,7 +211,7 @@ class Serving:
         return max(folders, key=lambda path: int(path.name.rpartition("-")[2]))
 
     def pids(self, index: int) -> dict[str, int]:
-        """Processes of a worker: launcher, zygote, and each rank by its number."""
+        """Processes of a worker: launcher, fork server, and each rank by its number."""
         known = json.loads((self.pod_directory(index) / "processes.json").read_text())
         return {"launcher": known["launcher"], "zygote": known["zygote"], **known["ranks"]}
 

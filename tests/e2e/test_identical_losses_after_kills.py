@@ -43,7 +43,7 @@ def test_losses_after_killed_ranks_are_those_of_the_undisturbed_run(
     assert torn[0].name not in resumed or (torn[0] / "COMMIT.json").exists()
 
 
-def test_losses_after_killed_launchers_and_zygotes_are_those_of_the_undisturbed_run(
+def test_losses_after_killed_launchers_and_fork_servers_are_those_of_the_undisturbed_run(
     home: PolyremeHome, truth: dict[int, str], draw: random.Random
 ) -> None:
     serving = home.start(home.write_job("launchers", failurePolicy=IMPATIENT))

@@ -33,7 +33,7 @@ def test_a_killed_run_takes_everything_with_it_and_the_next_call_goes_on(
     killed = home.start(job)
     killed.until(lambda: killed.committed(1), "a checkpoint is committed")
     tree = killed.tree()
-    assert len(tree) >= 1 + 2 * (1 + 1 + 2), "a launcher, a zygote and two ranks for each of two workers"
+    assert len(tree) >= 1 + 2 * (1 + 1 + 2), "a launcher, a fork server and two ranks for each of two workers"
     killed.process.kill()
     assert all_end(tree), f"still there: {living(tree)}"
     assert only_run(home, "host-killed")["state"] == "Stopped"

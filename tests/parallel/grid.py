@@ -57,7 +57,7 @@ def ways(number: int) -> dict[str, Any]:
     """
     large: dict[str, Any] = {} if number % 2 else {"fused_bytes_max": 0, "dense_tokens_max": 0, "logits_max": 1 << 13}
     if number % 4 == 2:
-        large["optimizer"] = {"divided": True, "bucket_scalars": 40_000}
+        large["optimizer"] = {"zero1": True, "bucket_scalars": 40_000}
     if number % 4 == 1:
         large["parameter_sharding"] = "FSDP2"
     return {**large, "recompute": ("none", "selective", "full")[number % 3]}

@@ -27,14 +27,14 @@ def plant(bug: str | None, world: Any) -> None:
 
 def _plant_in_deal(bug: str | None) -> None:
     """The same, in how images are dealt to data-parallel ranks and how their features come home."""
-    real_way, real_exchange = image_balancing.way_home, collectives.exchange_rows
+    real_route, real_exchange = image_balancing.return_route, collectives.exchange_rows
     if bug == "features come home to other tokens":
 
-        def way_home(*given: Any, **more: Any) -> Any:
-            way = real_way(*given, **more)
+        def return_route(*given: Any, **more: Any) -> Any:
+            way = real_route(*given, **more)
             return dataclasses.replace(way, leaving=np.roll(way.leaving, 1))
 
-        vars(image_assignment)["way_home"] = way_home
+        vars(image_assignment)["return_route"] = return_route
     if bug == "features come home without their gradients":
         collectives.exchange_rows = lambda rows_RD, **more: real_exchange(rows_RD, **more).detach()
     if bug == "gradients of guests count twice":
@@ -45,8 +45,8 @@ def _plant_in_deal(bug: str | None) -> None:
 
         collectives.exchange_rows = twice
     if bug == "grids of guests are not in the order of their patches":
-        encoded: Any = image_assignment.Dealt.encoded
-        image_assignment.Dealt.encoded = property(lambda self: encoded.fget(self)[::-1])  # type: ignore[method-assign,assignment]
+        encoded: Any = image_assignment.BalancedImages.encoded
+        image_assignment.BalancedImages.encoded = property(lambda self: encoded.fget(self)[::-1])  # type: ignore[method-assign,assignment]
     if bug == "a rank skips the exchange" and dist.get_rank() == 1:
         collectives.exchange_rows = lambda rows_RD, *, received, **_: rows_RD.new_zeros(
             (sum(received), *rows_RD.shape[1:])

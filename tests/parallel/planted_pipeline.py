@@ -21,11 +21,11 @@ def plant(bug: str | None) -> None:
     if bug == "the norm knows this stage alone":
         real_sum = gradients._sum_stages
 
-        def without_norms(riders: Any, meshes: Any) -> None:
-            own = riders.clone()
-            real_sum(riders, meshes)
+        def without_norms(piggybacked: Any, meshes: Any) -> None:
+            own = piggybacked.clone()
+            real_sum(piggybacked, meshes)
             for place in (gradients._SLICED_SQUARE, gradients._DENSE_SQUARE):
-                riders[place] = own[place]
+                piggybacked[place] = own[place]
 
         vars(gradients)["_sum_stages"] = without_norms
     if bug == "later stages are named one layer too low":

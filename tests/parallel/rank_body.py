@@ -32,7 +32,7 @@ from polyreme_planner.schedules import Schedule
 from polyreme_planner.shapes import KIMI_VL_NANO, NO_VISION
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
 from polyreme_trainer.model import attention_tiles, loss, recompute, segment_attention
-from polyreme_trainer.model.compute_options import Ways
+from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.model.routing import Routing
 from polyreme_trainer.parallel import collectives, flat_buffers, gradients
 from polyreme_trainer.parallel.fsdp import ShardedParameters, is_sharded
@@ -147,7 +147,9 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
         stages=stages_of(request),
         pipeline=pipeline_of(request.get("pipeline")),
         images_over=ImagesOver(request.get("images_over", "Data")),
-        ways=Ways(recompute=Recompute(request.get("recompute", "none")), capacity_factor=request.get("capacity")),
+        compute_options=ComputeOptions(
+            recompute=Recompute(request.get("recompute", "none")), capacity_factor=request.get("capacity")
+        ),
         checkpoint=CheckpointSettings(
             store=store_of(request, rank),
             folder=None if "url" in request else Path(request["root"]),
@@ -175,7 +177,7 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
         spec = TrainingJobSpec.model_validate(request["job"])
         plan = Plan.from_json(plan_for(spec).to_json())
         assert plan.layout == settings.layout
-        settings = dataclasses.replace(settings, ways=Ways(recompute=plan.recompute_of(spec)))
+        settings = dataclasses.replace(settings, compute_options=ComputeOptions(recompute=plan.recompute_of(spec)))
     regions = _count_regions() if "job" in request else None
     hooks = (
         {}
@@ -303,11 +305,13 @@ def _watch_deals() -> list[int]:
     counts: list[int] = []
     real = inputs_module.to_inputs
 
-    def watched(batch: Any, *, dealt: Any, **more: Any) -> Any:
-        deal = None if dealt is None else dealt.deal
-        taken = [] if deal is None else list(enumerate(deal.by_encoder))
-        counts.append(sum(image[0] != at // deal.parts for at, images in taken for image in images) if deal else 0)
-        return real(batch, dealt=dealt, **more)
+    def watched(batch: Any, *, balanced: Any, **more: Any) -> Any:
+        assignment = None if balanced is None else balanced.assignment
+        taken = [] if assignment is None else list(enumerate(assignment.by_encoder))
+        counts.append(
+            sum(image[0] != at // assignment.parts for at, images in taken for image in images) if assignment else 0
+        )
+        return real(batch, balanced=balanced, **more)
 
     vars(microbatches)["to_inputs"] = watched
     return counts
@@ -405,7 +409,7 @@ def _joined(state: TrainState, part: Any, buffer: torch.Tensor, begin: int) -> t
         if not begin <= piece.own < end:
             continue
         piece.of(joined).copy_(piece.of_own(buffer, begin=begin))
-        if state.divided is not None and (copies := state.divided.copies_of(part)) is not None:
+        if state.zero1 is not None and (copies := state.zero1.replicas_of(part)) is not None:
             whole = piece.bucket.of(joined)
             collectives.begin_gather(whole, piece.of(joined).clone(), copies.group).wait()
     return joined

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 
 STANDING = {"stages": [{"name": "words", "steps": 2, "learners": ["Decoder"]}]}
 """A stage in which neither tower nor projector learns."""
-DIVIDED = {"optimizer": {"divided": True, "bucket_scalars": 40_000}}
+DIVIDED = {"optimizer": {"zero1": True, "bucket_scalars": 40_000}}
 
 
 @pytest.fixture(scope="module")

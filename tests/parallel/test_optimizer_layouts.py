@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 SMALL = 40_000
 """Scalars of a bucket: the model has some twenty of them, and they leave while its backward pass runs."""
 MUON = {"name": "Muon", "weight_decay": 0.1}
-DIVIDED = {"divided": True, "bucket_scalars": SMALL}
+DIVIDED = {"zero1": True, "bucket_scalars": SMALL}
 
 
 def step_of(start: Any, root: Path, layout: Degrees, **optimizer: Any) -> Any:
@@ -68,7 +68,7 @@ def test_state_in_bfloat16_divided_and_on_the_host_resumes_bit_for_bit_in_any_la
 ) -> None:
     narrow = {"precision": "bfloat16", "steps": 4, "interval": 2, "kept": 3}
     held = {**MUON, **DIVIDED, "state_on_host": True, "schedule": "Cosine", "final_learning_rate": 1e-4}
-    whole = {**held, "divided": False}
+    whole = {**held, "zero1": False}
     layout: Degrees = {"dp": 4, "ep": 2}
     done = start(
         "train", layout=layout, root=tmp_path, optimizer=held, questions=2, export=str(tmp_path / "export"), **narrow

@@ -44,7 +44,7 @@ def test_rows_in_bfloat16_resume_answer_export_and_load_elsewhere_bit_for_bit(st
         names=names,
         resume_from=last,
         output=str(found),
-        optimizer={"divided": True},
+        optimizer={"zero1": True},
     )
     assert loaded.wait() == [0] * 2, loaded.logs()
     whole, resumed = (json.loads(found.read_text())[name] for name in names)

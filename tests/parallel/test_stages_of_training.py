@@ -28,7 +28,7 @@ LONG = {"name": "long", "steps": 2, "rope_theta": 40_000.0, "rate": {"warmup_ste
 STAGES = [ALIGN, JOINT, COOL, LONG]
 PACKED = {7: (4, 192)}
 """The last stage has half as many packs, of twice the tokens."""
-MUON = {"name": "Muon", "weight_decay": 0.1, "divided": True, "bucket_scalars": 40_000}
+MUON = {"name": "Muon", "weight_decay": 0.1, "zero1": True, "bucket_scalars": 40_000}
 RUN = {"steps": STEPS, "stages": STAGES, "packs": 8, "packed": PACKED, "interval": 1, "kept": STEPS + 1}
 
 
@@ -45,7 +45,7 @@ def trained(root: Path, attempt: int) -> list[tuple[float, ...]]:
 def states(start: Any, root: Path, *steps: int) -> list[dict[str, str]]:
     """Digests of all weights, moments and biases behind some steps, by name."""
     output, names = root / "digests.json", [f"a000001-s{step:08d}" for step in steps]
-    held = {"optimizer": {**MUON, "divided": False}, "precision": "bfloat16"}
+    held = {"optimizer": {**MUON, "zero1": False}, "precision": "bfloat16"}
     gang = start("digests", layout={"dp": 1}, root=root, names=names, resume_from=names[0], output=str(output), **held)
     assert gang.wait() == [0], gang.logs()
     found = json.loads(output.read_text())

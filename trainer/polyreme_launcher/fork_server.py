@@ -35,7 +35,7 @@ DESCRIPTORS_MAX = 8
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one launcher: ``zygote <socket's descriptor> <launcher's pid>``."""
+    """Serve one launcher: ``fork server <socket's descriptor> <launcher's pid>``."""
     end_with_parent(int(arguments[1]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

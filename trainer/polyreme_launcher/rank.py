@@ -32,7 +32,7 @@ from polyreme_planner.plan import Plan
 from polyreme_planner.plan_inputs import setting_of
 from polyreme_planner.refusals import out_of_memory
 from polyreme_system.clock import SystemClock
-from polyreme_trainer.model.compute_options import Ways
+from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.parallel.device import full_memory, take_device
 from polyreme_trainer.parallel.pipeline import PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
@@ -180,7 +180,7 @@ def settings_of(
         pipeline=PipelineSettings(
             schedule=plan.cut.schedule, layers=plan.cut.stage_layers, microbatches=plan.cut.microbatches
         ),
-        ways=Ways(
+        compute_options=ComputeOptions(
             recompute=plan.recompute_of(spec),
             capacity_factor=None if spec.training.capacity_factor is None else float(spec.training.capacity_factor),
         ),
@@ -254,7 +254,7 @@ def _optimizer_settings(spec: TrainingJobSpec, plan: Plan) -> OptimizerSettings:
         weight_decay=float(optimizer.weight_decay),
         gradient_norm_max=float(optimizer.clip_norm),
         router_bias_rate=float(spec.training.router_bias_rate),
-        divided=divides_update(spec.training, plan.shape),
+        zero1=divides_update(spec.training, plan.shape),
         state_on_host=optimizer.state_memory == "Host",
     )
 

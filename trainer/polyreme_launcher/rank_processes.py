@@ -1,7 +1,7 @@
-"""The launcher's side of the zygote: keep one alive, have it fork, signal and kill ranks, and hear of every end.
+"""The launcher's side of the fork server: keep one alive, let it fork, signal and kill ranks, and report every exit.
 
-The launcher is the subreaper of what its zygote leaves behind: when a zygote dies, its ranks (which the kernel kills
-with it) become children of the launcher, so it can wait until really none of them lives before it says so.
+The launcher is a subreaper: when a fork server dies, its ranks, which the kernel kills with it, become children of the
+launcher. So the launcher can wait until none of them is alive before it reports their exits.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from polyreme_api.exit_codes import ExitCode
 from polyreme_launcher.fork_server import MESSAGE_BYTES_MAX
 from polyreme_launcher.proc_stats import is_stopped
 
-ZYGOTE_DEATHS_MAX = 5
-"""Zygotes that may die before one has run ranks; then the launcher gives up."""
+FORK_SERVER_DEATHS_MAX = 5
+"""Fork servers that may die before one has run ranks; then the launcher gives up."""
 END_WAIT_S = 2.0
 STOPPED_MAX_S = 10.0
-"""Longest time that a zygote may be stopped: it neither reaps nor kills ranks, and nobody else continues it."""
+"""Longest time that a fork server may be stopped: it neither reaps nor kills ranks, and nobody else continues it."""
 KILL_WAIT_S = 2.0
-"""How long a warm zygote may take to kill its ranks."""
+"""How long a warm fork server may take to kill its ranks."""
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.005
 
@@ -44,20 +44,20 @@ reads the settings once, when a process starts, so they are the fork server's; r
 the largest threshold that glibc takes. Variables of the pod come first.
 """
 OUTBOX_MAX = 4096
-"""Commands that may wait for a zygote that warms; ranks of a pod are far fewer."""
+"""Commands that may wait for a fork server that warms; ranks of a pod are far fewer."""
 
 OnExit = Callable[[int, int, int | None, int | None, str], None]
 """Called with attempt, rank, code, signal, last word."""
 
 
 class RankParent:
-    """A zygote and the ranks it has forked.
+    """A fork server and the ranks it has forked.
 
     Args:
-        environment: Environment of the zygote itself.
+        environment: Environment of the fork server itself.
         on_exit: Called once for every rank that ``fork`` was asked for.
         on_forked: Called when ``pids`` has changed.
-        on_fail: Called when zygotes die too often.
+        on_fail: Called when fork servers die too often.
     """
 
     def __init__(
@@ -75,22 +75,22 @@ class RankParent:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._live: dict[tuple[int, int], int | None] = {}
-        """Pid by (attempt, rank), None until the zygote has forked it."""
+        """Pid by (attempt, rank), None until the fork server has forked it."""
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         """Commands that the socket did not take yet, with descriptors of their own."""
         self._deaths = 0
         self._complaint = ""
-        """Why the newest zygote ended, if it said so."""
+        """Why the newest fork server ended, if it said so."""
         self._closing = False
         self._stopped_s = 0.0
         self._warm = False
-        self._burial: asyncio.Task[None] | None = None
+        self._cleanup: asyncio.Task[None] | None = None
         self.pids: dict[int, int] = {}
         """Pid by rank, of the newest forks; for logs and tests."""
 
     @property
     def fork_server_pid(self) -> int | None:
-        """Pid of the zygote, for logs and tests."""
+        """Pid of the fork server, for logs and tests."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -99,7 +99,7 @@ class RankParent:
         return {rank: pid for (_, rank), pid in self._live.items() if pid is not None}
 
     def start(self) -> None:
-        """Start a zygote; it warms while the launcher goes on."""
+        """Start a fork server; it warms while the launcher goes on."""
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -141,7 +141,7 @@ class RankParent:
         self._live[attempt, rank] = None
 
     def end_if_stopped(self, since_s: float) -> None:
-        """Kill a zygote that has been stopped (state T) for too long, and the ranks with it.
+        """Kill a fork server that has been stopped (state T) for too long, and the ranks with it.
 
         Args:
             since_s: Time since the last call.
@@ -154,7 +154,7 @@ class RankParent:
             self._kill_all()
 
     def kill(self) -> None:
-        """Kill every rank; a zygote that does not answer in time is killed itself, and they with it."""
+        """Kill every rank; a fork server that does not answer in time is killed itself, and they with it."""
         self._say({"type": "kill"})
         asyncio.get_running_loop().call_later(KILL_WAIT_S, self._kill_if_deaf, self._process, dict(self._live))
 
@@ -163,11 +163,11 @@ class RankParent:
         self._say({"type": "signal", "signal": number})
 
     async def close(self) -> None:
-        """End the zygote, and the ranks with it."""
+        """End the fork server, and the ranks with it."""
         self._closing = True
         self._disconnect()
-        if self._burial is not None:
-            await self._burial
+        if self._cleanup is not None:
+            await self._cleanup
         if self._process is None:
             return
         with contextlib.suppress(TimeoutError):
@@ -187,7 +187,7 @@ class RankParent:
         if self._socket is None:
             return
         if len(self._outbox) >= OUTBOX_MAX:
-            # Only a zygote that hangs lets so many pile up: a new one is the way on.
+            # Only a fork server that hangs lets so many pile up: a new one is the way on.
             self._kill_all()
             return
         # Copies, since the caller closes its own while these may have to wait.
@@ -206,7 +206,7 @@ class RankParent:
                 asyncio.get_running_loop().add_writer(self._socket, self._send_outbox)
                 return
             except (BrokenPipeError, ConnectionResetError):
-                # A dead zygote is noticed by the end of its socket.
+                # A dead fork server is noticed by the end of its socket.
                 return
             self._outbox.popleft()
             _close(descriptors)
@@ -220,11 +220,11 @@ class RankParent:
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                # Said once, when the zygote dies with commands unread; what it said before its death still lies behind.
+                # Raised once, when the fork server dies with unread commands; its last messages still follow.
                 continue
             if not data:
                 self._disconnect()
-                self._burial = asyncio.get_running_loop().create_task(self._bury())
+                self._cleanup = asyncio.get_running_loop().create_task(self._clean_up())
                 return
             self._on_message(json.loads(data))
 
@@ -254,13 +254,13 @@ class RankParent:
             self._kill_all()
 
     def _kill_all(self) -> None:
-        """Kill the zygote and every rank's group."""
+        """Kill the fork server and every rank's group."""
         fork_server = None if self._process is None else self._process.pid
         if fork_server is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(fork_server, signal.SIGKILL)
         for pid in filter(None, self._live.values()):
-            # A pid is only as good as its parent: a zygote that died right after reaping a rank never told us.
+            # A pid is only as good as its parent: a fork server that died right after reaping a rank never told us.
             if _parent(pid) in {fork_server, os.getpid()}:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
@@ -274,8 +274,8 @@ class RankParent:
         while self._outbox:
             _close(self._outbox.popleft()[1])
 
-    async def _bury(self) -> None:
-        """A zygote died: wait until its ranks are dead too, say so, and start another one."""
+    async def _clean_up(self) -> None:
+        """A fork server died: wait until its ranks are dead too, say so, and start another one."""
         if self._closing:
             return
         self._kill_all()
@@ -288,9 +288,9 @@ class RankParent:
             else:
                 self._end(attempt, rank, None, int(signal.SIGKILL), "")
         self._deaths += 1
-        if self._deaths >= ZYGOTE_DEATHS_MAX:
+        if self._deaths >= FORK_SERVER_DEATHS_MAX:
             message = self._words(f"the ranks' parent process died {self._deaths} times before it ran ranks")
-            self._on_fail(EnvironmentFailedError(f"{message}, at most {ZYGOTE_DEATHS_MAX - 1} are allowed"))
+            self._on_fail(EnvironmentFailedError(f"{message}, at most {FORK_SERVER_DEATHS_MAX - 1} are allowed"))
             return
         self._complaint = ""
         self.start()
@@ -305,7 +305,7 @@ def _close(descriptors: list[int]) -> None:
 
 
 async def _reap_all(*, kill: bool) -> None:
-    """Wait until this process has no child; the zygote's ranks become its children when the zygote dies."""
+    """Wait until this process has no child; the fork server's ranks become its children when the fork server dies."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)  # noqa: ASYNC222 - WNOHANG does not block

@@ -58,7 +58,7 @@ class _StoreRoot:
         for stored in damaged:
             print(f"checkpoint {stored.name} is damaged and is not used: {stored.why}", file=sys.stderr)
         if not any(point.attempt == self._attempt for point in seen.points):
-            _refuse_to_begin_anew(seen, damaged)
+            _refuse_fresh_start(seen, damaged)
         return seen.points, seen.committed
 
     def put_if_absent(self, point: ResumePoint) -> ResumePoint:
@@ -70,7 +70,7 @@ class _StoreRoot:
         return point
 
 
-def _refuse_to_begin_anew(seen: Survey, damaged: Sequence[StoredCheckpoint]) -> None:
+def _refuse_fresh_start(seen: Survey, damaged: Sequence[StoredCheckpoint]) -> None:
     """Refuse an attempt that would begin at step 0 though the run had got further.
 
     Raises:

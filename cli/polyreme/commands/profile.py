@@ -180,14 +180,14 @@ def _be_rank(
 
 
 def _read(path: Path) -> Profile:
-    from polyreme_trainer.profile.steps import Line, Profile
+    from polyreme_trainer.profile.steps import Profile, ProfileRow
 
     data = json.loads(path.read_text(encoding="utf-8"))
     return Profile(
         rank=data["rank"],
         step_s=data["step_s"],
-        layers=tuple(Line(**line) for line in data["layers"]),
-        exchanges=tuple(Line(**line) for line in data["exchanges"]),
+        layers=tuple(ProfileRow(**line) for line in data["layers"]),
+        exchanges=tuple(ProfileRow(**line) for line in data["exchanges"]),
     )
 
 

@@ -187,7 +187,7 @@ def _show_plan(checked: TrainingJob, output: Format) -> int:
         "hardware": plan.hardware,
         "layout": str(plan.layout),
         "cut": str(plan.cut),
-        "recompute": plan.made_anew or "None",
+        "recompute": plan.recompute_label or "None",
         "planHash": plan.hash,
         "packsPerRank": plan.packs_per_rank,
         "stages": "; ".join(

@@ -286,7 +286,7 @@ def _plan(data: ReportData) -> str:
     environment = [(safe(name), safe(value)) for name, value in data.environment.items()]
     if plan is None:
         return "<h2>Environment</h2>" + _table(("", ""), environment) if environment else ""
-    anew = f" Recomputed in the backward pass: {plan.made_anew.lower()}." if plan.made_anew else ""
+    anew = f" Recomputed in the backward pass: {plan.recompute_label.lower()}." if plan.recompute_label else ""
     words = (
         f"<p>{_code(plan.shape.name)} on {plan.layout.world} ranks: {plan.replicas} workers with {plan.devices} "
         f"devices each, layout {_code(str(plan.layout))}, {plan.packs_per_step} packs of {plan.pack_tokens:,} tokens a "

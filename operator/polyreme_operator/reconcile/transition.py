@@ -235,7 +235,7 @@ def begin_attempt(
     here = kept - sum(1 for index in replace if index < kept)
     after.update(attempt=attempt, retry_at=None, ready_replicas=0, replicas=max(0, here))
     if plan is not None and plan.replicas == len(nodes):
-        after.update(layout=str(plan.layout), recompute=plan.made_anew)
+        after.update(layout=str(plan.layout), recompute=plan.recompute_label)
     for kind in (ConditionType.PODS_READY, ConditionType.RUNNING):
         after.set(kind, False, Reason.STARTING)
     _set_admitted(after, nodes)

@@ -177,9 +177,9 @@ def test_what_layers_make_anew_comes_from_the_plan() -> None:
     seen = settings(tight)
     tight["training"]["recompute"] = "Selective"
     named = settings(tight)
-    assert seen.ways.recompute is Recompute.SELECTIVE
+    assert seen.compute_options.recompute is Recompute.SELECTIVE
     assert seen.checkpoint.plan == named.checkpoint.plan
-    assert seen.ways == named.ways
+    assert seen.compute_options == named.compute_options
 
 
 def test_what_is_no_field_comes_from_the_environment() -> None:

@@ -92,14 +92,16 @@ def test_with_a_schedule_that_makes_gradients_apart_no_whole_layer_is_made_anew(
 
 def test_a_layout_that_is_searched_for_comes_with_what_its_layers_make_anew() -> None:
     roomy = plan_for(nano())
-    assert (roomy.recompute, roomy.made_anew) == (Recompute.NONE, "")
+    assert (roomy.recompute, roomy.recompute_label) == (Recompute.NONE, "")
     leanest = quick_search(setting_of(nano(MIB), roomy.shape), world=2, packs_per_step=PACKS).leanest
     assert leanest is not None
     just_less = int(leanest.memory.total_bytes / setting_of(nano(), roomy.shape).hardware.usable_share) - MIB
     tight = plan_for(nano(just_less))
     assert tight.recompute in {Recompute.SELECTIVE, Recompute.FULL}
-    assert tight.made_anew == str(tight.recompute).title()
-    with pytest.raises(InvalidConfigError, match=rf"with spec\.training\.recompute: {tight.made_anew} it would fit"):
+    assert tight.recompute_label == str(tight.recompute).title()
+    with pytest.raises(
+        InvalidConfigError, match=rf"with spec\.training\.recompute: {tight.recompute_label} it would fit"
+    ):
         plan_for(nano(just_less, recompute="None"))
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyreme_planner.shapes import DecoderShape
-from polyreme_trainer.model.recompute import anew
+from polyreme_trainer.model.recompute import recomputable
 from polyreme_trainer.model.rotary import rotate, yarn_scale
 from polyreme_trainer.model.segment_attention import Attend
 from polyreme_trainer.model.tensor import ALONE, TensorRanks, gather_side_by_side, row_product, share
@@ -104,18 +104,18 @@ class LatentAttention(nn.Module):
         """
         shape = self.shape
         latent_SC, k_SR = self.kv_a_proj_with_mqa(x_SD).split((shape.kv_rank, shape.rope_dim), dim=-1)
-        asked_SD = x_SD if shape.q_rank is None else anew(self.q_a_layernorm, self.q_a_proj(x_SD))
-        latent_SC = anew(self.kv_a_layernorm, latent_SC)
+        asked_SD = x_SD if shape.q_rank is None else recomputable(self.q_a_layernorm, self.q_a_proj(x_SD))
+        latent_SC = recomputable(self.kv_a_layernorm, latent_SC)
         asked_TD, latent_TC, k_TR = gather_side_by_side((asked_SD, latent_SC, k_SR), self.ranks)
         query = self.q_proj if shape.q_rank is None else self.q_b_proj
         q_THQ = query(asked_TD).unflatten(-1, (self.heads, shape.query_dim))
         q_THN, q_THR = q_THQ.split((shape.nope_dim, shape.rope_dim), dim=-1)
-        kv_THW = anew(self.kv_b_proj, latent_TC).unflatten(-1, (self.heads, -1))
+        kv_THW = recomputable(self.kv_b_proj, latent_TC).unflatten(-1, (self.heads, -1))
         k_THN, v_THV = kv_THW.split((shape.nope_dim, shape.value_dim), dim=-1)
         q_THQ = torch.cat((q_THN, rotate(q_THR, turn_TF)), dim=-1)
         if self.query_scale != 1:
             q_THQ = q_THQ * self.query_scale
-        k_THQ = anew(_keys, k_THN, k_TR, turn_TF)
+        k_THQ = recomputable(_keys, k_THN, k_TR, turn_TF)
         return row_product(attend(q_THQ, k_THQ, v_THV).flatten(1), self.o_proj, self.ranks)
 
 

@@ -9,7 +9,7 @@ from polyreme_planner.costs import Recompute
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Ways:
+class ComputeOptions:
     """Chosen by the job; a checkpoint knows nothing of it."""
 
     recompute: Recompute = Recompute.NONE
@@ -31,5 +31,5 @@ class Ways:
             )
 
 
-PLAIN = Ways()
+DEFAULT_OPTIONS = ComputeOptions()
 """Everything is held, nothing is dropped."""

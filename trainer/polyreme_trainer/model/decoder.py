@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from polyreme_planner.shapes import DecoderShape
 from polyreme_trainer.model.attention import LatentAttention, RMSNorm
-from polyreme_trainer.model.compute_options import PLAIN, Ways
+from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
 from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.moe import Dispatcher, FeedForward, MixtureOfExperts, Routed
-from polyreme_trainer.model.recompute import anew, run_layer
+from polyreme_trainer.model.recompute import recomputable, run_layer
 from polyreme_trainer.model.rotary import decoder_turns
 from polyreme_trainer.model.routing import Routing
 from polyreme_trainer.model.section import Section
@@ -50,7 +50,7 @@ class DecoderLayer(nn.Module):
         experts_local: range | None = None,
         dispatcher: Dispatcher | None = None,
         ranks: TensorRanks = ALONE,
-        ways: Ways = PLAIN,
+        options: ComputeOptions = DEFAULT_OPTIONS,
     ) -> None:
         super().__init__()
         self.self_attn = LatentAttention(shape, ranks)
@@ -59,15 +59,15 @@ class DecoderLayer(nn.Module):
             self.mlp = FeedForward(shape.width, shape.dense_ffn_width, ranks)
         else:
             self.mlp = MixtureOfExperts(
-                shape, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks, ways=ways
+                shape, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks, options=options
             )
         self.input_layernorm = RMSNorm(shape.width, shape.norm_eps)
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
 
     def forward(self, x_SD: Tensor, turn_TF: Tensor, attend: Attend) -> tuple[Tensor, Routed | None]:
         """Return the stream after this layer, and its routing if it has experts."""
-        x_SD = x_SD + self.self_attn(anew(self.input_layernorm, x_SD), turn_TF, attend)
-        normed_SD = anew(self.post_attention_layernorm, x_SD)
+        x_SD = x_SD + self.self_attn(recomputable(self.input_layernorm, x_SD), turn_TF, attend)
+        normed_SD = recomputable(self.post_attention_layernorm, x_SD)
         if isinstance(self.mlp, FeedForward):
             return x_SD + self.mlp(normed_SD), None
         out_SD, routed = self.mlp(normed_SD)
@@ -88,7 +88,7 @@ class Decoder(nn.Module):
         experts_local: range | None = None,
         dispatcher: Dispatcher | None = None,
         ranks: TensorRanks = ALONE,
-        ways: Ways = PLAIN,
+        options: ComputeOptions = DEFAULT_OPTIONS,
     ) -> None:
         super().__init__()
         self.shape = shape
@@ -96,7 +96,7 @@ class Decoder(nn.Module):
         """Base of the rotary positions: a stage of training may have another than the shape."""
         self.section = section
         self.ranks = ranks
-        self.recompute = ways.recompute
+        self.recompute = options.recompute
         if section.first:
             words = share(shape.vocabulary, ranks, what="the vocabulary")
             # A weight of our own skips the default initialisation, whose meta kernel imports the compiler (2 to 8 s).
@@ -104,7 +104,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleDict(
             {
                 str(index): DecoderLayer(
-                    shape, index, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks, ways=ways
+                    shape, index, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks, options=options
                 )
                 for index in section.layers
             }
@@ -170,9 +170,11 @@ class LanguageModel(nn.Module):
         experts_local: range | None = None,
         dispatcher: Dispatcher | None = None,
         ranks: TensorRanks = ALONE,
-        ways: Ways = PLAIN,
+        options: ComputeOptions = DEFAULT_OPTIONS,
     ) -> None:
         super().__init__()
-        self.model = Decoder(shape, section, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks, ways=ways)
+        self.model = Decoder(
+            shape, section, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks, options=options
+        )
         if section.last:
             self.lm_head = Head(shape, ranks)

@@ -2,7 +2,8 @@
 
 Prompts are packed for the first pass, as in training; each later pass runs one token a prompt. Under expert parallelism
 every rank of a group must run the same passes: ``agree`` makes them stop together, and one without prompts takes part.
-The ranks of a pipeline answer the same prompts together, each with keys and values of its own layers: ``Line``.
+The ranks of a pipeline answer the same prompts together, each with the keys and values of its own layers
+(``DecodePipeline``).
 
 Legend: B prompts, T tokens of all prompts, L places of the cache, H heads, Q width of a key, V width of a value.
 """
@@ -47,7 +48,7 @@ class Prompt(Protocol):
         ...
 
 
-class Line(Protocol):
+class DecodePipeline(Protocol):
     """The stages of the model, one behind the other, of which this rank holds some; all their ranks call the same."""
 
     def through(
@@ -65,13 +66,13 @@ class Line(Protocol):
         """
         ...
 
-    def tell(self, prompts: int, say: Callable[[], Tensor] | None) -> Tensor:
+    def share_tokens(self, prompts: int, choose: Callable[[], Tensor] | None) -> Tensor:
         """Give every rank the tokens (int64, one a prompt) of the one that can say them."""
         ...
 
 
 class OneModel:
-    """The whole model in one place: implements ``Line``."""
+    """The whole model in one place: implements ``DecodePipeline``."""
 
     def __init__(self, model: KimiVL) -> None:
         self._model = model
@@ -85,15 +86,15 @@ class OneModel:
         """Begin and run."""
         return run(self._model, begin(self._model))
 
-    def tell(self, prompts: int, say: Callable[[], Tensor] | None) -> Tensor:
+    def share_tokens(self, prompts: int, choose: Callable[[], Tensor] | None) -> Tensor:
         """Say it.
 
         Raises:
             InvalidConfigError: If there is nothing to say: never, where the model is whole.
         """
-        if say is None:
+        if choose is None:
             raise InvalidConfigError(f"the model has no head, so it can't answer {prompts} prompts")
-        return say()
+        return choose()
 
 
 @torch.no_grad()
@@ -105,7 +106,7 @@ def generate(
     new_tokens_max: int,
     agree: Callable[[bool], bool] = bool,
     prompts_at_once: int = PROMPTS_AT_ONCE,
-    line: Line | None = None,
+    pipeline: DecodePipeline | None = None,
 ) -> list[list[int]]:
     """Take the most likely token again and again.
 
@@ -116,7 +117,7 @@ def generate(
         new_tokens_max: Longest answer [tokens].
         agree: Whether all ranks are done, given whether this one is; a collective under expert parallelism.
         prompts_at_once: Prompts decoded together.
-        line: The stages of the model, where it is not whole.
+        pipeline: The stages of the model, where it is not whole.
 
     Returns:
         The new tokens of each prompt, with the stop token if it came.
@@ -133,7 +134,7 @@ def generate(
     answers: list[list[int]] = []
     for number in range(max(1, math.ceil(len(prompts) / prompts_at_once))):
         chosen = prompts[number * prompts_at_once : (number + 1) * prompts_at_once]
-        through = line or OneModel(model)
+        through = pipeline or OneModel(model)
         answers.extend(
             _generate_batch(model, through, chosen, stop_token=stop_token, new_tokens_max=new_tokens_max, agree=agree)
         )
@@ -177,7 +178,7 @@ class _Cache:
 
 def _generate_batch(
     model: KimiVL,
-    line: Line,
+    pipeline: DecodePipeline,
     prompts: Sequence[Prompt],
     *,
     stop_token: int,
@@ -187,16 +188,16 @@ def _generate_batch(
     device = model.like.device
     lengths_B = torch.tensor([len(prompt.prompt_tokens) for prompt in prompts], dtype=torch.int64, device=device)
     row_B = torch.arange(len(prompts), device=device)
-    cache, hidden_BD = _prefill(model, line, prompts, lengths_B, new_tokens_max)
+    cache, hidden_BD = _prefill(model, pipeline, prompts, lengths_B, new_tokens_max)
     made: list[Tensor] = []
     done_B = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     for step in range(new_tokens_max):
-        token_B = line.tell(len(prompts), _best(model, hidden_BD))
+        token_B = pipeline.share_tokens(len(prompts), _best(model, hidden_BD))
         made.append(token_B)
         done_B |= token_B == stop_token
         if step == new_tokens_max - 1 or agree(bool(done_B.all())):
             break
-        hidden_BD = _extend(line, cache, token_B, row_B, lengths_B + step)
+        hidden_BD = _extend(pipeline, cache, token_B, row_B, lengths_B + step)
     return [_until(tokens, stop_token) for tokens in torch.stack(made, dim=1).tolist()]
 
 
@@ -205,7 +206,9 @@ def _best(model: KimiVL, hidden_BD: Tensor | None) -> Callable[[], Tensor] | Non
     return None if hidden_BD is None else lambda: model.logits(hidden_BD).argmax(-1)
 
 
-def _extend(line: Line, cache: _Cache, token_B: Tensor, row_B: Tensor, position_B: Tensor) -> Tensor | None:
+def _extend(
+    pipeline: DecodePipeline, cache: _Cache, token_B: Tensor, row_B: Tensor, position_B: Tensor
+) -> Tensor | None:
     """Run one more token of each prompt."""
 
     def run(model: KimiVL, stream_BD: Tensor) -> Tensor:
@@ -215,11 +218,11 @@ def _extend(line: Line, cache: _Cache, token_B: Tensor, row_B: Tensor, position_
         embedded_BD: Tensor = model.language_model.model.embed(token_B)
         return embedded_BD
 
-    return line.through(token_B.shape[0], begin, run)
+    return pipeline.through(token_B.shape[0], begin, run)
 
 
 def _prefill(
-    model: KimiVL, line: Line, prompts: Sequence[Prompt], lengths_B: Tensor, new_tokens_max: int
+    model: KimiVL, pipeline: DecodePipeline, prompts: Sequence[Prompt], lengths_B: Tensor, new_tokens_max: int
 ) -> tuple[_Cache, Tensor | None]:
     """Run the prompts packed; return the cache and the last hidden state of each prompt, where the end is held."""
     like = model.like
@@ -239,7 +242,7 @@ def _prefill(
             stream_TD, position_T, lambda layer: cache.prefill(layer, documents.attend, row_T, position_T)
         ).hidden_TD
 
-    hidden_TD = line.through(len(tokens), lambda first: first.embed(tokens_T, _features(first, prompts)), run)
+    hidden_TD = pipeline.through(len(tokens), lambda first: first.embed(tokens_T, _features(first, prompts)), run)
     return cache, None if hidden_TD is None else hidden_TD.index_select(0, ends_B - 1)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from polyreme_planner.shapes import ModelShape
-from polyreme_trainer.model.compute_options import PLAIN, Ways
+from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
 from polyreme_trainer.model.moe import Dispatcher
 from polyreme_trainer.model.section import Section
 from polyreme_trainer.model.sharding import cut_of, slice_of, whole_shape
@@ -44,7 +44,7 @@ def build_model(
     experts_local: range | None = None,
     dispatcher: Dispatcher | None = None,
     ranks: TensorRanks = ALONE,
-    ways: Ways = PLAIN,
+    options: ComputeOptions = DEFAULT_OPTIONS,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> KimiVL:
@@ -63,7 +63,7 @@ def build_model(
             experts_local=experts_local,
             dispatcher=dispatcher,
             ranks=ranks,
-            ways=ways,
+            options=options,
         )
     if torch.device(device).type == "meta":
         return model

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.shapes import DecoderShape
-from polyreme_trainer.model.compute_options import PLAIN, Ways
-from polyreme_trainer.model.recompute import anew_inside
+from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
+from polyreme_trainer.model.recompute import recomputable_block
 from polyreme_trainer.model.tensor import ALONE, TensorRanks, row_product, share
 
 
@@ -110,7 +110,7 @@ class FeedForward(nn.Module):
     def forward(self, x_SD: Tensor) -> Tensor:
         """Apply to each row that this rank holds between layers."""
         x_TD = self.ranks.gather(x_SD)
-        inner_TF = anew_inside(_gated, self.gate_proj(x_TD), self.up_proj(x_TD))
+        inner_TF = recomputable_block(_gated, self.gate_proj(x_TD), self.up_proj(x_TD))
         return row_product(inner_TF, self.down_proj, self.ranks)
 
 
@@ -167,7 +167,7 @@ class Experts(nn.Module):
         """Apply expert e to its ``counts_L[e]`` rows; rows are sorted by expert."""
         ends_L = counts_L.cumsum(0, dtype=torch.int32)
         gate_SF, up_SF = F.grouped_mm(rows_SD, self.gate_up_proj.transpose(1, 2), offs=ends_L).chunk(2, dim=-1)
-        inner_SF = anew_inside(_gated, gate_SF, up_SF)
+        inner_SF = recomputable_block(_gated, gate_SF, up_SF)
         return F.grouped_mm(inner_SF, self.down_proj.transpose(1, 2), offs=ends_L)
 
 
@@ -181,7 +181,7 @@ class MixtureOfExperts(nn.Module):
         experts_local: range | None = None,
         dispatcher: Dispatcher | None = None,
         ranks: TensorRanks = ALONE,
-        ways: Ways = PLAIN,
+        options: ComputeOptions = DEFAULT_OPTIONS,
     ) -> None:
         """Hold the experts ``experts_local`` (all by default) and reach the others through ``dispatcher``.
 
@@ -200,7 +200,7 @@ class MixtureOfExperts(nn.Module):
         if len(held) < shape.experts and dispatcher is None:
             raise InvalidConfigError(f"expert slice lacks a dispatcher: {held} of {shape.experts} experts are held")
         self.dispatcher: Dispatcher = dispatcher or LocalDispatcher()
-        self.capacity_factor = ways.capacity_factor
+        self.capacity_factor = options.capacity_factor
         self.gate = Router(shape)
         self.experts = Experts(shape, len(held))
         self.shared_experts = FeedForward(shape.width, shape.shared_experts * shape.expert_ffn_width, ranks)

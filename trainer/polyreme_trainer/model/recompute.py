@@ -55,7 +55,7 @@ def run_layer(recompute: Recompute, layer: Callable[..., Value], *inputs: Any) -
         return layer(*inputs)
 
 
-def anew(make: Make, *inputs: Tensor) -> Tensor:
+def recomputable(make: Make, *inputs: Tensor) -> Tensor:
     """Make a tensor that is made again whenever a backward needs it, where the layer runs selectively.
 
     Args:
@@ -69,13 +69,13 @@ def anew(make: Make, *inputs: Tensor) -> Tensor:
     return made
 
 
-def copy_anew(make: Make, given: Tensor) -> Tensor:
+def recomputable_copy(make: Make, given: Tensor) -> Tensor:
     """The same, for a copy: only if what it is a copy of is made anew; else the copy is kept in its place."""
     region = _REGION.get()
-    return anew(make, given) if region is not None and region.knows(given) else make(given)
+    return recomputable(make, given) if region is not None and region.knows(given) else make(given)
 
 
-def anew_inside(make: Make, *inputs: Tensor) -> Tensor:
+def recomputable_block(make: Make, *inputs: Tensor) -> Tensor:
     """The same, for a function of several operations: what they keep among themselves is not held either.
 
     Each input must have no other use by which it gets a gradient, or bits may differ: two gradients that are added

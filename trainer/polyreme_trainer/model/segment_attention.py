@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyreme_trainer.model.recompute import copy_anew
+from polyreme_trainer.model.recompute import recomputable_copy
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``(q_THQ, k_THQ, v_THV) -> o_THV``: what a layer calls; a cache or a ring of ranks can stand behind it."""
@@ -86,7 +86,7 @@ class Segments:
         return torch.cat(parts, dim=2).squeeze(0).transpose(0, 1)
 
     def _attend_padded(self, q_THQ: Tensor, k_THQ: Tensor, v_THQ: Tensor, padding: Padding) -> Tensor:
-        q, k, v = (copy_anew(padding.pad, x).transpose(1, 2) for x in (q_THQ, k_THQ, v_THQ))
+        q, k, v = (recomputable_copy(padding.pad, x).transpose(1, 2) for x in (q_THQ, k_THQ, v_THQ))
         # A causal row never sees what follows it, so only full attention must hide the padding.
         mask = None if self.causal else padding.mask_S11L
         out_SHLQ = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.causal)
@@ -104,7 +104,7 @@ class Segments:
 def pad_values(v_THV: Tensor, width: int) -> Tensor:
     """Make values as wide as keys."""
     missing = width - v_THV.shape[-1]
-    return copy_anew(lambda values: F.pad(values, (0, missing)), v_THV) if missing else v_THV
+    return recomputable_copy(lambda values: F.pad(values, (0, missing)), v_THV) if missing else v_THV
 
 
 def segments(lengths: Sequence[int], *, causal: bool, device: torch.device, dtype: torch.dtype) -> Segments:
@@ -248,7 +248,7 @@ def _attend_rows(q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor, padding: Padding, 
         x_SLHX = x_THX.unflatten(0, (padding.segments, -1)) if padding.empty else padding.pad(x_THX)
         return x_SLHX.transpose(1, 2).flatten(0, 1)
 
-    q_NLQ, k_NLQ, v_NLV = (copy_anew(by_head, x) for x in (q_THQ, k_THQ, v_THV))
+    q_NLQ, k_NLQ, v_NLV = (recomputable_copy(by_head, x) for x in (q_THQ, k_THQ, v_THV))
     rows, longest, _ = q_NLQ.shape
     block = longest if rows * longest**2 <= WHOLE_SCORES_MAX else BLOCK_TOKENS
     blocks = [

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.shapes import VisionShape
-from polyreme_trainer.model.compute_options import PLAIN, Ways
+from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
 from polyreme_trainer.model.patch_grid import Grid, GridTables, packed_tables
-from polyreme_trainer.model.recompute import anew, run_layer
+from polyreme_trainer.model.recompute import recomputable, run_layer
 from polyreme_trainer.model.rotary import patch_turns, rotate
 from polyreme_trainer.model.segment_attention import Attend, segments
 from polyreme_trainer.model.tensor import ALONE, TensorRanks, row_product, share
@@ -72,7 +72,7 @@ class VisionFeedForward(nn.Module):
 
     def forward(self, x_SW: Tensor) -> Tensor:
         """Apply to each row that this rank holds between layers."""
-        inner = anew(_gelu, self.fc0(self.ranks.gather(x_SW)))
+        inner = recomputable(_gelu, self.fc0(self.ranks.gather(x_SW)))
         return row_product(inner, self.fc1, self.ranks)
 
 
@@ -92,8 +92,8 @@ class VisionBlock(nn.Module):
 
     def forward(self, x_SW: Tensor, turn_PF: Tensor, attend: Attend) -> Tensor:
         """Return the stream after this block."""
-        x_SW = x_SW + self._attention(anew(self.norm0, x_SW), turn_PF, attend)
-        out_SW: Tensor = x_SW + self.mlp(anew(self.norm1, x_SW))
+        x_SW = x_SW + self._attention(recomputable(self.norm0, x_SW), turn_PF, attend)
+        out_SW: Tensor = x_SW + self.mlp(recomputable(self.norm1, x_SW))
         return out_SW
 
     def _attention(self, x_SW: Tensor, turn_PF: Tensor, attend: Attend) -> Tensor:
@@ -109,9 +109,9 @@ class VisionBlock(nn.Module):
 class VisionEncoder(nn.Module):
     """The blocks and the last norm."""
 
-    def __init__(self, shape: VisionShape, ranks: TensorRanks, ways: Ways) -> None:
+    def __init__(self, shape: VisionShape, ranks: TensorRanks, options: ComputeOptions) -> None:
         super().__init__()
-        self.recompute = ways.recompute
+        self.recompute = options.recompute
         self.blocks = nn.ModuleList(VisionBlock(shape, ranks) for _ in range(shape.layers))
         self.final_layernorm = nn.LayerNorm(shape.width, eps=shape.norm_eps)
 
@@ -126,7 +126,9 @@ class VisionEncoder(nn.Module):
 class VisionTower(nn.Module):
     """From packed patches to groups of patches, one group for each language-model token."""
 
-    def __init__(self, shape: VisionShape, ranks: TensorRanks = ALONE, ways: Ways = PLAIN) -> None:
+    def __init__(
+        self, shape: VisionShape, ranks: TensorRanks = ALONE, options: ComputeOptions = DEFAULT_OPTIONS
+    ) -> None:
         """Hold this rank's heads and inner columns.
 
         Raises:
@@ -136,7 +138,7 @@ class VisionTower(nn.Module):
         self.shape = shape
         self.ranks = ranks
         self.patch_embed = PatchEmbedding(shape)
-        self.encoder = VisionEncoder(shape, ranks, ways)
+        self.encoder = VisionEncoder(shape, ranks, options)
 
     def forward(self, patches_PC: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Encode images.

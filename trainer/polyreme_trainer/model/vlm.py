@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.shapes import ModelShape
-from polyreme_trainer.model.compute_options import PLAIN, Ways
+from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
 from polyreme_trainer.model.decoder import Decoded, LanguageModel, LayerAttend
 from polyreme_trainer.model.moe import Dispatcher
 from polyreme_trainer.model.patch_grid import Grid
@@ -45,7 +45,7 @@ class KimiVL(nn.Module):
         experts_local: range | None = None,
         dispatcher: Dispatcher | None = None,
         ranks: TensorRanks = ALONE,
-        ways: Ways = PLAIN,
+        options: ComputeOptions = DEFAULT_OPTIONS,
     ) -> None:
         """Build with unset parameters; ``initialise`` or a checkpoint fills them.
 
@@ -56,7 +56,7 @@ class KimiVL(nn.Module):
             experts_local: Experts that this rank holds, all by default.
             dispatcher: Reaches the experts of other ranks.
             ranks: Tensor-parallel ranks that share the layers.
-            ways: What layers hold, and which rows they drop.
+            options: What layers hold, and which rows they drop.
 
         Raises:
             InvalidConfigError: If ``experts_local`` or ``ranks`` do not fit the shape.
@@ -70,10 +70,15 @@ class KimiVL(nn.Module):
         self.section = section or whole(shape)
         self.ranks = ranks
         if self.section.first and shape.sees:
-            self.vision_tower = VisionTower(shape.vision, ranks, ways)
+            self.vision_tower = VisionTower(shape.vision, ranks, options)
             self.multi_modal_projector = Projector(shape, ranks)
         self.language_model = LanguageModel(
-            shape.decoder, self.section, experts_local=experts_local, dispatcher=dispatcher, ranks=ranks, ways=ways
+            shape.decoder,
+            self.section,
+            experts_local=experts_local,
+            dispatcher=dispatcher,
+            ranks=ranks,
+            options=options,
         )
 
     @property

@@ -111,7 +111,7 @@ class _Plan:
 
 
 class FlatParameters:
-    """Parameters moved into one buffer, matrices first; their gradients in another, then ``riders`` and ``guests``.
+    """Parameters moved into one buffer, matrices first; their gradients and whatever is summed with them in another.
 
     After construction every parameter is a view of ``values`` and its ``grad`` a view of ``gradients``: backward
     accumulates in place, in float32 whatever the type of the values.
@@ -121,8 +121,8 @@ class FlatParameters:
         self,
         named: Iterable[Named],
         *,
-        riders: int = 0,
-        guests: int = 0,
+        piggybacked: int = 0,
+        fused_gradients: int = 0,
         whole: Collection[str] = (),
         shares: Shares = Shares(),
         dtype: torch.dtype = torch.float32,
@@ -131,8 +131,8 @@ class FlatParameters:
 
         Args:
             named: Parameters by their global names, float32.
-            riders: Numbers that ride in the gradients' all-reduce.
-            guests: Gradients of other parameters that share it.
+            piggybacked: Numbers that ride in the gradients' all-reduce.
+            fused_gradients: Gradients of other parameters that share it.
             whole: Matrices that one rank must update whole; they come first.
             shares: Ranks that divide the update.
             dtype: Type of the values. Where it is narrower, the float32 originals of what this rank updates are kept.
@@ -150,8 +150,8 @@ class FlatParameters:
         self.own_whole_length = sum(piece.length for piece in self.pieces if piece.bucket.whole)
         self._parameters = [parameters[slot.name] for slot in self.slots]
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
-        self._riders_end = self.length + riders
-        self._reduced = torch.zeros(self._riders_end + guests, device=device)
+        self._piggybacked_end = self.length + piggybacked
+        self._reduced = torch.zeros(self._piggybacked_end + fused_gradients, device=device)
         self._own_gradients = torch.zeros(self.own_length, device=device) if shares.count > 1 else None
         originals = torch.zeros(self.length, device=device)
         for slot, parameter in zip(self.slots, self._parameters, strict=True):
@@ -172,14 +172,14 @@ class FlatParameters:
         return self._reduced[: self.length]
 
     @property
-    def riders(self) -> Tensor:
+    def piggybacked(self) -> Tensor:
         """Numbers that ride in the gradients' all-reduce."""
-        return self._reduced[self.length : self._riders_end]
+        return self._reduced[self.length : self._piggybacked_end]
 
     @property
-    def guests(self) -> Tensor:
+    def fused_gradients(self) -> Tensor:
         """Gradients of other parameters that share this all-reduce."""
-        return self._reduced[self._riders_end :]
+        return self._reduced[self._piggybacked_end :]
 
     @property
     def reduced(self) -> Tensor:
@@ -289,7 +289,7 @@ class Update:
     """Parameters that stay float32 all the same."""
     whole: frozenset[str] = frozenset()
     """Matrices that one rank must update whole."""
-    divided: bool = False
+    zero1: bool = False
     """Whether ranks that hold the same divide the update."""
     bucket_scalars: int = BUCKET_SCALARS
 
@@ -301,7 +301,7 @@ PLAIN = Update()
 def flatten(
     named: Mapping[str, nn.Parameter],
     *,
-    riders: int,
+    piggybacked: int,
     stage: Shares = Shares(),
     tensor: Slices = Slices(),
     experts: Slices = Slices(),
@@ -315,7 +315,7 @@ def flatten(
 
     Args:
         named: All trained parameters of this rank by their global names.
-        riders: Numbers that ride in the dense all-reduce.
+        piggybacked: Numbers that ride in the dense all-reduce.
         stage: The ranks that hold the same whole parameters.
         tensor: Parameters of which this rank holds a tensor-parallel slice.
         experts: Stacked experts, of which this rank holds some.
@@ -324,7 +324,7 @@ def flatten(
 
     def shares(count: int, place: int) -> Shares:
         given = dataclasses.replace(stage, count=count, place=place, bucket_scalars=update.bucket_scalars)
-        return given if update.divided else Shares()
+        return given if update.zero1 else Shares()
 
     cut = tensor.names | experts.names
     exact_names = update.exact - cut if update.dtype != torch.float32 else frozenset()
@@ -340,30 +340,30 @@ def flatten(
     exact = FlatParameters(
         ((name, p) for name, p in named.items() if name in exact_names), shares=shares(stage.count, stage.place)
     )
-    rooms = [0 if update.divided else _guest_room(*both) for both in zip(parts, (tensor, experts), strict=True)]
-    exact_room = 0 if update.divided else exact.length
+    fused_sizes = [0 if update.zero1 else _fused_size(*both) for both in zip(parts, (tensor, experts), strict=True)]
+    exact_size = 0 if update.zero1 else exact.length
     dense = FlatParameters(
         ((name, p) for name, p in named.items() if name not in cut | exact_names),
-        riders=riders,
-        guests=sum(rooms) + exact_room,
+        piggybacked=piggybacked,
+        fused_gradients=sum(fused_sizes) + exact_size,
         whole=update.whole,
         shares=shares(stage.count, stage.place),
         dtype=update.dtype,
     )
-    if exact_room:
-        exact.keep_gradients_in(dense.guests[:exact_room])
+    if exact_size:
+        exact.keep_gradients_in(dense.fused_gradients[:exact_size])
     sliced: list[SlicedParameters] = []
-    begin = exact_room
-    for part, slices, room in zip(parts, (tensor, experts), rooms, strict=True):
-        if room:
+    begin = exact_size
+    for part, slices, size in zip(parts, (tensor, experts), fused_sizes, strict=True):
+        if size:
             own = begin + slices.place * part.length
-            part.keep_gradients_in(dense.guests[own : own + part.length])
-        sliced.append(SlicedParameters(flat=part, slices=slices, fused=room > 0))
-        begin += room
+            part.keep_gradients_in(dense.fused_gradients[own : own + part.length])
+        sliced.append(SlicedParameters(flat=part, slices=slices, fused=size > 0))
+        begin += size
     return FlatModel(dense=dense, exact=exact, tensor=sliced[0], experts=sliced[1])
 
 
-def _guest_room(part: FlatParameters, slices: Slices) -> int:
+def _fused_size(part: FlatParameters, slices: Slices) -> int:
     """Scalars that the slices take in the dense all-reduce: none if they are alone, or many."""
     fits = slices.copies > 1 and slices.count * part.gradients.nbytes <= FUSED_BYTES_MAX
     return slices.count * part.length if fits else 0

@@ -33,7 +33,7 @@ from torch import Tensor
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.flat_buffers import FlatModel
 from polyreme_trainer.parallel.mesh import Meshes
-from polyreme_trainer.parallel.zero1 import DividedUpdate
+from polyreme_trainer.parallel.zero1 import Zero1Update
 
 _COUNT_BASE = 4096
 """Counts ride as two digits of this base: float32 adds whole numbers exactly up to 2**24 only."""
@@ -79,45 +79,45 @@ class GlobalStep:
         return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
 
-def rider_count(expert_layers: int, numbers: int) -> int:
+def piggybacked_count(expert_layers: int, numbers: int) -> int:
     """Numbers that ride at the end of the dense gradients, so many for each layer with experts."""
     return _SCALARS + expert_layers * numbers
 
 
 def reduce_step(flat: FlatModel, local: LocalStep, meshes: Meshes) -> GlobalStep:
     """Sum gradients in place (not yet divided by the count) and return what the ranks agree on."""
-    riders = flat.dense.riders
-    square = riders.new_zeros(())
+    piggybacked = flat.dense.piggybacked
+    square = piggybacked.new_zeros(())
     for part, group in ((flat.tensor, meshes.replica_group), (flat.experts, meshes.edp_group)):
         if not part.fused:
             collectives.sum_over(part.flat.gradients, group)
             square = square + _square(part.flat.gradients) / part.slices.copies
     for rows in flat.sharded:  # summed by the backward pass, and each scalar is on one rank of the stage
         square = square + _square(rows.own_gradients)
-    _write_riders(riders, local, square)
+    _write_piggybacked(piggybacked, local, square)
     collectives.sum_over(flat.dense.reduced, meshes.stage_group)
-    riders[_SLICED_SQUARE] += _square(flat.dense.guests)
-    riders[_DENSE_SQUARE] = _square(flat.dense.gradients)
+    piggybacked[_SLICED_SQUARE] += _square(flat.dense.fused_gradients)
+    piggybacked[_DENSE_SQUARE] = _square(flat.dense.gradients)
     if meshes.layout.pp > 1:
-        _sum_stages(riders, meshes)
-    return _read_riders(riders, local)
+        _sum_stages(piggybacked, meshes)
+    return _read_piggybacked(piggybacked, local)
 
 
-def reduce_divided(flat: FlatModel, divided: DividedUpdate, local: LocalStep, meshes: Meshes) -> GlobalStep:
+def reduce_zero1(flat: FlatModel, zero1: Zero1Update, local: LocalStep, meshes: Meshes) -> GlobalStep:
     """Sum gradients into the shares of their owners and return what the ranks agree on."""
-    divided.finish()
+    zero1.finish()
     # Shares do not overlap, so every scalar of the model is squared on one rank, that of a part without copies too.
     square = torch.stack([_square(part.own_gradients) for part in flat.parts if part.length]).sum()
-    _write_riders(flat.dense.riders, local, square)
-    collectives.sum_over(flat.dense.riders, meshes.world_group)
-    return _read_riders(flat.dense.riders, local)
+    _write_piggybacked(flat.dense.piggybacked, local, square)
+    collectives.sum_over(flat.dense.piggybacked, meshes.world_group)
+    return _read_piggybacked(flat.dense.piggybacked, local)
 
 
-def _sum_stages(riders: Tensor, meshes: Meshes) -> None:
+def _sum_stages(piggybacked: Tensor, meshes: Meshes) -> None:
     """Add what the stages know, by one all-reduce over the world, so that all ranks get the same bits."""
     if dist.get_rank(meshes.stage_group):
-        riders.zero_()  # every rank of a stage holds the same: one of them speaks
-    collectives.sum_over(riders, meshes.world_group)
+        piggybacked.zero_()  # every rank of a stage holds the same: one of them speaks
+    collectives.sum_over(piggybacked, meshes.world_group)
 
 
 def gradient_scale(step: GlobalStep, *, norm_max: float) -> float:
@@ -126,18 +126,18 @@ def gradient_scale(step: GlobalStep, *, norm_max: float) -> float:
     return clip / step.unmasked
 
 
-def _write_riders(riders: Tensor, local: LocalStep, sliced_square: Tensor) -> None:
+def _write_piggybacked(piggybacked: Tensor, local: LocalStep, sliced_square: Tensor) -> None:
     high, low = divmod(local.unmasked, _COUNT_BASE)
-    riders[0] = local.loss_sum.detach()
-    riders[_SLICED_SQUARE] = sliced_square
+    piggybacked[0] = local.loss_sum.detach()
+    piggybacked[_SLICED_SQUARE] = sliced_square
     for place, number in enumerate((high, low, local.stop, local.save), start=2):
-        riders[place] = number  # a fill: a copy would have the host wait for an accelerator
-    riders[_SCALARS:] = local.routing_MX.flatten()
+        piggybacked[place] = number  # a fill: a copy would have the host wait for an accelerator
+    piggybacked[_SCALARS:] = local.routing_MX.flatten()
 
 
-def _read_riders(riders: Tensor, local: LocalStep) -> GlobalStep:
+def _read_piggybacked(piggybacked: Tensor, local: LocalStep) -> GlobalStep:
     # One copy to the host for all of them; on an accelerator this is the step's only wait besides the dispatch.
-    loss_sum, sliced, high, low, stop, save, dense, _ = riders[:_SCALARS].tolist()
+    loss_sum, sliced, high, low, stop, save, dense, _ = piggybacked[:_SCALARS].tolist()
     square = dense + sliced
     unmasked = int(high) * _COUNT_BASE + int(low)
     norm = math.sqrt(square) if math.isfinite(square) else math.nan
@@ -145,7 +145,7 @@ def _read_riders(riders: Tensor, local: LocalStep) -> GlobalStep:
         loss=_float32(loss_sum / unmasked) if unmasked else math.nan,
         gradient_norm=norm / unmasked if unmasked else math.nan,
         unmasked=unmasked,
-        routing_MX=riders[_SCALARS:].view_as(local.routing_MX),
+        routing_MX=piggybacked[_SCALARS:].view_as(local.routing_MX),
         stop=stop > 0,
         save=save > 0,
     )

@@ -41,10 +41,10 @@ Image = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Deal:
+class ImageAssignment:
     """Which encoder takes each image."""
 
-    homes: tuple[tuple[int, ...], ...]
+    owners: tuple[tuple[int, ...], ...]
     """Encoder at home of each image, by data-parallel rank."""
     by_encoder: tuple[tuple[Image, ...], ...]
     """Images of each encoder in the order in which it encodes them: its own, then guests."""
@@ -52,18 +52,20 @@ class Deal:
     @property
     def parts(self) -> int:
         """Context parts of a data-parallel rank."""
-        return len(self.by_encoder) // len(self.homes)
+        return len(self.by_encoder) // len(self.owners)
 
-    def home_of(self, image: Image) -> int:
+    def owner_of(self, image: Image) -> int:
         """Return the encoder where the features of an image are wanted."""
-        return self.homes[image[0]][image[1]]
+        return self.owners[image[0]][image[1]]
 
     def loads(self, costs: Sequence[Sequence[int]]) -> list[int]:
         """Add up what each encoder does."""
         return [sum(costs[dp][number] for dp, number in images) for images in self.by_encoder]
 
 
-def deal_images(costs: Sequence[Sequence[int]], *, parts: int, besides: int, saves_min: int = 1) -> Deal | None:
+def balance_images(
+    costs: Sequence[Sequence[int]], *, parts: int, other_flops: int, saves_min: int = 1
+) -> ImageAssignment | None:
     """Move whole images from the fullest encoder to the emptiest, as long as that lowers the fullest.
 
     No move makes the larger of the two as large as the fullest was, so the largest load never rises.
@@ -71,22 +73,24 @@ def deal_images(costs: Sequence[Sequence[int]], *, parts: int, besides: int, sav
     Args:
         costs: Operations of each image, by data-parallel rank.
         parts: Context parts of a data-parallel rank.
-        besides: Operations of an encoder's rank that are no images.
+        other_flops: Operations of an encoder's rank that are no images.
         saves_min: Least operations that are worth an exchange, however small the step.
 
     Returns:
         None where it would save less than that or ``GAIN_MIN``: images then stay where they are.
     """
     shares = [share_images(costs_I, parts) for costs_I in costs]
-    home_loads = [
+    owner_loads = [
         sum(costs_I[image] for image in share) for costs_I, of in zip(costs, shares, strict=True) for share in of
     ]
-    before = max(home_loads, default=0)
-    least = max(-(-sum(home_loads) // max(1, len(home_loads))), max((max(own, default=0) for own in costs), default=0))
-    worth = max(float(saves_min), GAIN_MIN * (besides + before))
+    before = max(owner_loads, default=0)
+    least = max(
+        -(-sum(owner_loads) // max(1, len(owner_loads))), max((max(own, default=0) for own in costs), default=0)
+    )
+    worth = max(float(saves_min), GAIN_MIN * (other_flops + before))
     if before - least < worth:
         return None
-    loads = np.array(home_loads, np.int64)
+    loads = np.array(owner_loads, np.int64)
     holds = [
         sorted((costs_I[image], (dp, image)) for image in share)
         for dp, (costs_I, of) in enumerate(zip(costs, shares, strict=True))
@@ -95,21 +99,23 @@ def deal_images(costs: Sequence[Sequence[int]], *, parts: int, besides: int, sav
     for _ in range(MOVES_MAX):
         fullest, emptiest = int(loads.argmax()), int(loads.argmin())
         # Images stay at home unless they have to go: what is left is worth no move.
-        even = loads[fullest] - least < GAIN_MIN / 2 * (besides + int(loads[fullest]))
+        even = loads[fullest] - least < GAIN_MIN / 2 * (other_flops + int(loads[fullest]))
         if even or not _move(holds, loads, fullest, emptiest):
             break
     if before - int(loads.max()) < worth:
         return None
-    homes = tuple(_homes(of, first=dp * parts) for dp, of in enumerate(shares))
-    return Deal(homes=homes, by_encoder=tuple(_ordered(held, encoder // parts) for encoder, held in enumerate(holds)))
+    owners = tuple(_owners(of, first=dp * parts) for dp, of in enumerate(shares))
+    return ImageAssignment(
+        owners=owners, by_encoder=tuple(_ordered(held, encoder // parts) for encoder, held in enumerate(holds))
+    )
 
 
-def _homes(shares: Sequence[Sequence[int]], *, first: int) -> tuple[int, ...]:
-    homes = [first] * sum(map(len, shares))
+def _owners(shares: Sequence[Sequence[int]], *, first: int) -> tuple[int, ...]:
+    owners = [first] * sum(map(len, shares))
     for part, images in enumerate(shares):
         for image in images:
-            homes[image] = first + part
-    return tuple(homes)
+            owners[image] = first + part
+    return tuple(owners)
 
 
 def _move(holds: list[list[tuple[int, Image]]], loads: npt.NDArray[np.int64], fullest: int, emptiest: int) -> bool:
@@ -127,12 +133,12 @@ def _move(holds: list[list[tuple[int, Image]]], loads: npt.NDArray[np.int64], fu
     return True
 
 
-def _ordered(held: Sequence[tuple[int, Image]], home: int) -> tuple[Image, ...]:
-    return tuple(sorted((image for _, image in held), key=lambda image: (image[0] != home, image)))
+def _ordered(held: Sequence[tuple[int, Image]], owner: int) -> tuple[Image, ...]:
+    return tuple(sorted((image for _, image in held), key=lambda image: (image[0] != owner, image)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WayHome:
+class ReturnRoute:
     """What one rank sends and gets, so that features of the images at home here are here."""
 
     kept: npt.NDArray[np.int64]
@@ -173,19 +179,19 @@ class Held:
     """Row of the first of them there."""
 
 
-def held_behind_tower(
-    deal: Deal, cells: Sequence[Sequence[int]], encoder: int, *, tp: int, place: int
+def held_after_tower(
+    assignment: ImageAssignment, cells: Sequence[Sequence[int]], encoder: int, *, tp: int, place: int
 ) -> Iterator[Held]:
     """Yield what a tensor rank of an encoder holds: the tower leaves it an equal part of all rows, the last ones less.
 
     Args:
-        deal: Who encodes what.
+        assignment: Who encodes what.
         cells: Features of each image, by data-parallel rank.
         encoder: Whose images.
         tp: Tensor ranks of an encoder.
         place: Of the rank among them.
     """
-    images = deal.by_encoder[encoder]
+    images = assignment.by_encoder[encoder]
     share = -(-sum(cells[dp][number] for dp, number in images) // tp)
     begin, at = place * share, 0
     for dp, number in images:
@@ -196,19 +202,19 @@ def held_behind_tower(
         at += count
 
 
-def way_home(
-    deal: Deal,
+def return_route(
+    assignment: ImageAssignment,
     cells: Sequence[Sequence[int]],
     encoder: int,
     *,
     tp: int,
     place: int,
     lost: frozenset[int] = frozenset(),
-) -> WayHome:
+) -> ReturnRoute:
     """Work out the way home of one rank.
 
     Args:
-        deal: Who encodes what.
+        assignment: Who encodes what.
         cells: Features of each image, by data-parallel rank.
         encoder: This rank's.
         tp: Tensor ranks of an encoder.
@@ -216,25 +222,25 @@ def way_home(
         lost: Images of this data-parallel rank that have no tokens, since their sample is damaged.
     """
     kept: list[range] = []
-    leaving: list[list[range]] = [[] for _ in deal.by_encoder]
+    leaving: list[list[range]] = [[] for _ in assignment.by_encoder]
     numbers: list[range | Sequence[int]] = []
-    first = _first_rows(cells[encoder // deal.parts], lost)
-    received = [0] * len(deal.by_encoder)
-    for held in held_behind_tower(deal, cells, encoder, tp=tp, place=place):
+    first = _first_rows(cells[encoder // assignment.parts], lost)
+    received = [0] * len(assignment.by_encoder)
+    for held in held_after_tower(assignment, cells, encoder, tp=tp, place=place):
         here = range(held.begin, held.begin + len(held.cells))
-        if deal.home_of(held.image) == encoder:
+        if assignment.owner_of(held.image) == encoder:
             kept.append(here)
             numbers.append(_numbers(held, first, lost))
         else:
-            leaving[deal.home_of(held.image)].append(here)
-    for other in _encoders_of(deal, encoder):
-        for held in held_behind_tower(deal, cells, other, tp=tp, place=place):
-            if deal.home_of(held.image) == encoder:
+            leaving[assignment.owner_of(held.image)].append(here)
+    for other in _encoders_of(assignment, encoder):
+        for held in held_after_tower(assignment, cells, other, tp=tp, place=place):
+            if assignment.owner_of(held.image) == encoder:
                 received[other] += len(held.cells)
                 numbers.append(_numbers(held, first, lost))
     number_N = _joined(numbers)
     order = np.argsort(number_N, kind="stable")[np.count_nonzero(number_N < 0) :]
-    return WayHome(
+    return ReturnRoute(
         kept=_joined(kept),
         leaving=_joined(itertools.chain(*leaving)),
         sent=[sum(map(len, parts)) for parts in leaving],
@@ -244,12 +250,12 @@ def way_home(
     )
 
 
-def _encoders_of(deal: Deal, home: int) -> list[int]:
+def _encoders_of(assignment: ImageAssignment, owner: int) -> list[int]:
     """Return the other encoders that take images of this home."""
     return [
         other
-        for other, images in enumerate(deal.by_encoder)
-        if other != home and any(deal.home_of(image) == home for image in images)
+        for other, images in enumerate(assignment.by_encoder)
+        if other != owner and any(assignment.owner_of(image) == owner for image in images)
     ]
 
 

@@ -1,4 +1,4 @@
-"""The stages of a pipeline one behind the other, without gradient: implements the model's ``Line`` for decoding.
+"""Decoding through the stages of a pipeline, one after another: implements the model's ``DecodePipeline``.
 
 A stream goes from rank to rank, and while it is with one the others wait: decoding held-out questions is a small part
 of a run, and each rank needs no memory for it but the keys and values of its own layers.
@@ -18,7 +18,7 @@ from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel import collectives
 
 
-class StageLine:
+class PipelineDecoder:
     """Passes a stream through the stages of a pipeline group."""
 
     def __init__(self, models: Mapping[int, KimiVL], rank_of: Sequence[int], group: dist.ProcessGroup) -> None:
@@ -51,9 +51,9 @@ class StageLine:
                 collectives.send(stream_SD, self._rank_of[number + 1], self._group)
         return stream_SD if last in self._models else None
 
-    def tell(self, prompts: int, say: Callable[[], Tensor] | None) -> Tensor:
+    def share_tokens(self, prompts: int, choose: Callable[[], Tensor] | None) -> Tensor:
         """Broadcast the last stage's tokens."""
         device = next(iter(self._models.values())).like.device
-        token_B = torch.empty(prompts, dtype=torch.int64, device=device) if say is None else say()
+        token_B = torch.empty(prompts, dtype=torch.int64, device=device) if choose is None else choose()
         collectives.from_rank(token_B, self._rank_of[-1], self._group)
         return token_B

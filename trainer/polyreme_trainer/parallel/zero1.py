@@ -40,7 +40,7 @@ class _Turn:
     """Gradients of microbatches that are still to be made."""
 
 
-class Copies:
+class Replicas:
     """Buffers of which all ranks of a group hold copies, and whose update they divide."""
 
     def __init__(self, parts: Iterable[FlatParameters], group: dist.ProcessGroup) -> None:
@@ -106,39 +106,39 @@ class Copies:
         self._next += 1
 
 
-class DividedUpdate:
+class Zero1Update:
     """All exchanges of a rank's divided update."""
 
-    def __init__(self, copies: Sequence[Copies], owner_of: dict[int, Copies]) -> None:
-        self._copies = copies
-        self._copies_of = owner_of
+    def __init__(self, replicas: Sequence[Replicas], owner_of: dict[int, Replicas]) -> None:
+        self._replicas = replicas
+        self._replicas_of = owner_of
 
     def begin(self, passes: int) -> None:
         """Expect the gradients of a step: so many backward passes."""
-        for copies in self._copies:
-            copies.begin(passes)
+        for replicas in self._replicas:
+            replicas.begin(passes)
 
     def finish(self) -> None:
         """Wait until the gradients of what this rank updates are summed."""
-        for copies in self._copies:
-            copies.finish()
+        for replicas in self._replicas:
+            replicas.finish()
 
     def gather(self, part: FlatParameters, piece: Piece) -> None:
         """Begin to bring an updated piece to the other ranks, and theirs here; parts without copies stay."""
-        if (copies := self.copies_of(part)) is not None:
-            copies.gather(part, piece)
+        if (replicas := self.replicas_of(part)) is not None:
+            replicas.gather(part, piece)
 
-    def copies_of(self, part: FlatParameters) -> Copies | None:
+    def replicas_of(self, part: FlatParameters) -> Replicas | None:
         """The ranks that hold copies of a part; None where it has none."""
-        return self._copies_of.get(id(part))
+        return self._replicas_of.get(id(part))
 
     def settle(self) -> None:
         """Wait until all parameters are here."""
-        for copies in self._copies:
-            copies.settle()
+        for replicas in self._replicas:
+            replicas.settle()
 
 
-def divide_update(flat: FlatModel, meshes: Meshes, *, timeout_s: float) -> DividedUpdate:
+def open_zero1(flat: FlatModel, meshes: Meshes, *, timeout_s: float) -> Zero1Update:
     """Open the groups of a divided update; every rank calls it.
 
     Args:
@@ -146,8 +146,8 @@ def divide_update(flat: FlatModel, meshes: Meshes, *, timeout_s: float) -> Divid
         meshes: This rank's place.
         timeout_s: Longest wait inside one exchange.
     """
-    copies: list[Copies] = []
-    copies_of: dict[int, Copies] = {}
+    replicas: list[Replicas] = []
+    replicas_of: dict[int, Replicas] = {}
     for axes, parts in (
         (_STAGE_AXES, (flat.dense, flat.exact)),
         (_REPLICA_AXES, (flat.tensor.flat,)),
@@ -157,9 +157,9 @@ def divide_update(flat: FlatModel, meshes: Meshes, *, timeout_s: float) -> Divid
         if not any(part.length for part in shared):
             continue
         group = open_group(group_ranks(meshes.layout, meshes.rank, axes), timeout_s=timeout_s)
-        copies.append(Copies(shared, group))
-        copies_of |= {id(part): copies[-1] for part in shared}
-    return DividedUpdate(copies, copies_of)
+        replicas.append(Replicas(shared, group))
+        replicas_of |= {id(part): replicas[-1] for part in shared}
+    return Zero1Update(replicas, replicas_of)
 
 
 def _turns(part: FlatParameters) -> list[_Turn]:

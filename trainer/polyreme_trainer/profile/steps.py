@@ -32,7 +32,7 @@ LEARNING_RATE = 1e-4
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ProfileRow:
     """One line of a table, a step."""
 
     name: str
@@ -48,9 +48,9 @@ class Profile:
 
     rank: int
     step_s: float
-    layers: tuple[Line, ...]
+    layers: tuple[ProfileRow, ...]
     """In the order of the model, then what is none of its layers."""
-    exchanges: tuple[Line, ...]
+    exchanges: tuple[ProfileRow, ...]
     """Largest first; from begin to end of each, waiting for the other ranks included."""
 
 
@@ -99,7 +99,7 @@ def profile_rank(
     if trace is not None:
         profiler.export_chrome_trace(str(trace))
     layers = [
-        Line(
+        ProfileRow(
             name=name,
             seconds=(spent.forward_s + spent.backward_s) / steps,
             forward_s=spent.forward_s / steps,
@@ -108,7 +108,7 @@ def profile_rank(
         for name, spent in spans.spent.items()
     ]
     rest_s = step_s - sum(line.seconds for line in layers)
-    layers.append(Line(name="embedding, head, loss, sums, update, waiting", seconds=max(0.0, rest_s)))
+    layers.append(ProfileRow(name="embedding, head, loss, sums, update, waiting", seconds=max(0.0, rest_s)))
     return Profile(rank=settings.rank.rank, step_s=step_s, layers=tuple(layers), exchanges=_exchanges(profiler, steps))
 
 
@@ -122,11 +122,13 @@ def _step(settings: TrainSettings, state: TrainState, meshes: Meshes, batch: Pac
     update(state, total, settings.optimizer, rate=LEARNING_RATE)
 
 
-def _exchanges(profiler: profile, steps: int) -> tuple[Line, ...]:
+def _exchanges(profiler: profile, steps: int) -> tuple[ProfileRow, ...]:
     """Add up the exchanges that the profiler saw."""
     spent: dict[str, list[float]] = collections.defaultdict(list)
     for event in profiler.events() or ():
         if event.name.startswith(EXCHANGES):
             spent[event.name].append(event.time_range.elapsed_us() / 1e6)
-    lines = (Line(name=name, seconds=sum(taken) / steps, calls=len(taken) / steps) for name, taken in spent.items())
+    lines = (
+        ProfileRow(name=name, seconds=sum(taken) / steps, calls=len(taken) / steps) for name, taken in spent.items()
+    )
     return tuple(sorted(lines, key=lambda line: -line.seconds))

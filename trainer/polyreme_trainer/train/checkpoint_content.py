@@ -40,8 +40,8 @@ def restored(state: TrainState) -> None:
     for part in state.flat.parts:
         for piece in () if part.masters is None else part.pieces:
             part.publish(piece)
-            if state.divided is not None:
-                state.divided.gather(part, piece)
+            if state.zero1 is not None:
+                state.zero1.gather(part, piece)
     settle(state)
 
 

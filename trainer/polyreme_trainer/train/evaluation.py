@@ -30,7 +30,7 @@ from polyreme_trainer.model.stage import decode
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.mesh import Meshes
-from polyreme_trainer.parallel.pipeline_decode import StageLine
+from polyreme_trainer.parallel.pipeline_decode import PipelineDecoder
 from polyreme_trainer.parallel.tensor import whole_rows
 from polyreme_trainer.train.inputs import Inputs, to_inputs
 from polyreme_trainer.train.settings import EvaluationSettings
@@ -74,7 +74,7 @@ def evaluate(
                 new_tokens_max=settings.answer_tokens_max,
                 agree=_agree(state, meshes),
                 prompts_at_once=PROMPTS_AT_ONCE,
-                line=_line(state, meshes),
+                pipeline=_decode_pipeline(state, meshes),
             )
         pages += [_page(source, sample, answer, stop_token) for sample, answer in zip(samples, answers, strict=True)]
     gathered = collectives.gather_to_first(pages, meshes.world_group)
@@ -110,7 +110,7 @@ def held_out_losses(state: TrainState, source: EvaluationSource, meshes: Meshes,
 def _loss_sum(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor | None:
     """Run a microbatch forwards through all stages; None on ranks without the last one."""
     stage = max(state.stages.items())[1]
-    line = _line(state, meshes)
+    pipeline = _decode_pipeline(state, meshes)
 
     def begin(model: KimiVL) -> Tensor:
         return model.begin(microbatch.tokens_T, microbatch.patches_PC, microbatch.grids, microbatch.deliver)
@@ -119,10 +119,10 @@ def _loss_sum(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor |
         # Not by the stage: it adds up how tokens are routed, and what moves the router's biases is trained tokens.
         return decode(model, stream_SD, microbatch).hidden_TD
 
-    if line is None:
+    if pipeline is None:
         hidden_SD: Tensor | None = run(stage.model, None)
     else:
-        hidden_SD = line.through(stage.rows(microbatch.tokens_T.shape[0]), begin, run)
+        hidden_SD = pipeline.through(stage.rows(microbatch.tokens_T.shape[0]), begin, run)
     if hidden_SD is None:
         return None
     loss_sum: Tensor = stage.model.language_model.lm_head(hidden_SD, microbatch.targets_T)
@@ -141,8 +141,8 @@ def _answering(models: Iterable[KimiVL]) -> Iterator[None]:
             model.train()
 
 
-def _line(state: TrainState, meshes: Meshes) -> StageLine | None:
-    return StageLine(state.models, state.stage_ranks, meshes.pp_group) if meshes.layout.pp > 1 else None
+def _decode_pipeline(state: TrainState, meshes: Meshes) -> PipelineDecoder | None:
+    return PipelineDecoder(state.models, state.stage_ranks, meshes.pp_group) if meshes.layout.pp > 1 else None
 
 
 def _agree(state: TrainState, meshes: Meshes) -> Callable[[bool], bool]:

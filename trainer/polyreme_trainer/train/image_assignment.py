@@ -24,7 +24,7 @@ from polyreme_planner.layout import Layout
 from polyreme_planner.model_parts import Part, all_parts
 from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.model.patch_grid import Grid
-from polyreme_trainer.parallel.image_balancing import Deal, Image, WayHome, deal_images, way_home
+from polyreme_trainer.parallel.image_balancing import Image, ImageAssignment, ReturnRoute, balance_images, return_route
 from polyreme_trainer.parallel.mesh import Meshes, group_ranks, open_group
 
 NEIGHBOURS_MAX = 8
@@ -39,13 +39,13 @@ which a core does that many. Where devices are faster, networks are too, and mod
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Dealt:
+class BalancedImages:
     """A microbatch whose images are dealt out, as one rank sees it."""
 
-    deal: Deal
+    assignment: ImageAssignment
     grids: Sequence[Sequence[Grid]]
     """Of all images that the index has, by data-parallel rank."""
-    guests_PC: Patches
+    remote_PC: Patches
     """Patches of the guests, in the order of the deal."""
     encoder: int
     place: int
@@ -58,12 +58,12 @@ class Dealt:
     @property
     def data_rank(self) -> int:
         """Data-parallel rank of the encoder."""
-        return self.encoder // self.deal.parts
+        return self.encoder // self.assignment.parts
 
     @property
     def encoded(self) -> list[Grid]:
         """Grids of what this rank encodes."""
-        return [self.grids[dp][number] for dp, number in self.deal.by_encoder[self.encoder]]
+        return [self.grids[dp][number] for dp, number in self.assignment.by_encoder[self.encoder]]
 
     def patches(self, here_PC: Patches, lost: frozenset[int]) -> Patches:
         """Join the patches that this rank encodes; those of lost images are zero.
@@ -76,22 +76,22 @@ class Dealt:
         sizes = [0 if image in lost else rows * columns for image, (rows, columns) in enumerate(own)]
         edges = list(itertools.accumulate(sizes, initial=0))
         parts = [here_PC[:0]]
-        for dp, number in self.deal.by_encoder[self.encoder]:
+        for dp, number in self.assignment.by_encoder[self.encoder]:
             if dp == self.data_rank:
                 rows, columns = own[number]
                 zeros = np.zeros((rows * columns, here_PC.shape[1]), here_PC.dtype) if number in lost else None
                 parts.append(here_PC[edges[number] : edges[number + 1]] if zeros is None else zeros)
-        return np.concatenate([*parts, self.guests_PC])
+        return np.concatenate([*parts, self.remote_PC])
 
-    def way_home(self, part: int, place: int, lost: frozenset[int]) -> WayHome:
+    def return_route(self, part: int, place: int, lost: frozenset[int]) -> ReturnRoute:
         """Work out the way home of a rank of this stream: which rows it then has."""
         cells = [[rows * columns // self.merge**2 for rows, columns in grids] for grids in self.grids]
-        encoder = self.data_rank * self.deal.parts + part
-        return way_home(self.deal, cells, encoder, tp=self.tp, place=place, lost=lost)
+        encoder = self.data_rank * self.assignment.parts + part
+        return return_route(self.assignment, cells, encoder, tp=self.tp, place=place, lost=lost)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Dealing:
+class ImageBalancer:
     """Where this rank stands among those that take each other's images."""
 
     shape: ModelShape
@@ -106,7 +106,9 @@ class Dealing:
     place: int
     group: dist.ProcessGroup
 
-    def deal(self, source: BatchSource, step: int, microbatches: Sequence[Sequence[range]]) -> list[Dealt | None]:
+    def assign(
+        self, source: BatchSource, step: int, microbatches: Sequence[Sequence[range]]
+    ) -> list[BalancedImages | None]:
         """Deal a step's images.
 
         Args:
@@ -121,25 +123,27 @@ class Dealing:
         first = min(packs.start for by_rank in near for packs in by_rank)
         count = max(packs.stop for by_rank in near for packs in by_rank) - first
         grids = dict(enumerate(map(_grids, source.grids(step, first=first, count=count)), start=first))
-        return [self._deal(source, step, packs, grids) for packs in near]
+        return [self._assign(source, step, packs, grids) for packs in near]
 
-    def _deal(
+    def _assign(
         self, source: BatchSource, step: int, packs: Sequence[range], by_pack: Mapping[int, Sequence[Grid]]
-    ) -> Dealt | None:
+    ) -> BalancedImages | None:
         grids = [[grid for pack in mine for grid in by_pack[pack]] for mine in packs]
         sizes = [[rows * columns for rows, columns in mine] for mine in grids]
         cost_of = {size: image_flops(self.shape, size) for size in set(itertools.chain(*sizes))}
         costs = [[cost_of[size] for size in mine] for mine in sizes]
         tokens = len(packs[0]) * source.pack_tokens_in(step)
-        besides = self._besides(tokens, source.pack_tokens_in(step))
-        deal = deal_images(costs, parts=self.parts, besides=besides, saves_min=SAVES_MIN)
-        if deal is None:
+        other_flops = self._other_flops(tokens, source.pack_tokens_in(step))
+        assignment = balance_images(costs, parts=self.parts, other_flops=other_flops, saves_min=SAVES_MIN)
+        if assignment is None:
             return None
-        guests = [image for image in deal.by_encoder[self.encoder] if image[0] != self.encoder // self.parts]
-        return Dealt(
-            deal=deal,
+        remote_images = [
+            image for image in assignment.by_encoder[self.encoder] if image[0] != self.encoder // self.parts
+        ]
+        return BalancedImages(
+            assignment=assignment,
             grids=grids,
-            guests_PC=self._read(source, step, guests, packs, by_pack),
+            remote_PC=self._read(source, step, remote_images, packs, by_pack),
             encoder=self.encoder,
             place=self.place,
             tp=self.tp,
@@ -147,7 +151,7 @@ class Dealing:
             group=self.group,
         )
 
-    def _besides(self, tokens: int, pack_tokens: int) -> int:
+    def _other_flops(self, tokens: int, pack_tokens: int) -> int:
         """Count what an encoder's ranks have to do besides images, for so many tokens of a data-parallel rank."""
         flops = forward_flops(self.shape, Mix(sequence_tokens=pack_tokens))
         each = sum(flops[part] for part in all_parts(self.shape) if part is not Part.TOWER)
@@ -157,7 +161,7 @@ class Dealing:
         self,
         source: BatchSource,
         step: int,
-        guests: Sequence[Image],
+        remote_images: Sequence[Image],
         packs: Sequence[range],
         by_pack: Mapping[int, Sequence[Grid]],
     ) -> Patches:
@@ -168,7 +172,9 @@ class Dealing:
             first = 0
             for pack in mine:
                 count = len(by_pack[pack])
-                images = [number - first for home, number in guests if home == dp and 0 <= number - first < count]
+                images = [
+                    number - first for owner, number in remote_images if owner == dp and 0 <= number - first < count
+                ]
                 if images:
                     found.append(np.asarray(source.patches(step, pack=pack, images=images), np.float32))
                 first += count
@@ -182,7 +188,7 @@ def neighbours(layout: Layout, dp: int) -> range:
     return range(first, min(first + size, layout.dp))
 
 
-def dealing_of(meshes: Meshes, shape: ModelShape, *, timeout_s: float) -> Dealing | None:
+def image_balancer_of(meshes: Meshes, shape: ModelShape, *, timeout_s: float) -> ImageBalancer | None:
     """Return how this rank, which holds a tower, shares images with its neighbours; None if it has none.
 
     Args:
@@ -198,7 +204,7 @@ def dealing_of(meshes: Meshes, shape: ModelShape, *, timeout_s: float) -> Dealin
     if len(near) < layout.dp:
         replicas = group_ranks(layout, meshes.rank, ("dp", "cp"))
         group = open_group(replicas[near.start * layout.cp : near.stop * layout.cp], timeout_s=timeout_s)
-    return Dealing(
+    return ImageBalancer(
         shape=shape,
         parts=layout.cp,
         data_ranks=near,

@@ -24,7 +24,7 @@ from polyreme_trainer.model.segment_attention import Attend
 from polyreme_trainer.parallel.images import Deliver, FeatureRoutes, Places, share_images
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.parallel.ring import ContextRanks
-from polyreme_trainer.train.image_assignment import Dealt
+from polyreme_trainer.train.image_assignment import BalancedImages
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,11 @@ def sharing_of(
 
 
 def to_inputs(
-    batch: PackedBatch, *, device: torch.device | str, sharing: Sharing | None = None, dealt: Dealt | None = None
+    batch: PackedBatch,
+    *,
+    device: torch.device | str,
+    sharing: Sharing | None = None,
+    balanced: BalancedImages | None = None,
 ) -> Inputs:
     """Copy a batch's arrays to tensors, or this rank's part of them.
 
@@ -103,14 +107,14 @@ def to_inputs(
         batch: Packs of this data-parallel rank.
         device: Where the model is.
         sharing: The ranks that share the stream; None where this one has it for itself.
-        dealt: Who encodes the images, where other data-parallel ranks take part.
+        balanced: Who encodes the images, where other data-parallel ranks take part.
 
     Raises:
         InvalidConfigError: If the stream cannot be shared out evenly, or images do not fit their media tokens.
     """
     offsets: list[int] = np.asarray(batch.document_offsets).tolist()
     tokens_A = np.asarray(batch.tokens_T)
-    images = _encoded(batch, sharing, dealt)
+    images = _encoded(batch, sharing, balanced)
     if sharing is None:
         return Inputs(
             tokens_T=_tensor(tokens_A, device),
@@ -147,13 +151,13 @@ class _Encoded:
     deliver: Deliver | None
 
 
-def _encoded(batch: PackedBatch, sharing: Sharing | None, dealt: Dealt | None) -> _Encoded:
+def _encoded(batch: PackedBatch, sharing: Sharing | None, balanced: BalancedImages | None) -> _Encoded:
     grids: list[Grid] = [(rows, columns) for rows, columns in np.asarray(batch.grids_I2).tolist()]
     patches_PC = np.asarray(batch.patches_PC)
-    if dealt is not None:
+    if balanced is not None:
         lost = frozenset(batch.lost_images)
-        deliver = _from_all(dealt, lost, None if sharing is None else (sharing, np.asarray(batch.tokens_T)))
-        return _Encoded(dealt.patches(patches_PC, lost), dealt.encoded, deliver)
+        deliver = _from_all(balanced, lost, None if sharing is None else (sharing, np.asarray(batch.tokens_T)))
+        return _Encoded(balanced.patches(patches_PC, lost), balanced.encoded, deliver)
     if sharing is None:
         return _Encoded(patches_PC, grids, None)
     images = _images(grids, sharing)
@@ -166,14 +170,18 @@ def _encoded(batch: PackedBatch, sharing: Sharing | None, dealt: Dealt | None) -
     )
 
 
-def _from_all(dealt: Dealt, lost: frozenset[int], shared: tuple[Sharing, Places] | None) -> Deliver:
+def _from_all(balanced: BalancedImages, lost: frozenset[int], shared: tuple[Sharing, Places] | None) -> Deliver:
     """Bring features home from all data-parallel ranks, and then to the ranks of the stream that hold their tokens."""
-    part = dealt.encoder % dealt.deal.parts
-    home = dealt.way_home(part, dealt.place, lost).bring(dealt.group)
+    part = balanced.encoder % balanced.assignment.parts
+    home = balanced.return_route(part, balanced.place, lost).bring(balanced.group)
     if shared is None:
         return home
     sharing, tokens_A = shared
-    made = [dealt.way_home(part, place, lost).rows for part in range(dealt.deal.parts) for place in range(dealt.tp)]
+    made = [
+        balanced.return_route(part, place, lost).rows
+        for part in range(balanced.assignment.parts)
+        for place in range(balanced.tp)
+    ]
     onwards = FeatureRoutes(made=made, wanted=_wanted(tokens_A, sharing)).deliver(sharing.rank, sharing.group)
     return lambda features_MD: onwards(home(features_MD))
 

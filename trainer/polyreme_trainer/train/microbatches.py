@@ -14,7 +14,7 @@ from typing import Any, Self
 from polyreme_api.batch import BatchSource, PackedBatch
 from polyreme_api.errors import InvalidConfigError
 from polyreme_trainer.parallel.mesh import Meshes, packs_of
-from polyreme_trainer.train.image_assignment import Dealing, Dealt
+from polyreme_trainer.train.image_assignment import BalancedImages, ImageBalancer
 from polyreme_trainer.train.inputs import Inputs, to_inputs
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import TrainState
@@ -25,12 +25,12 @@ class ReadPacks:
     """Packs of a microbatch of this rank, in host memory."""
 
     batch: PackedBatch
-    dealt: Dealt | None
+    balanced: BalancedImages | None
     """Who encodes the images, where other data-parallel ranks take part."""
 
 
 def read_packs(
-    source: BatchSource, settings: TrainSettings, meshes: Meshes, dealing: Dealing | None, number: int
+    source: BatchSource, settings: TrainSettings, meshes: Meshes, image_balancer: ImageBalancer | None, number: int
 ) -> list[ReadPacks]:
     """Read this rank's packs of a step, a microbatch at a time: each of whole packs, and equally many.
 
@@ -48,14 +48,16 @@ def read_packs(
         )
     share = len(mine) // count
     firsts = [[dp + place for dp in range(0, packs, len(mine))] for place in range(0, len(mine), share)]
-    dealt = (
+    balanced = (
         [None] * count
-        if dealing is None
-        else dealing.deal(source, number, [[range(first, first + share) for first in by_rank] for by_rank in firsts])
+        if image_balancer is None
+        else image_balancer.assign(
+            source, number, [[range(first, first + share) for first in by_rank] for by_rank in firsts]
+        )
     )
     return [
         ReadPacks(source.packs(number, first=first, count=share), one)
-        for first, one in zip(mine[::share], dealt, strict=True)
+        for first, one in zip(mine[::share], balanced, strict=True)
     ]
 
 
@@ -66,14 +68,14 @@ def to_microbatches(state: TrainState, packs: Sequence[ReadPacks], settings: Tra
         InvalidConfigError: If images do not fit their media tokens, or a stream cannot be shared out evenly.
     """
     device = settings.rank.device_type
-    return [to_inputs(read.batch, device=device, sharing=state.sharing, dealt=read.dealt) for read in packs]
+    return [to_inputs(read.batch, device=device, sharing=state.sharing, balanced=read.balanced) for read in packs]
 
 
 def read_microbatches(
     state: TrainState, source: BatchSource, settings: TrainSettings, meshes: Meshes, number: int
 ) -> list[Inputs]:
     """Read this rank's packs of a step and bring them to the device, one after the other."""
-    return to_microbatches(state, read_packs(source, settings, meshes, state.dealing, number), settings)
+    return to_microbatches(state, read_packs(source, settings, meshes, state.image_balancer, number), settings)
 
 
 class PackReader:
@@ -85,9 +87,9 @@ class PackReader:
     """
 
     def __init__(
-        self, source: BatchSource, settings: TrainSettings, meshes: Meshes, *, dealing: Dealing | None
+        self, source: BatchSource, settings: TrainSettings, meshes: Meshes, *, image_balancer: ImageBalancer | None
     ) -> None:
-        self._source, self._settings, self._meshes, self._dealing = source, settings, meshes, dealing
+        self._source, self._settings, self._meshes, self._image_balancer = source, settings, meshes, image_balancer
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="packs")
         self._ahead: tuple[int, concurrent.futures.Future[list[ReadPacks]]] | None = None
 
@@ -116,4 +118,4 @@ class PackReader:
         return self._thread.submit(self._source.state, step).result()
 
     def _begin(self, step: int) -> concurrent.futures.Future[list[ReadPacks]]:
-        return self._thread.submit(read_packs, self._source, self._settings, self._meshes, self._dealing, step)
+        return self._thread.submit(read_packs, self._source, self._settings, self._meshes, self._image_balancer, step)

@@ -185,8 +185,8 @@ class Optimizer:
             )
             moments = (piece.of_own(of, begin=begin) for of in (state.first, state.second))
             # Of the whole piece: rows of a sharded parameter are known by where they begin.
-            homes = [part.own_values(whole)[cut], *moments]
-            values, first, second = (self._visit(home, part) for home in homes)
+            owners = [part.own_values(whole)[cut], *moments]
+            values, first, second = (self._visit(home, part) for home in owners)
             torch._fused_adamw_(
                 [values],
                 [piece.of_own(part.own_gradients)],
@@ -204,7 +204,7 @@ class Optimizer:
                 grad_scale=torch.full((), 1.0 / due.scale, device=values.device),
                 found_inf=None,
             )
-            for home, visited in zip(homes, (values, first, second), strict=True):
+            for home, visited in zip(owners, (values, first, second), strict=True):
                 _leave(home, visited)
             part.publish(piece, values)
 

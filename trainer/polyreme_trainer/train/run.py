@@ -88,7 +88,7 @@ def _train(
         with (
             _writer(settings, world, reporter) as writer,
             open_step_log(saved.store, saved.folder, rank.attempt, rank=rank.rank) as log,
-            PackReader(source, settings, world.meshes, dealing=state.dealing) as reader,
+            PackReader(source, settings, world.meshes, image_balancer=state.image_balancer) as reader,
         ):
             loop = Loop(
                 settings=settings,

@@ -15,7 +15,7 @@ from polyreme_planner.curriculum import TrainingStage, shape_at, stage_of
 from polyreme_planner.layout import Layout
 from polyreme_planner.schedules import V_SHAPED
 from polyreme_planner.shapes import ModelShape
-from polyreme_trainer.model.compute_options import PLAIN, Ways
+from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
 from polyreme_trainer.parallel.flat_buffers import BUCKET_SCALARS
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
@@ -49,7 +49,7 @@ class ParameterSharding(enum.StrEnum):
     NONE = "None"
     """Every rank, all that it computes with."""
     FSDP2 = "FSDP2"
-    """Ranks that would hold the same hold rows of it, and gather a layer when it runs (``parallel/sharded.py``)."""
+    """Ranks that would hold the same hold rows of it, and gather a layer when it runs (``parallel/fsdp.py``)."""
 
 
 class ImagesOver(enum.StrEnum):
@@ -58,7 +58,7 @@ class ImagesOver(enum.StrEnum):
     CONTEXT = "Context"
     """Those that share its stream."""
     DATA = "Data"
-    """Neighbouring data-parallel ranks too, where one has much more of them than others (``parallel/deal.py``)."""
+    """Neighbouring data-parallel ranks too, where one has many more images than others (``image_balancing.py``)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class OptimizerSettings:
     gradient_norm_max: float = 1.0
     """Norm to which the gradient of the whole model is clipped; 0 clips nothing."""
     router_bias_rate: float = 1e-3
-    divided: bool = False
+    zero1: bool = False
     """Whether ranks that hold the same weights divide their update, and so its state (ZeRO-1)."""
     bucket_scalars: int = BUCKET_SCALARS
     """Scalars that are exchanged at a time then."""
@@ -153,7 +153,7 @@ class TrainSettings:
     """Stages of training; empty: everything learns at every step."""
     pipeline: PipelineSettings = NO_STAGES
     """Stages and microbatches of a step."""
-    ways: Ways = PLAIN
+    compute_options: ComputeOptions = DEFAULT_OPTIONS
     """What layers hold, and which rows they drop."""
     images_over: ImagesOver = ImagesOver.CONTEXT
     seed: int = 0
@@ -175,7 +175,7 @@ class TrainSettings:
         Raises:
             InvalidConfigError: Naming the fields.
         """
-        if self.ways.recompute is Recompute.FULL and self.pipeline.schedule in V_SHAPED:
+        if self.compute_options.recompute is Recompute.FULL and self.pipeline.schedule in V_SHAPED:
             raise InvalidConfigError(
                 f"recompute full cannot be combined with schedule {self.pipeline.schedule}, which computes gradients "
                 "of inputs and of weights separately and would recompute every layer for both; use selective, or "

@@ -26,15 +26,15 @@ from polyreme_trainer.parallel.gradients import (
     GlobalStep,
     LocalStep,
     gradient_scale,
-    reduce_divided,
+    piggybacked_count,
     reduce_step,
-    rider_count,
+    reduce_zero1,
 )
 from polyreme_trainer.parallel.mesh import Meshes, experts_of, sparse_place
 from polyreme_trainer.parallel.pipeline import Pipeline, held_sections, open_pipeline, stage_ranks
 from polyreme_trainer.parallel.tensor import TensorGroup
-from polyreme_trainer.parallel.zero1 import DividedUpdate, divide_update
-from polyreme_trainer.train.image_assignment import Dealing, dealing_of
+from polyreme_trainer.parallel.zero1 import Zero1Update, open_zero1
+from polyreme_trainer.train.image_assignment import ImageBalancer, image_balancer_of
 from polyreme_trainer.train.inputs import Inputs, Sharing, sharing_of
 from polyreme_trainer.train.muon import whole_names
 from polyreme_trainer.train.optimizer import Optimizer, learner_of, update_router_biases
@@ -63,13 +63,13 @@ class TrainState:
     """Which rank of the pipeline holds each stage."""
     flat: FlatModel
     optimizer: Optimizer
-    divided: DividedUpdate | None
+    zero1: Zero1Update | None
     """Exchanges of the update that ranks divide; None where each makes all of it."""
     router_biases: dict[int, Tensor]
     """By the number of their layer among all of the model that have experts."""
     sharing: Sharing | None = None
     """The ranks that share this one's streams; no part of a checkpoint."""
-    dealing: Dealing | None = None
+    image_balancer: ImageBalancer | None = None
     """The neighbours that take each other's images; None where each has its own, or no tower is here."""
     step: int = 0
     """Steps taken in the whole run."""
@@ -101,7 +101,7 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
                 experts_local=experts_of(layout, meshes.rank, decoder.experts),
                 dispatcher=AllToAllDispatcher(meshes.ep_group) if layout.ep > 1 else None,
                 ranks=ranks,
-                ways=settings.ways,
+                options=settings.compute_options,
                 device="meta" if rows else settings.rank.device_type,
             )
         )
@@ -112,7 +112,7 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
     elsewhere = {slot.name for part in sharded for slot in part.slots}
     flat = flatten(
         {name: parameter for name, parameter in parameters.items() if name not in elsewhere},
-        riders=rider_count(decoder.layers - decoder.dense_layers, numbers_of_a_layer(decoder.experts)),
+        piggybacked=piggybacked_count(decoder.layers - decoder.dense_layers, numbers_of_a_layer(decoder.experts)),
         stage=Shares(count=layout.world // layout.pp, place=meshes.rank % (layout.world // layout.pp)),
         tensor=Slices(
             names=frozenset(name for name in parameters if layout.tp > 1 and cut_of(name) is not None),
@@ -137,7 +137,7 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
         stage_ranks=stage_ranks(settings.pipeline, layout.pp),
         flat=flat,
         optimizer=Optimizer(flat, settings.optimizer, tensor_group=meshes.tp_group if layout.tp > 1 else None),
-        divided=_divided(settings, flat, meshes),
+        zero1=_zero1(settings, flat, meshes),
         router_biases=_router_biases(stages, dense_layers=decoder.dense_layers),
         sharing=sharing_of(
             meshes,
@@ -145,16 +145,16 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
             shape=settings.shape,
             dtype=DTYPES[settings.precision],
         ),
-        dealing=_dealing(settings, stages, meshes),
+        image_balancer=_image_balancer(settings, stages, meshes),
     )
 
 
-def _dealing(settings: TrainSettings, stages: Mapping[int, Stage], meshes: Meshes) -> Dealing | None:
+def _image_balancer(settings: TrainSettings, stages: Mapping[int, Stage], meshes: Meshes) -> ImageBalancer | None:
     """Only ranks with the first stage encode images."""
     encodes = any(stage.model.section.first for stage in stages.values())
     if not encodes or settings.images_over is not ImagesOver.DATA:
         return None
-    return dealing_of(meshes, settings.shape, timeout_s=settings.rank.collective_timeout_s)
+    return image_balancer_of(meshes, settings.shape, timeout_s=settings.rank.collective_timeout_s)
 
 
 def _update(settings: TrainSettings, parameters: Mapping[str, Tensor]) -> Update:
@@ -165,14 +165,14 @@ def _update(settings: TrainSettings, parameters: Mapping[str, Tensor]) -> Update
         dtype=DTYPES[settings.precision],
         exact=frozenset(name for name in parameters if name.endswith(_EXACT)),
         whole=whole,
-        divided=_divides(settings),
+        zero1=_uses_zero1(settings),
         bucket_scalars=settings.optimizer.bucket_scalars,
     )
 
 
-def _divides(settings: TrainSettings) -> bool:
+def _uses_zero1(settings: TrainSettings) -> bool:
     """Whether an update is divided by shares; where rows are, little is left, and every rank updates that."""
-    return settings.optimizer.divided and settings.parameter_sharding is ParameterSharding.NONE
+    return settings.optimizer.zero1 and settings.parameter_sharding is ParameterSharding.NONE
 
 
 def _shard(settings: TrainSettings, stages: dict[int, Stage], meshes: Meshes) -> tuple[ShardedParameters, ...]:
@@ -186,10 +186,10 @@ def _shard(settings: TrainSettings, stages: dict[int, Stage], meshes: Meshes) ->
     )
 
 
-def _divided(settings: TrainSettings, flat: FlatModel, meshes: Meshes) -> DividedUpdate | None:
-    if not _divides(settings):
+def _zero1(settings: TrainSettings, flat: FlatModel, meshes: Meshes) -> Zero1Update | None:
+    if not _uses_zero1(settings):
         return None
-    return divide_update(flat, meshes, timeout_s=settings.rank.collective_timeout_s)
+    return open_zero1(flat, meshes, timeout_s=settings.rank.collective_timeout_s)
 
 
 def _router_biases(stages: dict[int, Stage], *, dense_layers: int) -> dict[int, Tensor]:
@@ -210,8 +210,8 @@ def backward(state: TrainState, *microbatches: Inputs, stop: bool = False, save:
     """
     settle(state)
     state.flat.clear_gradients()
-    if state.divided is not None:
-        state.divided.begin(len(microbatches))
+    if state.zero1 is not None:
+        state.zero1.begin(len(microbatches))
     loss_sum = state.pipeline.run(microbatches)
     last = max(state.models.items())[1]
     # Tensor ranks, and the ranks of a pipeline, have the same tokens: the one that makes their loss speaks for all.
@@ -279,7 +279,7 @@ def update(
         learned: How often each part that learns has learned, this step included; None: all of them, at every step.
     """
     scale = gradient_scale(total, norm_max=settings.gradient_norm_max)
-    updated = None if state.divided is None else state.divided.gather
+    updated = None if state.zero1 is None else state.zero1.gather
     state.optimizer.step(learning_rate=rate, gradient_scale=scale, learned=learned, updated=updated)
     if learned is None or Learner.DECODER in learned:
         held_LE = Routing.from_numbers(total.routing_MX).load_LE[list(state.router_biases)]
@@ -289,13 +289,13 @@ def update(
 
 def settle(state: TrainState) -> None:
     """Wait until parameters and state are what the last step made them; whoever reads them calls it first."""
-    if state.divided is not None:
-        state.divided.settle()
+    if state.zero1 is not None:
+        state.zero1.settle()
     state.optimizer.settle()
 
 
 def reduce(state: TrainState, local: LocalStep, meshes: Meshes) -> GlobalStep:
     """Agree with all ranks on gradients, loss, counts, loads and requests."""
-    if state.divided is not None:
-        return reduce_divided(state.flat, state.divided, local, meshes)
+    if state.zero1 is not None:
+        return reduce_zero1(state.flat, state.zero1, local, meshes)
     return reduce_step(state.flat, local, meshes)

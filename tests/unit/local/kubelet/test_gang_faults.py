@@ -19,7 +19,7 @@ from tests.unit.local.kubelet.stack import ROOT, Stack, lives
 pytestmark = pytest.mark.slow
 
 
-def test_a_killed_zygote_takes_its_ranks_and_is_replaced(tmp_path: Path) -> None:
+def test_a_killed_fork_server_takes_its_ranks_and_is_replaced(tmp_path: Path) -> None:
     async def story() -> None:
         async with Stack(tmp_path, replicas=2, devices=2).running() as stack:
             await stack.submit()
@@ -89,7 +89,7 @@ def test_a_stopped_rank_of_an_old_attempt_never_wakes(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_a_zygote_that_hangs_does_not_keep_old_ranks_alive(tmp_path: Path) -> None:
+def test_a_fork_server_that_hangs_does_not_keep_old_ranks_alive(tmp_path: Path) -> None:
     async def story() -> None:
         async with Stack(tmp_path, replicas=2).running() as stack:
             await stack.submit()

@@ -1,4 +1,4 @@
-"""The launcher's side of the zygote, by itself: many ranks at once, a zygote that can't warm."""
+"""The launcher's side of the fork server, by itself: many ranks at once, a fork server that can't warm."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyreme_api.errors import EnvironmentFailedError
-from polyreme_launcher.rank_processes import ALLOCATOR, ZYGOTE_DEATHS_MAX, RankParent
+from polyreme_launcher.rank_processes import ALLOCATOR, FORK_SERVER_DEATHS_MAX, RankParent
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +15,7 @@ RANKS = 64
 ENVIRONMENT = {"PATH": os.environ["PATH"], "POLYREME_RANK_TARGET": "gc:disable"}
 
 
-def test_sixty_four_ranks_are_forked_by_a_zygote_that_still_warms(tmp_path: Path) -> None:
+def test_sixty_four_ranks_are_forked_by_a_fork_server_that_still_warms(tmp_path: Path) -> None:
     async def story() -> None:
         ended: dict[int, int | None] = {}
         failures: list[EnvironmentFailedError] = []
@@ -42,7 +42,7 @@ def test_sixty_four_ranks_are_forked_by_a_zygote_that_still_warms(tmp_path: Path
     asyncio.run(story())
 
 
-def test_a_zygote_that_can_not_warm_says_why_and_is_given_up(tmp_path: Path) -> None:
+def test_a_fork_server_that_can_not_warm_says_why_and_is_given_up(tmp_path: Path) -> None:
     async def story() -> None:
         said: list[str] = []
         failures: list[EnvironmentFailedError] = []
@@ -60,7 +60,7 @@ def test_a_zygote_that_can_not_warm_says_why_and_is_given_up(tmp_path: Path) -> 
         assert said == [
             "the ranks' parent process died: ModuleNotFoundError: No module named 'no_such_module'",
         ]
-        assert f"died {ZYGOTE_DEATHS_MAX} times" in str(failures[0])
+        assert f"died {FORK_SERVER_DEATHS_MAX} times" in str(failures[0])
         assert "no_such_module" in str(failures[0])
         await parent.close()
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.shapes import KIMI_VL_NANO
-from polyreme_trainer.model.compute_options import PLAIN, Ways
+from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
 from polyreme_trainer.model.moe import Dispatched, MixtureOfExperts, Router
 
 SHAPE = KIMI_VL_NANO.decoder
@@ -72,9 +72,9 @@ def fill(layer: MixtureOfExperts, whole: MixtureOfExperts, held: range) -> None:
     layer.load_state_dict(state)
 
 
-def whole_layer(seed: int = 0, *, ways: Ways = PLAIN) -> MixtureOfExperts:
+def whole_layer(seed: int = 0, *, options: ComputeOptions = DEFAULT_OPTIONS) -> MixtureOfExperts:
     generator = torch.Generator().manual_seed(seed)
-    layer = MixtureOfExperts(SHAPE, ways=ways)
+    layer = MixtureOfExperts(SHAPE, options=options)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
@@ -140,7 +140,7 @@ def test_routed_experts_equal_a_loop_over_tokens() -> None:
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 4.0])
 def test_an_expert_takes_the_first_rows_up_to_its_capacity_and_the_others_add_nothing(factor: float) -> None:
-    layer = whole_layer(ways=Ways(capacity_factor=factor))
+    layer = whole_layer(options=ComputeOptions(capacity_factor=factor))
     plain = whole_layer()
     x_TD = torch.randn(13, SHAPE.width, generator=torch.Generator().manual_seed(5), requires_grad=True)
     weights_TK, experts_TK, _ = plain.gate(x_TD)
@@ -168,7 +168,7 @@ def test_an_expert_takes_the_first_rows_up_to_its_capacity_and_the_others_add_no
 
 
 def test_no_row_is_dropped_while_questions_are_answered() -> None:
-    layer, plain = whole_layer(ways=Ways(capacity_factor=0.1)), whole_layer()
+    layer, plain = whole_layer(options=ComputeOptions(capacity_factor=0.1)), whole_layer()
     x_TD = torch.randn(13, SHAPE.width, generator=torch.Generator().manual_seed(5))
     assert not torch.equal(layer(x_TD)[0], plain(x_TD)[0])
     assert torch.equal(layer.eval()(x_TD)[0], plain(x_TD)[0])
@@ -187,7 +187,7 @@ def test_the_entropy_of_the_router_is_that_of_its_scores() -> None:
 
 def test_a_capacity_of_nothing_is_refused() -> None:
     with pytest.raises(InvalidConfigError, match="capacity factor too small"):
-        Ways(capacity_factor=0.0)
+        ComputeOptions(capacity_factor=0.0)
 
 
 def test_the_correction_bias_changes_the_choice_but_not_the_weight_of_an_expert() -> None:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from polyreme_planner.costs import Recompute
 from polyreme_planner.shapes import KIMI_VL_NANO
-from polyreme_trainer.model.compute_options import Ways
+from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.loss import token_loss
-from polyreme_trainer.model.recompute import anew, anew_inside, run_layer
+from polyreme_trainer.model.recompute import recomputable, recomputable_block, run_layer
 from tests.unit.trainer.kept import kept_bytes
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ STREAMS = {
 """Lengths of documents for which each kernel of attention is chosen on CPU."""
 
 
-def step(ways: Ways, batch: Batch) -> tuple[Tensor, dict[str, Tensor], int]:
-    model = build_model(KIMI_VL_NANO, seed=3, media_token=1, ways=ways)
+def step(options: ComputeOptions, batch: Batch) -> tuple[Tensor, dict[str, Tensor], int]:
+    model = build_model(KIMI_VL_NANO, seed=3, media_token=1, options=options)
     sums: list[Tensor] = []
 
     def forward() -> None:
@@ -49,9 +49,9 @@ def test_losses_and_gradients_are_the_same_bits_and_less_is_held(
     kernel: str, capacity: float | None, batch_of: Callable[..., Batch]
 ) -> None:
     batch = batch_of(STREAMS[kernel], [[(2, 4)], [], [(4, 4), (2, 6)], [(2, 2)]])
-    loss, gradients, most = step(Ways(capacity_factor=capacity), batch)
+    loss, gradients, most = step(ComputeOptions(capacity_factor=capacity), batch)
     for recompute, share in ((Recompute.SELECTIVE, 0.85), (Recompute.FULL, 0.5)):
-        again, others, held = step(Ways(recompute=recompute, capacity_factor=capacity), batch)
+        again, others, held = step(ComputeOptions(recompute=recompute, capacity_factor=capacity), batch)
         assert torch.equal(again, loss)
         assert others.keys() == gradients.keys()
         assert all(torch.equal(others[name], gradient) for name, gradient in gradients.items())
@@ -72,7 +72,7 @@ def test_a_tensor_is_made_once_for_all_who_keep_it_and_again_for_another_backwar
         return given * 2
 
     def layer(given: Tensor) -> Tensor:
-        made = anew(double, given)
+        made = recomputable(double, given)
         return (made @ first + made.T @ second).sum()
 
     out, expected = run(layer, x), torch.autograd.grad(layer(x), (x, first, second))
@@ -87,8 +87,8 @@ def test_what_is_made_anew_from_what_is_made_anew_is_right_too() -> None:
     x, weight = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
 
     def layer(given: Tensor) -> Tensor:
-        inner = anew_inside(lambda a: torch.tanh(a) * 3, given)
-        outer = anew(lambda a: torch.cat((a, a)), inner)
+        inner = recomputable_block(lambda a: torch.tanh(a) * 3, given)
+        outer = recomputable(lambda a: torch.cat((a, a)), inner)
         return (outer[2:6] @ weight).square().sum()
 
     assert kept_bytes(lambda: run(layer, x)) < kept_bytes(lambda: layer(x))
@@ -102,12 +102,12 @@ def test_a_recipe_that_makes_something_else_is_seen(batch: Batch, monkeypatch: p
     """The comparison of bits would notice: keys that are made again without their rotation."""
     from polyreme_trainer.model import attention
 
-    _, right, _ = step(Ways(), batch)
+    _, right, _ = step(ComputeOptions(), batch)
     real = attention._keys
 
     def forgetful(k_THN: Tensor, k_TR: Tensor, turn_TF: Tensor) -> Tensor:
         return real(k_THN, k_TR, turn_TF if torch.is_grad_enabled() else torch.ones_like(turn_TF))
 
     monkeypatch.setattr(attention, "_keys", forgetful)
-    _, wrong, _ = step(Ways(recompute=Recompute.SELECTIVE), batch)
+    _, wrong, _ = step(ComputeOptions(recompute=Recompute.SELECTIVE), batch)
     assert any(not torch.equal(wrong[name], gradient) for name, gradient in right.items())

@@ -20,7 +20,7 @@ from polyreme_api.store import ObjectStore
 from polyreme_planner.costs import Recompute
 from polyreme_planner.layout import Layout
 from polyreme_planner.shapes import KIMI_VL_NANO, ModelShape
-from polyreme_trainer.model.compute_options import Ways
+from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.section import sections
 from polyreme_trainer.model.tensor import ALONE
@@ -55,7 +55,7 @@ LAYOUTS = (
 WORLD, TOKENS, SIDE, MEDIA_TOKEN = 8, 256, 16, 1
 HELD = Layout(dp=4, cp=2, ep=2)
 """Layout whose state is counted, by how it is held."""
-KINDS = ("whole", "divided", "muon", "rows")
+KINDS = ("whole", "zero1", "muon", "rows")
 
 
 def shape_of(layers: int, dense_layers: int, tower_layers: int) -> ModelShape:
@@ -83,7 +83,7 @@ def shape_of(layers: int, dense_layers: int, tower_layers: int) -> ModelShape:
 def held_bytes(shape: ModelShape, recompute: Recompute) -> dict[str, int]:
     """Make one step; count what autograd keeps after the forward, and the state after the step."""
     torch.manual_seed(0)
-    model = KimiVL(shape, media_token=MEDIA_TOKEN, ways=Ways(recompute=recompute))
+    model = KimiVL(shape, media_token=MEDIA_TOKEN, options=ComputeOptions(recompute=recompute))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     media = (SIDE // shape.vision.merge) ** 2
@@ -148,7 +148,7 @@ def state_bytes(layout: Layout, kind: str) -> dict[str, int]:
         precision=Precision.BFLOAT16,
         parameter_sharding=ParameterSharding.FSDP2 if kind == "rows" else ParameterSharding.NONE,
         optimizer=OptimizerSettings(
-            name=OptimizerName.MUON if kind == "muon" else OptimizerName.ADAMW, divided=kind == "divided"
+            name=OptimizerName.MUON if kind == "muon" else OptimizerName.ADAMW, zero1=kind == "zero1"
         ),
     )
     state = open_state(settings, meshes, media_token=MEDIA_TOKEN)

@@ -16,7 +16,7 @@ from polyreme_trainer.parallel.gradients import GlobalStep, gradient_scale
 def small() -> tuple[nn.Module, FlatModel]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3), nn.Linear(3, 2))
-    return model, flatten(dict(model.named_parameters()), experts=Slices(names=frozenset({"2.weight"})), riders=4)
+    return model, flatten(dict(model.named_parameters()), experts=Slices(names=frozenset({"2.weight"})), piggybacked=4)
 
 
 def test_parameters_keep_their_values_and_become_views() -> None:
@@ -31,7 +31,7 @@ def test_parameters_keep_their_values_and_become_views() -> None:
 
 def test_backward_accumulates_into_the_buffers_and_leaves_riders_alone() -> None:
     model, flat = small()
-    flat.dense.riders.fill_(7.0)
+    flat.dense.piggybacked.fill_(7.0)
     torch.manual_seed(1)
     x = torch.randn(4, 5)
     model(x).square().sum().backward()
@@ -44,7 +44,7 @@ def test_backward_accumulates_into_the_buffers_and_leaves_riders_alone() -> None
     for name, parameter in plain.named_parameters():
         assert parameter.grad is not None
         assert torch.equal(gradients[name], parameter.grad), name
-    assert flat.dense.riders.tolist() == [7.0] * 4
+    assert flat.dense.piggybacked.tolist() == [7.0] * 4
 
 
 def test_matrices_stand_before_vectors_and_every_slot_is_aligned() -> None:

@@ -118,7 +118,7 @@ def test_a_layout_divides_the_state_as_planned(held: Held, layout: Layout, split
 
 NUMERICS = {
     "whole": dataclasses.replace(MIXED, sharded_optimizer=False),
-    "divided": MIXED,
+    "zero1": MIXED,
     "muon": dataclasses.replace(MIXED, sharded_optimizer=False, matrix_optimizer_bytes=8),
     "rows": dataclasses.replace(MIXED, sharded_parameters=True),
 }

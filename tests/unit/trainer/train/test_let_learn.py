@@ -8,7 +8,7 @@ import torch
 from polyreme_planner.costs import Recompute
 from polyreme_planner.curriculum import EVERYTHING, Learner, TrainingStage
 from polyreme_planner.shapes import KIMI_VL_NANO
-from polyreme_trainer.model.compute_options import Ways
+from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.stage import Stage
 from polyreme_trainer.parallel.flat_buffers import flatten
@@ -22,7 +22,7 @@ Gradients = dict[str, torch.Tensor]
 
 def gradients(stage: Stage, *stages: TrainingStage) -> list[Gradients]:
     """Gradients of one batch in each stage of training, one behind the other on one model."""
-    flat = flatten(dict(stage.model.named_parameters()), riders=0)
+    flat = flatten(dict(stage.model.named_parameters()), piggybacked=0)
     inputs = to_inputs(Pages(packs=2).packs(1, first=0, count=2), device="cpu")
     found = []
     for trained in stages:
@@ -40,7 +40,7 @@ def alone(*learners: Learner) -> TrainingStage:
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", list(Recompute))
 def test_only_what_learns_has_a_gradient_and_it_is_the_usual_one(recompute: Recompute) -> None:
-    model = build_model(KIMI_VL_NANO, seed=0, media_token=MEDIA, ways=Ways(recompute=recompute))
+    model = build_model(KIMI_VL_NANO, seed=0, media_token=MEDIA, options=ComputeOptions(recompute=recompute))
     usual = TrainingStage(steps=1)
     stages = [alone(Learner.TOWER, Learner.PROJECTOR), alone(Learner.DECODER), alone(Learner.PROJECTOR), usual]
     whole, *seen = gradients(Stage(model), usual, *stages)

@@ -22,7 +22,7 @@ def test_ten_steps_are_those_of_torch_with_decay_on_matrices_only() -> None:
     ours, theirs = nn.Linear(7, 5), nn.Linear(7, 5)
     theirs.load_state_dict(ours.state_dict())
     settings = OptimizerSettings(weight_decay=0.3, beta2=0.95)
-    flat = flatten(dict(ours.named_parameters()), riders=0)
+    flat = flatten(dict(ours.named_parameters()), piggybacked=0)
     mine = Optimizer(flat, settings)
     peer = torch.optim.AdamW(
         [{"params": [theirs.weight], "weight_decay": 0.3}, {"params": [theirs.bias], "weight_decay": 0.0}],
@@ -83,7 +83,7 @@ def test_state_in_host_memory_visits_a_device_a_bucket_at_a_time_on_one_rank_too
     """A rank that shares a buffer with nobody has it as one piece: all of it at once would spare no memory."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         layer = nn.Linear(64, 48, bias=False, device="cuda:0")
-        flat = flatten(dict(layer.named_parameters()), riders=0)
+        flat = flatten(dict(layer.named_parameters()), piggybacked=0)
         away = Away(flat, OptimizerSettings(state_on_host=True, bucket_scalars=1024))
         away.step(learning_rate=0.01, gradient_scale=1.0)
     assert sum(away.visited) == 3 * flat.dense.length
@@ -120,7 +120,7 @@ def test_a_part_that_knows_its_rows_by_where_they_begin_is_updated_in_parts(monk
 def one_step() -> torch.Tensor:
     torch.manual_seed(0)
     layer = nn.Linear(7, 5)
-    flat = flatten(dict(layer.named_parameters()), riders=0)
+    flat = flatten(dict(layer.named_parameters()), piggybacked=0)
     layer(torch.ones(3, 7)).square().sum().backward()
     Optimizer(flat, OptimizerSettings()).step(learning_rate=0.01, gradient_scale=0.5)
     return flat.dense.values

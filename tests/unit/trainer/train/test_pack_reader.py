@@ -65,7 +65,7 @@ def settings(tmp_path: Path) -> TrainSettings:
 
 
 def reader_of(source: Pages, settings: TrainSettings) -> PackReader:
-    return PackReader(source, settings, MESHES, dealing=None)
+    return PackReader(source, settings, MESHES, image_balancer=None)
 
 
 def equal(one: list[ReadPacks], other: list[ReadPacks]) -> bool:

@@ -45,7 +45,7 @@ def held(update: Update, *, ranks: int = 1, place: int = 0) -> FlatModel:
     parameters = {name: nn.Parameter(value) for name, value in drawn(0).items()}
     return flatten(
         parameters,
-        riders=4,
+        piggybacked=4,
         stage=Shares(count=ranks, place=place),
         experts=Slices(names=EXPERTS, copies=ranks, copy=place),
         update=update,
@@ -102,7 +102,7 @@ def alone(update: Update, settings: OptimizerSettings, learned: Learned = ALL) -
 def test_a_divided_adamw_makes_the_bits_of_a_whole_one(bucket_scalars: int) -> None:
     settings = OptimizerSettings(weight_decay=0.3)
     expected = alone(Update(), settings)
-    seen = together(Update(divided=True, bucket_scalars=bucket_scalars), settings)
+    seen = together(Update(zero1=True, bucket_scalars=bucket_scalars), settings)
     assert all(torch.equal(seen[name], value) for name, value in expected.items())
     assert not torch.equal(expected["layers.0.norm.weight"], drawn(0)["layers.0.norm.weight"])
 
@@ -112,7 +112,7 @@ def test_a_divided_muon_makes_the_directions_of_a_whole_one(bucket_scalars: int)
     settings = OptimizerSettings(weight_decay=0.3)
     whole = muon.whole_names(SHAPES.items())
     expected = alone(Update(whole=whole), settings)
-    seen = together(Update(whole=whole, divided=True, bucket_scalars=bucket_scalars), settings)
+    seen = together(Update(whole=whole, zero1=True, bucket_scalars=bucket_scalars), settings)
     for name, value in expected.items():
         torch.testing.assert_close(seen[name], value, rtol=1e-5, atol=1e-6)
 
@@ -165,7 +165,7 @@ def test_narrow_values_are_their_originals_rounded_and_small_steps_are_not_lost(
             rounded = expected[name].to(torch.float32 if "gate.weight" in name else torch.bfloat16)
             assert value.dtype == rounded.dtype, name
             assert torch.equal(value, rounded), name
-    seen = together(dataclasses.replace(update, divided=True, bucket_scalars=500), settings)
+    seen = together(dataclasses.replace(update, zero1=True, bucket_scalars=500), settings)
     assert all(torch.equal(seen[name], value) for name, value in expected.items())
 
 
@@ -203,7 +203,7 @@ def test_what_stands_still_keeps_its_bits_and_what_learns_counts_its_own_steps(n
             assert torch.equal(seen[parameter], value), parameter
 
     # Shares are cut anywhere, also through what stands still.
-    update = Update(whole=whole, divided=True, bucket_scalars=300)
+    update = Update(whole=whole, zero1=True, bucket_scalars=300)
     for parameter, value in together(update, settings, late).items():
         torch.testing.assert_close(seen[parameter], value, rtol=1e-5, atol=1e-6)
         if learner_of(parameter) is tower and name == "AdamW":
@@ -216,11 +216,11 @@ def test_a_rank_holds_the_state_that_is_planned(precision: str) -> None:
     training = Training.model_validate({"steps": 1, "packsPerStep": 1, "precision": precision})
     model = build_model(KIMI_VL_NANO, seed=0, media_token=5)
     parameters = dict(model.named_parameters())
-    update = Update(dtype=getattr(torch, precision), divided=True)
+    update = Update(dtype=getattr(torch, precision), zero1=True)
     stacks = frozenset(name for name in parameters if name.endswith(STACKED))
     flat = flatten(
         parameters,
-        riders=0,
+        piggybacked=0,
         stage=Shares(count=ranks, place=1),
         experts=Slices(names=stacks, copies=ranks, copy=1),
         update=update,
@@ -234,7 +234,7 @@ def test_a_rank_holds_the_state_that_is_planned(precision: str) -> None:
 
 def test_gradients_of_narrow_values_add_up_in_float32() -> None:
     weight = nn.Parameter(torch.ones(4, 4))
-    flat = flatten({"weight": weight}, riders=0, update=Update(dtype=torch.bfloat16))
+    flat = flatten({"weight": weight}, piggybacked=0, update=Update(dtype=torch.bfloat16))
     for scale in (256.0, 0.5, 0.5):
         (weight * scale).sum().backward()
     assert weight.dtype == torch.bfloat16

@@ -1,4 +1,4 @@
-"""Bytes of tensors into objects and back: raw, by ranges, every block that is read verified."""
+"""Read and write the bytes of tensors in objects: raw, by ranges; every block that is read is verified."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_trainer.checkpoint.index import INDEX_NAME, Piece, by_index, can_hold, metadata, read_index
 
 FILE_BYTES_MAX = 64 << 20
-"""Pieces are gathered to files of at most this size; a larger piece has a file of its own."""
+"""Pieces are written together into files of at most this size; a larger piece has a file of its own."""
 READ_BYTES_MAX = 64 << 20
 """Neighbouring ranges of a file are read together up to this size."""
 READERS = 4
-"""Reads under way at once: one stream from a bucket does not fill a network card."""
+"""Concurrent reads: one stream from a bucket does not fill a network card."""
 READ_TRIES_MAX = 2
-"""Reads of a range before its damage is believed: a bit may flip on the way as well."""
+"""Reads of a range before it counts as damaged: a bit may also flip in transit."""
 OPTIMIZER_PREFIX = "optimizer."
-"""Start of the names of the optimizer's state: ``optimizer.<kind>.<parameter>``."""
+"""Prefix of the names of the optimizer's state: ``optimizer.<kind>.<parameter>``."""
 _ALIGNMENT = 64
 
 
 class DamagedError(RefusedError):
-    """Files of a committed checkpoint are not what its marker says."""
+    """Files of a committed checkpoint differ from what its marker records."""
 
     def __init__(self, name: str, damage: Sequence[str]) -> None:
         super().__init__(f"checkpoint is damaged: {name}: {'; '.join(damage)}", field="POLYREME_RESUME_FROM")
@@ -43,9 +43,9 @@ class DamagedError(RefusedError):
 def write_pieces(
     store: ObjectStore, name: str, items: Sequence[WriteItem], planner: SavePlanner, *, rank: int
 ) -> tuple[dict[str, SavedFile], list[Piece]]:
-    """Write the tensors of a plan; what is returned is durable.
+    """Write the tensors of a plan; when it returns, the files are durable.
 
-    Nothing is copied on the way: the store gets views of the tensors.
+    Nothing is copied: the store gets views of the tensors.
 
     Raises:
         StoreFailedError: If the store does not take a file.
@@ -76,7 +76,7 @@ def read_pieces(store: ObjectStore, name: str, marker: CommitMarker, state: dict
     Raises:
         DamagedError: If what was read is not what was written, naming file, block, the checksum expected and seen.
         RefusedError: If a tensor is missing, or of another size or type.
-        StoreFailedError: If the store stays away.
+        StoreFailedError: If the store stays unavailable.
     """
     reader = _Reader(store=store, name=name, marker=marker)
     pieces = read_index(reader.read(INDEX_NAME, 0, marker.files[INDEX_NAME].size_bytes), name=name)
@@ -123,8 +123,8 @@ def verify_files(store: ObjectStore, name: str, marker: CommitMarker) -> None:
     """Read every byte of a checkpoint.
 
     Raises:
-        DamagedError: Naming every file that differs from what the marker says.
-        StoreFailedError: If the store stays away.
+        DamagedError: Naming every file that differs from what the marker records.
+        StoreFailedError: If the store stays unavailable.
     """
     reader = _Reader(store=store, name=name, marker=marker)
     damage: list[str] = []
@@ -141,7 +141,7 @@ def verify_files(store: ObjectStore, name: str, marker: CommitMarker) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Wanted:
-    """A part of a piece, and where its bytes begin and end in the file."""
+    """A part of a piece, and the range of its bytes in the file."""
 
     item: ReadItem
     piece: Piece
@@ -184,7 +184,7 @@ class _Reader:
 
 
 def _wanted(item: ReadItem, pieces: Mapping[MetadataIndex, Piece]) -> _Wanted:
-    """Find the bytes of a part: from its first element to its last, in the piece's own order."""
+    """Return the byte range of a part: from its first element to its last, in the piece's own order."""
     piece = pieces[item.storage_index]
     strides = _strides(piece.sizes)
     first = sum(offset * stride for offset, stride in zip(item.storage_offsets, strides, strict=True))
@@ -212,11 +212,11 @@ def _runs(wanted: Iterable[_Wanted]) -> Iterator[list[_Wanted]]:
 
 
 def _fill(reader: _Reader, run: Sequence[_Wanted], planner: DefaultLoadPlanner) -> int:
-    """Read a run and copy its parts to where they belong."""
+    """Read a run and copy its parts to their tensors."""
     file = run[0].piece.file
     saved = reader.marker.files.get(file)
     begin, end = aligned(run[0].begin, max(part.end for part in run), saved.size_bytes if saved else 0)
-    # Torch wants memory that may be written.
+    # Torch requires writable memory.
     data = bytearray(reader.read(file, begin, end))
     for part in run:
         dtype = part.piece.dtype
@@ -241,7 +241,7 @@ def _strides(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _groups(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
-    """Cut a plan to files, in its order."""
+    """Split a plan into files, in its order."""
     group: list[WriteItem] = []
     size = 0
     for item in items:
@@ -271,7 +271,7 @@ def _piece(item: WriteItem, tensor: Tensor, file: str, begin: int) -> Piece:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview | bytes:
-    """The bytes of a host tensor; without a copy where it lies in one piece."""
+    """The bytes of a host tensor; without a copy if it is contiguous."""
     if not tensor.numel():
         return b""
     flat = tensor.detach().contiguous().view(-1)

@@ -1,7 +1,7 @@
-"""What makes a checkpoint exist, and what ends it: the marker is written last and deleted first.
+"""Commit and removal of a checkpoint: the marker is written last and deleted first.
 
-Everything goes through the object store, a folder or a bucket alike. All that is asked of it: a put is durable and
-whole, and create-if-absent has one winner.
+Everything goes through the object store, a folder or a bucket alike, which must guarantee two things: a put is durable
+and whole, and create-if-absent has one winner.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polyreme_trainer.checkpoint.block_io import DamagedError
 
 
 def commit(store: ObjectStore, marker: CommitMarker) -> None:
-    """Make a checkpoint exist, as the last thing of a save: every file that the marker names is durable.
+    """Commit a checkpoint, as the last act of a save: every file that the marker names is durable.
 
     Raises:
         FencedError: If a newer attempt has begun, or this checkpoint was committed before.
@@ -46,7 +46,7 @@ def remove(store: ObjectStore, name: str) -> None:
 
 
 def condemn(store: ObjectStore, error: DamagedError) -> None:
-    """Record that a committed checkpoint is damaged, so that no later attempt begins there; the first record stays.
+    """Record that a committed checkpoint is damaged, so that no later attempt resumes there; the first record stays.
 
     Raises:
         StoreFailedError: If the store does not take the record.

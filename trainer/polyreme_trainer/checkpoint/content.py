@@ -26,7 +26,7 @@ class FlatTensors:
     slots: Sequence[Slot]
     buffer: Tensor
     pieces: Sequence[Piece] | None = None
-    """The pieces of the slots that the buffer holds, where ranks divide the update; None if it holds all of them."""
+    """The pieces of the slots that the buffer holds, if ranks shard the update; None if it holds all of them."""
     begin: int = 0
     """Scalar of what the rank updates at which the buffer begins; only with pieces."""
 

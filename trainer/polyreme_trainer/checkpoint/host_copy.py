@@ -1,13 +1,13 @@
 """The newest committed checkpoint of a rank in shared memory, for the next ranks of the same pod.
 
-Most attempts end because a process died, not a machine: the memory beside it is whole, and faster than any storage. A
-copy is only that: it is looked for after the marker of the one checkpoint that the attempt begins at was read from
-durable storage, and used if it was made under exactly that marker, for the same tensors of the same layout, and its
-checksums hold. Anything else, and the rank reads storage.
+Most attempts end because a process died, not a machine: the memory is still intact, and faster than any storage. It is
+only a copy: a rank looks for it after it has read the marker of the attempt's resume point from durable storage, and
+uses it if it was made under exactly that marker, for the same tensors of the same layout, and its checksums hold.
+Otherwise the rank reads storage.
 
 Copy and record are two files in memory without a name: the launcher opens them and every generation of the rank
-inherits them, so the kernel frees them when launcher and ranks are gone. There is at most one copy. Room is taken
-before it is written to: a write to memory that is not there would end the process.
+inherits them, so the kernel frees them when launcher and ranks are gone. There is at most one copy. Memory is reserved
+before it is written: a write to memory that does not exist would kill the process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from polyreme_api.commit_marker import CommitMarker, seal
 from polyreme_trainer.checkpoint.content import Content
 
 FREE_SHARE_MIN = 0.25
-"""Share of the file system that copies leave free: it is the pod's memory, and others want some."""
+"""Share of the file system that copies leave free: it is the pod's memory, and others need some."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class HostCopies:
 
     Args:
         data: Descriptor of the file that holds the copy.
-        record: Descriptor of the file that says what it is a copy of; empty while there is none.
+        record: Descriptor of the file that says what was copied; empty while there is no copy.
     """
 
     def __init__(self, data: int, record: int) -> None:
@@ -58,7 +58,7 @@ class HostCopies:
             self._given_up = True
 
     def restore(self, content: Content, marker: CommitMarker) -> bool:
-        """Fill the content's tensors from the copy of exactly this checkpoint; False where there is none."""
+        """Fill the content's tensors from the copy of exactly this checkpoint; False if there is none."""
         try:
             if not (size := os.fstat(self._record).st_size):
                 return False
@@ -78,7 +78,7 @@ class HostCopies:
 
     def _keep(self, content: Content, marker: CommitMarker) -> None:
         buffers = content.buffers()
-        # First, so that no record ever stands beside bytes that are not its own.
+        # First, so that no record ever describes bytes of another copy.
         os.ftruncate(self._record, 0)
         total = _places(buffers)[-1]
         if self._map is None or len(self._map) != total:
@@ -88,7 +88,7 @@ class HostCopies:
         for buffer, kept in zip(buffers, _over(self._map, buffers), strict=True):
             kept.copy_(buffer)
         said = {"marker": _digest(seal(marker)), "layout": _layout(content), "blocks": checksums(view)}
-        # One that is torn by a kill is no JSON, and then there is no copy.
+        # A record that is torn by a kill is not JSON, and then there is no copy.
         _write_all(self._record, json.dumps(said).encode())
 
     def _restore(self, content: Content, marker: CommitMarker, said: dict[str, Any], data: mmap.mmap) -> bool:
@@ -112,7 +112,7 @@ class HostCopies:
 
 
 def _reserve(file: int, total: int) -> mmap.mmap:
-    """Take room for a copy.
+    """Reserve memory for a copy.
 
     Raises:
         OSError: If there is not enough, or too little would be left for others.
@@ -136,7 +136,7 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 def _places(buffers: Sequence[Tensor]) -> list[int]:
-    """Where each buffer begins, at multiples of 64, and where the last one ends."""
+    """Return where each buffer begins, at multiples of 64, and where the last one ends."""
     places = [0]
     for buffer in buffers:
         places.append(places[-1] + -(-buffer.nbytes // 64) * 64)
@@ -154,7 +154,7 @@ def _over(data: mmap.mmap, buffers: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _layout(content: Content) -> str:
-    """What lies where: names, sizes, types, and which slices."""
+    """Digest of the content's layout: names, sizes, types and shards."""
     flat = [part.outline() for part in content.flat]
     plain = [(name, tuple(t.shape), str(t.dtype)) for name, t in sorted(content.plain.items())]
     return _digest(repr((flat, plain)).encode())

@@ -1,4 +1,4 @@
-"""``INDEX.json`` of a checkpoint: where in its files each piece of each tensor lies.
+"""``INDEX.json`` of a checkpoint: the position of each piece of each tensor in its files.
 
 ::
 
@@ -37,7 +37,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A box of a tensor, and where its bytes lie."""
+    """A box of a tensor, and the position of its bytes."""
 
     tensor: str
     dtype: torch.dtype
@@ -52,7 +52,7 @@ class Piece:
 
     @property
     def index(self) -> MetadataIndex:
-        """What a plan calls it."""
+        """Index of the piece in torch's plans."""
         return MetadataIndex(self.tensor, torch.Size(self.offsets))
 
 
@@ -73,7 +73,7 @@ def read_index(text: bytes, *, name: str) -> list[Piece]:
     """Read an index back.
 
     Raises:
-        RefusedError: If it is none, though its checksum is right: a later minor version wrote it.
+        RefusedError: If it is no index, though its checksum is right: a later minor version wrote it.
     """
     try:
         return [
@@ -94,7 +94,7 @@ def read_index(text: bytes, *, name: str) -> list[Piece]:
 
 
 def metadata(pieces: Sequence[Piece]) -> Metadata:
-    """Describe the tensors as torch's planners want them."""
+    """Describe the tensors in the form of torch's planners."""
     tensors: dict[str, TensorStorageMetadata] = {}
     for piece in pieces:
         entry = tensors.setdefault(
@@ -108,7 +108,7 @@ def metadata(pieces: Sequence[Piece]) -> Metadata:
 
 
 def by_index(pieces: Iterable[Piece]) -> Mapping[MetadataIndex, Piece]:
-    """Find pieces by what a plan calls them."""
+    """Return pieces by their index in torch's plans."""
     return {piece.index: piece for piece in pieces}
 
 

@@ -1,7 +1,7 @@
-"""Loading a named checkpoint into any layout, after checking that it is committed, whole, and of this model.
+"""Load a named checkpoint into any layout, after checking that it is committed, whole, and of this model.
 
-A rank reads the ranges that hold its own tensors and verifies every block of them; together the ranks so verify all
-that anybody uses. What one of them finds is raised by all.
+A rank reads the ranges that hold its own tensors and verifies every block of them; so together the ranks verify every
+block that is used. A failure of one rank is raised by all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def name_unusable(store: ObjectStore) -> list[str]:
-    """Log and return the names of what is never loaded: begun and not committed, or damaged since."""
+    """Log and return the names of checkpoints that are never loaded: not committed, or damaged since."""
     unusable = survey(store).of(State.TORN, State.DAMAGED)
     for stored in unusable:
         _log.warning("%s checkpoint ignored: %s: %s", stored.state.value, stored.name, stored.why)
@@ -74,17 +74,17 @@ def load_checkpoint(
     """Fill the content's tensors in place; every rank calls it.
 
     Args:
-        content: What this rank holds of the model.
+        content: This rank's part of the model.
         marker: The checkpoint's marker, just read.
         store: The checkpoint root.
         name: The checkpoint's name.
         group: Process group of checkpoints alone.
-        copies: Where this rank may have a copy of the same checkpoint in host memory.
+        copies: Copy of the same checkpoint in host memory, if this rank may have one.
 
     Raises:
         DamagedError: If a file is missing or damaged (found by one rank, raised by all).
         RefusedError: If a tensor does not fit.
-        StoreFailedError: If the store stays away; on this rank alone.
+        StoreFailedError: If the store stays unavailable; on this rank alone.
     """
     damage: tuple[str, ...] = ()
     refusal: RefusedError | None = None
@@ -100,5 +100,5 @@ def load_checkpoint(
     if all_damage := sorted({line for lines, _ in told for line in lines}):
         raise DamagedError(name, all_damage)
     if refusals := [said for _, said in told if said is not None]:
-        # One sentence: the ranks mostly refuse for the same reason, each with a tensor of its own.
+        # One sentence: the ranks mostly refuse for the same reason, each with a different tensor.
         raise RefusedError(refusals[0][0], field=refusals[0][1])

@@ -1,4 +1,4 @@
-"""Which checkpoints may go: a pure choice, and its application."""
+"""Retention of checkpoints: a pure choice of what to delete, and its application."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Rule:
     kept: int
     """Newest checkpoints; at least one stays."""
     age_s_max: float | None = None
-    """Age beyond which a checkpoint goes though it is among those; None: age does not matter."""
+    """Age beyond which a checkpoint is deleted even if it is among those; None: age does not matter."""
 
 
 def expendable(
@@ -37,18 +37,18 @@ def expendable(
 ) -> list[CheckpointRef]:
     """Choose what to delete: of history what the rule does not keep, and what was left outside it.
 
-    The newest of history always stays: until the newest attempt has committed one of its own, that is the one that it
-    begins at, since history is cut there. Without any resume point nothing says what history is, and every committed
-    checkpoint counts. Without any committed checkpoint in history nothing goes. What newer attempts left is theirs.
+    The newest of history always stays: until the newest attempt has committed one of its own, that is its resume point,
+    since history is cut there. Without any resume point history is unknown, and every committed checkpoint counts.
+    Without any committed checkpoint in history nothing is deleted. What newer attempts left is theirs.
 
     Args:
         committed: Checkpoints that are whole, and when each was committed.
-        torn: What is none: no save of this attempt is in flight.
-        points: Where attempts up to this one begin.
+        torn: Uncommitted ones: no save of this attempt is in flight.
+        points: Resume points of attempts up to this one.
         attempt: Number of this attempt.
         rule: What is kept.
         now_s: The present, by the clock that committed them.
-        strays: Whether committed checkpoints outside history go.
+        strays: Whether committed checkpoints outside history are deleted.
     """
     spans = attempt_spans(points)
     known = [c for c in committed if not points or is_history(c, spans)]
@@ -69,14 +69,14 @@ def _is_old(committed_at_s: float, rule: Rule, now_s: float) -> bool:
 def retain(store: ObjectStore, *, attempt: int, rule: Rule, now_s: float) -> list[str]:
     """Delete what is expendable, and return the names; called after a commit, by its writer, with no save in flight.
 
-    Why no race loses the newest in history: a leader claims its attempt, lists, chooses; this writer commits, looks for
-    a claim, deletes. If it finds none, every later list shows the commit, and no leader chooses what is older.
+    No race loses the newest in history: a leader claims its attempt, lists, chooses; this writer commits, looks for a
+    claim, deletes. If it finds none, every later list shows the commit, and no leader chooses an older one.
 
-    What is damaged stays: somebody may want to look at it, and may mend it. A resume point that was rebuilt from step
+    Damaged checkpoints stay: somebody may want to inspect or repair them. A resume point that was rebuilt from step
     records is not what the leader wrote, so nothing is deleted for lying outside the history that it shows.
 
     Raises:
-        FencedError: If a newer attempt has begun: what is expendable is no longer this writer's to say.
+        FencedError: If a newer attempt has begun: this writer no longer decides what is expendable.
         StoreFailedError: If the store refuses.
     """
     seen = survey(store)

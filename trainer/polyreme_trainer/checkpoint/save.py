@@ -1,7 +1,7 @@
-"""Saving in the background, at most one checkpoint in flight, committed only when every rank's files are durable.
+"""Save in the background, at most one checkpoint in flight, committed only when every rank's files are durable.
 
-The step waits for one copy of the flat buffers. The rest runs in a thread over a process group of its own: the ranks
-agree who writes which tensor (torch's planner: what several hold is written once, evenly), write, and tell rank 0 the
+The step waits for one copy of the flat buffers. The rest runs in a thread over a separate process group: the ranks
+agree who writes which tensor (torch's planner: what several hold is written once, evenly), write, and send rank 0 the
 checksums; it writes index and marker. The outcome is broadcast, so that all ranks agree on what happened. Torch's own
 ``async_save`` is not used: its future ends before the marker, and its file writer knows neither checksums nor buckets.
 """
@@ -37,14 +37,14 @@ from polyreme_trainer.checkpoint.staging import Staged, Staging
 from polyreme_trainer.parallel import collectives
 
 FAILED_SAVES_MAX = 2
-"""Failed saves in a row that end the attempt: training goes on over the first, on the previous checkpoint."""
+"""Failed saves in a row that end the attempt: after the first one, training continues on the previous checkpoint."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whose checkpoints these are: the same for all of an attempt."""
+    """Identity of an attempt's checkpoints."""
 
     store: ObjectStore
     attempt: int
@@ -57,7 +57,7 @@ class Identity:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """What one rank has made durable, or why not."""
+    """Files that one rank has made durable, or why it failed."""
 
     files: Mapping[str, SavedFile] = dataclasses.field(default_factory=dict)
     pieces: Sequence[Piece] = ()
@@ -86,7 +86,7 @@ class CheckpointWriter:
         """Open the writer.
 
         Args:
-            identity: Whose checkpoints these are.
+            identity: Identity of the attempt's checkpoints.
             group: Process group of checkpoints alone.
             now_s: Wall time for the marker.
             committed: Called when a checkpoint is durable, from the saving thread.
@@ -141,7 +141,7 @@ class CheckpointWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """End the thread; a save in flight is waited for, its outcome not judged.
+        """End the thread; wait for a save in flight, whatever its outcome.
 
         Not after an error that the ranks did not agree on: a rank that hangs has ended the step by its timeout, and
         would hold up the save for much longer.
@@ -160,7 +160,7 @@ class CheckpointWriter:
         return outcome
 
     def _write(self, staged: Content, name: str) -> _Written:
-        """Write this rank's files; the store tries each again by its own rule."""
+        """Write this rank's files; the store retries each by its own rule."""
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(staged.state_dict())
         if self._plan is None:
@@ -173,12 +173,12 @@ class CheckpointWriter:
         return _Written(files=files, pieces=pieces)
 
     def _commit(self, reference: CheckpointRef, reports: Sequence[_Written], loader: dict[str, Any]) -> _Outcome:
-        """Write index and marker, on rank 0; of an attempt that is over, every failure is a fence."""
+        """Write index and marker, on rank 0; for an attempt that is over, every failure is a fence."""
         identity, name = self._identity, checkpoint_name(reference)
         failure = next((report.failure for report in reports if report.failure), "")
         try:
             if failure:
-                # What was half-written would only fill the disk; every rank has ended its writes.
+                # Half-written files would only fill the disk; every rank has ended its writes.
                 with contextlib.suppress(OSError, EnvironmentFailedError):
                     remove(identity.store, name)
                 check_not_fenced(identity.store, identity.attempt)
@@ -194,7 +194,7 @@ class CheckpointWriter:
         return _Outcome(committed=marker)
 
     def _retain(self) -> None:
-        """Delete what may go; a checkpoint that could not be deleted does not undo the one just committed."""
+        """Delete expendable checkpoints; a failure to delete does not undo the commit."""
         identity = self._identity
         try:
             retain(identity.store, attempt=identity.attempt, rule=identity.rule, now_s=self._now_s())
@@ -222,7 +222,7 @@ class CheckpointWriter:
 
 
 def _agree(planner: DefaultSavePlanner, group: dist.ProcessGroup) -> SavePlan:
-    """Agree who writes what: once an attempt, since the names and sizes of its tensors do not change."""
+    """Agree who writes what: once per attempt, since the names and sizes of its tensors do not change."""
     plans = collectives.gather_to_first(planner.create_local_plan(), group)
     agreed = None if plans is None else planner.create_global_plan(plans)[0]
     return collectives.from_first(agreed, group)[dist.get_rank(group)]

@@ -1,8 +1,8 @@
 """A rank's part of a tensor: its description, and the boxes of the whole tensor that it fills.
 
-``TensorShard`` says which mesh axes cut a tensor and which part this rank has. Where ranks also divide the update
-(ZeRO-1, FSDP), a rank holds runs of that part's scalars; a run is a few boxes: the end of a row, whole rows, the
-beginning of one. A checkpoint therefore knows whole tensors by name, and any layout can read it.
+``TensorShard`` says which mesh axes cut a tensor and which part this rank has. If ranks also shard the update (ZeRO-1,
+FSDP), a rank holds runs of that part's scalars; a run is a few boxes: the end of a row, whole rows, the beginning of
+one. A checkpoint therefore stores whole tensors by name, and any layout can read it.
 
 ``HeldTensor`` gives these boxes to distributed checkpointing. ``DTensor`` could describe some of them, but constructing
 the first one imports the compiler (2 to 8 s at each restart, for a step of 50 ms), and it cannot express a fused matrix

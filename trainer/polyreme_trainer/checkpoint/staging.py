@@ -1,8 +1,8 @@
-"""Copies of a checkpoint's content in host memory: made at once, kept in buffers that are used again.
+"""Copies of a checkpoint's content in host memory, in buffers that are reused.
 
-The step waits for this copy and for nothing else. A buffer that is allocated anew costs more than the copy itself (its
-pages are first touched), so an attempt allocates once. On CUDA the buffers are pinned and the copies ordered on the
-stream of the step: the processor does not wait at all, and what the step does next comes after them.
+The step waits for this copy and for nothing else. Allocating a buffer costs more than the copy itself (its pages are
+touched for the first time), so an attempt allocates once. On CUDA the buffers are pinned and the copies ordered on the
+stream of the step: the host does not wait at all, and later work of the step runs after them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Staged:
 
     content: Content
     ready: torch.cuda.Event | None = None
-    """What the copies of a device end with."""
+    """Event after the copies from a device."""
 
     def wait(self) -> Content:
-        """Wait until the copies are there; on a CPU they are."""
+        """Wait until the copies are complete; on a CPU they are."""
         if self.ready is not None:
             self.ready.synchronize()
         return self.content
@@ -47,7 +47,7 @@ class Staging:
         return self._buffers
 
     def stage(self, content: Content) -> Staged:
-        """Copy a content whose tensors have the sizes that the first one's had."""
+        """Copy a content whose tensors have the same sizes as the first one's."""
         tensors = content.buffers()
         if not self._buffers:
             self._buffers = self._allocate(tensors)
@@ -61,5 +61,5 @@ class Staging:
 
 
 def host_buffers(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Allocate host memory, pinned where it is to be filled by a device."""
+    """Allocate host memory, pinned if it is filled from a device."""
     return [torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda) for t in tensors]

@@ -1,1 +1,1 @@
-"""Trained weights in the form that other software reads."""
+"""Trained weights in the format of other software."""

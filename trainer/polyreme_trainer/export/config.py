@@ -1,4 +1,4 @@
-"""``config.json`` as plain data: the whole model as Kimi-VL describes itself, its text part as DeepSeek-V3.
+"""``config.json`` as plain data: the whole model in Kimi-VL's form, its text part in DeepSeek-V3's.
 
 The fields are those of the released configurations of Kimi-VL-A3B, Moonlight-16B-A3B, DeepSeek-V3 and Kimi-K2.
 ``rms_norm_eps`` must be stated: the readers' default is 1e-6, not 1e-5.
@@ -12,7 +12,7 @@ from polyreme_api.batch import IGNORED_TARGET, TokenIds
 from polyreme_planner.shapes import DecoderShape, ModelShape, VisionShape
 
 POSITIONS_MAX = 131_072
-"""Context length of Kimi-VL [tokens]; rotary positions have no table, so it binds no weight."""
+"""Context length of Kimi-VL [tokens]; rotary positions have no table, so no weight depends on it."""
 
 
 def text_config(shape: DecoderShape, *, tokens: TokenIds | None = None, dtype: str = "float32") -> dict[str, Any]:
@@ -72,7 +72,7 @@ def yarn_config(shape: DecoderShape) -> dict[str, Any] | None:
 
 
 def _rotary(shape: DecoderShape) -> dict[str, Any]:
-    """Describe the positions; older readers know ``rope_scaling`` alone, and some of them ``type`` alone."""
+    """Describe the positions; older readers only know ``rope_scaling``, and some of them only ``type``."""
     yarn = yarn_config(shape)
     if yarn is None:
         plain = {"rope_type": "default", "rope_theta": shape.rope_theta}

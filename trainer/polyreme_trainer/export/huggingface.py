@@ -1,15 +1,15 @@
 """Sharded safetensors with ``config.json``, under Kimi-VL's names; the text part loads in ``transformers``.
 
-A directory appears whole or not at all: everything is written beside it, synced, and renamed. Writing does not need
-``transformers``.
+A directory appears whole or not at all: everything is written to a temporary one, synced, and renamed. Writing does not
+need ``transformers``.
 
-Tensors may come one by one, and none is held: files are laid out by the sizes of all tensors before the first one
+Tensors may come one by one, and none is kept: files are laid out by the sizes of all tensors before the first one
 comes, and each is written to its place. ``safetensors`` itself writes a file from tensors that are all in memory.
 
     directory/           the whole model: config.json, model-0000i-of-0000n.safetensors, model.safetensors.index.json
     directory/text/      the decoder alone, for ``AutoModelForCausalLM.from_pretrained``
 
-A model that takes no images is its decoder, and lies in ``directory/`` under that part's names.
+For a model that takes no images, ``directory/`` holds the decoder under that part's names.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def export_model(
     tokenizer: bytes | None = None,
     shard_bytes_max: int = SHARD_BYTES_MAX,
 ) -> None:
-    """Write a model that is here: the full state dict of ``KimiVL``, all experts in it, on any device.
+    """Write a model in memory: the full state dict of ``KimiVL``, with all experts, on any device.
 
     See ``export_tensors``.
     """
@@ -78,16 +78,16 @@ def export_tensors(
 
     Args:
         expected: Names, shapes and types of all tensors, in the order of the files; only these are read.
-        tensors: The tensors, in any order, on any device. Of each only one is held, while it is written.
+        tensors: The tensors, in any order, on any device. Only one is held at a time, while it is written.
         shape: Sizes of the model.
-        directory: Where the export shall be; its parent is made.
+        directory: Where the export shall be; its parent is created.
         tokens: Special tokens for the configuration.
         tokenizer: ``tokenizer.json`` to put beside the weights, for ``AutoTokenizer``.
         shard_bytes_max: Largest weights file [bytes].
 
     Raises:
         OSError: If the disk refuses; the older export is kept, at the latest by the next call.
-        ValueError: If a tensor did not come, or is not as it was expected.
+        ValueError: If a tensor did not come, or differs from what was expected.
     """
     partial = directory.with_name(f".{directory.name}.partial")
     replaced = directory.with_name(f".{directory.name}.replaced")
@@ -140,7 +140,7 @@ class _Part:
         self._expected = expected
         self._weight_map: dict[str, str] = {}
         self._begin: dict[str, int] = {}
-        """Where in its file a tensor that is still to come begins."""
+        """Position in its file of a tensor that is still to come."""
         groups = shards(expected, shard_bytes_max)
         for number, group in enumerate(groups, start=1):
             file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
@@ -161,7 +161,7 @@ class _Part:
                 file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 
     def finish(self, config: Mapping[str, Any]) -> None:
-        """Make the files durable, then write what says that they are whole."""
+        """Make the files durable, then write index and config, which say that they are whole."""
         if self._begin:
             raise ValueError(f"export lacks {len(self._begin)} tensors, the first is {next(iter(self._begin))}")
         for file in dict.fromkeys(self._weight_map.values()):
@@ -174,7 +174,7 @@ class _Part:
 
 
 def _lay_out(group: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int]]:
-    """Make the header of a file (huggingface.co/docs/safetensors, "Format"), and say where each tensor begins.
+    """Make the header of a file (huggingface.co/docs/safetensors, "Format"), and return where each tensor begins.
 
     Wide types first, so that each begins at a multiple of its own size.
     """

@@ -1,7 +1,7 @@
-"""Names of files: ours are those of the Kimi-VL checkpoints, but for the experts, which we stack.
+"""Names of tensors in files: ours are those of the Kimi-VL checkpoints, except for the experts, which we stack.
 
 ``...mlp.experts.gate_up_proj`` (E, 2F, D) and ``...mlp.experts.down_proj`` (E, D, F) become, for each expert K,
-``...mlp.experts.K.gate_proj.weight``, ``up_proj.weight`` and ``down_proj.weight``. All else keeps its name.
+``...mlp.experts.K.gate_proj.weight``, ``up_proj.weight`` and ``down_proj.weight``. All other names stay.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ LATENT_NORM_EPS = 1e-6
 class RMSNorm(nn.Module):
     """Root-mean-square norm (arXiv:1910.07467); statistics in float32 whatever the input type.
 
-    An accelerator has one kernel for it. On CPU torch composes it of six operations, and keeps what each of them needs;
-    ours keeps the input and one number a row, and takes two thirds of the time.
+    An accelerator has one kernel for it. On CPU torch composes it of six operations, and keeps the inputs of each of
+    them; ours keeps the input and one number per row, and takes two thirds of the time.
     """
 
     def __init__(self, width: int, eps: float) -> None:
@@ -62,13 +62,13 @@ class _RMSNorm(torch.autograd.Function):
         by_x_TD = grad_TD * x_TD
         along_T1 = torch.mv(by_x_TD, weight_D).unsqueeze(1).mul_(scale_T1**3).div_(x_TD.shape[1])
         grad_x_TD = (grad_TD * weight_D).mul_(scale_T1).addcmul_(x_TD, along_T1, value=-1)
-        # Not a product with a vector, which adds rows up one by one: a thousand lose 3e-6 of their sum.
+        # Not a product with a vector, which adds rows sequentially: a sum of a thousand rows loses 3e-6.
         grad_weight_D = by_x_TD.mul_(scale_T1).sum(0)
         return grad_x_TD.to(dtype), grad_weight_D.to(weight_dtype), None
 
 
 class LatentAttention(nn.Module):
-    """MLA with or without query compression (``q_rank``); which tokens see which is the caller's ``attend``."""
+    """MLA with or without query compression (``q_rank``); the caller's ``attend`` decides which tokens see which."""
 
     def __init__(self, shape: DecoderShape, ranks: TensorRanks = ALONE) -> None:
         """Hold this rank's heads.
@@ -81,7 +81,8 @@ class LatentAttention(nn.Module):
         self.ranks = ranks
         self.heads = share(shape.heads, ranks, what="the decoder's heads")
         self.query_scale = yarn_scale(shape, shape.yarn_mscale_all_dim) ** 2
-        """Growth of the scores under YaRN: queries carry it, since every kernel divides by the root of their width."""
+        """Growth of the scores under YaRN, applied to queries, since every kernel divides by the root of their
+        width."""
         queries = self.heads * shape.query_dim
         if shape.q_rank is None:
             self.q_proj = nn.Linear(shape.width, queries, bias=False)
@@ -100,7 +101,7 @@ class LatentAttention(nn.Module):
         Args:
             x_SD: Normalised hidden states.
             turn_TF: Rotation of each token (``rotary.decoder_turns``).
-            attend: Which tokens see which.
+            attend: Attention among the tokens that see each other.
         """
         shape = self.shape
         latent_SC, k_SR = self.kv_a_proj_with_mqa(x_SD).split((shape.kv_rank, shape.rope_dim), dim=-1)
@@ -120,6 +121,6 @@ class LatentAttention(nn.Module):
 
 
 def _keys(k_THN: Tensor, k_TR: Tensor, turn_TF: Tensor) -> Tensor:
-    """Put the rotated part, which all heads share, behind what is each head's own."""
+    """Append the rotated part, which all heads share, to each head's own."""
     k_THR = rotate(k_TR.unsqueeze(1), turn_TF).expand(-1, k_THN.shape[1], -1)
     return torch.cat((k_THN, k_THR), dim=-1)

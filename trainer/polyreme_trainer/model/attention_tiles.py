@@ -1,8 +1,8 @@
-"""Attention of one part of a stream to another, with what is needed to put such parts together: a ring's inner step.
+"""Attention of one part of a stream to another, with the sums to merge such parts: the inner step of a ring.
 
 A stream of packed documents is cut into pieces. Of two pieces, the later sees of the earlier only the one document that
-may cross the borders between them, and all of that; within a piece each document is causal. So no mask is needed but
-the causal one: a pair of pieces is one tile.
+may cross the borders between them, and all of that; within a piece each document is causal. So the causal mask is the
+only one needed: a pair of pieces is one tile.
 
 Partial results are merged by their log-sum-exp, and the gradient of each tile follows from the merged one
 (FlashAttention, arXiv:2205.14135; ring attention, arXiv:2310.01889).
@@ -33,12 +33,12 @@ class Tile:
     """Among the tokens of the queries' part."""
     keys: slice
     causal: tuple[int, ...] = ()
-    """Lengths of documents that fill queries and keys alike, each causal; none: every query sees every key."""
+    """Lengths of documents that fill queries and keys alike, each causal; empty: every query sees every key."""
 
 
 @dataclasses.dataclass(slots=True)
 class Partial:
-    """What queries have seen so far, in float32; a query that has seen nothing has a log-sum-exp of minus infinity."""
+    """Attention of queries to the keys so far, in float32; without any key the log-sum-exp is minus infinity."""
 
     out_THQ: Tensor
     lse_TH: Tensor
@@ -52,7 +52,7 @@ class Partial:
         )
 
     def add(self, tile: Tile, out_THQ: Tensor, lse_TH: Tensor) -> None:
-        """Merge what the queries of a tile saw in it."""
+        """Merge the partial result of a tile."""
         before_TH = self.lse_TH[tile.queries]
         both_TH = torch.logaddexp(before_TH, lse_TH)
         kept_TH1, new_TH1 = (before_TH - both_TH).exp_().unsqueeze(-1), (lse_TH - both_TH).exp_().unsqueeze(-1)
@@ -164,13 +164,13 @@ def attend_tile_backward(tile: Tile, rows: Rows, answers: Answers) -> tuple[Tens
 
 
 def _is_dense(rows: Rows) -> bool:
-    """Whether a tile is small; on an accelerator every one of float32 is dense, where no kernel gives the sums."""
+    """Whether a tile is small; on an accelerator every float32 tile is dense: no kernel returns the sums there."""
     longest = max(rows.q_THQ.shape[0], rows.k_UHQ.shape[0])
     return rows.q_THQ.dtype == torch.float32 and (longest <= DENSE_TOKENS_MAX or rows.q_THQ.device.type != "cpu")
 
 
 def _split(tile: Tile, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
-    """Documents of a causal tile one by one; a tile without is one part."""
+    """Documents of a causal tile one by one; a tile without documents is one part."""
     if not tile.causal:
         return [tensors]
     return list(zip(*(tensor.split(tile.causal) for tensor in tensors), strict=True))
@@ -236,7 +236,7 @@ def _forward_offsets(tile: Tile, rows: Rows) -> tuple[Tensor, Tensor]:
 
 def _backward_offsets(tile: Tile, rows: Rows, answers: Answers) -> tuple[Tensor, Tensor, Tensor]:
     back, device = torch.ops.aten._flash_attention_backward, rows.q_THQ.device  # noqa: SLF001
-    # The state of random numbers, for dropout, which is 0.
+    # The random state for dropout, which is 0.
     state, unused = torch.zeros(2, dtype=torch.uint64, device=device), torch.empty(0, device=device)
     given = (answers.grad_THQ, *rows, answers.out_THQ, answers.lse_TH.transpose(0, 1).contiguous())
     grad_q, grad_k, grad_v = back(*given, *_offsets(tile, rows), 0.0, bool(tile.causal), state, unused)

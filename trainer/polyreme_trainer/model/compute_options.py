@@ -1,4 +1,4 @@
-"""How the layers of a model compute, which is no part of its shape: what they hold, which rows they drop."""
+"""Options of computation, which are not part of a model's shape: what layers recompute, which rows they drop."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from polyreme_planner.costs import Recompute
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeOptions:
-    """Chosen by the job; a checkpoint knows nothing of it."""
+    """Chosen by the job; not part of a checkpoint."""
 
     recompute: Recompute = Recompute.NONE
-    """What layers make anew in the backward pass; changes no bit."""
+    """What layers recompute in the backward pass; changes no bit."""
     capacity_factor: float | None = None
-    """Rows that each rank may send to an expert, in shares of what it would send if all experts got as many; None drops
-    no row. Changes what is learned."""
+    """Most rows that each rank may send to an expert, relative to an equal distribution over all experts; None drops no
+    row. Changes what is learned."""
 
     def __post_init__(self) -> None:
         """Refuse a capacity that would drop nearly everything.
@@ -32,4 +32,4 @@ class ComputeOptions:
 
 
 DEFAULT_OPTIONS = ComputeOptions()
-"""Everything is held, nothing is dropped."""
+"""Everything is kept, nothing is dropped."""

@@ -1,9 +1,9 @@
 """The decoder: embedding, layers of latent attention and (dense or expert) feed-forward, final norm, head.
 
-A pipeline stage holds a section of it, under the names of the whole: layers are numbered through the model.
+A pipeline stage holds a section of it, under the names of the whole model: layers are numbered through the model.
 
-Legend: T tokens, S those of this rank between layers (all without tensor parallelism), D model width, V vocabulary,
-F rotary pairs.
+Legend: T tokens, S those of this rank between layers (all without tensor parallelism), D model width, V vocabulary, F
+rotary pairs.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from polyreme_trainer.model.segment_attention import Attend
 from polyreme_trainer.model.tensor import ALONE, TensorRanks, share
 
 LayerAttend = Callable[[int], Attend]
-"""Which attention layer ``index`` uses: the packed one for all layers, or a cache that differs by layer."""
+"""Attention of layer ``index``: the packed one for all layers, or a cache that differs by layer."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """Hidden states after the last layer held (after the final norm, where it is held), and how tokens were routed."""
+    """Hidden states after the last layer held (after the final norm, if it is held), and the routing of tokens."""
 
     hidden_TD: Tensor
     routing: Routing
@@ -93,7 +93,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.shape = shape
         self.rope_theta = shape.rope_theta
-        """Base of the rotary positions: a stage of training may have another than the shape."""
+        """Base of the rotary positions: a curriculum stage may have another than the shape."""
         self.section = section
         self.ranks = ranks
         self.recompute = options.recompute
@@ -126,9 +126,9 @@ class Decoder(nn.Module):
         """Run the section's layers.
 
         Args:
-            x_SD: Embedded tokens, image features in place; or what the stage before made of them.
+            x_SD: Embedded tokens, image features in place; or the output of the stage before.
             positions_T: Position of each token within its document, int64.
-            attend: Which tokens see which, by layer.
+            attend: Attention of each layer.
         """
         turn_TF = decoder_turns(positions_T, self.shape, theta=self.rope_theta)
         routings: list[Routed] = []
@@ -143,7 +143,7 @@ class Decoder(nn.Module):
 
 
 class Head(nn.Linear):
-    """Scores words. The loss is made in here too: a weight that lies elsewhere is brought when its module is called."""
+    """Scores words. The loss is computed here too: FSDP gathers a sharded weight when its module is called."""
 
     def __init__(self, shape: DecoderShape, ranks: TensorRanks) -> None:
         super().__init__(shape.width, share(shape.vocabulary, ranks, what="the vocabulary"), bias=False)

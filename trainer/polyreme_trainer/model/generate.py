@@ -30,11 +30,11 @@ PROMPTS_AT_ONCE = 256
 
 
 class Prompt(Protocol):
-    """What decoding needs of ``polyreme_api.batch.EvaluationSample``."""
+    """The part of ``polyreme_api.batch.EvaluationSample`` that decoding needs."""
 
     @property
     def prompt_tokens(self) -> Sequence[int]:
-        """Tokens, media tokens included, up to where the answer begins."""
+        """Tokens, including media tokens, up to where the answer begins."""
         ...
 
     @property
@@ -49,7 +49,7 @@ class Prompt(Protocol):
 
 
 class DecodePipeline(Protocol):
-    """The stages of the model, one behind the other, of which this rank holds some; all their ranks call the same."""
+    """The stages of the model, of which this rank holds some; all their ranks make the same calls."""
 
     def through(
         self, rows: int, begin: Callable[[KimiVL], Tensor], run: Callable[[KimiVL, Tensor], Tensor]
@@ -62,12 +62,12 @@ class DecodePipeline(Protocol):
             run: Runs a stage.
 
         Returns:
-            What the last stage made, where it is held.
+            The output of the last stage, on the rank that holds it.
         """
         ...
 
     def share_tokens(self, prompts: int, choose: Callable[[], Tensor] | None) -> Tensor:
-        """Give every rank the tokens (int64, one a prompt) of the one that can say them."""
+        """Broadcast the tokens (int64, one per prompt) of the rank that can choose them."""
         ...
 
 
@@ -87,10 +87,10 @@ class OneModel:
         return run(self._model, begin(self._model))
 
     def share_tokens(self, prompts: int, choose: Callable[[], Tensor] | None) -> Tensor:
-        """Say it.
+        """Choose them here.
 
         Raises:
-            InvalidConfigError: If there is nothing to say: never, where the model is whole.
+            InvalidConfigError: If there is no head; never for a whole model.
         """
         if choose is None:
             raise InvalidConfigError(f"the model has no head, so it can't answer {prompts} prompts")
@@ -108,7 +108,7 @@ def generate(
     prompts_at_once: int = PROMPTS_AT_ONCE,
     pipeline: DecodePipeline | None = None,
 ) -> list[list[int]]:
-    """Take the most likely token again and again.
+    """Decode greedily: take the most likely token repeatedly.
 
     Args:
         model: The model, or the last part of it that this rank holds; not changed.
@@ -117,7 +117,7 @@ def generate(
         new_tokens_max: Longest answer [tokens].
         agree: Whether all ranks are done, given whether this one is; a collective under expert parallelism.
         prompts_at_once: Prompts decoded together.
-        pipeline: The stages of the model, where it is not whole.
+        pipeline: The stages of the model, if it is not whole.
 
     Returns:
         The new tokens of each prompt, with the stop token if it came.
@@ -152,7 +152,7 @@ class _Cache:
         self.place_L = torch.arange(places, device=like.device)
 
     def prefill(self, layer: int, attend: Attend, row_T: Tensor, position_T: Tensor) -> Attend:
-        """Attend within each prompt, and keep what later tokens will look at."""
+        """Attend within each prompt, and keep the keys and values for later tokens."""
         self.keys_BHLQ[layer], self.values_BHLV[layer] = self._empty_BHLQ(), self._empty_BHLV()
 
         def keep(q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ class _Cache:
         return keep
 
     def extend(self, layer: int, row_B: Tensor, position_B: Tensor) -> Attend:
-        """Attend from one new token a prompt to all before it."""
+        """Attend from one new token per prompt to all before it."""
         seen_B11L = (self.place_L <= position_B.unsqueeze(1))[:, None, None]
 
         def look(q_BHQ: Tensor, k_BHQ: Tensor, v_BHV: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def _generate_batch(
 
 
 def _best(model: KimiVL, hidden_BD: Tensor | None) -> Callable[[], Tensor] | None:
-    """How to say the most likely token of each prompt, where the model's end is held."""
+    """Return the function that chooses the most likely token of each prompt, if this rank has the head."""
     return None if hidden_BD is None else lambda: model.logits(hidden_BD).argmax(-1)
 
 
@@ -224,7 +224,7 @@ def _extend(
 def _prefill(
     model: KimiVL, pipeline: DecodePipeline, prompts: Sequence[Prompt], lengths_B: Tensor, new_tokens_max: int
 ) -> tuple[_Cache, Tensor | None]:
-    """Run the prompts packed; return the cache and the last hidden state of each prompt, where the end is held."""
+    """Run the prompts packed; return the cache and the last hidden state of each prompt, on the last stage."""
     like = model.like
     tokens = [token for prompt in prompts for token in prompt.prompt_tokens]
     tokens_T = torch.tensor(tokens, dtype=torch.int64, device=like.device)
@@ -250,7 +250,7 @@ def _features(model: KimiVL, prompts: Sequence[Prompt]) -> Tensor:
     """Encode the prompts' images, on the first stage."""
     values = model.shape.vision.channels * model.shape.vision.patch_px**2
     patches = [np.asarray(prompt.patches_PC, dtype=np.float32).reshape(-1, values) for prompt in prompts]
-    # A copy, as in training: what an answer is must not hang on where NumPy's heap had room.
+    # A copy, as in training: an answer must not depend on the alignment of NumPy's heap.
     patches_PC = torch.tensor(np.concatenate([np.zeros((0, values), np.float32), *patches]), device=model.like.device)
     grids = [(int(rows), int(columns)) for prompt in prompts for rows, columns in np.asarray(prompt.grids_I2)]
     return model.image_features(patches_PC, grids)

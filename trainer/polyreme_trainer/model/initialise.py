@@ -1,8 +1,8 @@
-"""Initial values that depend on the seed and the global name of a parameter alone, never on the layout.
+"""Initial values that depend only on the seed and the global name of a parameter, never on the layout.
 
 Every tensor, and every expert of a stacked tensor, is drawn by a generator of its own. A rank that holds experts 4..7
-draws just these and gets bit by bit what a rank with all experts has in their place; one that holds a slice of a tensor
-draws the whole and cuts it.
+draws only these and gets bit by bit the same as a rank with all experts; one that holds a slice of a tensor draws the
+whole and cuts it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from polyreme_trainer.model.tensor import ALONE, TensorRanks
 from polyreme_trainer.model.vlm import KimiVL
 
 STACKED = (".experts.gate_up_proj", ".experts.down_proj")
-"""Ends of the names of parameters that stack experts."""
+"""Suffixes of the names of parameters that stack experts."""
 
 
 Rows = tuple[Tensor, int]
@@ -78,7 +78,7 @@ def build_model(
 
 
 def outline(shape: ModelShape) -> dict[str, Tensor]:
-    """Name every tensor of the whole model, in its order; tensors are on no device and take no memory."""
+    """Name every tensor of the whole model, in its order; the tensors are on the meta device and take no memory."""
     with torch.device("meta"):
         return KimiVL(shape, media_token=0).state_dict()
 
@@ -90,7 +90,7 @@ def initialise(model: KimiVL, *, seed: int, rows_of: Callable[[Tensor], Rows] = 
     Args:
         model: Any slice of the model.
         seed: The run's seed.
-        rows_of: Which rows of a parameter are here; one tensor at a time is drawn whole.
+        rows_of: Returns the rows of a parameter that are here; one tensor at a time is drawn whole.
     """
     for name, parameter in model.named_parameters():
         own, first = rows_of(parameter)

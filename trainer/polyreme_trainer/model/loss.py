@@ -1,12 +1,12 @@
 """Token cross-entropy as a sum and a count, so that normalising by the global count happens outside.
 
-Head and loss are one operation, over some tokens at a time (as in Liger, arXiv:2410.10989): their logits are made,
+Head and loss are one operation, over some tokens at a time (as in Liger, arXiv:2410.10989): their logits are computed,
 turned into their own gradient in place, and used up for the gradients of hidden states and head before the next ones
-are made. So the logits of all tokens are never held, and they are made once. Between forward and backward a gradient as
-large as the head is held, for every microbatch whose backward has not run; the orders of work that we have run it next.
+are computed. So the logits of all tokens are never held, and are computed once. Between forward and backward a gradient
+as large as the head is held, for every microbatch whose backward has not run; the schedules that we have run it next.
 
-Tensor-parallel ranks share the vocabulary: each scores its words for all tokens, and three numbers a token are all that
-they exchange.
+Tensor-parallel ranks share the vocabulary: each scores its words for all tokens, and they only exchange three numbers
+per token.
 
 Legend: T tokens, S those of this rank between layers, N unmasked tokens, C those of a chunk, D width, V words of this
 rank.
@@ -30,7 +30,7 @@ LOGITS_MAX = 1 << 28
 def token_loss(
     hidden_SD: Tensor, head_VD: Tensor, targets_T: Tensor, ranks: TensorRanks = ALONE
 ) -> tuple[Tensor, Tensor]:
-    """Sum the cross-entropy of unmasked targets, in float32; logits are made at unmasked positions only.
+    """Sum the cross-entropy of unmasked targets, in float32; logits are computed at unmasked positions only.
 
     Args:
         hidden_SD: Hidden states after the final norm.
@@ -40,7 +40,7 @@ def token_loss(
 
     Returns:
         The sum (float32 scalar, with gradient) and the count (int64 scalar) of unmasked targets, of all words: the same
-        on all ranks that share them, so one of them speaks for all.
+        on all ranks that share them, so only one of them may report it.
     """
     hidden_TD = ranks.gather(hidden_SD)
     places_N = (targets_T != IGNORED_TARGET).nonzero().squeeze(1)
@@ -51,7 +51,7 @@ def token_loss(
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Sum of the cross-entropy of ``hidden_ND @ head_VD.T``; both gradients are formed with the loss."""
+    """Sum of the cross-entropy of ``hidden_ND @ head_VD.T``; both gradients are computed with the loss."""
 
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, ranks: TensorRanks) -> Tensor:

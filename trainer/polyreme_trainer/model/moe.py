@@ -1,16 +1,16 @@
-"""Mixture of experts as DeepSeek-V3 has it (arXiv:2412.19437, 2.1.2): shared and routed experts, sigmoid router.
+"""Mixture of experts as in DeepSeek-V3 (arXiv:2412.19437, 2.1.2): shared and routed experts, sigmoid router.
 
-No collective is called here. A layer sorts its rows by expert; a ``Dispatcher`` brings them to the ranks that hold
-the experts and back.
+No collective is called here. A layer sorts its rows by expert; a ``Dispatcher`` sends them to the ranks that hold the
+experts and back.
 
 Without a capacity no row is dropped. With one, a rank sends every expert the same number of rows, its capacity: the
 first ones that it routed there, in the order of the tokens that it holds between layers; empty places are zero. A row
 beyond the capacity is dropped: its expert adds nothing to the token, whose other weights stay as they are, and a token
-that lost all of its rows has its residual and the shared experts. Which rows are dropped hangs on the tokens of one
+that lost all of its rows has its residual and the shared experts. Which rows are dropped depends on the tokens of one
 rank alone, in one microbatch; so the number of ranks that share a step, and of microbatches, changes what is learned.
 
-Legend: T tokens, D model width, F expert width, E experts of the model, L experts of this rank, K experts a token,
-R = T * K routed rows of this rank in the order of their tokens, B places of rows that are sent, in the order of their
+Legend: T tokens, D model width, F expert width, E experts of the model, L experts of this rank, K experts a token, R =
+T * K routed rows of this rank in the order of their tokens, B places of rows that are sent, in the order of their
 expert (as many as R where none is dropped), S rows that arrived for the experts of this rank.
 """
 
@@ -45,14 +45,14 @@ class Dispatched:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Routed:
-    """What a layer tells about its routing."""
+    """Routing of one layer."""
 
     load_E: Tensor
     """Tokens of this rank routed to each expert of the model, int64; without gradient."""
     dropped_E: Tensor
     """Those of them that were dropped, int64."""
     entropy: Tensor
-    """Entropy of each token's scores, made shares [nats], summed over tokens; float32 scalar without gradient."""
+    """Entropy of each token's normalised scores [nats], summed over tokens; float32 scalar without gradient."""
 
 
 class Dispatcher(Protocol):
@@ -65,7 +65,7 @@ class Dispatcher(Protocol):
     """
 
     def dispatch(self, rows_BD: Tensor, counts_E: Tensor, *, each: int | None = None) -> Dispatched:
-        """Send rows, sorted by global expert, to where their experts are.
+        """Send rows, sorted by global expert, to the ranks of their experts.
 
         Args:
             rows_BD: The rows.
@@ -75,7 +75,7 @@ class Dispatcher(Protocol):
         ...
 
     def combine(self, rows_SD: Tensor, state: Any) -> Tensor:
-        """Send the experts' answers back: B rows in the order that ``dispatch`` got."""
+        """Send the experts' outputs back: B rows in the order that ``dispatch`` got."""
         ...
 
 
@@ -83,11 +83,11 @@ class LocalDispatcher:
     """All experts are here: rows stay."""
 
     def dispatch(self, rows_BD: Tensor, counts_E: Tensor, *, each: int | None = None) -> Dispatched:  # noqa: ARG002
-        """Hand the rows on."""
+        """Return the rows as they are."""
         return Dispatched(rows_BD, counts_E)
 
     def combine(self, rows_SD: Tensor, state: Any) -> Tensor:  # noqa: ARG002
-        """Hand the rows back."""
+        """Return the rows as they are."""
         return rows_SD
 
 
@@ -115,7 +115,7 @@ class FeedForward(nn.Module):
 
 
 class Router(nn.Module):
-    """Chooses K experts a token by biased sigmoid scores, weighs them by the unbiased ones. float32 throughout.
+    """Chooses K experts per token by biased sigmoid scores, weighs them by the unbiased ones. float32 throughout.
 
     With groups of experts, a token's experts come from its best groups, by the sum of the two best scores of each.
     """
@@ -234,19 +234,19 @@ class MixtureOfExperts(nn.Module):
 
 
 def expert_capacity(rows: int, experts: int, factor: float) -> int:
-    """Rows that a rank may send to an expert, at least one.
+    """Return how many rows a rank may send to an expert, at least one.
 
     Args:
         rows: That it routes: its tokens times the experts of a token.
         experts: Of the model.
-        factor: In shares of what each would get if all got as many.
+        factor: Relative to an equal distribution over all experts.
     """
     return max(1, math.ceil(factor * rows / experts))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where routed rows (token * K + choice) stand among those that are sent."""
+    """Places of routed rows (token * K + choice) among those that are sent."""
 
     order_B: Tensor
     """Row at each place; R at an empty one."""
@@ -255,7 +255,7 @@ class Places:
     counts_E: Tensor
     """Places of each expert."""
     each: int | None = None
-    """Places of every expert, where rows may be dropped and places may be empty; known without asking the device."""
+    """Places of every expert, if rows may be dropped and places may be empty; known without asking the device."""
 
 
 def _load(experts_TK: Tensor, experts: int) -> Tensor:
@@ -277,7 +277,7 @@ def _within_capacity(experts_TK: Tensor, load_E: Tensor, most: int) -> Places:
     rows, places = sorted_R.shape[0], most * load_E.shape[0]
     behind_R = torch.arange(rows, device=order_R.device) - (load_E.cumsum(0) - load_E)[sorted_R]
     place_of_sorted_R = torch.where(behind_R < most, sorted_R * most + behind_R, places)
-    # One place more takes what is dropped, and is cut off.
+    # One more place takes what is dropped, and is cut off.
     order_B = order_R.new_full((places + 1,), rows).scatter_(0, place_of_sorted_R, order_R)[:places]
     place_R = torch.empty_like(order_R).scatter_(0, order_R, place_of_sorted_R)
     return Places(order_B=order_B, place_R=place_R, counts_E=torch.full_like(load_E, most), each=most)
@@ -298,7 +298,7 @@ def spread(x_TD: Tensor, sent: Places, chosen: int) -> Tensor:
 
     Args:
         x_TD: Tokens.
-        sent: Where rows go.
+        sent: Places of the rows.
         chosen: K.
     """
     rows_BD: Tensor = _Spread.apply(x_TD, sent, chosen)
@@ -306,13 +306,13 @@ def spread(x_TD: Tensor, sent: Places, chosen: int) -> Tensor:
 
 
 def collect(rows_BD: Tensor, sent: Places) -> Tensor:
-    """Undo ``spread``'s order: K rows a token, side by side; rows that were dropped are zero."""
+    """Undo ``spread``'s order: K rows per token, side by side; rows that were dropped are zero."""
     ordered_RD: Tensor = _Collect.apply(rows_BD, sent)
     return ordered_RD
 
 
 def _pick(rows_XD: Tensor, index: Tensor, *, holes: bool) -> Tensor:
-    """Take rows; where some may be missing, one past the last is zero."""
+    """Take rows; if some may be missing, the index after the last is zero."""
     if holes:
         rows_XD = torch.cat((rows_XD, rows_XD.new_zeros(1, rows_XD.shape[1])))
     return rows_XD.index_select(0, index)
@@ -335,7 +335,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
-    """Rows back in the order of their tokens; the gradient goes the way that the rows were sent."""
+    """Rows back in the order of their tokens; the gradient takes the route of the rows."""
 
     @staticmethod
     def forward(ctx: Any, rows_BD: Tensor, sent: Places) -> Tensor:

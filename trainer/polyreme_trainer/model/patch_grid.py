@@ -1,7 +1,7 @@
-"""What follows from an image's grid of patches alone: order, positions, interpolation taps. Cached: grids repeat.
+"""Tables that follow from an image's grid of patches alone: order, positions, interpolation taps. Cached: grids repeat.
 
-Inside the tower the patches of an image stand in the order of the 2x2 merge (all patches of a merged cell side by
-side), so that the pixel shuffle is a view. Attention does not care about order, and positions travel with the patches.
+Inside the tower the patches of an image are in the order of the 2x2 merge (all patches of a merged cell side by side),
+so that the pixel shuffle is a view. Attention does not depend on order, and positions travel with the patches.
 
 Legend: P patches of one image, B taps of the bicubic kernel (4 x 4).
 """

@@ -1,4 +1,4 @@
-"""From the tower to the decoder: norm per patch, 2x2 pixel shuffle, two linear layers (arXiv:2504.07491, 2.1).
+"""Projector from tower to decoder: norm per patch, 2x2 pixel shuffle, two linear layers (arXiv:2504.07491, 2.1).
 
 Legend: M merged tokens of this rank, G patches of a merged token, W tower width, D decoder width.
 """

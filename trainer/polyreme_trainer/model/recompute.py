@@ -1,28 +1,28 @@
-"""What layers make anew in the backward pass, so as not to hold it: nothing, what is cheap, or all of the layer.
+"""Recomputation of layers in the backward pass to save memory: of nothing, of what is cheap, or of the whole layer.
 
-``SELECTIVE`` keeps, and makes anew, of each layer:
+``SELECTIVE`` keeps and recomputes of each layer:
 
-    kept                                    why
-    the stream that a norm is given         what everything else of the layer can be made from
-    products: queries, latents, both        a product costs most of a layer's time
-    halves of a gated feed-forward, what
-    comes out of a layer
-    what attention kernels put out          their time grows with the square of a document
-    what arrived by an exchange             an exchange is made once: gathered rows, rows for experts, a ring's keys;
-                                            one that were made again on some ranks only would wait forever
-    the choice of experts, with its order   what is chosen must not hang on the last bit of a score that is made again
+    kept                                    reason
+    the input stream of a norm              everything else of the layer can be computed from it
+    products: queries, latents, both        a product takes most of a layer's time
+    halves of a gated feed-forward,
+    outputs of a layer
+    outputs of attention kernels            their time grows with the square of a document
+    rows received by an exchange            an exchange is made once: gathered rows, rows for experts, a ring's keys;
+                                            one that were repeated on some ranks only would wait forever
+    the choice of experts, with its order   it must not depend on the last bit of a recomputed score
 
-    made anew                               why
-    what a norm puts out                    as wide as the stream, a few operations a number
-    what an activation puts out, and the    as wide as the feed-forward, a few operations a number
+    recomputed                              reason
+    outputs of a norm                       as wide as the stream, a few operations per number
+    outputs of an activation, and the       as wide as the feed-forward, a few operations per number
     gated product
-    keys and values of all heads            wider than the latent that they come from by the number of heads
+    keys and values of all heads            wider than their latent by the number of heads
     values padded to the width of keys,     copies
     segments padded to one length
 
-``FULL`` keeps the stream between layers alone, and makes each layer anew as a whole, exchanges included: every rank of
-a group holds the same layers and runs their backwards in the same order, so their exchanges meet. Zero-bubble schedules
-make the gradients of inputs and of weights apart, each of which would make the layer anew: they are refused.
+``FULL`` keeps only the stream between layers, and recomputes each layer as a whole, exchanges included: every rank of a
+group holds the same layers and runs their backwards in the same order, so their exchanges meet. Zero-bubble schedules
+compute the gradients of inputs and of weights apart, each of which would recompute the layer: they are refused.
 
 Either way the same operations run on the same numbers, and gradients are added up in the same order: losses and
 gradients are those of ``NONE``, bit for bit. Nothing here draws random numbers.
@@ -56,11 +56,11 @@ def run_layer(recompute: Recompute, layer: Callable[..., Value], *inputs: Any) -
 
 
 def recomputable(make: Make, *inputs: Tensor) -> Tensor:
-    """Make a tensor that is made again whenever a backward needs it, where the layer runs selectively.
+    """Make a tensor that, if the layer runs selectively, is recomputed whenever a backward needs it.
 
     Args:
         make: A function of ``inputs`` alone.
-        inputs: What is kept instead; some may be made anew themselves.
+        inputs: Kept instead; some may be recomputable themselves.
     """
     region = _REGION.get()
     made = make(*inputs)
@@ -70,13 +70,13 @@ def recomputable(make: Make, *inputs: Tensor) -> Tensor:
 
 
 def recomputable_copy(make: Make, given: Tensor) -> Tensor:
-    """The same, for a copy: only if what it is a copy of is made anew; else the copy is kept in its place."""
+    """Do the same for a copy, but only if the original is recomputable; otherwise the copy is kept instead."""
     region = _REGION.get()
     return recomputable(make, given) if region is not None and region.knows(given) else make(given)
 
 
 def recomputable_block(make: Make, *inputs: Tensor) -> Tensor:
-    """The same, for a function of several operations: what they keep among themselves is not held either.
+    """Do the same for a function of several operations: tensors that they save for each other are not kept either.
 
     Each input must have no other use by which it gets a gradient, or bits may differ: two gradients that are added
     inside are added in another order outside.
@@ -90,7 +90,7 @@ def recomputable_block(make: Make, *inputs: Tensor) -> Tensor:
 
 
 class _Recipe:
-    """How to make a tensor again; what was made stays until all who kept it have had it."""
+    """Recipe of a recomputable tensor; the tensor stays until all users have had it."""
 
     __slots__ = ("_inputs", "_made", "_make", "_served", "uses")
 
@@ -112,7 +112,7 @@ class _Recipe:
 
 
 class _Part:
-    """A view of a tensor that can be made again, as autograd wanted to keep it."""
+    """A view of a recomputable tensor, in place of the tensor that autograd saves."""
 
     __slots__ = ("_offset", "_recipe", "_size", "_stride")
 
@@ -126,24 +126,24 @@ class _Part:
 
 
 class _Region:
-    """The forward of one layer: which storages can be made again. They live as long, so no address comes twice."""
+    """The forward of one layer: its recomputable storages. They live as long as it does, so no address repeats."""
 
     def __init__(self) -> None:
         self._recipes: dict[int, tuple[_Recipe, Tensor]] = {}
 
     def can_make(self, made: Tensor, make: Make, inputs: tuple[Tensor, ...]) -> None:
         address = made.untyped_storage().data_ptr()
-        # A view of an input is kept with it; tensors of nothing all have the same address.
+        # A view of an input is kept with it; empty tensors all have the same address.
         if made.numel() and all(address != given.untyped_storage().data_ptr() for given in inputs):
             self._recipes[address] = (_Recipe(make, [self.pack(given) for given in inputs]), made.detach())
 
     def knows(self, tensor: Tensor) -> bool:
-        """Whether it can be made again."""
+        """Whether it is recomputable."""
         found = self._recipes.get(tensor.untyped_storage().data_ptr())
         return found is not None and found[1].dtype == tensor.dtype
 
     def pack(self, tensor: Tensor) -> Tensor | _Part:
-        """Keep a tensor: how to make it where that is known, else itself, outside of the graph of the forward."""
+        """Save a tensor for the backward: its recipe if there is one, else itself, detached from the graph."""
         if not self.knows(tensor):
             return tensor.detach()
         return _Part(self._recipes[tensor.untyped_storage().data_ptr()][0], tensor)
@@ -168,7 +168,7 @@ def _unpack(kept: Tensor | _Part) -> Tensor:
 
 
 class _Inside(torch.autograd.Function):
-    """Several operations as one, which keeps their inputs alone and runs them again for the gradient."""
+    """Several operations as one, which only keeps their inputs and runs them again for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, make: Make, *inputs: Tensor) -> Tensor:

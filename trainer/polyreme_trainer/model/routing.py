@@ -1,4 +1,4 @@
-"""What layers tell about their routing: counts that add up over microbatches and ranks, as one block of numbers.
+"""Routing statistics of layers: counts that add up over microbatches and ranks, as one block of numbers.
 
 Legend: L layers with experts, E experts, X = 2 E + 1 numbers of a layer.
 """
@@ -27,7 +27,7 @@ class Routing:
 
     @classmethod
     def of(cls, layers: Sequence[Routed], *, experts: int, device: torch.device) -> Routing:
-        """Put the layers of a section together; there may be none."""
+        """Join the layers of a section; there may be none."""
         if not layers:
             none_LE = torch.zeros((0, experts), dtype=torch.int64, device=device)
             return cls(load_LE=none_LE, dropped_LE=none_LE, entropy_L=torch.zeros(0, device=device))
@@ -49,7 +49,7 @@ class Routing:
         return torch.cat((self.load_LE.float(), self.dropped_LE.float(), self.entropy_L.unsqueeze(1)), dim=1)
 
     def summary(self, *, experts_per_token: int) -> Summary:
-        """Say it in three numbers, on the host."""
+        """Summarise it in three numbers, on the host."""
         rows = float(self.load_LE.sum())
         if not rows:
             return Summary(load_max=0.0, entropy=0.0, dropped=0)
@@ -61,7 +61,7 @@ class Routing:
         )
 
     def by_layer(self, *, experts_per_token: int) -> tuple[tuple[float, float, int], ...]:
-        """Say of each layer the fullest expert over the mean, the mean entropy of a token, and rows dropped."""
+        """Return for each layer the fullest expert over the mean, the mean entropy of a token, and rows dropped."""
         load_LE = self.load_LE.double()
         tokens_L = load_LE.sum(1) / experts_per_token
         fullest_L = load_LE.amax(1) / load_LE.mean(1).clamp(min=1e-30)
@@ -70,7 +70,7 @@ class Routing:
         return tuple(zip(fullest_L.tolist(), entropy_L.tolist(), dropped_L.tolist(), strict=True))
 
     def __add__(self, other: Routing) -> Routing:
-        """Of the tokens of both."""
+        """Sum of both."""
         return Routing(
             load_LE=self.load_LE + other.load_LE,
             dropped_LE=self.dropped_LE + other.dropped_LE,
@@ -91,5 +91,5 @@ class Summary:
 
 
 def numbers_of_a_layer(experts: int) -> int:
-    """How many numbers tell about a layer's routing."""
+    """Number of routing statistics of a layer."""
     return 2 * experts + 1

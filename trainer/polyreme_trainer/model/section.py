@@ -1,4 +1,4 @@
-"""Which part of the model a pipeline stage holds: a run of decoder layers, and what stands before and behind them.
+"""Section of the model that a pipeline stage holds: a run of decoder layers, and the parts before and after them.
 
 Names never depend on the split: a stage holds ``language_model.model.layers.7`` under that name, wherever it lies.
 """

@@ -9,12 +9,12 @@ bit by bit. (On CUDA the backward of the flash kernel adds in whatever order its
     304 patches, 19 images of 16      1.22 ms   0.41 ms   1.25 ms
     960 tokens, 48 documents of 20    12.3 ms   3.4 ms    4.8 ms
 
-Dense is one masked product of all with all; padded makes rows of equal length; the loop wastes nothing where lengths
-differ much. Causal rows of up to 128 tokens are masked products of their own, a row and head at a time: 2.8 ms against
-3.7 ms of the flash kernel for 48 documents of 20. Long rows go in blocks of 64 tokens, each with what it may see: of 8
-documents of 128 tokens a forward and backward takes 4.0 ms of a core, 6.9 ms without blocks, 4.2 ms in the flash
-kernel. An accelerator's flash kernel takes offsets and needs none of this; it takes 16-bit types alone, so float32 goes
-there the way that it goes on CPU.
+Dense is one masked product of all with all; padded makes rows of equal length; the loop wastes nothing if lengths
+differ much. Causal rows of up to 128 tokens are separate masked products, one per row and head: 2.8 ms against 3.7 ms
+of the flash kernel for 48 documents of 20. Long rows go in blocks of 64 tokens, each with the keys that it may see: for
+8 documents of 128 tokens a forward and backward takes 4.0 ms of a core, 6.9 ms without blocks, 4.2 ms in the flash
+kernel. An accelerator's flash kernel takes offsets and needs none of this; it only takes 16-bit types, so float32 takes
+the same path there as on CPU.
 
 Legend: T tokens or patches of the stream, S segments, L longest segment, H heads, N = S * H, Q width of a query or key
 head, V width of a value head, X any width.
@@ -34,32 +34,33 @@ from torch import Tensor
 from polyreme_trainer.model.recompute import recomputable_copy
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""``(q_THQ, k_THQ, v_THV) -> o_THV``: what a layer calls; a cache or a ring of ranks can stand behind it."""
+"""``(q_THQ, k_THQ, v_THV) -> o_THV``: the attention that a layer calls; it may be a cache or a ring of ranks."""
 
 DENSE_TOKENS_MAX = 192
 """Longest stream [tokens] for which the dense masked product is used on CPU."""
 ROW_TOKENS_MAX = 128
-"""Longest causal row [tokens] for which a masked product is used on CPU; of 256 tokens both kernels take as long."""
+"""Longest causal row [tokens] for which a masked product is used on CPU; for 256 tokens both kernels take equally
+long."""
 BLOCK_TOKENS = 64
-"""Tokens of a block of causal rows: a quarter of the scores of rows of 128 tokens is never made."""
+"""Tokens of a block of causal rows: a quarter of the scores of rows of 128 tokens is never computed."""
 WHOLE_SCORES_MAX = 1 << 18
 """Most scores of rows that are not cut into blocks: beyond, they no longer fit a core's cache [scalars]."""
 HALF_TYPES = (torch.bfloat16, torch.float16)
-"""What the flash kernels of an accelerator take."""
+"""Types that an accelerator's flash kernels take."""
 PADDING_RATIO_MAX = 2.0
 """Most padded rows for each token; beyond it segments run one by one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:
-    """Where the segments of a packed stream lie, as the chosen kernel wants it; built once a forward."""
+    """Positions of the segments in a packed stream, in the form of the chosen kernel; built once per forward."""
 
     lengths: tuple[int, ...]
     causal: bool
     mask_TT: Tensor | None = None
     """Dense: 0 where a token may look, -inf elsewhere."""
     padding: Padding | None = None
-    """Padded: where each token goes."""
+    """Padded: the place of each token."""
     offsets_S: Tensor | None = None
     """Accelerator: int32 cumulative lengths."""
 
@@ -70,7 +71,7 @@ class Segments:
         if self.padding is not None and self.padding.mask_LL is not None:
             return _attend_rows(q_THQ, k_THQ, v_THV, self.padding, self.padding.mask_LL)
         value_dim = v_THV.shape[-1]
-        # Flash kernels want values as wide as keys; zero columns change nothing (MLA: 192 against 128).
+        # Flash kernels need values as wide as keys; zero columns change nothing (MLA: 192 against 128).
         v_THQ = pad_values(v_THV, q_THQ.shape[-1])
         if self.offsets_S is not None:
             return self._attend_offsets(q_THQ, k_THQ, v_THQ, self.offsets_S)[..., :value_dim]
@@ -102,7 +103,7 @@ class Segments:
 
 
 def pad_values(v_THV: Tensor, width: int) -> Tensor:
-    """Make values as wide as keys."""
+    """Pad values to the width of keys."""
     missing = width - v_THV.shape[-1]
     return recomputable_copy(lambda values: F.pad(values, (0, missing)), v_THV) if missing else v_THV
 
@@ -119,7 +120,7 @@ def segments(lengths: Sequence[int], *, causal: bool, device: torch.device, dtyp
     kept = tuple(length for length in lengths if length)
     total = sum(kept)
     small = dtype == torch.float32 and total <= DENSE_TOKENS_MAX
-    if small or not total:  # no kernel but a product takes a stream of no tokens
+    if small or not total:  # no kernel but a product takes an empty stream
         return Segments(lengths=kept, causal=causal, mask_TT=segment_mask(kept, causal=causal).to(device, dtype))
     if takes_offsets(device, dtype):
         ends_S = torch.tensor(kept, dtype=torch.int32).cumsum(0, dtype=torch.int32)
@@ -137,7 +138,7 @@ def takes_offsets(device: torch.device, dtype: torch.dtype) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Padding:
-    """Rows of equal length, one a segment, and the way there and back."""
+    """Rows of equal length, one per segment, and the mapping there and back."""
 
     segments: int
     token_R: Tensor
@@ -147,7 +148,7 @@ class Padding:
     mask_S11L: Tensor
     """0 at places with a token, -inf elsewhere."""
     mask_LL: Tensor | None = None
-    """0 where a token may look at another of its row, -inf elsewhere; where rows are causal and short."""
+    """0 where a token may look at another of its row, -inf elsewhere; only for short causal rows."""
 
     @property
     def empty(self) -> bool:
@@ -155,7 +156,7 @@ class Padding:
         return self.token_R.shape == self.place_T.shape
 
     def to(self, device: torch.device) -> Padding:
-        """Bring it to where the stream is."""
+        """Move it to the device of the stream."""
         if device == self.token_R.device:
             return self
         return Padding(
@@ -167,7 +168,7 @@ class Padding:
         )
 
     def pad(self, x_THQ: Tensor) -> Tensor:
-        """Return (S, L, H, Q); what stands in the padding is finite and means nothing."""
+        """Return (S, L, H, Q); values in the padding are finite and have no meaning."""
         x_RHQ: Tensor = _Pad.apply(x_THQ, self.token_R, self.place_T)
         x_SLHQ: Tensor = x_RHQ.unflatten(0, (self.segments, -1))
         return x_SLHQ
@@ -182,7 +183,7 @@ def _padding(lengths: tuple[int, ...], dtype: torch.dtype, *, causal: bool) -> P
     longest = max(lengths)
     length_S = torch.tensor(lengths)
     segment_T = torch.repeat_interleave(torch.arange(len(lengths)), length_S, output_size=sum(lengths))
-    # Token t of segment s moves by what all segments before s lack to the longest.
+    # Token t of segment s moves by the total padding of all segments before s.
     place_T = torch.arange(segment_T.shape[0]) + (segment_T * longest - (length_S.cumsum(0) - length_S)[segment_T])
     token_R = torch.zeros(len(lengths) * longest, dtype=torch.int64)
     token_R[place_T] = torch.arange(segment_T.shape[0])
@@ -242,7 +243,7 @@ def segment_mask(lengths: tuple[int, ...], *, causal: bool) -> Tensor:
 
 
 def _attend_rows(q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor, padding: Padding, mask_LL: Tensor) -> Tensor:
-    """One masked product a row and head. A causal row never sees what follows it, so padding needs no mask."""
+    """One masked product per row and head. A causal row never sees what follows it, so padding needs no mask."""
 
     def by_head(x_THX: Tensor) -> Tensor:
         x_SLHX = x_THX.unflatten(0, (padding.segments, -1)) if padding.empty else padding.pad(x_THX)

@@ -1,7 +1,7 @@
-"""How each parameter is cut for tensor parallelism: one table, by which it is built, drawn, saved and exported.
+"""The table of tensor-parallel cuts: parameters are built, drawn, saved and exported by it.
 
-A parameter that no line names is held whole. Rows of a first matrix belong to heads or inner columns, and so do the
-columns of the second one; a fused matrix is several of the former below each other.
+A parameter without a line is held whole. Rows of a first matrix belong to heads or inner columns, and so do the columns
+of the second one; a fused matrix is several of the former stacked.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Where a parameter is cut."""
+    """The cut of a parameter."""
 
     dim: int
     """Dimension that the ranks share."""
     blocks: int = 1
-    """Equal blocks along that dimension, each of which is cut for itself: 3 for queries, keys and values in one."""
+    """Equal blocks along that dimension, each of which is cut separately: 3 for fused queries, keys and values."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A part of a whole tensor that lies in one piece in a slice of it."""
+    """A part of a whole tensor that is contiguous in a slice of it."""
 
     whole: int
     """First index in the whole, along the dimension that is cut."""
@@ -61,7 +61,7 @@ def whole_shape(own: Sequence[int], cut: Cut, parts: int) -> tuple[int, ...]:
 
 
 def chunks(own: Sequence[int], cut: Cut, *, place: int, parts: int) -> tuple[Chunk, ...]:
-    """Say where the pieces of a slice lie in the whole.
+    """Return the positions of a slice's pieces in the whole.
 
     Args:
         own: Shape of the slice.
@@ -82,7 +82,7 @@ def slice_of(whole: Tensor, cut: Cut, *, place: int, parts: int) -> Tensor:
 
 
 def join(slices: Sequence[Tensor], cut: Cut) -> Tensor:
-    """Put the slices of all ranks together; undoes ``slice_of``."""
+    """Join the slices of all ranks; undoes ``slice_of``."""
     cut_slices = [part.chunk(cut.blocks, dim=cut.dim) for part in slices]
     blocks = [torch.cat([part[block] for part in cut_slices], dim=cut.dim) for block in range(cut.blocks)]
     return torch.cat(blocks, dim=cut.dim)

@@ -1,4 +1,4 @@
-"""A section of the model as a pipeline runs it: a stream of hidden states in, one out; the last one's is its loss.
+"""A section of the model as a pipeline runs it: a stream of hidden states in, one out; the last one returns its loss.
 
 Legend: T tokens of a microbatch, S rows that a rank holds between layers, D decoder width, P patches, C values of a
 patch.
@@ -21,7 +21,7 @@ from polyreme_trainer.model.vlm import KimiVL
 
 
 class Microbatch(Protocol):
-    """What a stage reads of a microbatch: the first one tokens and images, the last one targets, all of them places."""
+    """The inputs of a stage: the first one reads tokens and images, the last one targets, all of them positions."""
 
     @property
     def tokens_T(self) -> Tensor: ...  # noqa: D102
@@ -42,7 +42,7 @@ class Microbatch(Protocol):
 
 
 def decode(model: KimiVL, stream_SD: Tensor | None, microbatch: Microbatch) -> Decoded:
-    """Run a microbatch through what a model holds of the layers; without a stream, from its tokens and images on."""
+    """Run a microbatch through a model's layers; without a stream, starting from its tokens and images."""
     decoded: Decoded = model(
         microbatch.tokens_T,
         microbatch.positions_T,
@@ -57,7 +57,7 @@ def decode(model: KimiVL, stream_SD: Tensor | None, microbatch: Microbatch) -> D
 
 
 class Stage(nn.Module):
-    """Runs its section and adds up how tokens were routed.
+    """Runs its section and sums up the routing of tokens.
 
     Its parameters are named after ``model``: names of the whole model, which never change with the split.
     """
@@ -76,7 +76,7 @@ class Stage(nn.Module):
         """Run one microbatch.
 
         Args:
-            stream_SD: What the stage before made of it; None on the first stage.
+            stream_SD: Output of the stage before; None on the first stage.
             microbatch: Its tokens, images and targets.
 
         Returns:
@@ -94,11 +94,11 @@ class Stage(nn.Module):
         return loss_sum
 
     def rows(self, tokens: int) -> int:
-        """Rows that this rank holds between layers, of a microbatch of which it looks at so many tokens."""
+        """Rows that this rank holds between layers, of a microbatch with so many tokens."""
         return len(range(*self.model.ranks.own_rows(tokens).indices(tokens)))
 
     def take_routing(self) -> Routing:
-        """Return how tokens were routed since the last call, by the layers with experts that are held.
+        """Return the routing since the last call, by the layers with experts that are held.
 
         Raises:
             InvalidConfigError: If nothing ran since.

@@ -1,7 +1,7 @@
-"""What a layer must know of tensor parallelism with sequence parallelism (arXiv:2205.05198): rows in, rows out.
+"""Interface of a layer to tensor parallelism with sequence parallelism (arXiv:2205.05198): rows in, rows out.
 
 The ranks of a tensor-parallel group share each layer's heads and inner columns. Between the shared products every rank
-holds a part of the rows only: norms, router and residuals are computed once. So a shared layer gathers rows, multiplies
+holds only a part of the rows: norms, router and residuals are computed once. So a shared layer gathers rows, multiplies
 by its own columns, then by its own rows of the second matrix, and the sum over ranks is scattered back.
 
 Every gradient of a parameter that is held whole is then partial on each rank: of its own rows, or of its own heads.
@@ -35,7 +35,7 @@ class TensorRanks(Protocol):
 
     @property
     def row_parts(self) -> int:
-        """Parts into which rows are cut between layers: all ranks, or 1 where each rank holds all rows."""
+        """Parts into which rows are cut between layers: all ranks, or 1 if each rank holds all rows."""
         ...
 
     def gather(self, x_SX: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class TensorRanks(Protocol):
         """Which of T rows this rank holds between layers.
 
         Raises:
-            InvalidConfigError: If the rows cannot be shared out evenly.
+            InvalidConfigError: If the rows cannot be split evenly.
         """
         ...
 
@@ -71,11 +71,11 @@ class Alone:
     row_parts = 1
 
     def gather(self, x_SX: Tensor) -> Tensor:
-        """Hand the rows on."""
+        """Return the rows as they are."""
         return x_SX
 
     def scatter(self, x_TX: Tensor) -> Tensor:
-        """Hand the rows on."""
+        """Return the rows as they are."""
         return x_TX
 
     def own_rows(self, rows: int) -> slice:
@@ -83,11 +83,11 @@ class Alone:
         return slice(0, rows)
 
     def total(self, x: Tensor) -> Tensor:
-        """Hand the value on."""
+        """Return the value as it is."""
         return x
 
     def largest(self, x: Tensor) -> Tensor:
-        """Hand the value on."""
+        """Return the value as it is."""
         return x
 
 

@@ -1,14 +1,14 @@
 """MoonViT (Kimi-VL, arXiv:2504.07491, section 2.1): a vision transformer over packed patches at native resolution.
 
-Learned positions are interpolated (bicubic) to each image's grid, and queries and keys are turned by row and column.
+Learned positions are interpolated (bicubic) to each image's grid, and queries and keys are rotated by row and column.
 Attention is full within an image and never crosses images. Parameter names are those of the Kimi-VL checkpoints.
 
 Tensor-parallel ranks share heads and feed-forward. Between them each holds as many patches as the others, whole merged
-cells; where that does not come out even, padding follows the last image. It reaches no attention and no token.
+cells; if the number is not even, padding follows the last image. It reaches no attention and no token.
 
-Legend: P patches of all images, S those of this rank between layers, padding included (all without tensor
-parallelism), C values of one patch (channel, row, column), W tower width, H heads, Q head width,
-M merged tokens, G patches of a merged token, B taps, F rotary pairs.
+Legend: P patches of all images, S those of this rank between layers, padding included (all without tensor parallelism),
+C values of one patch (channel, row, column), W tower width, H heads, Q head width, M merged tokens, G patches of a
+merged token, B taps, F rotary pairs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from polyreme_trainer.model.tensor import ALONE, TensorRanks, row_product, share
 
 
 class PositionTable(nn.Module):
-    """Learned absolute positions, read between their cells."""
+    """Learned absolute positions, interpolated between their cells."""
 
     def __init__(self, shape: VisionShape) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class VisionTower(nn.Module):
         return out_SW.view(-1, shape.merge**2, shape.width)
 
     def _own_patches(self, patches: int) -> Callable[[Tensor], Tensor]:
-        """Cut a table of all patches to the rows of this rank; padding repeats the last one, and nobody looks at it."""
+        """Cut a table of all patches to the rows of this rank; padding repeats the last one, which is never read."""
         if self.ranks.row_parts == 1:
             return lambda table: table
         unit = self.shape.merge**2 * self.ranks.row_parts

@@ -29,8 +29,8 @@ from polyreme_trainer.model.vision import VisionTower
 class KimiVL(nn.Module):
     """Tower, projector and decoder, or a section of them, under the names of the Kimi-VL checkpoints (experts stacked).
 
-    What the section does not hold is not there: ``image_features`` and ``embed`` are the first section's, ``logits``
-    the last one's.
+    Parts outside the section do not exist: only the first section has ``image_features`` and ``embed``, only the last
+    one ``logits``.
     """
 
     vision_tower: VisionTower
@@ -52,18 +52,18 @@ class KimiVL(nn.Module):
         Args:
             shape: Sizes.
             media_token: Token id whose embedding an image feature replaces.
-            section: What of the model is held, all by default.
+            section: Part of the model that is held, all by default.
             experts_local: Experts that this rank holds, all by default.
             dispatcher: Reaches the experts of other ranks.
             ranks: Tensor-parallel ranks that share the layers.
-            options: What layers hold, and which rows they drop.
+            options: What layers recompute, and which rows they drop.
 
         Raises:
             InvalidConfigError: If ``experts_local`` or ``ranks`` do not fit the shape.
         """
         super().__init__()
         self.computes_in: torch.dtype | None = None
-        """Type of the computation, where parameters are held in another."""
+        """Type of the computation, if parameters are held in another."""
         self.shape = shape
         self.media_token = media_token
         self.experts_local = range(shape.decoder.experts) if experts_local is None else experts_local
@@ -83,7 +83,7 @@ class KimiVL(nn.Module):
 
     @property
     def like(self) -> Tensor:
-        """A tensor of nothing, of the type and on the device of the computation."""
+        """An empty tensor, of the type and on the device of the computation."""
         parameter = next(self.parameters())
         return torch.empty(0, dtype=self.computes_in or parameter.dtype, device=parameter.device)
 
@@ -107,9 +107,9 @@ class KimiVL(nn.Module):
             document_offsets: Host integers from 0 to T; attention never crosses one. ``attend`` replaces them.
             patches_PC: Float patches of all images, in the order of their media tokens.
             grids: Host integers, rows and columns of each image [patches].
-            stream_SD: What the section before made of the tokens; patches and grids are then not looked at.
+            stream_SD: Output of the section before; patches and grids are then not used.
             attend: Attention to a stream of which these tokens are a part.
-            deliver: Turns features of the images given into those of the media tokens held, where these differ.
+            deliver: Turns features of the images given into those of the media tokens held, if these differ.
 
         Raises:
             InvalidConfigError: If offsets, grids or media tokens do not fit.
@@ -153,7 +153,7 @@ class KimiVL(nn.Module):
         """Embed tokens and put image features in place of media tokens; one wait for the device.
 
         Args:
-            tokens_T: Tokens that this rank looks at.
+            tokens_T: Tokens of this rank.
             features_MD: Features of the media tokens among the rows that this rank holds between layers.
 
         Returns:
@@ -172,7 +172,7 @@ class KimiVL(nn.Module):
         return embedded_SD.index_copy(0, places_M, features_MD.to(embedded_SD.dtype))
 
     def decode(self, embedded_SD: Tensor, positions_T: Tensor, attend: LayerAttend) -> Decoded:
-        """Run the section's layers on embedded tokens, with the attention that the caller wants."""
+        """Run the section's layers on embedded tokens, with the caller's attention."""
         decoded: Decoded = self.language_model.model(embedded_SD, positions_T, attend)
         return decoded
 

@@ -1,7 +1,7 @@
-"""Every collective of the trainer, in one place, for gloo and NCCL alike.
+"""All collectives of the trainer in one place, for gloo and NCCL alike.
 
-What was measured on gloo, four ranks on two cores: an all-reduce costs 5-10 ms nearly independent of its size up to
-some MiB, an all-to-all 1-3 ms. So callers fuse into few calls, and nothing here loops.
+Measured on gloo with four ranks on two cores: an all-reduce costs 5-10 ms, nearly independent of its size up to some
+MiB, an all-to-all 1-3 ms. So callers fuse exchanges into few calls, and nothing here loops.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def exchange_counts(counts_E: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def exchange_rows(rows_RD: Tensor, *, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    """Exchange rows unevenly; differentiable, the gradient takes the same way back.
+    """Exchange rows unevenly; differentiable: the gradient takes the same route back.
 
     Args:
         rows_RD: Rows in the order of the ranks they go to.
@@ -71,8 +71,8 @@ def scatter_rows(rows_TX: Tensor, group: dist.ProcessGroup) -> Tensor:
 def pass_on(sent: Tensor, received: Tensor, group: dist.ProcessGroup, *, tag: int) -> Callable[[], None]:
     """Begin to send a buffer to the next rank of the group's ring, and to receive one from the rank before.
 
-    Neither buffer may be touched until the returned function has been called, which waits for both. What is under way
-    at the same time needs tags that differ.
+    Neither buffer may be touched until the returned function has been called, which waits for both. Exchanges that are
+    in flight at the same time need different tags.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     works = dist.batch_isend_irecv(
@@ -90,7 +90,7 @@ def pass_on(sent: Tensor, received: Tensor, group: dist.ProcessGroup, *, tag: in
 
 
 def all_agree(mine: bool, group: dist.ProcessGroup) -> bool:
-    """Whether every rank of the group says yes."""
+    """Return whether the flag is set on every rank of the group."""
     votes = torch.tensor([mine], dtype=torch.int32, device=_device(group))
     if dist.get_world_size(group) > 1:
         dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=group)
@@ -98,7 +98,7 @@ def all_agree(mine: bool, group: dist.ProcessGroup) -> bool:
 
 
 def send(rows_SX: Tensor, rank: int, group: dist.ProcessGroup) -> None:
-    """Send rows to a rank of the group, which must ``receive`` as many; nothing is sent for no rows."""
+    """Send rows to a rank of the group, which must ``receive`` as many; with no rows nothing is sent."""
     if rows_SX.numel():
         dist.send(rows_SX.contiguous(), group=group, group_dst=rank)
 
@@ -110,7 +110,7 @@ def receive(rows_SX: Tensor, rank: int, group: dist.ProcessGroup) -> None:
 
 
 def from_rank(values: Tensor, rank: int, group: dist.ProcessGroup) -> None:
-    """Give every rank of the group what one of them has, in place."""
+    """Broadcast what one rank of the group has to all of them, in place."""
     if values.numel():
         dist.broadcast(values, group=group, group_src=rank)
 
@@ -131,7 +131,7 @@ def gather_to_all(value: Value, group: dist.ProcessGroup) -> list[Value]:
 
 
 def from_first(value: Value | None, group: dist.ProcessGroup) -> Value:
-    """Give every rank the first rank's small picklable value."""
+    """Broadcast the first rank's small picklable value."""
     values = [value]
     dist.broadcast_object_list(values, group=group, group_src=0)
     return cast(Value, values[0])
@@ -143,20 +143,20 @@ def gather_slices(slice_LX: Tensor, group: dist.ProcessGroup) -> Tensor:
     if ranks == 1:
         return slice_LX
     joined = slice_LX.new_empty((ranks * slice_LX.shape[0], *slice_LX.shape[1:]))
-    # torch 2.13 names it all_gather_single and warns on the old name; older releases know only the old one.
+    # torch 2.13 calls it all_gather_single and warns about the old name; older releases only have the old one.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(joined, slice_LX.contiguous(), group=group)
     return joined
 
 
 def begin_reduce_scatter(own: Tensor, whole: Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """Begin to sum a buffer over the group into equal shares, one a rank, in order; both are in use meanwhile."""
+    """Begin to sum a buffer over the group into equal shares, one per rank, in order; both are in use meanwhile."""
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     return cast("dist.Work", scatter(own, whole, group=group, async_op=True))
 
 
 def begin_gather(whole: Tensor, own: Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """Begin to join the equal shares of all ranks, in order; ``own`` may be this rank's place in ``whole``."""
+    """Begin to join the equal shares of all ranks, in order; ``own`` may be this rank's part of ``whole``."""
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return cast("dist.Work", gather(whole, own, group=group, async_op=True))
 
@@ -217,7 +217,7 @@ def _reduce_scatter(rows_TX: Tensor, group: dist.ProcessGroup) -> Tensor:
     if ranks == 1:
         return rows_TX
     kept = rows_TX.new_empty((rows_TX.shape[0] // ranks, *rows_TX.shape[1:]))
-    # torch 2.13 names it reduce_scatter_single and warns on the old name; older releases know only the old one.
+    # torch 2.13 calls it reduce_scatter_single and warns about the old name; older releases only have the old one.
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     scatter(kept, rows_TX.contiguous(), group=group)
     return kept

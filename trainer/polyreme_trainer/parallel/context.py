@@ -1,9 +1,9 @@
-"""How a stream of packed documents is cut over the ranks of a context-parallel group: arithmetic on the host.
+"""Partition of a stream of packed documents over the ranks of a context-parallel group: arithmetic on the host.
 
-``cp = ring x ulysses``. Ranks of a ring pass keys and values around; ranks of one place in the ring exchange heads for
-tokens (arXiv:2309.14509), so together they hold one part of the stream and each ends up with some heads of all of it.
-A ring's part is two pieces, one from the head and one from the tail of the stream: under a causal mask each rank then
-has the same work. Documents may cross every border.
+``cp = ring x ulysses``. Ranks of a ring pass keys and values around; ranks at one place of the ring exchange heads for
+tokens (arXiv:2309.14509), so together they hold one part of the stream and each ends up with some heads of all of it. A
+ring's part is two pieces, one from the head and one from the tail of the stream: under a causal mask each rank then has
+the same work. Documents may cross every border.
 
 Legend: T tokens of the whole stream, S tokens of one rank.
 """
@@ -54,7 +54,7 @@ class StreamCut:
         return tuple(range(piece * length, (piece + 1) * length) for piece in (ring_place, last))
 
     def tokens_of(self, place: int) -> npt.NDArray[np.int64]:
-        """Which tokens of the stream the rank of this place in the group holds, in its order (S)."""
+        """Return the tokens of the stream that the rank at this place of the group holds, in its order (S)."""
         ring_place, ulysses_place = divmod(place, self.ulysses)
         part = np.concatenate([np.arange(piece.start, piece.stop) for piece in self.pieces(ring_place)])
         return np.split(part, self.ulysses)[ulysses_place]

@@ -1,4 +1,4 @@
-"""The device of a rank: whether it is what the plan was made for, and whether an error means that it is full."""
+"""The device of a rank: check that it is what the plan was made for, and recognise out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.hardware import GIB, PROCESSOR, hardware_named
 
 _CPU_IS_FULL = "can't allocate memory"
-"""How torch's allocator for processors says it, in an error of no type of its own."""
+"""Text of an out-of-memory error of torch's CPU allocator, which has no type of its own."""
 
 
 def take_device(hardware: str, *, local_rank: int) -> str:
@@ -19,7 +19,7 @@ def take_device(hardware: str, *, local_rank: int) -> str:
         local_rank: This rank among those of its pod.
 
     Raises:
-        InvalidConfigError: If this rank has no such device, naming the one that it has.
+        InvalidConfigError: If this rank has no such device; the message names the device it has.
     """
     wanted = hardware_named(hardware)
     if wanted.name == PROCESSOR:
@@ -40,7 +40,7 @@ def take_device(hardware: str, *, local_rank: int) -> str:
 
 
 def full_memory(error: BaseException) -> str | None:
-    """Return what the allocator said where an error means that a device's or the host's memory is full, else None."""
+    """Return the allocator's message if an error means that a device's or the host's memory is full, else None."""
     told = " ".join(str(error).split())
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _CPU_IS_FULL in told:
         return told.partition(" If reserved but unallocated")[0] or type(error).__name__

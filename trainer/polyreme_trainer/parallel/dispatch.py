@@ -2,11 +2,11 @@
 
 Where no row is dropped, splits are uneven: a layer costs one exchange of counts and one of rows on the way there, one
 of rows on the way back; the gradient takes two more. Where every rank sends every expert the same number of rows,
-buffers are fixed and splits even: no exchange of counts, no wait for the device, and what arrives is put in order by a
-transposition.
+buffers are fixed and splits even: there is no exchange of counts and no wait for the device, and a transposition puts
+the rows that arrive in order.
 
 Legend: D model width, E experts of the model, L experts of this rank, N ranks of the expert-parallel group, B rows that
-this rank sends, sorted by expert, C of them for each expert where these are as many for all, S rows that arrived.
+this rank sends, sorted by expert, C of them for each expert where all get the same number, S rows that arrived.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polyreme_trainer.parallel import collectives
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Route:
-    """How the rows of one dispatch came, so that they can go back."""
+    """Route of the rows of one dispatch, by which they return."""
 
     sent: list[int]
     received: list[int]
@@ -34,10 +34,10 @@ class _Route:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Even:
-    """The same, where every rank sends every expert as many."""
+    """The same, where every rank sends every expert the same number of rows."""
 
     experts: int
-    """Of this rank, L."""
+    """Experts of this rank, L."""
     each: int
     """Rows that a rank sends to an expert, C."""
 
@@ -62,7 +62,7 @@ class AllToAllDispatcher:
         return Dispatched(rows_SD, counts_NL.sum(0), _Route(sent, received, order_S, place_S))
 
     def combine(self, rows_SD: Tensor, state: Any) -> Tensor:
-        """Send the experts' answers back: B rows in the order that ``dispatch`` got."""
+        """Send the experts' outputs back: B rows in the order that ``dispatch`` got."""
         if isinstance(state, _Even):
             return self._exchange_evenly(_swap(rows_SD, state.experts, self._ranks), state)
         route: _Route = state
@@ -76,7 +76,7 @@ class AllToAllDispatcher:
         return Dispatched(rows_SD, counts_E[: even.experts] * self._ranks, even)
 
     def _exchange_evenly(self, rows_BD: Tensor, even: _Even) -> Tensor:
-        """Give each rank as many rows as come from it."""
+        """Return how many rows each rank sends here."""
         shares = [even.experts * even.each] * self._ranks
         return collectives.exchange_rows(rows_BD, sent=shares, received=shares, group=self._group)
 
@@ -91,7 +91,7 @@ def _by_expert(counts_NL: Tensor, rows: int) -> tuple[Tensor, Tensor]:
 
     Args:
         counts_NL: Rows from each rank for each expert.
-        rows: All of them: known on the host, so that an accelerator is not asked for them.
+        rows: Number of all rows: known on the host, so an accelerator is not asked for it.
     """
     ranks, experts = counts_NL.shape
     blocks = torch.arange(experts, device=counts_NL.device).repeat(ranks)

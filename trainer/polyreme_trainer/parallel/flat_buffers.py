@@ -3,9 +3,10 @@
 On CPU an optimizer step over 650 k parameters takes 0.5 ms flat against some ms tensor by tensor, and a gloo all-reduce
 costs nearly the same for one float as for a MiB.
 
-Ranks that hold the same parameters may divide their update (ZeRO-1, arXiv:1910.02054). A buffer then is a row of
-buckets, each of equal shares, one a rank: a bucket's gradient is reduce-scattered into the shares, its values are
-gathered from them. Matrices that an optimizer must see whole lie inside one share; all else is cut wherever it falls.
+Ranks that hold the same parameters may shard their update (ZeRO-1, arXiv:1910.02054). A buffer is then a sequence of
+buckets, each split into equal shares, one per rank: a bucket's gradient is reduce-scattered into the shares, its values
+are gathered from them. Matrices that an optimizer must see whole lie inside one share; everything else is cut at any
+scalar.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ import torch
 from torch import Tensor, nn
 
 FUSED_BYTES_MAX = 4 << 20
-"""Gradients of all slices up to this size ride in the dense all-reduce: another one costs 5 ms, a MiB more 1 ms."""
+"""Gradients of all slices up to this size are fused into the dense all-reduce: another all-reduce costs 5 ms, one more
+MiB 1 ms."""
 BUCKET_SCALARS = 40_000_000
-"""Scalars that are exchanged at a time when ranks divide the update: fewer would not fill a link, more would leave
-nothing to overlap with."""
+"""Scalars that are exchanged at a time under ZeRO-1: fewer would not fill a link, more would leave nothing to overlap
+with."""
 _ALIGNMENT = 16
 """Elements to which every parameter is aligned: grouped matrix products on CUDA need 16 bytes. The gaps stay zero."""
 _SLOTS_A_SHARE = 4
-"""Whole matrices that a bucket needs a share, at least: dealt out largest first, shares are then nearly even."""
+"""Least number of whole matrices in a bucket per share: assigned largest first, they make shares nearly even."""
 
 Outline = tuple[str, tuple[int, ...]]
 """Name and shape of a parameter."""
@@ -53,11 +55,11 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """The ranks that divide the update of a buffer."""
+    """The ranks that shard the update of a buffer."""
 
     count: int = 1
     place: int = 0
-    """Which of them this rank is."""
+    """Which share is this rank's."""
     bucket_scalars: int = BUCKET_SCALARS
 
 
@@ -67,13 +69,13 @@ class Bucket:
 
     start: int
     length: int
-    """A multiple of the shares."""
+    """A multiple of the number of shares."""
     whole: bool = False
-    """Whether its matrices are whole in one share each."""
+    """Whether each of its matrices lies inside one share."""
 
     @property
     def end(self) -> int:
-        """First scalar behind it."""
+        """First scalar after it."""
         return self.start + self.length
 
     def of(self, buffer: Tensor) -> Tensor:
@@ -83,21 +85,21 @@ class Bucket:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What this rank updates of a bucket."""
+    """The part of a bucket that this rank updates."""
 
     bucket: Bucket
     start: int
-    """In the buffer."""
+    """First scalar in the buffer."""
     length: int
     own: int
-    """In a buffer that holds what this rank updates and nothing else."""
+    """First scalar in a buffer that only holds what this rank updates."""
 
     def of(self, buffer: Tensor) -> Tensor:
         """The piece's part of a whole buffer."""
         return buffer[self.start : self.start + self.length]
 
     def of_own(self, buffer: Tensor, *, begin: int = 0) -> Tensor:
-        """The piece's part of a buffer that holds what this rank updates, from its scalar ``begin`` on."""
+        """The piece's part of a buffer that holds what this rank updates, starting at its scalar ``begin``."""
         return buffer[self.own - begin : self.own - begin + self.length]
 
 
@@ -111,7 +113,7 @@ class _Plan:
 
 
 class FlatParameters:
-    """Parameters moved into one buffer, matrices first; their gradients and whatever is summed with them in another.
+    """Parameters moved into one buffer, matrices first; their gradients, and whatever is summed with them, in another.
 
     After construction every parameter is a view of ``values`` and its ``grad`` a view of ``gradients``: backward
     accumulates in place, in float32 whatever the type of the values.
@@ -131,11 +133,11 @@ class FlatParameters:
 
         Args:
             named: Parameters by their global names, float32.
-            piggybacked: Numbers that ride in the gradients' all-reduce.
-            fused_gradients: Gradients of other parameters that share it.
+            piggybacked: Scalars that are summed in the gradients' all-reduce too.
+            fused_gradients: Scalars of gradients of other parameters in the same all-reduce.
             whole: Matrices that one rank must update whole; they come first.
-            shares: Ranks that divide the update.
-            dtype: Type of the values. Where it is narrower, the float32 originals of what this rank updates are kept.
+            shares: Ranks that shard the update.
+            dtype: Type of the values. If narrower than float32, float32 originals of what this rank updates are kept.
         """
         parameters = dict(named)
         plan = _lay_out([(name, tuple(p.shape)) for name, p in parameters.items()], frozenset(whole), shares)
@@ -144,7 +146,7 @@ class FlatParameters:
         self.whole_end = plan.whole_end
         """Scalars before this one belong to matrices that one rank updates whole."""
         self.matrices_end = plan.matrices_end
-        """Scalars before this one belong to matrices, which alone decay."""
+        """Scalars before this one belong to matrices; only those have weight decay."""
         self.pieces = _pieces(plan.buckets, shares)
         self.own_length = sum(piece.length for piece in self.pieces)
         self.own_whole_length = sum(piece.length for piece in self.pieces if piece.bucket.whole)
@@ -157,7 +159,7 @@ class FlatParameters:
         for slot, parameter in zip(self.slots, self._parameters, strict=True):
             slot.view(originals).copy_(parameter.detach())
         self.values = originals.to(dtype)
-        """All parameters, of the type in which the model computes."""
+        """All parameters, in the type in which the model computes."""
         own = [originals[:0], *(piece.of(originals) for piece in self.pieces)]
         self.masters = None if dtype == torch.float32 else torch.cat(own)
         """float32 originals of what this rank updates; None where the values are float32 themselves."""
@@ -173,26 +175,26 @@ class FlatParameters:
 
     @property
     def piggybacked(self) -> Tensor:
-        """Numbers that ride in the gradients' all-reduce."""
+        """Scalars that are summed in the gradients' all-reduce too."""
         return self._reduced[self.length : self._piggybacked_end]
 
     @property
     def fused_gradients(self) -> Tensor:
-        """Gradients of other parameters that share this all-reduce."""
+        """Gradients of other parameters in the same all-reduce."""
         return self._reduced[self._piggybacked_end :]
 
     @property
     def reduced(self) -> Tensor:
-        """Gradients, riders and guests: what one all-reduce sums."""
+        """Gradients, piggybacked scalars and fused gradients: the buffer of one all-reduce."""
         return self._reduced
 
     @property
     def own_gradients(self) -> Tensor:
-        """Summed gradients of what this rank updates, one piece behind the other."""
+        """Summed gradients of what this rank updates, one piece after another."""
         return self.gradients if self._own_gradients is None else self._own_gradients
 
     def own_values(self, piece: Piece) -> Tensor:
-        """Return what the optimizer changes, in float32; ``publish`` then brings it into the values.
+        """Return what the optimizer changes, in float32; ``publish`` then copies it into the values.
 
         Originals may have moved to host memory.
         """
@@ -204,16 +206,16 @@ class FlatParameters:
             piece.of(self.values).copy_(piece.of_own(self.masters) if updated is None else updated)
 
     def adopt(self) -> None:
-        """Take the values, which somebody else has set, as the originals."""
+        """Take the values, which were set from outside, as the originals."""
         for piece in self.pieces if self.masters is not None else ():
             self.own_values(piece).copy_(piece.of(self.values))
 
     def clear_gradients(self) -> None:
-        """Set gradients, riders and guests to zero, before a backward pass."""
+        """Set gradients, piggybacked scalars and fused gradients to zero, before a backward pass."""
         self._reduced.zero_()
 
     def keep_gradients_in(self, buffer: Tensor) -> None:
-        """Accumulate into a buffer of the caller's from now on, of ``length`` scalars."""
+        """Accumulate into the caller's buffer, of ``length`` scalars, from now on."""
         self._reduced = buffer
         for slot, parameter in zip(self.slots, self._parameters, strict=True):
             parameter.grad = slot.view(buffer)
@@ -230,7 +232,7 @@ class FlatParameters:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Slices:
-    """Which parameters are cut, and where this rank's slices of them stand."""
+    """Names of the parameters that are cut, and which slices of them this rank holds."""
 
     names: frozenset[str] = frozenset()
     place: int = 0
@@ -240,7 +242,7 @@ class Slices:
     copies: int = 1
     """Ranks of a stage that hold the same slice."""
     copy: int = 0
-    """Which of these this rank is."""
+    """Which of these copies this rank has."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,52 +252,52 @@ class SlicedParameters:
     flat: FlatParameters
     slices: Slices
     fused: bool
-    """Whether the gradients are guests of the dense all-reduce, each slice at its own place."""
+    """Whether the gradients are fused into the dense all-reduce, each slice at its own place."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FlatModel:
-    """All trained parameters of this rank, by who else holds them."""
+    """All trained parameters of this rank, grouped by the ranks that hold the same ones."""
 
     dense: FlatParameters
     """Whole parameters, the same on all ranks of the stage."""
     exact: FlatParameters
-    """Those of them that stay float32 where the model computes in another type; else empty."""
+    """Those of them that stay float32 although the model computes in another type; else empty."""
     tensor: SlicedParameters
     """Slices of the tensor-parallel group, the same on the ranks of dp x cp."""
     experts: SlicedParameters
     """Experts of this rank, the same on the ranks of edp."""
     sharded: tuple[FlatParameters, ...] = ()
-    """Parameters of which this rank holds rows (``sharded.py``); the others hold what is not among them."""
+    """Parameters of which this rank holds rows (``fsdp.py``); the other groups hold the rest."""
 
     @property
     def parts(self) -> tuple[FlatParameters, ...]:
-        """All buffers: dense, exact, tensor slices, experts, and what is sharded."""
+        """All buffers: dense, exact, tensor slices, experts, sharded parameters."""
         return self.dense, self.exact, self.tensor.flat, self.experts.flat, *self.sharded
 
     def clear_gradients(self) -> None:
-        """Set all gradients, and what rides with them, to zero, before a step's first backward pass."""
+        """Set all gradients, and what is summed with them, to zero, before a step's first backward pass."""
         for part in self.parts:
             part.clear_gradients()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """How parameters are kept for the optimizer."""
+    """Precision and sharding of the parameters for the optimizer."""
 
     dtype: torch.dtype = torch.float32
     """Type in which the model computes."""
     exact: frozenset[str] = frozenset()
-    """Parameters that stay float32 all the same."""
+    """Parameters that stay float32 nevertheless."""
     whole: frozenset[str] = frozenset()
     """Matrices that one rank must update whole."""
     zero1: bool = False
-    """Whether ranks that hold the same divide the update."""
+    """Whether ranks that hold the same parameters shard the update."""
     bucket_scalars: int = BUCKET_SCALARS
 
 
 PLAIN = Update()
-"""float32, every rank updates all that it holds."""
+"""float32, and every rank updates all that it holds."""
 
 
 def flatten(
@@ -307,19 +309,19 @@ def flatten(
     experts: Slices = Slices(),
     update: Update = PLAIN,
 ) -> FlatModel:
-    """Move a model's parameters into flat buffers, which replaces their storage.
+    """Move a model's parameters into flat buffers, which replace their storage.
 
     Slices with copies need a sum over those copies: an all-reduce of their own. When all slices together are small,
-    they ride in the dense one instead: every rank adds its slice at the slice's own place, zeros elsewhere. Where ranks
-    divide the update, every part is reduced by itself.
+    they are fused into the dense one instead: every rank adds its slice at the slice's own place, zeros elsewhere.
+    Under ZeRO-1, every part is reduced by itself.
 
     Args:
         named: All trained parameters of this rank by their global names.
-        piggybacked: Numbers that ride in the dense all-reduce.
+        piggybacked: Scalars that are summed in the dense all-reduce too.
         stage: The ranks that hold the same whole parameters.
         tensor: Parameters of which this rank holds a tensor-parallel slice.
         experts: Stacked experts, of which this rank holds some.
-        update: How they are kept for the optimizer.
+        update: Precision and sharding for the optimizer.
     """
 
     def shares(count: int, place: int) -> Shares:
@@ -364,7 +366,7 @@ def flatten(
 
 
 def _fused_size(part: FlatParameters, slices: Slices) -> int:
-    """Scalars that the slices take in the dense all-reduce: none if they are alone, or many."""
+    """Scalars that the slices take in the dense all-reduce: none if they have no copies, or are too large."""
     fits = slices.copies > 1 and slices.count * part.gradients.nbytes <= FUSED_BYTES_MAX
     return slices.count * part.length if fits else 0
 
@@ -427,7 +429,7 @@ def _groups(first: Sequence[Outline], shares: Shares) -> list[Sequence[Outline]]
 
 
 def _deal(group: Sequence[Outline], count: int) -> list[list[Outline]]:
-    """Deal matrices to shares, the largest first, each to the share that has least; the same on all ranks."""
+    """Assign matrices to shares, the largest first, each to the share that has least; the same on all ranks."""
     hands: list[list[Outline]] = [[] for _ in range(count)]
     if count == 1:
         return [list(group)]

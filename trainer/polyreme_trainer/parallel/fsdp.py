@@ -1,19 +1,20 @@
-"""Parameters of which every rank holds some rows: torch's ``fully_shard`` (FSDP2, arXiv:2304.11277), as an option.
+"""Sharded parameters, of which every rank holds some rows: torch's ``fully_shard`` (FSDP2, arXiv:2304.11277), optional.
 
-A module whose parameters are brought together at once is a **unit**: a decoder layer, its experts, a block of the
-tower, its patch embedding, its last norm, the projector, the embedding, the head. Before a unit runs, forward and
-backward, its ranks gather what it needs; behind it they keep their rows and nothing else, and its gradients are summed
-into the owners' rows. Inside of a module, parameters are plain tensors, so the model knows nothing of all this.
+A module whose parameters are gathered at once is a **unit**: a decoder layer, its experts, a block of the tower, its
+patch embedding, its last norm, the projector, the embedding, the head. Before a unit runs, forward and backward, its
+ranks gather its parameters; after it they keep only their rows, and its gradients are summed into the owners' rows.
+Inside a module, parameters are plain tensors, so the model knows nothing of all this.
 
-* Experts are shared by the ranks that hold the same ones (edp), all else by dp x cp. With tensor parallelism the slices
-  are shared so; what tensor ranks hold whole stays whole.
-* Whole on every rank stay the router's weights, which must be float32 where all else is narrower, and the final norm,
-  which is no unit. They stay in flat buffers (``flat.py``), whose sum carries the numbers of the step as well.
+* Experts are sharded over the ranks that hold the same ones (edp), everything else over dp x cp. With tensor
+  parallelism the slices are sharded; what tensor ranks hold whole stays whole.
+* The router's weights, which must be float32 even if everything else is narrower, and the final norm, which is no unit,
+  stay whole on every rank. They stay in flat buffers (``flat_buffers.py``), whose sum carries the step's scalars too.
 * Rows are kept in float32, whatever the model computes in: they are the originals that the optimizer changes. Gathered
-  they have the type of the computation. Gradients are summed in float32.
+  rows have the type of the computation. Gradients are summed in float32.
 * **Sums, not means**: ranks back-propagate sums over their tokens and divide once at the end (``gradients.py``).
-* Rows are gathered anew for every microbatch, forward and backward, and gradients summed behind every one: what is held
-  is a unit, not the model. Head and embedding are not gathered for the backward pass, which does not read them.
+* Rows are gathered again for every microbatch, forward and backward, and gradients are summed after every one: a rank
+  holds one whole unit at a time, not the model. Head and embedding are not gathered for the backward pass, which does
+  not read them.
 
 The first ``DTensor`` imports torch's compiler, which takes seconds: a job without sharded parameters makes none.
 """
@@ -41,18 +42,18 @@ from polyreme_trainer.parallel.mesh import Meshes, group_ranks, open_group
 _ALIGNMENT = 16
 """Elements to which a parameter's rows are aligned in the buffers of gradients and moments."""
 _WHOLE = (".mlp.gate.weight", "language_model.model.norm.weight")
-"""Ends of the names of parameters that no unit holds: routers, whose scores are float32, and the final norm."""
+"""Suffixes of the names of parameters that are in no unit: routers, whose scores are float32, and the final norm."""
 
 
 class ShardedParameters(FlatParameters):
     """Rows of parameters that the ranks of one group share; the optimizer and a checkpoint see pieces of a buffer.
 
-    The buffer itself is nowhere: parameters lie behind each other in it, each whole, and a piece is this rank's rows of
-    one. What is real are the rows, each parameter's own, and one buffer of their gradients.
+    The buffer itself does not exist: in it parameters follow one another, each whole, and a piece is this rank's rows
+    of one. Only the rows, each in its own parameter, and one buffer of their gradients exist.
     """
 
     def __init__(self, named: Sequence[Named], group: dist.ProcessGroup) -> None:
-        """Give each parameter a gradient that lies in one buffer with the others'.
+        """Give each parameter a gradient that lies in one buffer with all others.
 
         Args:
             named: Parameters by their global names, sharded over the group and materialised.
@@ -89,7 +90,7 @@ class ShardedParameters(FlatParameters):
 
     @property
     def own_gradients(self) -> Tensor:
-        """Summed gradients of this rank's rows, one parameter behind the other."""
+        """Summed gradients of this rank's rows, one parameter after another."""
         return self._own
 
     def own_values(self, piece: Piece) -> Tensor:
@@ -97,14 +98,14 @@ class ShardedParameters(FlatParameters):
         return self._rows[piece.start]
 
     def publish(self, piece: Piece, updated: Tensor | None = None) -> None:
-        """Nothing: rows are gathered anew when they are needed next."""
+        """Do nothing: rows are gathered again when they are next needed."""
 
     def clear_gradients(self) -> None:
         """Set gradients to zero, before a step's first backward pass."""
         self._own.zero_()
 
     def _keep_gradients(self) -> None:
-        """Let what is summed add up in the buffer: torch adds to a gradient that is there."""
+        """Let gradients accumulate in the buffer: torch adds to a gradient that exists."""
         held = {piece.bucket.start: piece.of_own(self._own) for piece in self.pieces}
         for slot, parameter in zip(self.slots, self._parameters, strict=True):
             kept, _ = rows_of(parameter)
@@ -120,14 +121,14 @@ class ShardedParameters(FlatParameters):
 
 
 def is_sharded(parameter: Tensor) -> bool:
-    """Whether this rank holds some rows of it only."""
+    """Return whether this rank holds only some rows of a parameter."""
     return isinstance(parameter, DTensor)
 
 
 def rows_of(parameter: Tensor) -> Rows:
-    """Return which rows of a parameter lie here, in the memory where they are kept, and the number of the first.
+    """Return the rows of a parameter that lie here, in the memory where they are kept, and the number of the first.
 
-    Rows are dealt out in equal runs, the last ones shorter or empty.
+    Rows are split into equal runs; the last ones are shorter or empty.
     """
     if not is_sharded(parameter):
         return parameter.detach(), 0
@@ -138,7 +139,7 @@ def rows_of(parameter: Tensor) -> Rows:
 
 
 def gather_rows(parameter: Tensor) -> Tensor:
-    """Bring all rows of a sharded parameter together, on every rank that shares it."""
+    """Gather all rows of a sharded parameter, on every rank that shares it."""
     sharded = _sharded(parameter)
     own, _ = rows_of(parameter)
     padded = own.new_zeros(_run(sharded), *parameter.shape[1:])
@@ -153,7 +154,7 @@ def _sharded(parameter: Tensor) -> DTensor:
 
 
 def _run(sharded: DTensor) -> int:
-    """Rows that each rank holds, but for the last ones."""
+    """Rows that each rank holds, except the last ones."""
     return -(-sharded.shape[0] // sharded.device_mesh.size())
 
 
@@ -175,9 +176,9 @@ def shard(
     device: torch.device | str,
     timeout_s: float,
 ) -> tuple[ShardedParameters, ...]:
-    """Shard the parameters of models that are on no device yet, and fill them; every rank calls it.
+    """Shard the parameters of models that are not on a device yet, and initialise them; every rank calls it.
 
-    A rank never holds more than its rows and one tensor, which is drawn whole.
+    A rank never holds more than its rows and one whole tensor, the one being drawn.
 
     Args:
         stages: This rank's, built on the device ``meta``.
@@ -188,7 +189,7 @@ def shard(
         timeout_s: Longest wait inside one exchange.
 
     Returns:
-        What is sharded: over dp x cp, and over the copies of experts.
+        Sharded parameters: over dp x cp, and over the copies of experts.
     """
     sharing = [
         _mesh(group_ranks(meshes.layout, meshes.rank, axes), device, timeout_s) for axes in (("dp", "cp"), ("edp",))
@@ -214,7 +215,7 @@ def shard(
 
 
 def _mesh(ranks: tuple[int, ...], device: torch.device | str, timeout_s: float) -> DeviceMesh | None:
-    """Open a group for what is gathered and summed, of its own: layers exchange at the same time; None for one rank."""
+    """Open a separate group for gathering and summing, since layers exchange at the same time; None for one rank."""
     if len(ranks) == 1:
         return None
     return DeviceMesh.from_group(open_group(ranks, timeout_s=timeout_s), torch.device(device).type)
@@ -226,7 +227,7 @@ def _shard_stage(
     named = dict(stage.model.named_parameters())
     whole = whole_names(list(named), tensor_parallel=tensor_parallel)
     ignored = {named[name] for name in whole}
-    # Experts without copies are sharded by nobody else either.
+    # Experts without copies are not sharded over other ranks either.
     ignored |= {parameter for name, parameter in named.items() if name.endswith(STACKED)} if experts is None else set()
     policy = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -234,12 +235,12 @@ def _shard_stage(
     for unit, mesh in _units(stage.model, dense, experts):
         if any(parameter not in ignored for parameter in unit.parameters()):
             fully_shard(unit, mesh=mesh, mp_policy=policy, ignored_params=ignored)
-    # The root holds nothing: it is what the others are ordered by.
+    # The root holds no parameters: it only orders the others.
     fully_shard(stage, mesh=dense or experts, mp_policy=policy, ignored_params=set(named.values()))
     for unit in stage.modules():
         if isinstance(unit, FSDPModule):
             unit.set_gradient_divide_factor(1.0)
-            unit.set_force_sum_reduction_for_comms(True)  # gloo can't scale, and nothing is to be scaled
+            unit.set_force_sum_reduction_for_comms(True)  # gloo can't scale, and nothing needs scaling
             unit.set_reduce_scatter_unused_params(True, recurse=False)
     for unit in _read_in_forward(stage.model):
         if isinstance(unit, FSDPModule):
@@ -249,7 +250,7 @@ def _shard_stage(
 def _units(
     model: KimiVL, dense: DeviceMesh | None, experts: DeviceMesh | None
 ) -> Iterator[tuple[nn.Module, DeviceMesh]]:
-    """Yield what is gathered at once, inner units first, with the ranks that share it."""
+    """Yield the units that are gathered at once, inner units first, with the ranks that share them."""
     decoder = model.language_model.model
     for layer in decoder.layers.values():
         mixture = layer.get_submodule("mlp")
@@ -278,6 +279,6 @@ def _read_in_forward(model: KimiVL) -> Iterator[nn.Module]:
 
 
 def _begin(stage: Stage) -> None:
-    """Let the stage be the root, also where a part of it is called first: questions are answered layer by layer."""
-    # torch 2.13 does it at the first forward, of whichever module that is, and has no public name for it.
+    """Make the stage the root, even if a part of it is called first: decoding calls it layer by layer."""
+    # torch 2.13 does this at the first forward of any module, and has no public name for it.
     fully_shard.state(stage)._lazy_init()  # type: ignore[attr-defined]  # noqa: SLF001

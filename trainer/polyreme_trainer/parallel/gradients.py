@@ -9,13 +9,13 @@ makes the mean:
 * experts: one has already seen the tokens of its whole expert-parallel group, so only its copies (edp) are summed;
 * all divided by the same global count.
 
-Slices have an all-reduce of their own unless they are small (``flat.flatten``). The numbers that ride along must reach
-all ranks; where there are several stages, a second, small all-reduce over the world carries them.
+Slices have an all-reduce of their own unless they are small (``flat_buffers.flatten``). The piggybacked scalars must
+reach all ranks; with several stages, a second, small all-reduce over the world carries them.
 
-Where ranks hold rows of parameters (``sharded.py``), the backward pass has summed their gradients before.
+With sharded parameters (``fsdp.py``), the backward pass has already summed their gradients.
 
-Where ranks divide the update (``zero.py``), gradients are summed into the shares of their owners only, and the numbers
-that ride along, with the squared norms of all shares, take one small all-reduce over the world.
+Under ZeRO-1 (``zero1.py``), gradients are summed into the shares of their owners only, and the piggybacked scalars,
+with the squared norms of all shares, take one small all-reduce over the world.
 
 The clipping norm is the norm of the whole model's gradient, in float32: each scalar of the model counts once, however
 many copies of it there are.
@@ -36,17 +36,17 @@ from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.parallel.zero1 import Zero1Update
 
 _COUNT_BASE = 4096
-"""Counts ride as two digits of this base: float32 adds whole numbers exactly up to 2**24 only."""
+"""Counts are sent as two digits of this base: float32 adds integers exactly only up to 2**24."""
 _SQUARED_AT_ONCE = 1 << 24
-"""Gradients that are squared at a time [scalars]: what that takes of memory."""
+"""Gradients that are squared at a time [scalars]; bounds the memory for the squares."""
 _SCALARS = 8
 _SLICED_SQUARE, _DENSE_SQUARE = 1, 6
-"""Places of the squared norms of gradients among the scalars: of slices, and of whole parameters."""
+"""Indices of the squared gradient norms among the scalars: of slices, and of whole parameters."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LocalStep:
-    """What one rank adds to a step: each token's loss and count come from one rank, wherever else it is held."""
+    """Contribution of one rank to a step: loss and count of each token come from one rank, whoever else holds it."""
 
     loss_sum: Tensor
     """Scalar: sum of the loss over the unmasked tokens of this rank; zero on ranks that repeat another's."""
@@ -62,7 +62,7 @@ class LocalStep:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalStep:
-    """The same, of all ranks; the same bits on every rank."""
+    """The totals of all ranks; the same bits on every rank."""
 
     loss: float
     """Mean over all unmasked tokens (float32)."""
@@ -75,12 +75,12 @@ class GlobalStep:
 
     @property
     def finite(self) -> bool:
-        """Whether loss and gradient are numbers."""
+        """Whether loss and gradient norm are finite."""
         return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
 
 def piggybacked_count(expert_layers: int, numbers: int) -> int:
-    """Numbers that ride at the end of the dense gradients, so many for each layer with experts."""
+    """Number of scalars at the end of the dense gradients, a part of them for each layer with experts."""
     return _SCALARS + expert_layers * numbers
 
 
@@ -106,7 +106,7 @@ def reduce_step(flat: FlatModel, local: LocalStep, meshes: Meshes) -> GlobalStep
 def reduce_zero1(flat: FlatModel, zero1: Zero1Update, local: LocalStep, meshes: Meshes) -> GlobalStep:
     """Sum gradients into the shares of their owners and return what the ranks agree on."""
     zero1.finish()
-    # Shares do not overlap, so every scalar of the model is squared on one rank, that of a part without copies too.
+    # Shares do not overlap, so every scalar of the model is squared on one rank, also in a part without copies.
     square = torch.stack([_square(part.own_gradients) for part in flat.parts if part.length]).sum()
     _write_piggybacked(flat.dense.piggybacked, local, square)
     collectives.sum_over(flat.dense.piggybacked, meshes.world_group)
@@ -114,9 +114,9 @@ def reduce_zero1(flat: FlatModel, zero1: Zero1Update, local: LocalStep, meshes: 
 
 
 def _sum_stages(piggybacked: Tensor, meshes: Meshes) -> None:
-    """Add what the stages know, by one all-reduce over the world, so that all ranks get the same bits."""
+    """Add the scalars of the stages, by one all-reduce over the world, so that all ranks get the same bits."""
     if dist.get_rank(meshes.stage_group):
-        piggybacked.zero_()  # every rank of a stage holds the same: one of them speaks
+        piggybacked.zero_()  # every rank of a stage holds the same: one of them contributes
     collectives.sum_over(piggybacked, meshes.world_group)
 
 
@@ -131,12 +131,12 @@ def _write_piggybacked(piggybacked: Tensor, local: LocalStep, sliced_square: Ten
     piggybacked[0] = local.loss_sum.detach()
     piggybacked[_SLICED_SQUARE] = sliced_square
     for place, number in enumerate((high, low, local.stop, local.save), start=2):
-        piggybacked[place] = number  # a fill: a copy would have the host wait for an accelerator
+        piggybacked[place] = number  # a fill: a copy would make the host wait for an accelerator
     piggybacked[_SCALARS:] = local.routing_MX.flatten()
 
 
 def _read_piggybacked(piggybacked: Tensor, local: LocalStep) -> GlobalStep:
-    # One copy to the host for all of them; on an accelerator this is the step's only wait besides the dispatch.
+    # One copy to the host for all of them; on an accelerator, besides the dispatch, this is the step's only wait.
     loss_sum, sliced, high, low, stop, save, dense, _ = piggybacked[:_SCALARS].tolist()
     square = dense + sliced
     unmasked = int(high) * _COUNT_BASE + int(low)
@@ -152,7 +152,7 @@ def _read_piggybacked(piggybacked: Tensor, local: LocalStep) -> GlobalStep:
 
 
 def _square(gradients: Tensor) -> Tensor:
-    """Squared norm. ``vector_norm`` and ``dot`` add up in a row: of 6.5 M float32 scalars they are up to 7e-4 off."""
+    """Squared norm. ``vector_norm`` and ``dot`` add sequentially: for 6.5 M float32 scalars they are up to 7e-4 off."""
     squares = [piece.square().sum() for piece in gradients.split(_SQUARED_AT_ONCE)]
     return torch.stack(squares).sum()
 

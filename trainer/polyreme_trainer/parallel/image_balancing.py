@@ -1,17 +1,17 @@
-"""Who encodes which image of a microbatch, over all data-parallel ranks, and how features come home.
+"""Balance the image encoding of a microbatch over data-parallel ranks, and route the features back to their owners.
 
-A step takes as long as its slowest rank, and what packs hold of images differs. So images of a rank that has many are
-encoded by ranks that have few. Images stay at home unless they have to go: with the context part of their own stream
-that ``share_images`` gives them to. A deal is a function of what the images of all data-parallel ranks' packs cost, and
-every rank works it out alike; nobody asks anybody. Whoever encodes an image reads its patches itself, so only
-features are exchanged, and their gradients the same way back.
+A step takes as long as its slowest rank, and packs differ in their images. So images of a rank that has many are
+encoded by ranks that have few. An image stays with its owner, the context part of its own stream that ``share_images``
+gives it to, unless it has to move. An assignment is a function of the cost of the images in all data-parallel ranks'
+packs, and every rank computes the same one without communication. The encoder of an image reads its patches itself, so
+only features are exchanged, and their gradients on the same route back.
 
 An **encoder** is one context part of one data-parallel rank, with all its tensor ranks: number ``dp x context parts +
-part``, which is its place in the group of dp x cp too. Features come home at the tensor place where the encoder's tower
-left them; from there ``FeatureRoutes`` takes them to their tokens. An image is known by its home, a data-parallel
-rank, and its number among the images that the index has in that rank's microbatch.
+part``, which is also its place in the group of dp x cp. Features return to their owner at the tensor place where the
+encoder's tower left them; from there ``FeatureRoutes`` takes them to their tokens. An image is identified by its
+data-parallel rank and its number among the images that the index has in that rank's microbatch.
 
-Legend: M rows of features made here, N of those that are at home here, D their width.
+Legend: M rows of features made here, N rows of features that are owned here, D their width.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.images import Deliver, share_images
 
 GAIN_MIN = 0.02
-"""Least share of the slowest rank's operations that a deal must save: below, every image stays at home and there is no
-exchange."""
+"""Least share of the slowest rank's operations that balancing must save: below it, every image stays with its owner and
+there is no exchange."""
 MOVES_MAX = 1024
-"""Images that leave their home in one microbatch, at most: the largest that fit go first."""
+"""Most images that leave their owner in one microbatch: the largest that fit go first."""
 
 Image = tuple[int, int]
-"""Data-parallel rank at home, and number there."""
+"""Data-parallel rank of its owner, and number there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ImageAssignment:
-    """Which encoder takes each image."""
+    """Encoder of each image."""
 
     owners: tuple[tuple[int, ...], ...]
-    """Encoder at home of each image, by data-parallel rank."""
+    """Encoder that owns each image, by data-parallel rank."""
     by_encoder: tuple[tuple[Image, ...], ...]
-    """Images of each encoder in the order in which it encodes them: its own, then guests."""
+    """Images of each encoder in the order in which it encodes them: its own, then remote ones."""
 
     @property
     def parts(self) -> int:
@@ -55,11 +55,11 @@ class ImageAssignment:
         return len(self.by_encoder) // len(self.owners)
 
     def owner_of(self, image: Image) -> int:
-        """Return the encoder where the features of an image are wanted."""
+        """Return the encoder that needs the features of an image."""
         return self.owners[image[0]][image[1]]
 
     def loads(self, costs: Sequence[Sequence[int]]) -> list[int]:
-        """Add up what each encoder does."""
+        """Return the operations of each encoder."""
         return [sum(costs[dp][number] for dp, number in images) for images in self.by_encoder]
 
 
@@ -73,11 +73,11 @@ def balance_images(
     Args:
         costs: Operations of each image, by data-parallel rank.
         parts: Context parts of a data-parallel rank.
-        other_flops: Operations of an encoder's rank that are no images.
+        other_flops: Operations of an encoder's rank other than images.
         saves_min: Least operations that are worth an exchange, however small the step.
 
     Returns:
-        None where it would save less than that or ``GAIN_MIN``: images then stay where they are.
+        None if it would save less than that or ``GAIN_MIN``: images then stay with their owners.
     """
     shares = [share_images(costs_I, parts) for costs_I in costs]
     owner_loads = [
@@ -98,7 +98,7 @@ def balance_images(
     ]
     for _ in range(MOVES_MAX):
         fullest, emptiest = int(loads.argmax()), int(loads.argmin())
-        # Images stay at home unless they have to go: what is left is worth no move.
+        # Images stay with their owners unless they have to move: the rest is not worth a move.
         even = loads[fullest] - least < GAIN_MIN / 2 * (other_flops + int(loads[fullest]))
         if even or not _move(holds, loads, fullest, emptiest):
             break
@@ -119,7 +119,7 @@ def _owners(shares: Sequence[Sequence[int]], *, first: int) -> tuple[int, ...]:
 
 
 def _move(holds: list[list[tuple[int, Image]]], loads: npt.NDArray[np.int64], fullest: int, emptiest: int) -> bool:
-    """Move the image that evens two encoders out best; False if none makes the fuller one less full than it was."""
+    """Move the image that evens out two encoders best; False if none makes the fuller one less full than it was."""
     gap = int(loads[fullest] - loads[emptiest])
     held = holds[fullest]
     at = bisect.bisect_right(held, gap // 2, key=lambda image: image[0])
@@ -139,22 +139,22 @@ def _ordered(held: Sequence[tuple[int, Image]], owner: int) -> tuple[Image, ...]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReturnRoute:
-    """What one rank sends and gets, so that features of the images at home here are here."""
+    """Rows that one rank sends and receives, so that it has the features of the images that it owns."""
 
     kept: npt.NDArray[np.int64]
-    """Rows made here, of M, that are at home here."""
+    """Rows made here, of M, that are owned here."""
     leaving: npt.NDArray[np.int64]
-    """Rows made here that go elsewhere, in the order of the ranks."""
+    """Rows made here that others own, in the order of the ranks."""
     sent: list[int]
     """How many of them go to each rank of dp x cp."""
     received: list[int]
     order: npt.NDArray[np.int64]
-    """Of the rows kept and then those that came: in the order of the stream, without those of lost images."""
+    """Indices into the kept rows followed by the received ones: in the order of the stream, without lost images."""
     rows: npt.NDArray[np.int64]
     """The media tokens, by their number in the stream, that these N rows are for; rising."""
 
     def bring(self, group: dist.ProcessGroup) -> Deliver:
-        """Make the exchange; every rank of dp x cp calls it, one without an image too."""
+        """Make the exchange; every rank of dp x cp calls it, even one without an image."""
         kept, leaving, order = (torch.tensor(places) for places in (self.kept, self.leaving, self.order))
 
         def bring(features_MD: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ class ReturnRoute:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Some cells of an image that lie on one rank behind the tower."""
+    """Some cells of an image that lie on one rank after the tower."""
 
     image: Image
     cells: range
@@ -182,12 +182,12 @@ class Held:
 def held_after_tower(
     assignment: ImageAssignment, cells: Sequence[Sequence[int]], encoder: int, *, tp: int, place: int
 ) -> Iterator[Held]:
-    """Yield what a tensor rank of an encoder holds: the tower leaves it an equal part of all rows, the last ones less.
+    """Yield the cells that a tensor rank of an encoder holds: an equal part of all rows, fewer on the last ranks.
 
     Args:
-        assignment: Who encodes what.
+        assignment: Encoder of each image.
         cells: Features of each image, by data-parallel rank.
-        encoder: Whose images.
+        encoder: Encoder whose images are asked for.
         tp: Tensor ranks of an encoder.
         place: Of the rank among them.
     """
@@ -211,10 +211,10 @@ def return_route(
     place: int,
     lost: frozenset[int] = frozenset(),
 ) -> ReturnRoute:
-    """Work out the way home of one rank.
+    """Work out the return route of one rank.
 
     Args:
-        assignment: Who encodes what.
+        assignment: Encoder of each image.
         cells: Features of each image, by data-parallel rank.
         encoder: This rank's.
         tp: Tensor ranks of an encoder.
@@ -251,7 +251,7 @@ def return_route(
 
 
 def _encoders_of(assignment: ImageAssignment, owner: int) -> list[int]:
-    """Return the other encoders that take images of this home."""
+    """Return the other encoders that take images of this owner."""
     return [
         other
         for other, images in enumerate(assignment.by_encoder)
@@ -260,13 +260,13 @@ def _encoders_of(assignment: ImageAssignment, owner: int) -> list[int]:
 
 
 def _first_rows(cells_I: Sequence[int], lost: frozenset[int]) -> list[int]:
-    """Number the media tokens: which one each image begins with."""
+    """Return the number of the first media token of each image."""
     there = (0 if image in lost else count for image, count in enumerate(cells_I))
     return list(itertools.accumulate(there, initial=0))
 
 
 def _numbers(held: Held, first: Sequence[int], lost: frozenset[int]) -> Sequence[int]:
-    """Return which media tokens the rows are for; below 0: for none."""
+    """Return the media tokens of the rows; below 0: none."""
     image = held.image[1]
     if image in lost:
         return [-1] * len(held.cells)

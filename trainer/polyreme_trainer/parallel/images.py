@@ -1,8 +1,8 @@
-"""Who encodes which image of a stream, and how its features reach the ranks that hold its tokens.
+"""Distribution of a stream's images over the ranks that share it, and routes of their features to the media tokens.
 
 Images do not see each other, so under context parallelism each rank encodes some whole images instead of all ranks
 encoding all of them. Features then go straight to the rank that holds their media token, by one uneven exchange whose
-sizes every rank knows from the batch; gradients take the same way back. A rank without an image takes part.
+sizes every rank knows from the batch; gradients take the same route back. A rank without an image takes part too.
 
 Legend: M rows of features, R ranks that share a stream.
 """
@@ -23,11 +23,11 @@ from polyreme_trainer.parallel import collectives
 
 Places = npt.NDArray[np.int64]
 Deliver = Callable[[Tensor], Tensor]
-"""Features that were made here to the features of the media tokens that are held here, in the tokens' order."""
+"""Maps features that were made here to the features of the media tokens that are held here, in the tokens' order."""
 
 
 def share_images(costs: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Give whole images to ranks: the next largest always to the rank with the least to do so far.
+    """Give whole images to ranks: the next largest always to the rank with the least work so far.
 
     Args:
         costs: Operations of each image (``polyreme_planner.flops.image_flops``).
@@ -48,10 +48,10 @@ def share_images(costs: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureRoutes:
-    """Which rows each of R ranks makes, and which it wants; rows are numbered by their media tokens in the stream."""
+    """Rows that each of R ranks makes and needs; rows are numbered by their media tokens in the stream."""
 
     made: Sequence[Places]
-    """Rows of each rank in the order in which it makes them; rows of padding, at the end, are not among them."""
+    """Rows of each rank in the order in which it makes them, without the rows of padding at the end."""
     wanted: Sequence[Places]
     """Rows of each rank in the order of its tokens."""
 

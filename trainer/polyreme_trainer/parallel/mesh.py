@@ -1,8 +1,9 @@
 """Two meshes over the same ranks, dense ``(pp, dp, cp, tp)`` and sparse ``(pp, edp, ep)``: arXiv:2504.14960.
 
-Attention and the dense layers see a rank by its place in the dense mesh, the experts by its place in the sparse one.
-Both number ranks row-major, so the ranks of one expert-parallel group are neighbours: those that talk most sit closest.
-Expert-parallel ranks are also token shards: ``edp * ep = dp * cp * tp``, without tensor parallelism inside an expert.
+Attention and the dense layers address a rank by its place in the dense mesh, the experts by its place in the sparse
+one. Both number ranks row-major, so the ranks of one expert-parallel group are neighbours: those that exchange most are
+closest. Expert-parallel ranks are also token shards: ``edp * ep = dp * cp * tp``, without tensor parallelism inside an
+expert.
 """
 
 from __future__ import annotations
@@ -92,12 +93,12 @@ class Meshes:
     world_group: dist.ProcessGroup
     """All ranks."""
     stage_group: dist.ProcessGroup
-    """dp x cp x tp, the ranks of one pipeline stage: gradients of whole dense parameters are summed over it. Tensor
+    """dp x cp x tp, the ranks of one pipeline stage, over which gradients of whole dense parameters are summed. Tensor
     ranks are among them, since each sees the tokens of its own part of the sequence."""
     replica_group: dist.ProcessGroup
     """dp x cp, the ranks that hold the same tensor-parallel slices."""
     shard_group: dist.ProcessGroup
-    """cp x tp, the ranks among which the packs of one dp rank are cut."""
+    """cp x tp, the ranks over which the packs of one dp rank are cut."""
     pp_group: dist.ProcessGroup
     cp_group: dist.ProcessGroup
     ring_group: dist.ProcessGroup
@@ -132,7 +133,7 @@ GROUP_AXES = {
 
 
 def group_ranks(layout: Layout, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
-    """Ranks that differ from ``rank`` along the given axes of one mesh only, in order, itself included."""
+    """Ranks that differ from ``rank`` along the given axes of one mesh only, in order, including itself."""
     names: tuple[str, ...] = ("pp", "dp", "ring", "ulysses", "tp")
     sizes: tuple[int, ...] = (layout.pp, layout.dp, layout.ring, layout.ulysses, layout.tp)
     if set(axes) <= set(SPARSE_AXES) - {"pp"}:
@@ -169,7 +170,7 @@ def open_meshes(layout: Layout, *, timeout_s: float) -> Meshes:
 
 
 def open_group(ranks: tuple[int, ...], *, timeout_s: float) -> dist.ProcessGroup:
-    """Open a group; only its ranks call, so no rank waits for groups that it is not in."""
+    """Open a group; only its ranks call this, so no rank waits for groups that it is not in."""
     timeout = datetime.timedelta(seconds=timeout_s)
     return cast("dist.ProcessGroup", dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True))
 

@@ -1,19 +1,19 @@
-"""Running a step's microbatches through the stages of this rank: forward and backward, gradients added up in place.
+"""Run a step's microbatches through the stages of this rank: forward and backward, gradients added up in place.
 
 The order of work is torch's own (``torch.distributed.pipelining``, unchanged), which sends streams forward and their
 gradients back. Three things make it fit:
 
-* **Every microbatch has the same number of tokens** (whole packs), since torch posts receives of a fixed shape. What
-  varies, the image patches, is seen by the first stage alone, on whose rank it is made.
+* **Every microbatch has the same number of tokens** (whole packs), since torch posts receives of a fixed shape. The
+  image patches, which vary, are only seen by the first stage, on whose rank they are made.
 * **The loss is a sum**, back-propagated as it is: torch scales nothing, and the reduction of the step divides once.
-* **Microbatches are given ready**, through ``_step_microbatches``: torch's public ``step`` would cut one batch along
+* **Microbatches are passed ready**, through ``_step_microbatches``: torch's public ``step`` would cut one batch along
   its first dimension, which packed documents with images do not have. The name is private; the version of torch is
   pinned, and no other module uses it.
 
 Zero-bubble orders run the backward of a stage twice, first for the gradient of its input, then for those of its
-weights. Exchanges between ranks belong to the first of these, except on the first stage, which has no input to be
-waited for and does both in the second. All ranks of an expert-parallel group hold the same stage and so follow the same
-table: their exchanges meet.
+weights. Exchanges between ranks belong to the first of these, except on the first stage, which has no input to wait for
+and does both in the second. All ranks of an expert-parallel group hold the same stage and so follow the same table:
+their exchanges meet.
 
 Legend: S rows that a rank holds between stages, D decoder width.
 """
@@ -39,7 +39,7 @@ from polyreme_trainer.parallel.mesh import Meshes
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSettings:
-    """How a step is cut into stages and microbatches; the plan says it."""
+    """Stages and microbatches of a step, as planned."""
 
     schedule: Schedule | None = None
     """Order of work; None without stages."""
@@ -54,7 +54,7 @@ NO_STAGES = PipelineSettings()
 
 
 def stage_ranks(settings: PipelineSettings, ranks: int) -> tuple[int, ...]:
-    """Say which rank of the pipeline holds each stage.
+    """Return the rank of the pipeline that holds each stage.
 
     Raises:
         InvalidConfigError: If there is no schedule, or layers are given for another number of stages.
@@ -73,7 +73,7 @@ def stage_ranks(settings: PipelineSettings, ranks: int) -> tuple[int, ...]:
 
 
 def held_sections(settings: PipelineSettings, meshes: Meshes, shape: ModelShape) -> dict[int, Section]:
-    """Say which stages this rank holds, rising, and what of the model each is.
+    """Return the stages of this rank, rising, and the section of the model of each.
 
     Raises:
         InvalidConfigError: If schedule, stages and layers do not fit the layout or the model.
@@ -87,7 +87,7 @@ def held_sections(settings: PipelineSettings, meshes: Meshes, shape: ModelShape)
 
 
 class Pipeline(Protocol):
-    """Runs microbatches; parameters' gradients add up where they are."""
+    """Runs microbatches; the parameters' gradients accumulate in place."""
 
     def run(self, microbatches: Sequence[Microbatch]) -> Tensor:
         """Run forward and backward of every microbatch.
@@ -99,13 +99,13 @@ class Pipeline(Protocol):
 
 
 class OneStage:
-    """The whole model on this rank: microbatches one after the other."""
+    """The whole model on this rank: microbatches one after another."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
 
     def run(self, microbatches: Sequence[Microbatch]) -> Tensor:
-        """Run forward and backward of each in turn."""
+        """Run forward and backward of each in order."""
         losses: list[Tensor] = []
         for microbatch in microbatches:
             loss_sum = self._stage(microbatch=microbatch)
@@ -126,7 +126,7 @@ class Scheduled:
         group: dist.ProcessGroup,
         device: torch.device,
     ) -> None:
-        """Hold the stages; the schedule is built when a step tells the size of its microbatches.
+        """Hold the stages; the schedule is built when a step gives the size of its microbatches.
 
         Args:
             stages: This rank's, by their number.
@@ -152,7 +152,7 @@ class Scheduled:
         """
         size = self._size(microbatches)
         if size != self._built_for:
-            # Packs change where a stage of training does: at the same step on every rank, so all build anew together.
+            # Packs change at the border of a curriculum stage: at the same step on every rank, so all rebuild together.
             self._schedule, self._built_for = self._build(*size), size
         losses: list[Tensor] = []
         for stage in self._schedule_stages:
@@ -166,7 +166,7 @@ class Scheduled:
                 return_outputs=False,
             )
         except RuntimeError as error:
-            # torch wraps what a forward raises; a wrong input must stay a wrong input.
+            # torch wraps what a forward raises; a wrong input must be reported as a wrong input.
             if isinstance(error.__cause__, PolyremeError):
                 raise error.__cause__ from error
             raise
@@ -209,7 +209,7 @@ class Scheduled:
         return built
 
     def _stream(self, stage: Stage, tokens: int) -> Tensor:
-        """Say how a stream looks: only shape and type are read."""
+        """Return an example of a stream: only its shape and type are read."""
         width = stage.model.shape.decoder.width
         return torch.empty(stage.rows(tokens), width, dtype=stage.model.like.dtype, device="meta", requires_grad=True)
 
@@ -218,14 +218,14 @@ class Scheduled:
 
 
 def _loss_of(loss_sum: Tensor, _number: int) -> Tensor:
-    """The last stage's answer is its loss already."""
+    """The output of the last stage is its loss already."""
     return loss_sum
 
 
 def open_pipeline(
     stages: dict[int, Stage], settings: PipelineSettings, meshes: Meshes, *, device: torch.device | str
 ) -> Pipeline:
-    """Make what runs this rank's stages, given by their number."""
+    """Return the pipeline that runs this rank's stages, given by their number."""
     if settings.schedule is None or meshes.layout.pp == 1:
         return OneStage(stages[0])
     return Scheduled(

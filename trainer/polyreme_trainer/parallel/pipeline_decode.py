@@ -1,7 +1,7 @@
 """Decoding through the stages of a pipeline, one after another: implements the model's ``DecodePipeline``.
 
-A stream goes from rank to rank, and while it is with one the others wait: decoding held-out questions is a small part
-of a run, and each rank needs no memory for it but the keys and values of its own layers.
+A stream goes from rank to rank, and while one rank works the others wait: decoding held-out questions is a small part
+of a run, and each rank only needs memory for the keys and values of its own layers.
 
 Legend: S rows of the stream, D decoder width, B prompts.
 """
@@ -37,7 +37,7 @@ class PipelineDecoder:
     def through(
         self, rows: int, begin: Callable[[KimiVL], Tensor], run: Callable[[KimiVL, Tensor], Tensor]
     ) -> Tensor | None:
-        """Run this rank's stages in their turn."""
+        """Run this rank's stages in order."""
         stream_SD: Tensor | None = None
         last = len(self._rank_of) - 1
         for number, model in sorted(self._models.items()):

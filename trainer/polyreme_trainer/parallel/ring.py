@@ -46,7 +46,7 @@ class Ring:
         return len(self.tiles)
 
     def sources(self) -> list[int]:
-        """Whose keys are here at each step of a turn."""
+        """Owner of the keys that are here at each step of a round."""
         return [(self.place - step) % self.ranks for step in range(self.ranks)]
 
     def attend(self, q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class Ring:
 
 
 class _RingAttention(torch.autograd.Function):
-    """One turn of keys and values forward; one more backward, on which their gradients travel along."""
+    """One round of keys and values forward; one more backward, on which their gradients travel along."""
 
     @staticmethod
     def forward(ctx: Any, q_THQ: Tensor, k_THQ: Tensor, v_THQ: Tensor, ring: Ring) -> Tensor:
@@ -82,7 +82,7 @@ class _RingAttention(torch.autograd.Function):
         ring: Ring = ctx.ring
         held, answers = torch.stack((k_THQ, v_THQ)), Answers(out_THQ.to(q_THQ.dtype), lse_TH, grad_THQ)
         grad_q = torch.zeros_like(out_THQ)
-        # Gradients of keys and values follow them, one step behind: each rank adds its part and passes them on.
+        # Gradients of keys and values follow them, one step later: each rank adds its part and passes them on.
         home = torch.zeros(held.shape, dtype=out_THQ.dtype, device=held.device)
         grads_wait = None
         for step, source in enumerate(ring.sources()):
@@ -111,7 +111,7 @@ class _RingAttention(torch.autograd.Function):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ContextRanks:
-    """This rank's place in its context-parallel group, and whom it talks to."""
+    """This rank's place in its context-parallel group, and the ranks that it exchanges with."""
 
     place: int
     ring: int
@@ -137,7 +137,7 @@ class ContextRanks:
         return attend
 
     def cut(self, tokens: int) -> StreamCut:
-        """How a stream of some length is cut.
+        """Return how a stream of some length is cut.
 
         Raises:
             InvalidConfigError: If the length does not divide.

@@ -1,4 +1,4 @@
-"""Rows and sums among the ranks of a tensor-parallel group: implements the model's ``TensorRanks``."""
+"""Gathers, scatters and sums of rows in a tensor-parallel group: implements the model's ``TensorRanks``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TensorGroup:
         return self.total(x_TX) if self.holds_whole_rows else collectives.scatter_rows(x_TX, self._group)
 
     def own_rows(self, rows: int) -> slice:
-        """Which of the rows this rank holds between layers.
+        """Return which of the rows this rank holds between layers.
 
         Raises:
             InvalidConfigError: If the ranks do not divide the rows.
@@ -67,7 +67,7 @@ class TensorGroup:
 
 @contextlib.contextmanager
 def whole_rows(ranks: TensorRanks) -> Iterator[None]:
-    """Let every rank hold all rows between layers while the block runs, for decoding: any number of rows will do.
+    """Let every rank hold all rows between layers while the block runs, for decoding any number of rows.
 
     Without gradient: a sum over ranks takes the place of every exchange.
     """

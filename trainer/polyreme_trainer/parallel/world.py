@@ -1,4 +1,4 @@
-"""The process groups of an attempt: one for training, one of its own for checkpoints.
+"""The process groups of an attempt: one for training, a separate one for checkpoints.
 
 Nothing happens at import: ranks are forked from a warm parent that has imported this module, and a thread or a group in
 the parent would not survive the fork.
@@ -19,7 +19,7 @@ from polyreme_trainer.parallel.mesh import Meshes, open_meshes
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 _GLOO = "/gloo/"
-"""Part of every message of gloo: it names the source file that failed, in a plain ``RuntimeError``."""
+"""Part of every error message of gloo: it names the source file that failed, in a plain ``RuntimeError``."""
 CHECKPOINT_TIMEOUT_S = 1800.0
 """Longest wait inside a collective of a checkpoint: the slowest rank's write."""
 
@@ -95,8 +95,8 @@ def open_world(settings: RankSettings, layout: Layout) -> Iterator[World]:
 def exchange_failed(error: RuntimeError) -> bool:
     """Return whether gloo, NCCL or the rendezvous store reports a peer that ended, hangs or cannot be reached.
 
-    NCCL reports it as ``DistBackendError`` where this thread waits. Where it does not, NCCL's watchdog aborts the
-    process (SIGABRT), which is an end by a signal and never code 1.
+    NCCL reports it as ``DistBackendError`` if this thread waits. Otherwise NCCL's watchdog aborts the process
+    (SIGABRT), which ends it by a signal and never with code 1.
     """
     return isinstance(error, dist.DistError) or _GLOO in str(error)
 

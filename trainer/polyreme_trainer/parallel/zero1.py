@@ -1,15 +1,15 @@
-"""Exchanges of an update that ranks divide (ZeRO-1, arXiv:1910.02054): gradients to their owners, parameters back.
+"""Exchanges of a sharded update (ZeRO-1, arXiv:1910.02054): gradients to their owners, parameters back.
 
 A bucket's gradient is reduce-scattered as soon as the backward pass has made all of it, while the passes of earlier
 layers still run. Buckets go in one fixed order, the last layers' first, whatever order gradients come in: ranks may
 have images or not, and experts tokens or not, but a group needs the same exchanges in the same order on each of its
-ranks. What is not complete when the backward ends goes then: orders that make gradients of weights apart from those of
-inputs (zero-bubble) tell nobody when they are made.
+ranks. Buckets that are not complete when the backward ends go then: schedules that compute gradients of weights apart
+from those of inputs (zero-bubble) do not signal when they are made.
 
-Parameters are gathered bucket by bucket behind the optimizer, and waited for when somebody reads them.
+Parameters are gathered bucket by bucket after the optimizer, and waited for when they are first read.
 
-These exchanges have groups of their own. They begin at other moments on each rank, and between them and what the
-backward pass itself exchanges there is no order that all ranks share.
+These exchanges have separate groups. They begin at different moments on each rank, and no order between them and the
+exchanges of the backward pass is common to all ranks.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class _Turn:
     part: FlatParameters
     piece: Piece
     parameters: list[nn.Parameter]
-    """Those that lie in it, at least partly."""
+    """Parameters that lie in it, at least partly."""
     left: int = 0
-    """Gradients of microbatches that are still to be made."""
+    """Gradients of microbatches that are still missing."""
 
 
 class Replicas:
-    """Buffers of which all ranks of a group hold copies, and whose update they divide."""
+    """Buffers of which all ranks of a group hold copies, and whose update they shard."""
 
     def __init__(self, parts: Iterable[FlatParameters], group: dist.ProcessGroup) -> None:
-        """Watch the parameters: from now on their gradients may leave while a backward pass runs.
+        """Watch the parameters: from now on their gradients may be sent while a backward pass runs.
 
         Args:
-            parts: Buffers, each cut into one share a rank of the group.
+            parts: Buffers, each cut into one share per rank of the group.
             group: A group for these exchanges alone.
         """
         self.group = group
@@ -62,14 +62,14 @@ class Replicas:
                     turn.parameters.append(parameter)
 
     def begin(self, passes: int) -> None:
-        """Expect the gradients of a step: so many backward passes."""
+        """Start a step of so many backward passes."""
         self._next = 0
         for turn in self._turns:
-            # What stands still gets no gradient, and nobody waits for it.
+            # Frozen parameters get no gradient, so none is waited for.
             turn.left = passes * sum(parameter.requires_grad for parameter in turn.parameters)
 
     def finish(self) -> None:
-        """Reduce what is left, and wait for all of it: the owners' shares are then summed."""
+        """Reduce the remaining buckets, and wait for all: the owners' shares are then summed."""
         while self._next < len(self._turns):
             self._reduce_next()
         for work in self._reducing:
@@ -77,7 +77,7 @@ class Replicas:
         self._reducing.clear()
 
     def gather(self, part: FlatParameters, piece: Piece) -> None:
-        """Begin to bring an updated piece to the other ranks, and theirs here."""
+        """Begin to send an updated piece to the other ranks, and to receive theirs."""
         whole = piece.bucket.of(part.values)
         self._gathering.append(collectives.begin_gather(whole, piece.of(part.values), self.group))
 
@@ -107,14 +107,14 @@ class Replicas:
 
 
 class Zero1Update:
-    """All exchanges of a rank's divided update."""
+    """All exchanges of a rank's sharded update."""
 
     def __init__(self, replicas: Sequence[Replicas], owner_of: dict[int, Replicas]) -> None:
         self._replicas = replicas
         self._replicas_of = owner_of
 
     def begin(self, passes: int) -> None:
-        """Expect the gradients of a step: so many backward passes."""
+        """Start a step of so many backward passes."""
         for replicas in self._replicas:
             replicas.begin(passes)
 
@@ -124,12 +124,12 @@ class Zero1Update:
             replicas.finish()
 
     def gather(self, part: FlatParameters, piece: Piece) -> None:
-        """Begin to bring an updated piece to the other ranks, and theirs here; parts without copies stay."""
+        """Begin to send an updated piece to the other ranks, and to receive theirs; skip parts without copies."""
         if (replicas := self.replicas_of(part)) is not None:
             replicas.gather(part, piece)
 
     def replicas_of(self, part: FlatParameters) -> Replicas | None:
-        """The ranks that hold copies of a part; None where it has none."""
+        """Return the exchanges of a part with the ranks that hold copies of it; None if there are none."""
         return self._replicas_of.get(id(part))
 
     def settle(self) -> None:
@@ -139,7 +139,7 @@ class Zero1Update:
 
 
 def open_zero1(flat: FlatModel, meshes: Meshes, *, timeout_s: float) -> Zero1Update:
-    """Open the groups of a divided update; every rank calls it.
+    """Open the groups of a sharded update; every rank calls it.
 
     Args:
         flat: Buffers that were laid out for it.

@@ -1,7 +1,7 @@
-"""How long each part of a model takes on one device: forward, gradient of the inputs, gradient of the weights.
+"""Time of each part of a model on one device: forward, gradient of the inputs, gradient of the weights.
 
-A part is built alone, run on a made-up pack, and timed with the device waited for. The gradient of the inputs is timed
-by itself; that of the weights is what the whole backward takes longer.
+A part is built alone, run on a synthetic pack, and timed with synchronisation of the device. The gradient of the inputs
+is timed by itself; that of the weights is the difference to the whole backward.
 
 Legend: T tokens, D decoder width.
 """
@@ -28,7 +28,7 @@ from polyreme_trainer.profile.synthetic import MEDIA_TOKEN, Images, synthetic_pa
 from polyreme_trainer.train.inputs import Inputs, to_inputs
 
 REPEATS = 5
-"""Timed runs of a part, behind one that is not counted; the least is told, since other work only adds."""
+"""Timed runs of a part, after one warm-up run; the least is reported, since other work only adds time."""
 
 
 def measure_parts(
@@ -43,7 +43,7 @@ def measure_parts(
 
     Args:
         shape: Sizes of the model.
-        mix: What a pack holds.
+        mix: Content of a pack.
         device: Where to run.
         clock: Steady time.
         dtype: Of weights and activations.
@@ -57,7 +57,7 @@ def measure_parts(
             continue
         run, inputs, weights = _part(shape, part, batch, device=device, dtype=dtype)
         took = _timed(run, inputs, weights, device=device, clock=clock)
-        # Whole square images are not quite the mix: the tower is told for the patches that the mix has.
+        # Whole square images do not match the mix exactly: the tower's time is scaled to the patches of the mix.
         share = _tower_share(shape, mix) if part is Part.TOWER else 1.0
         each = share / mix.sequence_tokens
         times[part] = StageTimes(
@@ -74,7 +74,7 @@ def _tower_share(shape: ModelShape, mix: Mix) -> float:
 def _part(
     shape: ModelShape, part: Part, batch: Inputs, *, device: str, dtype: torch.dtype
 ) -> tuple[Callable[[], Tensor], list[Tensor], list[Tensor]]:
-    """Build a part: what to run, the inputs whose gradient the part before would wait for, and the weights."""
+    """Build a part: the function to run, the inputs whose gradient the part before would wait for, and the weights."""
     d = shape.decoder
     tokens = batch.tokens_T.shape[0]
     stream_TD = torch.randn(tokens, d.width, device=device, dtype=dtype, requires_grad=True)

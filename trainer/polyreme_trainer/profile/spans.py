@@ -1,6 +1,6 @@
-"""When each layer of a step ran, forward and backward: hooks on the layers and on the streams between them.
+"""Time of each layer of a step, forward and backward: hooks on the layers and on the streams between them.
 
-A layer's backward begins when the gradient of what it gave is there, and ends when that of what it was given is. Each
+A layer's backward begins when the gradient of its output is there, and ends when the gradient of its input is. Each
 span is named in the profiler's trace as well.
 """
 
@@ -27,7 +27,7 @@ class Spent:
 
 
 class Spans:
-    """Adds up the time of each layer; on accelerators every border waits for the device, which slows the step."""
+    """Sums up the time of each layer; on accelerators every border waits for the device, which slows the step."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
@@ -36,7 +36,7 @@ class Spans:
         self._backward: tuple[str, float, Any] | None = None
 
     def watch(self, name: str, module: nn.Module) -> None:
-        """Time a module that takes a stream first and gives one first."""
+        """Time a module that takes a stream first and returns one first."""
 
         def before(_: nn.Module, given: tuple[Any, ...]) -> None:
             span = record_function(f"{name} forward")
@@ -57,7 +57,7 @@ class Spans:
         module.register_forward_hook(after)
 
     def end(self) -> None:
-        """Close the backward that is open, if any: behind the last layer nothing tells that it is done."""
+        """Close the backward that is open, if any: after the last layer nothing signals that it is done."""
         if self._backward is not None:
             name, begun_s, span = self._backward
             span.__exit__(None, None, None)

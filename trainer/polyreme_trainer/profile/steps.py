@@ -1,6 +1,6 @@
 """A few steps of a job's model under the profiler: time by layer, time by exchange, and a trace to look at.
 
-The data are made up, so neither pipeline nor store is needed; the step is the trainer's own.
+The data are synthetic, so neither pipeline nor store is needed; the step is the trainer's own.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import TrainState, backward, open_state, reduce, update
 
 WARM_UP = 1
-"""Steps before those that count."""
+"""Warm-up steps, before the measured ones."""
 EXCHANGES = ("gloo:", "nccl:")
-"""How the profiler's names of exchanges begin."""
+"""Prefix of the profiler's names of exchanges."""
 LEARNING_RATE = 1e-4
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRow:
-    """One line of a table, a step."""
+    """One row of a table, per step."""
 
     name: str
     seconds: float
@@ -44,26 +44,26 @@ class ProfileRow:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What a rank's steps took, each figure for one step on average."""
+    """Profile of a rank's steps, each figure for one step on average."""
 
     rank: int
     step_s: float
     layers: tuple[ProfileRow, ...]
-    """In the order of the model, then what is none of its layers."""
+    """In the order of the model, then the rest of the step."""
     exchanges: tuple[ProfileRow, ...]
-    """Largest first; from begin to end of each, waiting for the other ranks included."""
+    """Largest first; from begin to end of each, including the wait for other ranks."""
 
 
 def profile_rank(
     settings: TrainSettings, mix: Mix, *, packs_per_rank: int, steps: int, trace: Path | None, clock: Clock
 ) -> Profile:
-    """Train a few steps on made-up packs and tell where the time went; all ranks of the layout call it.
+    """Train a few steps on synthetic packs and report where the time went; all ranks of the layout call it.
 
     Args:
-        settings: As for training; checkpoints, data and export are not looked at.
-        mix: What a pack holds.
+        settings: As for training; checkpoints, data and export are not used.
+        mix: Content of a pack.
         packs_per_rank: Packs of a data-parallel rank in a step.
-        steps: Steps that count.
+        steps: Measured steps.
         trace: File for the Chrome trace of this rank, or None.
         clock: Steady time.
 
@@ -90,7 +90,7 @@ def profile_rank(
         for _ in range(WARM_UP):
             _step(settings, state, world.meshes, batch, spans=spans)
         spans.spent.clear()
-        all_agree(True, world.meshes.world_group)  # nobody begins to count while another still warms up
+        all_agree(True, world.meshes.world_group)  # no rank begins to measure while another still warms up
         with profile(activities=activities) as profiler:
             begin_s = now_s()
             for _ in range(steps):
@@ -123,7 +123,7 @@ def _step(settings: TrainSettings, state: TrainState, meshes: Meshes, batch: Pac
 
 
 def _exchanges(profiler: profile, steps: int) -> tuple[ProfileRow, ...]:
-    """Add up the exchanges that the profiler saw."""
+    """Sum up the exchanges that the profiler saw."""
     spent: dict[str, list[float]] = collections.defaultdict(list)
     for event in profiler.events() or ():
         if event.name.startswith(EXCHANGES):

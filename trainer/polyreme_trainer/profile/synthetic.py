@@ -1,4 +1,4 @@
-"""Packs of a given mix that nobody has read: random words, images of one size, one document a pack.
+"""Synthetic packs of a given mix: random words, images of one size, one document per pack.
 
 Legend: T tokens, P patches, C values of a patch, I images.
 """
@@ -15,12 +15,12 @@ from polyreme_planner.flops import Mix
 from polyreme_planner.shapes import ModelShape
 
 MEDIA_TOKEN = 0
-"""Stands for an image feature in made-up packs; words are drawn from the rest."""
+"""Stands for an image feature in synthetic packs; words are drawn from the rest."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """The images of a made-up pack, all of one size."""
+    """The images of a synthetic pack, all of one size."""
 
     count: int
     side: int
@@ -29,7 +29,7 @@ class Images:
 
     @classmethod
     def of(cls, shape: ModelShape, mix: Mix) -> Images:
-        """Come as near to the mix as whole square images do: at least one image wherever there shall be any."""
+        """Match the mix as closely as whole square images allow: at least one image if the mix has any."""
         merge = shape.vision.merge
         if not mix.visual_share:
             return cls(count=0, side=merge, merge=merge)
@@ -50,7 +50,7 @@ class Images:
 
 
 def synthetic_packs(shape: ModelShape, mix: Mix, *, packs: int, seed: int) -> PackedBatch:
-    """Make packs up; the same seed gives the same packs."""
+    """Generate packs; the same seed gives the same packs."""
     chance, images = np.random.default_rng(seed), Images.of(shape, mix)
     tokens_T = chance.integers(1, shape.decoder.vocabulary, packs * mix.sequence_tokens)
     for pack in range(packs):

@@ -20,7 +20,7 @@ from polyreme_trainer.train.state import TrainState, settle
 def content(state: TrainState, meshes: Meshes, *, with_rng: bool = True, with_optimizer: bool = True) -> Content:
     """Name everything that a checkpoint must hold, as views of the live buffers (the generator's state is a copy).
 
-    Weights are float32 there whatever the model computes in: a load into their originals is followed by ``restored``.
+    Weights are float32, whatever the model computes in: after a load into the float32 originals, call ``restored``.
     """
     settle(state)
     weights = [held for part in state.flat.parts for held in _weights(state.flat, part)]
@@ -36,7 +36,7 @@ def content(state: TrainState, meshes: Meshes, *, with_rng: bool = True, with_op
 
 
 def restored(state: TrainState) -> None:
-    """Bring the parameters in line with originals that were loaded; every rank calls it."""
+    """Update the parameters from the originals that were loaded; every rank calls it."""
     for part in state.flat.parts:
         for piece in () if part.masters is None else part.pieces:
             part.publish(piece)
@@ -46,7 +46,7 @@ def restored(state: TrainState) -> None:
 
 
 def adopted(state: TrainState) -> None:
-    """Take parameters that were set from elsewhere as the originals."""
+    """Take parameters that were set from outside as the originals."""
     for part in state.flat.parts:
         part.adopt()
 
@@ -63,7 +63,7 @@ def shard_of(name: str, flat: FlatModel) -> TensorShard:
 
 
 def _weights(flat: FlatModel, part: FlatParameters) -> Iterator[FlatTensors]:
-    """Name weights: where the model computes in another type their originals, of what this rank updates."""
+    """Name the weights: if the model computes in another type, their float32 originals, of what this rank updates."""
     if isinstance(part, ShardedParameters):
         for piece in part.pieces:
             yield _held(flat, part, prefix="model", buffer=part.own_values(piece), begin=piece.own)
@@ -75,7 +75,7 @@ def _weights(flat: FlatModel, part: FlatParameters) -> Iterator[FlatTensors]:
 
 
 def _held(flat: FlatModel, part: FlatParameters, *, prefix: str, buffer: Tensor, begin: int) -> FlatTensors:
-    """Name what this rank holds of one number a scalar, of what it updates from its scalar ``begin`` on."""
+    """Name a buffer with one number per scalar that this rank updates, starting at its scalar ``begin``."""
     end = begin + buffer.shape[0]
     pieces = [piece for piece in part.pieces if begin <= piece.own < end]
     first, last = (pieces[0].bucket.start, pieces[-1].bucket.end) if pieces else (0, 0)

@@ -1,8 +1,8 @@
-"""Held-out samples: their loss while the run trains, and their questions, answered, after its last step.
+"""Held-out samples: their loss during the run, and answers to their questions after its last step.
 
-The loss is teacher-forced, over the forward that trains and its layout, on packs of one set each. Nothing of it is kept
-in the model, nothing is drawn at random: a run has the same losses with and without it. Where there are stages, a
-stream goes through them one after the other, as for answers.
+The loss is teacher-forced, by the forward and layout of training, on packs of one set each. It leaves nothing in the
+model and draws nothing at random: a run has the same losses with and without it. With pipeline stages, a stream goes
+through them one after another, as for answers.
 
 Questions are answered by free-running greedy decoding, all ranks together. The result is written by rank 0 as a whole::
 
@@ -62,7 +62,7 @@ def evaluate(
     mine = range(meshes.rank % stage_ranks // meshes.layout.tp, count, askers)
     model = max(state.models.items())[1]
     pages: list[dict[str, Any]] = []
-    # Under expert parallelism, and with rows of parameters, all ranks run the same passes: equally many batches, the
+    # Under expert parallelism, and with sharded parameters, all ranks run the same passes: equally many batches, the
     # last ones perhaps empty.
     for batch in range(math.ceil(math.ceil(count / askers) / PROMPTS_AT_ONCE)):
         samples = [source.sample(index) for index in mine[batch * PROMPTS_AT_ONCE : (batch + 1) * PROMPTS_AT_ONCE]]
@@ -83,7 +83,7 @@ def evaluate(
 
 @torch.no_grad()
 def held_out_losses(state: TrainState, source: EvaluationSource, meshes: Meshes, *, device: str) -> dict[str, float]:
-    """Measure the held-out loss; every rank calls it, and gets the same.
+    """Measure the held-out loss; every rank calls it, and gets the same result.
 
     Returns:
         Mean over unmasked tokens, by set, and of all sets under ``ALL_SETS``; sets without such tokens are left out.
@@ -94,7 +94,7 @@ def held_out_losses(state: TrainState, source: EvaluationSource, meshes: Meshes,
     speaks = last.section.last and last.ranks.place == 0
     sums_N2 = torch.zeros(len(names), 2, dtype=torch.float64, device=device)
     with _answering(state.models.values()):
-        # Ranks that share experts run equally many passes: behind the last pack there are empty ones.
+        # Ranks that share experts run equally many passes: after the last pack there are empty ones.
         for first in range(0, len(sets), meshes.layout.dp):
             number = first + meshes.place("dp")
             microbatch = to_inputs(source.pack(number), device=device, sharing=state.sharing)
@@ -116,7 +116,7 @@ def _loss_sum(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor |
         return model.begin(microbatch.tokens_T, microbatch.patches_PC, microbatch.grids, microbatch.deliver)
 
     def run(model: KimiVL, stream_SD: Tensor | None) -> Tensor:
-        # Not by the stage: it adds up how tokens are routed, and what moves the router's biases is trained tokens.
+        # Not by the stage: it counts the routing, and only trained tokens may move the router's biases.
         return decode(model, stream_SD, microbatch).hidden_TD
 
     if pipeline is None:
@@ -131,7 +131,7 @@ def _loss_sum(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor |
 
 @contextlib.contextmanager
 def _answering(models: Iterable[KimiVL]) -> Iterator[None]:
-    """Drop no row while held-out samples are looked at: how many there are at once must not decide what comes out."""
+    """Drop no row during evaluation: the result must not depend on how many samples are evaluated at once."""
     for model in models:
         model.eval()
     try:
@@ -146,7 +146,7 @@ def _decode_pipeline(state: TrainState, meshes: Meshes) -> PipelineDecoder | Non
 
 
 def _agree(state: TrainState, meshes: Meshes) -> Callable[[bool], bool]:
-    """Whether all ranks are done that need each other: for experts, shares of layers, or rows of parameters."""
+    """Whether all ranks that depend on each other are done: for experts, shares of layers, or sharded parameters."""
     rows = bool(state.flat.sharded)
     if meshes.layout.ep == meshes.layout.tp == 1 and not rows:
         return bool
@@ -179,7 +179,7 @@ def _page(source: EvaluationSource, sample: EvaluationSample, tokens: list[int],
 
 
 def _result(gathered: list[list[dict[str, Any]]], step: int, attempt: int) -> dict[str, Any]:
-    """Put pages back in the order of the source: of n askers, asker a answered a, a + n, ..."""
+    """Put pages back in the order of the source: of n ranks, rank a answered pages a, a + n, ..."""
     longest = max(len(pages) for pages in gathered)
     pages = [rank[place] for place in range(longest) for rank in gathered if place < len(rank)]
     matched = sum(page["match"] for page in pages)

@@ -1,4 +1,4 @@
-"""The trained model in files that others read: tensors gathered to rank 0 one by one, written by it alone."""
+"""Export of the trained model: tensors gathered to rank 0 one by one, and written by rank 0 alone."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def export(state: TrainState, settings: TrainSettings, meshes: Meshes, directory
         if meshes.rank == 0:
             export_tensors(expected, tensors, settings.shape, directory, tokens=tokens, tokenizer=settings.tokenizer)
     finally:
-        # The others, and those of rank 0 if its disk has refused: what is joined takes every rank.
+        # Joining takes every rank: the others, and rank 0 even if its disk has refused, go through the rest.
         for _ in tensors:
             pass
 
 
 def _type_of(tensor: Tensor, computes_in: torch.dtype) -> torch.dtype:
-    """Type of a tensor in the export: that of the computation, also where its rows are held in another."""
+    """Type of a tensor in the export: the type of the computation, also where its rows are held in another."""
     return computes_in if is_sharded(tensor) else tensor.dtype
 
 
@@ -87,7 +87,7 @@ def _to_first(
 
 
 def join_slices(name: str, own: Tensor, flat: FlatModel, meshes: Meshes) -> Tensor:
-    """Put together the slices of a tensor, which is of the parameter of this name, on every rank that holds some."""
+    """Join the slices of a tensor that belongs to the parameter of this name, on every rank that holds some."""
     if name in flat.experts.slices.names:
         return collectives.gather_slices(own, meshes.ep_group)
     cut = cut_of(name)

@@ -1,9 +1,9 @@
-"""Balance the images of a step's packs over neighbouring data-parallel ranks, and read what falls to this one.
+"""Balance the images of a step's packs over neighbouring data-parallel ranks, and read those assigned to this rank.
 
-Ranks are numbered so that neighbours share a node; only a few take each other's images, so an exchange stays near, and
+Ranks are numbered so that neighbours share a node. Only a few take each other's images, so an exchange stays near, and
 what a rank looks up does not grow with the job. The order of packs is a function of plan and step, and their grids lie
-in the mapped index, so each rank looks its neighbours' up: no rank asks another, and no host waits for an accelerator.
-Who encodes a guest reads it itself.
+in the mapped index, so each rank looks up its neighbours' grids: no rank asks another, and no host waits for an
+accelerator. The encoder of a remote image reads it itself.
 
 Legend: P patches that a rank encodes, C values of a patch.
 """
@@ -28,25 +28,25 @@ from polyreme_trainer.parallel.image_balancing import Image, ImageAssignment, Re
 from polyreme_trainer.parallel.mesh import Meshes, group_ranks, open_group
 
 NEIGHBOURS_MAX = 8
-"""Ranks that take each other's images, at most: those of a node. With 256 ranks in one deal, each microbatch had an
-all-to-all over all of them, and the deal alone took 0.07 s of every rank."""
+"""Most ranks that take each other's images: those of a node. With 256 ranks in one assignment, each microbatch had an
+all-to-all over all of them, and the assignment alone took 0.07 s of every rank."""
 
 Patches = npt.NDArray[np.float32]
 
 SAVES_MIN = 200_000_000
-"""Least operations of a forward that are worth an exchange there and one back: gloo takes 2 to 6 ms for both, in
-which a core does that many. Where devices are faster, networks are too, and models larger: ``GAIN_MIN`` decides."""
+"""Least operations of a forward that are worth an exchange there and one back: gloo takes 2 to 6 ms for both, in which
+a core does that many. Where devices are faster, networks are too, and models larger: ``GAIN_MIN`` decides."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BalancedImages:
-    """A microbatch whose images are dealt out, as one rank sees it."""
+    """A microbatch whose images are balanced, from the view of one rank."""
 
     assignment: ImageAssignment
     grids: Sequence[Sequence[Grid]]
     """Of all images that the index has, by data-parallel rank."""
     remote_PC: Patches
-    """Patches of the guests, in the order of the deal."""
+    """Patches of the remote images, in the order of the assignment."""
     encoder: int
     place: int
     """Of this rank among the encoder's tensor ranks."""
@@ -62,7 +62,7 @@ class BalancedImages:
 
     @property
     def encoded(self) -> list[Grid]:
-        """Grids of what this rank encodes."""
+        """Grids of the images that this rank encodes."""
         return [self.grids[dp][number] for dp, number in self.assignment.by_encoder[self.encoder]]
 
     def patches(self, here_PC: Patches, lost: frozenset[int]) -> Patches:
@@ -84,7 +84,7 @@ class BalancedImages:
         return np.concatenate([*parts, self.remote_PC])
 
     def return_route(self, part: int, place: int, lost: frozenset[int]) -> ReturnRoute:
-        """Work out the way home of a rank of this stream: which rows it then has."""
+        """Work out the return route of a rank of this stream: which rows it then has."""
         cells = [[rows * columns // self.merge**2 for rows, columns in grids] for grids in self.grids]
         encoder = self.data_rank * self.assignment.parts + part
         return return_route(self.assignment, cells, encoder, tp=self.tp, place=place, lost=lost)
@@ -92,16 +92,16 @@ class BalancedImages:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ImageBalancer:
-    """Where this rank stands among those that take each other's images."""
+    """This rank's place among those that take each other's images."""
 
     shape: ModelShape
     parts: int
     """Context parts of a data-parallel rank."""
     data_ranks: range
-    """The data-parallel ranks that take part; a deal numbers them from 0."""
+    """The data-parallel ranks that take part; an assignment numbers them from 0."""
     tp: int
     stages: int
-    """Ranks of a pipeline, which share what is no image."""
+    """Ranks of a pipeline, which share the work other than images."""
     encoder: int
     place: int
     group: dist.ProcessGroup
@@ -109,7 +109,7 @@ class ImageBalancer:
     def assign(
         self, source: BatchSource, step: int, microbatches: Sequence[Sequence[range]]
     ) -> list[BalancedImages | None]:
-        """Deal a step's images.
+        """Assign a step's images to encoders.
 
         Args:
             source: Its packs.
@@ -117,7 +117,7 @@ class ImageBalancer:
             microbatches: Packs of each microbatch, by data-parallel rank, of all of them.
 
         Returns:
-            By microbatch; None where all images stay at home.
+            By microbatch; None where all images stay with their owners.
         """
         near = [[by_rank[dp] for dp in self.data_ranks] for by_rank in microbatches]
         first = min(packs.start for by_rank in near for packs in by_rank)
@@ -152,7 +152,7 @@ class ImageBalancer:
         )
 
     def _other_flops(self, tokens: int, pack_tokens: int) -> int:
-        """Count what an encoder's ranks have to do besides images, for so many tokens of a data-parallel rank."""
+        """Count the operations of an encoder's ranks other than images, for so many tokens of a data-parallel rank."""
         flops = forward_flops(self.shape, Mix(sequence_tokens=pack_tokens))
         each = sum(flops[part] for part in all_parts(self.shape) if part is not Part.TOWER)
         return int(each * tokens) // (self.parts * self.stages)
@@ -165,7 +165,7 @@ class ImageBalancer:
         packs: Sequence[range],
         by_pack: Mapping[int, Sequence[Grid]],
     ) -> Patches:
-        """Read guests, in order: those of one data-parallel rank lie pack by pack."""
+        """Read remote images, in order: those of one data-parallel rank lie pack by pack."""
         vision = self.shape.vision
         found = [np.zeros((0, vision.channels * vision.patch_px**2), np.float32)]
         for dp, mine in enumerate(packs):
@@ -189,7 +189,7 @@ def neighbours(layout: Layout, dp: int) -> range:
 
 
 def image_balancer_of(meshes: Meshes, shape: ModelShape, *, timeout_s: float) -> ImageBalancer | None:
-    """Return how this rank, which holds a tower, shares images with its neighbours; None if it has none.
+    """Return how this rank, which holds a tower, shares images with its neighbours; None if it has no neighbours.
 
     Args:
         meshes: This rank's groups; every rank of the pipeline stage calls it.

@@ -1,4 +1,4 @@
-"""Where a run begins that has no checkpoint yet: weights drawn by the seed, or those that its job names."""
+"""Initial weights of a run without a checkpoint: drawn by the seed, or those that its job names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def begin(state: TrainState, settings: TrainSettings, meshes: Meshes, *, group: 
     Raises:
         NotFoundError: If the folder or a file of it does not exist.
         InvalidConfigError: If the weights are damaged, not finite, or of another model.
-        OSError: If a disk refuses. Whatever one rank meets, all raise.
+        OSError: If a disk refuses. An error of one rank is raised by all.
     """
     if settings.weights is None:
         return
@@ -46,7 +46,7 @@ def begin(state: TrainState, settings: TrainSettings, meshes: Meshes, *, group: 
 
 
 def _compare_tokenizers(folder: Folder, own: bytes | None) -> None:
-    """Say when a token's number means another text to the weights: no file's shape shows that."""
+    """Report whether a token's number means another text to the weights: the shapes in the files do not show that."""
     has_one = own is not None and folder.size_bytes(TOKENIZER_FILE) is not None
     if has_one and folder.read(TOKENIZER_FILE) != own:
         _log.warning(

@@ -1,4 +1,4 @@
-"""A batch on the device of the model: the whole of it, or what falls to one rank of those that share its stream.
+"""A batch on the device of the model: all of it, or one rank's part if several ranks share its stream.
 
 Legend: T tokens of a rank's context part, P patches that it encodes, C values of a patch, I images, A tokens of the
 whole stream, M media tokens.
@@ -41,9 +41,9 @@ class Inputs:
     unmasked: int
     """Unmasked tokens among T."""
     attend: Attend | None = None
-    """Attention of T tokens to the whole stream; None where T is the whole."""
+    """Attention of T tokens to the whole stream; None if T is the whole stream."""
     deliver: Deliver | None = None
-    """Brings features to where their tokens are; None where they are here."""
+    """Sends features to the ranks of their tokens; None if they are here."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Sharing:
 def sharing_of(
     meshes: Meshes, *, media_token: int, shape: ModelShape, dtype: torch.dtype = torch.float32
 ) -> Sharing | None:
-    """Return how this rank shares its streams, or None if it has them for itself."""
+    """Return how this rank shares its streams, or None if no other rank has them."""
     layout = meshes.layout
     if layout.cp * layout.tp == 1:
         return None
@@ -98,19 +98,19 @@ def to_inputs(
     sharing: Sharing | None = None,
     balanced: BalancedImages | None = None,
 ) -> Inputs:
-    """Copy a batch's arrays to tensors, or this rank's part of them.
+    """Copy a batch's arrays, or this rank's part of them, to tensors.
 
     On CPU too: torch aligns what it allocates to 64 bytes, NumPy does not, and a kernel may round differently by
-    alignment. The last bits of a loss must not hang on the state of the heap: a resumed run repeats them (ADR 6).
+    alignment. The last bits of a loss must not depend on the state of the heap: a resumed run repeats them (ADR 6).
 
     Args:
         batch: Packs of this data-parallel rank.
         device: Where the model is.
-        sharing: The ranks that share the stream; None where this one has it for itself.
-        balanced: Who encodes the images, where other data-parallel ranks take part.
+        sharing: The ranks that share the stream; None if it is this rank's alone.
+        balanced: Encoders of the images, if other data-parallel ranks take part.
 
     Raises:
-        InvalidConfigError: If the stream cannot be shared out evenly, or images do not fit their media tokens.
+        InvalidConfigError: If the stream cannot be split evenly, or images do not fit their media tokens.
     """
     offsets: list[int] = np.asarray(batch.document_offsets).tolist()
     tokens_A = np.asarray(batch.tokens_T)
@@ -144,7 +144,7 @@ def to_inputs(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Encoded:
-    """What this rank encodes, and how features come to where their tokens are."""
+    """Images that this rank encodes, and the route of features to their tokens."""
 
     patches_PC: npt.NDArray[np.float32]
     grids: list[Grid]
@@ -171,7 +171,7 @@ def _encoded(batch: PackedBatch, sharing: Sharing | None, balanced: BalancedImag
 
 
 def _from_all(balanced: BalancedImages, lost: frozenset[int], shared: tuple[Sharing, Places] | None) -> Deliver:
-    """Bring features home from all data-parallel ranks, and then to the ranks of the stream that hold their tokens."""
+    """Bring features back from all data-parallel ranks, and then to the ranks of the stream that hold their tokens."""
     part = balanced.encoder % balanced.assignment.parts
     home = balanced.return_route(part, balanced.place, lost).bring(balanced.group)
     if shared is None:
@@ -187,7 +187,7 @@ def _from_all(balanced: BalancedImages, lost: frozenset[int], shared: tuple[Shar
 
 
 def _tensor(array: object, device: torch.device | str) -> Tensor:
-    """Copy; to an accelerator by pinned memory, which torch's allocator keeps until the copy is done: nobody waits."""
+    """Copy; to an accelerator from pinned memory, which torch's allocator keeps until the copy is done."""
     host = torch.tensor(np.asarray(array))
     return host if torch.device(device).type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 

@@ -1,6 +1,6 @@
 """The training loop of one rank: data, forward and backward, agreement of all ranks, update, record, checkpoint.
 
-All ranks leave the loop after the same step and for the same reason: every reason rides in the step's all-reduce.
+All ranks leave the loop after the same step and for the same reason: every reason is summed in the step's all-reduce.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Loop:
     state: TrainState
     source: BatchSource
     reader: PackReader
-    """Reads the source's packs; nobody else walks its order."""
+    """Reads the source's packs; nothing else walks its order."""
     meshes: Meshes
     writer: CheckpointWriter
     requests: Requests
@@ -51,7 +51,7 @@ class Loop:
     log: StepLog | ObjectStepLog
     routing: RoutingTable
     evaluation: EvaluationSource | None
-    """Held-out samples, for their loss on the way."""
+    """Held-out samples, for their loss during training."""
     clock: Clock
 
     def run(self) -> Ending:
@@ -85,7 +85,7 @@ class Loop:
         self._check(total, number)
         rate, learned = rate_of(number, settings), times_learned(settings.all_stages, number)
         update(self.state, total, settings.optimizer, rate=rate, learned=learned)
-        # Rank 0 reads the routing first: an accelerator has ended the update only then.
+        # Rank 0 reads the routing first: only then has an accelerator ended the update.
         routing = None if settings.rank.rank else self._summary(total)
         step_s = self.clock.steady_s() - begun_s
         held_out = self._held_out()
@@ -94,7 +94,7 @@ class Loop:
         return total
 
     def _held_out(self) -> dict[str, float]:
-        """Measure the held-out loss where it is due, by the step alone."""
+        """Measure the held-out loss if it is due, which depends on the step alone."""
         every, step = self.settings.evaluation.every_steps, self.state.step
         if self.evaluation is None or not every or (step % every and step != self.settings.steps):
             return {}

@@ -1,7 +1,7 @@
-"""A step's packs as one rank trains on them: read, images dealt out, then on the device of the model.
+"""A step's packs as one rank trains on them: read, images assigned to encoders, then copied to the model's device.
 
-Reading needs the host alone, and packs are a pure function of the step. So a thread reads the packs of the next step
-while this one is trained; the main thread does what touches the device or other ranks.
+Reading needs only the host, and packs are a pure function of the step. So a thread reads the packs of the next step
+while this one is trained; the main thread does everything that touches the device or other ranks.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class ReadPacks:
 
     batch: PackedBatch
     balanced: BalancedImages | None
-    """Who encodes the images, where other data-parallel ranks take part."""
+    """Encoders of the images, if other data-parallel ranks take part."""
 
 
 def read_packs(
     source: BatchSource, settings: TrainSettings, meshes: Meshes, image_balancer: ImageBalancer | None, number: int
 ) -> list[ReadPacks]:
-    """Read this rank's packs of a step, a microbatch at a time: each of whole packs, and equally many.
+    """Read this rank's packs of a step, one microbatch at a time: each has whole packs, and equally many.
 
     Raises:
         InvalidConfigError: If packs, microbatches and ranks do not fit.
@@ -62,10 +62,10 @@ def read_packs(
 
 
 def to_microbatches(state: TrainState, packs: Sequence[ReadPacks], settings: TrainSettings) -> list[Inputs]:
-    """Bring packs to the device of the model.
+    """Copy packs to the device of the model.
 
     Raises:
-        InvalidConfigError: If images do not fit their media tokens, or a stream cannot be shared out evenly.
+        InvalidConfigError: If images do not fit their media tokens, or a stream cannot be split evenly.
     """
     device = settings.rank.device_type
     return [to_inputs(read.batch, device=device, sharing=state.sharing, balanced=read.balanced) for read in packs]
@@ -74,15 +74,15 @@ def to_microbatches(state: TrainState, packs: Sequence[ReadPacks], settings: Tra
 def read_microbatches(
     state: TrainState, source: BatchSource, settings: TrainSettings, meshes: Meshes, number: int
 ) -> list[Inputs]:
-    """Read this rank's packs of a step and bring them to the device, one after the other."""
+    """Read this rank's packs of a step and copy them to the device, one after another."""
     return to_microbatches(state, read_packs(source, settings, meshes, state.image_balancer, number), settings)
 
 
 class PackReader:
     """Reads the packs of steps in order, at most one step ahead of the training.
 
-    One thread makes every call that walks the source's order, so the source needs no lock. What reading the next step
-    raises is raised when that step is taken: a run that ends before never sees it, and notes about damage that the
+    One thread makes every call that walks the source's order, so the source needs no lock. An error while reading the
+    next step is raised when that step is taken: a run that ends before never sees it, and notes about damage that the
     source has made stay.
     """
 
@@ -94,11 +94,11 @@ class PackReader:
         self._ahead: tuple[int, concurrent.futures.Future[list[ReadPacks]]] | None = None
 
     def __enter__(self) -> Self:
-        """Nothing is read yet."""
+        """Start without reading anything."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for the read under way, and drop it."""
+        """Wait for the read in progress, and drop its result."""
         self._thread.shutdown(cancel_futures=True)
 
     def take(self, step: int) -> list[ReadPacks]:
@@ -114,7 +114,7 @@ class PackReader:
         return packs
 
     def state(self, step: int) -> Mapping[str, Any]:
-        """Describe where the source stands after a step, however far it has been read."""
+        """Describe the source's position after a step, however far it has been read."""
         return self._thread.submit(self._source.state, step).result()
 
     def _begin(self, step: int) -> concurrent.futures.Future[list[ReadPacks]]:

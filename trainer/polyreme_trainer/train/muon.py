@@ -1,10 +1,10 @@
 """The direction of Muon: momentum, with the singular values of each matrix brought near one.
 
-As Moonlight has it (arXiv:2502.16982, section 2.2), after Jordan et al. (kellerjordan.github.io/posts/muon, 2024): the
-direction times 0.2 * sqrt(max(rows, columns)), so that learning rate and decay of AdamW fit both.
+As in Moonlight (arXiv:2502.16982, section 2.2), after Jordan et al. (kellerjordan.github.io/posts/muon, 2024): the
+direction times 0.2 * sqrt(max(rows, columns)), so that AdamW's learning rate and decay fit both.
 
-A matrix is what one product multiplies by: fused gates and ups, and fused queries, keys and values, are matrices of
-their own. Embedding, head, router, position table, patch filters and all vectors stay with AdamW.
+A matrix is the factor of one product: fused gates and ups, and fused queries, keys and values, are separate matrices.
+Embedding, head, router, position table, patch filters and all vectors stay with AdamW.
 
 Legend: B matrices, M rows, N columns.
 """
@@ -21,19 +21,19 @@ from polyreme_trainer.model.initialise import STACKED
 from polyreme_trainer.model.sharding import cut_of
 
 NOT_WHOLE = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight", "pos_emb.weight", "patch_embed.proj.weight")
-"""Ends of the names of matrices that AdamW updates: rows of them are entries of a table, or scores."""
+"""Suffixes of the names of matrices that AdamW updates: their rows are entries of a table, or scores."""
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the odd polynomial that is applied over and over: steep at zero, and near one from 0.7 to 1.2."""
+"""Coefficients of the odd polynomial that is applied repeatedly: steep at zero, and near one from 0.7 to 1.2."""
 ITERATIONS = 5
 SCALE = 0.2
-"""Root mean square of an update: about that of AdamW."""
+"""Root mean square of an update: about AdamW's."""
 AT_ONCE_SCALARS = 1 << 26
 """Scalars that are made orthogonal at a time, of each of four tensors."""
 _TINY = 1e-7
 
 
 def whole_names(named: Iterable[tuple[str, tuple[int, ...]]]) -> frozenset[str]:
-    """Name the parameters, of those with their shapes, that are matrices or stacks of such."""
+    """Return the names of those parameters that are matrices or stacks of matrices."""
     return frozenset(
         name for name, shape in named if not name.endswith(NOT_WHOLE) and (len(shape) == 2 or name.endswith(STACKED))
     )
@@ -48,7 +48,7 @@ def matrices_of(name: str, whole: Tensor) -> Tensor:
 
 
 def step_size(rows: int, columns: int) -> float:
-    """Factor of a direction, before the learning rate."""
+    """Factor of a direction, without the learning rate."""
     return SCALE * math.sqrt(max(rows, columns))
 
 

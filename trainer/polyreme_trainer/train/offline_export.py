@@ -1,4 +1,4 @@
-"""Exports a committed checkpoint in one process, whatever layout saved it."""
+"""Export a committed checkpoint in one process, whatever layout saved it."""
 
 from __future__ import annotations
 

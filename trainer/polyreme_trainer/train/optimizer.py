@@ -1,14 +1,15 @@
 """AdamW (arXiv:1711.05101) and Muon over flat buffers, and the router's bias rule.
 
-Why not ``torch.optim.AdamW``: its first construction imports the compiler (1.5 s from a warm disk cache, 10 s from a
-cold one, in each rank or in the parent they are forked from), and its state is keyed by parameter number, which no
+``torch.optim.AdamW`` is not used: its first construction imports the compiler (1.5 s from a warm disk cache, 10 s from
+a cold one, in each rank or in the parent they are forked from), and its state is keyed by parameter number, which no
 other layout could read. The arithmetic is torch's own fused kernel, 0.5 ms for 650 k parameters where the unfused
 formula takes 2.3 ms.
 
-A rank keeps state for what it updates, and for nothing else: everything, or its shares of all buckets. AdamW takes each
-scalar for itself, so the sum of the shares is the whole update bit by bit. Muon takes matrices whole. A share holds
-whole matrices (``flat.py``), so it costs no exchange there; slices of tensor ranks are gathered first, and each rank of
-such a group makes all of the direction and keeps its slice. Without shares every copy makes the same directions.
+A rank keeps state only for what it updates: everything, or its shares of all buckets. AdamW treats each scalar
+separately, so the shares together are the whole update bit by bit. Muon needs whole matrices. A share holds whole
+matrices (``flat_buffers.py``), so it costs no exchange there; slices of tensor ranks are gathered first, and each rank
+of such a group computes the whole direction and keeps its slice. Without shares every copy computes the same
+directions.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from polyreme_trainer.train import muon
 from polyreme_trainer.train.settings import OptimizerSettings
 
 AT_ONCE_SCALARS = 1 << 30
-"""Scalars of one call of the fused kernel: on CUDA releases of it count in 32 bits, and the experts of a few layers are
-more in one buffer."""
+"""Scalars of one call of the fused kernel: on CUDA, some of its releases count in 32 bits, and one buffer with the
+experts of a few layers has more scalars."""
 Updated = Callable[[FlatParameters, Piece], None]
 
 
 class Kind(enum.StrEnum):
-    """What a buffer of state holds; its name in a checkpoint."""
+    """Kind of a state buffer; its name in a checkpoint."""
 
     FIRST = "first"
     """Running mean of the gradient."""
@@ -55,7 +56,7 @@ class PartState:
     momentum: Tensor
     """Of matrices that are updated whole."""
     first: Tensor
-    """Of everything behind them, as ``second``."""
+    """Of everything after them, as ``second``."""
     second: Tensor
 
     def buffers(self) -> Iterator[tuple[Kind, Tensor, int]]:
@@ -72,7 +73,7 @@ class _Run:
     start: int
     stop: int
     times: int
-    """How often they have, this step included: for the bias correction."""
+    """How often they have learned, including this step: for the bias correction."""
 
     @property
     def cut(self) -> slice:
@@ -81,7 +82,7 @@ class _Run:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Due:
-    """What a piece's update is made with."""
+    """Arguments of a piece's update."""
 
     rate: float
     scale: float
@@ -99,10 +100,10 @@ class Optimizer:
     def __init__(
         self, flat: FlatModel, settings: OptimizerSettings, *, tensor_group: dist.ProcessGroup | None = None
     ) -> None:
-        """Make empty state.
+        """Allocate empty state.
 
         Args:
-            flat: Parameters, laid out for this optimizer (``flat.Update.whole``).
+            flat: Parameters, laid out for this optimizer (``flat_buffers.Update.whole``).
             settings: Rates and decays.
             tensor_group: The ranks that hold the other slices of the tensor-parallel part; None for whole tensors.
         """
@@ -112,7 +113,7 @@ class Optimizer:
         self.states = tuple(self._empty(part) for part in flat.parts)
         self._learners = {id(part): _learners(part) for part in flat.parts}
         self.steps = 0
-        """Steps taken: the bias correction where no stages say how often a part has learned."""
+        """Steps taken: for the bias correction if no curriculum counts how often a part has learned."""
 
     def _empty(self, part: FlatParameters) -> PartState:
         if part.masters is not None:
@@ -132,14 +133,14 @@ class Optimizer:
         learned: Mapping[Learner, int] | None = None,
         updated: Updated | None = None,
     ) -> None:
-        """Update the parameters of this rank from their summed gradients times ``gradient_scale``, and clear nothing.
+        """Update this rank's parameters from their summed gradients times ``gradient_scale``; keep the gradients.
 
         Args:
             learning_rate: Of this step.
-            gradient_scale: What makes the clipped mean of a sum.
-            learned: How often each part of the model that learns has learned, this step included; weights and state of
+            gradient_scale: Factor that turns the sum into the clipped mean.
+            learned: How often each part of the model that learns has learned, including this step; weights and state of
                 the others stay. None: all of them, at every step.
-            updated: Called behind each piece, also of what stays.
+            updated: Called after each piece, also if it stays.
         """
         self.steps += 1
         if learned is None:
@@ -166,7 +167,7 @@ class Optimizer:
         return runs
 
     def settle(self) -> None:
-        """Wait until state in host memory is what the last step made it."""
+        """Wait until state in host memory is up to date with the last step."""
         if any(state.part.values.device.type == "cuda" for state in self.states) and self._settings.state_on_host:
             torch.cuda.synchronize()
 
@@ -174,7 +175,7 @@ class Optimizer:
         return home.to(part.values.device, non_blocking=True)
 
     def _move(self, state: PartState, whole: Piece, due: _Due) -> None:
-        """AdamW, in two calls a run at least: of what decays, and of what does not."""
+        """AdamW, in at least two calls per run: one for scalars with decay, one for those without."""
         part, settings, begin = state.part, self._settings, state.part.own_whole_length
         decayed = min(max(part.matrices_end - whole.start, 0), whole.length)
         away = settings.state_on_host and part.values.device.type != "cpu"
@@ -184,7 +185,7 @@ class Optimizer:
                 whole, start=whole.start + cut.start, length=cut.stop - cut.start, own=whole.own + cut.start
             )
             moments = (piece.of_own(of, begin=begin) for of in (state.first, state.second))
-            # Of the whole piece: rows of a sharded parameter are known by where they begin.
+            # Of the whole piece: rows of a sharded parameter are identified by where they begin.
             owners = [part.own_values(whole)[cut], *moments]
             values, first, second = (self._visit(home, part) for home in owners)
             torch._fused_adamw_(
@@ -231,14 +232,14 @@ class Optimizer:
     def _directions(
         self, part: FlatParameters, piece: Piece, ahead: Tensor, runs: Sequence[_Run]
     ) -> Iterator[tuple[Slot, Tensor]]:
-        """Make the direction of each whole parameter of a piece that learns, matrices of one shape in one batch."""
+        """Compute the direction of each whole parameter of a piece that learns, matrices of one shape in one batch."""
         slots = [slot for slot in part.slots if any(run.start <= slot.start - piece.start < run.stop for run in runs)]
         wholes = self._wholes(part, piece, slots, ahead)
         alike: dict[tuple[int, int], list[tuple[Slot, Tensor]]] = defaultdict(list)
         for slot, whole in zip(slots, wholes, strict=True):
             matrices_BMN = muon.matrices_of(slot.name, whole)
             alike[matrices_BMN.shape[1], matrices_BMN.shape[2]].append((slot, whole))
-        # bfloat16 is enough for a direction; on processors it is slower, and float32 makes all layouts agree.
+        # bfloat16 is enough for a direction; on CPUs it is slower, and float32 makes all layouts agree.
         dtype = torch.bfloat16 if ahead.device.type == "cuda" else torch.float32
         for group in alike.values():
             batches = [muon.matrices_of(slot.name, whole) for slot, whole in group]
@@ -267,13 +268,13 @@ class Optimizer:
 
 
 def learner_of(name: str) -> Learner:
-    """Say which part of the model a parameter is of."""
+    """Return the part of the model that a parameter belongs to."""
     prefix = name.partition(".")[0]
     return {"vision_tower": Learner.TOWER, "multi_modal_projector": Learner.PROJECTOR}.get(prefix, Learner.DECODER)
 
 
 def _learners(part: FlatParameters) -> list[tuple[int, int, Learner]]:
-    """Return which scalars of a buffer are of which part of the model; a gap belongs to what stands before it."""
+    """Return the scalars of a buffer in each part of the model; a gap belongs to the parameter before it."""
     slots = sorted(part.slots, key=lambda slot: slot.start)
     stops = [*(slot.start for slot in slots[1:]), part.length]
     found: list[tuple[int, int, Learner]] = []
@@ -289,7 +290,7 @@ def _learners(part: FlatParameters) -> list[tuple[int, int, Learner]]:
 def _cuts(
     runs: Sequence[_Run], *, decayed: int, weight_decay: float, at_once: int
 ) -> Iterator[tuple[slice, int, float]]:
-    """Cut runs where decay ends, and to what a kernel takes; yield scalars, how often they learned, and their decay."""
+    """Cut runs where decay ends and at the kernel's maximum; yield scalars, how often they learned, and their decay."""
     for run in runs:
         border = min(max(decayed, run.start), run.stop)
         for start, stop, decay in ((run.start, border, weight_decay), (border, run.stop, 0.0)):
@@ -298,7 +299,7 @@ def _cuts(
 
 
 def _leave(home: Tensor, visited: Tensor) -> None:
-    """Bring state back to where it lives."""
+    """Copy state back to host memory."""
     if home.device != visited.device:
         home.copy_(visited, non_blocking=True)
 
@@ -318,7 +319,7 @@ def update_router_biases(biases: Sequence[Tensor], loads_ME: Tensor, *, rate: fl
         raise InvalidConfigError(
             f"loads do not fit the model: {loads_ME.shape[0]} layers, it has {len(biases)} routers"
         )
-    # In double: a mean of whole numbers that is rounded would move experts whose load is even.
+    # In double precision: a rounded mean of integers would move experts whose load is even.
     loads_ME = loads_ME.double()
     signs_ME = torch.sign(loads_ME.mean(dim=1, keepdim=True) - loads_ME)
     for bias_E, sign_E in zip(biases, signs_ME, strict=True):

@@ -1,4 +1,4 @@
-"""What a run says of itself: a line a step on disk, the newest state to the launcher; from rank 0 only."""
+"""Records of a run: one line per step on disk, the newest state to the launcher; from rank 0 only."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class Reporter:
         self._lock = threading.Lock()
 
     def phase(self, phase: RankPhase, *, message: str = "") -> None:
-        """Say what the ranks do now."""
+        """Report the phase of the ranks."""
         self._report({"phase": phase, "message": message})
 
     def resumed(self, step: int) -> None:
-        """Say after which step this attempt goes on."""
+        """Report the step after which this attempt resumes."""
         self._report({"resumed_from_step": step, "step": step})
 
     def step(self, step: StepRecord, routing: RoutingByLayer | None = None) -> None:
-        """Say that a step is done, and how its tokens were routed."""
+        """Report that a step is done, and how its tokens were routed."""
         self._report(
             {
                 "phase": RankPhase.TRAINING,
@@ -63,7 +63,7 @@ class Reporter:
         )
 
     def checkpoint(self, reference: CheckpointRef) -> None:
-        """Say that a checkpoint is durable."""
+        """Report that a checkpoint is durable."""
         self._report({"checkpoint": reference})
 
     def _report(self, change: dict[str, object]) -> None:
@@ -92,7 +92,7 @@ class StepLog:
 
 
 class ObjectStepLog:
-    """The same where nothing can be appended to: parts of some lines, the last one written anew.
+    """A step log for stores without append: parts of some lines each, the last one rewritten.
 
     It is written before each save, so that no checkpoint is ahead of its records, and at least every
     ``FLUSH_STEPS_MAX`` steps.

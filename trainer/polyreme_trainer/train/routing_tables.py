@@ -1,4 +1,4 @@
-"""Where tokens went since the last save, by layer and expert: one object an attempt, written anew at each save.
+"""Routing of tokens since the last save, by layer and expert: one object per attempt, rewritten at each save.
 
 ::
 
@@ -6,8 +6,8 @@
      "layers": [{"layer", "tokens", "entropy", "load": [...], "dropped": [...]}]}
 
 ``load`` and ``dropped`` are rows of each expert, summed over all ranks and steps from ``fromStep`` to ``step``;
-``entropy`` is the mean of the tokens' [nats]. The step log has three numbers of it a step; this has all of it, and does
-not grow with the run. By layer, without experts, the newest step's stand on the job's Lease.
+``entropy`` is the mean of the tokens' [nats]. The step log has three numbers of it per step; this has all of it, and
+does not grow with the run. The job's Lease has the newest step's numbers by layer, without experts.
 
 Legend: M layers with experts, X numbers about the routing of one.
 """
@@ -26,11 +26,11 @@ from polyreme_planner.shapes import DecoderShape
 from polyreme_trainer.model.routing import Routing
 
 DECIMALS = 4
-"""Of what is told while a run trains."""
+"""Most layers that are reported while a run trains."""
 
 
 class RoutingTable:
-    """Adds up the steps of a window; kept by rank 0."""
+    """Sums up the steps of a window; kept by rank 0."""
 
     def __init__(self, store: ObjectStore, shape: DecoderShape, *, attempt: int) -> None:
         self._store = store
@@ -40,7 +40,7 @@ class RoutingTable:
         self._sum_MX: Tensor | None = None
 
     def add(self, routing_MX: Tensor, *, step: int) -> None:
-        """Add a step's numbers, of all ranks."""
+        """Add a step's numbers, summed over all ranks."""
         numbers_MX = routing_MX.to("cpu").double()
         if self._sum_MX is None:
             self._from_step, self._sum_MX = step, numbers_MX.clone()
@@ -48,7 +48,7 @@ class RoutingTable:
             self._sum_MX += numbers_MX
 
     def told(self, routing_MX: Tensor) -> RoutingByLayer | None:
-        """Say of a step's numbers what is told while it trains; None where there are no layers, or too many."""
+        """Return the numbers of a step that are reported during training; None if there are no layers, or too many."""
         if not 0 < routing_MX.shape[0] <= LAYERS_MAX:
             return None
         of = Routing.from_numbers(routing_MX.to("cpu"))

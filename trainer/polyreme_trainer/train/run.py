@@ -48,7 +48,7 @@ def train_rank(
     """Train one rank of an attempt from its resume point to the end.
 
     Args:
-        settings: What to train and where this rank stands.
+        settings: The run, and this rank's place in it.
         source: Training data.
         evaluation: Held-out questions, or None.
         sink: Takes progress, from rank 0 only.
@@ -116,7 +116,7 @@ def _train(
 
 
 def _resume(settings: TrainSettings, state: TrainState, source: BatchSource, world: World) -> None:
-    """Load the one checkpoint that the attempt was given, if any, and never look for another; else begin the run."""
+    """Load the one checkpoint that the attempt was given, if any, and never look for another; else start a new run."""
     store, name = settings.checkpoint.store, settings.checkpoint.resume_from
     if settings.rank.rank == 0:
         name_unusable(store)
@@ -132,7 +132,8 @@ def _resume(settings: TrainSettings, state: TrainState, source: BatchSource, wor
     try:
         load_checkpoint(held, marker, store, name, group=world.checkpoint_group, copies=_copies(settings))
     except DamagedError as error:
-        # Not this attempt: where it begins is fixed. The next one's leader sees the record and goes back further.
+        # Not in this attempt: its resume point is fixed. The next attempt's leader sees the record and goes back
+        # further.
         if settings.rank.rank == 0:
             condemn(store, error)
         raise EnvironmentFailedError(
@@ -155,7 +156,7 @@ def _evaluate(
     *,
     reporter: Reporter,
 ) -> None:
-    """Answer the held-out questions; an attempt that resumes at the last step does this and what follows."""
+    """Answer the held-out questions; an attempt that resumes at the last step does this and the export."""
     reporter.phase(RankPhase.EVALUATING)
     result = evaluate(
         state,

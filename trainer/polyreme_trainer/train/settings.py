@@ -1,4 +1,4 @@
-"""What one rank trains: plain values, made from job, plan and environment by the composition root."""
+"""Settings of one rank: plain values, made from job, plan and environment by the composition root."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from polyreme_trainer.weights.locations import Folder
 
 
 class OptimizerName(enum.StrEnum):
-    """Which rule updates the parameters."""
+    """Rule that updates the parameters."""
 
     ADAMW = "AdamW"
     MUON = "Muon"
@@ -37,17 +37,17 @@ class LearningRateSchedule(enum.StrEnum):
 
 
 class Precision(enum.StrEnum):
-    """In which type the model computes; originals, gradients, moments and routing are float32 in any case."""
+    """Type in which the model computes; originals, gradients, moments and routing are float32 in any case."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
 
 
 class ParameterSharding(enum.StrEnum):
-    """Who holds parameters."""
+    """Sharding of the parameters."""
 
     NONE = "None"
-    """Every rank, all that it computes with."""
+    """Every rank holds all that it computes with."""
     FSDP2 = "FSDP2"
     """Ranks that would hold the same hold rows of it, and gather a layer when it runs (``parallel/fsdp.py``)."""
 
@@ -58,7 +58,7 @@ class ImagesOver(enum.StrEnum):
     CONTEXT = "Context"
     """Those that share its stream."""
     DATA = "Data"
-    """Neighbouring data-parallel ranks too, where one has many more images than others (``image_balancing.py``)."""
+    """Neighbouring data-parallel ranks too, if one has many more images than others (``image_balancing.py``)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +68,14 @@ class OptimizerSettings:
     name: OptimizerName = OptimizerName.ADAMW
     learning_rate: float = 2e-3
     final_learning_rate: float = 0.0
-    """Where the learning rate falls to."""
+    """The learning rate after its decay."""
     schedule: LearningRateSchedule = LearningRateSchedule.WSD
     warmup_steps: int = 20
     """First steps, over which the learning rate rises linearly."""
     decay_steps: int = 0
-    """Last steps of the run, over which the learning rate falls; 0: none, and with a cosine all behind the warm-up."""
+    """Last steps of the run, over which the learning rate falls; 0: none, and with a cosine all after the warm-up."""
     momentum: float = 0.95
-    """Decay of Muon's momentum; what it does not update is AdamW's."""
+    """Decay of Muon's momentum; AdamW updates the parameters that Muon does not."""
     beta1: float = 0.9
     beta2: float = 0.98
     epsilon: float = 1e-8
@@ -84,21 +84,21 @@ class OptimizerSettings:
     """Norm to which the gradient of the whole model is clipped; 0 clips nothing."""
     router_bias_rate: float = 1e-3
     zero1: bool = False
-    """Whether ranks that hold the same weights divide their update, and so its state (ZeRO-1)."""
+    """Whether ranks that hold the same weights shard their update, and so its state (ZeRO-1)."""
     bucket_scalars: int = BUCKET_SCALARS
-    """Scalars that are exchanged at a time then."""
+    """Scalars that are exchanged at a time under ZeRO-1."""
     state_on_host: bool = False
-    """Whether that state lives in host memory; where the model does, it does anyway."""
+    """Whether that state lives in host memory; if the model does, it does anyway."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSettings:
-    """Where and how often."""
+    """Where and how often checkpoints are saved."""
 
     store: ObjectStore
     """The checkpoint root: a folder or a bucket."""
     folder: Path | None = None
-    """The same root as a folder, where it is one: step records are appended there at once."""
+    """The same root as a folder, if it is one: step records are appended there at once."""
     copies: tuple[int, int] | None = None
     """Files in memory (descriptors) for a copy of the newest checkpoint and for its record; None for no copy."""
     resume_from: str | None = None
@@ -107,7 +107,7 @@ class CheckpointSettings:
     kept: int = 2
     """Committed checkpoints to keep; at least 1."""
     age_s_max: float | None = None
-    """Age beyond which all but the newest go; None: none goes by age."""
+    """Age beyond which all but the newest are deleted; None: none is deleted by age."""
     plan_hash: str = ""
     plan: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The plan as plain data, kept in each checkpoint."""
@@ -131,10 +131,10 @@ class CheckpointSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettings:
-    """Held-out pages after the last step, and their loss on the way."""
+    """Held-out pages after the last step, and their loss during training."""
 
     every_steps: int = 0
-    """Steps between two measurements of the held-out loss, which is then also measured behind the last; 0: none."""
+    """Steps between two measurements of the held-out loss, which is then also measured after the last step; 0: none."""
     samples_max: int = 2000
     answer_tokens_max: int = 16
 
@@ -150,18 +150,18 @@ class TrainSettings:
     """Steps of the whole run; an attempt that resumes at step s trains the rest."""
     checkpoint: CheckpointSettings
     stages: tuple[TrainingStage, ...] = ()
-    """Stages of training; empty: everything learns at every step."""
+    """Curriculum stages; empty: everything learns at every step."""
     pipeline: PipelineSettings = NO_STAGES
-    """Stages and microbatches of a step."""
+    """Pipeline stages and microbatches of a step."""
     compute_options: ComputeOptions = DEFAULT_OPTIONS
-    """What layers hold, and which rows they drop."""
+    """What layers recompute, and which rows they drop."""
     images_over: ImagesOver = ImagesOver.CONTEXT
     seed: int = 0
     weights: Path | Folder | None = None
     """Folder, or place in a bucket, of weights that a run without a checkpoint starts from; None: drawn by the seed."""
     precision: Precision = Precision.FLOAT32
     parameter_sharding: ParameterSharding = ParameterSharding.NONE
-    """Who holds parameters; where rows are held, so is the state of the optimizer."""
+    """Sharding of the parameters; with sharded parameters the optimizer's state is sharded too."""
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     export_directory: Path | None = None
@@ -170,7 +170,7 @@ class TrainSettings:
     """``tokenizer.json`` to put beside the exported model, and to compare with that of ``weights``."""
 
     def __post_init__(self) -> None:
-        """Refuse what does not go together.
+        """Refuse settings that do not go together.
 
         Raises:
             InvalidConfigError: Naming the fields.
@@ -202,14 +202,14 @@ class TrainSettings:
             )
 
     def stage_of(self, step: int) -> TrainingStage:
-        """Return the stage of training of a step; of one behind the last, the last one."""
+        """Return the curriculum stage of a step; after the last step, the last one."""
         return stage_of(self.all_stages, step)
 
     @property
     def all_stages(self) -> tuple[TrainingStage, ...]:
-        """At least one."""
+        """Curriculum stages, at least one."""
         return self.stages or (TrainingStage(steps=self.steps),)
 
     def shape_at(self, step: int) -> ModelShape:
-        """Return the model's shape as it is trained at a step: a stage may turn positions by another theta."""
+        """Return the model's shape as it is trained at a step: a curriculum stage may set another rotary theta."""
         return shape_at(self.shape, self.all_stages, step)

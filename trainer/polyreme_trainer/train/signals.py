@@ -1,6 +1,7 @@
-"""What the launcher asks of running ranks: SIGTERM to save and stop, SIGUSR1 to save and go on.
+"""Requests of the launcher to running ranks: SIGTERM to save and stop, SIGUSR1 to save and continue.
 
-A rank only notes the request; the next step's all-reduce tells all ranks, so all of them stop after the same step.
+A rank only notes the request; the next step's all-reduce passes it to all ranks, so all of them stop after the same
+step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from types import FrameType
 
 @dataclasses.dataclass(slots=True)
 class Requests:
-    """Requests that this rank has heard and not yet passed on."""
+    """Requests that this rank has received and not yet passed on."""
 
     stop: bool = False
     save: bool = False
@@ -22,7 +23,7 @@ class Requests:
 
 @contextlib.contextmanager
 def listen() -> Iterator[Requests]:
-    """Note signals while the block runs, then put the old handlers back; main thread only."""
+    """Note signals while the block runs, then restore the old handlers; main thread only."""
     requests = Requests()
 
     def stop(_number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""All state of training on one rank: stages of the model, optimizer, router biases, step; and one step of it.
+"""All training state of one rank: pipeline stages of the model, optimizer, router biases, step; and one step of it.
 
 Legend: M layers with experts, E experts, L of the former on this rank, X numbers about the routing of one.
 """
@@ -49,36 +49,36 @@ from polyreme_trainer.train.settings import (
 
 DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 _EXACT = ".mlp.gate.weight"
-"""End of the names of parameters that stay float32: scores that choose experts are made in it."""
+"""Suffix of the names of parameters that stay float32: the scores that choose experts are computed in it."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class TrainState:
-    """What a checkpoint holds, as live objects."""
+    """The content of a checkpoint, as live objects."""
 
     stages: dict[int, Stage]
     """Pipeline stages of this rank by their number, rising; without a pipeline one, the whole model."""
     pipeline: Pipeline
     stage_ranks: tuple[int, ...]
-    """Which rank of the pipeline holds each stage."""
+    """The rank of the pipeline that holds each stage."""
     flat: FlatModel
     optimizer: Optimizer
     zero1: Zero1Update | None
-    """Exchanges of the update that ranks divide; None where each makes all of it."""
+    """Exchanges of a sharded update (ZeRO-1); None if each rank makes all of it."""
     router_biases: dict[int, Tensor]
-    """By the number of their layer among all of the model that have experts."""
+    """By the index of their layer among the model's layers with experts."""
     sharing: Sharing | None = None
-    """The ranks that share this one's streams; no part of a checkpoint."""
+    """The ranks that share this one's streams; not part of a checkpoint."""
     image_balancer: ImageBalancer | None = None
-    """The neighbours that take each other's images; None where each has its own, or no tower is here."""
+    """The neighbours that take each other's images; None if each encodes its own, or this rank has no tower."""
     step: int = 0
     """Steps taken in the whole run."""
     stage: TrainingStage | None = None
-    """Stage of training that was entered; no part of a checkpoint, since it follows from the step."""
+    """Curriculum stage that was entered; not part of a checkpoint, since it follows from the step."""
 
     @property
     def models(self) -> dict[int, KimiVL]:
-        """What of the model each stage holds."""
+        """The section of the model of each stage."""
         return {number: stage.model for number, stage in self.stages.items()}
 
 
@@ -171,7 +171,7 @@ def _update(settings: TrainSettings, parameters: Mapping[str, Tensor]) -> Update
 
 
 def _uses_zero1(settings: TrainSettings) -> bool:
-    """Whether an update is divided by shares; where rows are, little is left, and every rank updates that."""
+    """Whether the update is sharded by ZeRO-1; with sharded parameters little is left, and every rank updates that."""
     return settings.optimizer.zero1 and settings.parameter_sharding is ParameterSharding.NONE
 
 
@@ -214,7 +214,7 @@ def backward(state: TrainState, *microbatches: Inputs, stop: bool = False, save:
         state.zero1.begin(len(microbatches))
     loss_sum = state.pipeline.run(microbatches)
     last = max(state.models.items())[1]
-    # Tensor ranks, and the ranks of a pipeline, have the same tokens: the one that makes their loss speaks for all.
+    # Tensor ranks, and the ranks of a pipeline, have the same tokens: the one that computes the loss reports it.
     speaks = last.section.last and last.ranks.place == 0
     return LocalStep(
         loss_sum=loss_sum if speaks else torch.zeros_like(loss_sum),
@@ -226,7 +226,7 @@ def backward(state: TrainState, *microbatches: Inputs, stop: bool = False, save:
 
 
 def _routing(state: TrainState) -> Tensor:
-    """Put what this rank's layers tell in their places among all layers with experts."""
+    """Put the routing of this rank's layers in their places among all layers with experts."""
     numbers = [stage.take_routing().numbers() for stage in state.stages.values()]
     decoder = max(state.models.items())[1].shape.decoder
     layers = decoder.layers - decoder.dense_layers
@@ -239,7 +239,7 @@ def _routing(state: TrainState) -> Tensor:
 
 
 def enter(state: TrainState, stage: TrainingStage) -> None:
-    """Train as a stage of training says from now on; nothing where it is the present one."""
+    """Train by a curriculum stage from now on; nothing happens if it is the present one."""
     if state.stage == stage:
         return
     for model in state.models.values():
@@ -248,9 +248,9 @@ def enter(state: TrainState, stage: TrainingStage) -> None:
 
 
 def let_learn(model: KimiVL, stage: TrainingStage) -> None:
-    """Let the parts learn that learn in a stage of training, at its positions.
+    """Freeze all parts but those that learn in a curriculum stage, and set its rotary theta.
 
-    What stands still requires no gradient, so none is made: its place in the buffers stays zero, and adds nothing to
+    Frozen parameters require no gradient, so none is made: their place in the buffers stays zero, and adds nothing to
     norm and clipping.
     """
     decoder = model.language_model.model
@@ -269,14 +269,14 @@ def update(
 ) -> None:
     """Take the optimizer's step and move the router's biases: the same on every rank.
 
-    Parameters that other ranks update are on their way behind it (``settle``).
+    Parameters that other ranks update are still in flight when it returns (``settle``).
 
     Args:
-        state: With gradients that are summed.
-        total: What the ranks agree on.
+        state: With summed gradients.
+        total: What the ranks agreed on.
         settings: Of the optimizer.
         rate: Learning rate of the step.
-        learned: How often each part that learns has learned, this step included; None: all of them, at every step.
+        learned: How often each part that learns has learned, including this step; None: all of them, at every step.
     """
     scale = gradient_scale(total, norm_max=settings.gradient_norm_max)
     updated = None if state.zero1 is None else state.zero1.gather
@@ -288,7 +288,7 @@ def update(
 
 
 def settle(state: TrainState) -> None:
-    """Wait until parameters and state are what the last step made them; whoever reads them calls it first."""
+    """Wait until parameters and state are up to date with the last step; call it before reading them."""
     if state.zero1 is not None:
         state.zero1.settle()
     state.optimizer.settle()

@@ -1,4 +1,4 @@
-"""Weights that a run starts from: files of Hugging Face's form, checked as a whole, read slice by slice."""
+"""Initial weights of a run: files in Hugging Face's format, checked as a whole, read slice by slice."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What lies in a folder or a bucket: names, shapes and types, read from the headers of files; no weight is read.
+"""Catalogue of a folder or bucket of weights: names, shapes and types from the headers of files; no weight is read.
 
-Every file that the index names is opened, so that one that is missing or cut short is known before anything is built.
+Every file that the index names is opened, so that a missing or truncated one is found before anything is built.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Stored:
 
     file: str
     dtype: str
-    """As safetensors says it: ``BF16``."""
+    """In safetensors' notation: ``BF16``."""
     shape: tuple[int, ...]
     size_bytes: int
 
@@ -47,7 +47,7 @@ class Catalogue:
     folder: Folder
     tensors: Mapping[str, Stored]
     config: Mapping[str, Any] | None
-    """None where there is no such file."""
+    """None if there is no such file."""
 
 
 def read_catalogue(place: Path | Folder) -> Catalogue:
@@ -56,7 +56,7 @@ def read_catalogue(place: Path | Folder) -> Catalogue:
     Raises:
         NotFoundError: If the folder, the weights or one of their files do not exist.
         InvalidConfigError: If the index or a file is damaged, or they contradict each other.
-        StoreFailedError: If a store stays away.
+        StoreFailedError: If a store stays unavailable.
     """
     folder = folder_at(place)
     weight_map = _weight_map(folder)
@@ -93,7 +93,7 @@ def listed(names: list[str]) -> str:
 
 
 def unreadable(folder: Folder, file: str, error: Exception) -> InvalidConfigError:
-    """Say that a weights file is damaged, with its size: most often a copy was cut short."""
+    """Return the error for a damaged weights file, with its size: most often a copy was cut short."""
     return InvalidConfigError(
         f"weights file can't be read: {folder.named(file)} has {folder.size_bytes(file)} bytes, expected a whole "
         f"safetensors file ({error}); copy it again",
@@ -102,7 +102,7 @@ def unreadable(folder: Folder, file: str, error: Exception) -> InvalidConfigErro
 
 
 def _weight_map(folder: Folder) -> dict[str, str]:
-    """Read which file holds which tensor; empty where a single file needs no index."""
+    """Read which file holds which tensor; empty if a single file needs no index."""
     if not folder.exists():
         raise NotFoundError(f"no weights: {folder} is not a folder", field=FIELD)
     if folder.size_bytes(INDEX_FILE) is None:

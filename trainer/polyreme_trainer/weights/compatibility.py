@@ -1,7 +1,7 @@
-"""Whether the weights of a folder are those of a model: pure rules over the catalogue, all checked before any is read.
+"""Compatibility of a folder's weights with a model: pure rules over the catalogue, checked before any weight is read.
 
-Two schemes of names are known. Kimi-VL's are ours, but for the experts, which we stack (``export/names.py``). Those of
-DeepSeek-V3 are the same without ``language_model.``, and hold the decoder alone: tower and projector stay as drawn.
+Two schemes of names are known. Kimi-VL's are ours, except for the experts, which we stack (``export/names.py``). Those
+of DeepSeek-V3 are the same without ``language_model.``, and hold only the decoder: tower and projector stay as drawn.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from polyreme_trainer.weights import FIELD
 from polyreme_trainer.weights.catalogue import Catalogue, listed
 
 DTYPES = ("F32", "BF16", "F16")
-"""Types that are read; each is turned into the model's own."""
+"""Types that are read; each is converted to the model's own."""
 _DERIVED = ".rotary_emb.inv_freq"
-"""End of the names of tables that older software stored; they follow from ``rope_theta``."""
+"""Suffix of the names of tables that older software stored; they follow from ``rope_theta``."""
 _TEXT_STARTS = ("model.", "lm_head.")
 _PLAIN = {
     "architectures", "model_type", "torch_dtype", "dtype", "eos_token_id", "pad_token_id", "max_position_embeddings",
     "initializer_range", "num_nextn_predict_layers", "rope_theta", "rope_parameters", "rope_scaling",
     "rope_interleave",
 }  # fmt: skip
-"""Fields of ``config.json`` that bind no weight, or are compared in a way of their own."""
+"""Fields of ``config.json`` that determine no weight, or are compared separately."""
 _OVERRIDES = {
     "vocab_size": "decoder.vocabulary",
     "hidden_size": "decoder.width",
@@ -64,9 +64,9 @@ _OVERRIDES = {
 
 
 _YARN_ABSENT = {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0}
-"""What readers take where a configuration with YaRN does not name it."""
+"""Readers' defaults for what a configuration with YaRN does not name."""
 _YARN_UNKNOWN = {"attention_factor": None, "truncate": True}
-"""What a configuration may say of YaRN that no size of ours is for, with the value that changes nothing."""
+"""YaRN fields of a configuration that have no counterpart in our shape, with the value that changes nothing."""
 
 
 class Names(enum.Enum):
@@ -75,10 +75,10 @@ class Names(enum.Enum):
     KIMI_VL = "Kimi-VL"
     """The whole model."""
     DEEPSEEK_V3 = "DeepSeek-V3"
-    """The decoder alone."""
+    """Only the decoder."""
 
     def of(self, name: str) -> str:
-        """Turn a name of the whole model into this scheme's."""
+        """Translate a name of the whole model to this scheme."""
         return name if self is Names.KIMI_VL else name.removeprefix(TEXT_PREFIX)
 
 
@@ -128,7 +128,7 @@ def check_fit(catalogue: Catalogue, shape: ModelShape) -> Names:
 
 
 def scheme_of(catalogue: Catalogue) -> Names:
-    """Tell the scheme from the names.
+    """Recognise the scheme by the names.
 
     Raises:
         InvalidConfigError: If they are of neither.
@@ -145,13 +145,13 @@ def scheme_of(catalogue: Catalogue) -> Names:
 
 
 def wanted_tensors(shape: ModelShape, names: Names) -> dict[str, Tensor]:
-    """Name every tensor of the files, experts one by one; tensors are on no device."""
+    """Name every tensor of the files, experts one by one; the tensors are on the meta device."""
     whole = outline(shape)
     return to_checkpoint(whole if names is Names.KIMI_VL else text_part(whole))
 
 
 def _check_vocabulary(catalogue: Catalogue, names: Names, shape: ModelShape) -> None:
-    """Say words instead of shapes: a tokenizer of another size is what most often does not fit."""
+    """Refuse another vocabulary in words instead of shapes: a tokenizer of another size is the usual mismatch."""
     for name in (names.of("language_model.model.embed_tokens.weight"), names.of("language_model.lm_head.weight")):
         stored = catalogue.tensors.get(name)
         if stored is not None and stored.shape[:1] != (shape.decoder.vocabulary,):
@@ -163,7 +163,7 @@ def _check_vocabulary(catalogue: Catalogue, names: Names, shape: ModelShape) -> 
 
 
 def check_config(config: Mapping[str, Any], names: Names, shape: ModelShape) -> None:
-    """Compare what shapes don't show: heads, rotary positions, experts a token, epsilon.
+    """Compare what shapes don't show: heads, rotary positions, experts per token, epsilon.
 
     Raises:
         InvalidConfigError: Naming the first field that differs.
@@ -180,7 +180,7 @@ def check_config(config: Mapping[str, Any], names: Names, shape: ModelShape) -> 
 
 
 def _predictors(config: Mapping[str, Any] | None, names: Names, shape: ModelShape) -> tuple[str, ...]:
-    """Return starts of the names of layers that predict further tokens: released after the others, and not read."""
+    """Return prefixes of the names of layers that predict further tokens: stored after the others, and not read."""
     text = (config or {}).get("text_config", {}) if names is Names.KIMI_VL else config or {}
     first = shape.decoder.layers
     numbers = range(first, first + (text.get("num_nextn_predict_layers") or 0))
@@ -200,7 +200,7 @@ def _text_differences(text: Mapping[str, Any], shape: ModelShape) -> Iterator[tu
     for field, rule in ours.items():
         if field not in _PLAIN and field in text and text[field] != rule:
             yield field, text[field], rule
-    # Newer configurations keep the rotary base and its scaling in one place, older ones in two; some say both.
+    # Newer configurations keep the rotary base and its scaling in one place, older ones in two; some have both.
     for rotary in (text, text.get("rope_parameters") or {}, text.get("rope_scaling") or {}):
         theta = rotary.get("rope_theta", shape.decoder.rope_theta)
         if theta != shape.decoder.rope_theta:

@@ -1,8 +1,8 @@
-"""Filling what a rank holds from the files, slice by slice.
+"""Fill a rank's tensors from files of weights, slice by slice.
 
-Files of a folder are mapped, not read: a part is copied straight from the file's pages to its place, and turned into
-the model's type on the way. A mapping is given up after ``MAPPED_BYTES_MAX``, so that a rank holds its own shard and of
-the files never more than that or one tensor. Of objects a part is read by ranges (``folders.py``), and one is held.
+Files of a folder are mapped, not read: a part is copied straight from the file's pages to its place, and converted to
+the model's type on the way. A mapping is closed after ``MAPPED_BYTES_MAX``, so that a rank holds its own shard and of
+the files never more than that or one tensor. Parts of objects are read by ranges (``locations.py``), one at a time.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MAPPED_BYTES_MAX = 64 << 20
 
 @torch.no_grad()
 def load_weights(held: Mapping[str, Rows], catalogue: Catalogue, names: Names, place: Place) -> int:
-    """Fill a rank's tensors in place; those that the scheme of names does not know keep their values.
+    """Fill a rank's tensors in place; those that are not in the scheme of names keep their values.
 
     Args:
         held: Rows of the rank's tensors by their names in the whole model, on any device; experts stacked.
-        catalogue: Where the weights lie; they fit the model (``fit.check_fit``).
+        catalogue: Location of the weights; they fit the model (``compatibility.check_fit``).
         names: Scheme of their names.
         place: Which slices ``held`` are.
 
@@ -94,7 +94,7 @@ def _fill(piece: Piece, file: Opened, name: str) -> None:
 
 
 def not_finite(name: str, whole: Tensor) -> InvalidConfigError:
-    """Count what is wrong in the whole tensor, so that ranks that hold different slices of it say the same."""
+    """Count the values that are not finite in the whole tensor, so that ranks with different slices report the same."""
     nans, infinities = int(whole.isnan().sum()), int(whole.isinf().sum())
     return InvalidConfigError(
         f"weights are not finite: {name} has {nans} NaN and {infinities} Inf among {whole.numel()} values, "

@@ -1,7 +1,7 @@
-"""Where weights lie: a folder of this machine, whose files are mapped, or objects under one root, read by ranges.
+"""Locations of weights: a folder of this machine, whose files are mapped, or objects under one root, read by ranges.
 
-Of an object a slice's rows are read and nothing else, at most ``READ_BYTES_MAX`` at a time; of a slice of some columns
-all of its rows. safetensors has no checksums: what the store hands out is what is taken.
+Only the rows of a slice are read from an object, at most ``READ_BYTES_MAX`` at a time; for a slice of some columns all
+of its rows. safetensors has no checksums: the bytes that the store returns are not verified.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from polyreme_api.store import ObjectStore
 READ_BYTES_MAX = 64 << 20
 """Bytes that are asked of a store at a time."""
 HEADER_BYTES_MAX = 100_000_000
-"""Longest header, as the format has it (huggingface.co/docs/safetensors, "Format")."""
+"""Longest header that the format allows (huggingface.co/docs/safetensors, "Format")."""
 _LENGTH_BYTES = 8
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 
 class BadFileError(ValueError):
-    """An object is no whole safetensors file."""
+    """An object is not a whole safetensors file."""
 
 
 class Slice(Protocol):
@@ -40,7 +40,7 @@ class Slice(Protocol):
 
 
 class Opened(Protocol):
-    """An open file, as ``safetensors.safe_open`` has it."""
+    """An open file, with the interface of ``safetensors.safe_open``."""
 
     def keys(self) -> Iterable[str]: ...  # noqa: D102
     def get_slice(self, name: str) -> Slice: ...  # noqa: D102
@@ -48,18 +48,18 @@ class Opened(Protocol):
 
 
 class Folder(Protocol):
-    """Files of weights beside each other; its text is where they lie."""
+    """A set of files of weights; its text is their location."""
 
     def exists(self) -> bool:
-        """Whether there is such a place; a store has no empty ones."""
+        """Return whether the location exists; a store has no empty ones."""
         ...
 
     def named(self, file: str) -> str:
-        """Return a file's name as people know it."""
+        """Return a file's path or URL for messages."""
         ...
 
     def size_bytes(self, file: str) -> int | None:
-        """Return a file's size, or None where it does not exist."""
+        """Return a file's size, or None if it does not exist."""
         ...
 
     def read(self, file: str) -> bytes:
@@ -70,7 +70,7 @@ class Folder(Protocol):
         """Open a file of tensors.
 
         Raises:
-            BadFileError: If it is no safetensors file; the library raises an error of its own.
+            BadFileError: If it is not a safetensors file; the library raises an error of its own.
         """
         ...
 
@@ -86,7 +86,7 @@ class LocalFolder:
         return str(self._path)
 
     def exists(self) -> bool:
-        """Whether it is a folder."""
+        """Return whether it is a folder."""
         return self._path.is_dir()
 
     def named(self, file: str) -> str:
@@ -112,11 +112,11 @@ class StoredFolder:
     """Objects directly under the root of a store."""
 
     def __init__(self, store: ObjectStore, url: str) -> None:
-        """Look at a store.
+        """Open a store.
 
         Args:
             store: Where keys are names of files.
-            url: Its root, as people know it.
+            url: Its root, for messages.
         """
         self._store = store
         self._url = url.rstrip("/")
@@ -128,7 +128,7 @@ class StoredFolder:
         return self._url
 
     def exists(self) -> bool:
-        """Whether anything lies there."""
+        """Return whether it holds any object."""
         return bool(self._listed())
 
     def named(self, file: str) -> str:
@@ -191,7 +191,7 @@ class _StoredFile:
         return self._tensors[name][:]
 
     def bytes_from(self, begin: int, length: int) -> bytearray:
-        """Read a range; a store may hand out less at the end of an object that was replaced meanwhile."""
+        """Read a range; a store may return less at the end of an object that was replaced meanwhile."""
         data = bytearray()
         while len(data) < length:
             asked = min(READ_BYTES_MAX, length - len(data))
@@ -237,5 +237,5 @@ def _entry(of: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def folder_at(place: Path | Folder) -> Folder:
-    """Return a place as what files are read from."""
+    """Return the location of a path, or of a place in a bucket."""
     return LocalFolder(place) if isinstance(place, Path) else place

@@ -1,4 +1,4 @@
-"""Which part of which stored tensor fills which part of a rank's own: pure arithmetic of names and slices.
+"""Mapping of stored tensors to a rank's slices of them: pure arithmetic of names and slices.
 
 Legend: E experts of this rank, F expert width, D model width.
 """
@@ -16,7 +16,7 @@ from polyreme_trainer.model.sharding import chunks, cut_of
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Which slices of the whole model a rank holds; by default all of it."""
+    """The slices of the whole model that a rank holds; by default all of it."""
 
     experts: range
     """Routed experts, by their numbers in the model."""
@@ -27,7 +27,7 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A part of a stored tensor, and where it goes."""
+    """A part of a stored tensor, and its destination."""
 
     source: str
     """Name in the whole model, experts one by one."""
@@ -35,15 +35,15 @@ class Piece:
     """A view of what the rank holds, of the part's shape."""
     dim: int = 0
     start: int = 0
-    """First index of the part along ``dim``; it is as long as ``own``, and whole along all dimensions behind the
+    """First index of the part along ``dim``; it is as long as ``own``, and whole along all dimensions after the
     first."""
     row: int = 0
-    """First row of the part, where ``dim`` is another dimension."""
+    """First row of the part, if ``dim`` is another dimension."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows of a rank's tensor: where ranks share it they hold some each."""
+    """Rows of a rank's tensor, if ranks share it; else all of them."""
 
     own: Tensor
     first: int = 0
@@ -57,7 +57,7 @@ class Rows:
 
 
 def pieces(held: Mapping[str, Rows], place: Place) -> Iterator[Piece]:
-    """Cut up what a rank holds into parts that lie in one stored tensor each.
+    """Cut a rank's tensors into parts that lie in one stored tensor each.
 
     Args:
         held: Rows of the rank's tensors by their names in the whole model; experts stacked.

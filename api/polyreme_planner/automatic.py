@@ -1,10 +1,10 @@
-"""The search of a plan: within counted budgets, and the same on every machine.
+"""The automatic search of a plan: within counted budgets, and the same on every machine.
 
-Layouts are bounded from below first, each once, and gone through from the cheapest bound on. The cheapest candidates
-that fit the memory are kept, until no layout that is left can be cheaper than they are; these are played on their
-schedules with layers split by cost. Where a job leaves to the planner what layers recompute, the choices are searched
-one after the other, the least first, and further ones only where something did not fit: of two plans that are alike the
-one that recomputes less is the faster. All budgets are counts, never seconds.
+Layouts are bounded from below first, each once, and visited from the cheapest bound on. The cheapest candidates that
+fit the memory are kept, until no remaining layout can be cheaper than they are; these are simulated on their schedules
+with layers split by cost. If a job leaves recomputation to the planner, the choices are searched one after another, the
+least first, and further ones only where something did not fit: of two similar plans the one that recomputes less is
+faster. All budgets are counts, never seconds.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from polyreme_planner.search import (
 )
 
 LAYOUTS_MAX = 4_000
-"""Layouts of a world that are looked at."""
+"""Layouts of a world that are examined."""
 WEIGHED_MAX = 1_500
-"""Candidates whose memory is worked out, cheapest layouts first; as many again, leanest first, where none fits."""
+"""Candidates whose memory is computed, cheapest layouts first; as many again, leanest first, if none fits."""
 OF_LAYOUT = 4
 """Candidates of one layout among the finalists."""
 FINALISTS = 16
-"""Candidates that are played."""
+"""Candidates that are simulated."""
 PLAYS = 12
 SLOTS_MAX = 12_000
-"""Pieces of work that the plays of one finalist may come to: long pipelines are played less often."""
+"""Pieces of work that the simulations of one finalist may have: long pipelines are simulated less often."""
 WINNERS, WINNER_PLAYS, WINNER_SLOTS_MAX = 2, 60, 60_000
-"""Finalists that are played more often, to split their layers better."""
+"""Finalists that are simulated more often, to split their layers better."""
 KEPT = 4_096
 """Searches whose results are kept."""
 SLACK = 0.05
-"""Share by which a candidate that is priced higher than the best one so far may still come out faster when played; up
-to 0.02 was seen."""
+"""Share by which a candidate that is priced higher than the best one so far may still be faster when simulated; up to
+0.02 was seen."""
 HOLDING_ALL = (Recompute.NONE,)
-"""What layers may make anew, where they make nothing anew."""
+"""Choices of recomputation for jobs that recompute nothing."""
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -112,7 +112,7 @@ def quick_search(
 
 
 def _played(pricer: Pricer, fitting: Sequence[Estimate]) -> list[Estimate]:
-    """Play the finalists on their schedules, the best of them more often; fastest first."""
+    """Simulate the finalists on their schedules, the best of them more often; fastest first."""
     finalists = (
         pricer.played(of.candidate, _plays(of.candidate, PLAYS, SLOTS_MAX))
         for of in sorted(fitting, key=_order)[:FINALISTS]
@@ -125,7 +125,7 @@ def _played(pricer: Pricer, fitting: Sequence[Estimate]) -> list[Estimate]:
 
 
 def _one_of_each(ordered: Sequence[Estimate], best: Estimate) -> list[Estimate]:
-    """Keep the best of each layout and schedule: a list of nothing but microbatches helps nobody."""
+    """Keep the best of each layout and schedule: a list that only differs in microbatches helps nobody."""
     first: dict[tuple[Layout, Schedule | None], Estimate] = {}
     for of in (best, *ordered):
         first.setdefault((of.candidate.layout, of.candidate.schedule), of)
@@ -135,13 +135,13 @@ def _one_of_each(ordered: Sequence[Estimate], best: Estimate) -> list[Estimate]:
 def nearest(
     setting: Setting, asked: Layout, *, packs_per_step: int, recomputes: tuple[Recompute, ...] = HOLDING_ALL
 ) -> Estimate | None:
-    """Find the layout most like the one asked for that fits the memory, with microbatches and schedule that do.
+    """Find the layout most like the requested one that fits the memory, with microbatches and schedule that do.
 
     Args:
         setting: Model, mix, hardware and numerics.
-        asked: Says how many ranks there are.
+        asked: The requested layout, which gives the number of ranks.
         packs_per_step: Of all ranks together.
-        recomputes: What layers may make anew, the least first.
+        recomputes: What layers may recompute, the least first.
     """
     found = itertools.islice(layouts(setting, world=asked.world, packs_per_step=packs_per_step), LAYOUTS_MAX)
     state_of, usable = least_states(setting), setting.hardware.usable_bytes
@@ -153,13 +153,13 @@ def nearest(
 
 
 def distance(one: Layout, other: Layout) -> tuple[int, ...]:
-    """How unlike two layouts are: by the axis that cuts layers first, those that cut tokens, then by ep."""
+    """Distance of two layouts: by the axes that cut layers first, then those that cut tokens, then ep."""
     tokens = abs(one.cp - other.cp) + abs(one.tp - other.tp)
     return abs(one.pp - other.pp), tokens, abs(one.ep - other.ep), one.ep, one.cp
 
 
 class _Sieve:
-    """Lets candidates through that fit the memory, and remembers the leanest of the others."""
+    """Passes candidates that fit the memory, and remembers the leanest of the others."""
 
     def __init__(self, pricer: Pricer, recompute: Recompute, packs_per_step: int) -> None:
         self._pricer = pricer
@@ -240,5 +240,5 @@ def _order(estimate: Estimate) -> tuple[float, int, tuple[int, ...], str]:
 
 
 def _rounded(seconds: float) -> float:
-    """Drop digits that say nothing."""
+    """Drop meaningless digits."""
     return float(f"{seconds:.5g}")

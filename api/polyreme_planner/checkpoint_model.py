@@ -1,4 +1,4 @@
-"""Whether a checkpoint holds the model that a run trains."""
+"""Check that a checkpoint holds the model that a run trains."""
 
 from __future__ import annotations
 

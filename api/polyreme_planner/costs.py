@@ -1,11 +1,11 @@
 """Time of each part of a model on one rank, by layout, for one microbatch: products, memory, launches, exchanges.
 
-A product takes its operations over the rate, or the reading of its weights where that is longer (roofline, Williams et
-al., CACM 52(4), 2009). What norms, activations and permutations read and write takes its bytes over the memory's rate,
-and each kernel a launch. Exchanges (``traffic.py``) are added, but for what the trainer sends while it computes: a
-ring's keys and values travel behind the products of attention, and only what these do not cover is waited for.
+A product takes its operations over the rate, or the reading of its weights if that is longer (roofline, Williams et
+al., CACM 52(4), 2009). Norms, activations and permutations take their bytes read and written over the memory's rate,
+and each kernel takes a launch. Exchanges (``traffic.py``) are added, except for those that the trainer overlaps with
+computation: a ring's keys and values travel during the products of attention, and only the rest is waited for.
 
-What the trainer measured of a part replaces all but its exchanges.
+Measured times of a part replace everything but its exchanges.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from polyreme_planner.traffic import TRAINER, Exchange, Framework, Sent, exchang
 
 
 class Recompute(enum.StrEnum):
-    """What a layer makes anew in the backward, so as not to hold it."""
+    """What a layer recomputes in the backward, in order not to keep it."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -38,9 +38,9 @@ class Recompute(enum.StrEnum):
 
 
 RECOMPUTED: Mapping[Recompute, float] = {Recompute.NONE: 0.0, Recompute.SELECTIVE: 0.15, Recompute.FULL: 1.0}
-"""Share of a layer's forward that is done again."""
+"""Share of a layer's forward that is repeated."""
 BACKWARD_PRODUCTS = 2.5
-"""Products of attention's backward over those of its forward: scores are made again (FlashAttention-2,
+"""Products of attention's backward over those of its forward: scores are recomputed (FlashAttention-2,
 arXiv:2307.08691, section 4.1)."""
 COSTS_FORMAT = "polyreme.dev/costs/v1"
 """Format of measured times in a file."""
@@ -56,7 +56,7 @@ class Measured:
     """For one token of the language model."""
 
     def to_json(self) -> str:
-        """Write it down."""
+        """Convert to JSON data."""
         return json.dumps(
             {
                 "format": COSTS_FORMAT,
@@ -69,7 +69,7 @@ class Measured:
 
     @classmethod
     def from_json(cls, text: str) -> Measured:
-        """Read it back.
+        """Read it from JSON data.
 
         Raises:
             InvalidConfigError: If it is something else, or not every time is a number that is not negative.
@@ -111,7 +111,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What stays the same while layouts are compared."""
+    """The inputs that stay the same while layouts are compared."""
 
     shape: ModelShape
     mix: Mix
@@ -119,7 +119,7 @@ class Setting:
     numerics: Numerics
     measured: Measured | None = None
     framework: Framework = TRAINER
-    """Who trains: what it sends and what it hides."""
+    """The training framework: what it sends and what it overlaps."""
 
     def __post_init__(self) -> None:
         """Refuse measured times of something else.
@@ -133,14 +133,14 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PartTimes:
-    """Time of one part of each kind for one microbatch, and what of its forward is exchanged, by axis [seconds]."""
+    """Time of one part of each kind for one microbatch, and the exchanges of its forward, by axis [seconds]."""
 
     times: Mapping[Part, StageTimes]
     exchanged_s: Mapping[Part, Mapping[str, float]]
     """Forward and backward together."""
 
     def model_times(self, shape: ModelShape) -> ModelTimes:
-        """Line the parts up."""
+        """Put the parts in the model's order."""
         return ModelTimes(
             first=plus(self.times[Part.TOWER], self.times[Part.EMBEDDING]),
             layers=tuple(self.times[part] for part in layer_parts(shape)),
@@ -200,7 +200,7 @@ def attention_core_s(setting: Setting, layout: Layout, *, packs: int) -> float:
 
 
 def _waited_s(setting: Setting, exchange: Exchange, sent: Sent, *, behind_s: float) -> float:
-    """Price what a rank waits for: all that it sends, but for what travels while it computes ``behind_s``."""
+    """Price what a rank waits for: all that it sends, except what travels while it computes ``behind_s``."""
     if exchange.axis in setting.framework.overlapped:
         return 0.0
 

@@ -1,4 +1,4 @@
-"""The stages of a run: what learns, how fast, at which positions, from which packs; functions of job and step alone.
+"""Curriculum stages of a run: what learns, how fast, at which positions, from which packs, by job and step alone.
 
 Loader, trainer, planner, operator and report read them here, so that no two of them differ about a step (ADR 19).
 """
@@ -19,7 +19,7 @@ from polyreme_planner.shapes import ModelShape
 
 
 class Learner(StrEnum):
-    """A part of the model that learns or stands still as a whole."""
+    """A part of the model that learns or is frozen as a whole."""
 
     TOWER = "Tower"
     PROJECTOR = "Projector"
@@ -32,7 +32,7 @@ EVERYTHING = frozenset(Learner)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OwnRate:
-    """What a stage says of its learning rate; None is the optimizer's."""
+    """A curriculum stage's own learning rate; None is the optimizer's."""
 
     learning_rate: float | None = None
     final_learning_rate: float | None = None
@@ -43,10 +43,10 @@ class OwnRate:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStage:
-    """Some steps of a run, one behind the other, that train alike."""
+    """Consecutive steps of a run that train alike."""
 
     name: str = ""
-    """Empty where the job names no stages."""
+    """Empty if the job names no stages."""
     first_step: int = 1
     steps: int
     learners: frozenset[Learner] = EVERYTHING
@@ -57,7 +57,7 @@ class TrainingStage:
 
     @property
     def learns_alone(self) -> tuple[Learner, ...]:
-        """Parts that learn, in the order of the model; none where all of them do."""
+        """Parts that learn, in the order of the model; empty if all of them do."""
         return () if self.learners == EVERYTHING else tuple(part for part in Learner if part in self.learners)
 
     @property
@@ -68,18 +68,18 @@ class TrainingStage:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Packs:
-    """The packs of a step, and the stage that has them."""
+    """The packs of a step, and the curriculum stage that has them."""
 
     per_step: int
     tokens: int
     """Of one pack."""
     stage: str = ""
-    """The first that has them; empty where the job names no stages."""
+    """The first that has them; empty if the job names no stages."""
     first_step: int = 1
 
 
 def training_stages(spec: TrainingJobSpec) -> tuple[TrainingStage, ...]:
-    """Return the stages of a run, at least one, each with all that it inherits."""
+    """Return the curriculum stages of a run, at least one, each with all that it inherits."""
     training = spec.training
     if not training.stages:
         return (TrainingStage(steps=training.steps),)
@@ -101,12 +101,12 @@ def training_stages(spec: TrainingJobSpec) -> tuple[TrainingStage, ...]:
 
 
 def stage_of(stages: Sequence[TrainingStage], step: int) -> TrainingStage:
-    """Return the stage of a step; of one behind the last, the last stage."""
+    """Return the curriculum stage of a step; after the last step, the last one."""
     return next((stage for stage in stages if step <= stage.last_step), stages[-1])
 
 
 def times_learned(stages: Sequence[TrainingStage], step: int) -> dict[Learner, int]:
-    """Say how often each part that learns in a step has learned, this step included."""
+    """Return how often each part that learns in a step has learned, including this step."""
     return {
         learner: sum(
             max(0, min(stage.last_step, step) - stage.first_step + 1) for stage in stages if learner in stage.learners
@@ -117,7 +117,7 @@ def times_learned(stages: Sequence[TrainingStage], step: int) -> dict[Learner, i
 
 
 def shape_at(shape: ModelShape, stages: Sequence[TrainingStage], step: int) -> ModelShape:
-    """Return a model's shape as it is trained at a step: a stage may turn positions by another theta."""
+    """Return a model's shape as it is trained at a step: a curriculum stage may set another rotary theta."""
     theta = stage_of(stages, step).rope_theta
     if theta is None:
         return shape
@@ -125,7 +125,7 @@ def shape_at(shape: ModelShape, stages: Sequence[TrainingStage], step: int) -> M
 
 
 def packs_of_stages(spec: TrainingJobSpec) -> tuple[Packs, ...]:
-    """Return the packs of each stage, in order; of a job without stages, those of all steps."""
+    """Return the packs of each curriculum stage, in order; of a job without stages, those of all steps."""
     training, tokens = spec.training, spec.data.sequence_tokens
     if not training.stages:
         return (Packs(per_step=training.packs_per_step, tokens=tokens),)
@@ -149,7 +149,7 @@ def kinds_of_packs(spec: TrainingJobSpec) -> tuple[Packs, ...]:
 
 
 def packs_common(spec: TrainingJobSpec) -> int:
-    """Return the largest number that divides the packs of a step in every stage; 0 for a job that has none."""
+    """Return the largest number that divides the packs of a step in every curriculum stage; 0 without packs."""
     return math.gcd(*(packs.per_step for packs in packs_of_stages(spec)))
 
 
@@ -165,7 +165,7 @@ def mixture_changes(spec: TrainingJobSpec) -> tuple[MixtureChange, ...]:
 
 
 def check_learners(spec: TrainingJobSpec, shape: ModelShape) -> None:
-    """Refuse a stage in which nothing of the model would learn.
+    """Refuse a curriculum stage in which nothing of the model would learn.
 
     Raises:
         InvalidConfigError: Naming the stage.

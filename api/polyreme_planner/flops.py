@@ -16,7 +16,7 @@ from polyreme_planner.shapes import ModelShape
 TRAINING_FORWARDS = 3
 """Forward, gradient of the inputs, gradient of the weights."""
 BACKWARD_MOVES = 1.5
-"""Readings and writings of the backward of what is no product, over those of its forward: a norm's three to two, a
+"""Reads and writes of the backward of kernels other than products, over those of the forward: a norm's three to two, a
 gated activation's five to three."""
 DENSE_LAUNCHES, MOE_LAUNCHES = 40, 80
 """Kernels of a decoder layer's forward."""
@@ -24,7 +24,7 @@ DENSE_LAUNCHES, MOE_LAUNCHES = 40, 80
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """What a pack holds: its length, and how much of it is images."""
+    """Content of a pack: its length, and how much of it is images."""
 
     sequence_tokens: int
     """Tokens of a pack; attention is priced over all of it, which is the most that a pack of one document costs."""
@@ -34,7 +34,7 @@ class Mix:
     """Share of the tokens that are image features, 0 to 1."""
 
     def __post_init__(self) -> None:
-        """Refuse what no pack holds.
+        """Refuse impossible values.
 
         Raises:
             InvalidConfigError: Naming the value.
@@ -121,11 +121,11 @@ def training_flops(shape: ModelShape, mix: Mix) -> float:
 def model_flops_utilisation(
     shape: ModelShape, mix: Mix, *, tokens: int, step_s: float, devices: int, peak_flops_per_s: float
 ) -> float:
-    """Work out MFU (PaLM, arXiv:2204.02311, appendix B): the model's operations over what the devices could do.
+    """Compute MFU (PaLM, arXiv:2204.02311, appendix B): the model's operations over what the devices could do.
 
     Args:
         shape: Sizes of the model.
-        mix: What the tokens are of.
+        mix: Content of the tokens.
         tokens: Of one step, all ranks together.
         step_s: Time of the step.
         devices: Devices that took part.
@@ -135,7 +135,7 @@ def model_flops_utilisation(
 
 
 def _attention_products(shape: ModelShape) -> int:
-    """Count the weights of attention that are multiplied: all but its norms'."""
+    """Count the weights of attention that are multiplied: all except its norms'."""
     d = shape.decoder
     norms = d.kv_rank + (d.q_rank or 0)
     return attention_parameters(shape) - norms
@@ -144,7 +144,7 @@ def _attention_products(shape: ModelShape) -> int:
 def image_flops(shape: ModelShape, patches: int) -> int:
     """Count the forward of tower and projector for one image [operations]; attention is full within an image.
 
-    An integer, so that whoever deals images out by it gets the same sums in any order, on any machine.
+    An integer, so that balancing images by it gives the same sums in any order, on any machine.
     """
     v = shape.vision
     products = 4 * v.width * v.width + 2 * v.width * v.ffn_width

@@ -1,4 +1,4 @@
-"""What a plan is made for: devices, their memory and speed, the links between them, and the width of numbers.
+"""Hardware that a plan is made for: devices, their memory and speed, the links between them, and the width of numbers.
 
 Rates are what the parts of a step reach, not what a data sheet promises: peak x a share that is written beside it.
 Times that the trainer measured replace them (``costs.Measured``).
@@ -14,7 +14,7 @@ from polyreme_api.errors import InvalidConfigError
 
 GIB = 2**30
 PROCESSOR = "cpu"
-"""The hardware that is no accelerator."""
+"""The hardware without an accelerator."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +24,12 @@ class Numerics:
     weight_bytes: int = 4
     gradient_bytes: int = 4
     optimizer_bytes: int = 8
-    """Moments of AdamW, and the float32 weight where the working one is narrower."""
+    """Moments of AdamW, and the float32 weight if the working one is narrower."""
     matrix_optimizer_bytes: int | None = None
     """The same of a matrix that Muon updates, with one moment; None: all are AdamW's."""
     activation_bytes: int = 4
     sharded_optimizer: bool = False
-    """Whether the ranks that hold the same weights divide their moments (ZeRO-1, arXiv:1910.02054)."""
+    """Whether the ranks that hold the same weights shard their moments (ZeRO-1, arXiv:1910.02054)."""
     sharded_parameters: bool = False
     """Whether they hold rows of them, and gather a layer when it runs (FSDP2)."""
 
@@ -37,11 +37,11 @@ class Numerics:
 FLOAT32 = Numerics()
 """float32 throughout, and each rank with the moments of all that it holds."""
 MIXED = Numerics(weight_bytes=2, gradient_bytes=4, optimizer_bytes=12, activation_bytes=2, sharded_optimizer=True)
-"""bfloat16 with float32 gradients and originals, state divided: what large runs do."""
+"""bfloat16 with float32 gradients and originals, state sharded: the usual choice of large runs."""
 
 
 class Pattern(enum.StrEnum):
-    """Who sends to whom in an exchange."""
+    """Communication pattern of an exchange."""
 
     ALL_TO_ALL = "all-to-all"
     """Each rank to every other, evenly."""
@@ -89,7 +89,7 @@ class Hardware:
     launch_s: float = 0.0
     """Of a kernel, from its predecessor's end: a fixed cost."""
     device_name: str = ""
-    """What a device calls itself, in part; empty for processors."""
+    """Part of the name that a device reports; empty for processors."""
 
     @property
     def usable_bytes(self) -> int:
@@ -110,7 +110,7 @@ class Hardware:
         Args:
             sent_bytes: All messages together.
             group: The ranks: within ``near_devices`` they share the near link.
-            pattern: Who sends to whom. In a ring the slowest link sets the pace; of an all-to-all both links carry
+            pattern: Communication pattern. In a ring the slowest link sets the pace; of an all-to-all both links carry
                 their part at once; a reduction enters and leaves a node over the network of each of its members.
             messages: Each costs a latency.
             far_bytes: Bytes of an all-to-all that leave the node; None for an even spread.
@@ -124,7 +124,7 @@ class Hardware:
         if pattern is Pattern.REDUCE:
             return sent_bytes / min(self.near_bytes_per_s, members * self.far_bytes_per_s) + latency_s
         inside = sent_bytes * (members - 1) / (group.ranks - 1)
-        # What enters a node once is spread there: all of it passes the near link.
+        # Data that enters a node once is spread there: all of it passes the near link.
         near, far = (inside, sent_bytes - inside) if far_bytes is None else (sent_bytes, far_bytes)
         return max(near / self.near_bytes_per_s, far / self.far_bytes_per_s) + latency_s
 
@@ -151,7 +151,7 @@ HARDWARE: Mapping[str, Hardware] = {
     hardware.name: hardware
     for hardware in (
         _H100,
-        # The same but for its memory: 4.8 TB/s.
+        # The same except for its memory: 4.8 TB/s.
         dataclasses.replace(
             _H100, name="h200-141g", memory_bytes=int(141e9), bytes_per_s=0.8 * 4.8e12, device_name="H200"
         ),
@@ -172,7 +172,7 @@ HARDWARE: Mapping[str, Hardware] = {
     )
 }
 DEFAULT = _H100.name
-"""What devices of a resource that is not polyreme's own are taken to be."""
+"""Assumed hardware for devices of a resource that is not polyreme's own."""
 
 
 def hardware_named(name: str) -> Hardware:

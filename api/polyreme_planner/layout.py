@@ -1,8 +1,8 @@
-"""Which parallel layouts fit a world size, a model and a batch.
+"""Parallel layouts that fit a world size, a model and a batch.
 
-``world = pp x dp x cp x tp``. Two meshes stand over the same ranks (parallel folding, arXiv:2504.14960): dense
-``(pp, dp, cp, tp)`` for attention and dense layers, sparse ``(pp, edp, ep)`` for experts, with ``ep`` dividing
-``dp x cp x tp``. The last axis varies fastest, in both.
+``world = pp x dp x cp x tp``. There are two meshes over the same ranks (parallel folding, arXiv:2504.14960): dense
+``(pp, dp, cp, tp)`` for attention and dense layers, sparse ``(pp, edp, ep)`` for experts, with ``ep`` dividing ``dp x
+cp x tp``. The last axis varies fastest, in both.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class Layout:
 def misfits(
     layout: Layout, *, world: int, shape: ModelShape, packs_per_step: int, pack_tokens: int | None = None
 ) -> list[str]:
-    """Say, in words, every rule that a layout breaks; empty when it fits.
+    """Return, in words, every rule that a layout breaks; empty if it fits.
 
     Args:
         layout: Degrees.
         world: Ranks.
         shape: Sizes of the model.
         packs_per_step: Packs that the data-parallel ranks share.
-        pack_tokens: Tokens of a pack; None leaves out the rules of how packs are cut.
+        pack_tokens: Tokens of a pack; None skips the rules of how packs are cut.
     """
     decoder = shape.decoder
     rules = [
@@ -86,7 +86,7 @@ def misfits(
 
 
 def _shared(shape: ModelShape) -> list[tuple[str, int]]:
-    """What tensor-parallel ranks share, and how much of it there is."""
+    """Units that tensor-parallel ranks share, and their number."""
     vision, decoder = shape.vision, shape.decoder
     return [
         ("the decoder's heads", decoder.heads),
@@ -100,18 +100,18 @@ def _shared(shape: ModelShape) -> list[tuple[str, int]]:
 
 
 def cut_unit(layout: Layout) -> int:
-    """Tokens of which a pack must be a multiple: a ring takes head and tail, and every part is shared out evenly."""
+    """Tokens of which a pack must be a multiple: a ring takes head and tail, and every part is split evenly."""
     pieces = 2 * layout.ring if layout.ring > 1 else 1
     return math.lcm(pieces, layout.cp * layout.tp)
 
 
 def ulysses_degree(cp: int, heads: int) -> int:
-    """Part of cp that exchanges heads for tokens by default, as far as the heads of a rank go: it moves the least."""
+    """Part of cp that exchanges heads for tokens by default, limited by the heads of a rank: it moves the least."""
     return math.gcd(cp, heads)
 
 
 def mesh_misfits(layout: Layout, *, world: int) -> list[str]:
-    """Say, in words, every rule of the two meshes that a layout breaks, whatever the model is."""
+    """Return, in words, every rule of the two meshes that a layout breaks, whatever the model is."""
     dense = layout.dp * layout.cp * layout.tp
     rules = [
         (
@@ -124,7 +124,7 @@ def mesh_misfits(layout: Layout, *, world: int) -> list[str]:
 
 
 def plain_layouts(*, world: int, shape: ModelShape, packs_per_step: int) -> list[Layout]:
-    """List every layout of dp and ep alone that fits, by rising ep."""
+    """List every fitting layout that uses only dp and ep, by rising ep."""
     candidates = (Layout(dp=world, ep=ep) for ep in range(1, min(world, shape.decoder.experts) + 1))
     return [
         layout for layout in candidates if not misfits(layout, world=world, shape=shape, packs_per_step=packs_per_step)
@@ -165,7 +165,7 @@ def fitting_worlds(*, near: int, step: int, shape: ModelShape, packs_per_step: i
     fitting = [
         world
         for world in range(step, limit + 1, step)
-        if packs_per_step % world == 0  # cheap, and true of few: a batch may have a million packs
+        if packs_per_step % world == 0  # cheap, and rarely true: a batch may have a million packs
         and plain_layouts(world=world, shape=shape, packs_per_step=packs_per_step)
     ]
     return sorted(fitting, key=lambda world: (abs(world - near), world))[:NEAREST_MAX]

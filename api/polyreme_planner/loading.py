@@ -1,4 +1,4 @@
-"""Objects as users wrote them: parsed, and a job refused where no plan fits it."""
+"""Load objects as users wrote them: parse them, and refuse a job that no plan fits."""
 
 from __future__ import annotations
 

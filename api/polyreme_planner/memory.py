@@ -20,7 +20,7 @@ from polyreme_planner.shapes import ModelShape
 from polyreme_planner.stage_split import Split
 
 LOGITS_MAX = 1 << 28
-"""Logits that the head holds at a time [scalars]; beyond it runs in chunks (``trainer/model/loss.py``)."""
+"""Logits that the head holds at a time [scalars]; for more it runs in chunks (``polyreme_trainer/model/loss.py``)."""
 FLOAT32_BYTES = 4
 
 
@@ -47,7 +47,7 @@ class Memory:
 
 
 def size_words(size_bytes: float) -> str:
-    """Write a size down: in GiB, and in MiB where that would be nothing."""
+    """Format a size: in GiB, or in MiB if that would round to nothing."""
     return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB / 10 else f"{size_bytes / 2**20:.1f} MiB"
 
 
@@ -67,17 +67,17 @@ def kept_numbers(shape: ModelShape, *, recompute: Recompute) -> Mapping[Part, fl
             Part.HEAD: 2 * d.width,
         }
     queries, values = d.heads * d.query_dim, d.heads * d.value_dim
-    norm = 2 * d.width + 1  # what it is given, what it gives, the scale of a row
-    # Latent and its norm; queries, keys, values as wide as keys, output likewise; what the last product takes.
+    norm = 2 * d.width + 1  # its input, its output, the scale of a row
+    # Latent and its norm; queries, keys, values as wide as keys, output likewise; the input of the last product.
     attention = norm + 2 * d.kv_rank + 1 + d.rope_dim + 4 * queries + d.heads + values
     dense = norm + 4 * d.dense_ffn_width
-    # Rows that go to the experts, gate, up, their product twice, rows that come back; where they go, in int64.
+    # Rows that go to the experts, gate, up, their product twice, rows that come back; their positions, in int64.
     routed = d.experts_per_token * (2 * d.width + 4 * d.expert_ffn_width + 8)
     moe = norm + d.experts + routed + 4 * d.shared_experts * d.expert_ffn_width
-    # Two norms; queries, keys, values, output; what the last product takes; both sides of the activation.
+    # Two norms; queries, keys, values, output; the input of the last product; both sides of the activation.
     tower = v.layers * (9 * v.width + v.heads + 4 + 2 * v.ffn_width)
     if recompute is Recompute.SELECTIVE:
-        # Held: what products and attention put out. Made anew: norms, activations, keys and values from the latent.
+        # Kept: outputs of products and attention. Recomputed: norms, activations, keys and values from the latent.
         attention -= d.width + d.kv_rank + 2 * queries
         dense -= d.width + 2 * d.dense_ffn_width
         moe -= d.width + 2 * d.expert_ffn_width * (d.experts_per_token + d.shared_experts)
@@ -93,15 +93,15 @@ def kept_numbers(shape: ModelShape, *, recompute: Recompute) -> Mapping[Part, fl
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """What a rank computes with of the weights [scalars]."""
+    """Weights that a rank computes with [scalars]."""
 
     common: float
     """Of all ranks of the dense mesh's slice."""
     matrices: float
-    """Those of them that lie in matrices of layers."""
+    """Those of them in matrices of layers."""
     routed: float
     unit: tuple[float, float] = (0.0, 0.0)
-    """The largest part that is gathered at once where parameters are sharded: of the former, and routed ones."""
+    """The largest part that is gathered at once with sharded parameters: of the former, and routed ones."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,14 +120,14 @@ def memory_of(
     schedule: Schedule | None,
     split: Split,
 ) -> Memory:
-    """Work out the fullest rank.
+    """Compute the memory of the fullest rank.
 
     Args:
         setting: Model, mix, hardware and numerics.
         layout: Degrees.
         packs: Of one microbatch.
         microbatches: Of one step.
-        recompute: What layers make anew.
+        recompute: What layers recompute.
         schedule: Order of the pipeline; None without one.
         split: Decoder layers of each stage; one number without a pipeline.
     """
@@ -157,7 +157,7 @@ def held_parameters(shape: ModelShape) -> tuple[int, int]:
 
 
 def least_states(setting: Setting) -> Callable[[Layout], float]:
-    """Return what bounds the state of a layout's fullest rank from below, whatever the split [bytes].
+    """Return a lower bound for the state of a layout's fullest rank, whatever the split [bytes].
 
     It is the mean over the pipeline's ranks.
     """
@@ -177,7 +177,7 @@ def least_states(setting: Setting) -> Callable[[Layout], float]:
 
 
 def update_bytes(setting: Setting, layout: Layout) -> float:
-    """Work out what the mean rank reads and writes when weights are stepped: what it updates, each number twice."""
+    """Compute what the mean rank reads and writes in the update: all that it updates, each number twice."""
     common, routed = held_parameters(setting.shape)
     numerics = setting.numerics
     copies = (1, 1)
@@ -188,12 +188,12 @@ def update_bytes(setting: Setting, layout: Layout) -> float:
 
 
 def _state_bytes(setting: Setting, layout: Layout, held: _Held) -> tuple[float, float, float]:
-    """Work out the bytes of weights, gradients and the optimizer's state."""
+    """Compute the bytes of weights, gradients and the optimizer's state."""
     if setting.numerics.sharded_parameters:
         return _row_bytes(setting, layout, held)
     numerics = setting.numerics
     copies = (layout.dp * layout.cp, layout.edp) if numerics.sharded_optimizer else (1, 1)
-    # Beside the gradients of all that a rank holds lie the sums of its shares.
+    # Besides the gradients of all that a rank holds, there are the sums of its shares.
     shares = sum(part / ranks for part, ranks in zip((held.common, held.routed), copies, strict=True) if ranks > 1)
     return (
         numerics.weight_bytes * (held.common + held.routed),
@@ -212,10 +212,10 @@ def _moment_bytes(setting: Setting, held: _Held, copies: tuple[int, int]) -> flo
 
 
 def _row_bytes(setting: Setting, layout: Layout, held: _Held) -> tuple[float, float, float]:
-    """The same where ranks hold rows: of these weights, sums and moments in float32; besides, what is gathered at once.
+    """The same with sharded parameters: rows of weights, sums and moments in float32, plus what is gathered at once.
 
-    torch holds the unit that runs, the next one, and what that one arrived in; a unit's gradients, and what they are
-    summed from. Parts that nobody shares are held as otherwise.
+    torch holds the unit that runs, the next one, and the receive buffer of that one; a unit's gradients, and the buffer
+    they are summed from. Parts that no other rank shares are held as usual.
     """
     numerics = setting.numerics
     weights = gradients = moments = 0.0
@@ -278,13 +278,13 @@ def _stage_bytes(
 
 
 def _unit(setting: Setting, layout: Layout, part: Part, parameters: Parameters) -> tuple[float, float]:
-    """What of a part is gathered at once [scalars]: all of it, and of the tower a layer."""
+    """Part that is gathered at once [scalars]: all of it, and of the tower a layer."""
     layers = max(1, setting.shape.vision.layers) if part is Part.TOWER else 1
     return parameters.common / layout.tp / layers, parameters.routed / layout.ep
 
 
 def _layer_bytes(setting: Setting, layout: Layout, *, packs: int) -> float:
-    """Work out what the fullest layer holds while it is made anew, and only then."""
+    """Compute what the fullest layer holds only while it is recomputed."""
     shape = setting.shape
     kept = kept_numbers(shape, recompute=Recompute.NONE)
     tokens = packs * setting.mix.sequence_tokens / (layout.cp * layout.tp)
@@ -296,7 +296,7 @@ def _layer_bytes(setting: Setting, layout: Layout, *, packs: int) -> float:
 def _logits_bytes(setting: Setting, layout: Layout, *, packs: int) -> float:
     tokens = packs * setting.mix.sequence_tokens / layout.cp
     words, number = setting.shape.decoder.vocabulary / layout.tp, setting.numerics.activation_bytes
-    # Float32 numbers become their own gradient; in another type they are made before, and handed on behind.
+    # Float32 numbers become their own gradient; in another type they are made before, and handed on afterwards.
     logit = FLOAT32_BYTES if number == FLOAT32_BYTES else FLOAT32_BYTES + 2 * number
     head_gradient = FLOAT32_BYTES * words * setting.shape.decoder.width  # held until the backward of its microbatch
     return logit * min(tokens * words, LOGITS_MAX) + head_gradient

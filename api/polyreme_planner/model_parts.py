@@ -1,7 +1,7 @@
-"""The model as a row of parts, in the order of a pipeline: tower, embedding, decoder layers, head; their parameters.
+"""Parts of the model, in the order of a pipeline (tower, embedding, decoder layers, head), and their parameters.
 
-The tower (with its projector) and the embedding can only stand on the first stage, the head only on the last: between
-them lie the layers, and a stage split says how many of them each stage gets.
+The tower (with its projector) and the embedding can only be on the first stage, the head only on the last: between them
+are the layers, and a stage split says how many of them each stage gets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from polyreme_planner.shapes import ModelShape
 
 SHAPES_KEPT = 64
-"""Models whose counts are kept: a search asks for the same ones tens of thousands of times."""
+"""Models whose counts are cached: a search asks for the same ones tens of thousands of times."""
 
 
 class Part(enum.StrEnum):
@@ -40,7 +40,7 @@ class Parameters:
     routed: int = 0
     """Of the routed experts, which the expert-parallel ranks divide."""
     matrices: int = 0
-    """Those of ``common`` that lie in matrices of layers, which Muon updates; routed ones all do."""
+    """Those of ``common`` in matrices of layers, which Muon updates; all routed ones are."""
 
     @property
     def total(self) -> int:

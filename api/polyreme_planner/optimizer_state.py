@@ -1,4 +1,4 @@
-"""Who holds the state of the optimizer, as a job says it: by the model alone, so that every layout of a job agrees."""
+"""Sharding of the optimizer's state, by job and model alone, so that every layout of a job agrees."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from polyreme_planner.model_parts import all_parts, part_parameters
 from polyreme_planner.shapes import ModelShape
 
 SHARDED_FROM_BYTES = 1 << 30
-"""State of a whole model above which ranks divide its update by default."""
+"""State of a whole model above which ranks shard its update by default."""
 
 
 def state_bytes(training: Training) -> int:
-    """Bytes of the optimizer's state for one parameter: moments, and the float32 weight beside a narrower one.
+    """Bytes of the optimizer's state for one parameter: moments, and the float32 weight if the working one is narrower.
 
     Muon holds one moment of most parameters (``matrix_state_bytes``), and two of the rest; where the default is chosen
     by the size of the whole, all are counted with two.
@@ -25,7 +25,7 @@ def matrix_state_bytes(training: Training) -> int:
 
 
 def divides_update(training: Training, shape: ModelShape) -> bool:
-    """Whether ranks that hold the same weights divide their update (ZeRO-1)."""
+    """Whether ranks that hold the same weights shard their update (ZeRO-1)."""
     if training.optimizer.state_sharding != "Auto":
         return training.optimizer.state_sharding == "Sharded"
     parameters = part_parameters(shape)

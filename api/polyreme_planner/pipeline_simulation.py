@@ -1,7 +1,7 @@
-"""How long a pipeline's table of work takes, and what each rank holds meanwhile, stage by stage: arithmetic.
+"""Simulation of a pipeline's schedule: how long it takes, and what each rank holds meanwhile, stage by stage.
 
-A slot begins when its rank is free and what it needs has come; its results leave when the whole slot is done, as
-torch's runtime sends them. A rank that computes does not wait for what it sends.
+A slot begins when its rank is free and its inputs have come; its results leave when the whole slot is done, as torch's
+runtime sends them. A rank that computes does not wait for what it sends.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Span:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """What came of a table."""
+    """Result of a simulation."""
 
     makespan_s: float
     busy_s: tuple[float, ...]
     """Time that each rank computes."""
     spans: tuple[tuple[Span, ...], ...]
-    """When each rank did what."""
+    """Spans of each rank."""
 
     @property
     def bubble(self) -> float:
@@ -65,12 +65,12 @@ class Simulated:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Step:
-    """One slot in an order in which all that it needs comes before it."""
+    """One slot in an order in which all its inputs come before it."""
 
     rank: int
     slot: Slot
     keys: tuple[int, ...]
-    """Place of the time of each of its pieces: stage x kinds + kind."""
+    """Index of the time of each of its pieces: stage x kinds + kind."""
     needs: tuple[tuple[int, bool], ...]
     """Steps whose results it needs, and whether these come from another rank."""
 
@@ -81,7 +81,7 @@ _KIND_AT = {kind: at for at, kind in enumerate(_KINDS)}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Program:
-    """A table brought into one order, which depends on no times: played as often as there are times to try."""
+    """A schedule in one order, which does not depend on times: simulated as often as there are times to try."""
 
     ranks: int
     steps: tuple[_Step, ...]
@@ -98,7 +98,7 @@ class Program:
         steps: list[_Step] = []
         made: dict[tuple[bool, int, int], int] = {}
         left = sum(map(len, table))
-        while len(steps) < left:  # every round but the last brings a step forward
+        while len(steps) < left:  # every round except the last brings a step forward
             before = len(steps)
             for rank, slots in enumerate(table):
                 while at[rank] < len(slots):
@@ -119,7 +119,7 @@ class Program:
         return cls(len(table), tuple(steps))
 
     def makespan_s(self, times: Sequence[StageTimes], *, transfer_s: float = 0.0) -> float:
-        """Play it and keep the time alone [seconds]."""
+        """Simulate it and return only the time [seconds]."""
         _, free_s = self._play(times, transfer_s)
         return max(free_s, default=0.0)
 
@@ -139,7 +139,7 @@ class Program:
         return end_s, free_s
 
     def simulate(self, times: Sequence[StageTimes], *, transfer_s: float = 0.0) -> Simulated:
-        """Play it.
+        """Simulate it.
 
         Args:
             times: Of each stage, in order.
@@ -158,7 +158,7 @@ class Program:
 
 
 def _source(work: Work, last: int) -> tuple[bool, int, int] | None:
-    """Name what the work waits for from another stage; its own stage's work stands before it on the rank."""
+    """Name the work of another stage that this work waits for; its own stage's work comes before it on the rank."""
     forward = work.kind is Kind.FORWARD
     if work.kind is Kind.WEIGHT or work.stage == (0 if forward else last):
         return None
@@ -181,10 +181,10 @@ Held = tuple[tuple[int, ...], ...]
 
 @functools.lru_cache(maxsize=256)
 def held_at_most(schedule: Schedule, *, ranks: int, microbatches: int, chunks: int | None = None) -> tuple[Held, ...]:
-    """Work out what each rank holds of its microbatches' activations at its fullest, in microbatches of each stage.
+    """Return what each rank holds of its microbatches' activations at its fullest, in microbatches of each stage.
 
-    A microbatch is held from its forward on until the gradient of the weights is made. Which of the moments is the
-    fullest depends on what the stages weigh, so all that may be are kept.
+    A microbatch is held from its forward until the gradient of the weights is made. Which of the moments is the fullest
+    depends on the sizes of the stages, so all that may be are kept.
 
     Raises:
         InvalidConfigError: If the schedule can't run so many microbatches over so many ranks.

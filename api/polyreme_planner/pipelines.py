@@ -1,4 +1,4 @@
-"""How a step is cut into pipeline stages and microbatches: schedule, layers of each stage, microbatches that fit."""
+"""Cut of a step into pipeline stages and microbatches: schedule, layers of each stage, microbatches that fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polyreme_planner.stage_split import ModelTimes, balanced_split, check_layer
 from polyreme_planner.traffic_volume import GroupVolume
 
 DEFAULT_SCHEDULE = Schedule.ONE_F_ONE_B
-"""Order of work where a job names none."""
+"""Schedule if a job names none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +60,8 @@ def cut_step(
         packs_per_rank: Packs of a data-parallel rank in a step.
         pack_tokens: Tokens of a pack.
         schedule: Order of work; the default is 1F1B.
-        microbatches: Of a data-parallel rank; the default is as many as fit, up to one a pack, and 1 without stages.
-        stage_layers: Of each stage; the default deals them by operations.
+        microbatches: Of a data-parallel rank; the default is as many as fit, up to one per pack, and 1 without stages.
+        stage_layers: Of each stage; the default splits them by operations.
 
     Raises:
         InvalidConfigError: If the model has too few layers, other layers than are given, or no such number of
@@ -101,10 +101,10 @@ def fitting_microbatches(schedule: Schedule | None, *, pp: int, packs_per_rank: 
 
 
 def accumulated_microbatches(schedule: Schedule | None, *, pp: int, packs_per_rank: int, packs: int) -> int | None:
-    """Say in how many microbatches a resized rank runs its packs, so that none has more packs than it had before.
+    """Return in how many microbatches a resized rank runs its packs, so that none has more packs than before.
 
-    A step keeps its packs at every size of a gang, and so its tokens: fewer ranks accumulate over more microbatches,
-    in the memory that one always took.
+    A step keeps its packs at every size of a gang, and so its tokens: fewer ranks accumulate over more microbatches, in
+    the memory that one always took.
 
     Args:
         schedule: Order of work; None without stages.
@@ -113,7 +113,7 @@ def accumulated_microbatches(schedule: Schedule | None, *, pp: int, packs_per_ra
         packs: Packs of a microbatch, at the size that the job was written for.
 
     Returns:
-        The fewest that fit, the most where none is enough, None where the schedule can run none.
+        The fewest that fit, the most if none is enough, None if the schedule can run none.
     """
     fitting = fitting_microbatches(schedule, pp=pp, packs_per_rank=packs_per_rank)
     enough = [count for count in fitting if packs_per_rank <= count * packs]
@@ -121,7 +121,7 @@ def accumulated_microbatches(schedule: Schedule | None, *, pp: int, packs_per_ra
 
 
 def default_layers(shape: ModelShape, *, schedule: Schedule, pp: int, pack_tokens: int) -> tuple[int, ...]:
-    """Deal the layers so that ranks have equal work by operations, tower and head priced; nothing is measured.
+    """Split the layers so that ranks have equal work by operations, tower and head priced; nothing is measured.
 
     Raises:
         InvalidConfigError: If there are more stages than layers can fill.
@@ -140,7 +140,7 @@ def default_layers(shape: ModelShape, *, schedule: Schedule, pp: int, pack_token
 def stream_volumes(
     cut: Cut, *, layout: Layout, shape: ModelShape, tokens_per_rank: int, numerics: Numerics = FLOAT32
 ) -> tuple[GroupVolume, ...]:
-    """Work out what the ranks of a pipeline send each other in a step: a stream forward, its gradient back.
+    """Compute what the ranks of a pipeline send each other in a step: a stream forward, its gradient back.
 
     Context and tensor ranks each send the rows that they hold.
     """
@@ -162,13 +162,13 @@ def stream_volumes(
 
 
 def _chunks_asked(schedule: Schedule, pp: int, stage_layers: tuple[int, ...]) -> int | None:
-    """Return how many stages of a rank a job names by its layers: of an interleaved order any equal number above 1."""
+    """Return how many stages of a rank a job's layers imply: for an interleaved order any equal number above 1."""
     chunks = chunks_of(schedule, pp, len(stage_layers))
     return chunks if chunks is not None and chunks > 1 and len(stage_layers) == chunks * pp else None
 
 
 def _checked_layers(shape: ModelShape, asked: tuple[int, ...], *, stages: int) -> tuple[int, ...]:
-    """Refuse layers of stages that are not the model's; none is as good as any."""
+    """Refuse layers of stages that do not add up to the model's; none given is always right."""
     layers = shape.decoder.layers
     if not asked or (len(asked) == stages and sum(asked) == layers and 0 not in asked[1:-1]):
         return asked

@@ -58,9 +58,9 @@ class Plan:
     cut: Cut = WHOLE
     """Pipeline schedule, layers of each stage, microbatches."""
     hardware: str = ANY_HARDWARE
-    """What the devices are (``hardware.py``); a rank on others refuses the plan."""
+    """Kind of the devices (``hardware.py``); a rank on others refuses the plan."""
     recompute: Recompute | None = Recompute.NONE
-    """What layers make anew; None in a plan of an earlier version, which left it to the job."""
+    """What layers recompute; None in a plan of an earlier version, which left it to the job."""
 
     @property
     def packs_per_rank(self) -> int:
@@ -71,7 +71,7 @@ class Plan:
     def hash(self) -> str:
         """Digest of everything in the plan; a rank refuses another.
 
-        Without recomputation it is that of earlier versions, whose plans did not say.
+        Without recomputation it is that of earlier versions, whose plans did not have the field.
         """
         content = dataclasses.asdict(self) | {"shape": shape_content(self.shape)}
         if content["recompute"] in {None, Recompute.NONE}:
@@ -79,7 +79,7 @@ class Plan:
         return _digest(content)
 
     def to_json(self) -> str:
-        """Write the plan, its hash beside it."""
+        """Convert the plan to JSON data, with its hash."""
         return self._text
 
     @cached_property
@@ -121,12 +121,12 @@ class Plan:
         )
 
     def recompute_of(self, spec: TrainingJobSpec) -> Recompute:
-        """Return what layers make anew; where the plan does not say it, what the job names."""
+        """Return what layers recompute; if the plan does not say it, what the job names."""
         return self.recompute or recomputes_of(spec)[0]
 
     @property
     def recompute_label(self) -> str:
-        """What layers make anew in the words of a job, ``Selective``; empty where they hold all."""
+        """What layers recompute as a job names it, ``Selective``; empty if they keep everything."""
         return "" if self.recompute in {None, Recompute.NONE} else str(self.recompute).title()
 
 
@@ -149,7 +149,7 @@ def shape_of(spec: TrainingJobSpec) -> ModelShape:
 
 
 def shape_digest(shape: ModelShape) -> str:
-    """Digest of a model shape, by which a checkpoint of another model is known."""
+    """Digest of a model shape, by which a checkpoint of another model is recognised."""
     return _digest(shape_content(shape))
 
 
@@ -157,8 +157,8 @@ def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
     """Plan an attempt.
 
     Args:
-        spec: What the user wants.
-        replicas: Worker pods, when they are not ``spec.workers.replicas`` (elastic resize). An Explicit layout then
+        spec: The job's specification.
+        replicas: Worker pods, if they are not ``spec.workers.replicas`` (elastic resize). An Explicit layout then
             scales its dp only.
 
     Raises:
@@ -219,10 +219,10 @@ def _check_stage(
     *,
     recomputes: tuple[Recompute, ...],
 ) -> tuple[Recompute, ...]:
-    """Hold the layout, which was found for the longest packs of all stages, to those of another stage.
+    """Check the layout, which was found for the longest packs of all curriculum stages, with those of another stage.
 
     Returns:
-        What layers may make anew for these to fit, of what they may.
+        The recomputation choices with which these fit.
 
     Raises:
         InvalidConfigError: Naming the stage and what does not fit.
@@ -319,8 +319,8 @@ def _explicit(spec: TrainingJobSpec, setting: Setting, longest: Packs, *, world:
 def _automatic(spec: TrainingJobSpec, setting: Setting, longest: Packs, *, replicas: int) -> Estimate:
     """Search; ranks that do not divide the packs must be worth having.
 
-    They can still be used, by cutting layers or packs. But where fewer workers, each with packs of its own, would be
-    as fast, the rest would wait, and the user is told so.
+    They can still be used, by cutting layers or packs. But if fewer workers, each with packs of its own, would be as
+    fast, the rest would wait, and the user is told so.
     """
     packs, devices = longest.per_step, spec.workers.devices
     world = replicas * devices

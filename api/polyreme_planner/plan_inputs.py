@@ -1,4 +1,4 @@
-"""What a job's plan is made for: model, mix of its packs, hardware of its workers, numbers of its ranks."""
+"""Inputs of a job's plan: model, mix of its packs, hardware of its workers, numbers of its ranks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from polyreme_planner.optimizer_state import divides_update, matrix_state_bytes,
 from polyreme_planner.shapes import ModelShape
 
 IMAGE_PATCHES = 1024
-"""Patches of one image where packs are long enough for it: the plan does not know the images."""
+"""Patches of one image if packs are long enough for it: the plan does not know the images."""
 VISUAL_SHARE = 0.5
-"""Share of the tokens that are taken to be image features."""
+"""Assumed share of the tokens that are image features."""
 _UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def setting_of(spec: TrainingJobSpec, shape: ModelShape, *, pack_tokens: int | None = None) -> Setting:
-    """Say what a job's plan is made for; equal jobs give equal settings.
+    """Return the inputs of a job's plan; equal jobs give equal settings.
 
     Args:
-        spec: What the user wants.
+        spec: The job's specification.
         shape: Its model.
-        pack_tokens: Tokens of a pack; None for the longest of all stages.
+        pack_tokens: Tokens of a pack; None for the longest of all curriculum stages.
     """
     tokens = kinds_of_packs(spec)[0].tokens if pack_tokens is None else pack_tokens
     return Setting(
@@ -42,9 +42,9 @@ def setting_of(spec: TrainingJobSpec, shape: ModelShape, *, pack_tokens: int | N
 def mix_of(
     shape: ModelShape, pack_tokens: int, *, image_patches: int | None = None, visual_share: float | None = None
 ) -> Mix:
-    """Say what a pack holds; what is not given is guessed: half of it images, and none larger than fits there.
+    """Return the content of a pack; missing values are guessed: half of it images, and none larger than fits there.
 
-    A decoder alone is given none.
+    A decoder alone gets no images.
     """
     share = (VISUAL_SHARE if visual_share is None else visual_share) if shape.sees else 0.0
     if image_patches is None:
@@ -53,7 +53,7 @@ def mix_of(
 
 
 def hardware_of(spec: TrainingJobSpec) -> Hardware:
-    """Return the hardware that a job names, or what its device resource is taken to be.
+    """Return the hardware that a job names, or the hardware assumed for its device resource.
 
     Processors have the memory that the worker's first container is limited to, shared by its ranks.
     """
@@ -66,7 +66,7 @@ def hardware_of(spec: TrainingJobSpec) -> Hardware:
 
 
 def numerics_of(spec: TrainingJobSpec, shape: ModelShape) -> Numerics:
-    """Return the bytes of what a job's ranks hold; state in host memory is none of the device's."""
+    """Return the bytes of the numbers that a job's ranks hold; state in host memory takes none of the device's."""
     training = spec.training
     working = 4 if training.precision == "float32" else 2
     away = training.optimizer.state_memory == "Host" and hardware_of(spec).name != PROCESSOR
@@ -81,13 +81,13 @@ def numerics_of(spec: TrainingJobSpec, shape: ModelShape) -> Numerics:
 
 
 def recomputes_of(spec: TrainingJobSpec) -> tuple[Recompute, ...]:
-    """Return what a job's layers may make anew, the least first: what it names, or anything."""
+    """Return what a job's layers may recompute, the least first: what it names, or anything."""
     named = spec.training.recompute
     return tuple(Recompute) if named == "Auto" else (Recompute(named.lower()),)
 
 
 def _memory_limit(template: Mapping[str, Any]) -> int | None:
-    """Read the memory limit of a pod template's first container [bytes]; None where it has none that can be read."""
+    """Read the memory limit of a pod template's first container [bytes]; None if it has none that can be read."""
     containers = (template.get("spec") or {}).get("containers") or [{}]
     limit = str(((containers[0].get("resources") or {}).get("limits") or {}).get("memory", ""))
     unit = next((unit for unit in _UNITS if limit.endswith(unit)), "")

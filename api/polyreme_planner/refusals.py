@@ -1,4 +1,4 @@
-"""Words for what does not fit the memory: the largest consumers, what would fit, and the field to change."""
+"""Messages for plans that do not fit the memory: the largest consumers, what would fit, and the field to change."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def what_does_not_fit(
 
     Args:
         setting: Model, mix, hardware and numerics.
-        leanest: What needs least memory of all that was searched; None where nothing could be searched.
+        leanest: The plan that needs least memory of all that was searched; None if nothing could be searched.
         replicas: Worker pods.
         devices: Devices of each.
         packs_per_step: Of all ranks together.
         found: Searches the best plan of so many ranks.
-        with_recompute: Searches the best plan of these ranks that makes layers anew in ways that were not searched yet.
+        with_recompute: Searches the best plan of these ranks with recomputation that was not searched yet.
     """
     world = replicas * devices
     if leanest is None:
@@ -77,7 +77,7 @@ def _too_large(setting: Setting, leanest: Estimate, world: int) -> str:
 def memory_of_cut(
     setting: Setting, layout: Layout, cut: Cut, *, packs_per_step: int, recompute: Recompute = Recompute.NONE
 ) -> Memory:
-    """Work out the fullest rank of a layout with a step cut as it is."""
+    """Compute the fullest rank of a layout with a step cut as it is."""
     return memory_of(
         setting,
         layout,
@@ -97,20 +97,20 @@ def check_memory(
     packs_per_step: int,
     recomputes: tuple[Recompute, ...] = HOLDING_ALL,
 ) -> tuple[Recompute, ...]:
-    """Refuse a layout that does not fit the memory, whatever its layers make anew of what they may.
+    """Refuse a layout that does not fit the memory, whatever its layers recompute of what they may.
 
     Args:
         setting: Model, mix, hardware and numerics.
         layout: Degrees.
         cut: Of its step.
         packs_per_step: Of all ranks together.
-        recomputes: What layers may make anew, the least first.
+        recomputes: What layers may recompute, the least first.
 
     Returns:
         Those of them with which it fits, in the same order.
 
     Raises:
-        InvalidConfigError: Naming the largest consumers, what else layers could make anew, and the layout most like it
+        InvalidConfigError: Naming the largest consumers, what else layers could recompute, and the layout most like it
             that fits.
     """
     fitting, words, field = _fitting(setting, layout, cut, packs_per_step, recomputes)
@@ -123,7 +123,7 @@ def check_memory(
 def _fitting(
     setting: Setting, layout: Layout, cut: Cut, packs_per_step: int, recomputes: tuple[Recompute, ...]
 ) -> tuple[tuple[Recompute, ...], str, str]:
-    """Return with what a layout fits the memory; where with nothing, the sentence that says why, and the fields."""
+    """Return the choices with which a layout fits the memory; if there are none, the sentence why, and the fields."""
     needed = {
         recompute: memory_of_cut(setting, layout, cut, packs_per_step=packs_per_step, recompute=recompute)
         for recompute in Recompute
@@ -163,15 +163,15 @@ def out_of_memory(
     told: str,
     recompute: Recompute = Recompute.NONE,
 ) -> str:
-    """Word what became of a rank that ran out of memory: its largest consumers by arithmetic, and what would fit.
+    """Word the error of a rank that ran out of memory: its largest consumers by arithmetic, and what would fit.
 
     Args:
         setting: Model, mix, hardware and numerics.
         layout: Of the rank's attempt.
         cut: Of its step.
         packs_per_step: Of all ranks together.
-        told: What the allocator said.
-        recompute: What layers make anew.
+        told: The allocator's message.
+        recompute: What layers recompute.
     """
     memory = memory_of_cut(setting, layout, cut, packs_per_step=packs_per_step, recompute=recompute)
     usable = min(setting.hardware.usable_bytes, int(0.9 * memory.total_bytes))

@@ -1,4 +1,4 @@
-"""A pipeline's schedule as text: one row a rank, time from left to right."""
+"""A pipeline's schedule as text: one row per rank, time from left to right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEGEND = "F forward, B backward, I and W its halves; small letters: the rank's l
 
 
 def picture(played: Simulated, *, width: int = WIDTH) -> list[str]:
-    """Draw a schedule that was played; each column shows what its rank does in the middle of that time."""
+    """Draw a simulated schedule; each column shows what its rank does in the middle of that time."""
     if played.makespan_s <= 0:
         return []
     margin = len(f"rank {len(played.spans) - 1}")
@@ -29,7 +29,7 @@ def picture(played: Simulated, *, width: int = WIDTH) -> list[str]:
                 continue
             span = spans[at]
             share = (now_s - span.begin_s) / (span.end_s - span.begin_s)
-            # Two pieces that overlap share their columns, one after the other.
+            # Two pieces that overlap share their columns, one after another.
             cells.append(_letter(span.slot[min(len(span.slot) - 1, int(share * len(span.slot)))], first))
         rows.append(f"{f'rank {rank}':<{margin}}  {''.join(cells)}")
     return rows

@@ -1,8 +1,8 @@
-"""Orders of work in a pipeline: what each rank does, one piece after the other, as tables.
+"""Schedules of a pipeline: the work of each rank, one piece after another, as tables.
 
-A stage's forward (F) of a microbatch needs the stage before; its backward (B) needs the stage behind. Zero-bubble
-orders split B into the gradient of the inputs (I), which the stage before waits for, and that of the weights (W), which
-nobody waits for. The tables are those that torch.distributed.pipelining runs; a test of the trainer holds them to it.
+A stage's forward (F) of a microbatch needs the stage before; its backward (B) needs the stage after. Zero-bubble orders
+split B into the gradient of the inputs (I), which the stage before waits for, and that of the weights (W), which no
+stage waits for. The tables are those that torch.distributed.pipelining runs; a test of the trainer compares them.
 
 Sources: 1F1B and interleaved, arXiv:2104.04473, section 2.2; ZBV, arXiv:2401.10241, section 6; DualPipeV, the V-shaped
 half of DualPipe, arXiv:2412.19437, section 3.2.1.
@@ -20,7 +20,7 @@ from polyreme_api.errors import InvalidConfigError
 
 
 class Schedule(enum.StrEnum):
-    """Orders by the names that torch gives them."""
+    """Schedules by torch's names."""
 
     ONE_F_ONE_B = "1F1B"
     INTERLEAVED = "Interleaved1F1B"
@@ -29,7 +29,7 @@ class Schedule(enum.StrEnum):
 
 
 V_SHAPED = frozenset({Schedule.ZBV, Schedule.DUAL_PIPE_V})
-"""Orders in which a rank holds a stage and its mirror image: the first and the last stage meet on rank 0."""
+"""Schedules in which a rank holds a stage and its mirror image: the first and the last stage meet on rank 0."""
 
 
 class Kind(enum.StrEnum):
@@ -61,11 +61,11 @@ Table = tuple[tuple[Slot, ...], ...]
 
 
 def stages_per_rank(schedule: Schedule, chunks: int | None = None) -> int:
-    """Stages that a rank holds: two wherever the order has several; an interleaved order may have more.
+    """Stages that a rank holds: two if the schedule has several; an interleaved one may have more.
 
     Args:
         schedule: Order of work.
-        chunks: Stages of a rank where the order is interleaved; None for two.
+        chunks: Stages of a rank if the schedule is interleaved; None for two.
     """
     if schedule is Schedule.INTERLEAVED:
         return chunks or 2
@@ -73,12 +73,12 @@ def stages_per_rank(schedule: Schedule, chunks: int | None = None) -> int:
 
 
 def chunks_of(schedule: Schedule | None, ranks: int, stages: int) -> int | None:
-    """Return the stages of a rank where the order is interleaved, from the number of all; None elsewhere."""
+    """Return the stages of a rank if the schedule is interleaved, from the number of all; else None."""
     return stages // ranks if schedule is Schedule.INTERLEAVED and stages else None
 
 
 def ranks_of_stages(schedule: Schedule, ranks: int, chunks: int | None = None) -> tuple[int, ...]:
-    """Say which rank holds each stage."""
+    """Return the rank of each stage."""
     stages = ranks * stages_per_rank(schedule, chunks)
     if schedule in V_SHAPED:
         return tuple(min(stage, stages - 1 - stage) for stage in range(stages))
@@ -86,7 +86,7 @@ def ranks_of_stages(schedule: Schedule, ranks: int, chunks: int | None = None) -
 
 
 def schedule_misfits(schedule: Schedule, *, ranks: int, microbatches: int) -> list[str]:
-    """Say, in words, why a schedule can't run; empty when it can."""
+    """Return, in words, why a schedule can't run; empty if it can."""
     rules = [(ranks > 1, f"schedule {schedule} needs pp of at least 2, it is {ranks}")]
     if schedule is Schedule.INTERLEAVED:
         rounds = max(1, microbatches // ranks)
@@ -155,7 +155,7 @@ def _one_f_one_b(rank: int, ranks: int, microbatches: int) -> Iterator[Slot]:
 
 
 def _zbv(rank: int, ranks: int, microbatches: int) -> Iterator[Slot]:
-    """Down the V and up again; weight gradients directly behind those of inputs, and last where they fill the end."""
+    """Down the V and up again; weight gradients directly after those of inputs, and last where they fill the end."""
     down, up = rank, 2 * ranks - 1 - rank
     f, i, w = Kind.FORWARD, Kind.INPUT, Kind.WEIGHT
     ahead = 2 * (ranks - rank) - 1
@@ -174,7 +174,7 @@ def _zbv(rank: int, ranks: int, microbatches: int) -> Iterator[Slot]:
 
 
 _OLDEST = -1
-"""Stands for the stage whose weight gradient has been owed for longest."""
+"""Stands for the stage whose weight gradient has been pending for longest."""
 
 
 def _dual_pipe_v(rank: int, ranks: int, microbatches: int) -> Iterator[Slot]:

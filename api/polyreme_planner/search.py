@@ -1,6 +1,6 @@
-"""Candidates of a plan, layout x schedule x recomputation x microbatch, and what each costs.
+"""Candidates of a plan, layout x schedule x recomputation x microbatch, and the cost of each.
 
-A candidate is priced by its fullest rank, in microseconds; what is chosen from (``automatic.py``) is played on its
+A candidate is priced by its fullest rank, in microseconds; the finalists (``automatic.py``) are simulated on their
 schedule with layers split by cost.
 """
 
@@ -22,13 +22,13 @@ from polyreme_planner.stage_split import ModelTimes, Split, balanced_split, best
 from polyreme_planner.traffic import Moment, StepExchange, step_exchanges
 
 ROUNDS_PLAYED = 4
-"""Microbatches that are played, in multiples of the pipeline's ranks; what lies beyond goes on at the same pace."""
+"""Microbatches that are simulated, in multiples of the pipeline's ranks; further ones continue at the same pace."""
 MICROBATCH_PACKS_MAX = 8
 BACKWARD_SHARE = 2 / 3
 """Of a pass: a backward makes two products for each of the forward's."""
 TP_MAX, CP_MAX, PP_MAX = 16, 64, 64
 CHUNKS = (3, 4, 8)
-"""Stages of a rank that interleaved orders are searched with, beside two: more shrink the bubble and send more."""
+"""Stages of a rank that interleaved schedules are searched with, besides two: more shrink the bubble and send more."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Candidate:
     microbatch_packs: int
     microbatches: int
     chunks: int | None = None
-    """Stages of a rank where the order is interleaved; None for two."""
+    """Stages of a rank if the schedule is interleaved; None for two."""
 
     def __str__(self) -> str:
         """Name it in one line."""
@@ -55,7 +55,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What is expected of a candidate."""
+    """Expected time and memory of a candidate."""
 
     candidate: Candidate
     split: Split
@@ -63,25 +63,25 @@ class Estimate:
     bubble: float
     memory: Memory
     shares_s: dict[str, float]
-    """Where the fullest rank's time goes: compute, exchanges by axis, bubble, gradients."""
+    """Time of the fullest rank: compute, exchanges by axis, bubble, gradients."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a search found, best first."""
+    """Result of a search, best first."""
 
     best: Estimate | None
     runners_up: tuple[tuple[Estimate, str], ...]
     """Other layouts, and why each lost."""
     leanest: Estimate | None
-    """Where nothing fits: what needs least memory."""
+    """If nothing fits: the candidate that needs least memory."""
     examined: int
     unfit: int
     """Candidates that do not fit the memory."""
 
 
 def candidates(setting: Setting, *, world: int, packs_per_step: int) -> Iterator[Candidate]:
-    """Go through all candidates of a world whose numbers come out even."""
+    """Yield all candidates of a world whose numbers come out even."""
     for layout in layouts(setting, world=world, packs_per_step=packs_per_step):
         yield from layout_candidates(setting, layout, packs_per_step=packs_per_step)
 
@@ -89,7 +89,7 @@ def candidates(setting: Setting, *, world: int, packs_per_step: int) -> Iterator
 def layout_candidates(
     setting: Setting, layout: Layout, *, packs_per_step: int, recomputes: Sequence[Recompute] = tuple(Recompute)
 ) -> Iterator[Candidate]:
-    """Go through the candidates of one layout: without stages one microbatch of all packs is among them."""
+    """Yield the candidates of one layout: without stages one microbatch of all packs is among them."""
     share = packs_per_step // layout.dp
     orders: list[tuple[Schedule | None, int | None]] = [(None, None)]
     if layout.pp > 1:
@@ -113,9 +113,9 @@ def layout_candidates(
 
 
 def layouts(setting: Setting, *, world: int, packs_per_step: int) -> Iterator[Layout]:
-    """Go through the layouts of a world that the model's sizes allow."""
+    """Yield the layouts of a world that the model's sizes allow."""
     d, tokens = setting.shape.decoder, setting.mix.sequence_tokens
-    # Rows of parameters do not go with stages (``job.spec``).
+    # Sharded parameters do not go with stages (``job.spec``).
     stages_max = 1 if setting.numerics.sharded_parameters else min(PP_MAX, d.layers + 2)
     for pp in divisors(world, stages_max):
         for tp in divisors(math.gcd(world // pp, d.heads), min(TP_MAX, setting.hardware.near_devices)):
@@ -139,7 +139,7 @@ def _runs(setting: Setting, schedule: Schedule, ranks: int, microbatches: int, c
 
 
 class Pricer:
-    """Prices candidates of one setting; what several share is worked out once."""
+    """Prices candidates of one setting; intermediate results that several share are cached."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -150,7 +150,7 @@ class Pricer:
         self._common, self._routed = held_parameters(setting.shape)
 
     def bound_s(self, layout: Layout, packs_per_rank: int) -> float:
-        """Bound a step of a layout from below, whatever its schedule: the mean rank's products and exchanges [seconds].
+        """Bound a layout's step from below, whatever its schedule: products and exchanges of the mean rank [seconds].
 
         Args:
             layout: Degrees.
@@ -167,7 +167,7 @@ class Pricer:
         return packs_per_rank / packs * fullest_s + ends_s
 
     def times(self, of: Candidate) -> tuple[ModelTimes, dict[str, float]]:
-        """Time of the parts, and what all parts together exchange by axis [seconds a microbatch]."""
+        """Time of the parts, and the exchanges of all parts together by axis [seconds per microbatch]."""
         key = (of.layout, of.microbatch_packs, of.recompute)
         if key not in self._times:
             priced = part_times(self.setting, of.layout, packs=of.microbatch_packs, recompute=of.recompute)
@@ -181,7 +181,7 @@ class Pricer:
         return self._times[key]
 
     def quick_s(self, of: Candidate) -> float:
-        """Bound the step by the fullest rank and the way through the pipeline [seconds]."""
+        """Compute a bound by the fullest rank and the way through the pipeline [seconds]."""
         times, _ = self.times(of)
         layers_s = self._layers_s[of.layout, of.microbatch_packs, of.recompute]
         whole_s = times.first.total_s + times.last.total_s + layers_s
@@ -203,7 +203,7 @@ class Pricer:
         return of.microbatches * fullest_s + (pp - 1) * whole_s / pp * through[of.schedule] + ends_s
 
     def weighed(self, of: Candidate) -> Estimate:
-        """Work out the memory with layers dealt evenly by cost, and price by the fullest rank."""
+        """Compute the memory with layers split evenly by cost, and price by the fullest rank."""
         times, _ = self.times(of)
         split = self._dealt(of, times)
         return Estimate(
@@ -211,7 +211,7 @@ class Pricer:
         )
 
     def played(self, of: Candidate, plays: int) -> Estimate:
-        """Split by cost under the memory, and play the schedule."""
+        """Split by cost under the memory limit, and simulate the schedule."""
         times, exchanged_s = self.times(of)
         microbatches = of.microbatches
         if of.schedule is None:
@@ -262,7 +262,8 @@ class Pricer:
         work_s = [0.0] * pp
         for rank, stage in zip(ranks_of_stages(of.schedule, pp, of.chunks), stages, strict=True):
             work_s[rank] += stage.total_s * of.microbatches
-        # What was not played is extrapolated, and may come out shorter than the work of the fullest rank.
+        # Microbatches beyond the simulated ones are extrapolated, which may come out shorter than the fullest rank's
+        # work.
         return split, max(took_s, *work_s), sum(work_s) / pp
 
     def _memory(self, of: Candidate, split: Split) -> Memory:
@@ -285,13 +286,13 @@ class Pricer:
         return self._ends_s(of.layout, pass_s, of.microbatches, told=of.schedule not in V_SHAPED)
 
     def _ends_s(self, layout: Layout, pass_s: float, microbatches: int = 1, *, told: bool = True) -> float:
-        """Price what a step waits for once: gradients are summed, weights stepped, parameters gathered [seconds].
+        """Price what a step waits for once: sums of gradients, the update, gathered parameters [seconds].
 
         Args:
             layout: Degrees.
-            pass_s: Forward and backward of one microbatch on the mean rank, which exchanges run behind.
+            pass_s: Forward and backward of one microbatch on the mean rank, which exchanges overlap with.
             microbatches: Of a step.
-            told: Whether the backward passes tell when a gradient is made.
+            told: Whether the backward passes signal when a gradient is made.
         """
         update_s, took_s = self._step_exchanges_s(layout, microbatches, told)
         behind_s = {
@@ -303,7 +304,7 @@ class Pricer:
         return update_s + sum(max(0.0, took_s[moment] - behind_s[moment]) for moment in took_s)
 
     def _step_exchanges_s(self, layout: Layout, microbatches: int, told: bool) -> tuple[float, dict[Moment, float]]:
-        """Price the update, and what is exchanged once a step by the moment when it runs; each once a layout."""
+        """Price the update, and what is exchanged once a step by the moment when it runs; each once per layout."""
         if not self.setting.numerics.sharded_parameters:
             microbatches = 1  # only rows of parameters are exchanged with each of them
         key = (layout, microbatches, told)
@@ -334,12 +335,12 @@ def _program(of: Candidate, microbatches: int) -> Program:
 
 
 def played_microbatches(of: Candidate) -> int:
-    """Microbatches of a candidate that are played."""
+    """Simulated microbatches of a candidate."""
     return min(of.microbatches, most_microbatches_played(of.layout))
 
 
 def most_microbatches_played(layout: Layout) -> int:
-    """Microbatches beyond which a pipeline goes on at the same pace, and holds no more."""
+    """Microbatches beyond which a pipeline continues at the same pace, and holds no more."""
     return ROUNDS_PLAYED * layout.pp
 
 
@@ -349,12 +350,12 @@ def trained_today(of: Candidate) -> bool:
 
 
 def goes_with(recompute: Recompute, schedule: Schedule | None) -> bool:
-    """Whether layers may make so much anew: gradients of inputs and weights apart would make a whole layer twice."""
+    """Whether layers may recompute so much: separate gradients of inputs and weights would recompute a layer twice."""
     return recompute is not Recompute.FULL or schedule not in V_SHAPED
 
 
 def play(setting: Setting, estimate: Estimate) -> Simulated | None:
-    """Play the pipeline of an estimate once more, for its picture; None without a pipeline."""
+    """Simulate the pipeline of an estimate once more, for its picture; None without a pipeline."""
     of = estimate.candidate
     if of.schedule is None:
         return None
@@ -365,7 +366,7 @@ def play(setting: Setting, estimate: Estimate) -> Simulated | None:
 
 
 def why_slower(other: Estimate, best: Estimate) -> str:
-    """Say what makes another plan slower than the best."""
+    """Return why another plan is slower than the best."""
     slower = other.step_s / best.step_s - 1
     names = set(other.shares_s) | set(best.shares_s)
     more = {name: other.shares_s.get(name, 0.0) - best.shares_s.get(name, 0.0) for name in sorted(names)}

@@ -27,7 +27,7 @@ class VisionShape:
     """Side of a square patch [pixels]."""
     channels: int = 3
     merge: int = 2
-    """Patches a side that the pixel shuffle joins into one language-model token."""
+    """Patches per side that the pixel shuffle joins into one language-model token."""
     position_rows: int = 64
     """Rows and columns of the learned position table, interpolated (bicubic) to each image's grid."""
     rope_theta: float = 10_000.0
@@ -75,9 +75,9 @@ class DecoderShape:
     yarn_positions: int = 4096
     """Positions before YaRN extends them (``original_max_position_embeddings``) [tokens]."""
     yarn_beta_fast: float = 32.0
-    """Rotary pairs that turn more often than this over ``yarn_positions`` stay as they are."""
+    """Rotary pairs that rotate more often than this over ``yarn_positions`` stay as they are."""
     yarn_beta_slow: float = 1.0
-    """Rotary pairs that turn less often than this are slowed down by the whole ``yarn_factor``."""
+    """Rotary pairs that rotate less often than this are slowed down by the whole ``yarn_factor``."""
     yarn_mscale: float = 1.0
     """Growth of the rotated parts of queries and keys with the logarithm of ``yarn_factor``."""
     yarn_mscale_all_dim: float = 0.0
@@ -90,7 +90,7 @@ class DecoderShape:
 
 
 NO_VISION = VisionShape(layers=0, width=0, heads=0, ffn_width=0)
-"""Neither tower nor projector: the model reads text alone."""
+"""Neither tower nor projector: the model only reads text."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,14 +228,14 @@ ANY_MODEL = ModelShape(
         rope_theta=0.0,
     ),
 )
-"""Stands in the plan of a job that brings its own training: nothing is known of its model."""
+"""Placeholder in the plan of a job that brings its own training: nothing is known of its model."""
 
 _MAY_BE_ZERO = frozenset({"dense_layers", "shared_experts", "yarn_mscale_all_dim"})
 _LATER = (
     "expert_groups", "groups_per_token",
     "yarn_factor", "yarn_positions", "yarn_beta_fast", "yarn_beta_slow", "yarn_mscale", "yarn_mscale_all_dim",
 )  # fmt: skip
-"""Sizes that came after the first checkpoints: with their defaults they are no part of a shape's digest."""
+"""Sizes that came after the first checkpoints: with their defaults they are not part of a shape's digest."""
 GEMM_BYTES = 16
 """Rows that experts multiply begin at multiples of so many bytes (torch's ``grouped_mm``)."""
 

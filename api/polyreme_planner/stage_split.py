@@ -1,9 +1,9 @@
-"""Which decoder layers each stage of a pipeline gets, by what they cost, with tower and head priced.
+"""Split of the decoder layers over the stages of a pipeline, by their cost, with tower and head priced.
 
-The tower and the embedding stand on the first stage and the head on the last, so a split is one number of layers a
-stage. Stages may be of unlike size: of two stages that one rank holds (V-shaped or interleaved), the sum and the parts
-matter. A split is good when its schedule, played with its times, ends early; small problems are tried out whole, larger
-ones are climbed from several starts, by a bounded number of plays.
+The tower and the embedding are on the first stage and the head on the last, so a split is one number of layers per
+stage. Stages may differ in size: of two stages that one rank holds (V-shaped or interleaved), the sum and the parts
+matter. A split is good if its schedule, simulated with its times, ends early; small problems are searched completely,
+larger ones by hill climbing from several starts, with a bounded number of simulations.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from polyreme_planner.pipeline_simulation import StageTimes, program
 from polyreme_planner.schedules import Schedule, ranks_of_stages
 
 PLAYS_MAX = 4000
-"""Plays of the schedule that one split may cost."""
+"""Most simulations of the schedule for one split."""
 WHOLE_MAX = 400
-"""Splits up to which all of them are tried."""
+"""Number of splits up to which all of them are tried."""
 KICKS_MAX = 4000
-"""Pairs of changes that are looked at."""
+"""Pairs of changes that are examined."""
 MOVED_MAX = 3
 """Layers that one change may move at once."""
 NOTHING = StageTimes(forward_s=0.0, input_s=0.0, weight_s=0.0)
@@ -60,7 +60,7 @@ def plus(*parts: StageTimes) -> StageTimes:
 
 
 def least_layers(stages: int) -> Split:
-    """Fewest layers of each stage: the first has the embedding and the last the head, so these may do without."""
+    """Fewest layers of each stage: the first has the embedding and the last the head, so these may have none."""
     return tuple(int(0 < stage < stages - 1) for stage in range(stages))
 
 
@@ -68,7 +68,7 @@ def check_layers(layers: int, stages: int) -> None:
     """Refuse more stages than the layers can fill.
 
     Raises:
-        InvalidConfigError: If they do not suffice.
+        InvalidConfigError: If there are too few layers.
     """
     if layers < sum(least_layers(stages)):
         raise InvalidConfigError(
@@ -79,16 +79,16 @@ def check_layers(layers: int, stages: int) -> None:
 
 
 def equal_split(layers: int, stages: int) -> Split:
-    """Give every stage as many layers as every other, the first ones one more where that does not come out even."""
+    """Give every stage the same number of layers; if that does not come out even, the first ones get one more."""
     each, more = divmod(layers, stages)
     return tuple(each + (stage < more) for stage in range(stages))
 
 
 def balanced_split(times: ModelTimes, *, schedule: Schedule, ranks: int, chunks: int | None = None) -> Split:
-    """Deal the layers so that no rank has much more to do than another; no schedule is played.
+    """Split the layers so that no rank has much more work than another; no schedule is simulated.
 
-    Exact where all layers cost the same: each layer goes to the rank that is done first, and there to the stage that
-    has least to do.
+    Exact if all layers cost the same: each layer goes to the rank that is done first, and there to the stage with the
+    least work.
 
     Raises:
         InvalidConfigError: If there are more stages than layers can fill.
@@ -129,13 +129,13 @@ def best_split(
         schedule: Order of work.
         ranks: Of the pipeline.
         microbatches: Of a step.
-        chunks: Stages of a rank where the order is interleaved.
+        chunks: Stages of a rank if the schedule is interleaved.
         transfer_s: Between ranks.
-        plays: Most plays of the schedule.
-        allowed: Whether a split may be taken, as for memory; a split that may not is passed by.
+        plays: Most simulations of the schedule.
+        allowed: Whether a split is allowed, for example by its memory; others are skipped.
 
     Returns:
-        The split and its time [seconds]; an infinite time where no split that was tried is allowed.
+        The split and its time [seconds]; an infinite time if no split that was tried is allowed.
 
     Raises:
         InvalidConfigError: If there are more stages than layers can fill, or the schedule does not fit.
@@ -159,7 +159,7 @@ def best_split(
     for start in (best, equal_split(layers, stages)):
         if _above(start, least):
             best = min(best, _climb(start, took_s, least, lambda: len(known) < plays), key=took_s)
-    for kicked in _kicks(best, least):  # out of the hill's own valley: no single change leads there
+    for kicked in _kicks(best, least):  # out of the local optimum: no single change leads there
         if len(known) >= plays:
             break
         best = min(best, _climb(kicked, took_s, least, lambda: len(known) < plays), key=took_s)
@@ -167,7 +167,7 @@ def best_split(
 
 
 def _climb(start: Split, took_s: Callable[[Split], float], least: Split, go_on: Callable[[], bool]) -> Split:
-    """Take the first change that helps, until none does or the plays are spent."""
+    """Take the first change that helps, until none does or the simulations are used up."""
     best, helped = start, True
     while helped and go_on():
         helped = False

@@ -1,16 +1,16 @@
 """Bytes that one rank sends in each exchange of a step: the one traffic model of planner, placement and report.
 
-It states what ``trainer/parallel`` sends. In the forward of a layer, for S tokens of a rank:
+It describes what ``polyreme_trainer/parallel`` sends. In the forward of a layer, for S tokens of a rank:
 
 - tensor parallel (arXiv:2205.05198): rows gathered and scattered around attention and feed-forward;
 - Ulysses (arXiv:2309.14509): queries, keys and values change from heads to tokens, outputs back;
 - ring: keys and values, padded to the width of keys, go to the next rank ``ring - 1`` times. In the backward they do
-  so again, and their gradients follow them, in float32, ``ring`` times. All but the last of these run behind the
+  so again, and their gradients follow them, in float32, ``ring`` times. All but the last of these overlap with the
   products of attention;
 - expert parallel: each token's rows to its experts, and back.
 
-But for the ring, the backward sends as much as the forward. What the tower exchanges depends on the images, which are
-not known: it is left out.
+Except for the ring, the backward sends as much as the forward. The tower's exchanges depend on the images, which are
+not known: they are left out.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ class Exchange:
     forward: Sent
     backward: Sent
     far_bytes: float | None = None
-    """Bytes of a pass that leave the node, where that is less than an even spread over the group."""
+    """Bytes of a pass that leave the node, if that is less than an even spread over the group."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """How a training framework differs from ours in what it sends and what it hides behind products."""
+    """Differences of a training framework from ours in what it sends and what it overlaps with products."""
 
     overlapped: frozenset[str] = frozenset()
-    """Axes whose exchanges run behind products: ``tp``, ``cp``, ``ep``, ``pp``."""
+    """Axes whose exchanges overlap with products: ``tp``, ``cp``, ``ep``, ``pp``."""
     token_nodes: int | None = None
-    """Nodes that hold a token's experts, where the dispatcher sends a token once to each of them and spreads it there
+    """Nodes that hold a token's experts, if the dispatcher sends a token once to each of them and spreads it there
     (arXiv:2412.19437, section 3.2.2). None: a row for each expert, wherever it is."""
 
 
 TRAINER = Framework()
-"""What ``polyreme_trainer`` does."""
+"""Framework of ``polyreme_trainer``."""
 
 
 def exchanges(
@@ -84,7 +84,7 @@ def exchanges(
         numerics: Bytes of a number.
         tokens: Of a data-parallel rank, before cp and tp cut them.
         near_devices: Devices of a node.
-        framework: Whose dispatcher it is.
+        framework: The training framework with its dispatcher.
     """
     context = _context(shape, layout, numerics, tokens / layout.cp)
     attention, feed_forward, row = _tensor(shape, layout, numerics, tokens / layout.cp)
@@ -161,7 +161,7 @@ def _experts(
     far_bytes = None
     if framework.token_nodes is not None and nodes > 1:
         far_bytes = 2 * min(framework.token_nodes, chosen, nodes) * row_bytes * (nodes - 1) / nodes
-    # Forward, an exchange of counts goes first; the gradient takes the same way without.
+    # In the forward, an exchange of counts goes first; the gradient takes the same route without it.
     return (
         Exchange(
             axis="ep",
@@ -175,7 +175,7 @@ def _experts(
 
 
 class Moment(enum.StrEnum):
-    """When the gradients' and parameters' exchanges of a step run."""
+    """Moment in a step at which gradients and parameters are exchanged."""
 
     BEHIND_BACKWARD = "during the last backward pass"
     BEHIND_PASSES = "during the passes of every microbatch"
@@ -196,20 +196,20 @@ class StepExchange:
 def step_exchanges(
     layout: Layout, numerics: Numerics, *, common: float, routed: float, microbatches: int, told: bool = True
 ) -> tuple[StepExchange, ...]:
-    """List what is exchanged of gradients and parameters in a step, by one rank.
+    """List the exchanges of gradients and parameters in a step, by one rank.
 
-    Gradients are float32 whatever the model computes in. Without divided states they are all-reduced after the backward
-    passes (``parallel/gradients.py``). Where ranks divide the update, they are reduce-scattered while the last backward
-    pass runs, and the parameters gathered behind the update (``parallel/zero.py``). Where ranks hold rows, a layer is
-    gathered in each forward and backward, and gradients reduce-scattered behind each (``parallel/sharded.py``).
+    Gradients are float32 whatever the model computes in. Without sharded states they are all-reduced after the backward
+    passes (``parallel/gradients.py``). Under ZeRO-1, they are reduce-scattered while the last backward pass runs, and
+    the parameters gathered after the update (``parallel/zero1.py``). With sharded parameters, a layer is gathered in
+    each forward and backward, and gradients reduce-scattered after each (``parallel/fsdp.py``).
 
     Args:
         layout: Degrees.
-        numerics: Bytes of a number, and who holds which state.
+        numerics: Bytes of a number, and sharding of the state.
         common: Parameters of a rank that all ranks of its stage hold, or a slice of them.
         routed: Routed experts' parameters of a rank.
         microbatches: Of a step.
-        told: Whether a backward pass tells when a gradient is made; orders that make gradients of weights apart do not.
+        told: Whether a backward pass signals when a gradient is made; zero-bubble schedules do not.
     """
     groups = (
         (Group(ranks=layout.dp * layout.cp, stride=layout.tp), common),

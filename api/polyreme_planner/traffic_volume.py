@@ -1,6 +1,6 @@
-"""Bytes that each parallel group moves in a step, which the placer of the operator weighs by distance in the network.
+"""Bytes that each parallel group moves in a step, which the operator's placement weighs by distance in the network.
 
-The sums of the one traffic model (``traffic.py``) over the layers and microbatches of a step.
+They sum up the one traffic model (``traffic.py``) over the layers and microbatches of a step.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from polyreme_planner.shapes import ModelShape
 from polyreme_planner.traffic import by_axis, exchanges, parameter_bytes
 
 NOMINAL_BYTES: Mapping[str, int] = {"tp": 16 * 2**30, "ep": 8 * 2**30, "cp": 4 * 2**30, "dp": 2 * 2**30, "pp": 2**30}
-"""Bytes that a rank sends in a step, where the model is not known. Only their order means anything: tensor, expert and
-context groups exchange activations in every layer, data groups gradients once a step, stages one activation each."""
+"""Bytes that a rank sends in a step if the model is not known. Only their order matters: tensor, expert and context
+groups exchange activations in every layer, data groups gradients once a step, stages one activation each."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +51,16 @@ def shared_parameters(shape: ModelShape) -> int:
 def group_volumes(
     layout: Layout, *, shape: ModelShape, tokens_per_rank: int, numerics: Numerics = FLOAT32, microbatches: int = 1
 ) -> tuple[GroupVolume, ...]:
-    """Work out the traffic of each group with more than one rank, of the mean stage.
+    """Compute the traffic of each group with more than one rank, of the mean stage.
 
     Gradients of dense parameters are summed over dp, cp and tp, those that tensor ranks share over dp and cp; for the
-    placer each axis bears a ring of its own.
+    placement each axis has a ring of its own.
 
     Args:
         layout: Degrees.
         shape: Sizes of the model.
         tokens_per_rank: Tokens of one data-parallel rank in a step, before cp and tp cut them.
-        numerics: Bytes of a number, and who holds which state.
+        numerics: Bytes of a number, and sharding of the state.
         microbatches: Of a step.
     """
     routed, shared = expert_parameters(shape), shared_parameters(shape)
@@ -92,7 +92,7 @@ def group_volumes(
 
 
 def nominal_volumes(layout: Layout) -> tuple[GroupVolume, ...]:
-    """Rank the traffic of groups whose model is not known, so that those who talk most can sit nearest."""
+    """Rank the traffic of groups whose model is not known, so that those that exchange most can be nearest."""
     ranks = {axis: getattr(layout, axis) for axis in NOMINAL_BYTES}
     return tuple(
         GroupVolume(axis=axis, ranks=ranks[axis], bytes_per_rank=NOMINAL_BYTES[axis], messages=1)

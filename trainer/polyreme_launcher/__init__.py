@@ -1,1 +1,1 @@
-"""The launcher: one process in every pod; it forks the ranks, and agrees with the others when they may run."""
+"""The launcher: one process in every pod; it forks the ranks, and agrees with the other launchers when they may run."""

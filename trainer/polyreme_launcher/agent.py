@@ -1,4 +1,4 @@
-"""The launcher's shell: owns the follower's machine, the ranks' parent, and, on index 0, the leader."""
+"""The launcher's I/O shell: owns the follower's machine, the ranks' parent and, on index 0, the leader."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LAUNCHER_NAME_BYTES = 8
 GRACE_S = 25.0
 """How long ranks may take to checkpoint after SIGTERM: less than the pod's own grace of 30 s."""
 _NOT_FOR_RANKS = {names.LEADER_FD, names.HOST_FD, names.TOKEN_FILE, names.SECRET_FILE}
-"""Descriptors that only the launcher has, and what only it may read."""
+"""Descriptors that only the launcher has, and variables that only it may read."""
 _RANK_SIGNALS = {machine.RankSignal.CHECKPOINT: signal.SIGUSR1, machine.RankSignal.STOP: signal.SIGTERM}
 
 
@@ -91,7 +91,7 @@ class Launcher:
             self._copies.close()
 
     async def _meet(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Become the leader, or look for it."""
+        """Become the leader, or connect to it."""
         if self._pod.index == 0:
             self._leading = Leading(
                 pod=self._pod,
@@ -135,7 +135,7 @@ class Launcher:
 
     def _on_rank_exit(self, attempt: int, rank: int, code: int | None, number: int | None, said: str) -> None:
         if rank == 0 and self._pipe is not None:
-            # What it said last counts before that it ended.
+            # Its last messages are handled before its exit.
             self._pipe.drain()
             self._pipe.close()
             self._pipe = None
@@ -166,7 +166,7 @@ class Launcher:
                 self._end(code)
 
     def _fork(self, effect: machine.ForkRanks) -> None:
-        """Fork the ranks; one that can't be is one that the machine failed, so that somebody hears of it."""
+        """Fork the ranks; one that can't be forked is reported as failed by the machine."""
         attempt, begun = effect.directive.attempt, 0
         try:
             write_atomically(self._job_file, effect.directive.job_json, durable=False)
@@ -225,14 +225,14 @@ class Launcher:
         return found | leading
 
     def _record_processes(self) -> None:
-        """Say which process is which, for people and for tests that hurt one."""
+        """Record the pids of all processes, for people and for tests that hurt one."""
         ranks = {str(rank): pid for rank, pid in sorted(self._ranks.pids.items())}
         processes = {"launcher": os.getpid(), "zygote": self._ranks.fork_server_pid, "ranks": ranks}
         with contextlib.suppress(OSError):
             write_atomically(self._directory / PROCESSES_FILE, json.dumps(processes), durable=False)
 
     def _end_with_host(self) -> None:
-        """End at once when the kubelet's end of the pipe closes: where no kernel kills orphans, this does."""
+        """End at once when the kubelet's end of the pipe closes: needed where no kernel kills orphans."""
         inherited = self._environment.get(names.HOST_FD)
         if inherited:
             asyncio.get_running_loop().add_reader(int(inherited), self._on_host_end, int(inherited))

@@ -1,6 +1,6 @@
 """A small client of the Kubernetes API for one job: the same calls against the embedded cluster and a real API server.
 
-In a cluster the token is the pod's service account's, read anew for every request because the kubelet rotates it.
+In a cluster the token is the pod's service account's, read again for every request because the kubelet rotates it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ApiConflictError(RefusedError):
 
 
 class ApiGoneError(RetryableError):
-    """The watch's history is gone (410): read anew."""
+    """The watch's history has expired (410): list again."""
 
 
 class ApiAwayError(RetryableError):
@@ -57,7 +57,7 @@ class ApiClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
-        """Make the connection pool."""
+        """Create the connection pool."""
         # Only in a cluster: a loopback URL is plain HTTP.
         tls = ssl.create_default_context(cafile=str(CLUSTER_CA)) if CLUSTER_CA.exists() else True
         timeout = aiohttp.ClientTimeout(total=REQUEST_S, connect=CONNECT_S)

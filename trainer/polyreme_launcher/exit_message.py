@@ -1,4 +1,4 @@
-"""What a process says of its own end, made fit for a status that everybody may read."""
+"""The message of a process's exit, made fit for a status that everybody may read."""
 
 from __future__ import annotations
 

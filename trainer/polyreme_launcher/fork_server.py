@@ -1,9 +1,9 @@
-"""The warm parent of the ranks: imports what ranks need, then forks them, reaps them, and reports each end at once.
+"""The warm parent of the ranks: imports what ranks need, then forks and reaps them, and reports each exit at once.
 
 Importing torch and building the first optimizer takes seconds; a fork of a process that has done so takes milliseconds.
 So this process must stay fit to fork: one thread, no process group, no accelerator. Until it warms, it imports the
-standard library and two small modules that need nothing else. It speaks datagrams of JSON over an inherited socket,
-with file descriptors beside them.
+standard library and two small modules that need nothing else. It exchanges datagrams of JSON over an inherited socket,
+which also carries file descriptors.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ DEFAULT_TARGET = "polyreme_launcher.rank:main"
 TARGET_VARIABLE = "POLYREME_RANK_TARGET"
 ERROR_VARIABLE = "POLYREME_ERROR_FD"
 ERROR_BYTES_MAX = 4096
-"""Longest last word of a rank; less than what a pipe takes without blocking."""
+"""Longest last message of a rank; less than a pipe takes without blocking."""
 MESSAGE_BYTES_MAX = 1 << 18
 DESCRIPTORS_MAX = 8
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one launcher: ``fork server <socket's descriptor> <launcher's pid>``."""
+    """Serve one launcher: ``fork_server <socket's descriptor> <launcher's pid>``."""
     end_with_parent(int(arguments[1]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -61,18 +61,19 @@ class ForkServer:
             os.set_blocking(end, False)
 
     def warm(self, target: str) -> None:
-        """Import the ranks' code, and have torch build what it builds lazily."""
+        """Import the ranks' code, and make torch build what it builds lazily."""
         module, _, function = target.partition(":")
         self._target = getattr(importlib.import_module(module), function)
         if "torch" in sys.modules:
             _warm_torch(optimizer=target != DEFAULT_TARGET)
-        # What lives now lives for ever: the collector never touches it, so its pages stay shared with the ranks.
+        # Objects that live now live for ever: the collector never touches them, so their pages stay shared with the
+        # ranks.
         gc.collect()
         gc.freeze()
         self.say(type="ready", threads=len(os.listdir("/proc/self/task")))  # noqa: PTH208 - pathlib is not worth a module
 
     def serve(self) -> int:
-        """Obey until the launcher goes; every rank goes then."""
+        """Obey until the launcher is gone; every rank then ends too."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         poll = select.poll()
@@ -106,7 +107,7 @@ class ForkServer:
 
     def _fork(self, command: dict[str, Any], descriptors: list[int]) -> None:
         parent = os.getpid()
-        # A pipe and no file: what a rank says when the disk is full must get through too.
+        # A pipe and not a file: a rank's message must get through even if the disk is full.
         told, tells = os.pipe()
         for end in (told, tells):
             os.set_blocking(end, False)
@@ -115,7 +116,7 @@ class ForkServer:
             os.close(told)
             self._become_rank(parent, command, descriptors, tells)
         os.close(tells)
-        # In both processes: whoever comes first, the group exists before anyone signals it.
+        # In both processes: whichever comes first, the group exists before anyone signals it.
         with contextlib.suppress(PermissionError, ProcessLookupError):
             os.setpgid(pid, pid)
         self._ranks[pid] = (command["attempt"], command["rank"], told)
@@ -129,7 +130,7 @@ class ForkServer:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
-            # Asked to checkpoint before the rank listens for it: no reason to die.
+            # A request to checkpoint may come before the rank listens for it; it must not die of that.
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
             _redirect(command["log"])
             others = (told for _, _, told in self._ranks.values())
@@ -155,7 +156,7 @@ class ForkServer:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is None:
                 return
-            # What the rank started goes with it, while its unreaped pid still keeps the name of the group.
+            # Children of the rank end with it, while its unreaped pid still keeps the name of the group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(ended.si_pid, signal.SIGKILL)
             pid, status = os.waitpid(ended.si_pid, 0)
@@ -178,7 +179,7 @@ class ForkServer:
 
     def say(self, **message: Any) -> None:
         """Tell the launcher."""
-        # The launcher reads at once or is gone; when it is gone, the next read of a command says so.
+        # The launcher reads at once or is gone; if it is gone, the next read of a command reports that.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._commands.send(json.dumps(message).encode())
 
@@ -222,7 +223,7 @@ def _tell(tells: int, sentence: str) -> None:
 
 
 def _last_word(told: int) -> str:
-    """Read what a rank said by its error pipe; never waits, whoever else still holds the other end."""
+    """Read a rank's error pipe; never waits, whoever else still holds the other end."""
     try:
         return os.read(told, ERROR_BYTES_MAX).decode(errors="replace")
     except BlockingIOError:
@@ -238,7 +239,7 @@ def _flush() -> None:
 
 
 def _warm_torch(*, optimizer: bool) -> None:
-    """Build one optimizer: torch's first one imports the compiler, seconds in every rank otherwise; ours does not."""
+    """Build one optimizer: torch's first one imports the compiler, which takes seconds in every rank otherwise."""
     torch = importlib.import_module("torch")
     torch.set_num_threads(1)
     if optimizer:

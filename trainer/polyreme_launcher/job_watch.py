@@ -1,4 +1,4 @@
-"""The leader's view of its job: read, then watch, for ever; what it makes of ``status.attempt``."""
+"""The leader's view of its job: read, then watched; ``status.attempt`` with its plan is passed to the machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
 HEADROOM_BYTES = 4096
-"""What a directive's other fields may take of its line."""
+"""Most bytes that a directive's other fields take of its line."""
 
 
 async def watch_attempts(

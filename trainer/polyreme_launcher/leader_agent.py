@@ -1,4 +1,4 @@
-"""What only index 0's launcher does: the leader's machine, the job's watch, the followers, the Lease, resume points."""
+"""The part of index 0's launcher that leads: the leader's machine, job watch, followers, Lease, resume points."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Leading:
     Args:
         pod: The pod's environment.
         environment: All variables, for the optional ones.
-        launcher: Name of this very process.
+        launcher: Name of this process.
         secret: Secret of the job.
         clock: Clock.
-        to_own_follower: Takes what the leader says to index 0.
-        on_fail: Called with an error that the launcher cannot live with.
+        to_own_follower: Takes the leader's messages to index 0.
+        on_fail: Called with an error that the launcher cannot survive.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Leading:
         """Listen, connect, watch.
 
         Raises:
-            EnvironmentFailedError: If the leader's port can't be had.
+            EnvironmentFailedError: If the leader's port is not available.
         """
         await self._api.open()
         await self._server.start(self._listener())
@@ -100,7 +100,7 @@ class Leading:
         self.feed(machine.PeerConnected(index=0, replacement=self._pod.replacement))
 
     async def close(self) -> None:
-        """Write what is left to write, then let go."""
+        """Write pending records, then close."""
         await self._lease.flush(timeout_s=FLUSH_S)
         for task in self._tasks:
             task.cancel()
@@ -108,11 +108,11 @@ class Leading:
         await self._api.close()
 
     def from_own_follower(self, message: Message) -> None:
-        """Take what index 0's follower says."""
+        """Take a message of index 0's follower."""
         self._on_message(0, self._pod.replacement, message)
 
     def feed(self, event: machine.LeaderEvent) -> None:
-        """Step the machine and do what it asks."""
+        """Step the machine and apply its effects."""
         self._state, effects = machine.LeaderMachine.step(self._state, event, self._clock.steady_s())
         for effect in effects:
             self._apply(effect)
@@ -142,7 +142,7 @@ class Leading:
 
     def _send(self, index: int, message: Message) -> None:
         if index == 0:
-            # Behind what is being done now, as a message over the wire would be.
+            # After the present effects, as a message over the wire would be.
             asyncio.get_running_loop().call_soon(self._to_own_follower, message)
         else:
             self._server.send(index, message)
@@ -207,7 +207,7 @@ class Leading:
         self.feed(machine.AttemptRefused(attempt=attempt, message=short_sentence(why), code=int(code)))
 
     def _listen_for_ranks(self) -> tuple[str, int]:
-        """Make the rendezvous' listening socket here, so that no other process can have its port."""
+        """Open the rendezvous' listening socket here, so that no other process can have its port."""
         if self.master is not None:
             self.master.close()
         host = self._pod.leader_address.rpartition(":")[0]

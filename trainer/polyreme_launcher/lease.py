@@ -18,11 +18,11 @@ LEASE_S = 15
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
 CONFLICTS_MAX = 16
-"""Writes of other hands that one write gives way to before it waits."""
+"""Conflicts that one write retries at once before it waits."""
 
 
 class LeaseKeeper:
-    """Writes the newest record; one write at a time, an unwritten record gives way to a newer one.
+    """Writes the newest record; one write at a time, and a newer record replaces one that is not yet written.
 
     Args:
         api: Client.
@@ -60,13 +60,13 @@ class LeaseKeeper:
         self._version: str | None = None
 
     def put(self, record: ProgressRecord) -> None:
-        """Have a record written as soon as the one before it is."""
+        """Queue a record for writing."""
         self._pending = record
         self._idle.clear()
         self._wake.set()
 
     async def flush(self, *, timeout_s: float) -> None:
-        """Wait until nothing is left to write, or for so long."""
+        """Wait until all records are written, or for so long."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
 
@@ -82,7 +82,7 @@ class LeaseKeeper:
             try:
                 written = await self._write(record)
             except (ApiAwayError, ApiRefusedError, NotFoundError):
-                # The API may stay away for long; training goes on without it.
+                # The API may be unavailable for long; training continues without it.
                 self._put_back(record)
                 self._version = None
                 await self._clock.sleep(delay_s)
@@ -97,13 +97,13 @@ class LeaseKeeper:
                 self._idle.set()
 
     def _put_back(self, record: ProgressRecord) -> None:
-        """Have a record written again, unless a newer one has come."""
+        """Queue a record again, unless a newer one has come."""
         if self._pending is None:
             self._pending = record
         self._wake.set()
 
     async def _write(self, record: ProgressRecord) -> bool:
-        """Write one record; False when another writer's stands there that forbids it."""
+        """Write one record; False if a record of another writer forbids it."""
         for _ in range(CONFLICTS_MAX):
             try:
                 if self._version is None:
@@ -121,7 +121,7 @@ class LeaseKeeper:
                     self._version = None
                     continue
             except ApiConflictError:
-                # Another hand wrote: read what stands there and decide anew.
+                # Another writer was faster: read its record and decide again.
                 self._version = None
                 continue
             self._version = result["metadata"]["resourceVersion"]

@@ -1,4 +1,4 @@
-"""Leader and followers over TCP: a proof both ways, then lines of JSON."""
+"""Leader and followers over TCP: mutual authentication, then lines of JSON."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from polyreme_launcher.protocol.handshake import (
 from polyreme_launcher.protocol.messages import LINE_BYTES_MAX, Message, decode, encode
 
 GREETING_S = 5.0
-"""Longest greeting; who takes longer is no launcher of ours."""
+"""Longest greeting; a peer that sends more is not a launcher of ours."""
 CLOSE_S = 1.0
 BACKLOG = 512
 """Connections that may wait to be accepted: a whole gang comes at once."""
 GREETINGS_MAX = 256
-"""Connections that may be greeting at a time."""
+"""Connections that may be in the greeting at a time."""
 RECONNECT_FIRST_S = 0.05
 RECONNECT_MAX_S = 2.0
 WRITE_BUFFER_BYTES_MAX = 8 << 20
-"""A peer that lets more pile up unread is dropped; it connects anew."""
+"""Most unread data of a peer; one with more is dropped and connects again."""
 
 _Broken = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, InvalidConfigError, TimeoutError)
 
 
 class LeaderServer:
-    """Accepts followers and passes on what proven ones say.
+    """Accepts followers and passes on the messages of authenticated ones.
 
     Args:
         job_uid: UID of the job.
         secret: Secret of the job.
-        on_connected: Called with index and replacement of a proven follower.
+        on_connected: Called with index and replacement of an authenticated follower.
         on_lost: Called when its connection breaks; not for one that a newer connection of the same index displaced.
         on_message: Called with index, replacement and message.
     """
@@ -80,13 +80,13 @@ class LeaderServer:
         writers = [writer for _, writer in self._peers.values()]
         for writer in writers:
             writer.close()
-        # What was said last still goes out.
+        # Messages that were queued are still sent.
         with contextlib.suppress(*_Broken):
             async with asyncio.timeout(CLOSE_S):
                 await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
     def send(self, index: int, message: Message) -> None:
-        """Say something to a follower; dropped when it is not connected."""
+        """Send a message to a follower; it is dropped if the follower is not connected."""
         peer = self._peers.get(index)
         if peer is None:
             return
@@ -110,7 +110,7 @@ class LeaderServer:
             writer.close()
             return
         if hello is None or hello.index == 0:
-            # Index 0 is the leader's own, and never comes over the wire.
+            # Index 0 is the leader's own follower, and never comes over the wire.
             writer.close()
             return
         await self._serve(hello, reader, writer)
@@ -152,19 +152,19 @@ class LeaderServer:
 
 
 class FollowerLink:
-    """Keeps a connection to the leader, whoever that is at the moment.
+    """Keeps a connection to the present leader.
 
     Args:
-        address: ``host:port``; the name is resolved anew for every connection.
+        address: ``host:port``; the name is resolved again for every connection.
         job_uid: UID of the job.
         index: The follower's worker index.
         replacement: Its replacement number.
         secret: Secret of the job.
         clock: Clock.
-        on_connected: Called when the leader has proved itself.
+        on_connected: Called when the leader has authenticated itself.
         on_lost: Called when the connection breaks.
         on_message: Called for every message.
-        silence_max_s: A connection on which nothing is heard for so long is given up.
+        silence_max_s: A connection that is silent for so long is closed.
     """
 
     def __init__(
@@ -190,22 +190,22 @@ class FollowerLink:
         self._writer: asyncio.StreamWriter | None = None
 
     def send(self, message: Message) -> None:
-        """Say something to the leader; dropped when there is no connection."""
+        """Send a message to the leader; it is dropped if there is no connection."""
         if self._writer is not None:
             self._writer.write(encode(message))
 
     async def run(self) -> None:
-        """Connect, read until the connection breaks, connect anew."""
+        """Connect, read until the connection breaks, connect again."""
         delay_s = RECONNECT_FIRST_S
         while True:
             if await self._connect():
-                # Only a leader that says something is one to hurry back to: one that drops us has no place for us.
+                # Reconnect quickly only to a leader that sends messages: one that drops us has no place for us.
                 delay_s = RECONNECT_FIRST_S
             await self._clock.sleep(delay_s)
             delay_s = min(2 * delay_s, RECONNECT_MAX_S)
 
     async def _connect(self) -> bool:
-        """Hold one connection until it breaks or falls silent; tell whether the leader said something on it."""
+        """Hold one connection until it breaks or falls silent; return whether the leader sent a message on it."""
         writer: asyncio.StreamWriter | None = None
         proven = heard = False
         try:
@@ -233,7 +233,7 @@ class FollowerLink:
         return heard
 
     async def _next_line(self, reader: asyncio.StreamReader) -> bytes:
-        # The end of a leader that is frozen, or whose node is lost, never comes by the connection itself.
+        # The connection itself never reports the end of a leader that is frozen, or whose node is lost.
         async with asyncio.timeout(self._silence_max_s):
             return await reader.readuntil(b"\n")
 

@@ -1,4 +1,4 @@
-"""What the processes of the ranks do, as the kernel tells it (proc(5)): the second signal of a hang."""
+"""Process statistics of the ranks from the kernel (proc(5)): the second signal of a hang."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from polyreme_launcher.protocol.follower import RanksSeen
 
 LOOK_EVERY_S = 2.0
 IDLE_TICKS_MAX = 1
-"""CPU time between two looks, in ticks of 10 ms, that a waiting process may use: its background threads wake up."""
+"""CPU time between two samples, in ticks of 10 ms, that a waiting process may use: its background threads wake up."""
 _STATE, _USER, _SYSTEM = 0, 11, 12
-"""Places behind the name: state, and CPU time in user and in system mode."""
+"""Positions after the name: state, and CPU time in user and in system mode."""
 _STOPPED = frozenset("Tt")
 
 
 class Sightings:
-    """Looks at processes, and remembers their CPU time until the next look."""
+    """Samples processes, and remembers their CPU time until the next sample."""
 
     def __init__(self) -> None:
         self._ticks: dict[int, int] = {}
 
     def look(self, pids: Mapping[int, int]) -> RanksSeen:
-        """Look at the ranks that live, pids by rank. One that is seen for the first time is not idle."""
+        """Sample the living ranks, pids by rank. One that is seen for the first time is not idle."""
         before, self._ticks = self._ticks, {}
         idle, stopped = 0, []
         for rank, pid in pids.items():
@@ -38,13 +38,13 @@ class Sightings:
 
 
 def is_stopped(pid: int) -> bool:
-    """Tell whether a process is stopped (state T)."""
+    """Return whether a process is stopped (state T)."""
     fields = _stat(pid)
     return fields is not None and fields[_STATE] in _STOPPED
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields of a process behind its name, which may hold anything; None where there is no such process or no /proc."""
+    """Fields of a process after its name, which may contain anything; None if there is no such process or no /proc."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""The pipe by which rank 0 tells the leader how it goes: lines of JSON, the newest counts."""
+"""The pipe for rank 0's progress records to the leader: lines of JSON, of which the newest counts."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class ProgressPipe:
         asyncio.get_running_loop().add_reader(self._read, self.drain)
 
     def handed_over(self) -> None:
-        """Close our copy of the write end: the rank has its own now, and its end is the pipe's."""
+        """Close our copy of the write end: the rank now has its own, and when it closes, the pipe ends."""
         if not self._handed_over:
             self._handed_over = True
             os.close(self.write_descriptor)
 
     def drain(self) -> None:
-        """Take everything that has been written so far."""
+        """Read everything that has been written so far."""
         while self._open:
             try:
                 data = os.read(self._read, READ_BYTES)

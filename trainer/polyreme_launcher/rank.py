@@ -1,7 +1,7 @@
-"""The entry point of a rank: the trainer and the data plane meet here, and nowhere else.
+"""The entry point of a rank: the only place where the trainer and the data plane meet.
 
-A rank is forked from a warm parent (``fork_server``) that has imported this module: what is imported here
-costs nothing at a restart. Nothing here may start a thread or open a socket at import.
+A rank is forked from a warm parent (``fork_server``) that has imported this module: imports here cost nothing at a
+restart. Nothing here may start a thread or open a socket at import.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from polyreme_trainer.train.settings import (
 )
 
 LAST_WORD_WAIT_S = 10.0
-"""Longest wait for the launcher to read what is in the pipe before the last record."""
+"""Longest wait for the launcher to read the pipe before the last record."""
 ERROR_BYTES_MAX = 4096
-"""Longest last word: a pipe takes it whole and at once."""
+"""Longest last message: a pipe takes it whole and at once."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 _log = logging.getLogger(__name__)
@@ -77,20 +77,20 @@ def main() -> int:
 
 
 class LastWord(logging.Handler):
-    """Keeps the newest logged error, so that the launcher can say why this rank ended."""
+    """Keeps the newest logged error, so that the launcher can report why this rank ended."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.sentence = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take an error: the exception's own words where there is one."""
+        """Take an error: the exception's own message if there is one."""
         arguments = record.args if isinstance(record.args, tuple) else ()
         errors = [str(argument) for argument in arguments if isinstance(argument, BaseException)]
         self.sentence = errors[0] if errors and errors[0] else record.getMessage()
 
     def tell(self, descriptor: str | None) -> None:
-        """Say it to the rank's parent by the pipe that it made."""
+        """Send it to the rank's parent by the pipe that the parent made."""
         if descriptor and self.sentence:
             with contextlib.suppress(OSError):
                 os.write(int(descriptor), self.sentence.encode(errors="replace")[:ERROR_BYTES_MAX])
@@ -105,12 +105,12 @@ class PipeSink:
             os.set_blocking(descriptor, False)
 
     def report(self, record: ProgressRecord) -> None:
-        """Write one line, or drop it: progress must never hold up a step. Only the last word is waited for."""
+        """Write one line, or drop it: progress must never hold up a step. Only the last record is waited for."""
         if self._descriptor is None:
             return
         line = record.model_dump_json(by_alias=True).encode() + b"\n"
         if record.phase is RankPhase.DONE:
-            # Success hangs on this record, and no step waits behind it.
+            # Success depends on this record, and no step waits for it.
             select.select([], [self._descriptor], [], LAST_WORD_WAIT_S)
         # A line of at most PIPE_BUF bytes is written whole or not at all.
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
@@ -138,7 +138,7 @@ def _train(environment: Mapping[str, str]) -> int:
 
 
 def out_of_memory_error(spec: TrainingJobSpec, plan: Plan, told: str) -> RunFailedError:
-    """Name the largest consumers of a rank whose memory is full, and the plan that needs less."""
+    """Name the largest consumers of a rank whose memory is full, and a plan that needs less."""
     words = out_of_memory(
         setting_of(spec, plan.shape),
         plan.layout,
@@ -153,7 +153,7 @@ def out_of_memory_error(spec: TrainingJobSpec, plan: Plan, told: str) -> RunFail
 def settings_of(
     environment: Mapping[str, str], rank: RankEnvironment, spec: TrainingJobSpec, plan: Plan
 ) -> TrainSettings:
-    """Translate spec, plan and environment to what the trainer takes.
+    """Translate spec, plan and environment to the trainer's settings.
 
     Raises:
         InvalidConfigError: If the ranks of the environment are not the plan's, or a URL is no folder.
@@ -210,7 +210,7 @@ def settings_of(
 
 
 def _copy_files(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """Descriptors of this rank's copy in memory and of its record, where the launcher gave it some."""
+    """Descriptors of this rank's copy in memory and of its record, if the launcher gave it some."""
     if names.COPY_DATA_FD not in environment or names.COPY_RECORD_FD not in environment:
         return None
     return int(environment[names.COPY_DATA_FD]), int(environment[names.COPY_RECORD_FD])
@@ -227,7 +227,7 @@ def _open_tokenizer(environment: Mapping[str, str], spec: TrainingJobSpec) -> by
 
 
 def _open_data(environment: Mapping[str, str], spec: TrainingJobSpec) -> tuple[BatchSource, EvaluationSource | None]:
-    """Wait until the pipeline has closed the indexes of this job's datasets, and map them.
+    """Wait until the data pipeline has closed the indexes of this job's datasets, and map them.
 
     Raises:
         EnvironmentFailedError: If that takes longer than ``spec.data.waitSeconds``.

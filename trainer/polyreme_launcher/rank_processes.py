@@ -30,24 +30,24 @@ FORK_SERVER_DEATHS_MAX = 5
 """Fork servers that may die before one has run ranks; then the launcher gives up."""
 END_WAIT_S = 2.0
 STOPPED_MAX_S = 10.0
-"""Longest time that a fork server may be stopped: it neither reaps nor kills ranks, and nobody else continues it."""
+"""Longest time that a fork server may be stopped: it neither reaps nor kills ranks, and nothing else continues it."""
 KILL_WAIT_S = 2.0
 """How long a warm fork server may take to kill its ranks."""
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.005
 
 ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
-"""Settings of glibc for ranks: what a step frees stays with the process, and the next step finds it mapped.
+"""Settings of glibc for ranks: memory that a step frees stays with the process, and the next step finds it mapped.
 
-By default the kernel takes most of it back after each use, and hands it out page by page, zeroed, a moment later. glibc
+By default the kernel takes most of it back after each use, and returns it page by page, zeroed, a moment later. glibc
 reads the settings once, when a process starts, so they are the fork server's; ranks inherit its allocator. 32 MiB is
-the largest threshold that glibc takes. Variables of the pod come first.
+the largest threshold that glibc takes. Variables of the pod take precedence.
 """
 OUTBOX_MAX = 4096
-"""Commands that may wait for a fork server that warms; ranks of a pod are far fewer."""
+"""Commands that may wait while a fork server warms; ranks of a pod are far fewer."""
 
 OnExit = Callable[[int, int, int | None, int | None, str], None]
-"""Called with attempt, rank, code, signal, last word."""
+"""Called with attempt, rank, code, signal, last message."""
 
 
 class RankParent:
@@ -80,7 +80,7 @@ class RankParent:
         """Commands that the socket did not take yet, with descriptors of their own."""
         self._deaths = 0
         self._complaint = ""
-        """Why the newest fork server ended, if it said so."""
+        """Why the newest fork server ended, if it reported that."""
         self._closing = False
         self._stopped_s = 0.0
         self._warm = False
@@ -99,7 +99,7 @@ class RankParent:
         return {rank: pid for (_, rank), pid in self._live.items() if pid is not None}
 
     def start(self) -> None:
-        """Start a fork server; it warms while the launcher goes on."""
+        """Start a fork server; it warms while the launcher continues."""
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -118,14 +118,14 @@ class RankParent:
     def fork(
         self, *, attempt: int, rank: int, environment: Mapping[str, str], log: Path, descriptors: Mapping[str, int]
     ) -> None:
-        """Have a rank forked.
+        """Fork a rank.
 
         Args:
             attempt: Attempt of the rank.
             rank: Global rank.
             environment: Its whole environment.
             log: File that its output is appended to.
-            descriptors: Descriptors that it gets, by the variable that tells it their numbers.
+            descriptors: Descriptors that it gets, by the variable with their numbers.
         """
         self._say(
             {
@@ -154,7 +154,7 @@ class RankParent:
             self._kill_all()
 
     def kill(self) -> None:
-        """Kill every rank; a fork server that does not answer in time is killed itself, and they with it."""
+        """Kill every rank; a fork server that does not answer in time is killed itself, and its ranks with it."""
         self._say({"type": "kill"})
         asyncio.get_running_loop().call_later(KILL_WAIT_S, self._kill_if_deaf, self._process, dict(self._live))
 
@@ -187,7 +187,7 @@ class RankParent:
         if self._socket is None:
             return
         if len(self._outbox) >= OUTBOX_MAX:
-            # Only a fork server that hangs lets so many pile up: a new one is the way on.
+            # Only a fork server that hangs lets so many pile up: a new one is the remedy.
             self._kill_all()
             return
         # Copies, since the caller closes its own while these may have to wait.
@@ -195,7 +195,7 @@ class RankParent:
         self._send_outbox()
 
     def _send_outbox(self) -> None:
-        """Send what the socket takes; the rest when it takes more."""
+        """Send what the socket takes now; the rest when it takes more."""
         while self._outbox and self._socket is not None:
             data, descriptors = self._outbox[0]
             rights = array.array("i", descriptors)
@@ -249,7 +249,7 @@ class RankParent:
     def _kill_if_deaf(
         self, fork_server: subprocess.Popen[bytes] | None, asked: dict[tuple[int, int], int | None]
     ) -> None:
-        # One that still warms has forked nothing yet, and obeys in order when it is warm.
+        # While it warms it has forked nothing yet, and it obeys in order once it is warm.
         if fork_server is not None and fork_server is self._process and self._warm and asked.keys() & self._live.keys():
             self._kill_all()
 
@@ -260,7 +260,7 @@ class RankParent:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(fork_server, signal.SIGKILL)
         for pid in filter(None, self._live.values()):
-            # A pid is only as good as its parent: a fork server that died right after reaping a rank never told us.
+            # A pid is only valid with its parent: a fork server that died right after reaping a rank never reported it.
             if _parent(pid) in {fork_server, os.getpid()}:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
@@ -275,7 +275,7 @@ class RankParent:
             _close(self._outbox.popleft()[1])
 
     async def _clean_up(self) -> None:
-        """A fork server died: wait until its ranks are dead too, say so, and start another one."""
+        """Handle a fork server's death: wait until its ranks are dead too, report them, and start another one."""
         if self._closing:
             return
         self._kill_all()
@@ -318,7 +318,7 @@ async def _reap_all(*, kill: bool) -> None:
 
 
 def _kill_children() -> None:
-    """Kill what this process has adopted, also what left its rank's group; an unreaped child's pid is no stranger's."""
+    """Kill all adopted processes, also those that left their rank's group; an unreaped child's pid is not reused."""
     for path in Path("/proc/self/task").glob("*/children"):
         for pid in path.read_text().split():
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -326,10 +326,10 @@ def _kill_children() -> None:
 
 
 def _parent(pid: int) -> int | None:
-    """Pid of a process' parent; None when there is no such process."""
+    """Pid of a process' parent; None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # The name in parentheses may hold anything; fields are counted behind it (proc(5)).
+    # The name in parentheses may contain anything; fields are counted after it (proc(5)).
     return int(text.rpartition(")")[2].split()[1])

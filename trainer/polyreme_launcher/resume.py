@@ -1,8 +1,7 @@
-"""Fix where an attempt begins: once, by create-if-absent, from what is committed, whole and history.
+"""Fix the resume point of an attempt: once, by create-if-absent, from the committed, intact checkpoints of history.
 
-What is torn or damaged is passed over and named. One thing is not done in silence: where history had checkpoints and
-none of them is whole, the attempt is refused. To begin anew would throw the whole run away, and that is a person's to
-say.
+Torn and damaged checkpoints are skipped and named. One thing needs a person: if history had checkpoints and none of
+them is intact, the attempt is refused, since a fresh start would throw the whole run away.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from polyreme_api.store import ObjectExistsError, ObjectStore
 
 
 def fix_resume(store: ObjectStore, *, attempt: int, by: str, now_s: float) -> ResumePoint | None:
-    """Fix the attempt's resume point and return it; None where a process of another name than ``by`` has fixed it.
+    """Fix the attempt's resume point and return it; None if a process of another name than ``by`` has fixed it.
 
     Raises:
         ForeignFormatError: If a checkpoint is of a format that this version does not read.
         RefusedError: If a resume point is damaged, or every checkpoint of history is.
-        StoreFailedError: If the store stays away.
+        StoreFailedError: If the store stays unavailable.
     """
     return fix_resume_point(_StoreRoot(store), attempt=attempt, by=by, now_s=now_s)
 
@@ -45,10 +44,10 @@ class _StoreRoot:
             self._store.put_if_absent(claim_key(attempt), b"")
 
     def look(self) -> tuple[Sequence[ResumePoint], Sequence[CheckpointRef]]:
-        """Return the points that are fixed, and the checkpoints that are committed and whole."""
+        """Return the fixed resume points, and the committed, intact checkpoints."""
         seen = survey(self._store)
         if self._attempt in seen.rebuilt:
-            # Who fixed it is not known, so nobody may release the attempt; the next one begins as it would have.
+            # Its author is unknown, so no process may release the attempt; the next one resumes where it would have.
             raise RefusedError(
                 f"resume point is damaged: {attempt_key(self._attempt)} can't be read, or was not written by polyreme"
             )
@@ -62,7 +61,7 @@ class _StoreRoot:
         return seen.points, seen.committed
 
     def put_if_absent(self, point: ResumePoint) -> ResumePoint:
-        """Create the point of its attempt, and return the one that stands there then."""
+        """Create the point of its attempt, and return the one that is stored then."""
         try:
             self._store.put_if_absent(attempt_key(point.attempt), point.model_dump_json(by_alias=True).encode())
         except ObjectExistsError:

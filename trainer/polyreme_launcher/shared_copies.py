@@ -1,7 +1,7 @@
-"""Memory of the pod where ranks keep a copy of their newest checkpoint for those that come after them.
+"""Memory of the pod in which ranks keep a copy of their newest checkpoint for the ranks after them.
 
-Each rank has two files in memory that have no name: the launcher opens them and hands them on with each fork. So the
-kernel gives the memory back as soon as the launcher and its ranks are gone, whatever ended them.
+Each rank has two files in memory without a name: the launcher opens them and passes them on with each fork. So the
+kernel frees the memory as soon as the launcher and its ranks are gone, however they ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class CopyFiles:
         self._files: dict[int, tuple[int, int]] = {}
 
     def of(self, rank: int) -> tuple[int, int] | None:
-        """Return the descriptors of a rank's copy and of its record; None where this machine has no such memory."""
+        """Return the descriptors of a rank's copy and of its record; None if this machine has no such memory."""
         if rank not in self._files:
             try:
                 data = self._open()
@@ -34,7 +34,7 @@ class CopyFiles:
         return self._files[rank]
 
     def close(self) -> None:
-        """Give the memory back, once no rank lives any more."""
+        """Free the memory, once no rank lives any more."""
         while self._files:
             _, descriptors = self._files.popitem()
             for descriptor in descriptors:

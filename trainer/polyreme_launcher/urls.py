@@ -43,5 +43,5 @@ def weights_place(url: str) -> Path | Folder:
 
 
 def checkpoint_folder(url: str) -> Path | None:
-    """The checkpoint root as a folder, where it is one."""
+    """The checkpoint root as a folder, if it is one."""
     return local_folder(url, field="spec.checkpoint.location") if urlsplit(url).scheme == "file" else None

@@ -1,7 +1,7 @@
 """The state machine of every launcher: owns the ranks of one worker index, obeys the leader.
 
-What it keeps whatever the order of events: ranks of two attempts never live at once; ranks of an attempt are forked at
-most once; an index joins an attempt only when its older ranks are dead; an older attempt's directive or release does
+Invariants for every order of events: ranks of two attempts never live at once; ranks of an attempt are forked at most
+once; an index joins an attempt only when its older ranks are dead; an older attempt's directive or release does
 nothing.
 """
 
@@ -15,12 +15,12 @@ from polyreme_api.exit_codes import ExitCode
 from polyreme_launcher.protocol.messages import Beat, Directive, Exited, Finish, Joined, Leaving, Message, Release
 
 LEADER_SILENCE_MAX_S = 15.0
-"""A follower that hears nothing from the leader for this long ends its ranks and joins anew."""
+"""A follower that receives nothing from the leader for this long ends its ranks and joins again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderConnected:
-    """The leader is reached and has proved itself."""
+    """The leader is connected and authenticated."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class LeaderLost:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FromLeader:
-    """The leader said something."""
+    """A message of the leader."""
 
     message: Message
 
@@ -44,15 +44,15 @@ class RankExited:
     code: int | None
     signal: int | None
     message: str = ""
-    """What it said last, if it ended by an error of its own."""
+    """Its last message, if it ended by an error of its own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RanksSeen:
-    """The processes of the ranks were looked at."""
+    """The processes of the ranks were sampled."""
 
     idle: int
-    """Ranks that have used no CPU time since the look before."""
+    """Ranks that have used no CPU time since the previous sample."""
     stopped: tuple[int, ...] = ()
     """Ranks that are stopped (state T)."""
 
@@ -64,10 +64,10 @@ class Tick:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """The pod is being ended (SIGTERM). Asked a second time, it ends without a checkpoint."""
+    """The pod is being terminated (SIGTERM). After a second request it ends without a checkpoint."""
 
     grace_s: float
-    """Ranks that checkpoint may take this long; then they are killed."""
+    """Time that ranks have to checkpoint; then they are killed."""
 
 
 FollowerEvent: TypeAlias = LeaderConnected | LeaderLost | FromLeader | RankExited | RanksSeen | Tick | StopRequested
@@ -75,7 +75,7 @@ FollowerEvent: TypeAlias = LeaderConnected | LeaderLost | FromLeader | RankExite
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SendToLeader:
-    """Say this to the leader; dropped when there is no connection (what matters is said again on the next)."""
+    """Send this to the leader; dropped if there is no connection (important messages are repeated on the next)."""
 
     message: Message
 
@@ -90,21 +90,21 @@ class ForkRanks:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class KillRanks:
-    """End every rank with SIGKILL, also one that is stopped."""
+    """End every rank with SIGKILL, even a stopped one."""
 
 
 class RankSignal(StrEnum):
-    """What ranks are asked, without force."""
+    """Requests to ranks, without force."""
 
     CHECKPOINT = "Checkpoint"
-    """Checkpoint after this step and go on."""
+    """Checkpoint after this step and continue."""
     STOP = "Stop"
     """Checkpoint after this step and exit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SignalRanks:
-    """Ask the ranks."""
+    """Send the request to the ranks."""
 
     signal: RankSignal
 
@@ -121,35 +121,35 @@ FollowerEffect: TypeAlias = SendToLeader | ForkRanks | KillRanks | SignalRanks |
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerState:
-    """What a launcher knows of its own ranks."""
+    """State of a launcher and its own ranks."""
 
     index: int
     replacement: int
     devices: int
     """Ranks of this index."""
     launcher: str = ""
-    """Name of this very process, by which a leader tells it from another one of the same place."""
+    """Name of this process, by which a leader tells it from another one of the same place."""
     directive: Directive | None = None
-    """The newest attempt heard of."""
+    """The newest attempt received."""
     live: frozenset[int] = frozenset()
-    """Ranks that live, by global rank."""
+    """Living ranks, by global rank."""
     forked_attempt: int = 0
     """Newest attempt whose ranks were forked here."""
     exits: tuple[Exited, ...] = ()
-    """Ends of that attempt's ranks, said again to a leader that comes back."""
+    """Exits of that attempt's ranks, repeated to a leader that reconnects."""
     heard_at_s: float | None = None
-    """When the leader was last heard; None before the first time."""
+    """When the leader last sent a message; None before the first."""
     connected: bool = False
     ending_code: int | None = None
-    """Set when the launcher itself is to end, as soon as no rank lives."""
+    """Set when the launcher itself shall end, as soon as no rank lives."""
     seen: RanksSeen | None = None
-    """What was last seen of the ranks that live."""
+    """The newest sample of the living ranks."""
     kill_at_s: float | None = None
     """When ranks that were asked to stop are killed."""
 
     @property
     def attempt(self) -> int:
-        """The newest attempt heard of, 0 before the first."""
+        """The newest attempt received, 0 before the first."""
         return 0 if self.directive is None else self.directive.attempt
 
     @property
@@ -186,7 +186,7 @@ class FollowerMachine:
 
 
 def _on_connected(state: FollowerState, now_s: float) -> Step:
-    # A connection is no word: a leader that drops this launcher each time it comes keeps none of its ranks alive.
+    # A connection alone does not count: a leader that drops this launcher each time must keep none of its ranks alive.
     heard_at_s = now_s if state.heard_at_s is None else state.heard_at_s
     state = dataclasses.replace(state, connected=True, heard_at_s=heard_at_s)
     return state, _joined(state)
@@ -210,7 +210,7 @@ def _on_directive(state: FollowerState, directive: Directive) -> Step:
     if directive.attempt < state.attempt:
         return state, ()
     if directive.replacement > state.replacement:
-        # Another pod fills this place now: this one is fenced off, whatever it still runs.
+        # Another pod has this place now: this one is fenced off, whatever it still runs.
         return _end(dataclasses.replace(state, directive=directive), ExitCode.FENCED)
     before = state.directive
     state = dataclasses.replace(state, directive=directive)
@@ -220,7 +220,7 @@ def _on_directive(state: FollowerState, directive: Directive) -> Step:
 
 
 def _asked(before: Directive, now: Directive, *, live: bool) -> tuple[FollowerEffect, ...]:
-    """What a change within one attempt asks of its ranks."""
+    """Requests to the ranks that follow from a change within one attempt."""
     if not live:
         return ()
     if before.run and not now.run:
@@ -281,7 +281,7 @@ def _on_stop(state: FollowerState, kill_at_s: float) -> Step:
     if not state.live:
         return state, (ExitProcess(code=ExitCode.OK),)
     if state.directive is not None and (state.directive.run or state.directive.checkpoint_requested):
-        # A request to stop rides in the next step's all-reduce: the whole gang checkpoints and stops after it.
+        # A request to stop is passed on in the next step's all-reduce: the whole gang checkpoints and stops after it.
         return state, (*leaving, SignalRanks(signal=RankSignal.STOP))
     return state, (*leaving, KillRanks())
 
@@ -292,7 +292,7 @@ def _end(state: FollowerState, code: int) -> Step:
 
 
 def _joined(state: FollowerState) -> tuple[FollowerEffect, ...]:
-    """Tell the leader where this index stands, if it stands somewhere: joined, and which ranks have ended."""
+    """Report the state of this index to the leader: joined, and which ranks have ended."""
     if state.directive is None or not state.connected:
         return ()
     forked = state.forked_attempt == state.attempt

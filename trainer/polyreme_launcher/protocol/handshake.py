@@ -1,7 +1,7 @@
-"""How two launchers prove to each other that they belong to one job, without sending its secret.
+"""Mutual authentication of two launchers of one job, without sending its secret.
 
-Challenge and response with HMAC-SHA-256 (RFC 2104), nonces both ways, a word for the role in each proof so that neither
-side's proof can be sent back as the other's (reflection).
+Challenge and response with HMAC-SHA-256 (RFC 2104), nonces in both directions, and the role in each proof, so that
+neither side's proof can be sent back as the other's (reflection).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from polyreme_api.errors import InvalidConfigError
 
 NONCE_BYTES = 32
 GREETING_BYTES_MAX = 4096
-"""Longest line before the peer is known."""
+"""Longest line before the peer is authenticated."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """A follower says who it is and proves it for the leader's nonce."""
+    """The identity of a follower, and its proof for the leader's nonce."""
 
     job_uid: str
     index: int
@@ -32,17 +32,17 @@ class Hello:
 def follower_proof(
     secret: bytes, *, job_uid: str, index: int, replacement: int, leader_nonce: str, follower_nonce: str
 ) -> str:
-    """Prove a follower."""
+    """Compute a follower's proof."""
     return _proof(secret, "follower", job_uid, str(index), str(replacement), leader_nonce, follower_nonce)
 
 
 def leader_proof(secret: bytes, *, job_uid: str, leader_nonce: str, follower_nonce: str) -> str:
-    """Prove the leader."""
+    """Compute the leader's proof."""
     return _proof(secret, "leader", job_uid, leader_nonce, follower_nonce)
 
 
 def check_hello(secret: bytes, hello: Hello, *, job_uid: str, leader_nonce: str) -> bool:
-    """Tell whether a follower belongs to this job, in constant time."""
+    """Return whether a follower belongs to this job, in constant time."""
     expected = follower_proof(
         secret,
         job_uid=job_uid,
@@ -64,7 +64,7 @@ def decode_hello(line: bytes) -> Hello:
     """Read the follower's line.
 
     Raises:
-        InvalidConfigError: If it is none.
+        InvalidConfigError: If it is no greeting.
     """
     try:
         data = json.loads(line)
@@ -79,6 +79,6 @@ def decode_hello(line: bytes) -> Hello:
 
 
 def _proof(secret: bytes, *parts: str) -> str:
-    # Parts are joined with their lengths, so that no two lists of parts give one text.
+    # Parts are joined with their lengths, so that no two lists of parts give the same text.
     text = "".join(f"{len(part)}:{part}" for part in parts)
     return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()

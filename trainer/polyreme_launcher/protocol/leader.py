@@ -1,8 +1,8 @@
 """The state machine of index 0's launcher: follows ``status.attempt``, holds the barrier, keeps the job's Lease.
 
-What it keeps whatever the order of events: an attempt is released only when every index has joined it with the right
-replacement, its resume point is fixed by this very leader, and the Lease says so (whoever reads the Lease then knows
-that ranks may live); never for an older attempt than the newest seen; success is said only when every rank of every
+Invariants for every order of events: an attempt is released only when every index has joined it with the right
+replacement, its resume point is fixed by this leader, and the Lease says so (every reader of the Lease then knows that
+ranks may live); never for an older attempt than the newest seen; success is reported only when every rank of every
 index exited 0 and rank 0's last record said so.
 """
 
@@ -67,16 +67,16 @@ __all__ = [
 ]
 
 RENEW_EVERY_S = 2.0
-"""How often the Lease is renewed when nothing urgent happens, and how often followers hear from the leader."""
+"""Interval of Lease renewals when nothing urgent happens, and of beats to followers."""
 FOLLOWER_SILENCE_MAX_S = 20.0
-"""A follower that is connected and says nothing for this long, as one that is stopped, loses its place."""
+"""A connected follower that is silent for this long, such as a stopped one, loses its place."""
 TICK_GAP_MAX_S = 5.0
-"""Longer between two ticks, and it was the leader that stood still: what followers said is not read yet."""
+"""After a longer pause between two ticks, the leader itself was stopped: the followers' messages are still unread."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderState:
-    """What the leader knows of its gang."""
+    """State of the leader and its gang."""
 
     replacement: int
     """Replacement number of the leader's own pod."""
@@ -85,27 +85,27 @@ class LeaderState:
     """Replacement number of the connected launcher, by index."""
     joined: frozenset[int] = frozenset()
     launchers: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    """Which process joined last, by index; those that were told of the release, once they were."""
+    """The process that joined last, by index; after the release, the processes that received it."""
     resume: ResumeFixed | None = None
     fixing: bool = False
     released: bool = False
-    """Whether the barrier is passed, and the Lease shall say so."""
+    """Whether the barrier is passed, and the Lease shall record it."""
     told: bool = False
-    """Whether the Lease says so, and the followers were told."""
+    """Whether the Lease records it, and the followers were notified."""
     exits: Mapping[int, Exited] = dataclasses.field(default_factory=dict)
-    """Ends of this attempt's ranks, by rank."""
+    """Exits of this attempt's ranks, by rank."""
     heard: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    """When each index was last heard, since it connected."""
+    """When each index last sent a message, since it connected."""
     ticked_at_s: float = float("-inf")
     seen: Mapping[int, Beat] = dataclasses.field(default_factory=dict)
-    """What followers last said of their ranks' processes, by index."""
+    """The followers' last samples of their ranks' processes, by index."""
     said_success: bool = False
     """Whether rank 0's last record says that the attempt succeeded."""
     record: ProgressRecord | None = None
     renewed_at_s: float = float("-inf")
     beat_at_s: float = float("-inf")
     finished: bool = False
-    """Whether the launchers were told to end."""
+    """Whether the launchers were asked to end."""
 
 
 Step: TypeAlias = tuple[LeaderState, tuple[LeaderEffect, ...]]
@@ -183,7 +183,7 @@ def _on_job(state: LeaderState, attempt: AttemptView) -> Step:
 
 
 def _let_go(attempt: AttemptView, index: int, replacement: int) -> tuple[LeaderEffect, ...]:
-    """Close the connection of a pod of the past; one whose place is gone for good has nothing left to do."""
+    """Close the connection of an outdated pod; one whose place is gone for good has nothing left to do."""
     drop = DropPeer(index=index, replacement=replacement)
     return (drop,) if index < attempt.replicas else (SendTo(index=index, message=Finish(code=ExitCode.OK)), drop)
 
@@ -205,11 +205,12 @@ def _on_connected(state: LeaderState, event: PeerConnected) -> Step:
     if event.replacement < state.peers.get(event.index, 0):
         return state, (drop,)
     if attempt is not None and event.replacement < attempt.replacement(event.index):
-        # Told that another pod has its place, it ends its ranks at once and not when silence does it.
+        # When it learns that another pod has its place, it ends its ranks at once, without waiting for the silence
+        # limit.
         fence = SendTo(index=event.index, message=_directive(attempt, event.index))
         return state, (drop,) if event.index in state.peers else (fence, drop)
     peers = {**state.peers, event.index: event.replacement}
-    # A new connection of an index says anew where it stands; until then it has not joined.
+    # A new connection of an index reports its state again; until then it has not joined.
     joined = state.joined if state.released else state.joined - {event.index}
     state = dataclasses.replace(state, peers=peers, joined=joined)
     if attempt is None or event.index >= attempt.replicas:
@@ -243,7 +244,7 @@ def _on_peer(state: LeaderState, event: FromPeer) -> Step:
 
 
 def _on_beat(state: LeaderState, index: int, beat: Beat) -> LeaderState:
-    # What was seen when the first rank ended is the cause; the others end because of it.
+    # The state at the first rank's exit is the cause; the others end because of it.
     if state.record is None or state.seen.get(index) == beat or state.record.exits:
         return state
     seen = {**state.seen, index: beat}
@@ -273,7 +274,7 @@ def _on_joined(state: LeaderState, attempt: AttemptView, joined: Joined) -> Step
 
 
 def _on_stranger(state: LeaderState, joined: Joined) -> LeaderState:
-    """Fail the attempt: a pod that was created late or anew would run the second ranks of its place."""
+    """Fail the attempt: a pod that was created late or again would run the second ranks of its place."""
     if state.record is None or state.record.outcome is not None:
         return state
     message = f"worker {joined.index}: its pod was created again within the attempt"
@@ -294,7 +295,7 @@ def _on_resume(state: LeaderState, event: ResumeFixed) -> Step:
 
 
 def _on_refused(state: LeaderState, event: AttemptRefused) -> Step:
-    """Say it as rank 0's exit, which the operator judges by its code."""
+    """Report it as rank 0's exit, which the operator judges by its code."""
     known = 0 if state.record is None else state.record.attempt
     if event.attempt < known or (event.attempt == known and (state.released or state.attempt is None)):
         return state, ()
@@ -324,7 +325,7 @@ def _on_exited(state: LeaderState, exited: Exited) -> Step:
 
 
 def _settle(state: LeaderState, effects: tuple[LeaderEffect, ...]) -> Step:
-    """Do what has become due: fix the resume point, pass the barrier, say how the attempt ended."""
+    """Do what has become due: fix the resume point, pass the barrier, report how the attempt ended."""
     attempt, record = state.attempt, state.record
     if attempt is None or record is None:
         return state, effects
@@ -349,7 +350,7 @@ def _release(resume: ResumeFixed) -> Release:
 
 
 def _concluded(state: LeaderState, attempt: AttemptView, record: ProgressRecord) -> ProgressRecord:
-    """Put the exits that tell something, and the outcome once there is one, on the record."""
+    """Put the exits that show a cause, and the outcome once there is one, on the record."""
     telling = telling_exits(state.exits.values(), run=attempt.run, leaving=record.leaving, devices=attempt.devices)
     failed = tuple(RankExit(rank=exited.rank, code=exited.code, signal=exited.signal) for exited in telling)
     changes: dict[str, object] = {}
@@ -407,7 +408,7 @@ def _on_tick(state: LeaderState, now_s: float) -> Step:
 
 
 def _without_silent(state: LeaderState, now_s: float) -> LeaderState:
-    """Fail the attempt where a follower fell silent: its ranks may train on, but their ends would never be heard."""
+    """Fail the attempt if a follower fell silent: its ranks may still train, but their exits would go unreported."""
     stood_still = now_s - state.ticked_at_s > TICK_GAP_MAX_S
     heard = dict.fromkeys(state.heard, now_s) if stood_still else state.heard
     state = dataclasses.replace(state, ticked_at_s=now_s, heard=heard)

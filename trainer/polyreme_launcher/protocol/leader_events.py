@@ -1,4 +1,4 @@
-"""What the leader's state machine takes and asks for: its events and effects."""
+"""Events and effects of the leader's state machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polyreme_launcher.protocol.messages import Message
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptView:
-    """What the leader reads from the job."""
+    """The job as the leader reads it."""
 
     number: int
     run: bool
@@ -40,7 +40,7 @@ class JobChanged:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PeerConnected:
-    """A launcher proved itself (the leader's own follower is one, at once)."""
+    """A launcher authenticated itself (the leader's own follower, at once)."""
 
     index: int
     replacement: int
@@ -56,7 +56,7 @@ class PeerLost:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FromPeer:
-    """It said something."""
+    """A message of a follower."""
 
     index: int
     replacement: int
@@ -65,7 +65,7 @@ class FromPeer:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeFixed:
-    """The attempt's resume point lies in the checkpoint root, and rank 0's rendezvous has its socket."""
+    """The attempt's resume point is in the checkpoint root, and rank 0's rendezvous has its socket."""
 
     attempt: int
     resume_from: str | None
@@ -77,17 +77,17 @@ class ResumeFixed:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRefused:
-    """The attempt can't begin here: its plan is another, or what lies in the checkpoint root can't be passed over."""
+    """The attempt can't begin here: its plan differs, or a damaged checkpoint can't be skipped."""
 
     attempt: int
     message: str
     code: int = ExitCode.USAGE
-    """Exit code by which it is told; ``ENVIRONMENT`` where another try may help."""
+    """Exit code that reports it; ``ENVIRONMENT`` if another try may help."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressFromRank:
-    """Rank 0 says what it does."""
+    """A progress record of rank 0."""
 
     record: ProgressRecord
 
@@ -104,7 +104,8 @@ class Fenced:
     """Another leader had or has this place: a newer one wrote the Lease, or another process fixed the resume point."""
 
     attempt: int | None = None
-    """Whose resume point: it may have released that attempt, so nobody else ever does. None: it was the Lease."""
+    """Attempt of the resume point: its process may have released that attempt, so no other ever does. None: it was the
+    Lease."""
 
 
 LeaderEvent: TypeAlias = (
@@ -123,7 +124,7 @@ LeaderEvent: TypeAlias = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SendTo:
-    """Say this to one peer."""
+    """Send this to one peer."""
 
     index: int
     message: Message
@@ -131,14 +132,14 @@ class SendTo:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Broadcast:
-    """Say this to every connected peer."""
+    """Send this to every connected peer."""
 
     message: Message
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DropPeer:
-    """Close the connection of a pod whose place another one fills."""
+    """Close the connection of a pod whose place has another pod now."""
 
     index: int
     replacement: int

@@ -1,4 +1,4 @@
-"""What leader and followers say to each other: one JSON object a line, bounded.
+"""Messages between leader and followers: one JSON object per line, bounded.
 
 Leader to follower: ``Directive``, ``Release``, ``Finish``, ``Beat``. Follower to leader: ``Joined``, ``Exited``,
 ``Leaving``, ``Beat``.
@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 from polyreme_api.errors import InvalidConfigError
 
 LINE_BYTES_MAX = 1 << 20
-"""Longest line, end included. A directive carries the job and its plan, some tens of KiB."""
+"""Longest line, including its end. A directive carries the job and its plan, some tens of KiB."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Directive:
-    """The attempt that shall be: a follower ends what ran before and joins it."""
+    """The attempt that shall run: a follower ends older ranks and joins it."""
 
     attempt: int
     run: bool
@@ -50,17 +50,17 @@ class Finish:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """The sender lives. A follower says with it what it sees of its ranks."""
+    """The sender is alive. A follower adds the newest sample of its ranks."""
 
     idle_ranks: int = 0
-    """Ranks here that have lately used no CPU time."""
+    """Ranks here that have recently used no CPU time."""
     stopped: tuple[int, ...] = ()
     """Ranks here whose process is stopped (state T)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """The sender's pod was asked to end: its ranks checkpoint and stop, and so do all others after the same step."""
+    """The sender's pod is being terminated: its ranks checkpoint and stop, and so do all others after the same step."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +71,9 @@ class Joined:
     index: int
     replacement: int
     launcher: str
-    """Which process says so: another one of the same place is another pod, or the pod started again."""
+    """Process of the sender: another process of the same place is another pod, or the pod started again."""
     forked: bool
-    """Whether ranks of this very attempt were started here: a launcher that came back after a lost connection."""
+    """Whether ranks of this attempt were started here: true for a launcher that reconnects after a lost connection."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Exited:
     code: int | None
     signal: int | None
     message: str = ""
-    """What the rank said last, if it ended by an error of its own."""
+    """The rank's last message, if it ended by an error of its own."""
 
 
 Message: TypeAlias = Directive | Release | Finish | Beat | Leaving | Joined | Exited
@@ -143,7 +143,7 @@ def _checked(kind: type[Message], data: dict[str, Any]) -> dict[str, Any]:
         raise InvalidConfigError(f"launcher message {kind.__name__} has other fields: {', '.join(odd)}")
     for name, annotation in names.items():
         value = data[name]
-        # bool is an int to Python; on the wire it isn't.
+        # bool is an int in Python; on the wire it isn't.
         if not isinstance(value, _VALUES[annotation]) or (isinstance(value, bool) and annotation != "bool"):
             raise InvalidConfigError(f"launcher message {kind.__name__}.{name} is no {annotation}: {value!r}")
         if isinstance(value, list):

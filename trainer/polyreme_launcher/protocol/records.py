@@ -1,4 +1,4 @@
-"""The record that the leader keeps on the Lease: what is told at once, what rank 0 adds, which ends count."""
+"""The record that the leader keeps on the Lease: which changes are urgent, rank 0's part, which exits count."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _FROM_RANK = frozenset(
 
 
 def is_urgent(before: ProgressRecord | None, now: ProgressRecord) -> bool:
-    """Tell whether a change is told at once: attempt, phase, checkpoint, exit, outcome; steps wait for a renewal."""
+    """Return whether a change is urgent: attempt, phase, checkpoint, exit, outcome; steps wait for a renewal."""
     if before is None or before is now:
         return before is None
     return _told(before) != _told(now)
 
 
 def _told(record: ProgressRecord) -> tuple[object, ...]:
-    """What of a record is told at once when it changes."""
+    """The fields of a record that are written at once when they change."""
     return (
         record.attempt,
         record.phase,
@@ -38,18 +38,18 @@ def _told(record: ProgressRecord) -> tuple[object, ...]:
 
 
 def with_word_of_rank(known: ProgressRecord, said: ProgressRecord) -> ProgressRecord:
-    """Take over what rank 0 says of its attempt."""
+    """Merge rank 0's record of its attempt."""
     update = {name: getattr(said, name) for name in _FROM_RANK}
     if known.exits:
-        # What is said of a failure is not overwritten by a rank that has not noticed it yet.
+        # A rank that has not noticed a failure yet must not overwrite its description.
         update["message"] = known.message
-    # A checkpoint once durable stays so, also when a record does not repeat it.
+    # A checkpoint once durable stays so, even if a record does not repeat it.
     update["checkpoint"] = said.checkpoint or known.checkpoint
     return known.model_copy(update=update)
 
 
 def with_seen(known: ProgressRecord, seen: Iterable[Beat]) -> ProgressRecord:
-    """Sum up what launchers see of their ranks' processes."""
+    """Sum up the launchers' samples of their ranks' processes."""
     beats = list(seen)
     stopped = tuple(sorted(rank for beat in beats for rank in beat.stopped))[:EXITS_MAX]
     return known.model_copy(update={"idle_ranks": sum(beat.idle_ranks for beat in beats), "stopped": stopped})
@@ -62,9 +62,9 @@ def with_leaving(known: ProgressRecord, index: int) -> ProgressRecord:
 
 
 def cause_of(failed: Sequence[Exited]) -> str:
-    """Return the message of the exit that tells the cause: the first one, or that of a rank that found damaged data.
+    """Return the message of the exit that shows the cause: the first one, or that of a rank that found damaged data.
 
-    What the others say is mostly that they lost that rank, and some of them may be reported before it.
+    The others mostly report that they lost that rank, and some of them may be reported before it.
     """
     damaged = [exited for exited in failed if exited.code == ExitCode.DATA_DAMAGED]
     return next((exited.message for exited in [*damaged, *failed]), "")
@@ -73,12 +73,12 @@ def cause_of(failed: Sequence[Exited]) -> str:
 def telling_exits(exits: Iterable[Exited], *, run: bool, leaving: Collection[int], devices: int) -> list[Exited]:
     """Choose the exits that are failures.
 
-    While ranks shall stop, being killed and the code for it are as asked. When a worker leaves, all ranks stop after
-    the same step as its own: told before those have ended, that would be answered by an attempt which lacks a worker
-    again a moment later.
+    While ranks shall stop, a kill and its exit code are as requested. When a worker leaves, all ranks stop after the
+    same step as its own: if that were reported before those have ended, the answer would be an attempt that lacks a
+    worker again a moment later.
 
     Args:
-        exits: Ends of the attempt's ranks, in the order in which they were heard of.
+        exits: Exits of the attempt's ranks, in the order in which they were received.
         run: Whether ranks shall run.
         leaving: Workers whose launcher was asked to end.
         devices: Ranks of a worker.

@@ -1,8 +1,8 @@
-"""The cluster as it was last seen: kept up to date by watch events, by lists, and by the answers to our own writes.
+"""Cache of the cluster, kept up to date by watch events, lists, and the answers to our own writes.
 
-Nothing here goes back in time: of two states of one object the one with the larger resource version stays, whichever
-way it came. (Resource versions of one kind are ordered integers: KEP-5504.) What decisions ask of the whole cluster is
-counted along with each event, so that a decision costs what it looks at and not what there is.
+Of two states of an object the one with the larger resource version is kept, whatever its source. (Resource versions of
+one kind are ordered integers: KEP-5504.) Indices that decisions need are updated with each event, so the cost of a
+decision depends on what it looks at and not on the size of the cluster.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ WATCHED_KINDS = (
     "ConfigMap",
 )
 _FRESH_SCOPES = frozenset({Scope.START, Scope.RESUME, Scope.GANG})
-"""Scopes of attempts of which every pod is new."""
+"""Scopes of attempts that replace every pod."""
 _log = logging.getLogger(__name__)
 
 
@@ -87,14 +87,14 @@ class ClusterCache:
         self._tree = QueueTree.of(())
         self._intents = Intents(known=False)
         self._settled: set[str] = set()
-        """Jobs of the intents that need no more cancellation."""
+        """Jobs of the intents whose admission needs no cancellation any more."""
         self.children = ChildIndex()
         self._refusals: dict[str, Refusal] = {}
         self._asking: set[str] = set()
         self._bookings = 0
 
     def apply(self, event: WatchEvent, *, now_s: float) -> Changes:
-        """Take one watch event."""
+        """Apply one watch event."""
         if event.type is WatchEventType.BOOKMARK:
             return Changes()
         if event.type is WatchEventType.DELETED:
@@ -102,7 +102,7 @@ class ClusterCache:
         return self.put(event.object, now_s=now_s)
 
     def put(self, manifest: Manifest, *, now_s: float, listed_at: int | None = None) -> Changes:
-        """Take the state of one object, unless a newer one is known; ``listed_at`` is the version of its list."""
+        """Store one object, unless a newer state is known; ``listed_at`` is the version of the list that it is from."""
         ref, version = ObjectRef.of(manifest), int(manifest["metadata"]["resourceVersion"])
         if ref not in self.versions and _is_others(ref.kind, manifest):
             return Changes()
@@ -120,7 +120,7 @@ class ClusterCache:
         return self._noted(changes)
 
     def quarantine(self, uid: str, why: str, *, in_cycle: bool, reason: Reason = Reason.INTERNAL_ERROR) -> Changes:
-        """Leave a job as it is from now on; empty ``why``: decide about it again."""
+        """Quarantine a job; an empty ``why`` ends its quarantine."""
         job = self.jobs.views.get(uid)
         if job is None:
             return Changes()
@@ -129,19 +129,19 @@ class ClusterCache:
         return self._noted(Changes(jobs={uid}, capacity=change.freed, asks=change.asks))
 
     def take_plans(self, request: PlanRequest, answer: JobPlans) -> Changes:
-        """Take the answer to a request for plans."""
+        """Store the answer to a request for plans."""
         waited, turned_away = self.plans.put(request, answer)
         changes = Changes()
         for uid in sorted(waited | turned_away):
             job = self.jobs.views.get(uid)
             if job is not None and job.planning is not None:
                 change = self.jobs.put(self._with_plans(job))
-                # A size that was wished for before there was a plan for it is decided about now.
+                # The scheduler may have to decide about a size that was requested before its plan existed.
                 changes |= Changes(jobs={uid}, capacity=change.freed, asks=True)
         return self._noted(changes)
 
     def _with_plans(self, job: JobView) -> JobView:
-        """Give a job its plans if they are known, and ask for them otherwise."""
+        """Attach a job's plans if they are known, and request them otherwise."""
         if job.planning is None:
             return job
         answer = self.plans.answer(job.planning)
@@ -151,7 +151,7 @@ class ClusterCache:
         return job
 
     def remove(self, ref: ObjectRef, *, version: int | None) -> Changes:
-        """Take the deletion of one object at ``version``; None: it was looked for and is not there."""
+        """Remove an object that was deleted at ``version``; None: a read did not find it."""
         if version is not None:
             if version < self.versions.of(ref):
                 return Changes()
@@ -159,7 +159,7 @@ class ClusterCache:
         return self._noted(self._forget(ref))
 
     def forget_unlisted(self, kind: str, listed: AbstractSet[ObjectRef], *, version: int) -> Changes:
-        """Take that a whole list was put: what it lacks and is not newer is gone. This finds what a watch lost."""
+        """Remove objects that a complete list lacks, unless they are newer: a watch may miss deletions."""
         changes = Changes()
         for ref in sorted(self._present[kind] - listed):
             if self.versions.of(ref) <= version:
@@ -168,27 +168,27 @@ class ClusterCache:
         return changes
 
     def void_versions(self, why: str) -> None:
-        """Take that the cluster was restored from a backup: states with lower versions are newer than what is known."""
+        """Accept lower versions from now on, since the cluster was restored from a backup."""
         _log.warning("the cluster was restored from a backup, discarding known versions: %s", why)
         self.versions.void()
         for uid, job in self.jobs.views.items():
-            # A generation may be that of another spec now.
+            # The same generation may now belong to another spec.
             self.jobs.views[uid] = dataclasses.replace(job, generation=VOID)
 
     def decided(self, batch: Batch, *, now_s: float) -> set[str]:
-        """Take the scheduler's last words; return the UIDs of jobs for which they differ, and that must be told."""
+        """Store the scheduler's reasons; return the UIDs of jobs whose published reason changes."""
         return self.pending_reasons.take(batch, tree=self._tree, now_s=now_s)
 
     def is_intended(self, uid: str) -> bool:
-        """Tell whether the intents name a job, and what became of that is not settled."""
+        """Tell whether the intents name a job whose outcome is not settled."""
         return uid not in self._settled and any(entry.uid == uid for entry in self._intents.entries)
 
     def settle(self, uid: str) -> None:
-        """Note that nothing of a job's intent can land any more: a later write was accepted, or it was refused."""
+        """Note that a job's intended write can't be applied any more: a later write was accepted, or it was refused."""
         self._settled.add(uid)
 
     def ask(self, uid: str, *, asks: bool) -> Changes:
-        """Note whether a job needs another place, which is not one job's to take."""
+        """Note whether a job needs another place, which only the scheduler assigns."""
         if not asks:
             self._asking.discard(uid)
             return Changes()
@@ -207,11 +207,11 @@ class ClusterCache:
         return Changes(jobs={uid})
 
     def forget_refusal(self, uid: str) -> None:
-        """Note that nothing was refused any more."""
+        """Forget the refusal, since the write succeeded."""
         self._refusals.pop(uid, None)
 
     def note_bound(self, ref: ObjectRef, *, uid: str, node: str) -> None:
-        """Remember that a pod was bound, until its watch says so: so it is not bound twice."""
+        """Remember that a pod was bound until the watch shows it, so that it is not bound twice."""
         self._pods.note_bound(ref, uid=uid, node=node)
 
     def job(self, uid: str) -> JobView | None:
@@ -224,11 +224,11 @@ class ClusterCache:
         return None if job is None or uid not in self._leases.by_job else lease_ref(job)
 
     def excuse_silence(self, outage_s: float, *, now_s: float) -> None:
-        """Give every leader the time back in which nobody could hear it: an outage of ours is no silence of its own."""
+        """Extend every leader's deadline by an outage in which the operator could not read Leases."""
         self._leases.excuse_silence(outage_s, now_s=now_s)
 
     def snapshot(self, uid: str, *, now_s: float, lease_read: bool = False) -> JobSnapshot | None:
-        """Return what one job's reconcile sees; None for a job that is gone."""
+        """Return the snapshot from which one job is reconciled; None for a job that does not exist."""
         job = self.job(uid)
         if job is None:
             return None
@@ -250,7 +250,7 @@ class ClusterCache:
         )
 
     def cluster(self, *, now_s: float, leases_read: frozenset[str] = frozenset()) -> ClusterSnapshot:
-        """Return what admission and placement see."""
+        """Return the snapshot from which the scheduler decides."""
         jobs = self.jobs
         self._intents = assume_all(self._intents, (job for job in jobs.views.values() if is_ours(job)))
         asking = {name for uid in self._asking for name in self._places(uid)}
@@ -275,18 +275,18 @@ class ClusterCache:
         )
 
     def refresh(self, *, now_s: float) -> set[str]:
-        """Return the UIDs of jobs that are to be told what was held back, as far as it is due."""
+        """Publish delayed pending reasons that are due; return the UIDs of their jobs."""
         return self.pending_reasons.refresh(tree=self._tree, now_s=now_s)
 
     def queue_status_writes(self, *, now_s: float) -> list[WriteQueueStatus]:
-        """Return what is to be written of queues and topology, as far as that differs from what they say."""
+        """Return the status writes of queues and topology that have changed."""
         found = queue_statuses(self.queues, self._tree, self.jobs, self.ledger.used, self.pending_reasons, now_s=now_s)
         if self.topology is not None:
             found += topology_status(self.topology, self.nodes.arrangement(), now_s=now_s)
         return found
 
     def seen(self, *, cycle_s: float, placement_s: tuple[float, ...]) -> CycleReport:
-        """Return a round in numbers, for those who watch."""
+        """Return the figures of a scheduling cycle, for metrics."""
         return CycleReport(
             cycle_s=cycle_s,
             placement_s=placement_s,
@@ -348,7 +348,7 @@ class ClusterCache:
                 return self._put_setting(ref, manifest)
 
     def _put_unreadable(self, ref: ObjectRef, manifest: Manifest, why: str) -> Changes:
-        """Take an unreadable object: known jobs, pods and nodes (closed to new pods) are kept, others are forgotten."""
+        """Store an unreadable object: keep known jobs, pods and nodes (which get no new pods), remove others."""
         unreadable = Unreadable(ref=ref, uid=str(manifest["metadata"].get("uid", "")), why=why)
         pod, node = self._pods.known(ref), self.nodes.views.get(ref.name) if ref.kind == "Node" else None
         if ref.kind == "TrainingJob":
@@ -359,7 +359,7 @@ class ClusterCache:
             changes = self._put_node(dataclasses.replace(node, unschedulable=True))
         else:
             changes = self._forget(ref)
-            # It is there, as a list will say again.
+            # It still exists, and the next list contains it.
             self._present[ref.kind].add(ref)
         return changes | Changes(unreadable=(unreadable,))
 
@@ -367,12 +367,12 @@ class ClusterCache:
         known = self.jobs.views.get(self._job_refs.get(ref, ""))
         try:
             return self._put_job(ref, parse_unreadable_job(manifest, known, why))
-        except Exception as error:  # noqa: BLE001 - as above: then it is as if it were not there
+        except Exception as error:  # noqa: BLE001 - as above: then the job is ignored
             _log.warning("can't parse anything of this job: %s, %s", ref, fault_message(error))
             return self._forget(ref)
 
     def _put_setting(self, ref: ObjectRef, manifest: Manifest) -> Changes:
-        """Take an object by which people say how jobs are to be queued and placed."""
+        """Store an object that configures queueing and placement."""
         match ref.kind:
             case "TrainingQueue":
                 before, self.queues[ref.name] = self.queues.get(ref.name), parse_queue(manifest)
@@ -480,7 +480,7 @@ def _pod_changes(change: PodChange) -> Changes:
 
 
 def _is_others(kind: str, manifest: Manifest) -> bool:
-    """Whether an object that we never knew is none of ours: nothing is kept of it, not even its version."""
+    """Tell whether an unknown object is of no interest: nothing of it is stored, not even its version."""
     if kind == "ConfigMap":
         return bool(manifest["metadata"]["name"] != labels.INTENTS_NAME)
     return kind == "Lease" and owner_of_job_object(manifest["metadata"]) is None
@@ -492,5 +492,5 @@ def _begins(before: JobView, after: JobView) -> bool:
 
 
 def _settled(queue: QueueView) -> QueueView:
-    """Return a queue without what its status says, which is our own word."""
+    """Return a queue without its status, which the operator writes itself."""
     return dataclasses.replace(queue, resource_version="", used_seconds=(), used_at_s=0.0)

@@ -1,8 +1,8 @@
-"""The only effects of the operator: it watches, lets the core decide, and applies what the core asked for.
+"""The operator's shell: it watches the cluster, calls the pure core, and applies the core's decisions.
 
-One dispatcher wakes on every event and every deadline. Jobs are reconciled side by side, one pass at a time each;
-admission, placement and resizes are decided by one task, whose batches stand as intents on one object before any job
-is touched. Nothing here decides; nothing here remembers what a restart of the process would miss.
+One dispatcher wakes on every event and every deadline. Jobs are reconciled concurrently, each by one pass at a time.
+One task decides admission, placement and resizes; it writes each batch as intents to one object before it changes any
+job. Nothing here decides, and nothing here holds state that a restart of the process would need.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ REFRESH_REASONS = "refresh-reasons"
 _REFRESH_REASONS_S = 2.0
 """How long such a message may be outdated: everything that is taken meanwhile costs one look."""
 _SHORT_S = 0.001
-"""Looking at a job may take so long as often as it likes."""
+"""A decision about a job that takes less than this needs no rest afterwards."""
 _OVERDUE_S = 1.0
-"""How often a job is looked at of which something was due before."""
+"""Delay of the next pass of a job whose deadline has passed without an action."""
 _LEASES_UNWATCHED_RETRY_S = 0.5
-"""How often it is tried again while no Lease can be heard."""
+"""Delay of a pass that needs a Lease while the watch of Leases is broken."""
 CYCLE_FAULTS_MAX = 16
-"""Jobs that one round of the scheduler puts in quarantine; the next round goes on from there."""
+"""Jobs that one scheduling cycle quarantines at most; the next cycle continues."""
 
 
 async def run_operator(
@@ -72,12 +72,12 @@ async def run_operator(
 
     Args:
         port: The cluster.
-        clock: Time of decisions and waits. Its wall time is read once: records follow it until the next run only.
-        settings: What the installation says.
+        clock: Time of decisions and waits. Wall time is read once; recorded times follow it until the next run.
+        settings: Settings of the installation.
         rng: Jitter of retries.
         entropy: Secret bytes; ``secrets.token_bytes``.
-        observer: Who is told what was done.
-        planner: Who plans jobs; None plans them where they are read.
+        observer: Receives reports of what was done.
+        planner: Plans jobs; None plans them in this process.
     """
     steady = MonotonicWallClock(clock)  # decisions subtract times, and wall time may be stepped
     operator = _Controller(
@@ -138,7 +138,7 @@ class _Controller:
         )
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._wanting: dict[str, int] = defaultdict(int)
-        """Writes of the scheduler that wait for a job's lock."""
+        """By job, the number of the scheduler's writes that wait for its lock."""
         self._watcher = Watcher(port, clock, self._cache, settings, rng, note=self._note)
 
     async def run(self) -> None:
@@ -146,7 +146,7 @@ class _Controller:
             for kind in WATCHED_KINDS:
                 tasks.create_task(self._watcher.follow(kind), name=f"watch-{kind}")
             tasks.create_task(self._events.run(), name="events")
-            tasks.create_task(self._write_informational(), name="tell-jobs")
+            tasks.create_task(self._write_informational(), name="status-updates")
             tasks.create_task(self._planning.run(), name="planning")
             await self._dispatch(tasks)
 
@@ -156,7 +156,7 @@ class _Controller:
         for left_out in changes.unreadable:
             self._observer.on_object_unreadable(left_out.ref.kind)
             if left_out.ref.kind != labels.KIND_JOB:
-                # A job says so by its status.
+                # A job reports it in its status.
                 self._events.put(unreadable_event(left_out))
         if changes.jobs:
             self._queue.add(*sorted(changes.jobs))
@@ -255,7 +255,7 @@ class _Controller:
                 self._queue.rest_until(uid, self._clock.now_s() + took_s * (1.0 / self._settings.reconcile_share - 1.0))
             self._note(self._cache.ask(uid, asks=decision.reschedule))
             if decision.wake_at_s is not None:
-                # A time in the past that nothing was done about must not be waited for without end.
+                # A deadline in the past without an action must not cause a busy loop.
                 now_s = self._clock.now_s()
                 self._queue.add_at(uid, decision.wake_at_s if decision.wake_at_s > now_s else now_s + _OVERDUE_S)
             actions = self._timely(uid, decision.actions)
@@ -269,7 +269,7 @@ class _Controller:
             self._observer.on_job_deleted(uid)
 
     def _timely(self, uid: str, actions: tuple[Action, ...]) -> tuple[Action, ...]:
-        """Return what is to be done now: a status that only tells waits for its turn, and is decided anew then."""
+        """Return the actions to take now; an informational status waits for its turn and is recomputed then."""
         write = next((action for action in actions if isinstance(action, WriteStatus)), None)
         if write is None:
             return actions
@@ -287,7 +287,7 @@ class _Controller:
                 self._has_updates.set()
 
     async def _write_informational(self) -> None:
-        """Write what only tells, one job after another: so it takes no more of the API server than others leave."""
+        """Write informational statuses one after another, so that they never crowd out other writes."""
         failures = 0
         while True:
             wait_s = self._throttle.wait_s()
@@ -295,19 +295,19 @@ class _Controller:
                 self._has_updates.clear()
                 await self._has_updates.wait()
                 continue
-            # No shorter than what a clock's numbers can tell apart; and nobody is held up by many with nothing to tell.
+            # Sleep at least the clock's resolution; yield to others when there is no wait.
             await self._clock.sleep(max(wait_s, _SHORT_S) if wait_s > 0 else 0.0)
             if wait_s > 0:
                 continue
             uid = self._throttle.take()
             if uid is None:
-                # Written or gone while others had their turn.
+                # It was written or deleted meanwhile.
                 continue
             try:
                 await self._write_one_informational(uid)
                 failures = 0
             except (ConflictError, NotFoundError):
-                # It is otherwise than it was seen: its own pass says what is to be told now.
+                # The job has changed: its own pass follows.
                 continue
             except InvalidObjectError as error:
                 self._quarantine.refuse(uid, error)
@@ -326,7 +326,7 @@ class _Controller:
             decision = self._decide(uid, lease_read=False)
             write = next((action for action in decision.actions if isinstance(action, WriteStatus)), None)
             if write is None or not write.informational:
-                # What is more than told is its own pass's to write.
+                # Every other write belongs to the job's own pass.
                 return
             self._throttle.spend()
             self._throttle.wrote(uid)
@@ -347,7 +347,7 @@ class _Controller:
             refs = [self._cache.lease_ref(uid) for uid in sorted(batch.reads)]
             await asyncio.gather(*(self._writer.refresh(ref) for ref in refs if ref is not None))
             read, batch = batch.reads, self._run_cycle(batch.reads)
-            # Those of which the Lease became of interest meanwhile.
+            # More Leases became relevant in the second run.
             self._note(Changes(asks=bool(batch.reads - read)))
         now_s = self._clock.now_s()
         self._queue.rest_until(SCHEDULE, now_s + self._settings.cycle_every_s)
@@ -361,14 +361,14 @@ class _Controller:
                 await self._writer.write_intents(batch.intents, self._intents_ref)
             await self._writer.side_by_side([self._write(write) for write in batch.writes])
         finally:
-            # Again: who was admitted counts as such from the write on, and no other round need follow.
+            # Once more: the writes above change the counts of the queues, and no further cycle may follow.
             self._queue.add(PUBLISH)
 
     def _run_cycle(self, leases_read: frozenset[str]) -> Batch:
-        """Decide about the cluster, without the jobs whose data raise an error.
+        """Decide about the cluster, and quarantine jobs whose data raise an error.
 
         Raises:
-            Exception: If no job is to blame for it.
+            Exception: If no job is to blame.
         """
         for _ in range(CYCLE_FAULTS_MAX):
             try:
@@ -376,7 +376,7 @@ class _Controller:
             except JobFaultError as fault:
                 job = self._cache.job(fault.uid)
                 if job is None or job.fault:
-                    # It takes no part in the round, so the round is to blame.
+                    # It takes no part in the cycle, so its data can't be the reason.
                     raise fault.error from None
                 self._quarantine.isolate(fault.uid, fault.error, in_cycle=True)
         return Batch(again=True)
@@ -396,7 +396,7 @@ class _Controller:
         async with self._wanted(write.uid):
             job = self._cache.job(write.uid)
             if job is not None and job.resource_version != write.resource_version:
-                # Told of its reason, mostly, while the round was deciding: that takes nothing from the decision.
+                # Mostly its pending reason was written meanwhile, which does not affect the decision.
                 write = rebased(write, job)
             self._throttle.wrote(write.uid)
             try:
@@ -404,8 +404,8 @@ class _Controller:
                 self._throttle.wrote(write.uid)
                 self._cache.settle(write.uid)
             except (ConflictError, NotFoundError):
-                # One job is otherwise than it was seen: the next round decides about it, and nobody waits for that.
-                # What this round gave to it may be for others, who were refused on its account.
+                # The job has changed, so the next cycle decides about it. Jobs that this cycle refused on its account
+                # may fit now.
                 self._cache.pending_reasons.forget_unschedulable()
                 self._note(Changes(asks=True))
             except InvalidObjectError as error:
@@ -422,7 +422,7 @@ class _Controller:
 
     @contextlib.asynccontextmanager
     async def _wanted(self, uid: str) -> AsyncIterator[None]:
-        """Hold a job's lock, for which a pass that creates thousands of pods ends early."""
+        """Hold a job's lock. A pass that is creating thousands of pods stops early to release it."""
         self._wanting[uid] += 1
         try:
             lock = self._locks[uid]
@@ -437,7 +437,7 @@ class _Controller:
             lock.release()
 
     async def _publish(self) -> None:
-        """Tell jobs what was held back, and the world how queues and topology stand."""
+        """Release delayed pending reasons, and write the statuses of queues and topology."""
         now_s = self._clock.now_s()
         self._request_status_updates(sorted(self._cache.refresh(now_s=now_s)))
         if self._cache.pending_reasons.next_update_s is not None:

@@ -15,21 +15,21 @@ from polyreme_operator.settings import Settings
 from polyreme_operator.types.changes import Changes
 
 STEP_REPORTED_S = 1.0
-"""Least change of the wall clock, beside the time that passed, that is logged."""
+"""Smallest step of the wall clock that is logged."""
 
 _log = logging.getLogger(__name__)
 
 
 class Watcher:
-    """Keeps the model up to date.
+    """Keeps the cache up to date.
 
     Args:
         port: The cluster.
         clock: Time of lists and retries.
-        cache: What is kept up to date.
-        settings: What the installation says.
+        cache: The cache.
+        settings: Settings of the installation.
         rng: Jitter of lists and retries.
-        note: Is called with what each change calls for.
+        note: Called with the effects of each change.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class Watcher:
         self._note = note
         self._unsynced = set(WATCHED_KINDS)
         self._stepped_s = 0.0
-        """Step of the wall clock that was reported last."""
+        """The last reported step of the wall clock."""
         self._leases_unwatched_since_s: float | None = None
-        """Since when no Lease can be heard; nobody is taken for silent meanwhile."""
+        """Since when the watch of Leases is broken; no leader counts as silent meanwhile."""
 
     @property
     def synced(self) -> bool:
@@ -57,7 +57,7 @@ class Watcher:
 
     @property
     def leases_unwatched(self) -> bool:
-        """Whether Leases can't be heard at the moment."""
+        """Whether the watch of Leases is broken at the moment."""
         return self._leases_unwatched_since_s is not None
 
     async def follow(self, kind: str) -> None:
@@ -85,17 +85,17 @@ class Watcher:
                 failures += 1
                 _log.debug("listing %s again: %s", kind, error)
             except NotFoundError:
-                # Not served: its CRD is not installed yet, or no longer. Then there is none of it; it may come.
+                # The CRD is not installed yet, or not any more, so there are no objects of this kind for now.
                 version = None
                 failures += 1
                 self._note(self._synced(kind))
             except PortError as error:
-                # Also a refusal: an API server that has just started knows nobody's rights yet.
+                # Permission errors are retried too: an API server that has just started has not loaded its RBAC yet.
                 failures += 1
                 level = logging.INFO if isinstance(error, RetryableError) else logging.WARNING
                 _log.log(level, "watch of %s failed: %s", kind, error)
                 if kind == "Lease" and self._leases_unwatched_since_s is None:
-                    # Leaders can't be heard: what they say now is read whole, once they can be again.
+                    # List all Leases when the watch works again, since renewals may be missed until then.
                     self._leases_unwatched_since_s, version = self._clock.steady_s(), None
             await self._clock.sleep(self._settings.backoff_s(failures) * (0.5 + self._rng.random() / 2))
 
@@ -134,11 +134,11 @@ class Watcher:
             )
 
     def _namespace(self, kind: str) -> str | None:
-        """Of ConfigMaps there are many, and one of ours, which has its place."""
+        """Return the namespace to watch: of all ConfigMaps only those in the operator's own matter."""
         return self._settings.namespace if kind == "ConfigMap" else None
 
     def _synced(self, kind: str) -> Changes:
-        """Note that a kind is known now: nothing is decided before all of them are."""
+        """Note that a kind has been listed: nothing is decided before all of them are."""
         first = kind in self._unsynced
         self._unsynced.discard(kind)
         return Changes(asks=first)

@@ -1,4 +1,4 @@
-"""Applying actions: one ``match``, every answer of the cluster taken into the model at once."""
+"""Applies actions to the cluster, and takes every answer into the cache at once."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from polyreme_operator.types.observer import Observer
 SECRET_BYTES = 32
 _NO_OBJECTS = (WriteStatus, EmitEvent)
 _SHOWN = ("arrival", *TrainingJobStatus.model_computed_fields)
-"""What goes along with every change: fields that are worked out from the others, for people, and the arrival, which is
-known before it is written."""
+"""Fields included in every patch: the computed ones, for readers, and the arrival, which the cache knows before it is
+written."""
 
 
 class Writer:
-    """Writes what was decided, and refreshes what turned out to be otherwise."""
+    """Writes decisions, and refreshes the cache where a write conflicts."""
 
     def __init__(
         self,
@@ -68,24 +68,24 @@ class Writer:
         self._port, self._clock, self._cache, self._settings = port, clock, cache, settings
         self._entropy, self._note, self._emit, self._observer = entropy, note, emit, observer
         self._writes = asyncio.Semaphore(settings.writes_max)
-        self._rounds = asyncio.Semaphore(settings.writes_max)
+        self._batch_writes = asyncio.Semaphore(settings.writes_max)
 
     async def apply(self, actions: Sequence[Action], uid: str, *, wanted: Callable[[], bool] = lambda: False) -> bool:
-        """Apply one pass: the status first, since the rest rests on it; then the objects, side by side; events last.
+        """Apply one pass: first the status, on which everything else depends; then objects concurrently; then events.
 
-        The objects of a large gang take long. None is begun any more once the job is otherwise than it was when the
-        first was, or somebody else wants it: what is missing is the next pass's to decide.
+        Creating the objects of a large gang takes long. It stops early when the job changes or another task waits for
+        it; the next pass decides about the remaining ones.
 
         Args:
             actions: The pass.
             uid: The job's UID.
-            wanted: Whether somebody waits for the pass to end.
+            wanted: Tells whether another task waits for the pass to end.
 
         Returns:
             Whether everything was tried.
 
         Raises:
-            PortError: The first that a write met; the writes beside it were tried too.
+            PortError: The first one of a write; all concurrent writes were tried.
         """
         for action in actions:
             if isinstance(action, WriteStatus):
@@ -146,11 +146,11 @@ class Writer:
         except PortError:
             await self.refresh(ref)
             raise
-        # Our own word: it asks for nothing.
+        # Our own write needs no reaction.
         self._cache.put(result, now_s=self._clock.now_s())
 
     async def write_queue_statuses(self, writes: Sequence[WriteQueueStatus]) -> None:
-        """Say how queues and the topology stand, one after another: so it takes no more than others leave.
+        """Write statuses of queues and topology one after another, so that they never crowd out other writes.
 
         Raises:
             PortError: The first that a write met; the others were tried too.
@@ -165,7 +165,7 @@ class Writer:
             raise failed[0]
 
     async def _write_queue_status(self, write: WriteQueueStatus) -> None:
-        """Say how one of them stands; what it meets is looked at in a later round."""
+        """Write one status; a later run repeats it after a conflict."""
         patch = {"status": dict(write.status)}
         try:
             self._take(
@@ -177,7 +177,7 @@ class Writer:
             await self.refresh(write.ref)
 
     async def side_by_side(self, writes: Sequence[Coroutine[Any, Any, None]]) -> None:
-        """Wait for many writes, of which only so many are under way at a time.
+        """Run many writes with limited concurrency.
 
         Raises:
             PortError: The first that a write met; the others were tried too.
@@ -185,7 +185,7 @@ class Writer:
         try:
             results = await asyncio.gather(*(self._gated(write) for write in writes), return_exceptions=True)
         finally:
-            # Who is cancelled has perhaps begun few of them; the others are let go unsent.
+            # On cancellation, close the writes that have not started.
             for write in writes:
                 write.close()
         for result in results:
@@ -193,11 +193,11 @@ class Writer:
                 raise result
 
     async def _gated(self, write: Coroutine[Any, Any, None]) -> None:
-        async with self._rounds:
+        async with self._batch_writes:
             await write
 
     async def refresh(self, ref: ObjectRef) -> Manifest | None:
-        """Read one object into the model; return it, None if there is none."""
+        """Read one object into the cache; return it, or None if it does not exist."""
         try:
             found = await self._port.get(ref)
         except NotFoundError:
@@ -250,19 +250,19 @@ class Writer:
     async def _create_pod(self, action: CreatePod) -> None:
         created = await self._create(action.manifest)
         if created is not None and action.binds:
-            # Not in a pass of its own. Whoever is killed in between leaves a pod that waits: the next pass binds it.
+            # If the operator is killed in between, the next pass binds the pod.
             await self._bind(ObjectRef.of(created), uid=created["metadata"]["uid"], node=action.node)
 
     async def _create(self, manifest: Manifest) -> Manifest | None:
         """Create an object; None where the job has one of its name.
 
         Raises:
-            InvalidObjectError: Also if somebody else's object has the name.
+            InvalidObjectError: Also if an object of another owner has the name.
         """
         try:
             created = await self._port.create(manifest)
         except PortError as error:
-            # What is not watched, as a Secret, is nothing that the operator may read.
+            # The operator has no permission to read kinds that it does not watch, such as Secrets.
             ref = ObjectRef.of(manifest)
             found = await self.refresh(ref) if manifest["kind"] in WATCHED_KINDS else None
             if not isinstance(error, AlreadyExistsError):
@@ -275,7 +275,7 @@ class Writer:
         return created
 
     async def _create_child(self, manifest: Manifest) -> bool:
-        """Create an object that a job has one of; tell whether there was none."""
+        """Create an object of which a job has one; tell whether it was missing."""
         uid, kind = _job_uid(manifest), manifest["kind"]
         created = None
         try:
@@ -283,7 +283,7 @@ class Writer:
         except InvalidObjectError as error:
             if kind in WATCHED_KINDS:
                 raise
-            # It may exist all the same: a quota refuses before anybody looks. It is tried again in its time.
+            # It may exist nevertheless, since a quota is checked first. It is retried later.
             self._note(self._cache.note_refusal(uid, str(error), ends_attempt=False, now_s=self._clock.now_s()))
         self._cache.children.confirm(uid, kind, now_s=self._clock.now_s())
         self._note(Changes(jobs={uid}))
@@ -296,7 +296,7 @@ class Writer:
         except NotFoundError:
             await self.refresh(ref)
         except ConflictError:
-            # Another object, or another version: the next pass decides by what is there now.
+            # Another object or version exists: the next pass decides again.
             await self.refresh(ref)
             raise
 
@@ -308,7 +308,7 @@ class Writer:
         except NotFoundError:
             await self.refresh(ref)
         except ConflictError:
-            # Another object, or another version: the next pass decides by what is there now.
+            # Another object or version exists: the next pass decides again.
             await self.refresh(ref)
             raise
 
@@ -317,7 +317,7 @@ class Writer:
 
 
 def _ends_attempt(action: Action) -> bool:
-    """Tell whether an attempt can't go on without this; of the children only the Lease raises its refusal."""
+    """Tell whether an attempt can't continue without this; of the children only the Lease raises its refusal."""
     return isinstance(action, CreatePod | Bind | CreateChild)
 
 

@@ -1,8 +1,8 @@
-"""What waiting jobs are told: the last word of the scheduler on each class, kept from changing too often.
+"""Latest pending reason per job class, debounced.
 
-A new reason is told to every job at once. A sentence whose reason stays (numbers that change) is told anew only every
-few seconds, and only to the first jobs of each queue; those behind them hear a sentence that stays the same. So 15,000
-waiting jobs cost no writes while they wait.
+A new reason is published to all jobs of a class at once. A message whose reason stays the same (only its numbers
+change) is updated every few seconds, and only for the first jobs of each queue; later jobs get a constant message. So
+15,000 waiting jobs cost no writes while they wait.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from polyreme_operator.types.snapshot import Pending
 from polyreme_operator.types.views import JobView
 
 MESSAGE_UPDATE_EVERY_S = 5.0
-"""How often a sentence may change while its reason stays."""
+"""Shortest time between two messages with the same reason."""
 MESSAGE_UPDATES_PER_S = 20.0
-"""Changes of sentences that all who hear them may cost together: the more wait, the rarer."""
+"""Message updates of all jobs together: the more jobs wait, the less often each message changes."""
 MENTION_FREE_CAPACITY = frozenset({Reason.BEHIND_OTHERS, Reason.WAITING_FOR_TOPOLOGY})
-"""Reasons that say that there is room: no longer true when it is taken. All others hold until something comes free."""
+"""Reasons that mention free capacity, outdated once it is taken. All others hold until capacity is freed."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,21 +37,21 @@ class _ClassReason:
 
 
 class PendingReasons:
-    """The scheduler's last words, and who has heard them."""
+    """The latest and the published pending reasons."""
 
     def __init__(self, jobs: JobIndex) -> None:
         self.unschedulable_classes: dict[int, Pending] = {}
-        """Classes that did not fit, and nothing has come free since."""
+        """Classes that did not fit, while no capacity has been freed since."""
         self.refused: Mapping[str, str] = {}
         self.next_update_s: float | None = None
-        """When a sentence that was held back is due."""
+        """When a delayed message is due."""
         self._jobs = jobs
         self._kinds: dict[int, _ClassReason] = {}
         self._own: dict[str, Pending] = {}
         self._first: dict[str, frozenset[str]] = {}
 
     def take(self, batch: Batch, *, tree: QueueTree, now_s: float) -> set[str]:
-        """Take a round's words; return the UIDs of jobs that must be told."""
+        """Take the reasons of a cycle; return the UIDs of jobs whose published reason changes."""
         changed = self._take_own(batch)
         self.unschedulable_classes.update({kind: why for kind, why in batch.kinds.items() if kind not in batch.unsure})
         self._first = {}
@@ -65,7 +65,7 @@ class PendingReasons:
         return changed | self.refresh(tree=tree, now_s=now_s)
 
     def refresh(self, *, tree: QueueTree, now_s: float) -> set[str]:
-        """Tell sentences that were held back, as far as they are due."""
+        """Publish delayed messages that are due; return the UIDs of their jobs."""
         changed: set[str] = set()
         self.next_update_s = None
         for kind in [kind for kind in self._kinds if not self._jobs.of_kind(kind)]:
@@ -87,7 +87,7 @@ class PendingReasons:
         return changed
 
     def pending(self, job: JobView, *, tree: QueueTree, now_s: float) -> Pending | None:
-        """Return what a job is to be told; None while nobody has looked at it."""
+        """Return the published reason of a job; None until a cycle has looked at it."""
         own = self._own.get(job.uid)
         if own is not None or job.uid not in self._jobs.waiting:
             return own
@@ -100,7 +100,7 @@ class PendingReasons:
         return without_details(entry.published, waiting.queue)
 
     def reason(self, waiting: Waiting) -> str:
-        """Return why a job waits, in one word; empty while nobody has looked at it."""
+        """Return the reason of a job without its message; empty until a cycle has looked at it."""
         own = self._own.get(waiting.uid)
         if own is not None:
             return own.reason
@@ -122,20 +122,20 @@ class PendingReasons:
         self._own.pop(uid, None)
 
     def forget_free_capacity(self) -> bool:
-        """Something was taken: look again at those who were told of room, and tell whether there are any."""
+        """Forget reasons that mention free capacity, since some was taken; tell whether there were any."""
         gone = [kind for kind, why in self.unschedulable_classes.items() if why.reason in MENTION_FREE_CAPACITY]
         for kind in gone:
             del self.unschedulable_classes[kind]
         return bool(gone)
 
     def forget_unschedulable(self) -> None:
-        """Something came free, or is ruled otherwise: look at everybody again."""
+        """Let the next cycle try every class, since capacity was freed or a setting changed."""
         self.unschedulable_classes.clear()
 
     def _take_own(self, batch: Batch) -> set[str]:
         own = dict(batch.pending)
         if batch.again:
-            # A round that ended early has not looked at everybody: what it does not say of the others stands.
+            # A cycle that ended early has not looked at every job: earlier reasons of the others remain.
             own = {uid: why for uid, why in self._own.items() if not self._covers(uid, batch)} | own
         refused = {**self.refused, **batch.refused} if batch.again else dict(batch.refused)
         changed = {uid for uid in {*self._own, *own} if self._own.get(uid) != own.get(uid)}

@@ -1,8 +1,8 @@
-"""One job: from what is seen to what is done, level-triggered; applied twice it asks for nothing more.
+"""Reconciles one job: a level-triggered, idempotent function from its snapshot to actions.
 
-A change of the attempt is one status write and nothing else: pods follow in the next pass, from the new record.
-Decisions that end an attempt because of its pods first have the Lease read, since the success of a job stands there
-before its pods end, and watches of two kinds keep no order between them.
+A change of the attempt is a single status write; pods follow in the next pass, from the new record. Before a decision
+ends an attempt because of its pods, the Lease is read: a job's success is recorded there before its pods end, and
+watches of two kinds are not ordered.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _WORKING = frozenset({Reason.TRAINING, Reason.EVALUATING, Reason.EXPORTING})
 
 
 def reconcile(snapshot: JobSnapshot, now_s: float, *, defaults: PodDefaults) -> Decision:
-    """Decide what one job needs now."""
+    """Decide the next actions of one job."""
     job = snapshot.job
     if job.deleting or (job.spec is not None and job.spec.managed_by != labels.MANAGER):
         return Decision()
@@ -104,7 +104,7 @@ def _running(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float, default
     if _succeeded(snapshot):
         return _succeed(snapshot, now_s)
     verdict = judge(snapshot, spec, now_s)
-    if isinstance(verdict, GiveUp | Restart) and not snapshot.lease_read and _hangs_on_lease(verdict.failure):
+    if isinstance(verdict, GiveUp | Restart) and not snapshot.lease_read and _depends_on_lease(verdict.failure):
         return Decision(actions=(ReadLease(ref=_lease_ref(snapshot)),))
     if isinstance(verdict, GiveUp):
         return _fail(snapshot, verdict.reason, verdict.message, verdict.failure, now_s)
@@ -112,12 +112,12 @@ def _running(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float, default
         return _restart(snapshot, attempt, verdict, now_s)
     children = _children(snapshot, spec, defaults)
     if snapshot.lease is None:
-        # Pods come behind it: whether an attempt was ever released must be readable before a pod is created anew.
+        # No pod is created before the Lease exists: it tells whether the attempt was released before.
         return Decision(actions=children)
     pods = _pod_actions(snapshot, spec, attempt, defaults, now_s)
     creates = any(isinstance(action, CreatePod) for action in pods)
     if creates and _would_renew_secret(snapshot):
-        # First: beside pods that have read another Secret no new one could join.
+        # The Secret comes first: a new pod can't join pods that have read another one.
         return Decision(actions=children)
     if creates and not snapshot.lease_read:
         return Decision(actions=(ReadLease(ref=_lease_ref(snapshot)),))
@@ -125,7 +125,7 @@ def _running(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float, default
     status = _observed(snapshot, attempt, record, stall, now_s)
     actions = (*children, *pods, *_status_write(snapshot, status, informational=True))
     settle_s = settlement_due_s(status)
-    # One that is due already waits for its turn to be written, or for the leader's next record.
+    # A settlement that is due waits for its status update, or for the leader's next record.
     settle_s = settle_s if settle_s is not None and settle_s > now_s else None
     return _wake(Decision(actions=actions, wake_at_s=_next_deadline_s(snapshot, spec)), settle_s)
 
@@ -139,7 +139,7 @@ def _restart(snapshot: JobSnapshot, attempt: AttemptStatus, verdict: Restart, no
         after.set(ConditionType.RUNNING, False, Reason.STARTING)
         return Decision(actions=_status_write(snapshot, after.build()), wake_at_s=verdict.due_s)
     if verdict.move:
-        # Another place is the cluster's to give: ``schedule`` writes this attempt.
+        # Rescheduling is the scheduler's decision: ``schedule`` writes this attempt.
         return Decision(reschedule=True)
     restarted = transition.restart(snapshot, verdict, attempt.placement.node_by_index(), now_s)
     return Decision(actions=_status_write(snapshot, restarted))
@@ -148,7 +148,7 @@ def _restart(snapshot: JobSnapshot, attempt: AttemptStatus, verdict: Restart, no
 def _observed(
     snapshot: JobSnapshot, attempt: AttemptStatus, record: ProgressRecord | None, stall: Stall | None, now_s: float
 ) -> TrainingJobStatus:
-    """Bring the status of a healthy attempt up to what is seen."""
+    """Update the status of a healthy attempt."""
     job, after = snapshot.job, StatusBuilder(snapshot.job, now_s)
     pods = current_pods(snapshot)
     running = sum(pod.phase is PodPhase.RUNNING for pod in pods.values())
@@ -156,7 +156,7 @@ def _observed(
     released = record is not None and record.released
     phase = RankPhase.TRAINING if record is None else record.phase
     if job.spec is not None and environment_runtime.is_used(job.spec):
-        # Nobody joins or releases there: pods that run, or have ended well before the others, are the gang.
+        # There is no launcher to join or release: pods that run or have succeeded count as joined.
         running = joined = environment_runtime.started(snapshot)
         released = running == attempt.replicas
     ready = running == attempt.replicas and (released or joined == attempt.replicas)
@@ -171,7 +171,7 @@ def _observed(
     if stall is None:
         after.set(ConditionType.RUNNING, released and reason in _WORKING, reason)
     elif _is_new(snapshot):
-        # Said once: what launchers see of their ranks changes with every look.
+        # Reported once, since the message changes with every observation.
         after.set(ConditionType.RUNNING, False, Reason.STALLED, stall.message)
     if reason in _WORKING and job.status.is_true(ConditionType.RESTARTING):
         after.set(ConditionType.RESTARTING, False, Reason.RECOVERED)
@@ -195,7 +195,7 @@ def _observed(
 
 
 def _is_new(snapshot: JobSnapshot) -> bool:
-    """Whether a stall that is found now is not on record yet."""
+    """Tell whether a stall is not reported yet."""
     known = snapshot.job.status.condition(ConditionType.RUNNING)
     return known is None or known.reason != Reason.STALLED
 
@@ -203,7 +203,7 @@ def _is_new(snapshot: JobSnapshot) -> bool:
 def _pod_actions(
     snapshot: JobSnapshot, spec: TrainingJobSpec, attempt: AttemptStatus, defaults: PodDefaults, now_s: float
 ) -> tuple[Action, ...]:
-    """Remove pods of the past; when none lives any more, create those that are missing."""
+    """Delete pods of earlier attempts; when all of them have ended, create missing ones."""
     pods = current_pods(snapshot)
     names = {pod.name for pod in pods.values()}
     past = [pod for pod in snapshot.pods if pod.name not in names]
@@ -224,7 +224,7 @@ def _pod_actions(
 def _removals(
     snapshot: JobSnapshot, pods: list[PodView], spec: TrainingJobSpec | None, now_s: float
 ) -> tuple[DeletePod, ...]:
-    """Delete pods, once each; by force only where their node is known to be lost."""
+    """Delete each pod once; by force only if its node is known to be lost."""
     lost_s = _node_lost_s(spec)
     removed = []
     for pod in sorted(pods, key=lambda pod: (pod.index, pod.replacement)):
@@ -236,7 +236,7 @@ def _removals(
 
 
 def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Decision:
-    """A job that holds no admission: its pods go, and its status says why it waits."""
+    """Delete the pods of a job without an admission, and report why it waits."""
     record = current_record(snapshot)
     if record is not None and record.outcome is Outcome.SUCCEEDED:
         # Reported after its time to stop was over: it needs no other place.
@@ -265,7 +265,7 @@ def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Deci
 
 
 def _stopping(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Decision:
-    """Checkpoint, stop, and only then give the devices back, or begin the attempt of another size."""
+    """Stop an attempt with a checkpoint, then release its devices or start the attempt with another size."""
     job = snapshot.job
     if _succeeded(snapshot):
         return _succeed(snapshot, now_s)
@@ -276,7 +276,7 @@ def _stopping(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Dec
     if not stopping.has_stopped(snapshot, now_s):
         return Decision(actions=ended, wake_at_s=stopping.stop_deadline_s(job, stop, now_s))
     if stop.why is StopFor.RESIZE:
-        # Another placement is the cluster's to give: ``schedule`` begins the attempt.
+        # Placement is the scheduler's decision: ``schedule`` begins the attempt.
         return Decision(reschedule=True)
     if not snapshot.lease_read and snapshot.lease is not None:
         return Decision(actions=(ReadLease(ref=_lease_ref(snapshot)),))
@@ -284,7 +284,7 @@ def _stopping(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Dec
 
 
 def _finished(snapshot: JobSnapshot, now_s: float) -> Decision:
-    """Clear up behind a finished job: launchers that did not end by themselves, at last the job itself."""
+    """Clean up after a finished job: launchers that did not exit, and after its TTL the job itself."""
     job, status = snapshot.job, snapshot.job.status
     completed_s = parse_time_or(status.completed_at, now_s) if job.finished_s is None else job.finished_s
     live = [pod for pod in snapshot.pods if not pod.ended]
@@ -337,7 +337,7 @@ def _children(snapshot: JobSnapshot, spec: TrainingJobSpec, defaults: PodDefault
         actions.append(CreateSecret(manifest=worker_pods.secret(job), keys=(labels.SECRET_KEY,), renews=renews))
     if defaults.launcher_rbac and not {"Role", "RoleBinding"} <= snapshot.children:
         bound = CreateChild(manifest=worker_pods.role_binding(job, spec))
-        # The API server refuses the binding of a Role that it does not know.
+        # The API server refuses a RoleBinding to an unknown Role.
         known = "Role" in snapshot.children
         actions.append(bound if known else CreateChild(manifest=worker_pods.role(job), then=bound))
     if snapshot.lease is None:
@@ -346,13 +346,13 @@ def _children(snapshot: JobSnapshot, spec: TrainingJobSpec, defaults: PodDefault
 
 
 def _would_renew_secret(snapshot: JobSnapshot) -> bool:
-    """Whether pods run whose Secret may have been deleted since they read it."""
+    """Tell whether pods run whose Secret may have been deleted since they read it."""
     running = (pod.phase is PodPhase.RUNNING for pod in current_pods(snapshot).values())
     return "Secret" not in snapshot.children and any(running)
 
 
-def _hangs_on_lease(failure: Failure) -> bool:
-    """Whether the Lease may say more than we have seen: what ranks reported came from the Lease itself."""
+def _depends_on_lease(failure: Failure) -> bool:
+    """Tell whether the Lease may hold newer information; rank exits were read from the Lease itself."""
     return failure.code is None
 
 
@@ -365,7 +365,7 @@ def _succeeded(snapshot: JobSnapshot) -> bool:
 
 
 def _next_deadline_s(snapshot: JobSnapshot, spec: TrainingJobSpec) -> float | None:
-    """When time alone makes a failure: silence, a node that is away or a pod that finds no room for too long."""
+    """Return when time alone causes a failure: silence, a lost node, or a pod that stays unschedulable."""
     attempt = snapshot.job.attempt
     placed = () if attempt is None else dict.fromkeys(attempt.placement.node_by_index())
     nodes = [snapshot.nodes[name] for name in placed if name in snapshot.nodes]
@@ -387,7 +387,7 @@ def _node_lost_s(spec: TrainingJobSpec | None) -> float:
 
 
 def _fence_deadline_s(snapshot: JobSnapshot, now_s: float) -> float | None:
-    """When time alone makes a node lost that still holds a pod which is being deleted."""
+    """Return when a node counts as lost that holds a pod which is being deleted."""
     lost_s = _node_lost_s(snapshot.job.spec)
     nodes = (snapshot.nodes.get(pod.node) for pod in snapshot.pods if pod.deleting)
     since_s = (node.not_ready_since_s for node in nodes if node is not None)

@@ -1,4 +1,4 @@
-"""What is wrong with a running attempt, read from its pods, nodes and Lease. No judgement yet: that is ``recovery``."""
+"""Finds the failure of a running attempt in its pods, nodes and Lease; ``failure_policy`` decides what follows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView, PodPhase, PodView
 
 UNSCHEDULABLE_S = 10.0
-"""How long a scheduler may find no room for a pod before it is placed elsewhere."""
+"""How long a pod may stay unschedulable before it is placed on another node."""
 REFUSED_S = 3.0
-"""How long a pod may be refused before its gang gives up its nodes: a quota lags behind the pods that have gone."""
+"""How long a pod may be refused before its gang gives up its nodes: quota usage lags behind deleted pods."""
 SECRET_RENEWED = "the job's Secret was deleted and created again; pods that have read the old one can't join new ones"
 
 
@@ -29,19 +29,19 @@ class Failure:
     cause: Cause
     message: str
     index: int | None = None
-    """Worker index at fault, where one is."""
+    """The worker at fault, if it is one."""
     code: int | None = None
     """Exit code of the rank at fault; 128 + n for signal n."""
     pod_code: int | None = None
-    """Exit code of the first container of the pod at fault, where that failed."""
+    """Exit code of the first container of the pod at fault, if it failed."""
     replace: frozenset[int] = frozenset()
-    """Indices whose pods are of no use any more."""
+    """Indices whose pods must be replaced."""
     move: frozenset[int] = frozenset()
-    """Indices, among those, that need another node than the one they have."""
+    """Those of these indices that need another node."""
 
 
 def current_record(snapshot: JobSnapshot) -> ProgressRecord | None:
-    """Return the progress record, if the current attempt's current leader wrote it. A stale one never counts."""
+    """Return the progress record, if the current attempt's current leader wrote it; None if it is stale."""
     attempt, lease = snapshot.job.attempt, snapshot.lease
     if attempt is None or lease is None or lease.record is None or lease.job_uid != snapshot.job.uid:
         return None
@@ -65,7 +65,7 @@ def current_pods(snapshot: JobSnapshot) -> dict[int, PodView]:
 
 
 def find_failure(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Failure | None:
-    """Find what ended the current attempt; None while nothing did. Of several causes the deepest is told."""
+    """Find what ended the current attempt; None while it runs. Of several causes the deepest is returned."""
     attempt = snapshot.job.attempt
     if attempt is None:
         return None
@@ -93,7 +93,7 @@ def find_failure(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> 
 
 
 def find_refusal(snapshot: JobSnapshot, now_s: float) -> Failure | None:
-    """Find that the API server goes on to refuse what the current attempt needs; None if it does not."""
+    """Return the failure of an attempt whose objects the API server keeps refusing; None if it does not."""
     refusal = snapshot.refusal
     if refusal is None or not refusal.ends_attempt or now_s - refusal.since_s < REFUSED_S:
         return None
@@ -101,15 +101,15 @@ def find_refusal(snapshot: JobSnapshot, now_s: float) -> Failure | None:
 
 
 def began_s(job: JobView, attempt: AttemptStatus) -> float:
-    """Return when an attempt began, by our clock: another machine's clock may have written its time.
+    """Return when an attempt began by this operator's clock, since another machine's clock wrote the recorded time.
 
-    An operator that finds an attempt in progress gives it the whole time that a start may take.
+    An operator that finds an attempt in progress gives it the full start timeout again.
     """
     return job.attempt_seen_s or parse_time_or(attempt.started_at, 0.0)
 
 
 def silence_deadline_s(snapshot: JobSnapshot, spec: TrainingJobSpec) -> float | None:
-    """Return when silence becomes a failure, if nothing is heard until then."""
+    """Return when a missing heartbeat or start becomes a failure."""
     attempt = snapshot.job.attempt
     if attempt is None:
         return None
@@ -127,13 +127,13 @@ def silence_deadline_s(snapshot: JobSnapshot, spec: TrainingJobSpec) -> float | 
 def lost_places(
     snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float, *, done: frozenset[int] = frozenset()
 ) -> Failure | None:
-    """Find places whose pod or node is gone. An index whose pod was never created is no loss, but work to do.
+    """Find places whose pod or node is gone. An index whose pod was never created is not a loss.
 
     Args:
         snapshot: The job and what it has.
         spec: Its spec.
         now_s: The time.
-        done: Indices that have nothing left to lose.
+        done: Indices that have finished.
     """
     attempt = snapshot.job.attempt
     if attempt is None:
@@ -142,7 +142,7 @@ def lost_places(
     record = current_record(snapshot)
     status = snapshot.job.status
     all_created = status.replicas >= attempt.replicas or (record is not None and record.released)
-    # One that waits for its end has had its pods, whatever became of the Lease that said so: it gets none anew.
+    # An attempt that waits for its restart had all of its pods, even if its Lease is gone: none is created again.
     all_created = all_created or status.retry_at is not None
     lost: dict[int, _Lost] = {}
     for index, node in enumerate(attempt.placement.node_by_index()):
@@ -157,7 +157,7 @@ def lost_places(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Lost:
-    """What became of one place."""
+    """The loss of one place."""
 
     cause: Cause
     why: str
@@ -171,7 +171,7 @@ def _lost_place(
     view = snapshot.nodes.get(node)
     if view is not None and view.lost(now_s, node_lost_s=spec.health.node_lost_seconds):
         return _Lost(Cause.NODE_LOST, f"node {node} is lost", move=True)
-    # What goes from a node that is absent, cordoned, or tainted since, can't come back to it.
+    # A worker can't return to a node that is absent, cordoned, or tainted since.
     leaves = view is None or view.unschedulable or not tolerated(snapshot.job.constraints.tolerations, view.taints)
     if pod is None:
         return _Lost(Cause.POD_LOST, "its pod is gone", move=leaves) if missing else None
@@ -210,11 +210,11 @@ _DEEPEST_FIRST = (
     Cause.UNSCHEDULABLE,
     Cause.HOST_RESTARTED,
 )
-"""Of the causes of one failure the first is told. What no budget pays for comes last: nothing else may be behind it."""
+"""The first of these causes is reported. Causes that no budget counts come last: they must be the only ones."""
 
 
 def _one_failure(lost: dict[int, _Lost]) -> Failure:
-    """Tell several lost places as one failure, by the deepest cause."""
+    """Report several lost places as one failure, with the deepest cause."""
     first = min(lost, key=lambda index: (_DEEPEST_FIRST.index(lost[index].cause), index))
     more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
     return Failure(
@@ -228,9 +228,9 @@ def _one_failure(lost: dict[int, _Lost]) -> Failure:
 
 
 def _failed_exit(exits: tuple[RankExit, ...]) -> RankExit | None:
-    """Return the first exit that is a failure: the later ones are mostly its consequences.
+    """Return the first exit that is a failure, since later ones are mostly its consequences.
 
-    Damaged data goes first: the ranks that lose the one that found it may be reported before it.
+    Damaged data takes precedence: ranks that lost the rank that found it may have been reported earlier.
     """
     failed = [ended for ended in exits if ended.signal is not None or ended.code not in {ExitCode.OK, None}]
     damaged = [ended for ended in failed if ended.code == ExitCode.DATA_DAMAGED]
@@ -247,7 +247,7 @@ def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecor
             replace=frozenset(record.leaving),
         )
     if record.stopped and ended.rank not in record.stopped and ended.code == ExitCode.ENVIRONMENT:
-        # The victims of a hang are not its cause.
+        # Ranks that gave up waiting are not the cause of the hang.
         return Failure(
             cause=Cause.HUNG,
             message=f"{name_stopped(record.stopped, devices=attempt.devices)}; "
@@ -298,10 +298,10 @@ def _silence(
 
 
 def _joins_since_s(snapshot: JobSnapshot, started_s: float) -> float | None:
-    """Return since when the workers could have said that they joined; None while there is no Lease to say it on.
+    """Return since when the workers could have reported that they joined; None while there is no Lease.
 
-    A Lease without a record may be one that was deleted and created again while the gang works: its leader says so with
-    its next renewal.
+    A Lease without a record may have been deleted and created again while the gang works: its leader reports with its
+    next renewal.
     """
     lease = snapshot.lease
     if lease is None:
@@ -310,7 +310,7 @@ def _joins_since_s(snapshot: JobSnapshot, started_s: float) -> float | None:
 
 
 def _heard_s(snapshot: JobSnapshot, attempt: AttemptStatus, started_s: float) -> float | None:
-    """When the current leader's pod last renewed the Lease, for whatever attempt; None before its first word."""
+    """Return when the current leader's pod last renewed the Lease, in any attempt; None before its first renewal."""
     lease = snapshot.lease
     if lease is None or lease.record is None or lease.record.replacement != attempt.replacement(0):
         return None

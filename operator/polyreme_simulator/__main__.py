@@ -50,7 +50,7 @@ def _replay(seeds: list[int], *, anomaly: str | None, until_violation: bool) -> 
 
 
 def _many(options: argparse.Namespace) -> int:
-    began_s = time.perf_counter()  # how long it took is told, never decided by
+    began_s = time.perf_counter()  # reported only; no decision depends on it
     seeds = range(options.first, options.first + options.seeds)
     campaign = run_campaign(seeds, processes=options.processes, until_violation=options.until_violation)
     sys.stdout.write(table(campaign) + "\n")

@@ -1,8 +1,8 @@
 """Anomalies that users, webhooks and machines cause: one class in two seeds of five, none in the others.
 
 Writes that are refused for good, stepped clocks, deleted children, objects that break their schemas, labels copied
-from a job, Node objects that are gone for a second. Their draws have a generator of their own: seeds without them stay
-as they are.
+from a job, Node objects that are gone for a second. They draw from a generator of their own, so that seeds without them
+do not change.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Anomalies:
                 self._world.after(1.0 + self._rng.random() * (lasts_s - 2.0), self._do)
 
     def calm(self, within_s: float) -> None:
-        """Plan those of the calm behind the faults, in which nothing else goes wrong."""
+        """Plan those of the calm period after the faults, in which nothing else goes wrong."""
         if self._act is not None:
             for _ in range(CALM_EVENTS):
                 self._world.soon(within_s, self._do)
@@ -130,7 +130,7 @@ class Anomalies:
         return gone is not None and self._delete(gone)
 
     def _use_labels(self) -> bool:
-        """Somebody copies the labels of a job onto objects of his own."""
+        """A user copies the labels of a job onto objects of their own."""
         job = self._pick(self._jobs())
         if job is None:
             return False
@@ -165,7 +165,7 @@ class Anomalies:
         return pod
 
     def _unbound_pod(self, job: Manifest) -> Manifest:
-        """A pod that nobody binds, of a job that there is not."""
+        """A pod that no scheduler binds, of a job that does not exist."""
         invented = {labels.LABEL_JOB_UID: f"{self._rng.getrandbits(64):016x}"}
         pod = _pod()
         pod["spec"]["schedulerName"] = "nobody"
@@ -204,7 +204,7 @@ class Anomalies:
         return True
 
     def _step_clock(self) -> bool:
-        """Somebody sets the clock of the machines that run the operator."""
+        """The clocks of the machines that run the operator are stepped."""
         by_s = self._rng.choice(STEPS_S)
         for clock in self._clocks:
             clock.step_wall(by_s)

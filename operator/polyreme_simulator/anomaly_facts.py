@@ -1,4 +1,4 @@
-"""What must hold whatever a cluster seldom does: one job's trouble stays its own, and what it owns comes back."""
+"""Rules for rare events in a cluster: one job's trouble affects no other job, and what a job owns is recreated."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from polyreme_simulator.ownership import MALFORMED, is_malformed, owner_uid
 
 OWNED_KINDS = ("Service", "Secret", "Lease", "Role", "RoleBinding")
 BACK_S = {"Lease": 15.0, "Service": 330.0, "Secret": 330.0}
-"""Time within which what a job owns comes back: a Lease is watched, the others are made again from time to time."""
+"""Time within which what a job owns is recreated: a Lease is watched, the others are checked from time to time."""
 EXPLAINED_S = 15.0
-"""Time within which a job says why its pods are refused."""
+"""Time within which a job reports why its pods are refused."""
 TIMED = frozenset({"LeaderSilent", "StartTimedOut", "Hung"})
-"""Causes that are nothing but time that passed."""
+"""Restart causes that are timeouts."""
 
 
 class AnomalyFacts:
-    """What of it is in force, and what follows.
+    """Which anomalies are in force, and the rules that follow from them.
 
     Args:
         observed: What the store's log showed; a broken rule is noted there.
@@ -81,7 +81,7 @@ class AnomalyFacts:
     # ---------------------------------------------------------------------------------------------------- what is seen
 
     def look(self, world: ClusterView) -> None:
-        """Look at what must hold once nothing else goes wrong."""
+        """Check what must hold once nothing else goes wrong."""
         if self._capacity.blind(world):
             return
         self._look_for_children(world)
@@ -113,7 +113,7 @@ class AnomalyFacts:
                 self._observed.broke("a refused pod is explained", what, world)
 
     def forcing(self, uid: str, world: ClusterView) -> None:
-        """A pod is deleted by force: its node has been away, or said to be, as far as anybody may know."""
+        """Check that a pod that is deleted by force is on a node that has been away, or was reported to be."""
         launcher = world.launchers.get(uid)
         if launcher is None or not launcher.alive or not world.nodes[launcher.node].up:
             return
@@ -122,7 +122,7 @@ class AnomalyFacts:
             self._observed.broke("only pods of lost nodes are deleted by force", what, world)
 
     def begun(self, uid: str, records: list[dict[str, Any]], number: int, world: ClusterView) -> None:
-        """An attempt begins: in the calm no time has passed that would call for it."""
+        """Check that an attempt that begins in the calm period was not called for by a timeout."""
         if self._capacity.blind(world) or not records or records[-1].get("attempt") != number - 1:
             return
         cause = records[-1].get("cause")
@@ -134,28 +134,28 @@ class AnomalyFacts:
     # ---------------------------------------------------------------------------------------------------------- the end
 
     def excuses(self, uid: str) -> bool:
-        """Tell whether a job need not finish: its writes are refused to the end, and nobody can say so on the job."""
+        """Tell whether a job need not finish: its writes are refused to the end, also that which would say so."""
         return any(refused == uid for refused, _ in self.refusals)
 
     def check_end(self, world: ClusterView) -> None:
-        """What nobody can read says so, and is never admitted."""
+        """Check that each malformed job has a condition that reports it."""
         for record in world.store.records(labels.KIND_JOB):
             if not is_malformed(record.manifest):
                 continue
             status = record.manifest.get("status")
             entries = status.get("conditions") if isinstance(status, dict) else None
-            told = (
+            reported = (
                 {entry["type"] for entry in entries if entry["status"] == "True"}
                 if isinstance(entries, list)
                 else set()
             )
-            if not told:
+            if not reported:
                 what = f"{record.name} says nothing, its spec is {record.manifest.get('spec')}"
                 self._observed.broke("a malformed job says so", what, world)
 
 
 def _messages(job: Manifest) -> str:
-    """Return what a job says now, and what it said of earlier attempts: between two tries it says nothing new."""
+    """Return what a job reports now and reported of earlier attempts: between two tries it reports nothing new."""
     status = job.get("status") or {}
     entries = [*(status.get("conditions") or ()), *(status.get("restartRecords") or ())]
     return " ".join(entry.get("message", "") for entry in entries)

@@ -12,7 +12,7 @@ from polyreme_simulator.observed_state import ObservedState
 
 
 class BatchFacts:
-    """What is about to be written to jobs.
+    """The admissions that are about to be written to jobs.
 
     Args:
         observed: What the store's log showed; a broken rule is noted there.
@@ -22,10 +22,10 @@ class BatchFacts:
         self._observed = observed
         self._entries: list[dict[str, Any]] = []
         self._refused: set[str] = set()
-        """Jobs of the batch of which a write was refused: that is an answer, so nothing of it is under way."""
+        """Jobs of the batch whose write was refused: that is an answer, so none of their writes is in flight."""
 
     def changed(self, manifest: Manifest, world: ClusterView) -> None:
-        """Take a change of the object on which the batch stands."""
+        """Take a change of the object that stores the batch."""
         if manifest["metadata"]["name"] != labels.INTENTS_NAME:
             return
         entries = json.loads((manifest.get("data") or {}).get("intents.json", "[]"))

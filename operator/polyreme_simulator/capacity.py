@@ -1,4 +1,4 @@
-"""What nodes, queues and domains may hold, checked whenever an attempt begins and whenever a pod runs."""
+"""Rules for what nodes, queues and domains hold, checked whenever an attempt begins and whenever a pod runs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from polyreme_simulator.ownership import owner_uid
 from polyreme_simulator.quotas import Queues
 
 BLIND_S = 60.0
-"""How old what the operator knew may be when its write lands, while faults last and shortly after."""
+"""How stale the operator's view may be when its write lands, while faults last and shortly after."""
 SETTLED_S = 45.0
-"""Time behind the last fault from which on the operator knows what is."""
+"""Time after the last fault from which on the operator's view is current."""
 KNOWN_S = 3.0
-"""How old what it knows may be then."""
+"""How stale its view may be then."""
 ENDED = frozenset({"Succeeded", "Failed"})
 
 
 class CapacityFacts:
-    """Who holds what.
+    """The devices that jobs and other pods hold.
 
     Args:
         observed: What the store's log showed; a broken rule is noted there.
@@ -40,7 +40,7 @@ class CapacityFacts:
         """When each job was deleted, by UID."""
         self.queues = Queues({})
         self._past: list[tuple[float, Queues, Domains]] = []
-        """What stood until when."""
+        """Queues and domains of the past, with the time until which they applied."""
         self.domains = Domains({}, [])
         self._usable: frozenset[str] = frozenset()
         """Nodes to which new pods may go."""
@@ -51,7 +51,7 @@ class CapacityFacts:
         self._foreign_past: list[tuple[float, str, int]] = []
         """Until when such pods were there, where, and with how many devices."""
         self._strays: set[str] = set()
-        """Pods, by UID, whose creation landed behind the admission that it was sent under: a write that was late."""
+        """Pods, by UID, whose creation landed after the end of the admission under which it was sent."""
         self.changed_s = 0.0
         """When last something changed that decides who waits, and why."""
 
@@ -85,7 +85,7 @@ class CapacityFacts:
                 pass
 
     def begun(self, uid: str, world: ClusterView, *, takes: bool) -> None:
-        """An attempt of a job stands on record now; what it takes is checked if the last one had not all its places.
+        """Check an attempt that begins; what it takes only if the last one did not have all its places.
 
         Quotas are lowered, nodes relabelled and filled beneath what runs, and what runs may be restarted where it is.
         """
@@ -105,7 +105,7 @@ class CapacityFacts:
         return self._held(without=without)[0]
 
     def fits_alone(self, job: Manifest, world: ClusterView) -> bool:
-        """Tell whether a job fits the cluster as it is and its quota, if nobody else of ours were there."""
+        """Tell whether a job would fit the cluster and its quota if no other job were admitted."""
         spec = job["spec"]
         workers, queue = spec["workers"], spec.get("queueName", "default")
         devices, wanted = workers.get("devices", 1), workers.get("minReplicas") or workers["replicas"]
@@ -163,7 +163,7 @@ class CapacityFacts:
     # -------------------------------------------------------------------------------------------------------- changes
 
     def _keep(self, world: ClusterView) -> None:
-        """Remember what stood until now."""
+        """Remember the queues and domains of until now."""
         now_s = world.time_s()
         self._past = [entry for entry in self._past if now_s - entry[0] < BLIND_S]
         if now_s > 0.0:
@@ -187,7 +187,7 @@ class CapacityFacts:
     def _note_stray(self, change: Change, world: ClusterView) -> None:
         """Remember a pod that comes when its job is admitted no longer, or is gone, while writes may be late.
 
-        Nobody knows of it before it is there. It holds a place until it is told to go; those to whom the place was
+        No operator knows of it before it exists. It holds a place until it is deleted; those to whom the place was
         given meanwhile wait for it, as kube-scheduler and kubelets see to: no node holds more than it can.
         """
         record = change.record
@@ -307,7 +307,7 @@ class CapacityFacts:
         return world.faulty or world.time_s() - world.calm_since_s < SETTLED_S
 
     def possible(self, world: ClusterView) -> list[tuple[Queues, Domains]]:
-        """Return what the operator may take for true."""
+        """Return the queues and domains that the operator's decision may rest on."""
         since_s = self.known_since_s(world)
         past = [(queues, domains) for until_s, queues, domains in self._past if until_s >= since_s]
         return [(self.queues, self.domains), *past]

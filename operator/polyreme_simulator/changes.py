@@ -244,7 +244,7 @@ class Changes:
                 self._world.store.create(manifest)
 
     def _change_class(self) -> bool:
-        """Make the class, delete it, or make it anew with another value: a value never changes."""
+        """Create the class, delete it, or recreate it with another value: the value of a class never changes."""
         gone = self._delete(ObjectRef(kind="PriorityClass", name=URGENT))
         if not gone or self._rng.random() < 0.5:
             self._world.store.create(class_manifest(self._rng.choice((0, 1, 3))))

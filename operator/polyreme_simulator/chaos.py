@@ -47,7 +47,7 @@ class Chaos:
         self._rng, self._reached, self._profile = rng, reached, world.profile
 
     def begin(self, lasts_s: float) -> None:
-        """Plan the trouble."""
+        """Schedule the faults."""
         acts: tuple[tuple[str, Callable[[], bool]], ...] = (
             ("rank killed", self._kill_rank),
             ("rank exits", self._exit_rank),
@@ -79,7 +79,7 @@ class Chaos:
             self._world.after(at_s, lambda name=name, act=act: self._do(name, act))  # type: ignore[misc]
 
     def end(self) -> None:
-        """Peace: what is stopped goes on, what is away comes back, what is suspended is resumed."""
+        """End the faults: stopped processes continue, nodes come back, suspended jobs are resumed."""
         world = self._world
         world.faulty, world.calm_since_s = False, world.time_s()
         for replica in self._replicas:

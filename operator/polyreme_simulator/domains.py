@@ -1,4 +1,4 @@
-"""Which nodes lie together, worked out anew from labels: the oracle for what topology a placement must keep."""
+"""Topology domains, computed from node labels: the oracle for the topology that a placement must keep."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Domains:
         return None if None in path else "/".join(path)  # type: ignore[arg-type]
 
     def labelled(self, node: str) -> bool:
-        """Tell whether a node bears every label of the topology: otherwise nobody knows where it lies."""
+        """Tell whether a node has every label of the topology: otherwise its place is unknown."""
         tags = self.tags.get(node) or {}
         return all(tags.get(label) for _, label in self.levels)
 

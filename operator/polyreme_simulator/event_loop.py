@@ -1,4 +1,4 @@
-"""An event loop whose time passes only when nobody has anything to do: hours in milliseconds, every time the same."""
+"""An event loop on virtual time, which passes only when nothing is ready: hours in milliseconds, deterministically."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Process:
         return context
 
     def park(self, handle: asyncio.Handle) -> None:
-        """Keep what would run until the process goes on."""
+        """Keep a callback until the process continues."""
         self._parked.append(handle)
 
     def stop(self) -> None:
@@ -113,7 +113,7 @@ class _Timer(_Handle):
 
 
 class _Timers:
-    """A heap of timers, each behind its time; in all that order rests on the same as asyncio's own."""
+    """A heap of timers by time, in the same order as asyncio's own."""
 
     def __init__(self) -> None:
         self.cancelled = 0
@@ -181,14 +181,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[*_Ts], object], *args: *_Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        """Run a callback next, whoever is stopped: so the interpreter clears up behind generators."""
+        """Run a callback next even if its process is stopped: the interpreter finalizes generators this way."""
         handle = _Handle(callback, args, self, contextvars.copy_context() if context is None else context)
         handle.process = None
         self._ready.append(handle)
         return handle
 
     def run_next(self, handles: Iterable[asyncio.Handle]) -> None:
-        """Put callbacks behind those that are ready."""
+        """Queue callbacks after those that are ready."""
         self._ready.extend(handles)  # type: ignore[arg-type]
 
     def call_at(
@@ -215,7 +215,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.call_at(self._now_s + delay, callback, *args, context=context)
 
     def _run_once(self) -> None:
-        """Let the time pass that nobody has anything to do in, and run what is ready then."""
+        """Advance time if nothing is ready, and run what is ready then."""
         self.timers.tidy()
         if self._ready or self._stopping:
             self._turns += 1

@@ -34,7 +34,7 @@ _Act: TypeAlias = Callable[[], Awaitable[Any]]
 SLOW_S = 8.0
 LAG_S = 3.0
 LATE_S = 8.0
-"""Longest time by which a write lands behind the timeout that its caller was told."""
+"""Longest time after a reported timeout until the write lands."""
 STOPPED_S = (5.0, 25.0, 40.0)
 """How long a stopped process stays so: within its leadership, and beyond it."""
 
@@ -44,14 +44,14 @@ class PortFaults:
     """Chances of each fault, by call."""
 
     conflict: float = 0.0
-    """Somebody else was there a moment before: another version, another object of that name."""
+    """Another client was first: another version, another object of that name."""
     too_many: float = 0.0
     error_before: float = 0.0
     error_after: float = 0.0
     timeout_before: float = 0.0
     timeout_after: float = 0.0
     timeout_late: float = 0.0
-    """The caller is told of a timeout and goes on; the write lands behind it."""
+    """The caller gets a timeout and continues; the write lands later."""
     slow: float = 0.0
     crash_before: float = 0.0
     crash_after: float = 0.0
@@ -68,7 +68,7 @@ class PortFaults:
 NO_FAULTS = PortFaults()
 _WRITES = frozenset({"create", "patch", "delete", "bind"})
 TOUCHED = "example.com/touched"
-"""Annotation that somebody else sets a moment before a write lands."""
+"""Annotation that another client sets a moment before a write lands."""
 
 
 class Life(Protocol):
@@ -100,7 +100,7 @@ class FaultyPort(ForwardingPort):
     """``ClusterPort`` with faults, for one life of one replica of the operator.
 
     Args:
-        cluster: The store behind it.
+        cluster: The store that answers.
         loop: Where calls travel.
         rng: Draws the faults.
         faults: Returns the chances that hold now.
@@ -155,7 +155,7 @@ class FaultyPort(ForwardingPort):
         way = self._write(point, verb, ref, act, answer, uid=uid) if verb in _WRITES else None
         if way is not None:
             self._life.sending(verb, ref, uid=uid)
-        # What is on its way belongs to no process: it goes on when the sender is stopped or dead.
+        # A request in flight belongs to no process: it arrives even if the sender is stopped or dead.
         task = self._loop.create_task(way or self._read(verb, ref, act, answer), context=contextvars.Context())
         self._travelling.add(task)
         task.add_done_callback(self._travelling.discard)
@@ -176,7 +176,7 @@ class FaultyPort(ForwardingPort):
 
     async def _read(self, verb: str, ref: ObjectRef, act: _Act, answer: asyncio.Future[Any]) -> None:
         point = f"{verb} {ref.kind}"
-        # Slow on the way there, or on the way back: then what is told is old when it comes. Not so for a single read:
+        # Slow there, or slow back: then the answer is stale when it arrives. Not so for a single read:
         # the rule that a success counts reckons from what a read could know.
         slow = self._draw("slow", point)
         late_answer = slow and verb != "get" and self._rng.random() < 0.5
@@ -256,7 +256,7 @@ class FaultyPort(ForwardingPort):
         _answer(answer, result=result)
 
     async def _overtake(self, verb: str, ref: ObjectRef, act: Callable[[], Awaitable[object]]) -> bool:
-        """Let somebody else be there first, so that the write fails by its own precondition; False: it just fails."""
+        """Let another client be first, so that the write fails by its own precondition; False: it just fails."""
         if verb == "delete":
             return False
         try:
@@ -297,7 +297,7 @@ def _point(verb: str, ref: ObjectRef) -> str:
 
 
 def _answer(answer: asyncio.Future[Any], *, result: Any = None, error: BaseException | None = None) -> None:
-    """Give the answer, unless nobody waits for it any more."""
+    """Set the answer, unless its caller has stopped waiting."""
     if answer.done():
         return
     if error is not None:

@@ -1,4 +1,4 @@
-"""What must never happen, read from the store's log and from what launchers do, at the moment it happens."""
+"""The simulator's rules, checked on every change of the store and every act of a launcher as it happens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WAITING_REASONS = frozenset(
 
 
 class Facts(ObservedState):
-    """The log of one simulation, and the rules that it broke."""
+    """The log of one simulation, and every rule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Facts(ObservedState):
         self._sent_s = 0.0
         self._failed_ranks: set[tuple[str, int]] = set()
         self._gave_up: set[tuple[str, int]] = set()
-        """Attempts of which a rank ended as one that waited too long for another."""
+        """Attempts with a rank that exited because it had waited too long for another."""
 
     @property
     def trace(self) -> str:
@@ -121,7 +121,7 @@ class Facts(ObservedState):
             self._successes.setdefault(key, world.time_s())
 
     def _lease_deleted(self, manifest: Manifest) -> None:
-        """Forget what only a Lease said that is gone: nobody can know of it any more."""
+        """Forget successes that only the deleted Lease reported: no one can know of them any more."""
         uid = owner_uid(manifest)
         for key in [key for key in self._successes if key[0] == uid]:
             del self._successes[key]
@@ -171,7 +171,7 @@ class Facts(ObservedState):
         # A move is written as an intent first, which may take any time.
         moved = records[-1].get("attempt") == number - 1 and records[-1].get("cause") == "NodeLost"
         # No write spans Lease and job. A success that comes while the restart is under way comes too late: the next
-        # attempt begins behind the last step, and says it again.
+        # attempt begins after the last step, and reports it again.
         known_s = float("inf") if old is None else self._successes.get((uid, old["number"]), float("inf"))
         if old is not None and known_s < self._sent_s - LATENCY_S and not moved:
             self.broke(
@@ -271,7 +271,7 @@ class Facts(ObservedState):
     # ---------------------------------------------------------------------------------------------------------- the end
 
     def check_end(self, world: ClusterView) -> None:
-        """Faults are over and time has passed: everything is finished, or waits and says why; nothing is left over."""
+        """Check, long after the faults, that every job has finished or reports why it waits, and nothing is left."""
         for uid, job in self.jobs.items():
             name, status = job["metadata"]["name"], job.get("status") or {}
             if _true(status, "Succeeded"):

@@ -1,4 +1,4 @@
-"""The nodes of the simulated cluster, their kubelets, and who clears up behind nodes that are gone."""
+"""The nodes of the simulated cluster, their kubelets, and the cleanup after nodes that are gone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KUBELET_S = 0.3
 NOT_READY_S = 4.0
 """Time until a silent node is marked NotReady."""
 EVICTION_S = 6.0
-"""Time from NotReady until the node's pods are told to end: they stay Terminating, since nobody ends them."""
+"""Time from NotReady until the node's pods are deleted: they stay Terminating, since no kubelet ends them."""
 POD_GARBAGE_S = 12.0
 """Longest time until pods of a node that is no more are removed."""
 HOST = "kubernetes.io/hostname"
@@ -120,14 +120,14 @@ class Kubelets:
         self._world.soon(POD_GARBAGE_S, lambda: self._clear(name))
 
     def add_again(self, name: str, *, owned: bool) -> None:
-        """A machine of that name joins anew, empty; its kubelet reads what is still bound to it, and ends that."""
+        """A new, empty machine of that name joins; its kubelet lists the pods still bound to it, and ends them."""
         old = self.nodes[name]
         self.lost_s[name] = self._world.time_s()
         self.add(SimNode(name=name, devices=old.devices, labels=old.labels), owned=owned)
         self._sync_bound_to(name)
 
     def flap(self, name: str, for_s: float) -> None:
-        """A Node object is deleted, and the machine, which goes on, registers itself again with what it said before."""
+        """A Node object is deleted; the machine, still running, registers again with the same labels and status."""
         node, ref = self.nodes[name], ObjectRef(kind="Node", name=name)
         known = self._store.shown(ref)
         node.present = False

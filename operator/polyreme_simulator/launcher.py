@@ -114,7 +114,7 @@ class SimLauncher:
     # ------------------------------------------------------------------------------------------------ process life
 
     def deliver(self, act: Callable[[], None]) -> None:
-        """Run an event in this process; a stopped one takes it when it goes on, a dead one never."""
+        """Run an event in this process; a stopped one takes it when it continues, a dead one never."""
         if not self.alive:
             return
         if self.frozen:
@@ -401,8 +401,8 @@ class SimLauncher:
             if known is not None and known.outdates(record):
                 self.feed_leader(l.Fenced())
                 return True
-            told = record.model_copy(update={"updated_at_s": self.world.clock.now_s()})
-            annotation = {labels.ANNOTATION_PROGRESS: told.model_dump_json(by_alias=True, exclude_defaults=True)}
+            stamped = record.model_copy(update={"updated_at_s": self.world.clock.now_s()})
+            annotation = {labels.ANNOTATION_PROGRESS: stamped.model_dump_json(by_alias=True, exclude_defaults=True)}
             self.world.store.change(ref, {"metadata": {"annotations": annotation}})
         except PortError:
             return False

@@ -1,4 +1,4 @@
-"""Who leads: what a replica may send, and until when."""
+"""Rules for leadership: what a replica may send, and until when."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 
 AWAKE_S = 0.1
-"""Time that a replica that was stopped has to notice that it leads no more."""
+"""Time that a replica has after a stop to notice that it no longer leads."""
 
 
 class LeaderFacts:
-    """The replicas' words in the log.
+    """Renewals of the operator's Lease, and what replicas send.
 
     Args:
         observed: What the store's log showed; a broken rule is noted there.
@@ -37,7 +37,7 @@ class LeaderFacts:
         self._holder = holder or self._holder
 
     def went_on(self, name: str, world: ClusterView) -> None:
-        """A replica goes on after a stop."""
+        """A replica continues after a stop."""
         self._awake_s[name] = world.time_s()
         if self._holder != name and name in self._renewed_s:
             world.reached["an old leader continues", ""] += 1

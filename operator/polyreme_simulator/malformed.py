@@ -93,7 +93,7 @@ PROGRESS = ("{", "[]", '{"attempt": "first"}', '{"attempt": 1, "step": -1}')
 
 
 def draw_malformed(rng: random.Random, *, number: int, nodes: list[str]) -> tuple[Manifest, dict[str, Any] | None]:
-    """Draw an object, and the status that it gets behind its creation."""
+    """Draw an object, and the status that it gets after its creation."""
     name = f"{MALFORMED}{number}"
     kind = rng.choice(("TrainingJob", "TrainingJob", "TrainingJob", "TrainingQueue", "Pod", "Node", "Lease"))
     tags = {

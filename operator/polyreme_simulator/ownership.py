@@ -1,4 +1,4 @@
-"""Which job an object of the simulated cluster belongs to, and which objects nobody could read."""
+"""The job that an object of the simulated cluster belongs to, and which objects are malformed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is before whom in a queue: a job keeps its place, also when it made way for another."""
+"""Rule for the order of a queue: a job keeps its place, also after it was preempted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OVER = ("Admitted", "Succeeded", "Failed", "Suspended")
 
 
 class PlaceFacts:
-    """Jobs of one queue that ask for the same, and since when they wait for nothing but their turn.
+    """Jobs of one queue that ask for the same, and since when they have waited only for their turn.
 
     Args:
         observed: What the store's log showed; a broken rule is noted there.
@@ -49,7 +49,7 @@ class PlaceFacts:
             self._changed_s[uid] = world.time_s()
 
     def admitted(self, uid: str, world: ClusterView) -> None:
-        """A job is admitted: nobody who asks for the same and came before it has waited for its turn for a while."""
+        """Check an admission: no earlier job that asks for the same has been waiting only for its turn for a while."""
         job = self._observed.jobs[uid]
         since_s = self._capacity.known_since_s(world)
         for other, first in self._observed.jobs.items():

@@ -1,4 +1,4 @@
-"""Who makes way for whom: asked first, given time, never twice for the same job, and never without end."""
+"""Rules for preemption: victims are asked first, get their time, and make way once per preemptor, not forever."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MADE_WAY = frozenset({"Preempted", "Reclaimed"})
 
 
 class PreemptionFacts:
-    """What victims were told, and when.
+    """What victims were asked, and when.
 
     Args:
         observed: What the store's log showed; a broken rule is noted there.
@@ -83,10 +83,10 @@ class PreemptionFacts:
             self._taken_off(uid, job, known or asked or {}, world)
 
     def admitted(self, uid: str, nodes: list[str], world: ClusterView) -> None:
-        """A job is admitted anew: not to what others make way for, unless it goes before those for whom they do.
+        """Check an admission: it takes nothing that others free for a job that goes before it.
 
         What is made free is held for one start. It is held no longer when it is of no use: when the one for whom it was
-        made free could not start there even if nobody else did, since nodes are gone, or taken by who goes before it.
+        made free could not start there in any case, since nodes are gone, or taken by a job that goes before it.
         And whoever takes of the same nodes what it does not need takes nothing from it.
         """
         capacity = self._capacity
@@ -103,7 +103,7 @@ class PreemptionFacts:
                 self._observed.broke("what is made free for one goes to no lesser one", what, world)
 
     def _standing(self) -> list[tuple[str, str, str]]:
-        """Return who was asked to make way for whom, and when: it stands until the former is admitted anew."""
+        """Return victim, preemptor and time of each preemption; it lasts until the victim is admitted again."""
         standing = ((uid, (job.get("status") or {}).get("preemption")) for uid, job in self._observed.jobs.items())
         return [(uid, asked["by"], asked["requestedAt"]) for uid, asked in standing if asked and asked.get("by")]
 
@@ -188,10 +188,10 @@ class PreemptionFacts:
         """Return the pods of an attempt, without those of the past that still run: these have nothing of it to save."""
         fact, gang = self._observed.attempts[key], []
         for pod in self._observed.pods.values():
-            told = pod["metadata"]["labels"]
-            index, replacement = int(told[labels.LABEL_INDEX]), int(told[labels.LABEL_REPLACEMENT])
+            tags = pod["metadata"]["labels"]
+            index, replacement = int(tags[labels.LABEL_INDEX]), int(tags[labels.LABEL_REPLACEMENT])
             current = index < fact.replicas and replacement == fact.replacements.get(index, 0)
-            if told[labels.LABEL_JOB_UID] == key[0] and current:
+            if tags[labels.LABEL_JOB_UID] == key[0] and current:
                 gang.append(pod)
         return gang
 

@@ -20,7 +20,7 @@ NODE_TROUBLE = (
     "node removed",
     "node tainted",
 )
-"""After each of these nobody can say for a while what the operator may take nodes to hold."""
+"""After each of these it is unknown for a while what the operator takes nodes to hold."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Profile:
     apart: bool = False
     """Whether there are always two queues that share nothing."""
     queued: float = 0.7
-    """Share of the jobs that wait in a queue that somebody made."""
+    """Share of the jobs that name a queue that exists."""
     turns: tuple[int, ...] = ()
     """Which of the queues, of one job after the other; drawn if there are none."""
     sizes: tuple[tuple[int, int], ...] = ()
@@ -66,15 +66,15 @@ class Profile:
     favours: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Weights of what goes wrong and of what people change, in place of the usual ones."""
     calm_changes: tuple[int, ...] = (0, 1, 2, 4)
-    """How much people change in the calm behind the faults."""
+    """How many changes people make in the calm period after the faults."""
     calm_jobs: bool = False
-    """Whether a job is submitted behind each such change."""
+    """Whether a job is submitted after each such change."""
     final_save_s: float = 0.3
     """Longest time until the checkpoint of a gang that was asked to stop begins to be written."""
     late_puts: float = 0.3
     """Share of a checkpoint's markers that land late while faults last, whatever became of the rank that sent them."""
     store_fails: float = 0.4
-    """Chance that the checkpoint root fails a leader while faults last, half of the time behind the write."""
+    """Chance that the checkpoint root fails a leader while faults last, half of the time after the write."""
     api_faults: float = 1.0
     """Chances of the API's faults, over the usual ones."""
     aims: Mapping[str, int] = dataclasses.field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What quotas allow, worked out anew from the queues' own words: the oracle that the operator's ledger is held to.
+"""What quotas allow, computed from the queues' specs: the oracle for the operator's ledger.
 
 It shares no code with the operator. Semantics are Kueue's: a queue takes its own nominal quota, what its children lend
 it, and what it may borrow of its parent's tree; of what is its own it lends at most its lending limit.
@@ -42,7 +42,7 @@ class Queues:
         return self.chain(name) is not None or (name == DEFAULT and name not in self.specs)
 
     def held(self, name: str) -> bool:
-        """Tell whether a queue or any of its parents was told to admit nothing."""
+        """Tell whether a queue or any of its parents has a stopPolicy that admits nothing."""
         return any(self.specs[above].get("stopPolicy", "None") != "None" for above in self.chain(name) or ())
 
     def excess(self, used: Mapping[str, int], queue: str, before: Mapping[str, int], resource: str) -> str | None:
@@ -73,7 +73,7 @@ class Queues:
         return self.excess({**used, queue: used.get(queue, 0) + amount}, queue, used, resource) is None
 
     def _counted(self, used: Mapping[str, int], resource: str) -> dict[str, int]:
-        """Return the use that counts: a queue is unlimited where nobody on its chain speaks of the resource."""
+        """Return the use that counts: a queue is unlimited if no queue on its chain has a quota for the resource."""
         return {queue: count for queue, count in used.items() if count and self._limited(queue, resource)}
 
     def _limited(self, queue: str, resource: str) -> bool:

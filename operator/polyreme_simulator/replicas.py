@@ -1,4 +1,4 @@
-"""The replicas of the operator: each a process that crashes, is stopped and goes on, and leads or waits to."""
+"""The replicas of the operator: processes that crash, are stopped and continue, and lead or wait to."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from polyreme_simulator.ownership import is_malformed
 from polyreme_simulator.world import World
 
 RESTART_S = 3.0
-"""Longest time until a crashed replica begins anew."""
+"""Longest time until a crashed replica restarts."""
 
 
 class _Watchful(NullObserver):
-    """Takes a pass that met a bug for the violation that it is, although the operator itself goes on."""
+    """Reports an error in a pass as a violation, although the operator itself continues."""
 
     def __init__(self, world: World) -> None:
         self._world = world

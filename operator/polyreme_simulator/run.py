@@ -1,4 +1,4 @@
-"""One seed, one simulation: a cluster, some jobs, a time of faults, a time of peace, and what came of it."""
+"""One seed, one simulation: a cluster, some jobs, a period of faults, a calm period, and the result."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from polyreme_simulator.world import World
 FAULTS_S = 90.0
 """Virtual time for which faults last."""
 PEACE_S = 1500.0
-"""Longest time until every job is finished behind them."""
+"""Longest time after the faults until every job has finished."""
 SETTLE_S = 120.0
-"""Time that is left to clear up behind the last job."""
+"""Time to clean up after the last job."""
 LATE_S = 10.0
 LONGEST_CHANGE_S = 62.0
 REPLICA_NAMES = ("a", "b")
@@ -104,7 +104,7 @@ def simulate(seed: int, *, faults: bool = True, anomaly: str | None = None) -> R
 
 @contextlib.contextmanager
 def _without_collector() -> Iterator[None]:
-    """Look for cycles once, behind the seed, instead of a hundred times within it: what one seed leaves is little."""
+    """Collect garbage once, after the seed, instead of a hundred times within it: one seed leaves little."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -194,7 +194,7 @@ class _Simulation:
         self._chaos.end()
 
     async def _change_in_calm(self) -> None:
-        """Faults are over, and people go on changing the cluster: what waiting jobs say must follow."""
+        """Change the cluster after the faults: the pending reasons of waiting jobs must follow."""
         await self._watch(SETTLED_S)
         self._anomalies.calm(LONGEST_CHANGE_S)
         profile = self._scenario.profile
@@ -212,7 +212,7 @@ class _Simulation:
         self._changes.mend()
 
     async def _watch(self, for_s: float) -> None:
-        """Let time pass, and listen to what waiting jobs say."""
+        """Let time pass, and check what waiting jobs report."""
         until_s = self._loop.time() + for_s
         while self._loop.time() < until_s and not self._finished():
             await asyncio.sleep(LOOK_S)

@@ -50,7 +50,7 @@ class Scenario:
     within_s: float
     """Within so much time."""
     late_jobs: int
-    """And so many in the calm behind them."""
+    """How many in the calm period after them."""
     rising: bool
     """Whether each job comes with a higher priority than those before it, so that they make way for it."""
     short_lived: bool

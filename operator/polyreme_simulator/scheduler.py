@@ -12,7 +12,7 @@ from polyreme_simulator.nodes import devices_of
 from polyreme_simulator.ownership import is_malformed
 
 SCHEDULER_S = 0.5
-"""Longest time that it takes to look."""
+"""Longest time until it looks at pending pods."""
 NAME = "default-scheduler"
 ENDED = frozenset({"Succeeded", "Failed"})
 

@@ -1,7 +1,7 @@
-"""Pods that follow others of their job: none is created while one that the same operator told to go still runs.
+"""Rule for replacement pods: none is created while a pod of the job that the same operator has deleted still runs.
 
-Who has told a pod to go knows of it, and that a pod has ended, or is gone, never turns out untrue. So the rule holds at
-the moment at which a write is sent, however late watches are.
+An operator knows what it has deleted, and a pod that has ended, or is gone, stays so. So the rule holds when a write is
+sent, however late watches are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from polyreme_simulator.observed_state import ObservedState
 
 
 class SuccessorFacts:
-    """Pods that were told to go, by whom.
+    """Pods that were deleted, by which replica.
 
     Args:
         observed: What the store's log showed; a broken rule is noted there.
@@ -22,14 +22,14 @@ class SuccessorFacts:
 
     def __init__(self, observed: ObservedState) -> None:
         self._observed = observed
-        self._told: dict[str, dict[str, None]] = {}
+        self._deleted: dict[str, dict[str, None]] = {}
         """UIDs of pods that each life of a replica has deleted."""
 
     def sending(self, name: str, verb: str, ref: ObjectRef, *, uid: str, world: ClusterView) -> None:
         """A replica sends a write.
 
         Args:
-            name: Which life of which replica.
+            name: The replica, and its process.
             verb: Of the API.
             ref: What is written.
             uid: The object's UID; of one that is created, its job's.
@@ -38,13 +38,13 @@ class SuccessorFacts:
         if ref.kind != "Pod":
             return
         if verb == "delete":
-            self._told.setdefault(name, {})[uid] = None
+            self._deleted.setdefault(name, {})[uid] = None
         elif verb == "create":
-            for told in self._told.get(name, ()):
-                self._check(ref, uid, told, world)
+            for deleted in self._deleted.get(name, ()):
+                self._check(ref, uid, deleted, world)
 
-    def _check(self, ref: ObjectRef, job_uid: str, told: str, world: ClusterView) -> None:
-        pod = self._observed.pods.get(told)
+    def _check(self, ref: ObjectRef, job_uid: str, deleted: str, world: ClusterView) -> None:
+        pod = self._observed.pods.get(deleted)
         if pod is None or pod["metadata"]["labels"][labels.LABEL_JOB_UID] != job_uid:
             return
         if (pod.get("status") or {}).get("phase") not in ENDED:

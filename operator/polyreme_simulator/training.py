@@ -27,7 +27,7 @@ class Root:
         return list(self.points.values()), list(self.committed)
 
     def put_if_absent(self, point: ResumePoint) -> ResumePoint:
-        """Create the point of its attempt, and return the one that stands there then."""
+        """Create the resume point of its attempt if there is none, and return the one that is there then."""
         return self.points.setdefault(point.attempt, point)
 
     def commit(self, reference: CheckpointRef) -> None:
@@ -81,7 +81,7 @@ class Gang:
     step: int = 0
     durable: CheckpointRef | None = None
     busy_until_s: float = 0.0
-    """When it goes on with its steps: its ranks are busy with something else."""
+    """Until when its ranks are busy with something else than steps."""
     done: bool = False
     """Rank 0 has said its last word."""
 

@@ -1,4 +1,4 @@
-"""Why a job waits, worked out anew from the cluster as it is: a reason must follow its cause within seconds.
+"""Rule for pending reasons, computed from the cluster as it is: a reason must follow its cause within seconds.
 
 The oracle names the reasons that a waiting job may give. Where it can't tell one from another without knowing the
 operator's order of decisions, it allows both; it looks only when nothing has changed for a while.
@@ -31,7 +31,7 @@ LEVELS = ("required", "preferred", "exclusive", "sliceLevel")
 
 
 class WaitingFacts:
-    """What waiting jobs say.
+    """What waiting jobs report.
 
     Args:
         observed: What the store's log showed; a broken rule is noted there.
@@ -57,7 +57,7 @@ class WaitingFacts:
                 self._capacity.changed_s = world.time_s()
 
     def look(self, world: ClusterView) -> None:
-        """Compare what waiting jobs say with what is, once for each time in which nothing changes."""
+        """Compare what waiting jobs report with the cluster, once per period in which nothing changes."""
         capacity = self._capacity
         quiet = world.time_s() - capacity.changed_s >= FOLLOWS_S + LOOK_S
         if capacity.blind(world) or not quiet or self._looked_s >= capacity.changed_s:

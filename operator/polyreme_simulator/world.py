@@ -36,7 +36,7 @@ POLL_S = 0.5
 
 
 class World:
-    """Everything that is not the operator.
+    """The simulated cluster: everything but the operator.
 
     Args:
         loop: Virtual time.
@@ -138,7 +138,7 @@ class World:
                 if launcher.alive and launcher.pod.job_uid == uid and launcher.leading is not None:
                     launcher.read_job()
         if change.type is not WatchEventType.MODIFIED:
-            # Also behind what is created: a late write may create a child of a job that is gone (test_port_objects.py).
+            # After creations, too: a late write may create a child of a job that is gone (test_port_objects.py).
             self.soon(GARBAGE_S, self.store.collect_garbage)
 
     # -------------------------------------------------------------------------------------------------------- network
@@ -221,7 +221,7 @@ class World:
         *,
         within_s: float = COMMIT_S,
     ) -> None:
-        """Commit a checkpoint a little later; a stopped rank 0 commits when it goes on, however late."""
+        """Commit a checkpoint a little later; a stopped rank 0 commits when it continues, however late."""
         rank, reference = gang.ranks[0], CheckpointRef(attempt=gang.attempt, step=step)
 
         def write() -> None:

@@ -278,15 +278,22 @@ def _counted_restarts(status: TrainingJobStatus, *, window_s: int, now_s: float)
     return sum(now_s - at_s < window_s for at_s in (*status.earlier_restarts.counted_at, *kept))
 
 
-def _due_s(status: TrainingJobStatus, spec: TrainingJobSpec, failure: Failure, *, idle: int, now_s: float) -> float:
-    """When the next attempt may begin. A wait that is on record does not begin again.
+def recorded_retry_s(status: TrainingJobStatus, spec: TrainingJobSpec, now_s: float) -> float | None:
+    """Return the time of the next attempt that is on record; None if there is none.
 
-    One that would last longer than any may was written by a clock that is ahead of ours: it is taken for over.
+    A wait that would last longer than any may was written by a clock that is ahead of ours: it is over.
     """
-    backoff = spec.failure_policy.backoff
     known_s = parse_time_or(status.retry_at, None)
+    latest_s = now_s + spec.failure_policy.backoff.max_seconds + SKEW_S
+    return now_s if known_s is not None and known_s > latest_s else known_s
+
+
+def _due_s(status: TrainingJobStatus, spec: TrainingJobSpec, failure: Failure, *, idle: int, now_s: float) -> float:
+    """When the next attempt may begin. A wait that is on record does not begin again."""
+    backoff = spec.failure_policy.backoff
+    known_s = recorded_retry_s(status, spec, now_s)
     if known_s is not None:
-        return known_s if known_s <= now_s + backoff.max_seconds + SKEW_S else now_s
+        return known_s
     if failure.cause is Cause.CREATE_REFUSED:
         # What was refused a moment ago is refused now: also the first retry waits.
         waits = _refusals(status) + 1

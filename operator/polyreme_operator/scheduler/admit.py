@@ -11,6 +11,7 @@ import itertools
 from polyreme_operator.placement.eligible import slots_N
 from polyreme_operator.placement.unsatisfiable import unsatisfiable
 from polyreme_operator.queueing.order import SchedulingOrder, scheduling_order
+from polyreme_operator.reconcile.failure_policy import recorded_retry_s
 from polyreme_operator.reconcile.quarantine import blaming
 from polyreme_operator.scheduler import elastic
 from polyreme_operator.scheduler.cycle import SchedulingCycle
@@ -23,7 +24,6 @@ from polyreme_operator.types.inventory import BoolArray, RowArray, Unschedulable
 from polyreme_operator.types.queues import Waiting
 from polyreme_operator.types.reasons import Cause, Reason
 from polyreme_operator.types.snapshot import Pending
-from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
 from polyreme_planner.plan import Plan
 
@@ -132,7 +132,9 @@ class _Admissions:
 
     def _own_obstacle(self, job: JobView) -> Pending | None:
         """Say what keeps this job back, and not others of its class."""
-        retry_s, last = parse_time_or(job.status.retry_at, 0.0), job.status.restart_records[-1:]
+        assert job.spec is not None, "a job without a spec waits for nothing"
+        retry_s = recorded_retry_s(job.status, job.spec, self._cycle.now_s) or 0.0
+        last = job.status.restart_records[-1:]
         if retry_s > self._cycle.now_s and last and last[0].cause == Cause.CREATE_REFUSED:
             self._cycle.wake_at(retry_s)
             return Pending(Reason.CREATE_REFUSED, f"retried at {job.status.retry_at}; {last[0].message}")

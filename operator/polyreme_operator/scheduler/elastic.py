@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.progress import ProgressRecord, RankPhase
+from polyreme_operator.reconcile.observe import began_s
 from polyreme_operator.types.reasons import Cause
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
@@ -72,7 +73,7 @@ def worth_growing(record: ProgressRecord | None, job: JobView, *, current: int, 
         return False
     if record.phase is not RankPhase.TRAINING or record.outcome is not None or not record.released:
         return False
-    if now_s - parse_time_or(attempt.started_at, now_s) < GROW_COOLDOWN_S:
+    if now_s - began_s(job, attempt) < GROW_COOLDOWN_S:
         return False
     rest_s = max(0, record.steps - record.step) * record.step_seconds
     gained_s = rest_s * (1.0 - current / larger)

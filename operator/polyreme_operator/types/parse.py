@@ -93,6 +93,12 @@ def parse_job_view(
             known=None if known is None else known.first_admitted_s,
             watched=known is not None and known.status.first_admitted_at is None,
         ),
+        admitted_s=_on_our_clock_s(
+            _admitted_at(status),
+            seen_s,
+            known=None if known is None else known.admitted_s,
+            watched=known is not None and not known.admitted,
+        ),
         finished_s=_on_our_clock_s(
             (status.completed_at or "") if status.finished else None,
             seen_s,
@@ -109,6 +115,11 @@ def _attempt_seen_s(status: TrainingJobStatus, known: JobView | None, seen_s: fl
         return seen_s
     same = (now.number, now.desired) == (before.number, before.desired)
     return known.attempt_seen_s if same else seen_s
+
+
+def _admitted_at(status: TrainingJobStatus) -> str | None:
+    admitted = status.condition("Admitted")
+    return admitted.last_transition_time if admitted is not None and admitted.status == "True" else None
 
 
 def _on_our_clock_s(recorded: str | None, seen_s: float, *, known: float | None, watched: bool) -> float | None:

@@ -213,6 +213,8 @@ class JobView:
     first_admitted_s: float | None = None
     """When it was first admitted, on our clock: when we saw that, else as its status says, but never in the future.
     None if it was not."""
+    admitted_s: float | None = None
+    """When it got the admission that it holds, measured the same way."""
     finished_s: float | None = None
     """When it finished, measured the same way."""
 

@@ -9,6 +9,7 @@ import pytest
 
 from polyreme_api import labels
 from polyreme_api.clock import MonotonicWallClock
+from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import RestartRecord
 from polyreme_api.times import parse_rfc3339, rfc3339
 from polyreme_local.api_server.cluster import EmbeddedCluster
@@ -22,14 +23,16 @@ from polyreme_operator.reconcile.observe import UNSCHEDULABLE_S, find_failure
 from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.reconcile.stopping import STOP_GRACE_S
 from polyreme_operator.reconcile.worker_pods import PodDefaults
+from polyreme_operator.scheduler import cluster_of, schedule
 from polyreme_operator.types.actions import DeleteJob, DeletePod, WriteStatus
+from polyreme_operator.types.queues import QueueView
 from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView
 from polyreme_simulator.event_loop import SimClock, VirtualLoop
 from polyreme_simulator.invariants import Facts
 from polyreme_simulator.world import World
-from tests.unit.operator.operator_scenes import NOW_S, admitted, job, job_manifest, lease, pod, snapshot
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, job_manifest, lease, node, pod, snapshot
 from tests.unit.operator.test_operator_identity import UID, pod_manifest
 
 HOUR_S = 3600.0
@@ -196,6 +199,32 @@ def test_the_active_deadline_is_measured_by_our_own_clock(skew_s: float) -> None
 
     assert not fails(limit_s - 1)
     assert fails(limit_s)
+
+
+def test_a_new_leader_protects_a_running_job_no_longer_than_its_minimum_runtime() -> None:
+    queue = QueueView(name="default", min_runtime_s=600.0)
+
+    def preempts(after_s: float, *, skew_s: float) -> bool:
+        model = ClusterCache()
+        view = put(model, admitted(job(), at_s=NOW_S + skew_s), 1, NOW_S)
+        pods = tuple(pod(view, index) for index in range(2))
+        jobs = (view, job("urgent", priority=5))
+        cluster = cluster_of(jobs=jobs, nodes=(node(devices=2),), pods=pods, queues=(queue,), leases=(lease(view),))
+        return any(write.uid == UID for write in schedule(cluster, NOW_S + after_s).writes)
+
+    for skew_s in (0.0, HOUR_S):
+        assert not preempts(599, skew_s=skew_s)
+        assert preempts(600, skew_s=skew_s)
+
+
+def test_an_admission_waits_for_no_retry_that_a_fast_clock_wrote() -> None:
+    record = RestartRecord(attempt=1, at=rfc3339(NOW_S), cause="CreateRefused", scope="RestartGang")
+
+    def begins(retry_s: float) -> bool:
+        view = dataclasses.replace(job(), status=TrainingJobStatus(retry_at=rfc3339(retry_s), restart_records=[record]))
+        return bool(schedule(cluster_of(jobs=(view,), nodes=(node(),)), NOW_S).writes)
+
+    assert [begins(NOW_S + after_s) for after_s in (0.0, 5.0, HOUR_S)] == [True, False, True]
 
 
 def test_a_wait_that_a_fast_clock_wrote_is_no_longer_than_any_may_be() -> None:

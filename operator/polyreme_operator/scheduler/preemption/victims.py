@@ -108,10 +108,12 @@ def _running(inventory: Inventory, job: JobView) -> Running | None:
     if attempt is None or spec is None:
         return None
     admitted = status.condition(ConditionType.ADMITTED)
-    admitted_s = parse_time_or(None if admitted is None else admitted.last_transition_time, 0.0)
+    recorded_s = parse_time_or(None if admitted is None else admitted.last_transition_time, 0.0)
+    admitted_s = recorded_s if job.admitted_s is None else job.admitted_s
     began_s = parse_time_or(attempt.started_at, admitted_s)
     saved_s = 0.0 if status.last_checkpoint is None else parse_time_or(status.last_checkpoint.at, 0.0)
     first_s = parse_time_or(status.first_admitted_at, admitted_s)
+    first_s = first_s if job.first_admitted_s is None else job.first_admitted_s
     limit_s = spec.active_deadline_seconds
     stopping = attempt.desired == "Stop"
     return Running(
@@ -126,7 +128,8 @@ def _running(inventory: Inventory, job: JobView) -> Running | None:
         admitted_s=admitted_s,
         started_s=max(began_s, saved_s),
         min_runtime_s=float(spec.min_runtime_seconds),
-        preempted_at_s=tuple(parse_time_or(record.at, 0.0) for record in status.preemptions),
+        # Before it was admitted again, whatever another machine's clock says.
+        preempted_at_s=tuple(min(admitted_s, parse_time_or(record.at, 0.0)) for record in status.preemptions),
         preempted_for=frozenset(record.by for record in status.preemptions),
         stopping_for=status.preemption.by if stopping and status.preemption is not None else "",
         stopping=stopping,

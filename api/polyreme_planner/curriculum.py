@@ -42,7 +42,7 @@ class OwnRate:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingStage:
+class CurriculumStage:
     """Consecutive steps of a run that train alike."""
 
     name: str = ""
@@ -78,17 +78,17 @@ class Packs:
     first_step: int = 1
 
 
-def training_stages(spec: TrainingJobSpec) -> tuple[TrainingStage, ...]:
+def curriculum_stages(spec: TrainingJobSpec) -> tuple[CurriculumStage, ...]:
     """Return the curriculum stages of a run, at least one, each with all that it inherits."""
     training = spec.training
     if not training.stages:
-        return (TrainingStage(steps=training.steps),)
-    found: list[TrainingStage] = []
+        return (CurriculumStage(steps=training.steps),)
+    found: list[CurriculumStage] = []
     theta: float | None = None
     for first, stage in zip(_first_steps(training.stages), training.stages, strict=True):
         theta = theta if stage.rope_theta is None else float(stage.rope_theta)
         found.append(
-            TrainingStage(
+            CurriculumStage(
                 name=stage.name,
                 first_step=first,
                 steps=stage.steps,
@@ -100,25 +100,25 @@ def training_stages(spec: TrainingJobSpec) -> tuple[TrainingStage, ...]:
     return tuple(found)
 
 
-def stage_of(stages: Sequence[TrainingStage], step: int) -> TrainingStage:
+def stage_at(stages: Sequence[CurriculumStage], step: int) -> CurriculumStage:
     """Return the curriculum stage of a step; after the last step, the last one."""
     return next((stage for stage in stages if step <= stage.last_step), stages[-1])
 
 
-def times_learned(stages: Sequence[TrainingStage], step: int) -> dict[Learner, int]:
+def times_learned(stages: Sequence[CurriculumStage], step: int) -> dict[Learner, int]:
     """Return how often each part that learns in a step has learned, including this step."""
     return {
         learner: sum(
             max(0, min(stage.last_step, step) - stage.first_step + 1) for stage in stages if learner in stage.learners
         )
         for learner in Learner
-        if learner in stage_of(stages, step).learners
+        if learner in stage_at(stages, step).learners
     }
 
 
-def shape_at(shape: ModelShape, stages: Sequence[TrainingStage], step: int) -> ModelShape:
+def shape_at(shape: ModelShape, stages: Sequence[CurriculumStage], step: int) -> ModelShape:
     """Return a model's shape as it is trained at a step: a curriculum stage may set another rotary theta."""
-    theta = stage_of(stages, step).rope_theta
+    theta = stage_at(stages, step).rope_theta
     if theta is None:
         return shape
     return dataclasses.replace(shape, decoder=dataclasses.replace(shape.decoder, rope_theta=theta))
@@ -170,7 +170,7 @@ def check_learners(spec: TrainingJobSpec, shape: ModelShape) -> None:
     Raises:
         InvalidConfigError: Naming the stage.
     """
-    for stage in training_stages(spec):
+    for stage in curriculum_stages(spec):
         if not shape.sees and Learner.DECODER not in stage.learners:
             raise InvalidConfigError(
                 f"stage {stage.name!r} trains nothing: model {shape.name} is a decoder alone, "

@@ -97,18 +97,18 @@ def balanced_split(times: ModelTimes, *, schedule: Schedule, ranks: int, chunks:
     stages = len(rank_of)
     check_layers(len(times.layers), stages)
     layer_s = math.fsum(layer.total_s for layer in times.layers) / len(times.layers)
-    dealt = list(least_layers(stages))
-    load_s = [layer_s * count for count in dealt]
+    counts = list(least_layers(stages))
+    load_s = [layer_s * count for count in counts]
     load_s[0] += times.first.total_s
     load_s[-1] += times.last.total_s
     of_rank_s = [math.fsum(load_s[stage] for stage in range(stages) if rank_of[stage] == rank) for rank in range(ranks)]
-    for _ in range(len(times.layers) - sum(dealt)):
+    for _ in range(len(times.layers) - sum(counts)):
         rank = min(range(ranks), key=of_rank_s.__getitem__)
         stage = min((stage for stage in range(stages) if rank_of[stage] == rank), key=load_s.__getitem__)
-        dealt[stage] += 1
+        counts[stage] += 1
         load_s[stage] += layer_s
         of_rank_s[rank] += layer_s
-    return tuple(dealt)
+    return tuple(counts)
 
 
 def best_split(

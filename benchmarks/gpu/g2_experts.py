@@ -86,7 +86,7 @@ def training_work(decoder: DecoderShape, tokens: int) -> tuple[float, float]:
 
 
 def block_timing(layer: nn.Module, tokens: int, width: int, place: Place) -> Timing:
-    """Time forward and backward; gradients of weights are made anew each time."""
+    """Time forward and backward; gradients of weights are recomputed each time."""
     x_TD = torch.randn(tokens, width, device=place.device, dtype=place.dtype, requires_grad=True)
     grad_TD = torch.randn(tokens, width, device=place.device, dtype=place.dtype)
     wanted = [x_TD, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]

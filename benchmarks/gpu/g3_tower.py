@@ -68,7 +68,7 @@ def image_flops(shape: ModelShape, patches: int) -> float:
 
 
 def passes(run: Callable[[], Tensor], module: nn.Module) -> Callable[[], None]:
-    """Forward and backward, gradients of weights made anew each time."""
+    """Forward and backward, gradients of weights recomputed each time."""
     wanted = list(module.parameters())
 
     def step() -> None:

@@ -1,4 +1,4 @@
-"""G6: time against memory of what layers make anew: none, selective, full; and what the planner expected of each.
+"""G6: time against memory of what layers recompute: none, selective, full; and what the planner expected of each.
 
 torchtitan's selective and budgeted policies are not run: they are rules for its own model, whose step G1 has.
 """

@@ -39,7 +39,7 @@ def bench(place: Place) -> tuple[dict[str, Any], dict[str, float], bool]:
     """Train a step, so that all state is there; then stage and save."""
     moe = 1
     shape = cut(base(place), base(place).decoder.dense_layers + moe, sees=False, vocabulary=WORDS)
-    figures: dict[str, Any] = {"async_process_skipped": "its child would import the benchmark anew: THREAD is compared"}
+    figures: dict[str, Any] = {"async_process_skipped": "its child would re-import the benchmark: THREAD is compared"}
     with trainer(shape, place) as training, tempfile.TemporaryDirectory() as folder:
         inputs = made_up(shape, Mix(sequence_tokens=64, visual_share=0), place, packs=1)
         training.step(inputs)

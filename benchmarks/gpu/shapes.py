@@ -49,7 +49,7 @@ def planned(shape: ModelShape, mix: Mix, hardware: Hardware, *, packs: int, reco
 
 
 def deepest(place: Place) -> int:
-    """Layers of the deepest model that trains on 32K tokens with images' tower beside it, nothing made anew."""
+    """Layers of the deepest model that trains on 32K tokens with images' tower beside it, nothing recomputed."""
     if place.rehearsal:
         return KIMI_VL_NANO.decoder.layers
     fitting = [

@@ -1,4 +1,4 @@
-"""Step time of gloo ranks of which one has all images: encoded where they are, and dealt to all; and what a deal costs.
+"""Step time of gloo ranks of which one has all images: encoded there, or balanced over all; and the cost of balancing.
 
 Usage: run.py [--rounds 12]
 """
@@ -44,7 +44,7 @@ DECODER_LAYERS = 9
 GAIN_SHARE_MIN = 0.5
 """Least part of what operations promise; the rest is what no operation counts."""
 DEALT_IMAGES = 64
-"""Images of each data-parallel rank where a deal is timed."""
+"""Images of each data-parallel rank where balancing is timed."""
 RUN_S_MAX = 240.0
 LEARNING_RATE = 1e-4
 
@@ -94,7 +94,7 @@ def tower_share(of: ModelShape) -> float:
 
 
 def promise(ranks: int) -> float:
-    """Work out the slowest rank's operations with a deal over those without."""
+    """Work out the slowest rank's operations with balancing over those without."""
     of = shape()
     flops = forward_flops(of, mix(0.0))
     other_flops = int(PACKS * TOKENS * sum(flops[part] for part in all_parts(of) if part is not Part.TOWER))
@@ -106,7 +106,7 @@ def promise(ranks: int) -> float:
 
 
 def deal_s(ranks: int) -> float:
-    """Time a deal of images of many sizes, of which one rank in eight has thrice as many [seconds of processor]."""
+    """Time balancing images of many sizes, of which one rank in eight has thrice as many [seconds of processor]."""
     draw = np.random.default_rng(0)
     counts = [DEALT_IMAGES * (3 if rank % 8 == 0 else 1) for rank in range(ranks)]
     patches = [(4 * draw.integers(16, 1024, count)).tolist() for count in counts]
@@ -165,7 +165,7 @@ class Source:
 
 
 def measured(ranks: int, rounds: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Run a gang; return the medians of a step with images at home, and dealt."""
+    """Run a gang; return the medians of a step with images at their owners, and balanced."""
     with tempfile.TemporaryDirectory(prefix="bench-images-") as folder, socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)

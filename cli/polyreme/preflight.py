@@ -15,7 +15,7 @@ from polyreme_api.job import TrainingJob
 from polyreme_api.store import ObjectStore
 from polyreme_launcher.urls import checkpoint_folder, local_folder, weights_place
 from polyreme_planner.checkpoint_model import check_model
-from polyreme_planner.curriculum import shape_at, training_stages
+from polyreme_planner.curriculum import curriculum_stages, shape_at
 from polyreme_planner.hardware import PROCESSOR
 from polyreme_planner.plan import shape_of
 from polyreme_planner.plan_inputs import hardware_of
@@ -140,7 +140,7 @@ def check_weights(job: TrainingJob) -> None:
     from polyreme_trainer.weights.compatibility import check_fit
 
     catalogue = read_catalogue(weights_place(weights.location))
-    check_fit(catalogue, shape_at(shape_of(job.spec), training_stages(job.spec), 1))
+    check_fit(catalogue, shape_at(shape_of(job.spec), curriculum_stages(job.spec), 1))
 
 
 def check_data(home: Home, job: TrainingJob) -> None:

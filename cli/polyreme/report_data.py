@@ -27,7 +27,7 @@ from polyreme.run_times import RunTimes, run_times
 from polyreme.timeline import Moment
 from polyreme_api.fields import Condition
 from polyreme_api.job import TrainingJob
-from polyreme_planner.curriculum import mixture_changes, training_stages
+from polyreme_planner.curriculum import curriculum_stages, mixture_changes
 from polyreme_planner.plan import Plan, plan_for
 from polyreme_system.files import read_json
 
@@ -168,7 +168,7 @@ def _training_stages(job: TrainingJob) -> list[TrainedStage]:
             last_step=stage.last_step,
             trains=stage.learns_alone,
         )
-        for stage in training_stages(job.spec)
+        for stage in curriculum_stages(job.spec)
         if stage.name
     ]
 

@@ -52,7 +52,7 @@ def name(layout: Degrees) -> str:
 def ways(number: int) -> dict[str, Any]:
     """Every other layout takes the ways of large models: sums of their own, tiles without a mask, logits in chunks.
 
-    One layout after the other holds everything, makes something anew, or everything; one in four divides its update,
+    One layout after the other holds everything, recomputes something, or everything; one in four shards its update,
     and one in four holds rows of its parameters.
     """
     large: dict[str, Any] = {} if number % 2 else {"fused_bytes_max": 0, "dense_tokens_max": 0, "logits_max": 1 << 13}

@@ -26,7 +26,7 @@ def plant(bug: str | None, world: Any) -> None:
 
 
 def _plant_in_deal(bug: str | None) -> None:
-    """The same, in how images are dealt to data-parallel ranks and how their features come home."""
+    """The same, in how images are balanced over data-parallel ranks and how their features return."""
     real_route, real_exchange = image_balancing.return_route, collectives.exchange_rows
     if bug == "features come home to other tokens":
 
@@ -37,14 +37,14 @@ def _plant_in_deal(bug: str | None) -> None:
         vars(image_assignment)["return_route"] = return_route
     if bug == "features come home without their gradients":
         collectives.exchange_rows = lambda rows_RD, **more: real_exchange(rows_RD, **more).detach()
-    if bug == "gradients of guests count twice":
+    if bug == "gradients of remote images count twice":
 
         def twice(rows_RD: torch.Tensor, **more: Any) -> torch.Tensor:
             came = real_exchange(rows_RD, **more)
             return came + came - came.detach()
 
         collectives.exchange_rows = twice
-    if bug == "grids of guests are not in the order of their patches":
+    if bug == "grids of remote images are not in the order of their patches":
         encoded: Any = image_assignment.BalancedImages.encoded
         image_assignment.BalancedImages.encoded = property(lambda self: encoded.fget(self)[::-1])  # type: ignore[method-assign,assignment]
     if bug == "a rank skips the exchange" and dist.get_rank() == 1:

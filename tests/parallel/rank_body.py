@@ -25,7 +25,7 @@ from polyreme_api.errors import PolyremeError
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.progress import ProgressRecord
 from polyreme_planner.costs import Recompute
-from polyreme_planner.curriculum import Learner, OwnRate, TrainingStage
+from polyreme_planner.curriculum import CurriculumStage, Learner, OwnRate
 from polyreme_planner.layout import Layout
 from polyreme_planner.plan import Plan, plan_for
 from polyreme_planner.schedules import Schedule
@@ -114,15 +114,15 @@ def optimizer_of(request: Mapping[str, Any]) -> OptimizerSettings:
     return OptimizerSettings(**given)
 
 
-def stages_of(request: Mapping[str, Any]) -> tuple[TrainingStage, ...]:
+def stages_of(request: Mapping[str, Any]) -> tuple[CurriculumStage, ...]:
     """Stages by name, steps, what learns, and what else differs."""
-    found: list[TrainingStage] = []
+    found: list[CurriculumStage] = []
     for given in request.get("stages", ()):
         more = dict(given)
         learners = frozenset(Learner(part) for part in more.pop("learners", list(Learner)))
         rate = OwnRate(**more.pop("rate")) if "rate" in more else None
         first = found[-1].last_step + 1 if found else 1
-        found.append(TrainingStage(first_step=first, learners=learners, rate=rate, **more))
+        found.append(CurriculumStage(first_step=first, learners=learners, rate=rate, **more))
     return tuple(found)
 
 
@@ -144,7 +144,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
             decoder=dataclasses.replace(KIMI_VL_NANO.decoder, **request.get("decoder", {})),
         ),
         steps=request.get("steps", 10),
-        stages=stages_of(request),
+        curriculum=stages_of(request),
         pipeline=pipeline_of(request.get("pipeline")),
         images_over=ImagesOver(request.get("images_over", "Data")),
         compute_options=ComputeOptions(
@@ -225,7 +225,7 @@ def _before_steps(hooks: Mapping[int, Callable[[], None]]) -> None:
 
 
 def _count_regions() -> list[object]:
-    """Count the layers whose tensors are made anew by recipes."""
+    """Count the layers whose tensors are recomputed by recipes."""
     made: list[object] = []
     real = recompute._Region
 
@@ -278,7 +278,7 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
         losses, first = [], {}
         dropped: list[list[int]] = []
         for step in range(1, settings.steps + 1):
-            enter(state, settings.stage_of(step))
+            enter(state, settings.stage_at(step))
             inputs = read_microbatches(state, source, settings, world.meshes, step)
             total = reduce(state, backward(state, *inputs), world.meshes)
             if step == 1:
@@ -301,7 +301,7 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
 
 
 def _watch_deals() -> list[int]:
-    """Count, by microbatch, the images that leave their data-parallel rank; 0 where there is no deal."""
+    """Count, by microbatch, the images that leave their data-parallel rank; 0 without balancing."""
     counts: list[int] = []
     real = inputs_module.to_inputs
 
@@ -443,7 +443,7 @@ def _litter(seed: int) -> list[Any]:
 
 def main(request: Mapping[str, Any], rank: int, listener: socket.socket | None) -> None:
     os.environ |= request.get("environment", {})
-    vars(image_assignment)["SAVES_MIN"] = 1  # the smallest models deal too
+    vars(image_assignment)["SAVES_MIN"] = 1  # the smallest models balance too
     torch.set_num_threads(1)
     log = Path(request["root"]) / f"rank-{rank}.log"
     logging.basicConfig(filename=log, level=logging.INFO)

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 
 STANDING = {"stages": [{"name": "words", "steps": 2, "learners": ["Decoder"]}]}
 """A stage in which neither tower nor projector learns."""
-DIVIDED = {"optimizer": {"zero1": True, "bucket_scalars": 40_000}}
+ZERO1 = {"optimizer": {"zero1": True, "bucket_scalars": 40_000}}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def alone(_warm: Any, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, 
 @pytest.mark.parametrize(
     ("layout", "more"),
     [
-        ({"dp": 4, "ep": 2}, DIVIDED),
+        ({"dp": 4, "ep": 2}, ZERO1),
         ({"dp": 2}, {"parameter_sharding": "FSDP2"}),
         ({"dp": 2, "cp": 2}, {"pipeline": {"microbatches": 2}}),
         ({"dp": 2, "tp": 2, "ep": 2}, {"recompute": "selective"}),
@@ -78,8 +78,8 @@ def test_images_stay_with_their_context_where_a_job_says_so(start: Any, tmp_path
     [
         "features come home to other tokens",
         "features come home without their gradients",
-        "gradients of guests count twice",
-        "grids of guests are not in the order of their patches",
+        "gradients of remote images count twice",
+        "grids of remote images are not in the order of their patches",
     ],
 )
 def test_a_planted_bug_in_a_deal_is_caught(start: Any, tmp_path: Path, alone: Any, bug: str) -> None:

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 SMALL = 40_000
 """Scalars of a bucket: the model has some twenty of them, and they leave while its backward pass runs."""
 MUON = {"name": "Muon", "weight_decay": 0.1}
-DIVIDED = {"zero1": True, "bucket_scalars": SMALL}
+ZERO1 = {"zero1": True, "bucket_scalars": SMALL}
 
 
 def step_of(start: Any, root: Path, layout: Degrees, **optimizer: Any) -> Any:
@@ -45,9 +45,9 @@ def furthest(seen: Any, expected: Any) -> tuple[float, float]:
     return max(weights), max(moments)
 
 
-def test_divided_updates_are_those_of_one_process(start: Any, tmp_path: Path) -> None:
+def test_sharded_updates_are_those_of_one_process(start: Any, tmp_path: Path) -> None:
     alone = step_of(start, tmp_path / "alone", {"dp": 1}, **MUON)
-    seen = step_of(start, tmp_path / "divided", {"dp": 2, "tp": 2, "ep": 2}, **MUON, **DIVIDED)
+    seen = step_of(start, tmp_path / "divided", {"dp": 2, "tp": 2, "ep": 2}, **MUON, **ZERO1)
     assert largest_difference(seen, alone) <= TOLERANCE
     weights, moments = furthest(seen, alone)
     assert weights <= TOLERANCE
@@ -67,7 +67,7 @@ def test_state_in_bfloat16_divided_and_on_the_host_resumes_bit_for_bit_in_any_la
     start: Any, tmp_path: Path
 ) -> None:
     narrow = {"precision": "bfloat16", "steps": 4, "interval": 2, "kept": 3}
-    held = {**MUON, **DIVIDED, "state_on_host": True, "schedule": "Cosine", "final_learning_rate": 1e-4}
+    held = {**MUON, **ZERO1, "state_on_host": True, "schedule": "Cosine", "final_learning_rate": 1e-4}
     whole = {**held, "zero1": False}
     layout: Degrees = {"dp": 4, "ep": 2}
     done = start(

@@ -22,7 +22,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 
 def test_rows_in_bfloat16_resume_answer_export_and_load_elsewhere_bit_for_bit(start: Any, tmp_path: Path) -> None:
-    """Originals are float32 rows, and layers are made anew; one rank has more questions than the other."""
+    """Originals are float32 rows, and layers are recomputed; one rank has more questions than the other."""
     narrow = {"precision": "bfloat16"}
     run = {**narrow, **ROWS, "steps": 3, "interval": 2, "kept": 3, "recompute": "full"}
     done = start("train", layout=COPIES, root=tmp_path, questions=7, export=str(tmp_path / "own"), **run)

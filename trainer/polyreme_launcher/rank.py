@@ -26,7 +26,7 @@ from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
 from polyreme_datahub.objects import open_store
 from polyreme_launcher.urls import checkpoint_folder, local_folder, weights_place
-from polyreme_planner.curriculum import kinds_of_packs, training_stages
+from polyreme_planner.curriculum import curriculum_stages, kinds_of_packs
 from polyreme_planner.optimizer_state import divides_update
 from polyreme_planner.plan import Plan
 from polyreme_planner.plan_inputs import setting_of
@@ -186,7 +186,7 @@ def settings_of(
         ),
         shape=plan.shape,
         steps=spec.training.steps,
-        stages=training_stages(spec) if spec.training.stages else (),
+        curriculum=curriculum_stages(spec) if spec.training.stages else (),
         images_over=ImagesOver(spec.parallelism.images_over),
         seed=spec.training.seed,
         weights=weights_place(weights.location) if weights else None,

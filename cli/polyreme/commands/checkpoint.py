@@ -139,7 +139,7 @@ def export(
     from polyreme_datahub.hub import open_source
     from polyreme_datahub.loader.open import open_tokenizer
     from polyreme_datahub.objects import open_store
-    from polyreme_planner.curriculum import training_stages
+    from polyreme_planner.curriculum import curriculum_stages
     from polyreme_planner.plan import plan_for
     from polyreme_trainer.parallel.world import RankSettings
     from polyreme_trainer.train.offline_export import export_checkpoint
@@ -163,7 +163,7 @@ def export(
         layout=plan.layout,
         shape=plan.shape,
         steps=job.spec.training.steps,
-        stages=training_stages(job.spec),
+        curriculum=curriculum_stages(job.spec),
         checkpoint=CheckpointSettings(store=open_store(url), resume_from=chosen),
     )
     note(f"exporting {chosen} of {name}")

@@ -15,7 +15,7 @@ from polyreme_api.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from polyreme_api.job import TrainingJob
-    from polyreme_planner.curriculum import Packs, TrainingStage
+    from polyreme_planner.curriculum import CurriculumStage, Packs
 
 JobArgument = Annotated[Path, typer.Argument(help="YAML file with one TrainingJob; - reads standard input.")]
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
@@ -163,7 +163,7 @@ def _check_here(home: Home, checked: TrainingJob) -> None:
 
 def _show_plan(checked: TrainingJob, output: Format) -> int:
     """Show the plan that a job would get."""
-    from polyreme_planner.curriculum import kinds_of_packs, packs_of_stages, training_stages
+    from polyreme_planner.curriculum import curriculum_stages, kinds_of_packs, packs_of_stages
     from polyreme_planner.model_parts import parameter_count
     from polyreme_planner.plan import plan_for
     from polyreme_planner.plan_inputs import setting_of
@@ -191,7 +191,7 @@ def _show_plan(checked: TrainingJob, output: Format) -> int:
         "planHash": plan.hash,
         "packsPerRank": plan.packs_per_rank,
         "stages": "; ".join(
-            _stage_words(*both) for both in zip(training_stages(spec), packs_of_stages(spec), strict=True)
+            _stage_words(*both) for both in zip(curriculum_stages(spec), packs_of_stages(spec), strict=True)
         ),
         "stateBytesPerRank": state_bytes,
         "memoryBytesPerRank": memory.total_bytes,
@@ -229,7 +229,7 @@ def _show_plan(checked: TrainingJob, output: Format) -> int:
     return ExitCode.OK
 
 
-def _stage_words(stage: TrainingStage, packs: Packs) -> str:
+def _stage_words(stage: CurriculumStage, packs: Packs) -> str:
     alone = f" of {' and '.join(stage.learns_alone)}" if stage.learns_alone else ""
     theta = "" if stage.rope_theta is None else f", theta {stage.rope_theta:g}"
     words = f"{stage.steps:,} steps{alone}, {packs.per_step:,} x {packs.tokens:,} tokens{theta}"

@@ -33,7 +33,7 @@ def owner_loads(costs: list[list[int]], parts: int) -> list[int]:
 
 
 def forced(cells: list[list[int]], parts: int) -> ImageAssignment:
-    """A deal also where none is worth it: every image goes one encoder on."""
+    """An assignment even if none is worth it: every image moves one encoder on."""
     owners = [[0] * len(own) for own in cells]
     encoders: list[list[tuple[int, int]]] = [[] for _ in range(len(cells) * parts)]
     for dp, own in enumerate(costs_of(cells)):
@@ -75,7 +75,7 @@ def test_a_deal_keeps_every_image_once_and_makes_the_slowest_rank_faster(
 def test_images_stay_at_home_only_where_moving_any_would_not_pay(
     cells: list[list[int]], parts: int, other_flops: int
 ) -> None:
-    """Where there is no deal, no first move from the fullest to the emptiest gains twice what is asked for."""
+    """Without balancing, no first move from the fullest to the emptiest gains twice what is asked for."""
     costs = costs_of(cells)
     if balance_images(costs, parts=parts, other_flops=other_flops) is not None:
         return

@@ -1,4 +1,4 @@
-"""What a stage of training says is read from the job and the step alone, and refused where it can't be."""
+"""Curriculum stages depend on the job and the step alone, and are refused if they can't be trained."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from polyreme_api.job import TrainingJobSpec, parse_job
 from polyreme_api.job.model import Stage
 from polyreme_planner.curriculum import (
     Learner,
+    curriculum_stages,
     kinds_of_packs,
     mixture_changes,
     packs_common,
     packs_of_stages,
-    stage_of,
+    stage_at,
     times_learned,
-    training_stages,
 )
 from polyreme_planner.plan import plan_for
 
@@ -52,7 +52,7 @@ def spec(change: Any = lambda given: None) -> TrainingJobSpec:
 
 
 def test_stages_follow_each_other_and_inherit_positions() -> None:
-    stages = training_stages(spec())
+    stages = curriculum_stages(spec())
     assert [(stage.name, stage.first_step, stage.last_step) for stage in stages] == [
         ("align", 1, 10),
         ("joint", 11, 50),
@@ -62,13 +62,13 @@ def test_stages_follow_each_other_and_inherit_positions() -> None:
     assert [stage.rope_theta for stage in stages] == [None, 50_000.0, 50_000.0, 800_000.0]
     assert [stage.rate is None for stage in stages] == [True, False, True, True]
     assert stages[0].learners == {Learner.TOWER, Learner.PROJECTOR}
-    assert [stage_of(stages, step).name for step in (1, 10, 11, 50, 51, 100, 101)] == [
+    assert [stage_at(stages, step).name for step in (1, 10, 11, 50, 51, 100, 101)] == [
         "align", "align", "joint", "joint", "cool-down", "long", "long",
     ]  # fmt: skip
 
 
 def test_a_part_counts_the_steps_in_which_it_has_learned() -> None:
-    stages = training_stages(spec())
+    stages = curriculum_stages(spec())
     assert times_learned(stages, 10) == {Learner.TOWER: 10, Learner.PROJECTOR: 10}
     assert times_learned(stages, 11) == {Learner.TOWER: 11, Learner.PROJECTOR: 11, Learner.DECODER: 1}
     assert times_learned(stages, 100) == {Learner.TOWER: 100, Learner.PROJECTOR: 100, Learner.DECODER: 90}
@@ -76,7 +76,7 @@ def test_a_part_counts_the_steps_in_which_it_has_learned() -> None:
 
 def test_a_job_without_stages_is_one_stage_of_all() -> None:
     alone = spec(lambda given: given["training"].pop("stages"))
-    (stage,) = training_stages(alone)
+    (stage,) = curriculum_stages(alone)
     assert (stage.name, stage.steps, stage.rope_theta, stage.rate) == ("", 100, None, None)
     assert times_learned((stage,), 7) == dict.fromkeys(Learner, 7)
     assert [(packs.per_step, packs.tokens) for packs in packs_of_stages(alone)] == [(8, 64)]
@@ -199,7 +199,7 @@ OTHER: dict[str, Any] = {
 
 def test_every_field_of_a_stage_is_read() -> None:
     def read(given: TrainingJobSpec) -> tuple[Any, ...]:
-        return training_stages(given), packs_of_stages(given), mixture_changes(given)
+        return curriculum_stages(given), packs_of_stages(given), mixture_changes(given)
 
     usual = read(spec())
     assert set(OTHER) == {info.alias for info in Stage.model_fields.values()} | {"name", "steps"}

@@ -38,7 +38,7 @@ def big(replicas: int, devices: int = 8, **parallelism: Any) -> TrainingJobSpec:
 
 
 def naming(recompute: str, spec: TrainingJobSpec) -> TrainingJobSpec:
-    """The same job with what its layers make anew."""
+    """The same job with another choice of recomputation."""
     training = spec.training.model_copy(update={"recompute": recompute})
     return spec.model_copy(update={"training": training})
 
@@ -125,7 +125,7 @@ def test_making_layers_anew_is_offered_where_it_makes_a_model_fit() -> None:
     assert refused.value.field == f"spec.training.recompute: {chosen.recompute.title()} or spec.workers.replicas"
     assert f"it would fit: {chosen.layout}" in refused.value.message
     plan = plan_for(naming("Full", big(1, 4)))
-    assert plan.cut.schedule not in V_SHAPED, "gradients apart would make every layer anew twice"
+    assert plan.cut.schedule not in V_SHAPED, "separate gradients would recompute every layer twice"
     # And the layout that was chosen is refused again where layers hold all that they make.
     asked = {axis: getattr(plan.layout, axis) for axis in ("dp", "ep", "pp", "cp", "tp")}
     plain = big(1, 4, **asked, microbatches=plan.cut.microbatches)

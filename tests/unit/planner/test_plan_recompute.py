@@ -1,4 +1,4 @@
-"""What layers make anew, where a job leaves it to the planner: the least that fits, the fastest plan, a field of it."""
+"""Recomputation that a job leaves to the planner: the least that fits, the fastest plan, a field of it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def nano(
 
 
 def needed(spec: TrainingJobSpec) -> dict[Recompute, int]:
-    """Memory that makes a plan of an explicit layout fit, by what its layers make anew."""
+    """Memory that makes a plan of an explicit layout fit, by what its layers recompute."""
     plan = plan_for(spec)
     setting = setting_of(spec, plan.shape)
     return {
@@ -77,7 +77,7 @@ def test_a_job_that_names_it_gets_what_it_names_or_hears_what_would_fit() -> Non
 
 
 @pytest.mark.parametrize("schedule", sorted(V_SHAPED))
-def test_with_a_schedule_that_makes_gradients_apart_no_whole_layer_is_made_anew(schedule: Schedule) -> None:
+def test_no_whole_layer_is_recomputed_with_a_zero_bubble_schedule(schedule: Schedule) -> None:
     piped: dict[str, Any] = {"dp": 1, "pp": 2, "schedule": str(schedule), "microbatches": 8}
     needs = needed(nano(**piped))
     assert plan_for(nano(needs[Recompute.SELECTIVE], **piped)).recompute is Recompute.SELECTIVE
@@ -122,7 +122,7 @@ def test_no_choice_that_was_left_out_is_faster(world: int, memory_gib: int, toke
     if chosen is not None:
         assert chosen[0] <= min(step_s for step_s, _ in fitting) * (1 + 1e-4)
         least = next(recompute for step_s, recompute in fitting if step_s <= chosen[0] * (1 + 1e-4))
-        assert chosen[1] is least, "of equals the one that makes least anew"
+        assert chosen[1] is least, "of equals the one that recomputes least"
 
 
 def searched(setting: Setting, world: int, recomputes: tuple[Recompute, ...]) -> tuple[float, Recompute] | None:
@@ -136,7 +136,7 @@ def test_where_all_fits_the_choice_is_that_of_a_search_without() -> None:
     assert quick_search(setting, world=8, packs_per_step=64, recomputes=tuple(Recompute)) == plain
 
 
-def test_stages_of_training_with_more_tokens_have_more_made_anew() -> None:
+def test_curriculum_stages_with_more_tokens_recompute_more() -> None:
     def staged(memory_bytes: int) -> TrainingJobSpec:
         spec = nano(memory_bytes, dp=2, ep=2)
         stages = [{"name": "few", "steps": 1}, {"name": "many", "steps": 1, "packsPerStep": 4 * PACKS}]
@@ -177,11 +177,11 @@ def test_a_plan_of_an_earlier_version_is_read_and_leaves_it_to_the_job() -> None
 
 
 def test_what_layers_make_anew_is_under_the_hash_and_says_more_than_the_job() -> None:
-    plain, anew = plan_for(nano(dp=2)), plan_for(nano(recompute="Selective", dp=2))
-    assert plain.hash != anew.hash
-    assert Plan.from_json(anew.to_json()) == anew
-    assert anew.recompute_of(nano(recompute="Full", dp=2)) is Recompute.SELECTIVE
-    damaged = json.loads(anew.to_json()) | {"recompute": "full"}
+    plain, recomputed = plan_for(nano(dp=2)), plan_for(nano(recompute="Selective", dp=2))
+    assert plain.hash != recomputed.hash
+    assert Plan.from_json(recomputed.to_json()) == recomputed
+    assert recomputed.recompute_of(nano(recompute="Full", dp=2)) is Recompute.SELECTIVE
+    damaged = json.loads(recomputed.to_json()) | {"recompute": "full"}
     with pytest.raises(InvalidConfigError, match="plan is damaged"):
         Plan.from_json(json.dumps(damaged))
 

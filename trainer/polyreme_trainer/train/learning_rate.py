@@ -18,7 +18,7 @@ from polyreme_trainer.train.settings import LearningRateSchedule, OptimizerSetti
 
 def rate_of(step: int, settings: TrainSettings) -> float:
     """Return the learning rate of a step: by its curriculum stage, or by the optimizer's schedule."""
-    stage = settings.stage_of(step)
+    stage = settings.stage_at(step)
     if stage.rate is None:
         return learning_rate(step, settings.optimizer, steps=settings.steps)
     given, usual = stage.rate, settings.optimizer

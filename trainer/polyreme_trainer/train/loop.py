@@ -76,14 +76,14 @@ class Loop:
     def _step(self) -> GlobalStep:
         begun_s = self.clock.steady_s()
         settings, number = self.settings, self.state.step + 1
-        enter(self.state, settings.stage_of(number))
+        enter(self.state, settings.stage_at(number))
         microbatches = to_microbatches(self.state, self.reader.take(number), settings)
         stop, save = self.requests.stop, self.requests.save
         local = backward(self.state, *microbatches, stop=stop, save=save)
         total = reduce(self.state, local, self.meshes)
         self.requests.save &= not save
         self._check(total, number)
-        rate, learned = rate_of(number, settings), times_learned(settings.all_stages, number)
+        rate, learned = rate_of(number, settings), times_learned(settings.curriculum_stages, number)
         update(self.state, total, settings.optimizer, rate=rate, learned=learned)
         # Rank 0 reads the routing first: only then has an accelerator ended the update.
         routing = None if settings.rank.rank else self._summary(total)
@@ -124,7 +124,7 @@ class Loop:
             loss=total.loss,
             gradient_norm=total.gradient_norm,
             learning_rate=rate,
-            stage=self.settings.stage_of(self.state.step).name,
+            stage=self.settings.stage_at(self.state.step).name,
             tokens=self.source.packs_in(self.state.step) * self.source.pack_tokens_in(self.state.step),
             step_s=step_s,
             held_out=held_out,

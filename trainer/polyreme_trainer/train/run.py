@@ -83,7 +83,7 @@ def _train(
         reporter.phase(RankPhase.LOADING)
         state = open_state(settings, world.meshes, media_token=source.token_ids.media)
         _resume(settings, state, source, world)
-        enter(state, settings.stage_of(state.step + 1))
+        enter(state, settings.stage_at(state.step + 1))
         reporter.resumed(state.step)
         with (
             _writer(settings, world, reporter) as writer,

@@ -11,7 +11,7 @@ from typing import Any
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.store import ObjectStore
 from polyreme_planner.costs import Recompute
-from polyreme_planner.curriculum import TrainingStage, shape_at, stage_of
+from polyreme_planner.curriculum import CurriculumStage, shape_at, stage_at
 from polyreme_planner.layout import Layout
 from polyreme_planner.schedules import V_SHAPED
 from polyreme_planner.shapes import ModelShape
@@ -149,7 +149,7 @@ class TrainSettings:
     steps: int
     """Steps of the whole run; an attempt that resumes at step s trains the rest."""
     checkpoint: CheckpointSettings
-    stages: tuple[TrainingStage, ...] = ()
+    curriculum: tuple[CurriculumStage, ...] = ()
     """Curriculum stages; empty: everything learns at every step."""
     pipeline: PipelineSettings = NO_STAGES
     """Pipeline stages and microbatches of a step."""
@@ -190,26 +190,26 @@ class TrainSettings:
         if self.layout.pp > 1:
             raise InvalidConfigError(
                 f"parameter sharding {self.parameter_sharding} cannot be combined with pp {self.layout.pp}: a pipeline "
-                "keeps gathered parameters until its last microbatch; use pp 1 and a higher ep or tp, or divided "
-                "updates",
+                "keeps gathered parameters until its last microbatch; use pp 1 and a higher ep or tp, or "
+                "stateSharding Sharded",
                 field=f"{field} or spec.parallelism.pp",
             )
         if self.optimizer.name is OptimizerName.MUON:
             raise InvalidConfigError(
                 f"parameter sharding {self.parameter_sharding} cannot be combined with Muon, which needs whole "
-                "matrices; use AdamW, or divided updates",
+                "matrices; use AdamW, or stateSharding Sharded",
                 field=f"{field} or spec.training.optimizer.name",
             )
 
-    def stage_of(self, step: int) -> TrainingStage:
+    def stage_at(self, step: int) -> CurriculumStage:
         """Return the curriculum stage of a step; after the last step, the last one."""
-        return stage_of(self.all_stages, step)
+        return stage_at(self.curriculum_stages, step)
 
     @property
-    def all_stages(self) -> tuple[TrainingStage, ...]:
+    def curriculum_stages(self) -> tuple[CurriculumStage, ...]:
         """Curriculum stages, at least one."""
-        return self.stages or (TrainingStage(steps=self.steps),)
+        return self.curriculum or (CurriculumStage(steps=self.steps),)
 
     def shape_at(self, step: int) -> ModelShape:
         """Return the model's shape as it is trained at a step: a curriculum stage may set another rotary theta."""
-        return shape_at(self.shape, self.all_stages, step)
+        return shape_at(self.shape, self.curriculum_stages, step)

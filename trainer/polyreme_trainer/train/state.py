@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from polyreme_planner.curriculum import Learner, TrainingStage
+from polyreme_planner.curriculum import CurriculumStage, Learner
 from polyreme_trainer.model.initialise import STACKED, build_model
 from polyreme_trainer.model.moe import MixtureOfExperts
 from polyreme_trainer.model.routing import Routing, numbers_of_a_layer
@@ -73,7 +73,7 @@ class TrainState:
     """The neighbours that take each other's images; None if each encodes its own, or this rank has no tower."""
     step: int = 0
     """Steps taken in the whole run."""
-    stage: TrainingStage | None = None
+    curriculum_stage: CurriculumStage | None = None
     """Curriculum stage that was entered; not part of a checkpoint, since it follows from the step."""
 
     @property
@@ -238,16 +238,16 @@ def _routing(state: TrainState) -> Tensor:
     return routing_MX
 
 
-def enter(state: TrainState, stage: TrainingStage) -> None:
+def enter(state: TrainState, stage: CurriculumStage) -> None:
     """Train by a curriculum stage from now on; nothing happens if it is the present one."""
-    if state.stage == stage:
+    if state.curriculum_stage == stage:
         return
     for model in state.models.values():
         let_learn(model, stage)
-    state.stage = stage
+    state.curriculum_stage = stage
 
 
-def let_learn(model: KimiVL, stage: TrainingStage) -> None:
+def let_learn(model: KimiVL, stage: CurriculumStage) -> None:
     """Freeze all parts but those that learn in a curriculum stage, and set its rotary theta.
 
     Frozen parameters require no gradient, so none is made: their place in the buffers stays zero, and adds nothing to

@@ -1,4 +1,4 @@
-"""What is made anew is the same, bit for bit, and less is held."""
+"""Recomputed tensors are the same, bit for bit, and less is kept."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_tensor_is_made_once_for_all_who_keep_it_and_again_for_another_backwar
         assert len(calls) == 1
 
 
-def test_what_is_made_anew_from_what_is_made_anew_is_right_too() -> None:
+def test_tensors_recomputed_from_recomputed_tensors_are_right_too() -> None:
     x, weight = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
 
     def layer(given: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from polyreme_datahub.objects import open_store
-from polyreme_planner.curriculum import OwnRate, TrainingStage
+from polyreme_planner.curriculum import CurriculumStage, OwnRate
 from polyreme_planner.layout import Layout
 from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.parallel.world import RankSettings
@@ -56,11 +56,11 @@ def test_a_stage_has_a_schedule_of_its_own_where_it_names_one(tmp_path: Path) ->
         layout=Layout(),
         shape=KIMI_VL_NANO,
         steps=16,
-        stages=(
-            TrainingStage(name="first", steps=4),
-            TrainingStage(name="own", first_step=5, steps=6, rate=own),
-            TrainingStage(name="cosine", first_step=11, steps=4, rate=cosine),
-            TrainingStage(name="last", first_step=15, steps=2),
+        curriculum=(
+            CurriculumStage(name="first", steps=4),
+            CurriculumStage(name="own", first_step=5, steps=6, rate=own),
+            CurriculumStage(name="cosine", first_step=11, steps=4, rate=cosine),
+            CurriculumStage(name="last", first_step=15, steps=2),
         ),
         checkpoint=CheckpointSettings(store=open_store(tmp_path.as_uri())),
         optimizer=OptimizerSettings(learning_rate=1.0, warmup_steps=4, decay_steps=4, final_learning_rate=0.2),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyreme_planner.costs import Recompute
-from polyreme_planner.curriculum import EVERYTHING, Learner, TrainingStage
+from polyreme_planner.curriculum import EVERYTHING, CurriculumStage, Learner
 from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.model.initialise import build_model
@@ -20,8 +20,8 @@ from tests.parallel.pages import MEDIA, Pages
 Gradients = dict[str, torch.Tensor]
 
 
-def gradients(stage: Stage, *stages: TrainingStage) -> list[Gradients]:
-    """Gradients of one batch in each stage of training, one behind the other on one model."""
+def gradients(stage: Stage, *stages: CurriculumStage) -> list[Gradients]:
+    """Gradients of one batch in each curriculum stage, one after another on one model."""
     flat = flatten(dict(stage.model.named_parameters()), piggybacked=0)
     inputs = to_inputs(Pages(packs=2).packs(1, first=0, count=2), device="cpu")
     found = []
@@ -33,15 +33,15 @@ def gradients(stage: Stage, *stages: TrainingStage) -> list[Gradients]:
     return found
 
 
-def alone(*learners: Learner) -> TrainingStage:
-    return TrainingStage(steps=1, learners=frozenset(learners))
+def alone(*learners: Learner) -> CurriculumStage:
+    return CurriculumStage(steps=1, learners=frozenset(learners))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", list(Recompute))
 def test_only_what_learns_has_a_gradient_and_it_is_the_usual_one(recompute: Recompute) -> None:
     model = build_model(KIMI_VL_NANO, seed=0, media_token=MEDIA, options=ComputeOptions(recompute=recompute))
-    usual = TrainingStage(steps=1)
+    usual = CurriculumStage(steps=1)
     stages = [alone(Learner.TOWER, Learner.PROJECTOR), alone(Learner.DECODER), alone(Learner.PROJECTOR), usual]
     whole, *seen = gradients(Stage(model), usual, *stages)
     assert all(bool(gradient.any()) for gradient in whole.values())
@@ -56,8 +56,8 @@ def test_only_what_learns_has_a_gradient_and_it_is_the_usual_one(recompute: Reco
 
 def test_positions_are_turned_by_the_theta_of_the_stage_and_then_by_the_models_again() -> None:
     model = build_model(KIMI_VL_NANO, seed=0, media_token=MEDIA)
-    far = TrainingStage(steps=1, rope_theta=800_000.0)
+    far = CurriculumStage(steps=1, rope_theta=800_000.0)
     name = "language_model.model.layers.1.self_attn.kv_a_proj_with_mqa.weight"
-    before, there, again = gradients(Stage(model), TrainingStage(steps=1), far, TrainingStage(steps=1))
+    before, there, again = gradients(Stage(model), CurriculumStage(steps=1), far, CurriculumStage(steps=1))
     assert not torch.allclose(there[name], before[name], rtol=1e-3)
     assert torch.equal(again[name], before[name])

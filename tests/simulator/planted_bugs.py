@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PLANTED = Path(__file__).parent / "planted"
-SOURCES = (("api", "polyreme_api"), ("operator", "polyreme_operator"))
+SOURCES = (("api", "polyreme_api"), ("operator", "polyreme_operator"), ("trainer", "polyreme_launcher"))
 SHOWN_BY: dict[str, tuple[int, ...]] = {
     "absent_node_is_lost": (9, 24),
     "lease_known_by_its_label": (7, 22),

@@ -1,6 +1,6 @@
-"""Admissions in the order of the queue: quota, then a place, then smaller sizes, then others who make way.
+"""Admission in queue order: check the quota, find a place, try smaller sizes, then preempt others.
 
-A class of jobs of which one does not fit is not looked at again before something has come free.
+When a job does not fit, no job of its class is tried again until capacity is freed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from polyreme_operator.types.views import JobView
 from polyreme_planner.plan import Plan
 
 NAMED_MAX = 3
-"""Jobs that a reason names; the rest are counted."""
+"""Jobs named by a message; the others are counted."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Found:
 
 
 def admit_waiting(cycle: SchedulingCycle) -> None:
-    """Admit what fits."""
+    """Admit the waiting jobs that fit."""
     _Admissions(cycle).run()
 
 
@@ -70,7 +70,7 @@ class _Admissions:
                 self._look_at(waiting, order)
 
     def _serve_reservations(self) -> None:
-        """Hold for each preemptor what others give up, and start those at once for whom all have gone."""
+        """Reserve for each preemptor what its victims free, and start preemptors whose victims are all gone."""
         cycle, cluster = self._cycle, self._cluster
         asked = {
             uid: unused(cluster.jobs, cluster.jobs[uid], victims)
@@ -83,7 +83,7 @@ class _Admissions:
                 with blaming(uid):
                     held.append(cycle.reservation_of(cluster.jobs[uid], victims))
         in_order = sorted(held, key=lambda each: _rank(each.by))
-        # Nodes and quota are held from equals and lesser ones: what is held for a lesser one comes behind.
+        # A reservation holds against jobs of equal and lower priority, so those of higher priority come first.
         for _, equals in itertools.groupby(in_order, key=lambda each: each.by.priority):
             together = list(equals)
             for reservation in together:
@@ -95,7 +95,7 @@ class _Admissions:
                     self._start_in_reserve(reservation.by)
 
     def _start_in_reserve(self, job: JobView) -> None:
-        """Start a preemptor whose victims have gone; one that can't start any more waits as others do."""
+        """Start a preemptor whose victims are gone; if it does not fit any more, it waits like other jobs."""
         with blaming(job.uid):
             self._cycle.release_reservation(job)
             if self._cycle.has_succeeded(job):
@@ -131,7 +131,7 @@ class _Admissions:
         self._refuse(waiting, found, order)
 
     def _own_obstacle(self, job: JobView) -> Pending | None:
-        """Say what keeps this job back, and not others of its class."""
+        """Return the reason for which this job, but not its class, has to wait."""
         assert job.spec is not None, "a job without a spec waits for nothing"
         retry_s = recorded_retry_s(job.status, job.spec, self._cycle.now_s) or 0.0
         last = job.status.restart_records[-1:]
@@ -149,7 +149,7 @@ class _Admissions:
         return None
 
     def _find_around_heads(self, waiting: Waiting, job: JobView) -> Found | Pending:
-        """Find a place beside what is held for the heads of queues."""
+        """Find a place outside what is reserved for the heads of queues."""
         if (never := self._unsatisfiable(job)) is not None:
             return never
         if (quota := self._never_within_quota(waiting, job)) is not None:
@@ -167,7 +167,7 @@ class _Admissions:
         return Pending(Reason.BEHIND_OTHERS, f"fits, but would delay {name}, which is ahead of it")
 
     def _unsatisfiable(self, job: JobView) -> Pending | None:
-        """Say that a job fits at none of its sizes even if every node were empty, whatever quota and capacity say."""
+        """Return the reason for which a job fits at none of its sizes even on empty nodes; None if it does."""
         found = None
         for count in reversed(elastic.sizes(job)):
             found = unsatisfiable(self._cycle.inventory, gang_of(job, count))
@@ -176,7 +176,10 @@ class _Admissions:
         return None if found is None else Pending(found.reason, found.message, permanent=True)
 
     def _never_within_quota(self, waiting: Waiting, job: JobView) -> Pending | None:
-        """Say that a job of one size exceeds its quota even with nothing held for others: most that wait do."""
+        """Return the reason for which a job of fixed size exceeds its quota even without reservations; None if it fits.
+
+        This is a shortcut for the most frequent reason.
+        """
         requested, *smaller = elastic.sizes(job)
         if smaller:
             return None
@@ -185,7 +188,7 @@ class _Admissions:
         return None if quota is None else Pending(Reason.EXCEEDS_QUOTA, quota)
 
     def _find(self, job: JobView, blocked_N: BoolArray) -> Found | Pending:
-        """Find a place at the best size that fits."""
+        """Find a place with the best size that fits."""
         cycle, why = self._cycle, None
         for count in self._sizes(job, blocked_N):
             quota = over_quota(cycle, job, count)
@@ -201,7 +204,7 @@ class _Admissions:
         return why
 
     def _sizes(self, job: JobView, blocked_N: BoolArray) -> list[int]:
-        """Return the worker counts to try: the requested, and of the smaller ones those for which there may be room."""
+        """Return the worker counts to try: the requested one, and smaller ones for which there may be room."""
         cycle = self._cycle
         requested, *smaller = elastic.sizes(job)
         if not smaller:
@@ -211,7 +214,7 @@ class _Admissions:
         return [requested, *[count for count in smaller if count <= room][: cycle.limits.sizes_max - 1]]
 
     def _make_room(self, waiting: Waiting, job: JobView, why: Pending) -> None:
-        """Have others make way for the head of a queue."""
+        """Preempt others for the head of a queue."""
         cycle = self._cycle
         if waiting.queue in self._heads or not waiting.may_preempt or _is_final(why):
             return
@@ -231,7 +234,7 @@ class _Admissions:
 
 
 def _is_final(why: Pending) -> bool:
-    """Tell whether nothing that others give up would help."""
+    """Tell whether preemption can't help."""
     return why.permanent or why.reason == Reason.MISCONFIGURED
 
 

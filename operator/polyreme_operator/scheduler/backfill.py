@@ -1,8 +1,8 @@
-"""Who may use what is held for a blocked head of the queue without delaying it.
+"""Backfill: which jobs may use the capacity that is reserved for a blocked head of the queue without delaying it.
 
-When the job that goes first does not fit, the nodes and the quota that it waits for are held for it. Others go round
-what is held, unless they are gone by the time the head can start: because they end before, or because the head may
-displace them. A preempted filler has lost nothing but the hole that it filled.
+When the first job of a queue does not fit, the nodes and the quota that it waits for are reserved for it. Later jobs
+may use them only if they are gone by the time the head can start: because they end before, or because the head may
+preempt them.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from polyreme_operator.types.queues import Running, Waiting
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """What is held for a job that goes first and does not fit yet.
+    """Nodes reserved for the head of a queue that does not fit yet.
 
-    Its quota is held too: whoever goes round it must fit a ledger on which the head is charged already.
+    Its quota is reserved too: other jobs must fit a ledger to which the head is already charged.
     """
 
     rows_N: BoolArray
-    """Nodes that others go round, unless they may fill."""
+    """Nodes that other jobs must not use unless they may backfill."""
     ready_at_s: float | None
-    """The head's earliest start; None: nobody knows when."""
+    """The head's earliest start; None if it is unknown."""
 
 
 def may_fill(
@@ -47,12 +47,12 @@ def may_fill(
     ledger: QuotaLedger,
     now_s: float,
 ) -> bool:
-    """Tell whether a job may take what is held for the head.
+    """Tell whether a job may use what is reserved for the head.
 
     Args:
-        filler: The job behind.
-        head: The job for which nodes and quota are held.
-        head_ready_at_s: The head's earliest start, from the ends of what runs; None: nobody knows when.
+        filler: The later job.
+        head: The job for which nodes and quota are reserved.
+        head_ready_at_s: The head's earliest start, from the ends of running jobs; None if it is unknown.
         tree: The queues.
         ledger: Their quotas, with the head charged and without the filler; left as it is.
         now_s: The present.
@@ -90,10 +90,10 @@ def hold_for(
     now_s: float,
     blocked_N: BoolArray | None = None,
 ) -> Hold | None:
-    """Work out what to hold for a job that goes first and does not fit; None if nothing could ever hold it.
+    """Return what to reserve for the head of a queue that does not fit; None if no nodes could ever hold it.
 
-    Running jobs are taken to last until their deadlines, those without one for ever, those that stop already not at
-    all. The moment is found by halves: what fits after some jobs have ended fits after more have.
+    Running jobs are assumed to last until their deadlines, jobs without a deadline forever, and jobs that already stop
+    not at all. The start is found by bisection: what fits after some jobs have ended fits after more have.
 
     Args:
         inventory: The nodes; what is taken of them includes all of ``running``.
@@ -128,7 +128,7 @@ def hold_for(
 
 
 class _Future:
-    """The cluster once some jobs are gone."""
+    """The cluster without some of its jobs."""
 
     def __init__(
         self,
@@ -145,18 +145,18 @@ class _Future:
         self._blocked_N = blocked_N
 
     def place(self, gone: Sequence[Running]) -> Placed | None:
-        """Return where the head would go, quota permitting."""
+        """Return where the head would be placed, if the quota permits."""
         books = self._ledger.copy()
         for job in gone:
             books.release(job.queue, job.requests, len(job.rows_W))
         if not books.fits(self._head.queue, self._head.requests, self._head.workers):
             return None
-        # The order of its ranks is of no matter yet.
+        # The order of ranks does not matter yet.
         placed = place(self._without(gone), self._request, blocked_N=self._blocked_N, work_units=0)
         return placed if isinstance(placed, Placed) else None
 
     def nearest_N(self, gone: Sequence[Running]) -> BoolArray:
-        """Return the nodes with room in the domain that has most of it: of all, where no level is required."""
+        """Return the nodes with room in the domain that has the most; of all domains if no level is required."""
         inventory = self._without(gone)
         tree = tree_of(inventory)
         requested = topology_request_of(inventory, tree, self._request)

@@ -12,7 +12,7 @@ from polyreme_operator.types.views import JobView
 
 
 def domain_rows(inventory: Inventory, level: str | None, rows_W: RowArray) -> BoolArray | None:
-    """Return the nodes of the domains in which these workers sit; None for no level, or nobody there."""
+    """Return the nodes of the domains that these workers occupy; None without a level or workers."""
     kept_W = rows_W[rows_W >= 0]
     depth = None if level is None else tree_of(inventory).depth_of(level, inventory.level_labels)
     if depth is None or not len(kept_W):
@@ -22,7 +22,7 @@ def domain_rows(inventory: Inventory, level: str | None, rows_W: RowArray) -> Bo
 
 
 def is_torn(inventory: Inventory, level: str | None, rows_W: RowArray) -> bool:
-    """Tell whether workers that should share a domain of a level do not: labels or levels have changed beneath them."""
+    """Tell whether workers that must share a domain of a level no longer do, since labels or levels have changed."""
     kept_W = rows_W[rows_W >= 0]
     if level is None or not len(kept_W):
         return False
@@ -34,7 +34,7 @@ def is_torn(inventory: Inventory, level: str | None, rows_W: RowArray) -> bool:
 
 
 def exclusive_domains(inventory: Inventory, jobs: Mapping[str, JobView], uids: Collection[str]) -> dict[str, BoolArray]:
-    """Return the nodes of the domains that running jobs share with nobody, by job."""
+    """Return the nodes of the exclusive domains of running jobs, by job."""
     taken: dict[str, BoolArray] = {}
     for uid in sorted(uids):
         job = jobs[uid]
@@ -48,6 +48,6 @@ def exclusive_domains(inventory: Inventory, jobs: Mapping[str, JobView], uids: C
 
 
 def rows_of(inventory: Inventory, nodes: Collection[str]) -> RowArray:
-    """Return the rows of nodes; -1 for those that are gone."""
+    """Return the rows of nodes; -1 for nodes that don't exist."""
     known = inventory.rows
     return np.fromiter((known.get(node, -1) for node in nodes), dtype=np.int32, count=len(nodes))

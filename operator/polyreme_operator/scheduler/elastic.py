@@ -1,8 +1,8 @@
-"""Jobs that run at another worker count than they wish: which counts fit, and when growing back pays.
+"""Elastic jobs: worker counts that fit, and when growing is worth its cost.
 
-``spec.workers.replicas`` stays the wish. With ``minReplicas`` a job starts smaller rather than wait; with
-``maxReplicas`` it may use idle room beyond its wish. Every count has a plan of its own (``planning.py``); an Explicit
-layout scales its dp only.
+``spec.workers.replicas`` is the requested count. With ``minReplicas`` a job starts smaller rather than wait; with
+``maxReplicas`` it may use idle capacity beyond its request. Every count has its own plan (``cache/plan_book.py``); an
+Explicit layout scales only its dp.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from polyreme_operator.types.views import JobView
 from polyreme_planner.plan import Plan
 
 GROW_COOLDOWN_S = 300.0
-"""Time that an attempt is left alone before it is ended to grow."""
+"""Shortest time that an attempt runs before it is ended to grow."""
 GAIN_FACTOR = 2.0
-"""What is gained must be worth this many times what the resize costs: the estimate of the rest is rough."""
+"""The gain must exceed the cost of the resize by this factor, since the remaining time is a rough estimate."""
 RESIZE_COST_S = 60.0
-"""What a resize costs before any was measured: checkpoint, new pods, load, first step."""
+"""Assumed cost of a resize until one was measured: checkpoint, new pods, load, first step."""
 REFUSED_GROWTH_S = 3_600.0
-"""How long a job is not grown after the API server refused pods of it."""
+"""How long a job does not grow after the API server refused pods of it."""
 MILLISECONDS = 1000
 
 
 def sizes(job: JobView) -> Sequence[int]:
-    """Return the worker counts that a job accepts to start with, best first: its requested, then smaller ones that fit.
+    """Return the worker counts with which a job may start: the requested one, then smaller ones in descending order.
 
-    After an attempt whose pods the API server refused, as a quota of its namespace does, only smaller ones are tried.
+    After an attempt whose pods the API server refused, for example by a ResourceQuota, only smaller ones are tried.
     """
     if job.spec is None:
         return ()
@@ -46,7 +46,7 @@ def sizes(job: JobView) -> Sequence[int]:
 
 
 def was_refused_lately(job: JobView, now_s: float) -> bool:
-    """Tell whether pods of a job were refused in the last hour: more workers would be refused as well."""
+    """Tell whether pods of a job were refused in the last hour, so that more workers would probably be refused too."""
     times_s = (
         parse_time_or(record.at, 0.0) for record in job.status.restart_records if record.cause == Cause.CREATE_REFUSED
     )
@@ -64,7 +64,7 @@ def plan_at(job: JobView, replicas: int) -> Plan | None:
 
 
 def worth_growing(record: ProgressRecord | None, job: JobView, *, current: int, larger: int, now_s: float) -> bool:
-    """Tell whether ending an attempt to go on with more workers saves more time than it costs.
+    """Tell whether ending an attempt to continue with more workers saves more time than it costs.
 
     The rest of the run is taken to shrink in proportion to the workers; steps are counted on rank 0's own clock.
     """

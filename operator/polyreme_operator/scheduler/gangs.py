@@ -1,4 +1,4 @@
-"""What a job asks of the nodes, as placement reads it."""
+"""Placement requests of jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyreme_planner.plan import Plan
 
 
 def gang_of(job: JobView, workers: int, *, plan: Plan | None = None, topology: Topology | None = None) -> GangRequest:
-    """Return the request of so many workers of a job.
+    """Return the placement request for a number of a job's workers.
 
     Args:
         job: The job.

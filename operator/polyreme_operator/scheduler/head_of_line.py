@@ -1,7 +1,7 @@
-"""Heads: the first job of each queue that does not fit yet, and what is held for it.
+"""Reservations for the head of each queue: its first job that does not fit yet.
 
-Those behind go round what is held, unless they may fill it without delaying the head (``backfill.py``). What
-a head lacks of its quota is held against the queues of its own tree; nodes are held against everybody.
+Later jobs must not use what is reserved, unless they may backfill it without delaying the head (``backfill.py``). Quota
+is reserved within the queue tree of the head, nodes in the whole cluster.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from polyreme_operator.types.snapshot import Pending
 class _Held:
     head: Waiting
     number: int
-    """In the order in which they were found."""
+    """Position in the order in which heads were found."""
     rows_N: BoolArray | None
-    """None: only quota is held."""
+    """None: only quota is reserved."""
     ready_at_s: float | None
 
 
 class HeadReservations:
-    """What is held for the heads of queues, in the order in which they were found."""
+    """Reservations of all heads, in the order in which they were found."""
 
     def __init__(self, cycle: SchedulingCycle) -> None:
         self._cycle = cycle
         self._quotas: dict[str, list[_Held]] = {}
-        """By root of the head's tree: nobody other_trees is concerned by its quota."""
+        """By root of the head's tree: its quota does not concern other trees."""
         self._nodes: list[_Held] = []
-        """Those for which nodes are held, too: against everybody."""
+        """Those that reserve nodes too."""
         self._seen: set[str] = set()
         self._with_nodes = 0
 
@@ -48,9 +48,9 @@ class HeadReservations:
         return queue in self._seen
 
     def add(self, waiting: Waiting, why: Pending) -> None:
-        """Note that a job does not fit; if it is the first of its queue, hold for it what it waits for.
+        """Note that a job does not fit; if it is the first one of its queue, reserve what it waits for.
 
-        One that no node could ever hold stands in nobody's way: the next one is the first.
+        A job that can never fit reserves nothing: the next job becomes the head.
         """
         if waiting.queue in self._seen or why.permanent:
             return
@@ -61,15 +61,15 @@ class HeadReservations:
             if held.rows_N is not None:
                 self._nodes.append(held)
             if waiting.uid not in self._cycle.reservations:
-                # Else it is held with what others give up for it, and only once.
+                # Otherwise its reservation as a preemptor has charged the quota already.
                 self._cycle.quotas.charge(waiting.queue, waiting.requests, waiting.workers)
 
     @contextlib.contextmanager
     def beside(self, waiting: Waiting) -> Iterator[tuple[BoolArray | None, list[Waiting]]]:
-        """While this lasts, what is held counts as taken where this job may not fill it.
+        """While this lasts, reservations that this job may not backfill count as used.
 
         Yields:
-            The nodes to go round, and the heads on whose account.
+            The nodes that the job must not use, and the heads that reserve them.
         """
         rows_N: BoolArray | None = None
         before: list[Waiting] = []
@@ -86,7 +86,7 @@ class HeadReservations:
 
     @contextlib.contextmanager
     def without(self, heads: Sequence[Waiting]) -> Iterator[None]:
-        """While this lasts, no quota is held for these."""
+        """While this lasts, no quota is reserved for these."""
         quotas = self._cycle.quotas
         for head in heads:
             quotas.release(head.queue, head.requests, head.workers)
@@ -95,7 +95,7 @@ class HeadReservations:
             quotas.charge(head.queue, head.requests, head.workers)
 
     def none(self, waiting: Waiting) -> contextlib.AbstractContextManager[None]:
-        """While this lasts, no quota that a job could use is held for any head."""
+        """While this lasts, no quota that a job could use is reserved for any head."""
         return self.without([held.head for held in self._quotas.get(self._root(waiting), ())])
 
     def _concerning(self, waiting: Waiting) -> list[_Held]:
@@ -120,7 +120,7 @@ class HeadReservations:
     def _hold(self, waiting: Waiting, why: Pending) -> _Held | None:
         cycle = self._cycle
         if why.reason == Reason.EXCEEDS_QUOTA and waiting.uid not in cycle.reservations:
-            # It counts on no node yet, unless others make way for it: then it starts on theirs and on what is free now.
+            # It needs quota first, so no nodes are reserved; a preemptor however starts on the nodes of its victims.
             ever = QuotaLedger(cycle.cluster.tree, {}).fits(waiting.queue, waiting.requests, waiting.workers)
             return _Held(head=waiting, number=len(self._seen), rows_N=None, ready_at_s=None) if ever else None
         if why.reason == Reason.MISCONFIGURED or self._with_nodes >= cycle.limits.reserved_heads_max:
@@ -130,7 +130,7 @@ class HeadReservations:
         running, quotas = all_running(cycle), cycle.quotas
         reserved = cycle.reservations.get(waiting.uid)
         if reserved is not None and job.spec is not None:
-            # Who was asked in this round stops too; what else the head counts on must be free when they have gone.
+            # Victims of this cycle stop too; the head needs the rest of its nodes when they are gone.
             asked = (running_of(cycle.inventory, cycle.cluster.jobs[uid]) for uid in reserved.stopping)
             here = {each.uid for each in running}
             running += [dataclasses.replace(each, stopping=True) for each in asked if each and each.uid not in here]

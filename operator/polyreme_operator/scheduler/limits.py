@@ -1,4 +1,4 @@
-"""What one round of decisions may spend; what is left over is the next round's."""
+"""Budgets of one scheduling cycle; the remaining work is done by the next cycle."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of one round. A round that meets one asks for another round at once."""
+    """Bounds of one cycle. A cycle that reaches one requests another cycle at once."""
 
     admissions_max: int = 256
-    """Attempts begun. Their intents lie in one ConfigMap, at about 0.3 KiB each; it holds 1 MiB at most."""
+    """Attempts begun. Their intents are stored in one ConfigMap of at most 1 MiB, at about 0.3 KiB each."""
     placement_nodes_max: int = 1_500_000
-    """Nodes and workers looked at for placements: about half a second of one core."""
+    """Nodes and workers examined for placements: about half a second of one core."""
     preemptions_max: int = 2
-    """Jobs for which victims are looked for."""
+    """Jobs for which victims are searched."""
     reserved_heads_max: int = 4
-    """Heads of queues for which nodes are held."""
+    """Heads of queues for which nodes are reserved."""
     resizes_max: int = 64
-    """Running jobs whose size is looked at."""
+    """Running jobs considered for a resize."""
     sizes_max: int = 4
     """Sizes tried for one elastic job."""

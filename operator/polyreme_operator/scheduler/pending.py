@@ -1,4 +1,4 @@
-"""Why a job waits, in a sentence that says what would let it run."""
+"""Messages of pending reasons, which say what would let a job run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from polyreme_operator.types.snapshot import Pending
 from polyreme_operator.types.views import JobView
 
 DETAILED_REASONS_MAX = 100
-"""Jobs of a queue, from its head, that are told how things stand; those behind them are told once why they wait."""
+"""The first jobs of a queue get messages with current numbers; later ones get a constant message."""
 
 
 def over_quota(cycle: SchedulingCycle, job: JobView, workers: int) -> str | None:
-    """Say which quota forbids so many more workers; None if none does."""
+    """Return which quota forbids this many more workers; None if none does."""
     assert job.spec is not None, "only jobs that can be read are placed"
     queue = job.spec.queue_name
     for resource, amount in job.requests:
@@ -33,7 +33,7 @@ def _left(cycle: SchedulingCycle, queue: str, resource: str, room: int) -> str:
 
 
 def closed(tree: QueueTree, queue: str) -> Pending | None:
-    """Say why a queue admits nobody; None if it does."""
+    """Return why a queue admits no jobs; None if it does."""
     if not tree.in_order(queue):
         problem = tree.problems.get(queue)
         words = f"there is no TrainingQueue {queue}; create it or change spec.queueName"
@@ -48,5 +48,5 @@ def closed(tree: QueueTree, queue: str) -> Pending | None:
 
 
 def without_details(pending: Pending, queue: str) -> Pending:
-    """Return what jobs far from the head are told: the reason, and a sentence that stays the same."""
+    """Return the reason with the constant message of jobs far from the head."""
     return Pending(pending.reason, f"waits after the first {DETAILED_REASONS_MAX} jobs of queue {queue}")

@@ -1,4 +1,4 @@
-"""Other places for workers that have lost theirs: of lost nodes, or of nodes where their pods found no room."""
+"""Reassigns workers whose node was lost or could not hold their pod."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polyreme_operator.types.views import JobView
 
 
 def repair(cycle: SchedulingCycle) -> None:
-    """Give every job that asks another place for what it lost, or take its gang off if there is none."""
+    """Give each asking job new places for its lost workers; evict its gang if there are none."""
     for uid in sorted(cycle.cluster.asking):
         if cycle.full:
             cycle.again = True
@@ -57,10 +57,10 @@ def _repair_job(cycle: SchedulingCycle, job: JobView) -> None:
 
 
 def _places(cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: Sequence[int]) -> dict[int, str] | None:
-    """Find other nodes for some workers, as near to those that stay as the topology asks; None if they don't all fit.
+    """Find new nodes for some workers, as near to the others as the topology requires; None if they don't all fit.
 
-    A gang that can't stay together is taken off, and waits for a place as a whole. So is one that lies together no
-    longer, since labels or levels have changed beneath it: whoever goes near those that stay would be near to a part.
+    A gang that can't stay together is evicted and waits for a place as a whole. So is a gang that does not lie together
+    any more because labels or levels have changed: new workers could be near to a part of it only.
     """
     assert job.spec is not None, "only jobs that can be read are placed"
     if not cycle.quotas.fits(job.spec.queue_name, job.requests, len(moved)):
@@ -73,7 +73,7 @@ def _places(cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: S
     found: dict[int, int] = {}
     for group, near_N, near_W, topology in _groups(cycle, job, rows_W, moved):
         blocked_N = cycle.blocked_for(job) if near_N is None else cycle.blocked_for(job) | ~near_N
-        # A node on which a pod found no room looks free: what fills it is not ours to see.
+        # A node that could not hold a pod looks free in our accounts, so it must be excluded.
         blocked_N[left_W[left_W >= 0]] = True
         request = gang_of(job, len(group), topology=topology)
         own_W = np.concatenate((rows_W, left_W))
@@ -88,7 +88,7 @@ def _places(cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: S
 
 
 def _are_apart(inventory: Inventory, asked: Topology, rows_W: RowArray, moved: Sequence[int]) -> bool:
-    """Tell whether those that stay, of the gang or of a slice that lost workers, lie together no longer."""
+    """Tell whether the workers that stay, of the gang or of an affected slice, don't lie together any more."""
     if is_torn(inventory, asked.required, rows_W):
         return True
     size = asked.slice_size
@@ -106,11 +106,11 @@ def _undo(cycle: SchedulingCycle, job: JobView, found: dict[int, int]) -> None:
 def _groups(
     cycle: SchedulingCycle, job: JobView, rows_W: RowArray, moved: Sequence[int]
 ) -> Iterator[tuple[list[int], BoolArray | None, RowArray, Topology]]:
-    """Yield who go together, the nodes among which, those near whom they go, and what is still to be asked of them."""
+    """Yield groups of workers with their allowed nodes, the workers to be near to, and the remaining topology."""
     assert job.spec is not None, "only jobs that can be read are placed"
     asked = job.spec.topology
     if not (rows_W >= 0).any():
-        # Nobody stays to whom the others could be near: they are placed as a gang that begins.
+        # No worker stays, so they are placed like a new gang.
         yield list(moved), None, rows_W, asked
         return
     whole_N = domain_rows(cycle.inventory, asked.required, rows_W)

@@ -23,10 +23,10 @@ class Reservation:
 
 
 def unused(jobs: Mapping[str, JobView], by: JobView, victims: Collection[str]) -> list[str]:
-    """Return those of a job's victims that were asked since it last began: what others gave up is held for one start.
+    """Return the victims that were preempted since the preemptor last started: a reservation is for one start only.
 
-    Who lost its place again stands in the order as everybody does. Times are whole seconds; of two in one second the
-    start is taken for the earlier, since nobody asks others while it runs.
+    A preemptor that lost its place again waits in the normal order. Times are whole seconds; within one second the
+    start counts as earlier, since a running job preempts nobody.
     """
     began_s = parse_time_or(None if by.attempt is None else by.attempt.started_at, 0.0)
     asked = ((uid, jobs[uid].status.preemption) for uid in sorted(victims))

@@ -1,7 +1,7 @@
-"""Running jobs that get another worker count: as their spec says now, or because an elastic one has room to grow.
+"""Resizing of running jobs: to the worker count of a changed spec, or because an elastic job has room to grow.
 
-First the attempt is asked to checkpoint and stop; when its last word was heard, the next one begins, with whatever size
-is best then.
+The attempt is first asked to checkpoint and stop. After its outcome is known, the next attempt begins with the size
+that is best then.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from polyreme_operator.types.inventory import RowArray, Unschedulable
 from polyreme_operator.types.views import JobView
 
 GROW_LOOK_S = 60.0
-"""How often it is looked at whether growing pays by now."""
+"""How often it is checked whether growing is worth its cost."""
 
 
 def resize(cycle: SchedulingCycle) -> None:
-    """Begin the attempts of jobs that have stopped for another size, and stop those whose spec asks for one."""
+    """Begin the attempts of jobs that have stopped for a resize, and stop jobs whose spec asks for another size."""
     for uid in _candidates(cycle):
         job = cycle.cluster.jobs[uid]
         with blaming(uid):
@@ -42,7 +42,7 @@ def resize(cycle: SchedulingCycle) -> None:
 
 
 def grow(cycle: SchedulingCycle) -> None:
-    """Ask elastic jobs to stop where what is left of the round lets them gain more than that costs."""
+    """Ask elastic jobs to stop if the capacity that is left makes growing worth its cost."""
     looked = False
     for uid in _candidates(cycle):
         job = cycle.cluster.jobs[uid]
@@ -92,7 +92,7 @@ def _try_to_grow(cycle: SchedulingCycle, job: JobView) -> None:
 
 
 def _begin(cycle: SchedulingCycle, job: JobView) -> None:
-    """Begin the next attempt of a job that has stopped; if nothing else fits, with the places that it has."""
+    """Begin the next attempt of a job that has stopped; with its present size if no other one fits."""
     attempt, spec = job.attempt, job.spec
     if attempt is None or spec is None or job.planning is not None:
         return
@@ -128,7 +128,7 @@ def _has_outcome(cycle: SchedulingCycle, job: JobView) -> bool:
 def _fitting(
     cycle: SchedulingCycle, job: JobView, attempt: AttemptStatus, counts: Sequence[int]
 ) -> tuple[list[str], RowArray] | str:
-    """Place the first of these worker counts that fits, those that stay where they are; or say why none does."""
+    """Return nodes for the first of these worker counts that fits, keeping present workers; or why none fits."""
     assert job.spec is not None, "only jobs that can be read are placed"
     why = job.invalid
     held = attempt.placement.node_by_index()

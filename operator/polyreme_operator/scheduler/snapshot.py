@@ -1,4 +1,4 @@
-"""What one round sees: a snapshot of nodes and usage, and the model's own indices, which the round only reads."""
+"""Input of a scheduling cycle: a snapshot of nodes and usage, and the cache's indices, which it only reads."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class ClusterSnapshot:
     """Running jobs that want another worker count, or may grow."""
     exclusive: Collection[str]
     victims_of: Mapping[str, Collection[str]]
-    """Jobs that were asked to make way and are not admitted anew, by the job that they make way for."""
+    """Victims that have not been admitted again, by the UID of their preemptor."""
     asking: Collection[str]
-    """Running jobs that have lost a place and ask for another."""
+    """Running jobs that have lost a place and need another one."""
     pods: Mapping[str, Mapping[ObjectRef, PodView]]
     leases: Mapping[str, LeaseView]
     nodes: Mapping[str, NodeView]
-    """By name; those that jobs in ``asking`` have places on are here also without a Node object."""
+    """By name; includes nodes without a Node object on which jobs in ``asking`` have places."""
     tree: QueueTree
     used: Mapping[tuple[str, str], int]
-    """Pieces taken, by queue and resource."""
+    """Amount used, by queue and resource."""
     refused: Mapping[int, Pending] = dataclasses.field(default_factory=dict)
-    """Classes of waiting jobs that did not fit, and nothing has come free since."""
+    """Classes of waiting jobs that did not fit, while no capacity has been freed since."""
     intents: Intents = dataclasses.field(default_factory=Intents)
     settled: Collection[str] = frozenset()
-    """UIDs of jobs of the intents of which nothing can land any more, whatever their status says."""
+    """UIDs of jobs of the intents whose intended write can't be applied any more, whatever their status says."""
     leases_read: frozenset[str] = frozenset()
     """UIDs of jobs whose Lease was read after everything else here was seen."""
 

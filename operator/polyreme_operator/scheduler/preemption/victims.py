@@ -1,4 +1,4 @@
-"""Running jobs as possible victims, and asking them to make way."""
+"""Running jobs as candidates for preemption, and the preemption itself."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
 
 LOOK_AGAIN_S = 30.0
-"""How long until it is looked for victims anew: protections end with time."""
+"""Delay until victims are searched again, since protections expire."""
 
 
 def make_room(cycle: SchedulingCycle, waiting: Waiting, job: JobView) -> Victims | None:
-    """Ask others to make way for a job that does not fit; None if nobody's going would let it start."""
+    """Preempt others for a job that does not fit; None if no set of victims would let it start."""
     running = all_running(cycle)
     known = set(cycle.inventory.resources)
     if not running or any(resource not in known for resource, _ in job.requests):
@@ -50,7 +50,7 @@ def make_room(cycle: SchedulingCycle, waiting: Waiting, job: JobView) -> Victims
 
 
 def all_running(cycle: SchedulingCycle) -> list[Running]:
-    """Return the jobs that hold room and about which nothing was decided in this round."""
+    """Return the jobs that hold capacity and were not changed in this cycle."""
     running = []
     for uid in cycle.cluster.running:
         if uid not in cycle.changed:
@@ -62,7 +62,7 @@ def all_running(cycle: SchedulingCycle) -> list[Running]:
 
 
 def _leavers(cycle: SchedulingCycle) -> Iterator[Running]:
-    """Yield jobs without an admission (ended, evicted, deleted) whose pods still take room: it comes free."""
+    """Yield jobs without an admission (finished, evicted, deleted) whose pods still hold capacity."""
     cluster = cycle.cluster
     for uid in cluster.pods:
         if uid in cluster.running or uid in cycle.changed:
@@ -72,7 +72,7 @@ def _leavers(cycle: SchedulingCycle) -> Iterator[Running]:
             continue
         job, first = cluster.jobs.get(uid), live[0]
         if job is not None and job.quarantined and job.admitted:
-            # It is left as it is: its room does not come free.
+            # Its pods keep running, so its capacity is not freed.
             continue
         asked = None if job is None else job.status.preemption
         yield Running(
@@ -92,7 +92,7 @@ def _leavers(cycle: SchedulingCycle) -> Iterator[Running]:
 
 
 def running_of(inventory: Inventory, job: JobView) -> Running | None:
-    """Return a running job as preemption sees it; kept for one version of job and nodes."""
+    """Return a running job as a candidate; cached per version of the job and the nodes."""
     kept: dict[str, tuple[str, Running]] = inventory.memo.setdefault("running", {})
     known = kept.get(job.uid)
     if known is not None and known[0] == job.resource_version:

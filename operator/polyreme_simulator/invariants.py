@@ -55,7 +55,6 @@ class Facts(ObservedState):
         self._forked: set[tuple[str, int, int]] = set()
         self._released: set[tuple[str, int]] = set()
         self._successes: dict[tuple[str, int], float] = {}
-        self._sent_s = 0.0
         self._failed_ranks: set[tuple[str, int]] = set()
         self._gave_up: set[tuple[str, int]] = set()
         """Attempts with a rank that exited because it had waited too long for another."""
@@ -102,7 +101,7 @@ class Facts(ObservedState):
 
     def landing(self, sent_s: float) -> None:
         """A write of the operator lands now that was sent then."""
-        self._sent_s = sent_s
+        self.sent_s = sent_s
 
     def _lease_changed(self, manifest: Manifest, world: ClusterView) -> None:
         text = (manifest["metadata"].get("annotations") or {}).get(labels.ANNOTATION_PROGRESS, "")
@@ -173,7 +172,7 @@ class Facts(ObservedState):
         # No write spans Lease and job. A success that comes while the restart is under way comes too late: the next
         # attempt begins after the last step, and reports it again.
         known_s = float("inf") if old is None else self._successes.get((uid, old["number"]), float("inf"))
-        if old is not None and known_s < self._sent_s - LATENCY_S and not moved:
+        if old is not None and known_s < self.sent_s - LATENCY_S and not moved:
             self.broke(
                 "a success counts", f"{name} began attempt {number} after attempt {old['number']} succeeded", world
             )

@@ -36,6 +36,8 @@ class ObservedState:
         """Worker pods, by UID; those of others are the capacity's."""
         self.conditions: dict[str, frozenset[str]] = {}
         """Conditions that hold, by UID of the job."""
+        self.sent_s = 0.0
+        """When the write of the operator that landed last was sent."""
 
     def true(self, uid: str, kind: str) -> bool:
         """Tell whether a condition of a job holds."""

@@ -40,6 +40,8 @@ class PreemptionFacts:
         self._anomalies = anomalies
         self._asked: dict[tuple[str, int], float] = {}
         """When the gang of an attempt was asked to checkpoint and stop, by job and attempt."""
+        self._requested_s: dict[str, float] = {}
+        """When the newest preemption of each job was requested, by UID."""
         self._pairs: Counter[tuple[str, str]] = Counter()
         self._used: set[tuple[str, str, str]] = set()
         """Whoever made way for one that was admitted since: victim, preemptor, when it was asked."""
@@ -141,6 +143,7 @@ class PreemptionFacts:
 
     def _ask(self, uid: str, asked: dict[str, Any], world: ClusterView) -> None:
         world.reached["asked to stop for another job", ""] += 1
+        self._requested_s[uid] = self._observed.sent_s
         self._pairs[uid, asked["by"]] += 1
         name = self._observed.jobs[uid]["metadata"]["name"]
         if self._pairs[uid, asked["by"]] > 1:
@@ -170,19 +173,31 @@ class PreemptionFacts:
     def _taken_off(self, uid: str, job: Manifest, asked: dict[str, Any], world: ClusterView) -> None:
         """A job lost its admission because it made way: its gang was asked, and answered or had its time."""
         key = (uid, job["status"]["attempt"]["number"])
-        name, now_s = job["metadata"]["name"], world.clock.now_s()
+        name = job["metadata"]["name"]
         if key not in self._asked:
             self._observed.broke("a preempted job is asked to checkpoint first", name, world)
             return
-        deadline_s = parse_rfc3339(asked["deadline"]) if asked.get("deadline") else float("inf")
+        left_s = self._left_s(uid, asked, world)
         lives = any(
             (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"}
             and not pod["metadata"].get("deletionTimestamp")
             for pod in self._gang(key)
         )
-        if lives and key not in self._heard and now_s < deadline_s - ROUNDING_S:
-            what = f"{name} {deadline_s - now_s:.1f} s before its deadline"
+        if lives and key not in self._heard and left_s > ROUNDING_S:
+            what = f"{name} {left_s:.1f} s before its deadline"
             self._observed.broke("a preempted job has its grace period", what, world)
+
+    def _left_s(self, uid: str, asked: dict[str, Any], world: ClusterView) -> float:
+        """Return how long a preempted job still has.
+
+        Deadlines are by the clock of the operator's machine, which may have been stepped: then only the time from
+        request to deadline counts.
+        """
+        if not asked.get("deadline"):
+            return float("inf")
+        deadline_s = parse_rfc3339(asked["deadline"])
+        grace_s = deadline_s - parse_rfc3339(asked["requestedAt"])
+        return min(deadline_s - world.clock.now_s(), self._requested_s[uid] + grace_s - world.time_s())
 
     def _gang(self, key: tuple[str, int]) -> list[Manifest]:
         """Return the pods of an attempt, without those of the past that still run: these have nothing of it to save."""

@@ -50,12 +50,12 @@ class Scene:
         return self.world.store.create({**head, "metadata": {"name": name, "namespace": "default"}, "spec": spec})
 
     def say(self, job: Manifest, **status: Any) -> None:
-        """Write a job's status; conditions are given by name, with their reason where they hold."""
+        """Write a job's status; conditions are given by name, with their reason, those that do not hold with a "!"."""
         conditions = [
             {
                 "type": kind,
-                "status": "True" if reason else "False",
-                "reason": reason or "No",
+                "status": "False" if reason.startswith("!") else "True",
+                "reason": reason.removeprefix("!"),
                 "lastTransitionTime": self.now(),
             }
             for kind, reason in status.pop("conditions", {}).items()
@@ -223,9 +223,28 @@ def test_what_is_freed_is_not_held_for_a_job_that_was_suspended_when_others_were
     victim, lesser = scene.job("victim", workers=TWO_DEVICES), scene.job("lesser", workers=TWO_DEVICES, priority=5)
     scene.admit(victim, "n0")
     asked = {"by": by["metadata"]["uid"], "byName": "default/by", "requestedAt": scene.now(), "deadline": scene.now()}
-    scene.say(victim, preemption=asked, conditions={"Admitted": ""})
+    scene.say(victim, preemption=asked, conditions={"Admitted": "!Suspended"})
     scene.wait(10.0)
     scene.world.store.change(ObjectRef.of(by), {"spec": {"suspend": False}})
     scene.wait(resumed_s)
     scene.admit(lesser, "n0")
     assert scene.broken("what is made free for one goes to no lesser one") == broken
+
+
+@pytest.mark.parametrize("ahead_s", [0, 45])
+@pytest.mark.parametrize(("waited_s", "broken"), [(5.0, True), (11.0, False)])
+def test_a_preempted_job_has_its_grace_by_whatever_clock_it_was_granted(
+    scene: Scene, ahead_s: int, waited_s: float, broken: bool
+) -> None:
+    scene.world.add_node("n0", 1)
+    by, victim = scene.job("by", priority=6), scene.job("victim")
+    scene.admit(victim, "n0")
+    now_s = scene.world.clock.now_s() + ahead_s
+    scene.facts.landing(scene.world.time_s())
+    asked = {"by": by["metadata"]["uid"], "requestedAt": rfc3339(now_s), "deadline": rfc3339(now_s + 10.0)}
+    stop = {"desired": "Stop", "checkpointRequested": True}
+    scene.say(victim, preemption=asked, attempt=stop, conditions={"Admitted": "Admitted"})
+    scene.pod(victim)
+    scene.wait(waited_s)
+    scene.say(victim, conditions={"Admitted": "!Preempted"})
+    assert scene.broken("a preempted job has its grace period") == broken

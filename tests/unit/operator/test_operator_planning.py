@@ -145,7 +145,7 @@ def test_a_job_that_is_planned_for_too_long_is_refused_and_its_process_ended() -
             planner.close()
 
     refused = asyncio.run(answer(ProcessPlanner(never_answers, answer_max_s=0.1)))
-    assert refused.startswith("planner failed: it found no answer within 0.1 s")
+    assert refused.startswith("planner failed: it found no plan within 0.1 s")
 
 
 def test_requests_and_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,11 @@
-"""Where a job's time went: trained steps that stay history, and time lost by cause.
+"""Accounting of a job's time: effective time of retained steps, and lost time by cause.
 
-An attempt's time, from its record to its end, is split when it closes, and what is certain of it is counted every
-``SETTLE_EVERY_S`` before. *Effective* is the time of the steps that stay: up to the newest durable checkpoint when the
-attempt failed, all of them when it ended well. Steps behind that checkpoint will be trained again: they are lost to
-what ended the attempt, as is the time of a hang. The rest, from process start to the first step and all that is no
-step, is lost to what began the attempt. Step times are the ranks' own (ByteRobust's effective training time ratio,
-arXiv:2509.16293, counts the same way).
+An attempt's time, from its record to its end, is split when it closes; the certain part of it is counted every
+``SETTLE_EVERY_S`` before that. *Effective* is the time of retained steps: all of them if the attempt succeeded, those
+up to the newest durable checkpoint if it failed. Steps after that checkpoint will be repeated; they are charged to the
+cause that ended the attempt, as is the time of a hang. The remaining time, which is startup and everything that is not
+a step, is charged to the cause that began the attempt. Step times are the ranks' own (ByteRobust's effective training
+time ratio, arXiv:2509.16293, counts the same way).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polyreme_operator.types.timestamps import parse_time_or
 
 MILLISECONDS = 1000
 SETTLE_EVERY_S = 900.0
-"""How often an attempt in progress is settled. At 15,000 running jobs that is 17 writes a second."""
+"""How often a running attempt is settled: 17 writes per second for 15,000 running jobs."""
 
 
 def close_attempt(
@@ -37,10 +37,10 @@ def close_attempt(
 
     Args:
         status: The job's status.
-        record: What the attempt last reported.
-        ended_by: Why it ended; None: it ended well.
+        record: The attempt's last report.
+        ended_by: Why it ended; None if it succeeded.
         now_s: The time.
-        hung_s: Time without a step before the end, which is lost to what ended the attempt.
+        hung_s: Time without a step before the end, which is charged to the cause that ended the attempt.
     """
     if status.attempt is None:
         return status
@@ -59,14 +59,14 @@ def close_attempt(
 def settle(
     status: TrainingJobStatus, record: ProgressRecord | None, *, now_s: float, idle_s: float = 0.0
 ) -> TrainingJobStatus:
-    """Charge what is certain of the time of an attempt in progress, if that is due.
+    """Charge the certain part of a running attempt's time, if it is due.
 
-    That is its time without steps, and the time of steps that a durable checkpoint holds. What becomes of the steps
-    since that checkpoint is not known yet, and the time since the newest step may be a hang's.
+    That is its time without steps, and the time of steps up to its durable checkpoint. It is not known yet whether
+    later steps are retained, and the time since the newest step may be a hang.
 
     Args:
         status: The job's status.
-        record: What the attempt last reported.
+        record: The attempt's last report.
         now_s: The time.
         idle_s: Time since the newest step.
     """
@@ -87,7 +87,7 @@ def settle(
 
 
 def settlement_due_s(status: TrainingJobStatus) -> float | None:
-    """Return when the attempt in progress is to be settled; None without one."""
+    """Return when the running attempt is settled next; None without one."""
     if status.attempt is None:
         return None
     settled = _settled(status)
@@ -96,7 +96,7 @@ def settlement_due_s(status: TrainingJobStatus) -> float | None:
 
 
 def with_checkpoint(status: TrainingJobStatus, record: ProgressRecord | None, *, now_s: float) -> TrainingJobStatus:
-    """Take over the newest durable checkpoint that a record names."""
+    """Store the newest durable checkpoint that a record names."""
     if record is None or record.checkpoint is None:
         return status
     known = status.last_checkpoint
@@ -109,23 +109,23 @@ def with_checkpoint(status: TrainingJobStatus, record: ProgressRecord | None, *,
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _AttemptTime:
-    """How the time of an attempt is split; the parts sum up to it."""
+    """Split of an attempt's time; the parts add up to the whole."""
 
     cause: str
-    """What began the attempt."""
+    """The cause that began the attempt."""
     kept_ms: int
     again_ms: int
-    """Of steps that are trained again, and idle at the end."""
+    """Time of steps that will be repeated, and idle time at the end."""
     lost_ms: int
-    """To what began it."""
+    """Time charged to ``cause``."""
 
 
 def _attempt_time(
     status: TrainingJobStatus, record: ProgressRecord | None, *, all_kept: bool, idle_s: float, now_s: float
 ) -> _AttemptTime:
-    """Split the time of the attempt until now; what was settled before only grows.
+    """Split the time of the attempt until now; settled parts never shrink.
 
-    ``idle_s`` is time without steps that is not lost to what began the attempt.
+    ``idle_s`` is time without steps that is not charged to the cause that began the attempt.
     """
     assert status.attempt is not None, "only an attempt takes time"
     wall_s = max(0.0, now_s - parse_time_or(status.attempt.started_at, now_s))
@@ -147,7 +147,7 @@ def _settled(status: TrainingJobStatus) -> SettledTime | None:
 
 
 def _without_settled(status: TrainingJobStatus) -> tuple[int, Counter[str]]:
-    """Return effective time, and lost time by cause, of the attempts before."""
+    """Return effective time and lost time by cause of earlier attempts."""
     lost = Counter({entry.cause: entry.milliseconds for entry in status.accounting.lost})
     effective_ms, settled = status.accounting.effective_milliseconds, _settled(status)
     if settled is not None:
@@ -162,7 +162,7 @@ def _accounting(effective_ms: int, lost: Counter[str], settled: SettledTime | No
 
 
 def _split_steps(record: ProgressRecord | None, wall_s: float, *, all_kept: bool) -> tuple[float, float]:
-    """Seconds of steps that stay, and of steps that will be trained again; together at most the attempt's time."""
+    """Return seconds of retained and of repeated steps; together at most the attempt's time."""
     if record is None or not record.step_seconds:
         return 0.0, 0.0
     began = record.resumed_from_step or 0

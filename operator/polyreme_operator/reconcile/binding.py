@@ -1,4 +1,4 @@
-"""How worker pods come to their nodes: three ways, all to the node that placement chose.
+"""Binding of worker pods to the nodes that placement chose, in one of three modes.
 
 ``NodeName`` skips every scheduler, for a cluster that nobody else uses (``polyreme run``). ``NodeAffinity`` lets
 kube-scheduler bind, held to one node: safe where others schedule too, since one scheduler counts all pods.
@@ -29,12 +29,12 @@ _LEFT_TO_SCHEDULERS = {
     "topologySpreadConstraints": ("topology spread constraints", "topologyKey"),
     "schedulingGates": ("scheduling gates", "name"),
 }
-"""Lists of a pod's spec that the gang binder does nothing about, each with what its entries are known by."""
+"""Lists of a pod's spec that the gang binder ignores, each with the key that identifies its entries."""
 _NAMED_MAX = 3
 
 
 def refusal(spec: TrainingJobSpec) -> str:
-    """Say why the gang binder can't bind a job's pods; empty when it can."""
+    """Return why the gang binder can't bind a job's pods; empty if it can."""
     body = spec.workers.template.get("spec") or {}
     for volume in body.get("volumes") or []:
         for kind in ("persistentVolumeClaim", "ephemeral"):
@@ -54,7 +54,7 @@ def refusal(spec: TrainingJobSpec) -> str:
 
 
 def mode_of(asked: BindingMode, snapshot: JobSnapshot, attempt: AttemptStatus) -> BindingMode:
-    """Return how an attempt's pods are bound: by the gang binder only where every node is the operator's own."""
+    """Return the binding mode of an attempt: the gang binder only if the operator owns every node."""
     if asked != "GangBinder":
         return asked
     nodes = (snapshot.nodes.get(name) for name in dict.fromkeys(attempt.placement.node_by_index()))
@@ -62,7 +62,7 @@ def mode_of(asked: BindingMode, snapshot: JobSnapshot, attempt: AttemptStatus) -
 
 
 def fields(body: Mapping[str, Any], *, mode: BindingMode, node: str) -> dict[str, Any]:
-    """Return the fields of a pod's spec that bring it to its node."""
+    """Return the fields of a pod's spec that determine its node."""
     if mode == "NodeName":
         return {"nodeName": node, "tolerations": tolerations_of(body)}
     held = {"affinity": _held_to(body.get("affinity") or {}, node), "tolerations": tolerations_of(body)}
@@ -70,7 +70,7 @@ def fields(body: Mapping[str, Any], *, mode: BindingMode, node: str) -> dict[str
 
 
 def binds(snapshot: JobSnapshot, attempt: AttemptStatus) -> tuple[Bind, ...]:
-    """Bind the pods that wait for the operator, each to its place; none onto a node that is not the operator's own."""
+    """Bind the pods that wait for the operator, but only to nodes that it owns."""
     nodes = attempt.placement.node_by_index()
     found = []
     for index, pod in sorted(current_pods(snapshot).items()):
@@ -82,17 +82,17 @@ def binds(snapshot: JobSnapshot, attempt: AttemptStatus) -> tuple[Bind, ...]:
 
 
 def _held_to(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
-    """Add one node to a template's affinity: its own terms hold beside it."""
+    """Restrict a template's affinity to one node; its own terms still apply."""
     own = affinity.get("nodeAffinity") or {}
     terms = (own.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
     here = {"key": "metadata.name", "operator": "In", "values": [node]}
-    # Of several terms one must hold, of what is in one term all: so the node goes into each.
+    # Terms are alternatives, and the fields of one term must all match, so the node goes into every term.
     held = [{**term, "matchFields": [*(term.get("matchFields") or []), here]} for term in terms]
     return {**affinity, "nodeAffinity": {**own, _REQUIRED: {"nodeSelectorTerms": held}}}
 
 
 def _host_ports(body: Mapping[str, Any]) -> list[str]:
-    """Return the ports that only one pod of a node can have; with the host's network these are all of them."""
+    """Return the host ports of a pod; with host networking these are all its ports."""
     everything = bool(body.get("hostNetwork"))
     containers = (*(body.get("initContainers") or ()), *(body.get("containers") or ()))
     ports = [port for container in containers for port in container.get("ports") or ()]

@@ -1,10 +1,10 @@
-"""Containers that bring their own training (``workers.runtime.mode: Environment``): gangs by environment alone.
+"""Containers with their own training program (``workers.runtime.mode: Environment``), configured by environment alone.
 
-No launcher runs there, so what a launcher says is read from the pods: an attempt succeeded when every pod did, and the
-first pod that failed ended it, by its container's exit code. No ranks can be restarted in place, and a pod knows its
-attempt and world size only from its environment: every new attempt replaces every pod, the old ones gone first. A pod
-is asked to checkpoint by being deleted: SIGTERM, with the grace period of a checkpoint. Such a container may report
-progress on the job's Lease as a launcher would; nothing waits for it.
+There is no launcher, so outcomes are read from the pods: an attempt succeeds when every pod does, and the exit code of
+the first failed container ends it. Ranks can't be restarted in place, and a pod knows its attempt and world size only
+from its environment, so every new attempt replaces every pod after the old ones are gone. A pod is asked to checkpoint
+by its deletion: SIGTERM, with the grace period of a checkpoint. Such a container may report progress on the job's Lease
+like a launcher, but nothing waits for it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ PET = "PET_"
 
 
 def is_used(spec: TrainingJobSpec) -> bool:
-    """Tell whether a job's containers bring their own training."""
+    """Tell whether a job's containers run their own training program."""
     return spec.workers.runtime.mode == "Environment"
 
 
 def variables(job: JobView, attempt: AttemptStatus, *, checkpoint_url: str) -> dict[str, str]:
-    """Return what every pod has of the contract: rendezvous in torchrun's words, attempt and plan in ours."""
+    """Return the variables of every pod: rendezvous under torchrun's names, attempt and plan under ours."""
     master = f"{labels.job_object_name(job.name, job.uid)}.{job.namespace}.svc"
     port = str(environment.RENDEZVOUS_PORT)
     rendezvous = {
@@ -64,7 +64,7 @@ def variables(job: JobView, attempt: AttemptStatus, *, checkpoint_url: str) -> d
 
 
 def own_variables(attempt: AttemptStatus, *, index: int, pod: str) -> dict[str, str]:
-    """Return what one pod has of the contract for itself: its place and its first rank."""
+    """Return the variables of one pod: its place and its first rank."""
     return {
         environment.RANK: str(index * attempt.devices),
         environment.NODE_RANK: str(index),
@@ -75,7 +75,7 @@ def own_variables(attempt: AttemptStatus, *, index: int, pod: str) -> dict[str, 
 
 
 def has_succeeded(snapshot: JobSnapshot, attempt: AttemptStatus) -> bool:
-    """Tell whether every pod of the attempt ended well by itself: one that was deleted may end so, and has not."""
+    """Tell whether every pod of the attempt succeeded without being deleted."""
     pods = current_pods(snapshot)
     return len(pods) == attempt.replicas and all(
         pod.phase is PodPhase.SUCCEEDED and not pod.deleting for pod in pods.values()
@@ -83,7 +83,7 @@ def has_succeeded(snapshot: JobSnapshot, attempt: AttemptStatus) -> bool:
 
 
 def started(snapshot: JobSnapshot) -> int:
-    """Count the pods that run, or have ended well by themselves."""
+    """Count the pods that run, or have succeeded without being deleted."""
     return sum(
         pod.phase is PodPhase.RUNNING or (pod.phase is PodPhase.SUCCEEDED and not pod.deleting)
         for pod in current_pods(snapshot).values()
@@ -91,7 +91,7 @@ def started(snapshot: JobSnapshot) -> int:
 
 
 def find_failure(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Failure | None:
-    """Find what ended the attempt. Whatever it was, every pod is replaced: none can join another attempt."""
+    """Find what ended the attempt. Every pod is replaced, since none can join another attempt."""
     attempt = snapshot.job.attempt
     if attempt is None:
         return None
@@ -104,7 +104,7 @@ def find_failure(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> 
 
 
 def _without_ended_well(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Failure | None:
-    """Find lost places; a pod that ended well by itself waits for the others, whatever becomes of its node."""
+    """Find lost places; a pod that has succeeded can't be lost."""
     done = {
         index: pod
         for index, pod in current_pods(snapshot).items()
@@ -132,7 +132,7 @@ def start_deadline_s(snapshot: JobSnapshot, spec: TrainingJobSpec) -> float | No
 
 
 def endings(snapshot: JobSnapshot, spec: TrainingJobSpec) -> tuple[DeletePod, ...]:
-    """Ask the pods of an attempt that shall stop to checkpoint and end."""
+    """Delete the pods of an attempt that should stop, so that they checkpoint."""
     if not is_used(spec):
         return ()
     live = sorted(current_pods(snapshot).items())

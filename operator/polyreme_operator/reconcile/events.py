@@ -1,7 +1,7 @@
-"""What is told of a status write: events with stable reasons, read from what the write changes.
+"""Events of a status write, with stable reasons, derived from the difference that it makes.
 
-So every decision tells, whoever made it, and telling needs no memory: the same write tells the same. The status is the
-record; an event may be lost with the process that wrote the status.
+Every write of the same difference yields the same events, whoever decided it. The status is the record: an event may be
+lost with the process that wrote the status.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _ON_CHANGE: tuple[tuple[ConditionType, frozenset[str], bool], ...] = (
     (ConditionType.DEGRADED, frozenset({Reason.INTERNAL_ERROR, Reason.STATUS_REFUSED, Reason.UNREADABLE}), True),
     (ConditionType.SUCCEEDED, frozenset({Reason.COMPLETED}), False),
 )
-"""Conditions that are told when their reason becomes one of these, and whether as a warning."""
+"""Conditions whose change to one of these reasons is an event, and whether it is a warning."""
 
 
 def events_of(write: WriteStatus) -> tuple[EmitEvent, ...]:
-    """Return what a write tells people, once it is written."""
+    """Return the events to emit after a write."""
     before, after = write.before, write.after
     told = [*_attempt_begun(before, after)]
     for kind, reasons, warning in _ON_CHANGE:
@@ -59,7 +59,7 @@ def events_of(write: WriteStatus) -> tuple[EmitEvent, ...]:
 
 
 def unreadable_event(left_out: Unreadable) -> EmitEvent:
-    """Return the event of an object that is left out."""
+    """Return the event of an object that is ignored."""
     reason = Reason.UNREADABLE.value
     words = f"the operator ignores this object, because it can't be read: {left_out.why}"
     return EmitEvent(ref=left_out.ref, uid=left_out.uid, reason=reason, message=words, warning=True, key=reason.lower())

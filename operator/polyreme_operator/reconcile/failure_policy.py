@@ -1,4 +1,4 @@
-"""The recovery ladder: restart the ranks in place, replace pods, move the gang; or wait, or give up and say why.
+"""Recovery ladder: restart ranks in place, replace pods, move the gang; or wait, or fail the job.
 
 Budgets: ``maxRestarts`` in a window; no more than ``noProgressMax`` restarts in a row that brought neither a newer
 durable checkpoint nor a later step; exponential backoff between those, the first at once (a crash of one rank costs
@@ -65,13 +65,13 @@ class GiveUp:
 Verdict: TypeAlias = Healthy | Restart | GiveUp
 
 EXCUSED = frozenset({Cause.HOST_RESTARTED, Cause.UNSCHEDULABLE, Cause.EVICTED, Cause.CREATE_REFUSED})
-"""Causes that lie outside the job: no budget pays for them, they only wait longer each time."""
+"""Causes outside the job: they count against no budget, but each repetition waits longer."""
 REFUSALS_MAX = 20
-"""Refusals in a row (``CreateRefused``) after which a job fails, also where ``maxRestarts`` allows more."""
+"""Consecutive refusals (``CreateRefused``) after which a job fails even if ``maxRestarts`` allows more."""
 
 
 def judge(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Verdict:
-    """Decide what follows from the state of the current attempt."""
+    """Decide about the current attempt: continue, restart, or fail the job."""
     if environment_runtime.is_used(spec):
         failure = environment_runtime.find_failure(snapshot, spec, now_s)
     else:
@@ -181,7 +181,7 @@ def _rule_name(rule: FailureRule) -> str:
 
 
 def _scope(snapshot: JobSnapshot, spec: TrainingJobSpec, failure: Failure, rule: FailureRule | None) -> Scope:
-    """Choose the rung: what is broken asks for one at least, a rule or repeated failure for a higher one."""
+    """Choose the scope: the failure requires at least one, a rule or repeated failures may raise it."""
     attempt = snapshot.job.attempt
     replicas = 0 if attempt is None else attempt.replicas
     if failure.replace:
@@ -198,7 +198,7 @@ def _scope(snapshot: JobSnapshot, spec: TrainingJobSpec, failure: Failure, rule:
 
 
 def _cannot_join(snapshot: JobSnapshot) -> bool:
-    """Whether the pods that stay have read another Secret than a new one would."""
+    """Tell whether remaining pods have read another Secret than a new pod would."""
     attempt = snapshot.job.attempt
     return snapshot.secret_renewed and attempt is not None and attempt.replicas > 1
 
@@ -208,14 +208,14 @@ _FINAL: dict[int, Reason] = {
     ExitCode.DATA_DAMAGED: Reason.DATA_DAMAGED,
     ExitCode.RUN_FAILED: Reason.RUN_FAILED,
 }
-"""Exit codes of our ranks after which another attempt would end the same."""
+"""Exit codes of ranks after which another attempt would fail in the same way."""
 SKEW_S = 5.0
-"""By how much the clocks of two machines may differ without notice."""
+"""Largest accepted difference between the clocks of two machines."""
 _RUNGS = (Scope.PROCESS, Scope.POD, Scope.GANG)
 
 
 def _in_place_tries(status: TrainingJobStatus, index: int | None) -> int:
-    """Count the newest restarts in place in a row that one worker caused."""
+    """Count the newest consecutive restarts in place that one worker caused."""
     tries = 0
     for record in reversed(status.restart_records):
         if record.index != index or record.scope != Scope.PROCESS:
@@ -273,7 +273,7 @@ def _budget_spent(
 
 
 def _counted_restarts(status: TrainingJobStatus, *, window_s: int, now_s: float) -> int:
-    """Count the restarts in the window: no budget is larger than the times that are kept."""
+    """Count the restarts in the window; the records always cover the largest budget."""
     kept = [parse_time_or(record.at, 0.0) for record in status.restart_records if record.counts]
     return sum(now_s - at_s < window_s for at_s in (*status.earlier_restarts.counted_at, *kept))
 
@@ -295,7 +295,7 @@ def _due_s(status: TrainingJobStatus, spec: TrainingJobSpec, failure: Failure, *
     if known_s is not None:
         return known_s
     if failure.cause is Cause.CREATE_REFUSED:
-        # What was refused a moment ago is refused now: also the first retry waits.
+        # An immediate retry would be refused too, so even the first one waits.
         waits = _refusals(status) + 1
     elif failure.cause in EXCUSED:
         waits = _in_a_row(status, failure.cause)

@@ -1,10 +1,10 @@
-"""Steps that stop coming: said so, and, where the spec asks for it and a second signal agrees, ended.
+"""Hang detection: a stalled attempt is reported, and restarted if the spec asks for it and a second signal agrees.
 
-One silent signal is not enough to kill a gang: a long step, a slow store or a late watch look the same. So the stall is
-measured twice, on the leader's clock between its own records and on ours between their arrivals, and the shorter time
-counts: a Lease that is not renewed, or read late, never looks like a stall. The second signal is what launchers see of
-their ranks' processes: one is stopped (state T), or none of the whole gang has used CPU time. Ranks that spin on an
-accelerator use CPU time: a hang there is told, and left to people.
+One signal is not enough to kill a gang: a long step, a slow store or a late watch look the same. The stall is measured
+twice, on the leader's clock between its own records and on the operator's clock between their arrivals, and the shorter
+time counts, so a Lease that is not renewed or is read late never looks like a stall. The second signal is what the
+launchers observe of their ranks' processes: one is stopped (state T), or no rank of the whole gang has used CPU time.
+Ranks that spin on an accelerator use CPU time, so such a hang is only reported.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from polyreme_operator.types.reasons import Cause
 from polyreme_operator.types.snapshot import JobSnapshot
 
 STOPPED_REPORTED_S = 10.0
-"""Time without a step after which a stopped rank is reported, where ``stallSeconds`` is longer."""
+"""Time without a step after which a stopped rank is reported, if ``stallSeconds`` is longer."""
 FUTILE_MAX = 2
-"""Restarts for a hang that brought no later step; then hangs of this job are only told."""
+"""Restarts for hangs without a later step, after which hangs of a job are only reported."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """An attempt that trains, and has brought no step for too long."""
+    """An attempt that trains but has completed no step for too long."""
 
     message: str
     index: int | None
-    """Worker of a rank that is stopped; None when none is."""
+    """Worker of a stopped rank; None if no rank is stopped."""
     fatal: bool
-    """Whether the attempt shall be ended: asked for, agreed by the second signal, and not in vain so far."""
+    """Whether to end the attempt: the spec asks for it, the second signal agrees, and earlier restarts helped."""
 
 
 def find_stall(snapshot: JobSnapshot, spec: TrainingJobSpec, record: ProgressRecord | None) -> Stall | None:
-    """Tell whether the current attempt stalls; ``record`` is its own, None if it has none."""
+    """Return the stall of the current attempt, if any; ``record`` is its progress record."""
     attempt, lease, hang = snapshot.job.attempt, snapshot.lease, spec.health.hang
     if attempt is None or lease is None or record is None or attempt.desired != "Run":
         return None
     if not record.released or record.phase is not RankPhase.TRAINING or record.outcome is not None or record.exits:
         return None
     stalled_s = min(lease.seen_s - lease.advanced_seen_s, record.updated_at_s - lease.advanced_said_s)
-    # A stopped process is no matter of doubt: it is reported soon, and waited for as long as any other stall.
+    # A stopped process is certain, so it is reported early, but restarted no earlier than any other stall.
     reported_after_s = min(STOPPED_REPORTED_S, hang.stall_seconds) if record.stopped else hang.stall_seconds
     if stalled_s < reported_after_s:
         return None
@@ -71,7 +71,7 @@ def futile_restarts(records: list[RestartRecord], step: int, earlier: EarlierRes
 
 
 def _agrees(record: ProgressRecord, world: int, *, devices: int) -> str:
-    """Return what launchers see that agrees with a hang; empty if nothing does."""
+    """Return the launchers' observation that confirms a hang; empty if none does."""
     if record.stopped:
         return name_stopped(record.stopped, devices=devices)
     return "no rank uses CPU time" if record.idle_ranks == world else ""

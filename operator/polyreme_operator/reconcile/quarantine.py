@@ -1,7 +1,7 @@
-"""Quarantine of one job: a job that can't be read, or about which a decision raised an error, is left as it is.
+"""Quarantine of one job that can't be read, or about which a decision raised an error.
 
-Its pods run on and its devices stay charged; it is neither admitted nor moved, resized or preempted. The condition
-``Degraded`` says why. Everyone else continues.
+Its pods keep running and its devices stay charged; it is neither admitted nor moved, resized or preempted. The
+condition ``Degraded`` reports why. Other jobs are not affected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MESSAGE_CHARACTERS_MAX = 512
 
 
 class JobFaultError(Exception):
-    """An error in a decision about the whole cluster that the data of one job raised.
+    """An error in a decision about the whole cluster that was caused by the data of one job.
 
     Args:
         uid: UID of the job.
@@ -35,7 +35,7 @@ class JobFaultError(Exception):
 
 @contextlib.contextmanager
 def blaming(uid: str) -> Iterator[None]:
-    """Blame this job for an error raised meanwhile, unless another is blamed already.
+    """Attribute errors in this context to a job, unless they are attributed to one already.
 
     Raises:
         JobFaultError: Instead of any other error.
@@ -49,12 +49,12 @@ def blaming(uid: str) -> Iterator[None]:
 
 
 def fault_message(error: BaseException) -> str:
-    """Describe an error in one bounded sentence."""
+    """Return a bounded one-line description of an error."""
     return f"{type(error).__name__}: {error}"[:MESSAGE_CHARACTERS_MAX]
 
 
 def with_degraded(job: JobView, decision: Decision, now_s: float) -> Decision:
-    """Add to a decision that the job is in quarantine, or that it no longer is; a job that has ended stays as it is."""
+    """Add the condition ``Degraded`` to a decision or remove it; finished jobs are left unchanged."""
     writes = [action for action in decision.actions if isinstance(action, WriteStatus)]
     status = writes[0].after if writes else job.status
     after = status if status.finished else _degraded(job, status, now_s)

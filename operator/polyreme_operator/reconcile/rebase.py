@@ -1,7 +1,7 @@
-"""A status that was decided on one version of a job, put on another that differs in nothing that was decided by.
+"""Rebases a status write onto a newer version of its job that differs only in informational fields.
 
-A waiting job is told its reason while a round decides to admit it. Both write its status; without this the admission
-would meet another version, be taken back, and be decided anew, for thousands of jobs at a time.
+While a scheduling cycle decides to admit a waiting job, its pending reason may be written. Without a rebase the
+admission would conflict, be cancelled and be decided again, for thousands of jobs at a time.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from polyreme_operator.types.actions import WriteStatus
 from polyreme_operator.types.reasons import ConditionType
 from polyreme_operator.types.views import JobView
 
-_TOLD = frozenset({"conditions", "replicas", "ready_replicas", "observed_generation", "priority"})
-"""Fields by which a waiting job is told how it stands, and nothing is decided."""
+_INFORMATIONAL = frozenset({"conditions", "replicas", "ready_replicas", "observed_generation", "priority"})
+"""Informational fields of a waiting job, on which no decision depends."""
 
 
 def rebased(write: WriteStatus, job: JobView) -> WriteStatus:
-    """Return the write on the job's present version; as it is, and so refused, where more than words has changed."""
+    """Return the write for the job's present version; unchanged, so that it conflicts, if other fields differ."""
     before, now = write.before, job.status
     if job.deleting or before.is_true(ConditionType.ADMITTED) or job.generation != write.after.observed_generation:
         return write
     if any(before.condition(kind) != now.condition(kind) for kind in ConditionType if kind is not ConditionType.QUEUED):
         return write
-    names = set(TrainingJobStatus.model_fields) - _TOLD
+    names = set(TrainingJobStatus.model_fields) - _INFORMATIONAL
     if any(getattr(before, name) != getattr(now, name) for name in names):
         return write
     return dataclasses.replace(write, resource_version=job.resource_version, before=now)

@@ -1,10 +1,10 @@
-"""Attempts that are asked to checkpoint and stop: one way for suspend, preemption, drained queues and resizes.
+"""Stopping an attempt with a checkpoint: one protocol for suspend, preemption, drained queues and resizes.
 
-The request is a status write that sets ``desired: Stop`` and says why: the launchers checkpoint and report an outcome.
-``has_stopped`` tells when that was heard, or when its time is over. Then, in one more write, the attempt is closed and
-its admission given back (``transition.give_back``), or the next attempt begins (``transition.resize``). Pods go behind
-that write, and until the last of them is gone its place stays charged and the job is not admitted anew. So an operator
-that dies between any two of these finds in the status what the next step is.
+The request is a status write that sets ``desired: Stop`` and the reason; launchers checkpoint and report an outcome.
+``has_stopped`` tells when the outcome is known or the deadline has passed. A second write then closes the attempt and
+withdraws its admission (``transition.give_back``), or begins the next attempt (``transition.resize``). Pods are deleted
+after that write. Until the last one is gone its place stays charged and the job is not admitted again. An operator that
+dies between any two of these steps finds the next one in the status.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
 
 STOP_GRACE_S = 30.0
-"""How long beyond its checkpoint's grace a stop may take, and how long launchers of a finished job may take to end."""
+"""Time beyond the checkpoint's grace period for a stop, and for launchers of a finished job to exit."""
 
 
 class StopFor(StrEnum):
@@ -35,17 +35,17 @@ class StopFor(StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """A request that stands."""
+    """A stop request."""
 
     why: StopFor
     asked_s: float | None
-    """None where the record can't be read: then it was asked for just now."""
+    """None if the recorded time can't be read; the request then counts as made just now."""
     deadline_s: float | None = None
-    """When the request itself says that its time is over; else the job's grace counts from ``asked_s``."""
+    """Deadline of the request itself; without one the job's grace period counts from ``asked_s``."""
 
 
 def requested_stop(job: JobView) -> Stop | None:
-    """Return the request under which the attempt stops; of several, the one that gives its devices to others first."""
+    """Return the stop request of the attempt; of several, first the one that frees its devices for others."""
     status = job.status
     if job.attempt is None or job.attempt.desired != "Stop" or not job.admitted:
         return None
@@ -64,14 +64,14 @@ def requested_stop(job: JobView) -> Stop | None:
 
 
 def stop_grace_s(spec: TrainingJobSpec) -> float:
-    """How long an attempt may take to checkpoint and stop, where the request sets no deadline of its own."""
+    """Return how long an attempt may take to checkpoint and stop if the request has no deadline."""
     return spec.checkpoint.preemption_grace_seconds + STOP_GRACE_S
 
 
 def stop_deadline_s(job: JobView, stop: Stop, now_s: float) -> float:
-    """When the attempt is closed even if nothing was heard of it.
+    """Return when the attempt is closed even without an outcome.
 
-    Measured from when we first saw the request: it may have been written by another machine's clock.
+    It is measured from when this operator first saw the request, since another machine's clock may have written it.
     """
     if stop.deadline_s is not None and (stop.asked_s is None or not job.attempt_seen_s):
         return stop.deadline_s
@@ -83,7 +83,7 @@ def stop_deadline_s(job: JobView, stop: Stop, now_s: float) -> float:
 
 
 def has_stopped(snapshot: JobSnapshot, now_s: float) -> bool:
-    """Tell whether an attempt that was asked to stop has, or has had its time."""
+    """Tell whether an attempt that was asked to stop has stopped, or its deadline has passed."""
     job, record = snapshot.job, current_record(snapshot)
     stop = requested_stop(job)
     if stop is None:
@@ -91,21 +91,21 @@ def has_stopped(snapshot: JobSnapshot, now_s: float) -> bool:
     pods = current_pods(snapshot).values()
     if job.attempt is not None and job.spec is not None and environment_runtime.is_used(job.spec):
         if environment_runtime.has_succeeded(snapshot, job.attempt):
-            # It has ended, but not because it was asked to: ``reconcile`` writes the success.
+            # It ended by itself: ``reconcile`` writes the success.
             return False
-        # Nobody reports an outcome there: being deleted is how such a pod is asked, its end is the answer.
+        # There is no launcher to report an outcome: such pods are deleted, and their end is the outcome.
         quiet = all(pod.ended for pod in pods)
     elif record is not None and record.outcome is not None:
         quiet = True
     else:
-        # Whoever was released had all of its pods: the watch of pods may be behind the Lease, and has yet to show them.
+        # A released attempt had all of its pods, but the watch of pods may lag behind the Lease.
         all_seen = record is None or not record.released or job.attempt is None or len(pods) >= job.attempt.replicas
         quiet = all_seen and all(pod.ended or pod.deleting for pod in pods)
     return quiet or now_s >= stop_deadline_s(job, stop, now_s)
 
 
 def given_back_for(job: JobView, stop: Stop) -> tuple[Reason, str]:
-    """Return the reason, and the sentence, with which a stopped job's admission is withdrawn."""
+    """Return the reason and the message with which a stopped job's admission is withdrawn."""
     asked = job.status.preemption
     match stop.why:
         case StopFor.PREEMPTION if asked is not None:

@@ -1,7 +1,7 @@
-"""The writes that begin an attempt: admission, restart, move, resize; each is one whole status.
+"""Transitions of a job: admission, stop, restart, resize, eviction; each is a single status write.
 
-Attempt numbers rise strictly. A worker index never gets the same replacement number twice, so a launcher of a deleted
-pod that wakes late on a lost node knows itself to be of the past.
+Attempt numbers increase strictly. A worker index never gets the same replacement number twice, so the launcher of a
+deleted pod that wakes up late on a lost node can tell that it is stale.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from polyreme_planner.plan import Plan
 
 
 def admit(job: JobView, nodes: Sequence[str], now_s: float, *, plan: Plan | None = None) -> TrainingJobStatus:
-    """Admit a waiting job: a new attempt, every place with a fresh pod, and its condition, in one status.
+    """Admit a waiting job: a new attempt with a new pod for every place, and its conditions.
 
     Args:
         job: The job.
-        nodes: Node of each worker; an elastic job may get fewer than it wishes.
+        nodes: Node of each worker; an elastic job may get fewer than it requests.
         now_s: The time.
         plan: Plan for that many workers, where they are not ``spec.workers.replicas``.
     """
     plan = plan or job.plan
-    assert plan is not None, "a job without a plan waits for nothing"
+    assert plan is not None, "only a job with a plan is admitted"
     before = job.attempt
     after = StatusBuilder(job, now_s)
     begin_attempt(
@@ -150,16 +150,16 @@ def _record_preemption(after: StatusBuilder) -> None:
 
 
 def stops_for_resize(job: JobView) -> bool:
-    """Tell whether the attempt was asked to stop for a resize, and for nothing that takes its devices."""
+    """Tell whether the attempt was asked to stop for a resize, and for nothing that frees its devices."""
     stop = stopping.requested_stop(job)
     return stop is not None and stop.why is StopFor.RESIZE
 
 
 def resize(snapshot: JobSnapshot, nodes: Sequence[str], now_s: float, *, plan: Plan | None = None) -> TrainingJobStatus:
-    """Begin a new attempt with the plan of another worker count; workers that stay keep pod and node.
+    """Begin a new attempt with another worker count; remaining workers keep their pods and nodes.
 
     Args:
-        snapshot: The job and what it has.
+        snapshot: The job and its objects.
         nodes: Node of each worker.
         now_s: The time.
         plan: Plan for that many workers, where they are not ``spec.workers.replicas``.
@@ -179,7 +179,7 @@ def resize(snapshot: JobSnapshot, nodes: Sequence[str], now_s: float, *, plan: P
 def evict(
     snapshot: JobSnapshot, verdict: Restart, now_s: float, *, reason: Reason = Reason.EVICTED
 ) -> TrainingJobStatus:
-    """Take the gang off its nodes, since no place is free for what it lost; it waits in the queue again."""
+    """Evict a gang, since there is no place for its lost workers; it waits in the queue again."""
     record = verdict.record.model_copy(update={"scope": Scope.GANG.value})
     after = StatusBuilder(snapshot.job, now_s)
     after.close_attempt(current_record(snapshot), ended_by=verdict.failure.cause)
@@ -189,7 +189,7 @@ def evict(
 
 
 def give_up_place(snapshot: JobSnapshot, verdict: Restart, now_s: float) -> TrainingJobStatus:
-    """Take a gang off its nodes, since the API server refuses its pods; it is admitted again after its backoff.
+    """Evict a gang, since the API server refuses its pods; it may be admitted again after its backoff.
 
     Its nodes and quota are free for others meanwhile.
     """
@@ -205,9 +205,10 @@ def begin_attempt(
     scope: Scope,
     plan: Plan | None = None,
 ) -> None:
-    """Put the next attempt on the status. ``replace`` names the indices whose replacement number rises.
+    """Set the next attempt. ``replace`` names the indices whose replacement number increases.
 
-    ``plan`` None is the job's own; an attempt that keeps its worker count keeps its plan where that has another.
+    Without ``plan`` the job's own is used; an attempt that keeps its worker count keeps its plan if the job's own is
+    for another count.
     """
     job, before = after.job, after.job.attempt
     plan = plan or job.plan

@@ -1,4 +1,4 @@
-"""The objects that a job owns: pods, Service, Lease, Secret, its launcher's rights. All die with it, being owned."""
+"""Manifests of the objects that a job owns: pods, Service, Lease, Secret, and its launcher's Role and RoleBinding."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ TOKEN_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 RBAC_VERSION = "rbac.authorization.k8s.io/v1"
 SECRET_FOLDER = "/var/run/secrets/polyreme.dev"
 GRACE_EXTRA_S = 10
-"""Time that a pod has beyond its checkpoint's grace to end."""
+"""Time beyond the checkpoint's grace period for a pod to end."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PodDefaults:
-    """What the operator's installation says of every worker pod; a job's own template goes before it."""
+    """Defaults of the installation for worker pods; a job's own template takes precedence."""
 
     image: str = "polyreme/trainer:latest"
     command: tuple[str, ...] = ("python", "-m", "polyreme_launcher")
     api_url: str = "https://kubernetes.default.svc"
     checkpoint_root: str = "file:///var/lib/polyreme/checkpoints"
-    """Checkpoints of jobs that name no location lie under ``<root>/<namespace>/<name>``."""
+    """Checkpoints of jobs without a location are stored under ``<root>/<namespace>/<name>``."""
     environment: tuple[tuple[str, str], ...] = ()
-    """Further variables, as the registry's and the object store's URLs."""
+    """Further variables, such as the URLs of the registry and the object store."""
     binding: BindingMode = "NodeName"
     launcher_rbac: bool = False
-    """Whether each job gets a Role for its launcher; a cluster that gives tokens of its own to pods needs none."""
+    """Whether each job gets a Role for its launcher; the embedded cluster issues its own tokens and needs none."""
 
 
 def owner(job: JobView) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def owner(job: JobView) -> dict[str, Any]:
 
 
 def service(job: JobView) -> Manifest:
-    """Headless Service that finds index 0, ready or not."""
+    """Headless Service that resolves to index 0, ready or not."""
     return _owned(
         job,
         "v1",
@@ -75,12 +75,12 @@ def lease(job: JobView, spec: TrainingJobSpec) -> Manifest:
 
 
 def secret(job: JobView) -> Manifest:
-    """Secret that launchers prove to each other; the shell adds the bytes."""
+    """Secret by which launchers authenticate to each other; the writer adds its bytes."""
     return {**_owned(job, "v1", "Secret"), "type": "Opaque", "immutable": True}
 
 
 def role(job: JobView) -> Manifest:
-    """Rights of the job's leader: to follow its own job and to renew its own Lease, and nothing else."""
+    """Role of the job's leader: it may watch its own job and renew its own Lease, nothing else."""
     name = labels.job_object_name(job.name, job.uid)
     return {
         **_owned(job, RBAC_VERSION, "Role"),
@@ -117,13 +117,13 @@ def role_binding(job: JobView, spec: TrainingJobSpec) -> Manifest:
 
 
 class WorkerPods:
-    """The worker pods of one attempt: what they have in common is worked out once, what is a worker's own for each.
+    """The worker pods of one attempt; their common parts are computed once.
 
     Args:
         job: The job.
         spec: Its spec.
         attempt: The attempt that they are created in.
-        defaults: What the installation says.
+        defaults: Defaults of the installation.
         mode: How they are bound.
     """
 
@@ -163,9 +163,9 @@ class WorkerPods:
         ]
 
     def manifest(self, *, index: int, node: str) -> Manifest:
-        """Return the pod for one place. With a launcher it bears no attempt: a restart in place touches no pod.
+        """Return the pod for one place. With a launcher it names no attempt, since a restart in place keeps pods.
 
-        Its parts may be parts of other pods as well: it is for sending, not for changing.
+        Pods share parts of their manifests, so the result must not be modified.
 
         Args:
             index: Its place.
@@ -177,7 +177,7 @@ class WorkerPods:
         variables = {**self._variables, **self._own_variables(index, replacement, name)}
         own = [{"name": variable, "value": value} for variable, value in variables.items()]
         first, *others = self._body["containers"]
-        # Only the leader speaks to the API server.
+        # Only the leader uses the API server.
         token = {} if index == 0 else {"automountServiceAccountToken": False}
         return {
             "apiVersion": "v1",
@@ -219,7 +219,7 @@ class WorkerPods:
 
 
 def checkpoint_url(job: JobView, spec: TrainingJobSpec, defaults: PodDefaults) -> str:
-    """Where the job's checkpoints lie."""
+    """Return where the job's checkpoints are stored."""
     return spec.checkpoint.location or f"{defaults.checkpoint_root.rstrip('/')}/{job.namespace}/{job.name}"
 
 
@@ -234,7 +234,7 @@ def _launcher(given: dict[str, Any], spec: TrainingJobSpec, defaults: PodDefault
 
 
 def _worker(given: dict[str, Any], spec: TrainingJobSpec) -> dict[str, Any]:
-    """Give the first container its devices."""
+    """Add the devices to the first container's resources."""
     limits = {
         **((given.get("resources") or {}).get("limits") or {}),
         spec.workers.device_resource: str(spec.workers.devices),
@@ -243,7 +243,7 @@ def _worker(given: dict[str, Any], spec: TrainingJobSpec) -> dict[str, Any]:
 
 
 def _variables(job: JobView, attempt: AttemptStatus, *, defaults: PodDefaults, checkpoint_url: str) -> dict[str, str]:
-    """Return the launcher's contract, as worker 0 has it."""
+    """Return the launcher's variables for worker 0."""
     host = f"{labels.job_object_name(job.name, job.uid)}.{job.namespace}.svc"
     return environment.PodEnvironment(
         pod="",

@@ -1,4 +1,4 @@
-"""A cluster whose calls are counted: by verb, kind and how each ended."""
+"""Counts API calls by verb, kind and result code."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _CODES: tuple[tuple[type[PortError], str], ...] = (
     (ServerError, "500"),
     (PortTimeoutError, "timeout"),
 )
-"""Codes as a port tells them apart: 422 stands for every refusal of the object, 500 for every failure of the server."""
+"""Result codes of port errors: 422 for every refusal of an object, 500 for every failure of the server."""
 
 
 class InstrumentedCluster(ForwardingPort):
-    """Counts what goes through to another ``ClusterPort``, and changes nothing."""
+    """Forwards calls to another ``ClusterPort`` and counts them."""
 
     def __init__(self, port: ClusterPort, metrics: Metrics) -> None:
         super().__init__(port)
@@ -48,7 +48,7 @@ class InstrumentedCluster(ForwardingPort):
     async def watch(
         self, kind: str, *, resource_version: str, namespace: str | None = None
     ) -> AsyncIterator[WatchEvent]:
-        """Yield what happens after ``resource_version``; counted when it ends."""
+        """Yield events after ``resource_version``; the call is counted when it ends."""
         with self._counts("watch", kind):
             async for event in self._port.watch(kind, resource_version=resource_version, namespace=namespace):
                 yield event

@@ -1,4 +1,4 @@
-"""Our own kinds as kopf sees them, under ``ClusterPort.watch``; everything else goes to the port behind.
+"""Serves ``ClusterPort.watch`` of our own kinds from kopf's watches; other calls go to the wrapped port.
 
 kopf tells of each event by ``on.event`` alone: no finalizer, no annotation, no patch. What kopf cannot tell is made up
 for by lists: an object that was deleted while kopf had no connection is in no event, so a second telling of what was
@@ -34,17 +34,17 @@ from polyreme_operator.port import (
 _log = logging.getLogger(__name__)
 
 EVENTS_MAX = 1_000
-"""Events of a kind that wait for a watch; behind them it must list."""
+"""Buffered events of a kind; a watch that falls behind must list again."""
 LIST_FIRST_S = 5.0
 """kopf's first list may be later than ours: what was deleted between them is in neither."""
 SERVED_S = 2.0
-"""Time between tries to list a kind whose definition may not be installed yet."""
+"""Delay between attempts to list a kind whose definition may not be installed yet."""
 LIST_S = 60.0
-"""How often a watch of our kinds ends, so that a list finds what no event told."""
+"""How often a watch of our kinds ends, so that a list finds missed changes."""
 
 
 class Feed:
-    """The newest events of one kind, in the order in which they came.
+    """Buffer of the newest events of one kind, in order of arrival.
 
     Args:
         kind: Which.
@@ -55,19 +55,19 @@ class Feed:
         self._kind = kind
         self._events: collections.deque[WatchEvent] = collections.deque(maxlen=events_max)
         self._count = 0
-        """Events that ever came; ``_count - len(_events)`` of them are no longer kept."""
+        """Number of all events so far; ``_count - len(_events)`` of them have been dropped."""
         self._dropped = 0
-        """Newest version among those."""
+        """Newest version of the dropped events."""
         self._newest = 0
         """Newest version of all events."""
         self._lists = 0
-        """Lists of kopf that we know of."""
+        """Number of kopf's lists noticed so far."""
         self._listed: dict[str, int] = {}
         """By UID: how many of them told of this object, or had it behind them when it came."""
         self._came = asyncio.Event()
 
     def tell(self, told: str | None, manifest: Manifest) -> None:
-        """Take one event as kopf tells it; type None is an object of a list."""
+        """Take one event of kopf; type None marks an object of a list."""
         uid = str(manifest["metadata"]["uid"])
         if told == WatchEventType.DELETED:
             self._listed.pop(uid, None)
@@ -84,16 +84,16 @@ class Feed:
 
     @property
     def newest(self) -> int:
-        """Newest version of which an event told."""
+        """Newest version of any event."""
         return self._newest
 
     def void(self) -> None:
-        """Take that the cluster was restored from a backup: what was told before is of no use to anybody."""
+        """Drop all events, since the cluster was restored from a backup."""
         self._events.clear()
         self._dropped = self._newest = 0
 
     async def follow(self, version: int, *, until: asyncio.Future[None]) -> AsyncIterator[WatchEvent]:
-        """Yield what came and what comes, as far as it is newer than ``version``.
+        """Yield buffered and future events that are newer than ``version``.
 
         Raises:
             GoneError: If events were dropped, kopf listed anew, or ``until`` is done: list, and follow from there.
@@ -136,7 +136,7 @@ class Feed:
 
 
 class KopfFeed(ForwardingPort):
-    """A cluster whose own kinds are watched by kopf.
+    """Wraps a cluster so that kopf watches our own kinds.
 
     Args:
         port: The cluster behind it.
@@ -154,7 +154,7 @@ class KopfFeed(ForwardingPort):
         self._list_s = dict.fromkeys(kinds, LIST_FIRST_S)
 
     def register(self, registry: kopf.OperatorRegistry) -> None:
-        """Let kopf tell of each kind."""
+        """Register a kopf handler for each kind."""
         for kind, feed in self._feeds.items():
             self._register_one(registry, kind, feed)
 
@@ -170,7 +170,7 @@ class KopfFeed(ForwardingPort):
         return page
 
     def watch(self, kind: str, *, resource_version: str, namespace: str | None = None) -> AsyncIterator[WatchEvent]:
-        """Yield what happens after ``resource_version``."""
+        """Yield events after ``resource_version``."""
         namespace = namespace or self._only.get(kind)
         feed = self._feeds.get(kind)
         if feed is None:
@@ -197,7 +197,7 @@ class KopfFeed(ForwardingPort):
 
 
 async def wait_until_served(port: ClusterPort, kinds: Sequence[str], clock: Clock) -> None:
-    """Wait for the definitions of kinds: kopf looks for them once, when it starts."""
+    """Wait for the definitions of kinds, since kopf looks for them only once, at its start."""
     for kind in kinds:
         said = ""
         while True:
@@ -213,5 +213,5 @@ async def wait_until_served(port: ClusterPort, kinds: Sequence[str], clock: Cloc
 
 
 def own_kinds(kinds: Sequence[str]) -> list[str]:
-    """Return those kinds that are of our own group."""
+    """Return the kinds of our own API group."""
     return [kind for kind in kinds if resource_of(kind).api_version == f"{GROUP}/{VERSION}"]

@@ -1,4 +1,4 @@
-"""Has plans made outside the operator's passes: in another process, one request after another.
+"""Runs the planner outside the operator's event loop: in another process, one request after another.
 
 A round decides from the plans that are there; a job whose plans are not is told ``Planning``. The answer to a request
 depends on the request alone, so that a simulated operator, which plans at once, stays deterministic.
@@ -23,9 +23,9 @@ from polyreme_operator.types.plans import JobPlans, PlanRequest
 from polyreme_system.parent_death import end_with_parent
 
 TRIES_MAX = 2
-"""Processes that may die over one request before its job is refused."""
+"""Planner processes that may die on one request before its job is refused."""
 ANSWER_MAX_S = 120.0
-"""Longest time that one job is planned for: requests are answered one by one, and the others wait meanwhile."""
+"""Time limit of one request, since other requests wait meanwhile."""
 _log = logging.getLogger(__name__)
 
 
@@ -33,12 +33,12 @@ class Planner(Protocol):
     """Plans a job at every worker count that it accepts."""
 
     async def plan(self, request: PlanRequest) -> JobPlans:
-        """Answer a request; never raises but when it is cancelled."""
+        """Answer a request; raises only on cancellation."""
         ...
 
 
 class InlinePlanner:
-    """Plans at once, where it is called: for one job that was planned before, for tests and for the simulator."""
+    """Plans in the caller's process: for a job that was planned before, for tests and for the simulator."""
 
     async def plan(self, request: PlanRequest) -> JobPlans:
         """Answer a request."""
@@ -46,7 +46,7 @@ class InlinePlanner:
 
 
 class ProcessPlanner:
-    """Plans in a process of its own, which is started for the first request: the event loop keeps its processor."""
+    """Plans in a separate process, started on the first request, so that the event loop is not blocked."""
 
     def __init__(
         self, work: Callable[[PlanRequest], JobPlans] = plan_sizes, *, answer_max_s: float = ANSWER_MAX_S
@@ -55,7 +55,7 @@ class ProcessPlanner:
         self._pool: concurrent.futures.ProcessPoolExecutor | None = None
 
     async def plan(self, request: PlanRequest) -> JobPlans:
-        """Answer a request; one over which the process dies again and again is refused."""
+        """Answer a request; one on which the process dies repeatedly is refused."""
         for _ in range(TRIES_MAX):
             if self._pool is None:
                 self._pool = concurrent.futures.ProcessPoolExecutor(
@@ -79,7 +79,7 @@ class ProcessPlanner:
         return JobPlans(refused=f"planner failed: its process exited {TRIES_MAX} times without an answer")
 
     def close(self) -> None:
-        """End the process; a request that is under way is not waited for."""
+        """Stop the process without waiting for a running request."""
         pool, self._pool = self._pool, None
         if pool is None:
             return
@@ -90,18 +90,18 @@ class ProcessPlanner:
 
 
 class Planning:
-    """Task of the operator that answers the model's requests."""
+    """Task of the operator that answers the cache's requests for plans."""
 
     def __init__(self, cache: ClusterCache, planner: Planner, note: Callable[[Changes], None]) -> None:
         self._cache, self._planner, self._note = cache, planner, note
         self._wanted = asyncio.Event()
 
     def look(self) -> None:
-        """Note that the model may have new requests."""
+        """Note that the cache may have new requests."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """Answer requests until cancelled, the one that has waited longest first."""
+        """Answer requests until cancelled, oldest first."""
         while True:
             request = self._cache.plans.next()
             if request is None:
@@ -113,6 +113,6 @@ class Planning:
 
 
 def _begin(parent: int) -> None:
-    """End this process when the operator's does, and leave it to the operator to react to Ctrl-C."""
+    """End this process with the operator's, and ignore Ctrl-C, which the operator handles."""
     end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,7 @@
-"""Jobs that are left as they are, so that everyone else continues, and when each is retried.
+"""Puts jobs into quarantine, so that other jobs are not affected, and retries each later.
 
-``reconcile/quarantine.py`` says what quarantine means for a job. A job comes here if a decision about it raised an
-error, or if the API server refuses its status. The intent of a refused job is settled here, too.
+``reconcile/quarantine.py`` defines what quarantine means for a job. A job comes here if a decision about it raised an
+error, or if the API server refuses its status. The intent of a refused job is settled here too.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from polyreme_operator.types.observer import Observer
 from polyreme_operator.types.reasons import Reason
 
 WAIT_LEAST_S = 0.001
-"""No shorter than what a clock's numbers can tell apart."""
+"""The clock's resolution."""
 RETRY_FIRST_S = 1.0
 RETRY_LONGEST_S = 600.0
 RETRIES_MAX = 20
-"""About two hours; then a job stays in quarantine until its spec changes or the operator restarts."""
+"""About two hours. After that a job stays in quarantine until its spec changes or the operator restarts."""
 FORGIVEN_AFTER_S = 3_600.0
-"""A job that raised no error for so long has all its retries again."""
+"""Time without an error after which a job's retries are reset."""
 IN_FLIGHT_S = 60.0
-"""Longest time for which an API server works on a request (``--request-timeout``): what an earlier leader had sent has
-landed then, or never will."""
+"""Longest time that an API server spends on a request (``--request-timeout``): by then the requests of an earlier
+leader have been applied or dropped."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,12 +47,12 @@ class Quarantine:
     """Puts jobs into quarantine and takes them out.
 
     Args:
-        cache: Where it is noted.
+        cache: Holds the quarantine of each job.
         clock: Time of retries.
-        emit: Takes events.
-        observer: Is told of errors.
-        note: Is called with what a change calls for.
-        wake_at: Has a job looked at again at a time.
+        emit: Emits an event.
+        observer: Receives errors.
+        note: Called with the effects of each change.
+        wake_at: Queues a job at a time.
     """
 
     def __init__(
@@ -69,37 +69,37 @@ class Quarantine:
         self._note, self._wake_at = note, wake_at
         self._retries = Retries(clock.steady_s)
         self._cancel_refused_s: dict[str, float] = {}
-        """Since when the cancellation of a job's intent has been refused."""
+        """By job, since when the cancellation of its intent has been refused."""
 
     def isolate(self, uid: str, error: Exception, *, in_cycle: bool) -> None:
-        """Leave a job as it is and retry it later, since a decision about it raised an error.
+        """Quarantine a job and retry it later, since a decision about it raised an error.
 
         Args:
-            uid: Of the job.
+            uid: UID of the job.
             error: The error.
-            in_cycle: Whether the scheduler's decision raised it, so that the job's own passes go on.
+            in_cycle: Whether the scheduler's decision raised it, so that the job is still reconciled.
         """
         self._observer.on_job_failed(uid, error)
         _log.error("job %s raised an error and is quarantined", self._name(uid), exc_info=error)
         self._leave(uid, fault_message(error), in_cycle=in_cycle, reason=Reason.INTERNAL_ERROR)
 
     def refuse(self, uid: str, error: InvalidObjectError) -> None:
-        """Leave a job as it is and retry it later, since the API server refuses its status; its own passes go on."""
+        """Quarantine a job and retry it later, since the API server refuses its status; it is still reconciled."""
         _log.warning("job %s is quarantined, its status is refused: %s", self._name(uid), error)
         self._leave(uid, str(error), in_cycle=True, reason=Reason.STATUS_REFUSED)
         job = self._cache.job(uid)
         if job is not None:
-            # The status can't say so.
+            # The status can't be written, so only an event reports it.
             reason = Reason.STATUS_REFUSED.value
             key = f"{job.generation}-{reason}".lower()
             self._emit(EmitEvent(ref=job.ref, uid=uid, reason=reason, message=str(error), warning=True, key=key))
 
     def settles(self, write: WriteStatus) -> bool:
-        """Tell whether nothing of a job's intent can land any more, now that this write was refused.
+        """Tell whether a job's intended write can't be applied any more, after this write was refused.
 
-        An admission that was refused is not in flight: it was sent once. A refused cancellation says nothing of what
-        an earlier leader may have sent; its request is over after a while. (One that was stopped may send it later,
-        but only if the refusal ends at that very time does it land.)
+        A refused admission is settled, since it is sent once. After a refused cancellation the admission of an earlier
+        leader may still be in flight, but only for a while. (A leader that was suspended may send it later; it is
+        applied only if the refusal ends at that very time.)
         """
         before, after = write.before.attempt, write.after.attempt
         begins = after is not None and (before is None or after.number > before.number)
@@ -112,7 +112,7 @@ class Quarantine:
         return True
 
     def retry(self, uid: str) -> None:
-        """Take a job out of quarantine, if it is time to."""
+        """End the quarantine of a job if its retry is due."""
         job, wait_s = self._cache.job(uid), self._retries.wait_s(uid)
         if job is None or not job.fault or wait_s is None:
             return
@@ -130,7 +130,7 @@ class Quarantine:
         job = self._cache.job(uid)
         if job is None:
             return
-        # A refusal may end by itself, as a policy is changed: it is retried as long as it takes.
+        # A refusal may end at any time, for example by a policy change, so it is retried without a limit.
         retries_max = math.inf if reason is Reason.STATUS_REFUSED else RETRIES_MAX
         delay_s = self._retries.add(uid, generation=job.generation, retries_max=retries_max)
         when = "after a change of its spec" if delay_s is None else f"in {delay_s:.0f} s"
@@ -146,7 +146,7 @@ class Quarantine:
 
 
 class Retries:
-    """When each job in quarantine is to be retried.
+    """Retry times of jobs in quarantine.
 
     Args:
         now_s: A steady clock.
@@ -157,7 +157,7 @@ class Retries:
         self._entries: dict[str, _Entry] = {}
 
     def add(self, uid: str, *, generation: int, retries_max: float = RETRIES_MAX) -> float | None:
-        """Note an error; return the delay until the next retry, None for no more of them."""
+        """Note an error; return the delay until the next retry, or None if there is none."""
         now_s = self._now_s()
         entry = self._entries.get(uid)
         if entry is None or entry.generation != generation or now_s - entry.failed_at_s > FORGIVEN_AFTER_S:
@@ -167,7 +167,7 @@ class Retries:
         return self.wait_s(uid)
 
     def wait_s(self, uid: str) -> float | None:
-        """Return how long it is until the next retry; None for a job that is not to be retried."""
+        """Return the time until the next retry; None for a job that is not retried."""
         entry = self._entries.get(uid)
         if entry is None or entry.failures > entry.retries_max:
             return None

@@ -1,4 +1,4 @@
-"""What an installation of the operator may change."""
+"""Settings of the operator."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from polyreme_operator.scheduler import Limits
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What an installation may change."""
+    """Settings of an installation."""
 
     namespace: str = "polyreme-system"
-    """Where the intents lie."""
+    """Namespace of the intents' ConfigMap."""
     defaults: PodDefaults = dataclasses.field(default_factory=PodDefaults)
     relist_s: float = 300.0
-    """How often every kind is listed anew, to find what a watch lost."""
+    """How often every kind is listed again, to find changes that a watch missed."""
     limits: Limits = dataclasses.field(default_factory=Limits)
-    """What one round of the scheduler may spend."""
+    """Budgets of one scheduling cycle."""
     cycle_every_s: float = 0.1
-    """Least time from the end of one round of the scheduler to the next: what happens meanwhile is decided at once."""
+    """Shortest time from the end of one scheduling cycle to the next, which batches changes."""
     reconcile_share: float = 0.25
-    """Largest share of its time that the operator spends on looking at one job: large gangs change with every pod."""
+    """Largest share of the operator's time spent on deciding about one job, since large gangs change with every pod."""
     reconciles_max: int = 32
-    """Jobs reconciled at a time."""
+    """Jobs reconciled concurrently."""
     writes_max: int = 64
-    """Objects of one pass, or statuses of one round, written at a time."""
+    """Objects of one pass, or statuses of one cycle, written concurrently."""
     informational_after_s: float = 1.0
-    """Least time from a write of a job's status, or the first sight of the job, to a write that only tells."""
+    """Shortest time from a write of a job's status, or its first observation, to an informational update."""
     informational_per_s: float = 50.0
-    """Budget of writes that only tell; all others never wait. They are made one after another, so that an API server
-    that is slow to answer gets fewer."""
+    """Rate of informational updates; other writes never wait. They are written one after another, so that a slow API
+    server gets fewer."""
     informational_burst: int = 100
     events_per_s: float = 20.0
-    """Events written; what waits behind a thousand others is dropped."""
+    """Rate of events; beyond a thousand queued ones further events are dropped."""
     events_burst: int = 200
     queue_status_every_s: float = 1.0
-    """Least time between two writes of one queue's or topology's status."""
+    """Shortest time between two writes of the status of one queue or topology."""
     queue_statuses_per_s: float = 10.0
-    """Statuses of queues and topology written a second, all together."""
+    """Rate of status writes of all queues and topologies."""
     queue_status_share: float = 0.2
-    """Largest share of its time that is spent on writing them: one that names a hundred waiting jobs costs the API
-    server several jobs' writes, so the slower it answers, the rarer they are."""
+    """Largest share of time spent on writing them, since the status of a queue with a hundred waiting jobs is expensive
+    for the API server."""
     queue_status_rest_max_s: float = 60.0
-    """Longest that they rest for that."""
+    """Longest pause for that reason."""
     retry_initial_s: float = 0.05
     retry_max_s: float = 30.0
     idle_s: float = 60.0
     """Longest time that the dispatcher sleeps."""
 
     def queue_status_rest_s(self, writes: int, *, took_s: float) -> float:
-        """From the beginning of writing statuses of queues and topology, so many and for so long, to the next time."""
+        """Return the time from the start of one batch of such writes, given its size and duration, to the next."""
         least_s = max(self.queue_status_every_s, writes / self.queue_statuses_per_s)
         return max(least_s, min(took_s / self.queue_status_share, self.queue_status_rest_max_s))
 
     def backoff_s(self, failures: int) -> float:
-        """Longest wait before something is tried again that failed so many times in a row."""
+        """Return the longest delay of a retry after this many failures in a row."""
         return min(self.retry_max_s, self.retry_initial_s * 2.0 ** min(failures - 1, 30))

@@ -1,4 +1,4 @@
-"""Events go out behind everything else: a bounded queue with a budget of its own, which drops rather than waits.
+"""Writes events with low priority: a bounded, rate-limited queue that drops events rather than wait.
 
 The status is the record; an event is told to people, best effort. Jobs that come and go in thousands would otherwise
 cost the API server more events than writes. Of one object only so many are told, as client-go's spam filter has it.
@@ -18,12 +18,12 @@ from polyreme_operator.port import ClusterPort, Manifest, PortError
 from polyreme_operator.types.actions import EmitEvent
 
 QUEUE_MAX = 1_000
-"""Events that wait; client-go's channel holds as many."""
+"""Queued events, as many as in client-go."""
 OBJECT_BURST = 25
 OBJECT_REFILL_S = 300.0
-"""Events of one object: 25 at once, then one every five minutes, as client-go has it."""
+"""Events per object: 25 at once, then one every five minutes, as in client-go."""
 OBJECTS_MAX = 4_096
-"""Objects of which that is remembered."""
+"""Objects whose rate is remembered."""
 
 
 class EventRecorder:
@@ -50,7 +50,7 @@ class EventRecorder:
         self._wake = asyncio.Event()
 
     def put(self, event: EmitEvent) -> None:
-        """Take an event; it is written later, or dropped."""
+        """Queue an event; it is written later or dropped."""
         if not self._allowed(event.uid):
             self._dropped(event)
             return
@@ -63,7 +63,7 @@ class EventRecorder:
         self._wake.set()
 
     async def run(self) -> None:
-        """Write what comes, for good."""
+        """Write queued events until cancelled."""
         while True:
             while self._warnings or self._others:
                 now_s = self._clock.steady_s()
@@ -75,7 +75,7 @@ class EventRecorder:
                 try:
                     await self._port.create(self._manifest(event))
                 except PortError:
-                    # Told already, or not at all: the status is the record.
+                    # The event exists already or can't be written; the status is the record.
                     continue
             self._wake.clear()
             await self._wake.wait()
@@ -97,7 +97,7 @@ class EventRecorder:
             "kind": "Event",
             "metadata": {
                 "name": f"{labels.job_object_name(event.ref.name, event.uid)}.{event.key}",
-                # Where an object has no namespace, its events lie in this one.
+                # Events of cluster-scoped objects are stored in this namespace.
                 "namespace": event.ref.namespace or "default",
             },
             "involvedObject": {

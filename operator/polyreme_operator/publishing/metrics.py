@@ -25,11 +25,11 @@ from polyreme_operator.types.views import JobView
 
 PREFIX = "polyreme"
 GOODPUT_JOBS_MAX = 200
-"""Jobs that have a series of their own; the one whose status was written longest ago makes way."""
+"""Jobs with series of their own; the one whose status was written least recently is evicted first."""
 TRAINING_JOBS_MAX = 50
-"""Jobs of whose training there are series: some by layer."""
+"""Jobs with training series, some of them by layer."""
 QUEUES_MAX = 1_000
-"""Queues that have series; those behind them, by name, are summed up as ``OTHER_QUEUES``."""
+"""Queues with series of their own; the remaining ones, by name, are summed up as ``OTHER_QUEUES``."""
 OTHER_QUEUES = "(others)"
 _DECISION_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _WAIT_S = (1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200, 14_400, 43_200, 86_400, 259_200, 604_800)
@@ -40,7 +40,7 @@ _STARTS = frozenset({Scope.START.value, Scope.RESUME.value})
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """One metric, as the reference tells of it."""
+    """One metric, as documented in the reference."""
 
     name: str
     type: str
@@ -49,13 +49,13 @@ class Described:
 
 
 class Metrics:
-    """The operator's metrics, in a registry of their own; an ``Observer``."""
+    """The operator's metrics, in their own registry; an ``Observer``."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.described: list[Described] = []
         self._gauges: list[tuple[Gauge, bool]] = []
-        """Each with whether it has labels."""
+        """Each metric, and whether it has labels."""
         self._jobs: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self.pending_jobs = self._gauge("pending_jobs", "Waiting jobs, by queue and reason.", "queue", "reason")
         self.admission_wait_seconds = self._histogram(
@@ -121,7 +121,7 @@ class Metrics:
         self.leader = self._gauge("leader", "1 while this replica leads.")
 
     def _add_training(self) -> None:
-        """Add what ranks say of their newest step."""
+        """Add the metrics that ranks report with their newest step."""
         of_job, newest = ("namespace", "job"), f"the {TRAINING_JOBS_MAX} jobs that trained last"
         self.job_step = self._gauge("job_step", f"Newest step of a job; {newest}.", *of_job)
         self.job_loss = self._gauge("job_loss", f"Loss of the newest step; {newest}.", *of_job)
@@ -155,7 +155,7 @@ class Metrics:
     # ----------------------------------------------------------------------------------------- what has been written
 
     def on_status_written(self, job: JobView, after: TrainingJobStatus, *, now_s: float) -> None:
-        """Count what a status that the cluster has accepted says anew."""
+        """Count the changes of a status write that the cluster has accepted."""
         before, queue = job.status, job.spec.queue_name if job.spec is not None else ""
         if _rose(before, after, ConditionType.ADMITTED):
             queued = before.condition(ConditionType.QUEUED)
@@ -179,7 +179,7 @@ class Metrics:
         self._forget_training(uid)
 
     def on_job_observed(self, snapshot: JobSnapshot) -> None:
-        """Show what the ranks of the present attempt say of their newest step."""
+        """Show the newest step's metrics of the current attempt."""
         job, record = snapshot.job, current_record(snapshot)
         if record is None or record.loss is None or job.status.finished:
             return
@@ -223,7 +223,7 @@ class Metrics:
 
     def on_job_failed(self, uid: str, error: Exception) -> None:
         """Count a decision that raised an error."""
-        del uid  # a label of its own for each job would have no bound
+        del uid  # a label per job would be unbounded
         self.internal_errors_total.labels(type(error).__name__).inc()
 
     def on_object_unreadable(self, kind: str) -> None:
@@ -256,7 +256,7 @@ class Metrics:
                 self.recovery_seconds.labels("whole").observe(max(0.0, now_s - parse_time_or(failed.at, now_s)))
 
     def _account(self, job: JobView, after: TrainingJobStatus) -> None:
-        """Charge the devices of the attempt that lost the time, and renew the job's goodput."""
+        """Charge lost time to the devices of its attempt, and update the job's goodput."""
         before, attempt = job.status.accounting, job.attempt
         if after.accounting == before:
             return
@@ -278,7 +278,7 @@ class Metrics:
     # ------------------------------------------------------------------------------------------- what has been decided
 
     def on_cycle_finished(self, seen: CycleReport) -> None:
-        """Take a round of the scheduler."""
+        """Take the figures of a scheduling cycle."""
         self.scheduling_cycle_seconds.observe(seen.cycle_s)
         for took_s in seen.placement_s:
             self.placement_seconds.observe(took_s)
@@ -290,7 +290,7 @@ class Metrics:
             self.model_objects.labels(kind).set(count)
 
     def leads(self, leading: bool) -> None:
-        """Take whether this replica leads; one that does not knows nothing of the cluster as it is now."""
+        """Note whether this replica leads; otherwise drop figures about the cluster, which are stale."""
         if not leading:
             for gauge, labelled in self._gauges:
                 if labelled:
@@ -311,7 +311,7 @@ class Metrics:
             self.leads(False)
 
     def requested(self, verb: str, kind: str, code: str, *, status: bool = False) -> None:
-        """Take a call to the API server and how it ended."""
+        """Count a call to the API server by its result."""
         self.api_requests_total.labels(verb, kind, code).inc()
         if status:
             self.status_writes_total.labels(code).inc()
@@ -337,7 +337,7 @@ class Metrics:
 
 
 def goodput(accounting: Accounting) -> float | None:
-    """Time of the steps that count over all time of attempts; None before anything is accounted."""
+    """Return effective time over all time of attempts; None before anything is accounted."""
     lost_ms = sum(entry.milliseconds for entry in accounting.lost)
     whole_ms = accounting.effective_milliseconds + lost_ms
     return accounting.effective_milliseconds / whole_ms if whole_ms else None
@@ -361,7 +361,7 @@ def _newest(status: TrainingJobStatus, *, before_attempt: int) -> RestartRecord 
 
 
 def _bounded(values: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
-    """Sum up the queues that are too many."""
+    """Sum up the queues beyond the limit."""
     shown = set(sorted({queue for queue, _ in values})[:QUEUES_MAX])
     summed: dict[tuple[str, str], int] = {}
     for (queue, what), count in values.items():

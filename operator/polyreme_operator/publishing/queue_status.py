@@ -1,4 +1,4 @@
-"""How queues and the topology stand: their statuses, worked out from what is, and written only when they differ."""
+"""Statuses of queues and the topology, written only when they change."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from polyreme_operator.types.views import TopologyView
 
 READY = "Ready"
 DECAY_WRITTEN_EVERY_S = 300.0
-"""How often the memory of the fair share is written while nothing else changes."""
+"""How often the decayed usage is written while nothing else changes."""
 _OF_EVERY_NODE = frozenset({CPU, MEMORY, PODS, "ephemeral-storage"})
 _AGED = ("decayed", "decayedAt")
 
 
 class Reasons(Protocol):
-    """Knows why jobs wait."""
+    """Source of pending reasons."""
 
     def reason(self, waiting: Waiting) -> str:
-        """Return the reason of one that waits."""
+        """Return the pending reason of a job."""
         ...
 
 
@@ -53,7 +53,7 @@ def queue_statuses(
     *,
     now_s: float,
 ) -> list[WriteQueueStatus]:
-    """Return what is to be written of the queues."""
+    """Return the status writes of changed queues."""
     below: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for (queue, resource), count in used.items():
         for at in tree.path(queue) or (queue,):
@@ -95,7 +95,7 @@ def queue_statuses(
 
 
 def topology_status(view: TopologyView, arrangement: Arrangement, *, now_s: float) -> list[WriteQueueStatus]:
-    """Return what is to be written of the topology."""
+    """Return the status write of the topology if it has changed."""
     problem = arrangement.problems[0] if arrangement.problems else None
     condition = _condition(
         view.status,
@@ -169,6 +169,6 @@ def _points(view: QueueView, waiting: Waiting, now_s: float) -> int:
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that differ, whole; None for those that are gone."""
+    """Return the changed fields, whole; None for removed ones."""
     changed = {name: value for name, value in after.items() if before.get(name) != value}
     return {**changed, **{name: None for name in before if name not in after}}

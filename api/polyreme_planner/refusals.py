@@ -160,7 +160,7 @@ def out_of_memory(
     cut: Cut,
     *,
     packs_per_step: int,
-    told: str,
+    message: str,
     recompute: Recompute = Recompute.NONE,
 ) -> str:
     """Word the error of a rank that ran out of memory: its largest consumers by arithmetic, and what would fit.
@@ -170,7 +170,7 @@ def out_of_memory(
         layout: Of the rank's attempt.
         cut: Of its step.
         packs_per_step: Of all ranks together.
-        told: The allocator's message.
+        message: The allocator's message.
         recompute: What layers recompute.
     """
     memory = memory_of_cut(setting, layout, cut, packs_per_step=packs_per_step, recompute=recompute)
@@ -182,7 +182,7 @@ def out_of_memory(
     if near is not None:
         words = f"a layout that needs less: {near.candidate}, {size_words(near.memory.total_bytes)}"
     return (
-        f"rank ran out of memory: {told}; the plan, {layout}, counts {size_words(memory.total_bytes)} per device: "
+        f"rank ran out of memory: {message}; the plan, {layout}, counts {size_words(memory.total_bytes)} per device: "
         f"{memory.largest()}; {words}"
     )
 

@@ -283,18 +283,18 @@ class Pricer:
         return balanced_split(times, schedule=of.schedule, ranks=of.layout.pp, chunks=of.chunks)
 
     def _ends_of(self, of: Candidate, pass_s: float) -> float:
-        return self._ends_s(of.layout, pass_s, of.microbatches, told=of.schedule not in V_SHAPED)
+        return self._ends_s(of.layout, pass_s, of.microbatches, signalled=of.schedule not in V_SHAPED)
 
-    def _ends_s(self, layout: Layout, pass_s: float, microbatches: int = 1, *, told: bool = True) -> float:
+    def _ends_s(self, layout: Layout, pass_s: float, microbatches: int = 1, *, signalled: bool = True) -> float:
         """Price what a step waits for once: sums of gradients, the update, gathered parameters [seconds].
 
         Args:
             layout: Degrees.
             pass_s: Forward and backward of one microbatch on the mean rank, which exchanges overlap with.
             microbatches: Of a step.
-            told: Whether the backward passes signal when a gradient is made.
+            signalled: Whether the backward passes signal when a gradient is made.
         """
-        update_s, took_s = self._step_exchanges_s(layout, microbatches, told)
+        update_s, took_s = self._step_exchanges_s(layout, microbatches, signalled)
         behind_s = {
             Moment.BEHIND_BACKWARD: BACKWARD_SHARE * pass_s,
             Moment.BEHIND_PASSES: microbatches * pass_s,
@@ -303,11 +303,13 @@ class Pricer:
         }
         return update_s + sum(max(0.0, took_s[moment] - behind_s[moment]) for moment in took_s)
 
-    def _step_exchanges_s(self, layout: Layout, microbatches: int, told: bool) -> tuple[float, dict[Moment, float]]:
+    def _step_exchanges_s(
+        self, layout: Layout, microbatches: int, signalled: bool
+    ) -> tuple[float, dict[Moment, float]]:
         """Price the update, and what is exchanged once a step by the moment when it runs; each once per layout."""
         if not self.setting.numerics.sharded_parameters:
             microbatches = 1  # only rows of parameters are exchanged with each of them
-        key = (layout, microbatches, told)
+        key = (layout, microbatches, signalled)
         if key not in self._ends:
             took_s: dict[Moment, float] = {}
             found = step_exchanges(
@@ -316,7 +318,7 @@ class Pricer:
                 common=self._common / layout.tp / layout.pp,
                 routed=self._routed / layout.ep / layout.pp,
                 microbatches=microbatches,
-                told=told,
+                signalled=signalled,
             )
             for exchange in found:
                 took_s[exchange.moment] = took_s.get(exchange.moment, 0.0) + self._exchange_s(exchange)

@@ -194,7 +194,7 @@ class StepExchange:
 
 
 def step_exchanges(
-    layout: Layout, numerics: Numerics, *, common: float, routed: float, microbatches: int, told: bool = True
+    layout: Layout, numerics: Numerics, *, common: float, routed: float, microbatches: int, signalled: bool = True
 ) -> tuple[StepExchange, ...]:
     """List the exchanges of gradients and parameters in a step, by one rank.
 
@@ -209,7 +209,7 @@ def step_exchanges(
         common: Parameters of a rank that all ranks of its stage hold, or a slice of them.
         routed: Routed experts' parameters of a rank.
         microbatches: Of a step.
-        told: Whether a backward pass signals when a gradient is made; zero-bubble schedules do not.
+        signalled: Whether a backward pass signals when a gradient is made; zero-bubble schedules do not.
     """
     groups = (
         (Group(ranks=layout.dp * layout.cp, stride=layout.tp), common),
@@ -224,12 +224,12 @@ def step_exchanges(
         )
         for group, parameters in groups
         if group.ranks > 1 and parameters
-        for number_bytes, messages, moment in parameter_bytes(numerics, microbatches=microbatches, told=told)
+        for number_bytes, messages, moment in parameter_bytes(numerics, microbatches=microbatches, signalled=signalled)
     )
 
 
 def parameter_bytes(
-    numerics: Numerics, *, microbatches: int, told: bool = True
+    numerics: Numerics, *, microbatches: int, signalled: bool = True
 ) -> tuple[tuple[float, int, Moment], ...]:
     """Return, of each exchange of a step, bytes for one parameter, messages and when it runs."""
     if numerics.sharded_parameters:
@@ -237,7 +237,7 @@ def parameter_bytes(
         gathered = (numerics.weight_bytes * 2 * microbatches, 2 * microbatches, behind)
         return gathered, (FLOAT32_BYTES * microbatches, microbatches, behind)
     if numerics.sharded_optimizer:
-        summed = Moment.BEHIND_BACKWARD if told else Moment.AFTER
+        summed = Moment.BEHIND_BACKWARD if signalled else Moment.AFTER
         return (numerics.gradient_bytes, 1, summed), (numerics.weight_bytes, 1, Moment.BEHIND_UPDATE)
     return ((2 * numerics.gradient_bytes, 1, Moment.AFTER),)
 

@@ -221,13 +221,13 @@ class SimLauncher:
                 self.feed_leader(f.Tick())
         self.world.after(TICK_S * (0.9 + 0.2 * self._rng.random()), self._tick)
 
-    def _look(self) -> f.RanksSeen:
+    def _look(self) -> f.RanksSampled:
         """Ranks that wait for a stopped one use no CPU time, on whichever worker that one is."""
         alive = [rank for rank in self.ranks.values() if rank.alive]
         gang = self.world.gangs.get((self.pod.job_uid, self.follower.forked_attempt))
         waits = gang is not None and any(rank.stopped for rank in gang.ranks.values())
         stopped = tuple(sorted(rank.rank for rank in alive if rank.stopped))
-        return f.RanksSeen(idle=len(alive) if waits else 0, stopped=stopped)
+        return f.RanksSampled(idle=len(alive) if waits else 0, stopped=stopped)
 
     def feed(self, event: f.FollowerEvent) -> None:
         """Step the follower's machine and do what it asks."""

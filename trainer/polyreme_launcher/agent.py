@@ -18,9 +18,9 @@ from polyreme_api.environment import PodEnvironment, RankEnvironment
 from polyreme_api.errors import PolyremeError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_launcher.exit_message import short_sentence
-from polyreme_launcher.leader_agent import Leading
+from polyreme_launcher.leader_agent import LeaderAgent
 from polyreme_launcher.peers import FollowerLink
-from polyreme_launcher.proc_stats import LOOK_EVERY_S, Sightings
+from polyreme_launcher.proc_stats import SAMPLE_INTERVAL_S, ProcessSampler
 from polyreme_launcher.progress_pipe import ProgressPipe
 from polyreme_launcher.protocol import follower as machine
 from polyreme_launcher.protocol import leader as leader_machine
@@ -63,7 +63,7 @@ class Launcher:
         self._ranks = RankParent(
             environment=environment, on_exit=self._on_rank_exit, on_forked=self._record_processes, on_fail=self._fail
         )
-        self._leading: Leading | None = None
+        self._leader_agent: LeaderAgent | None = None
         self._link: FollowerLink | None = None
         self._pipe: ProgressPipe | None = None
         self._ended: asyncio.Future[int] | None = None
@@ -85,15 +85,15 @@ class Launcher:
         finally:
             for task in tasks:
                 task.cancel()
-            if self._leading is not None:
-                await self._leading.close()
+            if self._leader_agent is not None:
+                await self._leader_agent.close()
             await self._ranks.close()
             self._copies.close()
 
     async def _meet(self, tasks: list[asyncio.Task[None]]) -> None:
         """Become the leader, or connect to it."""
         if self._pod.index == 0:
-            self._leading = Leading(
+            self._leader_agent = LeaderAgent(
                 pod=self._pod,
                 environment=self._environment,
                 launcher=self._state.launcher,
@@ -102,7 +102,7 @@ class Launcher:
                 to_own_follower=self._on_message,
                 on_fail=self._fail,
             )
-            await self._leading.start()
+            await self._leader_agent.start()
             self._feed(machine.LeaderConnected())
             return
         self._link = FollowerLink(
@@ -119,28 +119,28 @@ class Launcher:
         tasks.append(asyncio.get_running_loop().create_task(self._link.run()))
 
     async def _tick(self) -> None:
-        sightings, looked_s = Sightings(), self._clock.steady_s()
+        sampler, sampled_s = ProcessSampler(), self._clock.steady_s()
         while True:
             await self._clock.sleep(TICK_S)
-            if self._clock.steady_s() - looked_s >= LOOK_EVERY_S:
-                self._ranks.end_if_stopped(self._clock.steady_s() - looked_s)
-                looked_s = self._clock.steady_s()
-                self._feed(sightings.look(self._ranks.living))
+            if self._clock.steady_s() - sampled_s >= SAMPLE_INTERVAL_S:
+                self._ranks.end_if_stopped(self._clock.steady_s() - sampled_s)
+                sampled_s = self._clock.steady_s()
+                self._feed(sampler.sample(self._ranks.living))
             self._feed(machine.Tick())
-            if self._leading is not None:
-                self._leading.tick()
+            if self._leader_agent is not None:
+                self._leader_agent.tick()
 
     def _on_message(self, message: Message) -> None:
         self._feed(machine.FromLeader(message=message))
 
-    def _on_rank_exit(self, attempt: int, rank: int, code: int | None, number: int | None, said: str) -> None:
+    def _on_rank_exit(self, attempt: int, rank: int, code: int | None, number: int | None, error: str) -> None:
         if rank == 0 and self._pipe is not None:
             # Its last messages are handled before its exit.
             self._pipe.drain()
             self._pipe.close()
             self._pipe = None
         how = f"signal {number}" if code is None else f"code {code}"
-        message = short_sentence(said)
+        message = short_sentence(error)
         print(f"rank {rank} of attempt {attempt} ended: {how}{': ' if message else ''}{message}", file=sys.stderr)
         self._feed(machine.RankExited(attempt=attempt, rank=rank, code=code, signal=number, message=message))
 
@@ -152,8 +152,8 @@ class Launcher:
     def _apply(self, effect: machine.FollowerEffect) -> None:
         match effect:
             case machine.SendToLeader(message=message):
-                if self._leading is not None:
-                    asyncio.get_running_loop().call_soon(self._leading.from_own_follower, message)
+                if self._leader_agent is not None:
+                    asyncio.get_running_loop().call_soon(self._leader_agent.from_own_follower, message)
                 elif self._link is not None:
                     self._link.send(message)
             case machine.ForkRanks():
@@ -216,12 +216,14 @@ class Launcher:
     def _descriptors(self, rank: int) -> dict[str, int]:
         files = self._copies.of(rank)
         found = {} if files is None else {names.COPY_DATA_FD: files[0], names.COPY_RECORD_FD: files[1]}
-        if rank != 0 or self._leading is None or self._leading.master is None:
+        if rank != 0 or self._leader_agent is None or self._leader_agent.master is None:
             return found
         self._pipe = ProgressPipe(
-            lambda record: self._leading.feed(leader_machine.ProgressFromRank(record=record)) if self._leading else None
+            lambda record: (
+                self._leader_agent.feed(leader_machine.ProgressFromRank(record=record)) if self._leader_agent else None
+            )
         )
-        leading = {names.MASTER_FD: self._leading.master.fileno(), names.PROGRESS_FD: self._pipe.write_descriptor}
+        leading = {names.MASTER_FD: self._leader_agent.master.fileno(), names.PROGRESS_FD: self._pipe.write_descriptor}
         return found | leading
 
     def _record_processes(self) -> None:

@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     try:
         fork_server.warm(os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET)
     except Exception as error:
-        fork_server.say(type="failed", message=f"{type(error).__name__}: {error}")
+        fork_server.send(type="failed", message=f"{type(error).__name__}: {error}")
         raise
     return fork_server.serve()
 
@@ -70,7 +70,7 @@ class ForkServer:
         # ranks.
         gc.collect()
         gc.freeze()
-        self.say(type="ready", threads=len(os.listdir("/proc/self/task")))  # noqa: PTH208 - pathlib is not worth a module
+        self.send(type="ready", threads=len(os.listdir("/proc/self/task")))  # noqa: PTH208 - pathlib is not worth a module
 
     def serve(self) -> int:
         """Obey until the launcher is gone; every rank then ends too."""
@@ -108,21 +108,21 @@ class ForkServer:
     def _fork(self, command: dict[str, Any], descriptors: list[int]) -> None:
         parent = os.getpid()
         # A pipe and not a file: a rank's message must get through even if the disk is full.
-        told, tells = os.pipe()
-        for end in (told, tells):
+        reader, writer = os.pipe()
+        for end in (reader, writer):
             os.set_blocking(end, False)
         pid = os.fork()
         if pid == 0:
-            os.close(told)
-            self._become_rank(parent, command, descriptors, tells)
-        os.close(tells)
+            os.close(reader)
+            self._become_rank(parent, command, descriptors, writer)
+        os.close(writer)
         # In both processes: whichever comes first, the group exists before anyone signals it.
         with contextlib.suppress(PermissionError, ProcessLookupError):
             os.setpgid(pid, pid)
-        self._ranks[pid] = (command["attempt"], command["rank"], told)
-        self.say(type="forked", attempt=command["attempt"], rank=command["rank"], pid=pid)
+        self._ranks[pid] = (command["attempt"], command["rank"], reader)
+        self.send(type="forked", attempt=command["attempt"], rank=command["rank"], pid=pid)
 
-    def _become_rank(self, parent: int, command: dict[str, Any], descriptors: list[int], tells: int) -> NoReturn:
+    def _become_rank(self, parent: int, command: dict[str, Any], descriptors: list[int], writer: int) -> NoReturn:
         code: int = ExitCode.ENVIRONMENT
         try:
             end_with_parent(parent)
@@ -133,7 +133,7 @@ class ForkServer:
             # A request to checkpoint may come before the rank listens for it; it must not die of that.
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
             _redirect(command["log"])
-            others = (told for _, _, told in self._ranks.values())
+            others = (reader for _, _, reader in self._ranks.values())
             for descriptor in (self._commands.fileno(), self._woken, self._wakes, *others):
                 os.close(descriptor)
             self._commands.detach()
@@ -141,12 +141,12 @@ class ForkServer:
             os.environ.update(command["environment"])
             for variable, descriptor in zip(command["descriptors"], descriptors, strict=True):
                 os.environ[variable] = str(descriptor)
-            os.environ[ERROR_VARIABLE] = str(tells)
+            os.environ[ERROR_VARIABLE] = str(writer)
             code = ExitCode.INTERNAL
-            code = _call(self._target, tells)
+            code = _call(self._target, writer)
         except BaseException as error:  # noqa: BLE001 - a rank ends here, whatever happened, and says so by its exit code
             traceback.print_exc()
-            _tell(tells, f"{type(error).__name__}: {error}")
+            _write_error(writer, f"{type(error).__name__}: {error}")
         finally:
             _flush()
             os._exit(code)
@@ -160,15 +160,15 @@ class ForkServer:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(ended.si_pid, signal.SIGKILL)
             pid, status = os.waitpid(ended.si_pid, 0)
-            attempt, rank, told = self._ranks.pop(pid)
+            attempt, rank, reader = self._ranks.pop(pid)
             signalled = os.WIFSIGNALED(status)
-            self.say(
+            self.send(
                 type="exited",
                 attempt=attempt,
                 rank=rank,
                 code=None if signalled else os.WEXITSTATUS(status),
                 signal=os.WTERMSIG(status) if signalled else None,
-                message=_last_word(told),
+                message=_read_error(reader),
             )
 
     def _kill(self) -> None:
@@ -177,7 +177,7 @@ class ForkServer:
                 os.killpg(pid, signal.SIGKILL)
             os.kill(pid, signal.SIGKILL)
 
-    def say(self, **message: Any) -> None:
+    def send(self, **message: Any) -> None:
         """Tell the launcher."""
         # The launcher reads at once or is gone; if it is gone, the next read of a command reports that.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -204,7 +204,7 @@ def _redirect(log: str) -> None:
     os.close(output)
 
 
-def _call(target: Callable[[], Any] | None, tells: int) -> int:
+def _call(target: Callable[[], Any] | None, writer: int) -> int:
     assert target is not None
     try:
         result = target()
@@ -212,24 +212,24 @@ def _call(target: Callable[[], Any] | None, tells: int) -> int:
         result = leave.code
         if isinstance(result, str):
             sys.stderr.write(result + "\n")
-            _tell(tells, result)
+            _write_error(writer, result)
             return ExitCode.INTERNAL
     return int(result or ExitCode.OK)
 
 
-def _tell(tells: int, sentence: str) -> None:
+def _write_error(writer: int, sentence: str) -> None:
     with contextlib.suppress(OSError):
-        os.write(tells, sentence.encode(errors="replace")[:ERROR_BYTES_MAX])
+        os.write(writer, sentence.encode(errors="replace")[:ERROR_BYTES_MAX])
 
 
-def _last_word(told: int) -> str:
+def _read_error(reader: int) -> str:
     """Read a rank's error pipe; never waits, whoever else still holds the other end."""
     try:
-        return os.read(told, ERROR_BYTES_MAX).decode(errors="replace")
+        return os.read(reader, ERROR_BYTES_MAX).decode(errors="replace")
     except BlockingIOError:
         return ""
     finally:
-        os.close(told)
+        os.close(reader)
 
 
 def _flush() -> None:

@@ -35,7 +35,7 @@ RESUME_RETRY_S = 1.0
 FLUSH_S = 2.0
 
 
-class Leading:
+class LeaderAgent:
     """Runs the leader's machine.
 
     Args:

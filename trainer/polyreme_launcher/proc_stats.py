@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from polyreme_launcher.protocol.follower import RanksSeen
+from polyreme_launcher.protocol.follower import RanksSampled
 
-LOOK_EVERY_S = 2.0
+SAMPLE_INTERVAL_S = 2.0
 IDLE_TICKS_MAX = 1
 """CPU time between two samples, in ticks of 10 ms, that a waiting process may use: its background threads wake up."""
 _STATE, _USER, _SYSTEM = 0, 11, 12
@@ -15,13 +15,13 @@ _STATE, _USER, _SYSTEM = 0, 11, 12
 _STOPPED = frozenset("Tt")
 
 
-class Sightings:
+class ProcessSampler:
     """Samples processes, and remembers their CPU time until the next sample."""
 
     def __init__(self) -> None:
         self._ticks: dict[int, int] = {}
 
-    def look(self, pids: Mapping[int, int]) -> RanksSeen:
+    def sample(self, pids: Mapping[int, int]) -> RanksSampled:
         """Sample the living ranks, pids by rank. One that is seen for the first time is not idle."""
         before, self._ticks = self._ticks, {}
         idle, stopped = 0, []
@@ -34,7 +34,7 @@ class Sightings:
             if fields[_STATE] in _STOPPED:
                 stopped.append(rank)
             idle += pid in before and ticks - before[pid] <= IDLE_TICKS_MAX
-        return RanksSeen(idle=idle, stopped=tuple(sorted(stopped)))
+        return RanksSampled(idle=idle, stopped=tuple(sorted(stopped)))
 
 
 def is_stopped(pid: int) -> bool:

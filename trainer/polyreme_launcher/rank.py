@@ -49,7 +49,7 @@ from polyreme_trainer.train.settings import (
     TrainSettings,
 )
 
-LAST_WORD_WAIT_S = 10.0
+LAST_RECORD_WAIT_S = 10.0
 """Longest wait for the launcher to read the pipe before the last record."""
 ERROR_BYTES_MAX = 4096
 """Longest last message: a pipe takes it whole and at once."""
@@ -61,8 +61,8 @@ _log = logging.getLogger(__name__)
 def main() -> int:
     """Train this rank; return its exit code."""
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
-    last_word = LastWord()
-    logging.getLogger().addHandler(last_word)
+    last_error = LastError()
+    logging.getLogger().addHandler(last_error)
     try:
         code = _train(os.environ)
     except PolyremeError as error:
@@ -72,11 +72,11 @@ def main() -> int:
         _log.error("rank ends, the environment failed: %s", error)
         code = int(ExitCode.ENVIRONMENT)
     if code != ExitCode.OK:
-        last_word.tell(os.environ.get(names.ERROR_FD))
+        last_error.send(os.environ.get(names.ERROR_FD))
     return code
 
 
-class LastWord(logging.Handler):
+class LastError(logging.Handler):
     """Keeps the newest logged error, so that the launcher can report why this rank ended."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class LastWord(logging.Handler):
         errors = [str(argument) for argument in arguments if isinstance(argument, BaseException)]
         self.sentence = errors[0] if errors and errors[0] else record.getMessage()
 
-    def tell(self, descriptor: str | None) -> None:
+    def send(self, descriptor: str | None) -> None:
         """Send it to the rank's parent by the pipe that the parent made."""
         if descriptor and self.sentence:
             with contextlib.suppress(OSError):
@@ -111,7 +111,7 @@ class PipeSink:
         line = record.model_dump_json(by_alias=True).encode() + b"\n"
         if record.phase is RankPhase.DONE:
             # Success depends on this record, and no step waits for it.
-            select.select([], [self._descriptor], [], LAST_WORD_WAIT_S)
+            select.select([], [self._descriptor], [], LAST_RECORD_WAIT_S)
         # A line of at most PIPE_BUF bytes is written whole or not at all.
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._descriptor, line)
@@ -132,22 +132,22 @@ def _train(environment: Mapping[str, str]) -> int:
     try:
         return train_rank(settings, source=source, evaluation=evaluation, sink=sink, clock=clock)
     except (MemoryError, RuntimeError) as error:
-        if (told := full_memory(error)) is None:
+        if (message := full_memory(error)) is None:
             raise
-        raise out_of_memory_error(job.spec, plan, told) from error
+        raise out_of_memory_error(job.spec, plan, message) from error
 
 
-def out_of_memory_error(spec: TrainingJobSpec, plan: Plan, told: str) -> RunFailedError:
+def out_of_memory_error(spec: TrainingJobSpec, plan: Plan, message: str) -> RunFailedError:
     """Name the largest consumers of a rank whose memory is full, and a plan that needs less."""
-    words = out_of_memory(
+    message = out_of_memory(
         setting_of(spec, plan.shape),
         plan.layout,
         plan.cut,
         packs_per_step=kinds_of_packs(spec)[0].per_step,
-        told=told,
+        message=message,
         recompute=plan.recompute_of(spec),
     )
-    return RunFailedError(words, field="spec.training.recompute, spec.parallelism or spec.workers.replicas")
+    return RunFailedError(message, field="spec.training.recompute, spec.parallelism or spec.workers.replicas")
 
 
 def settings_of(

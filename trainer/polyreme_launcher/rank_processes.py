@@ -79,7 +79,7 @@ class RankParent:
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         """Commands that the socket did not take yet, with descriptors of their own."""
         self._deaths = 0
-        self._complaint = ""
+        self._failure = ""
         """Why the newest fork server ended, if it reported that."""
         self._closing = False
         self._stopped_s = 0.0
@@ -127,7 +127,7 @@ class RankParent:
             log: File that its output is appended to.
             descriptors: Descriptors that it gets, by the variable with their numbers.
         """
-        self._say(
+        self._send(
             {
                 "type": "fork",
                 "attempt": attempt,
@@ -155,12 +155,12 @@ class RankParent:
 
     def kill(self) -> None:
         """Kill every rank; a fork server that does not answer in time is killed itself, and its ranks with it."""
-        self._say({"type": "kill"})
-        asyncio.get_running_loop().call_later(KILL_WAIT_S, self._kill_if_deaf, self._process, dict(self._live))
+        self._send({"type": "kill"})
+        asyncio.get_running_loop().call_later(KILL_WAIT_S, self._kill_if_unresponsive, self._process, dict(self._live))
 
     def signal(self, number: int) -> None:
         """Send a signal to every rank."""
-        self._say({"type": "signal", "signal": number})
+        self._send({"type": "signal", "signal": number})
 
     async def close(self) -> None:
         """End the fork server, and the ranks with it."""
@@ -183,7 +183,7 @@ class RankParent:
             self._process.poll()
             self._process = None
 
-    def _say(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
+    def _send(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
         if self._socket is None:
             return
         if len(self._outbox) >= OUTBOX_MAX:
@@ -239,14 +239,14 @@ class RankParent:
         elif message["type"] == "exited":
             self._end(message["attempt"], message["rank"], message["code"], message["signal"], message["message"])
         elif message["type"] == "failed":
-            self._complaint = message["message"]
+            self._failure = message["message"]
 
     def _end(self, attempt: int, rank: int, code: int | None, number: int | None, message: str) -> None:
         if (attempt, rank) in self._live:
             del self._live[attempt, rank]
             self._on_exit(attempt, rank, code, number, message)
 
-    def _kill_if_deaf(
+    def _kill_if_unresponsive(
         self, fork_server: subprocess.Popen[bytes] | None, asked: dict[tuple[int, int], int | None]
     ) -> None:
         # While it warms it has forked nothing yet, and it obeys in order once it is warm.
@@ -284,19 +284,21 @@ class RankParent:
         for (attempt, rank), pid in list(self._live.items()):
             # A rank that was never forked did not crash: the machine failed it.
             if pid is None:
-                self._end(attempt, rank, int(ExitCode.ENVIRONMENT), None, self._words("the ranks' parent process died"))
+                self._end(
+                    attempt, rank, int(ExitCode.ENVIRONMENT), None, self._with_failure("the ranks' parent process died")
+                )
             else:
                 self._end(attempt, rank, None, int(signal.SIGKILL), "")
         self._deaths += 1
         if self._deaths >= FORK_SERVER_DEATHS_MAX:
-            message = self._words(f"the ranks' parent process died {self._deaths} times before it ran ranks")
+            message = self._with_failure(f"the ranks' parent process died {self._deaths} times before it ran ranks")
             self._on_fail(EnvironmentFailedError(f"{message}, at most {FORK_SERVER_DEATHS_MAX - 1} are allowed"))
             return
-        self._complaint = ""
+        self._failure = ""
         self.start()
 
-    def _words(self, what: str) -> str:
-        return f"{what}: {self._complaint}" if self._complaint else what
+    def _with_failure(self, what: str) -> str:
+        return f"{what}: {self._failure}" if self._failure else what
 
 
 def _close(descriptors: list[int]) -> None:

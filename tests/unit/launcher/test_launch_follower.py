@@ -162,7 +162,7 @@ def test_a_follower_says_what_it_sees_of_the_ranks_of_the_current_attempt_only()
     feed(f.FromLeader(message=directive))
     feed(f.FromLeader(message=Release(attempt=1, master_address="a", master_port=1, resume_from=None)))
     assert feed(f.Tick()) == [Beat()]
-    feed(f.RanksSeen(idle=1, stopped=(0,)))
+    feed(f.RanksSampled(idle=1, stopped=(0,)))
     assert feed(f.Tick()) == [Beat(idle_ranks=1, stopped=(0,))]
     feed(f.FromLeader(message=dataclasses.replace(directive, attempt=2)))
     assert feed(f.Tick()) == [Beat()]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polyreme_launcher.proc_stats import Sightings
+from polyreme_launcher.proc_stats import ProcessSampler
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
 
@@ -19,18 +19,18 @@ def test_a_stopped_process_is_seen_as_such_and_one_that_computes_is_not_idle() -
     with subprocess.Popen([sys.executable, "-c", SPIN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        sightings = Sightings()
-        assert sightings.look({3: process.pid}).idle == 0, "it has never been seen before"
+        sightings = ProcessSampler()
+        assert sightings.sample({3: process.pid}).idle == 0, "it has never been seen before"
         process.stdin.write(b"\n")
         process.stdin.flush()
         process.stdout.readline()
-        seen = sightings.look({3: process.pid})
+        seen = sightings.sample({3: process.pid})
         assert (seen.idle, seen.stopped) == (0, ())
-        seen = sightings.look({3: process.pid})
+        seen = sightings.sample({3: process.pid})
         assert (seen.idle, seen.stopped) == (1, ())
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        seen = sightings.look({3: process.pid})
+        seen = sightings.sample({3: process.pid})
         assert (seen.idle, seen.stopped) == (1, (3,))
         process.kill()
 
@@ -38,5 +38,5 @@ def test_a_stopped_process_is_seen_as_such_and_one_that_computes_is_not_idle() -
 def test_a_process_that_is_gone_is_neither() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    seen = Sightings().look({3: process.pid})
+    seen = ProcessSampler().sample({3: process.pid})
     assert (seen.idle, seen.stopped) == (0, ())

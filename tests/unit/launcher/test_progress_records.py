@@ -5,7 +5,7 @@ import select
 import pytest
 
 from polyreme_api.progress import LAYERS_MAX, CheckpointRef, ProgressRecord, RankPhase, RoutingByLayer
-from polyreme_launcher.protocol.records import with_word_of_rank
+from polyreme_launcher.protocol.records import with_rank_record
 
 
 @pytest.mark.parametrize(
@@ -51,5 +51,5 @@ def test_the_longest_record_of_a_rank_is_one_that_a_pipe_takes_whole() -> None:
         updated_at_s=1764000000.1234567,
     )
     assert len(record.model_dump_json(by_alias=True)) + 1 <= select.PIPE_BUF
-    said = with_word_of_rank(ProgressRecord(attempt=100_000, joined=3), record)
+    said = with_rank_record(ProgressRecord(attempt=100_000, joined=3), record)
     assert (said.routing, said.stage, said.held_out_step, said.joined) == (full, "s" * 63, 100_000_000, 3)

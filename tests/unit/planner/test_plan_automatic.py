@@ -214,7 +214,7 @@ def test_a_rank_whose_memory_is_full_hears_what_takes_it_and_what_needs_less() -
     setting = setting_of(spec, KIMI_VL_A3B)
     layout = Layout(dp=4, ep=8, tp=2, pp=4)
     cut = dataclasses.replace(plan_for(big(4, dp=4, ep=8, tp=2, pp=4)).cut, schedule=Schedule.ONE_F_ONE_B)
-    words = out_of_memory(setting, layout, cut, packs_per_step=64, told="tried to allocate 2 GiB")
+    words = out_of_memory(setting, layout, cut, packs_per_step=64, message="tried to allocate 2 GiB")
     assert words.startswith("rank ran out of memory: tried to allocate 2 GiB; the plan, dp4 ep8 pp4 tp2, counts ")
     assert "optimizer" in words
     held = memory_of_cut(setting, layout, cut, packs_per_step=64).total_bytes / 2**30

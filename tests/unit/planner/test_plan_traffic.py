@@ -149,7 +149,7 @@ def test_gradients_have_the_bytes_and_the_moment_that_the_trainer_gives_them(
     found = step_exchanges(Layout(dp=8), numerics, common=1000, routed=0, microbatches=4)
     assert [one.moment for one in found] == moments
     assert sum(one.sent_bytes for one in found) == pytest.approx(1000 * 7 / 8 * number_bytes)
-    silent = step_exchanges(Layout(dp=8), MIXED, common=1000, routed=0, microbatches=4, told=False)
+    silent = step_exchanges(Layout(dp=8), MIXED, common=1000, routed=0, microbatches=4, signalled=False)
     assert silent[0].moment is Moment.AFTER, "an order that makes gradients of weights apart tells nobody"
 
 

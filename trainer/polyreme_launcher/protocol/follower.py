@@ -48,7 +48,7 @@ class RankExited:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RanksSeen:
+class RanksSampled:
     """The processes of the ranks were sampled."""
 
     idle: int
@@ -70,7 +70,7 @@ class StopRequested:
     """Time that ranks have to checkpoint; then they are killed."""
 
 
-FollowerEvent: TypeAlias = LeaderConnected | LeaderLost | FromLeader | RankExited | RanksSeen | Tick | StopRequested
+FollowerEvent: TypeAlias = LeaderConnected | LeaderLost | FromLeader | RankExited | RanksSampled | Tick | StopRequested
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class FollowerState:
     connected: bool = False
     ending_code: int | None = None
     """Set when the launcher itself shall end, as soon as no rank lives."""
-    seen: RanksSeen | None = None
+    sample: RanksSampled | None = None
     """The newest sample of the living ranks."""
     kill_at_s: float | None = None
     """When ranks that were asked to stop are killed."""
@@ -177,8 +177,8 @@ class FollowerMachine:
                 return _on_message(heard, message)
             case RankExited():
                 return _on_exit(state, event)
-            case RanksSeen():
-                return (state, ()) if event == state.seen else (dataclasses.replace(state, seen=event), ())
+            case RanksSampled():
+                return (state, ()) if event == state.sample else (dataclasses.replace(state, sample=event), ())
             case Tick():
                 return _on_tick(state, now_s)
             case StopRequested(grace_s=grace_s):
@@ -237,7 +237,7 @@ def _on_release(state: FollowerState, release: Release) -> Step:
     if state.live or state.forked_attempt >= directive.attempt:
         return state, ()
     forked = dataclasses.replace(
-        state, live=frozenset(state.ranks), forked_attempt=directive.attempt, exits=(), seen=None, kill_at_s=None
+        state, live=frozenset(state.ranks), forked_attempt=directive.attempt, exits=(), sample=None, kill_at_s=None
     )
     return forked, (ForkRanks(directive=directive, release=release),)
 
@@ -268,9 +268,9 @@ def _on_tick(state: FollowerState, now_s: float) -> Step:
 
 
 def _beat(state: FollowerState) -> Beat:
-    if not state.live or state.seen is None or state.attempt != state.forked_attempt:
+    if not state.live or state.sample is None or state.attempt != state.forked_attempt:
         return Beat()
-    return Beat(idle_ranks=state.seen.idle, stopped=state.seen.stopped)
+    return Beat(idle_ranks=state.sample.idle, stopped=state.sample.stopped)
 
 
 def _on_stop(state: FollowerState, kill_at_s: float) -> Step:

@@ -37,11 +37,11 @@ from polyreme_launcher.protocol.leader_events import (
 from polyreme_launcher.protocol.messages import Beat, Directive, Exited, Finish, Joined, Leaving, Release
 from polyreme_launcher.protocol.records import (
     cause_of,
+    failure_exits,
     is_urgent,
-    telling_exits,
     with_leaving,
-    with_seen,
-    with_word_of_rank,
+    with_rank_record,
+    with_samples,
 )
 
 __all__ = [
@@ -90,16 +90,16 @@ class LeaderState:
     fixing: bool = False
     released: bool = False
     """Whether the barrier is passed, and the Lease shall record it."""
-    told: bool = False
+    announced: bool = False
     """Whether the Lease records it, and the followers were notified."""
     exits: Mapping[int, Exited] = dataclasses.field(default_factory=dict)
     """Exits of this attempt's ranks, by rank."""
     heard: Mapping[int, float] = dataclasses.field(default_factory=dict)
     """When each index last sent a message, since it connected."""
     ticked_at_s: float = float("-inf")
-    seen: Mapping[int, Beat] = dataclasses.field(default_factory=dict)
+    samples: Mapping[int, Beat] = dataclasses.field(default_factory=dict)
     """The followers' last samples of their ranks' processes, by index."""
-    said_success: bool = False
+    success_recorded: bool = False
     """Whether rank 0's last record says that the attempt succeeded."""
     record: ProgressRecord | None = None
     renewed_at_s: float = float("-inf")
@@ -178,11 +178,11 @@ def _on_job(state: LeaderState, attempt: AttemptView) -> Step:
         renewed_at_s=state.renewed_at_s,
         beat_at_s=state.beat_at_s,
     )
-    drops = tuple(effect for index, number in old.items() for effect in _let_go(attempt, index, number))
+    drops = tuple(effect for index, number in old.items() for effect in _dismiss(attempt, index, number))
     return _settle(state, (*drops, *(SendTo(index=index, message=_directive(attempt, index)) for index in state.peers)))
 
 
-def _let_go(attempt: AttemptView, index: int, replacement: int) -> tuple[LeaderEffect, ...]:
+def _dismiss(attempt: AttemptView, index: int, replacement: int) -> tuple[LeaderEffect, ...]:
     """Close the connection of an outdated pod; one whose place is gone for good has nothing left to do."""
     drop = DropPeer(index=index, replacement=replacement)
     return (drop,) if index < attempt.replicas else (SendTo(index=index, message=Finish(code=ExitCode.OK)), drop)
@@ -235,7 +235,7 @@ def _on_peer(state: LeaderState, event: FromPeer) -> Step:
             return _on_joined(state, attempt, message)
         case Exited() if message.attempt == attempt.number and message.rank // attempt.devices == event.index:
             return _on_exited(state, message)
-        case Beat() if state.told and event.index < attempt.replicas:
+        case Beat() if state.announced and event.index < attempt.replicas:
             return _on_beat(state, event.index, message), ()
         case Leaving() if event.index < attempt.replicas:
             return _on_leaving(state, event.index), ()
@@ -245,10 +245,10 @@ def _on_peer(state: LeaderState, event: FromPeer) -> Step:
 
 def _on_beat(state: LeaderState, index: int, beat: Beat) -> LeaderState:
     # The state at the first rank's exit is the cause; the others end because of it.
-    if state.record is None or state.seen.get(index) == beat or state.record.exits:
+    if state.record is None or state.samples.get(index) == beat or state.record.exits:
         return state
-    seen = {**state.seen, index: beat}
-    return dataclasses.replace(state, seen=seen, record=with_seen(state.record, seen.values()))
+    samples = {**state.samples, index: beat}
+    return dataclasses.replace(state, samples=samples, record=with_samples(state.record, samples.values()))
 
 
 def _on_leaving(state: LeaderState, index: int) -> LeaderState:
@@ -261,10 +261,10 @@ def _on_joined(state: LeaderState, attempt: AttemptView, joined: Joined) -> Step
         return state, ()
     launchers = {**state.launchers, joined.index: joined.launcher}
     if state.released:
-        if not state.told:
+        if not state.announced:
             return dataclasses.replace(state, launchers=launchers), ()
         if joined.launcher != state.launchers.get(joined.index):
-            return _on_stranger(state, joined), ()
+            return _on_other_process(state, joined), ()
         if joined.forked or state.resume is None:
             return state, ()
         # The connection broke between release and fork: the ranks of this index still wait for it.
@@ -273,7 +273,7 @@ def _on_joined(state: LeaderState, attempt: AttemptView, joined: Joined) -> Step
     return _settle(state, ())
 
 
-def _on_stranger(state: LeaderState, joined: Joined) -> LeaderState:
+def _on_other_process(state: LeaderState, joined: Joined) -> LeaderState:
     """Fail the attempt: a pod that was created late or again would run the second ranks of its place."""
     if state.record is None or state.record.outcome is not None:
         return state
@@ -351,16 +351,16 @@ def _release(resume: ResumeFixed) -> Release:
 
 def _concluded(state: LeaderState, attempt: AttemptView, record: ProgressRecord) -> ProgressRecord:
     """Put the exits that show a cause, and the outcome once there is one, on the record."""
-    telling = telling_exits(state.exits.values(), run=attempt.run, leaving=record.leaving, devices=attempt.devices)
-    failed = tuple(RankExit(rank=exited.rank, code=exited.code, signal=exited.signal) for exited in telling)
+    failures = failure_exits(state.exits.values(), run=attempt.run, leaving=record.leaving, devices=attempt.devices)
+    failed = tuple(RankExit(rank=exited.rank, code=exited.code, signal=exited.signal) for exited in failures)
     changes: dict[str, object] = {}
     if failed != record.exits:
-        changes = {"exits": failed, "message": cause_of(telling)[:MESSAGE_CHARACTERS_MAX]}
+        changes = {"exits": failed, "message": cause_of(failures)[:MESSAGE_CHARACTERS_MAX]}
     ended = len(state.exits) == attempt.replicas * attempt.devices
     all_zero = ended and all(exited.code == ExitCode.OK for exited in state.exits.values())
-    if all_zero and state.said_success:
+    if all_zero and state.success_recorded:
         changes |= {"outcome": Outcome.SUCCEEDED, "phase": RankPhase.DONE}
-    elif not attempt.run and (ended or not state.told):
+    elif not attempt.run and (ended or not state.announced):
         changes["outcome"] = Outcome.STOPPED
     elif all_zero and record.outcome is None:
         message = "every rank exited with 0, but rank 0's last record does not report success"
@@ -371,9 +371,9 @@ def _concluded(state: LeaderState, attempt: AttemptView, record: ProgressRecord)
 def _on_progress(state: LeaderState, record: ProgressRecord) -> LeaderState:
     if state.record is None or record.attempt != state.record.attempt or state.record.outcome is not None:
         return state
-    merged = with_word_of_rank(state.record, record)
-    said = record.outcome is Outcome.SUCCEEDED or record.phase is RankPhase.DONE
-    return dataclasses.replace(state, record=merged, said_success=said)
+    merged = with_rank_record(state.record, record)
+    succeeded = record.outcome is Outcome.SUCCEEDED or record.phase is RankPhase.DONE
+    return dataclasses.replace(state, record=merged, success_recorded=succeeded)
 
 
 def _on_written(state: LeaderState, record: ProgressRecord) -> Step:
@@ -382,16 +382,16 @@ def _on_written(state: LeaderState, record: ProgressRecord) -> Step:
         return state, ()
     if record.outcome is Outcome.SUCCEEDED:
         return _finish(state, ExitCode.OK)
-    if not (record.released and attempt.run) or state.told or state.resume is None:
+    if not (record.released and attempt.run) or state.announced or state.resume is None:
         return state, ()
-    return dataclasses.replace(state, told=True), (Broadcast(message=_release(state.resume)),)
+    return dataclasses.replace(state, announced=True), (Broadcast(message=_release(state.resume)),)
 
 
 def _finish(state: LeaderState, code: int) -> Step:
     """End every launcher after success; end only this one when it is fenced, the others wait for its successor."""
     finish = Finish(code=code)
-    told: LeaderEffect = Broadcast(message=finish) if code == ExitCode.OK else SendTo(index=0, message=finish)
-    return dataclasses.replace(state, finished=True), (told,)
+    effect: LeaderEffect = Broadcast(message=finish) if code == ExitCode.OK else SendTo(index=0, message=finish)
+    return dataclasses.replace(state, finished=True), (effect,)
 
 
 def _on_tick(state: LeaderState, now_s: float) -> Step:
@@ -413,7 +413,7 @@ def _without_silent(state: LeaderState, now_s: float) -> LeaderState:
     heard = dict.fromkeys(state.heard, now_s) if stood_still else state.heard
     state = dataclasses.replace(state, ticked_at_s=now_s, heard=heard)
     record = state.record
-    if record is None or not state.told or record.outcome is not None or record.exits:
+    if record is None or not state.announced or record.outcome is not None or record.exits:
         return state
     silent = [index for index in state.peers if now_s - heard.get(index, now_s) > FOLLOWER_SILENCE_MAX_S]
     if not silent:

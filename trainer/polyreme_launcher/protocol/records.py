@@ -20,10 +20,10 @@ def is_urgent(before: ProgressRecord | None, now: ProgressRecord) -> bool:
     """Return whether a change is urgent: attempt, phase, checkpoint, exit, outcome; steps wait for a renewal."""
     if before is None or before is now:
         return before is None
-    return _told(before) != _told(now)
+    return _urgent(before) != _urgent(now)
 
 
-def _told(record: ProgressRecord) -> tuple[object, ...]:
+def _urgent(record: ProgressRecord) -> tuple[object, ...]:
     """The fields of a record that are written at once when they change."""
     return (
         record.attempt,
@@ -37,20 +37,20 @@ def _told(record: ProgressRecord) -> tuple[object, ...]:
     )
 
 
-def with_word_of_rank(known: ProgressRecord, said: ProgressRecord) -> ProgressRecord:
+def with_rank_record(known: ProgressRecord, reported: ProgressRecord) -> ProgressRecord:
     """Merge rank 0's record of its attempt."""
-    update = {name: getattr(said, name) for name in _FROM_RANK}
+    update = {name: getattr(reported, name) for name in _FROM_RANK}
     if known.exits:
         # A rank that has not noticed a failure yet must not overwrite its description.
         update["message"] = known.message
     # A checkpoint once durable stays so, even if a record does not repeat it.
-    update["checkpoint"] = said.checkpoint or known.checkpoint
+    update["checkpoint"] = reported.checkpoint or known.checkpoint
     return known.model_copy(update=update)
 
 
-def with_seen(known: ProgressRecord, seen: Iterable[Beat]) -> ProgressRecord:
+def with_samples(known: ProgressRecord, samples: Iterable[Beat]) -> ProgressRecord:
     """Sum up the launchers' samples of their ranks' processes."""
-    beats = list(seen)
+    beats = list(samples)
     stopped = tuple(sorted(rank for beat in beats for rank in beat.stopped))[:EXITS_MAX]
     return known.model_copy(update={"idle_ranks": sum(beat.idle_ranks for beat in beats), "stopped": stopped})
 
@@ -70,7 +70,7 @@ def cause_of(failed: Sequence[Exited]) -> str:
     return next((exited.message for exited in [*damaged, *failed]), "")
 
 
-def telling_exits(exits: Iterable[Exited], *, run: bool, leaving: Collection[int], devices: int) -> list[Exited]:
+def failure_exits(exits: Iterable[Exited], *, run: bool, leaving: Collection[int], devices: int) -> list[Exited]:
     """Choose the exits that are failures.
 
     While ranks shall stop, a kill and its exit code are as requested. When a worker leaves, all ranks stop after the
@@ -84,10 +84,10 @@ def telling_exits(exits: Iterable[Exited], *, run: bool, leaving: Collection[int
         devices: Ranks of a worker.
     """
 
-    def tells(one: Exited) -> bool:
+    def is_failure(one: Exited) -> bool:
         if not run:
             return one.signal is None and one.code not in {ExitCode.OK, ExitCode.STOPPED}
         stopped_with_another = bool(leaving) and one.code == ExitCode.STOPPED and one.rank // devices not in leaving
         return one.code != ExitCode.OK and not stopped_with_another
 
-    return [one for one in exits if tells(one)][:EXITS_MAX]
+    return [one for one in exits if is_failure(one)][:EXITS_MAX]

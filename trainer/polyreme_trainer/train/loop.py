@@ -28,7 +28,7 @@ from polyreme_trainer.train.signals import Requests
 from polyreme_trainer.train.state import TrainState, backward, enter, reduce, update
 
 
-class Ending(enum.Enum):
+class LoopEnd(enum.Enum):
     """Why the loop ended."""
 
     DONE = "all steps are trained"
@@ -54,7 +54,7 @@ class Loop:
     """Held-out samples, for their loss during training."""
     clock: Clock
 
-    def run(self) -> Ending:
+    def run(self) -> LoopEnd:
         """Train to the last step or until asked to stop, and leave a committed checkpoint of the last step taken.
 
         Raises:
@@ -71,7 +71,7 @@ class Loop:
                 break
         self.reporter.phase(RankPhase.CHECKPOINTING)
         self.writer.wait()
-        return Ending.DONE if self.state.step == self.settings.steps else Ending.STOPPED
+        return LoopEnd.DONE if self.state.step == self.settings.steps else LoopEnd.STOPPED
 
     def _step(self) -> GlobalStep:
         begun_s = self.clock.steady_s()
@@ -136,7 +136,7 @@ class Loop:
         )
         self.log.write(record)
         self.routing.add(total.routing_MX, step=self.state.step)
-        self.reporter.step(record, self.routing.told(total.routing_MX))
+        self.reporter.step(record, self.routing.reportable(total.routing_MX))
 
     def _save(self) -> None:
         self.log.flush()

@@ -117,12 +117,14 @@ class Optimizer:
 
     def _empty(self, part: FlatParameters) -> PartState:
         if part.masters is not None:
-            part.masters = self._home(part.masters)
+            part.masters = self._to_state_memory(part.masters)
         lengths = part.own_whole_length, *[part.own_length - part.own_whole_length] * 2
-        momentum, first, second = (self._home(torch.zeros(length, device=part.values.device)) for length in lengths)
+        momentum, first, second = (
+            self._to_state_memory(torch.zeros(length, device=part.values.device)) for length in lengths
+        )
         return PartState(part=part, momentum=momentum, first=first, second=second)
 
-    def _home(self, state: Tensor) -> Tensor:
+    def _to_state_memory(self, state: Tensor) -> Tensor:
         return state.cpu().pin_memory() if self._settings.state_on_host and state.device.type != "cpu" else state
 
     def step(

@@ -47,7 +47,7 @@ class RoutingTable:
         else:
             self._sum_MX += numbers_MX
 
-    def told(self, routing_MX: Tensor) -> RoutingByLayer | None:
+    def reportable(self, routing_MX: Tensor) -> RoutingByLayer | None:
         """Return the numbers of a step that are reported during training; None if there are no layers, or too many."""
         if not 0 < routing_MX.shape[0] <= LAYERS_MAX:
             return None

@@ -26,7 +26,7 @@ from polyreme_trainer.train.checkpoint_content import adopted, content, restored
 from polyreme_trainer.train.evaluation import evaluate, write_evaluation
 from polyreme_trainer.train.export import export
 from polyreme_trainer.train.initial_weights import begin
-from polyreme_trainer.train.loop import Ending, Loop
+from polyreme_trainer.train.loop import Loop, LoopEnd
 from polyreme_trainer.train.microbatches import PackReader
 from polyreme_trainer.train.records import Reporter, open_step_log
 from polyreme_trainer.train.routing_tables import RoutingTable
@@ -104,7 +104,7 @@ def _train(
                 routing=RoutingTable(saved.store, settings.shape.decoder, attempt=rank.attempt),
                 clock=reporter.clock,
             )
-            if loop.run() is Ending.STOPPED:
+            if loop.run() is LoopEnd.STOPPED:
                 return ExitCode.STOPPED
         if evaluation is not None:
             _evaluate(settings, state, source, evaluation, world, reporter=reporter)

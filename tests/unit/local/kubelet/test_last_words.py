@@ -93,18 +93,18 @@ def test_a_sentence_is_one_line_of_bounded_length_without_credentials() -> None:
 
 @pytest.mark.slow
 def test_a_rank_tells_the_words_of_its_last_logged_error() -> None:
-    from polyreme_launcher.rank import LastWord
+    from polyreme_launcher.rank import LastError
 
     told, tells = os.pipe()
     log = logging.getLogger("polyreme.test.words")
-    word = LastWord()
+    word = LastError()
     log.addHandler(word)
     try:
         log.warning("nothing")
         log.error("rank %d ends: %s", 3, InvalidConfigError("no such model: 'x'", field="spec.model"))
-        word.tell(str(tells))
+        word.send(str(tells))
         assert os.read(told, 4096).decode() == "no such model: 'x'; change spec.model"
-        word.tell(None)
+        word.send(None)
     finally:
         log.removeHandler(word)
         os.close(told)

@@ -25,7 +25,7 @@ STEP_MX = torch.cat((LOAD, DROPPED, ENTROPY), dim=1)
 def test_each_layer_is_told_by_three_numbers_and_kept_by_expert(tmp_path: Path) -> None:
     store = open_store(tmp_path.as_uri())
     table = RoutingTable(store, SHAPE, attempt=2)
-    told = table.told(STEP_MX)
+    told = table.reportable(STEP_MX)
     assert told is not None
     assert (told.first_layer, told.load_max, told.dropped) == (1, (1.0, 2.5), (0, 6))
     assert told.entropy == pytest.approx((1.25, 0.5)), "of each of eight tokens"
@@ -42,8 +42,8 @@ def test_each_layer_is_told_by_three_numbers_and_kept_by_expert(tmp_path: Path) 
 
 def test_a_step_without_tokens_and_a_model_of_very_many_layers_break_nothing(tmp_path: Path) -> None:
     table = RoutingTable(open_store(tmp_path.as_uri()), SHAPE, attempt=1)
-    empty = table.told(torch.zeros_like(STEP_MX))
+    empty = table.reportable(torch.zeros_like(STEP_MX))
     assert empty is not None
     assert (empty.load_max, empty.entropy, empty.dropped) == ((0.0, 0.0), (0.0, 0.0), (0, 0))
-    assert table.told(torch.zeros(LAYERS_MAX + 1, STEP_MX.shape[1])) is None
-    assert table.told(torch.zeros(0, STEP_MX.shape[1])) is None
+    assert table.reportable(torch.zeros(LAYERS_MAX + 1, STEP_MX.shape[1])) is None
+    assert table.reportable(torch.zeros(0, STEP_MX.shape[1])) is None

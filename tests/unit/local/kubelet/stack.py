@@ -29,7 +29,7 @@ from polyreme_operator.port import Manifest, NotFoundError, ObjectRef
 from polyreme_planner.plan import Plan, plan_for
 from polyreme_system.clock import SystemClock
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SAMPLE = ROOT / "manifests/samples/quickstart.yaml"
 PATIENCE_S = 60.0
 

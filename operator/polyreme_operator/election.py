@@ -1,9 +1,9 @@
-"""One replica at a time: a Lease that is renewed while its holder works, and taken when its holder falls silent.
+"""Leader election by a Lease: the holder renews it while it works, and a contender takes it when renewals stop.
 
-As client-go's leader election does, nobody trusts another's clock: a contender counts from when it saw the Lease change
-last, a holder from before it sent the renewal that was confirmed last. A holder stops at two thirds of the lease, so
-two replicas lead at once only if one's clock runs half as fast again as the other's. What a replica that was stopped
-in the middle of a write still does is harmless: every write has its precondition.
+As in client-go, no replica trusts another's clock: a contender counts from its last observed change of the Lease, the
+holder from before it sent its last confirmed renewal. The holder stops after two thirds of the lease duration, so two
+replicas lead at once only if one clock runs 1.5 times as fast as the other. A replica that is suspended in the middle
+of a write can't do harm, because every write has a precondition.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from polyreme_operator.port import (
 
 LEASE_NAME = "polyreme-operator"
 LEASE_S = 15.0
-"""Silence after which a Lease may be taken."""
+"""Time without a renewal after which a Lease may be taken."""
 RENEW_S = 2.0
 DEADLINE_RATIO = 2 / 3
-"""Share of the lease after which a holder that could not renew it stops."""
+"""Share of the lease duration after which a holder that could not renew it stops."""
 TRIES_A_DEADLINE = 2
-"""Renewals that fit into the deadline when the API server answers none of them."""
+"""Renewal attempts within the deadline if the API server answers none of them."""
 JITTER_RATIO = 0.2
 ROUNDS_MAX = 2
-"""Reads and writes of one try: a write that finds another version reads once and writes again."""
+"""Reads and writes of one attempt: after a conflict it reads once and writes again."""
 
 _log = logging.getLogger(__name__)
 
 
 class Move(StrEnum):
-    """What to do with the Lease as it was seen."""
+    """Action on the Lease."""
 
     CREATE = "create"
     TAKE = "take"
@@ -62,11 +62,11 @@ class Seen:
     acquired: str
     renewed: str
     since_s: float
-    """When we first saw it say this, by our own steady clock."""
+    """When this replica first saw this content, by its own steady clock."""
 
 
 def observe(manifest: Manifest, known: Seen | None, *, at_s: float) -> Seen:
-    """Read a Lease; what says the same as before was seen before."""
+    """Parse a Lease; unchanged content keeps its observation time."""
     spec = manifest.get("spec") or {}
     seen = Seen(
         version=str(manifest["metadata"]["resourceVersion"]),
@@ -83,7 +83,7 @@ def observe(manifest: Manifest, known: Seen | None, *, at_s: float) -> Seen:
 
 
 def decide(seen: Seen | None, *, identity: str, now_s: float) -> Move:
-    """Decide what a replica does with the Lease.
+    """Decide the next action of a replica.
 
     Args:
         seen: The Lease, None if there is none.
@@ -100,7 +100,7 @@ def decide(seen: Seen | None, *, identity: str, now_s: float) -> Move:
 
 
 def lease_spec(move: Move, seen: Seen | None, *, identity: str, lease_s: float, now: str) -> Manifest:
-    """Return the specification that a move writes."""
+    """Return the spec that an action writes."""
     keeps = move is Move.RENEW and seen is not None
     return {
         "holderIdentity": identity,
@@ -122,7 +122,7 @@ async def lead(
     lease_s: float = LEASE_S,
     renew_s: float = RENEW_S,
 ) -> None:
-    """Run while leading, again each time the Lease is had; return when ``run`` does.
+    """Run ``run`` whenever this replica holds the Lease; return when ``run`` returns.
 
     Args:
         port: The cluster.
@@ -168,7 +168,7 @@ class _Candidate:
         self._ref = ObjectRef(kind="Lease", namespace=namespace, name=LEASE_NAME)
         self._seen: Seen | None = None
         self._sure = False
-        """Whether ``_seen`` is what our last write made: then the next one needs no read."""
+        """Whether ``_seen`` is the result of our last write, so that the next one needs no read."""
         self._until_s = float("-inf")
         self._said = ""
 
@@ -193,7 +193,7 @@ class _Candidate:
                 helper.result()
 
     async def release(self) -> None:
-        """Give the Lease back, if it is ours: the next replica need not wait for its end."""
+        """Release the Lease if this replica holds it, so that the next one need not wait."""
         self._until_s = float("-inf")
         try:
             async with asyncio.timeout(self._deadline_s / TRIES_A_DEADLINE):
@@ -214,7 +214,7 @@ class _Candidate:
         try:
             await self._port.patch(self._ref, {"spec": spec}, resource_version=seen.version)
         except ConflictError:
-            # A renewal of our own was under way when it was given up.
+            # A renewal of our own was in flight at the release.
             return False
         return True
 
@@ -222,7 +222,7 @@ class _Candidate:
         return self._clock.steady_s() < self._until_s
 
     def _patience_s(self) -> float:
-        """Time until the next try: soon enough to see renewals, and no later than the Lease's end."""
+        """Return the time until the next attempt: often enough to see renewals, at the latest at its expiry."""
         poll_s = self._renew_s * (1 + JITTER_RATIO * self._rng.random())
         if self._seen is None or not self._seen.holder:
             return poll_s
@@ -230,7 +230,7 @@ class _Candidate:
         return min(poll_s, left_s) if left_s > 0 else poll_s
 
     async def _renew(self) -> None:
-        """Renew until another is seen to hold the Lease."""
+        """Renew until another replica holds the Lease."""
         while True:
             await self._clock.sleep(self._renew_s)
             await self._try()
@@ -242,7 +242,7 @@ class _Candidate:
             await self._clock.sleep(max(0.0, self._until_s - self._clock.steady_s()))
 
     async def _try(self) -> None:
-        """Read and write once; what fails is tried again later."""
+        """Read and write once; failures are retried later."""
         try:
             async with asyncio.timeout(self._deadline_s / TRIES_A_DEADLINE):
                 await self._once()
@@ -264,7 +264,7 @@ class _Candidate:
             try:
                 await self._write(move)
             except (ConflictError, AlreadyExistsError):
-                # Another was faster, or an earlier write of our own landed behind its timeout.
+                # Another replica was faster, or an earlier write of ours was applied after its timeout.
                 continue
             return
 
@@ -272,7 +272,7 @@ class _Candidate:
         try:
             manifest = await self._port.get(self._ref)
         except NotFoundError:
-            # Somebody deleted it: who held it does not know yet, and is given the time that it had.
+            # The Lease was deleted; its holder does not know yet and keeps its remaining time.
             if decide(self._seen, identity=self._identity, now_s=self._clock.steady_s()) is not Move.WAIT:
                 self._seen = None
         else:

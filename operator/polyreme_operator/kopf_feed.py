@@ -1,9 +1,8 @@
 """Serves ``ClusterPort.watch`` of our own kinds from kopf's watches; other calls go to the wrapped port.
 
-kopf tells of each event by ``on.event`` alone: no finalizer, no annotation, no patch. What kopf cannot tell is made up
-for by lists: an object that was deleted while kopf had no connection is in no event, so a second telling of what was
-there before (kopf listed anew) ends a watch with ``GoneError``, and so does time, early after the start and then every
-minute.
+kopf reports events through ``on.event`` alone: no finalizer, no annotation, no patch. Lists find what kopf misses: an
+object that is deleted while kopf has no connection causes no event. When kopf reports known objects again, it has
+listed again, so the watch ends with ``GoneError``. A watch also ends shortly after the start, and then every minute.
 """
 
 from __future__ import annotations
@@ -63,18 +62,18 @@ class Feed:
         self._lists = 0
         """Number of kopf's lists noticed so far."""
         self._listed: dict[str, int] = {}
-        """By UID: how many of them told of this object, or had it behind them when it came."""
+        """By UID: how many of these lists came before or with this object's last event."""
         self._came = asyncio.Event()
 
-    def tell(self, told: str | None, manifest: Manifest) -> None:
+    def put(self, event_type: str | None, manifest: Manifest) -> None:
         """Take one event of kopf; type None marks an object of a list."""
         uid = str(manifest["metadata"]["uid"])
-        if told == WatchEventType.DELETED:
+        if event_type == WatchEventType.DELETED:
             self._listed.pop(uid, None)
             type_ = WatchEventType.DELETED
         else:
-            type_ = WatchEventType.MODIFIED if told is None else WatchEventType(told)
-            self._note_list(uid, listed=told is None)
+            type_ = WatchEventType.MODIFIED if event_type is None else WatchEventType(event_type)
+            self._note_list(uid, listed=event_type is None)
         if len(self._events) == self._events.maxlen:
             self._dropped = max(self._dropped, int(self._events[0].resource_version))
         self._events.append(WatchEvent(type=type_, object=manifest))
@@ -96,7 +95,7 @@ class Feed:
         """Yield buffered and future events that are newer than ``version``.
 
         Raises:
-            GoneError: If events were dropped, kopf listed anew, or ``until`` is done: list, and follow from there.
+            GoneError: If events were dropped, kopf listed again, or ``until`` is done: list, and watch from there.
         """
         if version < self._dropped:
             raise self._gone(f"events up to {self._dropped} were dropped, {version} was requested")
@@ -127,7 +126,7 @@ class Feed:
             return
         count = self._listed.get(uid)
         if count is not None and count >= self._lists:
-            # Told of again: the connection was lost in between. The others of this list follow.
+            # The object is listed again, so the connection was lost. The other objects of this list follow.
             self._lists += 1
         self._listed[uid] = self._lists
 
@@ -193,7 +192,7 @@ class KopfFeed(ForwardingPort):
         async def tell(event: Mapping[str, Any], **_: Any) -> None:
             manifest = dict(event["object"])
             manifest["metadata"] = dict(manifest["metadata"])
-            feed.tell(event["type"], tidy(manifest, kind))
+            feed.put(event["type"], tidy(manifest, kind))
 
 
 async def wait_until_served(port: ClusterPort, kinds: Sequence[str], clock: Clock) -> None:

@@ -1,7 +1,7 @@
 """Runs the planner outside the operator's event loop: in another process, one request after another.
 
-A round decides from the plans that are there; a job whose plans are not is told ``Planning``. The answer to a request
-depends on the request alone, so that a simulated operator, which plans at once, stays deterministic.
+A scheduling cycle uses the plans that exist; a job without its plans has the reason ``Planning``. The answer to a
+request depends on the request alone, so a simulated operator, which plans synchronously, stays deterministic.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Nodes that are not seen ready, and since when: what the fence of their pods is measured by.
+"""Nodes that are not ready or absent, and since when, which determines when their pods count as lost.
 
-Measured on the operator's own clock: what the clocks of other machines say must not shorten a fence. An operator that
-has just started has seen nothing, and measures from then on.
+Times are measured by the operator's own clock, so that other machines' clocks can't shorten them. After a restart the
+operator measures from its start.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from polyreme_operator.types.views import NodeView
 
 NOTED_MAX = 10_000
-"""Nodes that are remembered before those on which no job has a place are dropped."""
+"""Remembered nodes beyond which those without a job's place are dropped."""
 
 
 class AbsentNodes:
-    """Since when nodes are not seen ready: not ready, or without a Node object.
+    """Times since which nodes are not ready, or have no Node object.
 
     Args:
         in_use: Tells whether a job has a place on a node.
@@ -28,7 +28,7 @@ class AbsentNodes:
         self._in_use = in_use
 
     def seen(self, node: NodeView, now_s: float) -> NodeView:
-        """Take a node as it is seen; return it with the time since when it is not ready."""
+        """Note a node's state; return the node with the time since which it is not ready."""
         self._absent.pop(node.name, None)
         if node.ready:
             self._since_s.pop(node.name, None)
@@ -36,11 +36,11 @@ class AbsentNodes:
         return dataclasses.replace(node, not_ready_since_s=self._since(node.name, now_s))
 
     def absent(self, names: Iterable[str], now_s: float) -> dict[str, NodeView]:
-        """Return what stands for nodes that have no Node object, on which jobs have places."""
+        """Return views of absent nodes on which jobs have places."""
         found = {}
         for name in names:
             if name not in self._absent:
-                # Its pods may still run, so it is not lost yet; what is missing there does not come back to it.
+                # Its pods may still run, so it is not lost yet, but it gets no new pods.
                 self._absent[name] = NodeView(
                     name=name, host=name, ready=False, not_ready_since_s=self._since(name, now_s), unschedulable=True
                 )

@@ -1,6 +1,6 @@
-"""All jobs, indexed by what a round of decisions asks: who waits, who runs, who wants another size, who makes way.
+"""Index of all jobs: waiting, running, resizing, exclusive, quarantined, and victims by preemptor.
 
-Kept up to date job by job, so that a round never walks those it has nothing to decide about.
+It is updated job by job, so that a scheduling cycle never walks jobs about which it has nothing to decide.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from polyreme_operator.types.views import JobView
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JobChange:
-    """What the change of a job means for admission."""
+    """Effects of a job's change on admission."""
 
     freed: bool = False
-    """Something is taken no more, or is held for somebody no more."""
+    """Whether usage or a reservation has ended."""
     asks: bool = False
-    """The job asks for something that it did not ask for before."""
+    """Whether the scheduler has something new to decide about the job."""
 
 
 class JobIndex:
-    """Jobs by UID, and the sets that decisions start from."""
+    """Jobs by UID, and the sets from which decisions start."""
 
     def __init__(self, ledger: UsageLedger) -> None:
         self.views: dict[str, JobView] = {}
@@ -37,25 +37,25 @@ class JobIndex:
         self.resizing: set[str] = set()
         """Running jobs that want another worker count, or may grow."""
         self.exclusive: set[str] = set()
-        """Running jobs that share no domain of a level."""
+        """Running jobs with exclusive domains."""
         self.quarantined: set[str] = set()
         self.victims_of: dict[str, set[str]] = {}
-        """UIDs of the jobs that were asked to make way and are not admitted anew, by the job that they make way for."""
+        """UIDs of preempted jobs that have not been admitted again, by the UID of their preemptor."""
         self._ledger = ledger
         self._kinds: dict[Any, int] = {}
         self._members: dict[int, tuple[Any, set[str]]] = {}
         self._next_kind = 0
 
     def put(self, job: JobView) -> JobChange:
-        """Take a job's state."""
+        """Add or replace a job."""
         before = self.views.get(job.uid)
-        # First: one that can't be charged must not be kept as if it were.
+        # Charge first: a job that can't be charged must not be stored.
         freed = self._charge(before, job)
         self.views[job.uid] = job
         freed |= self._index_victim(before, job)
         waited = job.uid in self.waiting
         asks = self._set_waiting(job)
-        # Who does not wait any more, and was not admitted, held others back for nothing.
+        # A job that stopped waiting without an admission no longer blocks others.
         freed |= waited and job.uid not in self.waiting and not job.admitted
         runs = job.admitted and is_ours(job) and not job.quarantined
         _mark(self.running, job.uid, runs)
@@ -70,7 +70,7 @@ class JobIndex:
         return JobChange(freed=freed, asks=asks)
 
     def remove(self, uid: str) -> JobChange:
-        """Forget a job; what its pods take stays charged."""
+        """Remove a job; usage of its pods stays charged."""
         job = self.views.pop(uid, None)
         if job is None:
             return JobChange()
@@ -80,7 +80,7 @@ class JobIndex:
         self._leave(uid)
         for members in (self.running, self.resizing, self.exclusive, self.quarantined):
             members.discard(uid)
-        # Whoever made way for it is free of that, and so are their nodes.
+        # Capacity reserved for it is free again.
         return JobChange(freed=freed or uid in self.victims_of)
 
     def of_kind(self, kind: int) -> set[str]:
@@ -146,7 +146,7 @@ class JobIndex:
 
 
 def is_ours(job: JobView) -> bool:
-    """Tell whether the job is this operator's to decide about."""
+    """Tell whether this operator manages the job."""
     return not job.deleting and not job.status.finished and (job.spec is None or job.spec.managed_by == MANAGER)
 
 
@@ -158,7 +158,7 @@ def waits(job: JobView) -> bool:
 
 
 def waiting_of(job: JobView, kind: int) -> Waiting:
-    """Return what the order of the queue sees of a waiting job."""
+    """Return a waiting job as the scheduling order sees it."""
     assert job.spec is not None, "a job without a spec waits for nothing"
     return Waiting(
         uid=job.uid,
@@ -176,7 +176,7 @@ def waiting_of(job: JobView, kind: int) -> Waiting:
 
 
 def scaled(job: JobView) -> bool:
-    """Tell whether the spec asks for another worker count than its attempt was begun for."""
+    """Tell whether the spec asks for another worker count than when the attempt began."""
     attempt, spec, admitted = job.attempt, job.spec, job.status.condition(ConditionType.ADMITTED)
     if attempt is None or spec is None or admitted is None:
         return False
@@ -195,7 +195,7 @@ def may_grow(job: JobView) -> bool:
 
 
 def wants_resize(job: JobView) -> bool:
-    """Tell whether a running job's size is to be decided about."""
+    """Tell whether the scheduler has to decide about a running job's size."""
     if job.spec is None or job.attempt is None or job.spec.suspend:
         return False
     return transition.stops_for_resize(job) or (job.attempt.desired == "Run" and (scaled(job) or may_grow(job)))
@@ -223,7 +223,7 @@ def _holds_alike(before: JobView, after: JobView) -> bool:
 
 
 def _kind_key(job: JobView) -> Any:
-    """Return what is equal of jobs of one class: none of them fits where another did not."""
+    """Return the equivalence class of a job: if one job of a class does not fit, no other does."""
     spec, plan = job.spec, job.plan
     assert spec is not None, "a job without a spec waits for nothing"
     assert plan is not None, "a job without a plan waits for nothing"

@@ -1,4 +1,4 @@
-"""Leases by job: the one that has a job's derived name in its namespace and is controlled by it."""
+"""Leases by job: a job's Lease has its derived name, is in its namespace and is controlled by it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polyreme_operator.types.views import JobView, LeaseView
 
 
 class LeaseIndex:
-    """Leases of jobs; those whose job is not known are kept until it is."""
+    """Leases of jobs; a Lease of an unknown job is kept until the job is known."""
 
     def __init__(self) -> None:
         self.by_job: dict[str, LeaseView] = {}
@@ -18,11 +18,11 @@ class LeaseIndex:
         self._all: dict[ObjectRef, LeaseView] = {}
 
     def known(self, ref: ObjectRef) -> LeaseView | None:
-        """Return a Lease as it was last seen."""
+        """Return a cached Lease."""
         return self._all.get(ref)
 
     def put(self, ref: ObjectRef, lease: LeaseView, job: JobView | None) -> set[str]:
-        """Take a Lease; ``job`` is the one that it names, if known. Return the UIDs of jobs whose Lease it is."""
+        """Add a Lease; ``job`` is the one that it names, if known. Return the UIDs of jobs whose Lease it is."""
         changed = self.remove(ref) if self._all.get(ref, lease).job_uid != lease.job_uid else set()
         self._all[ref] = lease
         if job is not None and ref == lease_ref(job):
@@ -31,7 +31,7 @@ class LeaseIndex:
         return changed
 
     def remove(self, ref: ObjectRef) -> set[str]:
-        """Take that a Lease is gone; return the UIDs of jobs whose Lease it was."""
+        """Remove a Lease; return the UIDs of jobs whose Lease it was."""
         lease = self._all.pop(ref, None)
         if lease is None or self.by_job.get(lease.job_uid) is not lease:
             return set()
@@ -39,17 +39,17 @@ class LeaseIndex:
         return {lease.job_uid}
 
     def adopt(self, job: JobView) -> None:
-        """Take that a job has become known: a Lease that was seen before it may be its own."""
+        """Assign an earlier Lease to a job that has become known."""
         lease = self._all.get(lease_ref(job))
         if lease is not None and lease.job_uid == job.uid:
             self.by_job[job.uid] = lease
 
     def drop(self, uid: str) -> None:
-        """Take that a job is no longer known."""
+        """Remove a job."""
         self.by_job.pop(uid, None)
 
     def excuse_silence(self, outage_s: float, *, now_s: float) -> None:
-        """Give every leader the time back in which nobody could hear it: an outage of ours is no silence of its own."""
+        """Extend every leader's deadline by an outage in which the operator could not read Leases."""
         for ref, lease in self._all.items():
             excused = dataclasses.replace(
                 lease,

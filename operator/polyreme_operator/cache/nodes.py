@@ -1,8 +1,8 @@
-"""All nodes as arrays, kept up to date node by node; a round of decisions takes a snapshot.
+"""All nodes as arrays, updated node by node; a scheduling cycle takes a snapshot.
 
-Shape suffixes: S slots, N nodes in row order, R resources. A node has a *slot* from its first mention on, whether it is
-known or only named by a pod, until it is unknown and nothing is booked there; then another node may have it. Rows are
-arranged again when nodes, labels or levels change, slots never are.
+Shape suffixes: S slots, N nodes in row order, R resources. A node has a *slot* while it exists or usage is
+charged to it; then another node may get the slot. Rows are rearranged when nodes, labels or levels change, slots never
+are.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _COLUMNS_AT_FIRST = 8
 
 
 class NodeTable:
-    """What every node gives, and what of it is taken."""
+    """Capacity and usage of every node."""
 
     def __init__(self) -> None:
         self.views: dict[str, NodeView] = {}
         self.bookings = 0
-        """How often something was taken."""
+        """Number of changes of usage."""
         self._levels: tuple[LevelView, ...] = ()
         self._slots: dict[str, int] = {}
         self._free_slots: list[int] = []
         self._columns: dict[str, int] = {}
         self._free: list[int] = []
-        """Columns of resources that no node stated and nothing takes any more."""
+        """Columns of resources that no node states and nothing uses any more."""
         self._used_SR = np.zeros((_SLOTS_AT_FIRST, _COLUMNS_AT_FIRST), dtype=np.int64)
         self._busy_S = np.zeros(_SLOTS_AT_FIRST, dtype=np.int32)
         self._arrangement: Arrangement | None = None
@@ -41,21 +41,21 @@ class NodeTable:
         self._row_slots_N: NDArray[np.intp] = np.zeros(0, dtype=np.intp)
         self._shown_columns: list[int] = []
         self._stated: frozenset[str] = frozenset()
-        """Resources of the columns that are shown."""
+        """Resources of the visible columns."""
         self._stale: set[str] = set()
 
     @property
     def slots(self) -> int:
-        """How many slots were ever needed at a time."""
+        """Largest number of slots ever used at a time."""
         return len(self._slots) + len(self._free_slots)
 
     @property
     def columns(self) -> int:
-        """How many resources were ever booked at a time."""
+        """Largest number of resources ever charged at a time."""
         return len(self._columns) + len(self._free)
 
     def put(self, view: NodeView) -> NodeView | None:
-        """Take a node's state; return what was known before."""
+        """Add or replace a node; return its previous state."""
         before = self.views.get(view.name)
         self.views[view.name] = view
         if before is None or (before.labels, before.host) != (view.labels, view.host):
@@ -65,7 +65,7 @@ class NodeTable:
         return before
 
     def remove(self, name: str) -> NodeView | None:
-        """Forget a node; what pods still take there stays booked, for the day that it comes back."""
+        """Remove a node; usage of its pods stays charged in case it returns."""
         before = self.views.pop(name, None)
         if before is not None:
             self._fixed = self._arrangement = None
@@ -74,17 +74,17 @@ class NodeTable:
         return before
 
     def set_levels(self, levels: Sequence[LevelView]) -> None:
-        """Take the levels of the topology."""
+        """Set the levels of the topology."""
         if tuple(levels) != self._levels:
             self._levels = tuple(levels)
             self._fixed = self._arrangement = None
 
     def add(self, node: str, requests: Requests, sign: int, *, busy: bool) -> None:
-        """Book, or take back, what one pod takes of a node."""
+        """Charge or release the usage of one pod."""
         self.bookings += sign > 0
         slot = self._slot(node)
         for resource, amount in requests:
-            # Looked up first: booking a resource's first charge may make the array anew.
+            # Look the column up first: the first charge of a resource may reallocate the array.
             column = self._column(resource)
             self._used_SR[slot, column] += sign * amount
         if busy:
@@ -102,7 +102,7 @@ class NodeTable:
         return self._arrangement
 
     def snapshot(self) -> Inventory:
-        """Return all nodes as they are; the arrays of what is taken belong to the caller."""
+        """Return a snapshot of all nodes; its usage arrays belong to the caller."""
         if self._fixed is None:
             self._fixed = self._build()
         elif self._stale:
@@ -145,7 +145,7 @@ class NodeTable:
         return inventory
 
     def _renew(self, known: Inventory) -> Inventory:
-        """Bring the rows of changed nodes up to date, in arrays of their own: an older snapshot keeps its own."""
+        """Update the rows of changed nodes in new arrays, since older snapshots keep theirs."""
         resources = set(known.resources)
         if any(resource not in resources for name in self._stale for resource, _ in self.views[name].allocatable):
             return self._build()
@@ -191,13 +191,13 @@ class NodeTable:
         return slot
 
     def _free_slot(self, node: str) -> None:
-        """Let another node have the slot of one that is unknown, once nothing is booked there."""
+        """Free the slot of a removed node once nothing is charged to it."""
         slot = self._slots.get(node)
         if slot is not None and not self._busy_S[slot] and not self._used_SR[slot].any():
             self._free_slots.append(self._slots.pop(node))
 
     def _free_columns(self, requests: Requests) -> None:
-        """Let other resources have the columns of those that no node states, once nobody takes any of them."""
+        """Free the columns of resources that no node states once nothing uses them."""
         for resource, _ in requests:
             if resource not in self._stated and not self._used_SR[:, self._columns[resource]].any():
                 self._free.append(self._columns.pop(resource))

@@ -1,7 +1,7 @@
-"""Plans of a job at every worker count that it accepts: what is planned, and where answers are kept.
+"""Plans of jobs at every worker count that they accept: requests and cached answers.
 
-Planning takes seconds of processor time for a large elastic job, so no round and no pass does it. The model asks for
-what a job lacks; the shell (``polyreme_operator.plan_worker``) has it planned elsewhere and hands the answer back.
+Planning takes seconds of CPU time for a large elastic job, so no scheduling cycle and no pass does it. The cache
+requests missing plans; ``polyreme_operator.plan_worker`` computes them in another process.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from polyreme_planner.curriculum import packs_common
 from polyreme_planner.plan import PLAN_CHARACTERS_MAX, Plan, plan_for
 
 SIZES_MAX = 32
-"""Worker counts up to the requested, and above it, that are planned for one job."""
+"""Planned worker counts up to the requested one, and as many above it."""
 ANSWERS_KEPT = 1024
-"""Answers that are kept for jobs with an equal spec."""
+"""Cached answers, for jobs with equal specs."""
 WANTED_MAX = 20_000
-"""Requests that wait. A job beyond them asks again when one was answered."""
+"""Queued requests. A job beyond them requests again after the next answer."""
 
 
 def plan_sizes(request: PlanRequest) -> JobPlans:
     """Plan a job at every worker count that it accepts.
 
-    Whatever a planner raises refuses that job, with the sentence: it must not stop the others.
+    An error of the planner refuses that job with a message and does not affect others.
     """
     document = {
         "apiVersion": labels.API_VERSION,
@@ -46,7 +46,7 @@ def plan_sizes(request: PlanRequest) -> JobPlans:
         return JobPlans(plans=(requested, *(plan for plan in others if plan is not None)))
     except InvalidConfigError as error:
         return JobPlans(refused=str(error))
-    except Exception as error:  # noqa: BLE001 - a bug of the planner that one job meets refuses that job alone
+    except Exception as error:  # noqa: BLE001 - a bug of the planner refuses only the job that meets it
         return JobPlans(refused=f"planner failed: {type(error).__name__}: {error}; this is a bug in polyreme")
 
 
@@ -57,18 +57,18 @@ def with_plans(job: JobView, answer: JobPlans) -> JobView:
 
 
 def planned(job: JobView) -> JobView:
-    """Return the view of a job with its plans, made here and now: for whoever may take the time."""
+    """Return the view of a job with its plans, computed synchronously."""
     return job if job.planning is None else with_plans(job, plan_sizes(job.planning))
 
 
 class PlanBook:
-    """Answers that are known, and requests that wait, in the order in which they came."""
+    """Cached answers, and queued requests in order of arrival."""
 
     def __init__(self) -> None:
         self._answers: collections.OrderedDict[PlanRequest, JobPlans] = collections.OrderedDict()
         self._wanted: dict[PlanRequest, set[str]] = {}
-        """UIDs of the jobs that wait, by request."""
-        self._turned_away: set[str] = set()
+        """UIDs of the waiting jobs, by request."""
+        self._rejected: set[str] = set()
 
     def answer(self, request: PlanRequest) -> JobPlans | None:
         """Return the answer to a request, if it is known."""
@@ -78,26 +78,26 @@ class PlanBook:
         return known
 
     def want(self, request: PlanRequest, uid: str) -> None:
-        """Ask for the plans of a job."""
+        """Request the plans of a job."""
         if request in self._wanted or len(self._wanted) < WANTED_MAX:
             self._wanted.setdefault(request, set()).add(uid)
         else:
-            self._turned_away.add(uid)
+            self._rejected.add(uid)
 
     def next(self) -> PlanRequest | None:
-        """Return the request that has waited longest."""
+        """Return the oldest request."""
         return next(iter(self._wanted), None)
 
     def put(self, request: PlanRequest, answer: JobPlans) -> tuple[set[str], set[str]]:
-        """Take an answer.
+        """Store an answer.
 
         Returns:
-            UIDs of the jobs that waited for it, and of jobs that found no place to wait and shall ask again.
+            UIDs of the jobs that waited for it, and of jobs that must request again because the queue was full.
         """
         self._answers[request] = answer
         if len(self._answers) > ANSWERS_KEPT:
             self._answers.popitem(last=False)
-        turned_away, self._turned_away = self._turned_away, set()
+        turned_away, self._rejected = self._rejected, set()
         return self._wanted.pop(request, set()), turned_away
 
 
@@ -118,7 +118,7 @@ def _plan_or_none(spec: TrainingJobSpec, replicas: int) -> Plan | None:
 
 
 def _bounded(plan: Plan) -> Plan:
-    """Refuse a plan that a status can't carry."""
+    """Reject a plan that is too long for a status."""
     if (size := len(plan.to_json())) > PLAN_CHARACTERS_MAX:
         raise InvalidConfigError(
             f"plan is too long: {size} characters, expected at most {PLAN_CHARACTERS_MAX}", field="spec.parallelism"
@@ -127,7 +127,7 @@ def _bounded(plan: Plan) -> Plan:
 
 
 def _other_sizes(spec: TrainingJobSpec) -> Iterator[int]:
-    """Yield the worker counts beside the requested, nearest to what is wanted first: smaller ones, then the largest."""
+    """Yield the other worker counts by preference: smaller ones in descending order, then the largest ones."""
     workers = spec.workers
     requested = workers.replicas
     least = requested if workers.min_replicas is None else min(workers.min_replicas, requested)
@@ -137,9 +137,9 @@ def _other_sizes(spec: TrainingJobSpec) -> Iterator[int]:
 
 
 def _even_sizes(spec: TrainingJobSpec, counts: range) -> Iterator[int]:
-    """Yield the counts whose dp divides the batch and the ranks: cheap to say, and true of few.
+    """Yield the counts whose dp divides the batch and the ranks, which is a cheap and strict filter.
 
-    The planner may cut layers or packs for a wish of other ranks; for every count it would mostly search in vain.
+    For most other counts the planner would search without a result.
     """
     asked = spec.parallelism
     stage = (asked.pp or 1) * (asked.cp or 1) * (asked.tp or 1)

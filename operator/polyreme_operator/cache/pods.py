@@ -1,7 +1,7 @@
-"""Pods by job, and what they take of nodes and quotas.
+"""Index of pods by job, and their usage of nodes and quotas.
 
-A pod is a job's when the job exists in the pod's namespace and controls it. A pod that names another job as its owner
-takes room of its node like any other pod, and of no quota. Pods that outlive their job stay charged while they exist.
+A pod belongs to a job that exists in its namespace and controls it. Any other pod uses capacity of its node but no
+quota, even if it names a job as its owner. Pods that outlive their job stay charged while they exist.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from polyreme_operator.types.views import ForeignPod, JobView, PodView
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PodChange:
-    """What the change of a pod means."""
+    """Effects of a pod's change."""
 
     jobs: frozenset[str] = frozenset()
-    """UIDs of the jobs whose pod it is or was."""
+    """UIDs of the jobs to which it belongs or belonged."""
     freed: bool = False
-    """Less is taken than before, or a job's last pod is gone."""
+    """Whether usage has decreased, or a job's last pod is gone."""
 
     def __or__(self, other: PodChange) -> PodChange:
-        """Join two."""
+        """Return the union of both."""
         return PodChange(jobs=self.jobs | other.jobs, freed=self.freed or other.freed)
 
 
 class PodIndex:
-    """Pods of jobs, and what pods of others take."""
+    """Pods of jobs, and the usage of foreign pods."""
 
     def __init__(self, nodes: NodeTable, ledger: UsageLedger) -> None:
         self.by_job: dict[str, dict[ObjectRef, PodView]] = {}
@@ -38,20 +38,20 @@ class PodIndex:
         self._jobs: dict[ObjectRef, str] = {}
         self._foreign: dict[ObjectRef, ForeignPod] = {}
         self._claims: dict[str, dict[ObjectRef, PodView]] = {}
-        """Pods whose owner reference names a job that is not known, or not in their namespace; by UID of that job."""
+        """Pods whose owner is an unknown job or one in another namespace, by UID of that job."""
         self._claimed: dict[ObjectRef, str] = {}
         self._nodes, self._ledger = nodes, ledger
 
     def put(
         self, ref: ObjectRef, pod: PodView | None, job: JobView | None, *, foreign: Callable[[], ForeignPod | None]
     ) -> PodChange:
-        """Take the state of a pod.
+        """Add or replace a pod.
 
         Args:
             ref: Which pod.
-            pod: It as a worker; None if no job controls it.
+            pod: The pod as a worker; None if no job controls it.
             job: The job with the UID that it names, if that is known.
-            foreign: Returns what it takes as a pod of somebody else.
+            foreign: Returns its usage as a foreign pod.
         """
         if pod is not None and self._is_worker(pod, job):
             return self._put_worker(ref, pod)
@@ -62,11 +62,11 @@ class PodIndex:
         return change
 
     def remove(self, ref: ObjectRef) -> PodChange:
-        """Take that a pod is gone."""
+        """Remove a pod."""
         return self._drop_worker(ref) | self._put_foreign(ref, None)
 
     def adopt(self, job: JobView) -> PodChange:
-        """Take that a job has become known: pods that were seen before it are its own."""
+        """Assign earlier pods to a job that has become known."""
         change = PodChange()
         for ref, pod in list(self._claims.get(job.uid, {}).items()):
             if self._is_worker(pod, job):
@@ -74,11 +74,11 @@ class PodIndex:
         return change
 
     def known(self, ref: ObjectRef) -> PodView | None:
-        """Return a pod of a job as it was last seen."""
+        """Return a cached pod of a job."""
         return self.by_job.get(self._jobs.get(ref, ""), {}).get(ref)
 
     def note_bound(self, ref: ObjectRef, *, uid: str, node: str) -> None:
-        """Remember that a pod was bound, until its watch says so: so it is not bound twice."""
+        """Remember that a pod was bound until the watch shows it, so that it is not bound twice."""
         pods = self.by_job.get(self._jobs.get(ref, ""), {})
         pod = pods.get(ref)
         if pod is not None and pod.uid == uid and not pod.node and pod.wanted == node:
@@ -87,7 +87,7 @@ class PodIndex:
     def _is_worker(self, pod: PodView, job: JobView | None) -> bool:
         if job is not None:
             return is_worker_of(job, pod)
-        # Of a job that was deleted while it had pods.
+        # The job was deleted while it had pods.
         known = next(iter(self.by_job.get(pod.job_uid, {}).values()), None)
         return known is not None and (pod.namespace, pod.job_name) == (known.namespace, known.job_name)
 
@@ -137,7 +137,7 @@ class PodIndex:
         if not self.by_job[uid]:
             del self.by_job[uid]
         taken = pod_charge(pod)
-        # Also one that took nothing: its job may have waited for it to be gone.
+        # Even a pod without usage counts: its job may have waited for its end.
         freed = taken is not None and self._ledger.release(taken[0], pod.uid)
         return PodChange(jobs=frozenset({uid}), freed=freed or uid not in self.by_job)
 

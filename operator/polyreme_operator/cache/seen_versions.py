@@ -1,4 +1,4 @@
-"""Newest resource version seen of each object: what came before it is ignored, unless the cluster was restored.
+"""Newest resource version seen of each object; older states are ignored unless the cluster was restored.
 
 Versions of one kind are ordered integers (KEP-5504) and lists are consistent, so a list shows an older state of an
 object than the one that is known only after a restore from a backup. Then every known version is void: states written
@@ -13,11 +13,11 @@ from collections.abc import Collection
 from polyreme_operator.port import ObjectRef
 
 VOID = -1
-"""Version of an object whose known version says nothing: any state of it is newer."""
+"""Void version of an object: every state of it is newer."""
 
 
 class SeenVersions:
-    """Newest version by object, also of objects that were deleted since the last list."""
+    """Newest version by object, including objects deleted since the last list."""
 
     def __init__(self) -> None:
         self._versions: dict[ObjectRef, int] = {}
@@ -36,11 +36,11 @@ class SeenVersions:
         return self._newest[kind]
 
     def shows_restore(self, ref: ObjectRef, version: int, *, listed_at: int) -> bool:
-        """Tell whether a list at ``listed_at`` shows a state that a newer one, which it must contain, has replaced."""
+        """Tell whether a list at ``listed_at`` shows an older state than the known one, which it must contain."""
         return version < self.of(ref) <= listed_at
 
     def take(self, ref: ObjectRef, version: int) -> None:
-        """Take that a state was seen."""
+        """Note the version of a state."""
         self._versions[ref] = version
         self._newest[ref.kind] = max(version, self._newest[ref.kind])
 
@@ -51,6 +51,6 @@ class SeenVersions:
                 del self._versions[ref]
 
     def void(self) -> None:
-        """Take that the cluster was restored: whatever is seen next of any object is its state."""
+        """Void all versions, since the cluster was restored: the next state of every object is accepted."""
         self._versions = dict.fromkeys(self._versions, VOID)
         self._newest.clear()

@@ -1,9 +1,8 @@
-"""What is taken, from what is: admitted placements and pods that have not ended.
+"""Usage ledger, charged by admitted placements and by pods that have not ended.
 
-A worker's place (job, index, node) is charged once, by whichever of the two name it, so a job is charged from its
-admission until its attempt is closed and its last pod, orphans included, is gone; a replacement that waits for its
-predecessor on the same node is charged once. Intents that are still open need no charge: nothing is admitted before
-they are settled.
+A worker's place (job, index, node) is charged once, even if both name it, so a job is charged from its admission until
+its attempt is closed and its last pod, orphans included, is gone; a replacement that waits for its predecessor on the
+same node is charged once. Open intents need no charge, since nothing is admitted before they are settled.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from polyreme_operator.types.views import JobView, PodView
 Place: TypeAlias = tuple[str, int, str]
 """UID of the job, worker index, node."""
 BY_PLACEMENT = ""
-"""Source of a charge that an admitted placement makes; a pod's UID is the source of its own."""
+"""Source of the charge of an admitted placement; a pod's charge has its UID as source."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Charge:
-    """What one worker's place takes, and of which queue."""
+    """Usage of one worker's place, and its queue."""
 
     queue: str
     requests: Requests
 
 
 class UsageLedger:
-    """Charges by place, counted up as jobs and pods come and go.
+    """Charges by place, updated as jobs and pods come and go.
 
     Of several sources of one place the placement says what it takes, and of several pods the first by UID: what is
     taken depends on what is there, not on the order in which it was seen.
@@ -40,13 +39,13 @@ class UsageLedger:
 
     def __init__(self, nodes: NodeTable) -> None:
         self.used: dict[tuple[str, str], int] = defaultdict(int)
-        """Pieces by queue and resource."""
+        """Amount by queue and resource."""
         self._nodes = nodes
         self._sources: dict[Place, dict[str, Charge]] = {}
         self._jobs_by_node: dict[str, dict[str, int]] = {}
 
     def charge(self, place: Place, source: str, charge: Charge) -> bool:
-        """Charge a place; tell whether less is taken than before."""
+        """Charge a place; tell whether usage has decreased."""
         sources = self._sources.get(place)
         if sources is None:
             self._sources[place] = {source: charge}
@@ -58,7 +57,7 @@ class UsageLedger:
         return self._rebook(place, before, sources[min(sources)])
 
     def release(self, place: Place, source: str) -> bool:
-        """Take one source of a charge back; tell whether less is taken than before."""
+        """Remove one source of a charge; tell whether usage has decreased."""
         sources = self._sources.get(place)
         if sources is None or source not in sources:
             return False
@@ -98,14 +97,14 @@ class UsageLedger:
 
 
 def pod_charge(pod: PodView) -> tuple[Place, Charge] | None:
-    """Return what a pod takes; None for one that takes nothing, ended or without a place."""
+    """Return the charge of a pod; None if it has ended or has no place."""
     if not pod.place or pod.ended:
         return None
     return (pod.job_uid, pod.index, pod.place), Charge(pod.queue, pod.requests)
 
 
 def placement_charges(job: JobView) -> Iterator[tuple[Place, Charge]]:
-    """Yield what an admitted job's placement takes."""
+    """Yield the charges of an admitted job's placement."""
     attempt = job.attempt
     if not job.admitted or attempt is None or job.spec is None:
         return
@@ -115,7 +114,7 @@ def placement_charges(job: JobView) -> Iterator[tuple[Place, Charge]]:
 
 
 def usage_of(jobs: Iterable[JobView], pods: Iterable[PodView]) -> Mapping[Place, Charge]:
-    """Recompute what is taken, from nothing: the measure of the ledger."""
+    """Recompute usage from scratch, to check the ledger."""
     places: dict[Place, Charge] = {}
     for pod in sorted(pods, key=lambda pod: pod.uid, reverse=True):
         if (taken := pod_charge(pod)) is not None:
@@ -126,7 +125,7 @@ def usage_of(jobs: Iterable[JobView], pods: Iterable[PodView]) -> Mapping[Place,
 
 
 def by_queue(places: Mapping[Place, Charge]) -> Mapping[tuple[str, str], int]:
-    """Sum charges up by queue and resource."""
+    """Sum charges by queue and resource."""
     used: Counter[tuple[str, str]] = Counter()
     for charge in places.values():
         for resource, amount in charge.requests:

@@ -1,7 +1,7 @@
 """Writes events with low priority: a bounded, rate-limited queue that drops events rather than wait.
 
-The status is the record; an event is told to people, best effort. Jobs that come and go in thousands would otherwise
-cost the API server more events than writes. Of one object only so many are told, as client-go's spam filter has it.
+The status is the record; events are best effort. Without a limit, thousands of short jobs would cost the API server
+more events than other writes. Events per object are limited too, like in client-go's spam filter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EventRecorder:
         clock: Time of events and waits.
         per_s: Events a second.
         burst: Events that the budget saves up.
-        dropped: Is told of each event that is told to nobody.
+        dropped: Called with each dropped event.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Fair share between queues: what each takes and took of the whole, over its weight.
+"""Fair share of queues: present and decayed past usage relative to capacity, divided by the queue's weight.
 
-A queue's past is remembered as pieces x seconds that fade with its half-life. Divided by the mean life of a memory that
-is a number of pieces, so present and past add up: a queue that held ten pieces for ever counts twenty, one that just
-took its first ten counts ten, and so goes first.
+Past usage is stored as amount x seconds that decays with the queue's half-life. Divided by the mean lifetime it is an
+amount, so present and past can be added: a queue that has always held ten devices counts twenty, one that just took its
+first ten counts ten and goes first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polyreme_operator.types.inventory import Requests
 from polyreme_operator.types.queues import QueueView
 
 NEGLIGIBLE_S = 1e-3
-"""Pieces x seconds; a smaller memory is dropped, so that status does not keep a resource for ever."""
+"""Amount x seconds below which past usage is dropped, so that the status does not keep a resource forever."""
 
 
 def decayed(view: QueueView, used: Mapping[str, int], now_s: float) -> tuple[tuple[str, float], ...]:
@@ -42,12 +42,12 @@ def decayed(view: QueueView, used: Mapping[str, int], now_s: float) -> tuple[tup
 
 
 def mean_life_s(view: QueueView) -> float:
-    """Return how long a piece x second is remembered on average."""
+    """Return the mean lifetime of past usage."""
     return view.half_life_s / math.log(2.0)
 
 
 class Shares:
-    """Dominant share of every queue, kept up to date with what the round admits."""
+    """Dominant share of every queue, updated by the admissions of a cycle."""
 
     def __init__(
         self, tree: QueueTree, used: Mapping[tuple[str, str], int], capacity: Mapping[str, int], now_s: float
@@ -63,7 +63,7 @@ class Shares:
         self._tree = tree
         self._capacity = capacity
         self._known: dict[tuple[str, bool], float] = {}
-        """Shares that were worked out, by queue and whether of its own jobs alone."""
+        """Computed shares, by queue and whether of its own jobs alone."""
         self._own: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._below: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for (queue, resource), count in used.items():
@@ -76,16 +76,16 @@ class Shares:
                 self._add(name, resource, seconds / mean_life_s(view))
 
     def charge(self, queue: str, requests: Requests, workers: int) -> None:
-        """Count what was just admitted."""
+        """Add an admitted job."""
         for resource, amount in requests:
             self._add(queue, resource, amount * workers)
 
     def of(self, queue: str) -> float:
-        """Return the share of a queue and all below it, over its weight: the least is served first."""
+        """Return the share of a queue's subtree over its weight: the smallest is served first."""
         return self._dominant(queue, own=False)
 
     def own(self, queue: str) -> float:
-        """Return the share of the queue's own jobs, those of its children aside."""
+        """Return the share of the queue's own jobs, without its children."""
         return self._dominant(queue, own=True)
 
     def _add(self, queue: str, resource: str, pieces: float) -> None:

@@ -1,8 +1,8 @@
-"""In which order waiting jobs are looked at: priority, then the fair share of their queues, then age.
+"""Scheduling order of waiting jobs: priority, then the fair share of their queues, then age.
 
-Waiting raises a priority by one point for every ``aging_s`` of the job's queue. Between jobs of equal priority the tree
-decides from the root downwards: at each cohort the child that has the least share goes first, and where shares are
-equal the one whose next job is the older. Jobs of one class that was refused are not looked at again.
+Waiting raises a job's priority by one point per ``aging_s`` of its queue. Among jobs of equal priority the tree decides
+from the root downwards: at each cohort the child with the smallest share goes first, and with equal shares the child
+whose next job is older. Jobs of a class that was refused are skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polyreme_operator.queueing.waiting import Age, LineCursor, WaitingIndex
 from polyreme_operator.types.queues import StopPolicy, Waiting
 
 Rank: TypeAlias = tuple[int, Age]
-"""Negated effective priority and age of a job: the smaller goes first within its queue."""
+"""Negated effective priority and age of a job: the smallest goes first within its queue."""
 Claim: TypeAlias = tuple[int, float, Age]
 """The same with the share of the queue or cohort between them: the smallest goes first among siblings."""
 
@@ -26,7 +26,7 @@ Claim: TypeAlias = tuple[int, float, Age]
 def scheduling_order(
     waiting: WaitingIndex | Iterable[Waiting], tree: QueueTree, shares: Shares, now_s: float
 ) -> SchedulingOrder:
-    """Return the jobs that may be admitted, first come first; ``waiting`` must not change until the last was taken."""
+    """Iterate over the jobs that may be admitted, in order; ``waiting`` must not change meanwhile."""
     index = waiting if isinstance(waiting, WaitingIndex) else WaitingIndex(waiting)
     return SchedulingOrder(index, tree, shares, now_s)
 
@@ -42,7 +42,7 @@ def first_of(index: WaitingIndex, tree: QueueTree, queue: str, now_s: float, *, 
 
 
 class SchedulingOrder(Iterator[Waiting]):
-    """Goes through the waiting jobs once. What is decided of one is said before the next is asked for."""
+    """Iterates over the waiting jobs once. The decision about a job must be reported before the next one is taken."""
 
     def __init__(self, index: WaitingIndex, tree: QueueTree, shares: Shares, now_s: float) -> None:
         self._index = index
@@ -50,13 +50,13 @@ class SchedulingOrder(Iterator[Waiting]):
         self._shares = shares
         self._cursors: dict[str, _QueueCursor] = {}
         self._heaps: dict[str, list[tuple[Claim, int, str, bool]]] = {}
-        """By cohort (empty: above all roots): claim, version, child, and whether it stands for the cohort's own jobs.
-        Entries of an older version count no more."""
+        """By cohort (empty: above all roots): claim, version, child, and whether it is for the cohort's own jobs.
+        Entries of an older version are stale."""
         self._versions: dict[tuple[str, bool], int] = {}
         self._serial = itertools.count()
         self._owner: dict[int, str] = {}
         self._stale: dict[str, None] = {}
-        """Queues of which something was passed, refused or admitted since their claims were worked out."""
+        """Queues whose claims must be recomputed, since a job was passed, refused or admitted."""
         for queue in sorted(index.queues()):
             if tree.in_order(queue) and tree.stop_policy(queue) is StopPolicy.NONE:
                 self._cursors[queue] = _QueueCursor(index, tree, queue, now_s)
@@ -85,19 +85,19 @@ class SchedulingOrder(Iterator[Waiting]):
         return job
 
     def refuse(self, kind: int) -> None:
-        """Look at no more jobs of a class: one of it did not fit."""
+        """Skip a class from now on, since one of its jobs did not fit."""
         queue = self._owner.get(kind)
         if queue is not None:
             self._cursors[queue].refused.add(kind)
             self._stale[queue] = None
 
     def admitted(self, job: Waiting) -> None:
-        """Count what was just admitted in the shares: its queue stands back."""
+        """Add an admitted job to the shares."""
         self._shares.charge(job.queue, job.requests, job.workers)
         self._stale[job.queue] = None
 
     def _first(self, cohort: str) -> str | None:
-        """Return the queue whose job goes next below a cohort."""
+        """Return the queue below a cohort whose job is next."""
         while (top := self._top(cohort)) is not None:
             _, _, child, own = top
             if own:
@@ -112,7 +112,7 @@ class SchedulingOrder(Iterator[Waiting]):
         return heap[0] if heap else None
 
     def _renew(self, queue: str) -> None:
-        """Work out anew what a queue and the cohorts above it claim among their siblings."""
+        """Recompute the claims of a queue and the cohorts above it."""
         self._claim_own(queue)
         for child, above in itertools.pairwise(self._path_to_root(queue)):
             self._claim_for(child, above)
@@ -125,7 +125,7 @@ class SchedulingOrder(Iterator[Waiting]):
         self._claim(queue, queue, self._cursors[queue].peek(), self._shares.own(queue), own=True)
 
     def _claim_for(self, child: str, above: str) -> None:
-        """Put the best claim below a queue or cohort among those of its siblings."""
+        """Insert the best claim below a queue or cohort among its siblings' claims."""
         top = self._top(child)
         best = None if top is None else (top[0][0], top[0][2])
         self._claim(above, child, best, self._shares.of(child), own=False)
@@ -138,7 +138,7 @@ class SchedulingOrder(Iterator[Waiting]):
 
 
 class _QueueCursor:
-    """Goes through the jobs of one queue by effective priority, then age."""
+    """Iterates over the jobs of one queue by effective priority, then age."""
 
     def __init__(self, index: WaitingIndex, tree: QueueTree, queue: str, now_s: float) -> None:
         self.refused: set[int] = set()
@@ -155,7 +155,7 @@ class _QueueCursor:
             rank, at = self._heap[0]
             if self._lines[at][1].peek() == rank[1]:
                 return rank
-            # Its kind was refused since: what stands behind it has another rank.
+            # Its class was refused meanwhile, so the next job has another rank.
             heapq.heappop(self._heap)
             self._push(at)
         return None

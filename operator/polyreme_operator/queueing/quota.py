@@ -1,8 +1,8 @@
-"""What is left of the quotas: charged and released by one round of decisions, job by job.
+"""Quota ledger, to which a scheduling cycle charges and releases jobs.
 
-At each queue, ``taken`` is what its own jobs take and what its children take beyond what they keep to themselves. A
-queue's taken pieces lie first in what it keeps, then in what it shares with its parent's subtree, and last in what it
-borrows there. A charge within what a queue keeps concerns nobody else; only what exceeds it goes on to the parent.
+At each queue, ``taken`` is the usage of its own jobs plus the usage of its children beyond the quota that those keep
+to themselves. Usage first fills the quota that a queue keeps, then the quota that it lends, then the quota that it
+borrows. A charge within the kept quota affects no other queue; only the excess is charged to the parent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from polyreme_operator.types.inventory import Requests
 
 
 class QuotaLedger:
-    """Pieces charged to each queue, and what more each may take."""
+    """Amounts charged to each queue, and the room that is left."""
 
     def __init__(self, tree: QueueTree, used: Mapping[tuple[str, str], int]) -> None:
         self._tree = tree
@@ -25,18 +25,18 @@ class QuotaLedger:
             self._add(queue, resource, count)
 
     def copy(self) -> QuotaLedger:
-        """Return a ledger on which to try things out."""
+        """Return an independent copy."""
         twin = QuotaLedger(self._tree, {})
         twin._own = self._own.copy()
         twin._taken = self._taken.copy()
         return twin
 
     def used(self, queue: str, resource: str) -> int:
-        """Return the pieces that the queue's own jobs hold, those of its children aside."""
+        """Return the usage of the queue's own jobs, without its children."""
         return self._own.get((queue, resource), 0)
 
     def room(self, queue: str, resource: str) -> int | None:
-        """Return how many more pieces the queue may take; None: any number. Nothing for a queue not in order."""
+        """Return how much more the queue may use; None without a limit, 0 for an invalid queue."""
         path = self._tree.bound_path(queue, resource)
         if not path:
             return None if self._tree.in_order(queue) else 0
@@ -52,7 +52,7 @@ class QuotaLedger:
         return room
 
     def fits(self, queue: str, requests: Requests, workers: int) -> bool:
-        """Tell whether the queue may take this much more, of every resource."""
+        """Tell whether the queue may use this much more of every resource."""
         for resource, amount in requests:
             room = self.room(queue, resource)
             if room is not None and amount * workers > room:
@@ -60,29 +60,29 @@ class QuotaLedger:
         return self._tree.in_order(queue)
 
     def charge(self, queue: str, requests: Requests, workers: int) -> None:
-        """Take, whether it fits or not: what runs is counted even if a quota was lowered beneath it."""
+        """Charge usage even if it does not fit: running jobs count after their quota was lowered."""
         for resource, amount in requests:
             self._add(queue, resource, amount * workers)
 
     def release(self, queue: str, requests: Requests, workers: int) -> None:
-        """Give back."""
+        """Release usage."""
         for resource, amount in requests:
             self._add(queue, resource, -amount * workers)
 
     def over(self, queue: str, resource: str) -> int:
-        """Return by how much the queue's subtree exceeds its quota; less than 0 where it has some left."""
+        """Return by how much the queue's subtree exceeds its quota; negative if some is left."""
         return self._taken.get((queue, resource), 0) - self._tree.bound(queue, resource).quota
 
     def over_own(self, queue: str, resource: str) -> int:
-        """Return by how much the queue's own jobs exceed its own quota, its children aside."""
+        """Return by how much the queue's own jobs exceed its own quota, without its children."""
         return self.used(queue, resource) - self._tree.bound(queue, resource).nominal
 
     def borrowed(self, queue: str, resource: str) -> int:
-        """Return how many pieces of other queues' quota the queue's subtree holds."""
+        """Return how much quota of other queues the queue's subtree uses."""
         return max(0, self.over(queue, resource)) if resource in self._tree.limited(queue) else 0
 
     def _add(self, queue: str, resource: str, count: int) -> None:
-        """Book at the queue, and at each cohort above what goes beyond the part kept below it."""
+        """Charge the queue, and each cohort above it with the excess over the quota kept below."""
         self._own[queue, resource] += count
         for place, bound in self._tree.bound_path(queue, resource):
             if not count:

@@ -1,8 +1,8 @@
-"""The tree of queues: who is whose cohort, and which queues are in order.
+"""The tree of queues and cohorts, and the problems of invalid queues.
 
 A queue that others name as their parent is a cohort. Quota flows along the edges of the tree: a queue lends what it
-does not use, at most its lending limit, and borrows at most its borrowing limit. What never leaves a queue (``kept``)
-and what its whole subtree may count on (``quota``) depend on the specs alone, so they are worked out here, once.
+does not use, at most its lending limit, and borrows at most its borrowing limit. The quota that a queue never lends
+(``kept``) and the quota of its subtree (``quota``) depend on the specs alone, so they are computed here, once.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from types import MappingProxyType
 from polyreme_operator.types.queues import QueueView, StopPolicy
 
 DEFAULT_QUEUE = "default"
-"""Jobs that name no queue wait here; while nobody has made it, it is unlimited."""
+"""Queue of jobs that name none; it is unlimited unless it exists."""
 DEPTH_MAX = 32
 """Queues between a root and its farthest descendant, both included."""
 
 
 class QueueReason(StrEnum):
-    """Why a queue is not in order: reasons of its condition ``Ready``."""
+    """Reasons of the condition ``Ready`` of an invalid queue."""
 
     CYCLE = "Cycle"
     PARENT_MISSING = "ParentMissing"
@@ -49,7 +49,7 @@ class Bound:
     kept: int
     """The part of it that is never lent."""
     borrowing_limit: int | None
-    """None: all that is lent. A root has nobody to borrow from."""
+    """None: all that is lent. A root can't borrow."""
 
 
 class QueueTree:
@@ -97,7 +97,7 @@ class QueueTree:
         return cls(views, paths, problems)
 
     def in_order(self, name: str) -> bool:
-        """Tell whether jobs of this queue may be admitted; ``default`` may, without anybody having made it."""
+        """Tell whether jobs of this queue may be admitted; those of ``default`` may even if it does not exist."""
         return name in self._paths or (name == DEFAULT_QUEUE and name not in self.problems)
 
     def path(self, name: str) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ NOTHING = Bound(nominal=0, quota=0, kept=0, borrowing_limit=None)
 
 
 def _doubled(view: QueueView, count: int) -> QueueProblem | None:
-    """Refuse what is said twice: nobody could tell which of the two counts."""
+    """Reject duplicates, since it would be ambiguous which of them counts."""
     if count > 1:
         message = f"{count} queues are called {view.name}; rename all but one"
         return QueueProblem(reason=QueueReason.DUPLICATE, message=message)
@@ -174,7 +174,7 @@ def _doubled(view: QueueView, count: int) -> QueueProblem | None:
 
 
 def _walk(name: str, views: Mapping[str, QueueView], counts: Mapping[str, int]) -> tuple[str, ...] | QueueProblem:
-    """Follow the parents to the root; a queue below one that is not in order is not in order either."""
+    """Follow the parents to the root; a queue below an invalid one is invalid too."""
     path = [name]
     while parent := views[path[-1]].parent:
         last = path[-1]

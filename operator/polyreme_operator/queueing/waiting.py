@@ -1,7 +1,7 @@
-"""What waits, kept sorted while jobs come and go, so that a round pays for the jobs it looks at and not for the rest.
+"""Sorted index of waiting jobs, so that a scheduling cycle costs only what it looks at.
 
-Jobs of one queue, one priority and one kind stand in one line, oldest first. Of all lines of a queue and priority only
-the heads are kept sorted among each other.
+Jobs of one queue, priority and class form a line, oldest first. Among the lines of a queue and priority only the heads
+are kept sorted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeAlias
 from polyreme_operator.types.queues import Waiting
 
 Age: TypeAlias = tuple[float, int, str]
-"""Since when a job waits, the order of arrival within that second, and its UID: the smaller goes first."""
+"""Since when a job waits, its order of arrival within that second, and its UID: the smallest goes first."""
 
 
 class Line:
@@ -27,7 +27,7 @@ class Line:
         """The oldest of each kind, and the kind; sorted."""
 
     def add(self, age: Age, kind: int) -> None:
-        """Put a job where its age says."""
+        """Insert a job by its age."""
         ages = self.by_kind.setdefault(kind, [])
         if not ages or age < ages[0]:
             if ages:
@@ -36,7 +36,7 @@ class Line:
         insort(ages, age)
 
     def remove(self, age: Age, kind: int) -> None:
-        """Take a job out."""
+        """Remove a job."""
         ages = self.by_kind[kind]
         at = bisect_left(ages, age)
         del ages[at]
@@ -52,7 +52,7 @@ class Line:
 
 
 class LineCursor:
-    """Goes through a line by age once, over the kinds that were refused, without changing the line."""
+    """Iterates over a line by age once, skipping refused classes, without changing the line."""
 
     def __init__(self, line: Line, refused: AbstractSet[int]) -> None:
         self._line = line
@@ -88,7 +88,7 @@ class LineCursor:
 
 
 class WaitingIndex:
-    """All jobs that wait. The model adds and removes them; a round reads, and changes nothing."""
+    """All waiting jobs. The cache adds and removes them; a scheduling cycle only reads."""
 
     def __init__(self, waiting: Iterable[Waiting] = ()) -> None:
         self._jobs: dict[str, Waiting] = {}
@@ -110,7 +110,7 @@ class WaitingIndex:
         return iter(self._jobs.values())
 
     def add(self, job: Waiting) -> None:
-        """Add a job, in place of what was known of it before."""
+        """Add or replace a job."""
         if self._jobs.get(job.uid) == job:
             return
         self.remove(job.uid)
@@ -120,7 +120,7 @@ class WaitingIndex:
         self._counts[job.queue] = self._counts.get(job.queue, 0) + 1
 
     def remove(self, uid: str) -> None:
-        """Forget a job; one that is not there is none."""
+        """Remove a job, if it is there."""
         job = self._jobs.pop(uid, None)
         if job is None:
             return

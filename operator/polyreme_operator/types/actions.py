@@ -1,4 +1,4 @@
-"""What a decision may ask for: a closed union, every write with its precondition."""
+"""Actions of decisions: a closed union; every write has a precondition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polyreme_operator.types.intents import Intent
 
 
 class PodPattern(Protocol):
-    """What the pods of one gang have in common."""
+    """Template of the pods of one gang."""
 
     def manifest(self, *, index: int, node: str) -> Manifest:
         """Return the pod for one place."""
@@ -21,23 +21,23 @@ class PodPattern(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CreatePod:
-    """Create a worker pod; its name is its precondition. One that waits for the operator then gets its node."""
+    """Create a worker pod, with its name as precondition, and bind it if the operator binds pods."""
 
     pattern: PodPattern
     index: int
     node: str
     binds: bool = False
-    """Whether it waits for the operator: it is bound as the pod that its creation answered with."""
+    """Whether the operator binds it, with the UID that its creation returned."""
 
     @property
     def manifest(self) -> Manifest:
-        """The pod. Made when it is asked for: a gang of 15,000 is never in memory at once."""
+        """The pod. It is built on access, so that a gang of 15,000 pods is never in memory at once."""
         return self.pattern.manifest(index=self.index, node=self.node)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Bind:
-    """Give a pod that waits for the operator its node, if it still is this pod."""
+    """Bind a pod to its node, if it still has this UID."""
 
     ref: ObjectRef
     uid: str
@@ -46,36 +46,36 @@ class Bind:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CreateChild:
-    """Create an object that a job has one of: Service, Lease, its launcher's Role and RoleBinding."""
+    """Create an object of which a job has one: Service, Lease, its launcher's Role and RoleBinding."""
 
     manifest: Manifest
     then: CreateChild | None = None
-    """One that names the first, and is refused where that is not there yet."""
+    """An object that refers to the first, and can be created only after it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CreateSecret:
-    """Create the job's Secret. The shell draws the random bytes of each key: decisions know no randomness."""
+    """Create the job's Secret. The writer draws the random bytes of each key, since decisions are deterministic."""
 
     manifest: Manifest
     keys: tuple[str, ...]
     renews: bool = False
-    """Whether pods run that have read an earlier one, if this creates it."""
+    """Whether pods run that have read an earlier Secret."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeletePod:
-    """Delete a pod, if it still is this one."""
+    """Delete a pod, if it still has this UID."""
 
     ref: ObjectRef
     uid: str
     grace_s: int | None = None
-    """0 only where the node is known to be lost."""
+    """0 only if the node is known to be lost."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteJob:
-    """Delete a finished job whose time is over, if nobody has touched it since."""
+    """Delete a finished job after its TTL, if it has not changed."""
 
     ref: ObjectRef
     uid: str
@@ -84,7 +84,7 @@ class DeleteJob:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WriteStatus:
-    """Replace a job's status, if the job is as it was seen."""
+    """Replace a job's status, if the job has not changed."""
 
     ref: ObjectRef
     uid: str
@@ -92,22 +92,22 @@ class WriteStatus:
     before: TrainingJobStatus
     after: TrainingJobStatus
     informational: bool = False
-    """Whether it only tells what is seen: nothing rests on it, so it may wait for something newer."""
+    """Whether no controller acts on it, so that it may be delayed and replaced by a newer one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WriteQueueStatus:
-    """Replace fields of the status of a queue or topology, if it is as it was seen."""
+    """Replace fields of the status of a queue or topology, if it has not changed."""
 
     ref: ObjectRef
     resource_version: str
     status: Mapping[str, Any]
-    """Fields that differ, whole; None removes."""
+    """Changed fields, whole; None removes a field."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WriteIntents:
-    """Replace the batch of intents, if it is as it was seen; None creates the object."""
+    """Replace the batch of intents, if it has not changed; without a version the object is created."""
 
     resource_version: str | None
     entries: tuple[Intent, ...]
@@ -130,7 +130,7 @@ class EmitEvent:
     message: str
     warning: bool = False
     key: str = ""
-    """Makes the event's name, so that telling it twice tells it once."""
+    """Part of the event's name, so that a repeated event is not created twice."""
 
 
 Action: TypeAlias = (

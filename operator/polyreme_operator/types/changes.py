@@ -1,4 +1,4 @@
-"""What a change of the observed cluster calls for."""
+"""Effects of a change of the observed cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polyreme_operator.port import ObjectRef
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """An object whose reading raised an error."""
+    """An object that can't be read."""
 
     ref: ObjectRef
     uid: str
@@ -18,21 +18,21 @@ class Unreadable:
 
 @dataclasses.dataclass(slots=True)
 class Changes:
-    """What a change of the model calls for."""
+    """Effects of a change of the cache."""
 
     jobs: set[str] = dataclasses.field(default_factory=set)
-    """UIDs of jobs to look at."""
+    """UIDs of jobs to reconcile."""
     capacity: bool = False
-    """Whether what did not fit before may fit now."""
+    """Whether jobs that did not fit before may fit now."""
     asks: bool = False
-    """Whether somebody asks for what the scheduler decides."""
+    """Whether the scheduler has something to decide."""
     taken: bool = False
-    """Whether some of what was free before is taken now."""
+    """Whether capacity that was free before is used now."""
     unreadable: tuple[Unreadable, ...] = ()
-    """Objects that were left out."""
+    """Objects that are ignored."""
 
     def __or__(self, other: Changes) -> Changes:
-        """Join two."""
+        """Return the union of both."""
         return Changes(
             jobs=self.jobs | other.jobs,
             capacity=self.capacity or other.capacity,

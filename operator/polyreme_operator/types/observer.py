@@ -1,4 +1,4 @@
-"""Who is told what the operator does, so that people can see it: loop and applier tell, nothing here decides."""
+"""Observer of the operator's work, for metrics; controller and writer call it, and no decision depends on it."""
 
 from __future__ import annotations
 
@@ -13,58 +13,58 @@ from polyreme_operator.types.views import JobView
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CycleReport:
-    """One round of the scheduler, in numbers."""
+    """Figures of one scheduling cycle."""
 
     cycle_s: float
-    """Time that the decision took, the writes left out."""
+    """Duration of the decision, without its writes."""
     placement_s: tuple[float, ...] = ()
-    """Time that each search for places took."""
+    """Duration of each placement search."""
     waiting: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
     """Waiting jobs by queue and reason."""
     used: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
-    """Pieces in use by queue and resource."""
+    """Amount in use by queue and resource."""
     quota: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
     """Nominal quota by queue and resource."""
     objects: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Objects that the model holds, by kind."""
+    """Cached objects by kind."""
     quarantined: int = 0
-    """Jobs that are left as they are, since reading them or deciding about them raised an error."""
+    """Jobs in quarantine."""
 
 
 class Observer(Protocol):
-    """Is told what has happened; must be quick, and must never fail."""
+    """Receives reports; its methods must be fast and must not raise."""
 
     def on_status_written(self, job: JobView, after: TrainingJobStatus, *, now_s: float) -> None:
-        """Take a status that the cluster has accepted; ``job`` is as it was before."""
+        """A status write was accepted; ``job`` is the state before it."""
         ...
 
     def on_job_observed(self, snapshot: JobSnapshot) -> None:
-        """Take a job as it is looked at, with what its ranks say of their newest step."""
+        """A job is reconciled; the snapshot includes the metrics of its newest step."""
         ...
 
     def on_cycle_finished(self, seen: CycleReport) -> None:
-        """Take a round of the scheduler."""
+        """A scheduling cycle has finished."""
         ...
 
     def on_job_deleted(self, uid: str) -> None:
-        """Take that a job is no more."""
+        """A job was deleted."""
         ...
 
     def on_event_dropped(self, reason: str) -> None:
-        """Take that an event of this reason was told to nobody, since there were too many."""
+        """An event was dropped by the rate limiter."""
         ...
 
     def on_job_failed(self, uid: str, error: Exception) -> None:
-        """Take that a decision about a job raised an error: a bug of ours."""
+        """A decision about a job raised an error."""
         ...
 
     def on_object_unreadable(self, kind: str) -> None:
-        """Take that an object of this kind is stored in a form that can't be read."""
+        """An object of this kind can't be read."""
         ...
 
 
 class NullObserver:
-    """Nobody looks."""
+    """Observer that does nothing."""
 
     def on_status_written(self, job: JobView, after: TrainingJobStatus, *, now_s: float) -> None:
         """Do nothing."""

@@ -1,4 +1,4 @@
-"""What one decision about one job sees. What admission sees is ``scheduler.Cluster``."""
+"""Input of a decision about one job; the scheduler's input is ``scheduler.ClusterSnapshot``."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ class Pending:
     reason: Reason
     message: str
     permanent: bool = False
-    """Whether only other nodes, or another request, would help: nothing that comes free does."""
+    """Whether only other nodes or another request would help, but no freed capacity."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """What the API server answered to the creation or binding of an object of a job (400, 403, 422)."""
+    """The API server's refusal to create or bind an object of a job (400, 403, 422)."""
 
     attempt: int
-    """Attempt for which the object was to be created."""
+    """Attempt for which the object was created."""
     message: str
-    """The API server's sentence."""
+    """The API server's message."""
     since_s: float
-    """When it was refused first."""
+    """Time of the first refusal."""
     ends_attempt: bool
-    """Whether the attempt can't go on: a pod or the Lease. Of what is not watched nobody knows whether it exists."""
+    """Whether the attempt can't continue: true for pods and the Lease, while other objects may exist already."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +40,19 @@ class JobSnapshot:
     job: JobView
     pods: tuple[PodView, ...] = ()
     nodes: Mapping[str, NodeView] = dataclasses.field(default_factory=dict)
-    """Nodes by name; those that the job's pods and placement name are enough. One without a Node object stands
-    here as not ready."""
+    """By name, at least those of the job's pods and placement. A node without a Node object counts as not ready."""
     lease: LeaseView | None = None
     pending: Pending | None = None
-    """The last word of ``schedule`` on this job; None while it has not spoken."""
+    """The published pending reason; None until a cycle has looked at the job."""
     refused: str = ""
-    """Why ``schedule`` keeps the job's size though its spec says another; empty when it does not."""
+    """Why the scheduler keeps a size that differs from the spec; empty if it does not."""
     children: frozenset[str] = frozenset()
-    """Kinds of the objects beside its pods that are known to exist for this job."""
+    """Kinds of the job's other objects that are known to exist."""
     children_until_s: float | None = None
-    """When one of them must be confirmed again."""
+    """When the first of them must be confirmed again."""
     secret_renewed: bool = False
-    """Whether the Secret was created again while pods ran: they and new ones can't join each other."""
+    """Whether the Secret was created again while pods ran, so that new pods can't join them."""
     refusal: Refusal | None = None
-    """What the API server refused of the current attempt."""
+    """A refused object of the current attempt."""
     lease_read: bool = False
-    """Whether the Lease was read after all else here was seen: watches of two kinds keep no order between them."""
+    """Whether the Lease was read after everything else in this snapshot; watches of two kinds are not ordered."""

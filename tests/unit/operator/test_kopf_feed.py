@@ -37,9 +37,9 @@ def run(story: Callable[[Feed], Awaitable[Any]], *, events_max: int = 100) -> No
 
 def test_what_came_before_the_watch_and_is_newer_than_the_list_is_not_lost() -> None:
     async def story(feed: Feed) -> None:
-        feed.tell(None, job("a", 3))
-        feed.tell("ADDED", job("b", 7))
-        feed.tell("DELETED", job("a", 9))
+        feed.put(None, job("a", 3))
+        feed.put("ADDED", job("b", 7))
+        feed.put("DELETED", job("a", 9))
         assert await take(feed, 5, 2) == [("ADDED", "b", 7), ("DELETED", "a", 9)]
 
     run(story)
@@ -50,7 +50,7 @@ def test_two_watches_see_what_comes_in_the_order_in_which_it_came() -> None:
         watches = [asyncio.ensure_future(take(feed, 0, 3)) for _ in range(2)]
         for number in range(1, 4):
             await asyncio.sleep(0)
-            feed.tell("MODIFIED", job("a", number))
+            feed.put("MODIFIED", job("a", number))
         expected = [("MODIFIED", "a", number) for number in range(1, 4)]
         assert await asyncio.gather(*watches) == [expected, expected]
 
@@ -60,10 +60,10 @@ def test_two_watches_see_what_comes_in_the_order_in_which_it_came() -> None:
 def test_a_watch_that_is_too_slow_must_list() -> None:
     async def story(feed: Feed) -> None:
         follow = feed.follow(0, until=asyncio.get_running_loop().create_future())
-        feed.tell("ADDED", job("a", 1))
+        feed.put("ADDED", job("a", 1))
         await anext(follow)
         for number in range(2, 20):
-            feed.tell("MODIFIED", job("a", number))
+            feed.put("MODIFIED", job("a", number))
         with pytest.raises(GoneError, match="dropped unread"):
             await anext(follow)
         with pytest.raises(GoneError, match="were dropped"):
@@ -77,26 +77,26 @@ def test_a_second_list_of_kopf_ends_a_watch_once_and_behind_what_it_told() -> No
     async def story(feed: Feed) -> None:
         until = asyncio.get_running_loop().create_future()
         for name in ("a", "b", "c"):
-            feed.tell(None, job(name, 3))
-        feed.tell("ADDED", job("d", 4))
+            feed.put(None, job(name, 3))
+        feed.put("ADDED", job("d", 4))
         follow = feed.follow(4, until=until)
         first = asyncio.ensure_future(anext(follow))
         await asyncio.sleep(0)
-        feed.tell(None, job("a", 3))
-        feed.tell(None, job("d", 6))
+        feed.put(None, job("a", 3))
+        feed.put(None, job("d", 6))
         assert (await first).object["metadata"]["name"] == "d"
         with pytest.raises(GoneError, match="kopf listed again"):
             await anext(follow)
         again = feed.follow(6, until=until)
         following = asyncio.ensure_future(anext(again))
         await asyncio.sleep(0)
-        feed.tell(None, job("c", 3))
-        feed.tell("ADDED", job("e", 7))
+        feed.put(None, job("c", 3))
+        feed.put("ADDED", job("e", 7))
         assert (await following).object["metadata"]["name"] == "e"
         waiting = asyncio.ensure_future(anext(again))
         await asyncio.sleep(0)
         assert not waiting.done()
-        feed.tell(None, job("e", 7))
+        feed.put(None, job("e", 7))
         assert (await waiting).object["metadata"]["name"] == "e"
         with pytest.raises(GoneError, match="kopf listed again"):
             await anext(again)
@@ -106,10 +106,10 @@ def test_a_second_list_of_kopf_ends_a_watch_once_and_behind_what_it_told() -> No
 
 def test_an_object_that_was_deleted_and_comes_again_is_no_second_list() -> None:
     async def story(feed: Feed) -> None:
-        feed.tell(None, job("a", 3))
-        feed.tell("DELETED", job("a", 4))
-        feed.tell("ADDED", job("a", 5))
-        feed.tell("MODIFIED", job("a", 6))
+        feed.put(None, job("a", 3))
+        feed.put("DELETED", job("a", 4))
+        feed.put("ADDED", job("a", 5))
+        feed.put("MODIFIED", job("a", 6))
         assert [version for _, _, version in await take(feed, 3, 3)] == [4, 5, 6]
         waiting = asyncio.ensure_future(take(feed, 6, 1))
         await asyncio.sleep(0.01)

@@ -166,10 +166,10 @@ def test_events_that_kopf_told_before_a_restore_reach_nobody() -> None:
     async def story() -> None:
         feed = Feed(labels.KIND_JOB, events_max=2)
         for version in (100, 101, 102):
-            feed.tell("MODIFIED", event(version))
+            feed.put("MODIFIED", event(version))
         assert feed.newest == 102
         feed.void()
-        feed.tell("MODIFIED", event(60))
+        feed.put("MODIFIED", event(60))
         until: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         found = await anext(feed.follow(50, until=until))
         assert found.resource_version == "60"

@@ -24,25 +24,25 @@ from polyreme_planner.search import (
     Estimate,
     Found,
     Pricer,
+    is_supported,
     layout_candidates,
     layouts,
-    played_microbatches,
-    trained_today,
+    simulated_microbatches,
     why_slower,
 )
 
 LAYOUTS_MAX = 4_000
 """Layouts of a world that are examined."""
-WEIGHED_MAX = 1_500
+ESTIMATED_MAX = 1_500
 """Candidates whose memory is computed, cheapest layouts first; as many again, leanest first, if none fits."""
 OF_LAYOUT = 4
 """Candidates of one layout among the finalists."""
 FINALISTS = 16
 """Candidates that are simulated."""
-PLAYS = 12
+SIMULATIONS = 12
 SLOTS_MAX = 12_000
 """Pieces of work that the simulations of one finalist may have: long pipelines are simulated less often."""
-WINNERS, WINNER_PLAYS, WINNER_SLOTS_MAX = 2, 60, 60_000
+WINNERS, WINNER_SIMULATIONS, WINNER_SLOTS_MAX = 2, 60, 60_000
 """Finalists that are simulated more often, to split their layers better."""
 KEPT = 4_096
 """Searches whose results are kept."""
@@ -85,41 +85,42 @@ def quick_search(
     roomy.sort()
     lean.sort()
     by_time, bounds_s = [layout for _, _, layout in roomy], [bound_s for bound_s, _, _ in roomy]
-    played: list[Estimate] = []
-    unfit: list[Estimate] = []
+    simulated: list[Estimate] = []
+    too_large: list[Estimate] = []
     for recompute in recomputes:
-        sieve = _Sieve(pricer, recompute, packs_per_step)
-        than_s = min((of.step_s for of in played), default=math.inf) * (1 + SLACK)
-        fitting = sieve.fitting(by_time, bounds_s, than_s=than_s)
-        if not fitting and not played:
-            fitting = sieve.fitting([layout for _, _, layout in lean])
-        played += _played(pricer, fitting)
-        if sieve.leanest is None:
+        memory_filter = _MemoryFilter(pricer, recompute, packs_per_step)
+        than_s = min((of.step_s for of in simulated), default=math.inf) * (1 + SLACK)
+        fitting = memory_filter.fitting(by_time, bounds_s, than_s=than_s)
+        if not fitting and not simulated:
+            fitting = memory_filter.fitting([layout for _, _, layout in lean])
+        simulated += _simulated(pricer, fitting)
+        if memory_filter.leanest is None:
             break
-        unfit.append(sieve.leanest)
-    if not played:
-        leanest = min(unfit, key=lambda of: of.memory.total_bytes, default=None)
-        return Found(best=None, runners_up=(), leanest=leanest, examined=len(lean), unfit=len(lean))
+        too_large.append(memory_filter.leanest)
+    if not simulated:
+        leanest = min(too_large, key=lambda of: of.memory.total_bytes, default=None)
+        return Found(best=None, runners_up=(), leanest=leanest, examined=len(lean), too_large=len(lean))
     # Stable: of equals the one that recomputes least.
-    best, *others = sorted(played, key=lambda of: _rounded(of.step_s))
+    best, *others = sorted(simulated, key=lambda of: _rounded(of.step_s))
     return Found(
         best=best,
         runners_up=tuple((of, why_slower(of, best)) for of in _one_of_each(others, best)[:runners_up]),
         leanest=None,
         examined=len(lean),
-        unfit=len(lean) - len(roomy),
+        too_large=len(lean) - len(roomy),
     )
 
 
-def _played(pricer: Pricer, fitting: Sequence[Estimate]) -> list[Estimate]:
+def _simulated(pricer: Pricer, fitting: Sequence[Estimate]) -> list[Estimate]:
     """Simulate the finalists on their schedules, the best of them more often; fastest first."""
     finalists = (
-        pricer.played(of.candidate, _plays(of.candidate, PLAYS, SLOTS_MAX))
+        pricer.simulated(of.candidate, _simulations(of.candidate, SIMULATIONS, SLOTS_MAX))
         for of in sorted(fitting, key=_order)[:FINALISTS]
     )
     ordered = sorted(finalists, key=_order)
     winners = (
-        pricer.played(of.candidate, _plays(of.candidate, WINNER_PLAYS, WINNER_SLOTS_MAX)) for of in ordered[:WINNERS]
+        pricer.simulated(of.candidate, _simulations(of.candidate, WINNER_SIMULATIONS, WINNER_SLOTS_MAX))
+        for of in ordered[:WINNERS]
     )
     return sorted([*winners, *ordered[WINNERS:]], key=_order)
 
@@ -147,8 +148,8 @@ def nearest(
     state_of, usable = least_states(setting), setting.hardware.usable_bytes
     near = sorted((layout for layout in found if state_of(layout) <= usable), key=lambda of: distance(of, asked))
     pricer = Pricer(setting)
-    sieves = [_Sieve(pricer, recompute, packs_per_step) for recompute in recomputes]
-    fitting = [estimate for sieve in sieves for estimate in sieve.fitting(near, count=1)]
+    memory_filters = [_MemoryFilter(pricer, recompute, packs_per_step) for recompute in recomputes]
+    fitting = [estimate for memory_filter in memory_filters for estimate in memory_filter.fitting(near, count=1)]
     return min(fitting, key=lambda of: distance(of.candidate.layout, asked), default=None)
 
 
@@ -158,7 +159,7 @@ def distance(one: Layout, other: Layout) -> tuple[int, ...]:
     return abs(one.pp - other.pp), tokens, abs(one.ep - other.ep), one.ep, one.cp
 
 
-class _Sieve:
+class _MemoryFilter:
     """Passes candidates that fit the memory, and remembers the leanest of the others."""
 
     def __init__(self, pricer: Pricer, recompute: Recompute, packs_per_step: int) -> None:
@@ -186,7 +187,7 @@ class _Sieve:
             count: How many to return.
         """
         kept: list[tuple[float, int, Estimate]] = []
-        weighed, limit_s = 0, than_s
+        estimated, limit_s = 0, than_s
         for number, layout in enumerate(order):
             if bounds is not None and bounds[number] > limit_s:
                 break
@@ -194,16 +195,16 @@ class _Sieve:
             for candidate in self._layout_candidates(layout):
                 if of_layout == OF_LAYOUT or self._pricer.quick_s(candidate) > limit_s:
                     break
-                if weighed == WEIGHED_MAX:
+                if estimated == ESTIMATED_MAX:
                     return [of for _, _, of in kept]
-                weighed += 1
-                estimate = self._pricer.weighed(candidate)
+                estimated += 1
+                estimate = self._pricer.estimated(candidate)
                 if estimate.memory.total_bytes > self._usable_bytes:
                     if self.leanest is None or estimate.memory.total_bytes < self.leanest.memory.total_bytes:
                         self.leanest = estimate
                     continue
                 of_layout += 1
-                bisect.insort(kept, (_rounded(estimate.step_s), weighed, estimate))
+                bisect.insort(kept, (_rounded(estimate.step_s), estimated, estimate))
                 if len(kept) >= count:
                     if bounds is None:
                         return [of for _, _, of in kept]
@@ -219,16 +220,16 @@ class _Sieve:
             for of in layout_candidates(
                 setting, layout, packs_per_step=self._packs_per_step, recomputes=(self._recompute,)
             )
-            if trained_today(of)
+            if is_supported(of)
         ]
         priced = [(_rounded(self._pricer.quick_s(of)), of.microbatches, number) for number, of in enumerate(known)]
         return [known[number] for _, _, number in sorted(priced)]
 
 
-def _plays(of: Candidate, most: int, slots_max: int) -> int:
+def _simulations(of: Candidate, most: int, slots_max: int) -> int:
     if of.schedule is None:
         return 1
-    slots = 3 * of.layout.pp * stages_per_rank(of.schedule, of.chunks) * played_microbatches(of)
+    slots = 3 * of.layout.pp * stages_per_rank(of.schedule, of.chunks) * simulated_microbatches(of)
     return max(1, min(most, slots_max // slots))
 
 

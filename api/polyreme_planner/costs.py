@@ -166,8 +166,8 @@ def part_times(setting: Setting, layout: Layout, *, packs: int, recompute: Recom
         forward_s = {one.axis: 0.0 for one in found}
         backward_s = dict(forward_s)
         for one in found:
-            forward_s[one.axis] += _waited_s(setting, one, one.forward, behind_s=core_s)
-            backward_s[one.axis] += _waited_s(setting, one, one.backward, behind_s=BACKWARD_PRODUCTS * core_s)
+            forward_s[one.axis] += _waited_s(setting, one, one.forward, overlap_s=core_s)
+            backward_s[one.axis] += _waited_s(setting, one, one.backward, overlap_s=BACKWARD_PRODUCTS * core_s)
         done_again = 0.0 if part in {Part.EMBEDDING, Part.HEAD} else again
         # What is recomputed in full is exchanged again, too.
         sent_again = done_again == 1
@@ -199,8 +199,8 @@ def attention_core_s(setting: Setting, layout: Layout, *, packs: int) -> float:
     return core_flops(setting.shape, setting.mix) * tokens / setting.hardware.flops_per_s
 
 
-def _waited_s(setting: Setting, exchange: Exchange, sent: Sent, *, behind_s: float) -> float:
-    """Price what a rank waits for: all that it sends, except what travels while it computes ``behind_s``."""
+def _waited_s(setting: Setting, exchange: Exchange, sent: Sent, *, overlap_s: float) -> float:
+    """Price what a rank waits for: all that it sends, except what travels while it computes ``overlap_s``."""
     if exchange.axis in setting.framework.overlapped:
         return 0.0
 
@@ -211,8 +211,8 @@ def _waited_s(setting: Setting, exchange: Exchange, sent: Sent, *, behind_s: flo
             sent_bytes, group=exchange.group, pattern=exchange.pattern, messages=messages, far_bytes=far_bytes
         )
 
-    behind = took_s(sent.behind_bytes, sent.behind_messages, None)
-    return took_s(sent.sent_bytes, sent.messages, exchange.far_bytes) + max(0.0, behind - behind_s)
+    overlapped = took_s(sent.overlapped_bytes, sent.overlapped_messages, None)
+    return took_s(sent.sent_bytes, sent.messages, exchange.far_bytes) + max(0.0, overlapped - overlap_s)
 
 
 def transfer_s(setting: Setting, layout: Layout, *, packs: int) -> float:

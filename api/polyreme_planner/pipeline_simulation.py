@@ -120,10 +120,10 @@ class Program:
 
     def makespan_s(self, times: Sequence[StageTimes], *, transfer_s: float = 0.0) -> float:
         """Simulate it and return only the time [seconds]."""
-        _, free_s = self._play(times, transfer_s)
+        _, free_s = self._run(times, transfer_s)
         return max(free_s, default=0.0)
 
-    def _play(self, times: Sequence[StageTimes], transfer_s: float) -> tuple[list[float], list[float]]:
+    def _run(self, times: Sequence[StageTimes], transfer_s: float) -> tuple[list[float], list[float]]:
         duration_s = [of.of(kind) for of in times for kind in _KINDS]
         end_s: list[float] = []
         free_s = [0.0] * self.ranks
@@ -145,7 +145,7 @@ class Program:
             times: Of each stage, in order.
             transfer_s: From the end of a slot until another rank has its result; nothing between stages of one rank.
         """
-        end_s, free_s = self._play(times, transfer_s)
+        end_s, free_s = self._run(times, transfer_s)
         spans: list[list[Span]] = [[] for _ in range(self.ranks)]
         for step, done_s in zip(self.steps, end_s, strict=True):
             took_s = sum(times[work.stage].of(work.kind) for work in step.slot)

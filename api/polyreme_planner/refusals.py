@@ -14,7 +14,7 @@ from polyreme_planner.hardware import GIB
 from polyreme_planner.layout import Layout
 from polyreme_planner.memory import Memory, memory_of, size_words
 from polyreme_planner.pipelines import Cut
-from polyreme_planner.search import Estimate, goes_with, most_microbatches_played
+from polyreme_planner.search import Estimate, is_compatible, most_simulated_microbatches
 
 LARGER_MAX = 16
 """Times as many workers among which a refusal looks for the plan that would fit."""
@@ -82,7 +82,7 @@ def memory_of_cut(
         setting,
         layout,
         packs=packs_per_step // layout.dp // cut.microbatches,
-        microbatches=min(cut.microbatches, most_microbatches_played(layout)),
+        microbatches=min(cut.microbatches, most_simulated_microbatches(layout)),
         recompute=recompute,
         schedule=cut.schedule,
         split=cut.stage_layers or (setting.shape.decoder.layers,),
@@ -130,7 +130,7 @@ def _fitting(
     }
     usable = setting.hardware.usable_bytes
     fits = [recompute for recompute, memory in needed.items() if memory.total_bytes <= usable]
-    trained = [recompute for recompute in Recompute if goes_with(recompute, cut.schedule)]
+    trained = [recompute for recompute in Recompute if is_compatible(recompute, cut.schedule)]
     if found := tuple(recompute for recompute in recomputes if recompute in fits and recompute in trained):
         return found, "", ""
     tried = [recompute for recompute in recomputes if recompute in trained] or list(recomputes)
@@ -176,8 +176,8 @@ def out_of_memory(
     memory = memory_of_cut(setting, layout, cut, packs_per_step=packs_per_step, recompute=recompute)
     usable = min(setting.hardware.usable_bytes, int(0.9 * memory.total_bytes))
     hardware = dataclasses.replace(setting.hardware, memory_bytes=usable, usable_share=1.0)
-    roomier = dataclasses.replace(setting, hardware=hardware)
-    near = nearest(roomier, layout, packs_per_step=packs_per_step, recomputes=tuple(Recompute))
+    reduced = dataclasses.replace(setting, hardware=hardware)
+    near = nearest(reduced, layout, packs_per_step=packs_per_step, recomputes=tuple(Recompute))
     words = f"no layout of {layout.world} ranks needs less; raise spec.workers.replicas"
     if near is not None:
         words = f"a layout that needs less: {near.candidate}, {size_words(near.memory.total_bytes)}"

@@ -11,17 +11,17 @@ WAITING = "."
 LEGEND = "F forward, B backward, I and W its halves; small letters: the rank's later stage; . waiting"
 
 
-def picture(played: Simulated, *, width: int = WIDTH) -> list[str]:
+def picture(simulated: Simulated, *, width: int = WIDTH) -> list[str]:
     """Draw a simulated schedule; each column shows what its rank does in the middle of that time."""
-    if played.makespan_s <= 0:
+    if simulated.makespan_s <= 0:
         return []
-    margin = len(f"rank {len(played.spans) - 1}")
+    margin = len(f"rank {len(simulated.spans) - 1}")
     rows = []
-    for rank, spans in enumerate(played.spans):
+    for rank, spans in enumerate(simulated.spans):
         first = min((work.stage for span in spans for work in span.slot), default=0)
         cells, at = [], 0
         for column in range(width):
-            now_s = (column + 0.5) * played.makespan_s / width
+            now_s = (column + 0.5) * simulated.makespan_s / width
             while at < len(spans) and spans[at].end_s <= now_s:
                 at += 1
             if at == len(spans) or now_s < spans[at].begin_s:

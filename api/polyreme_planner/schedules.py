@@ -180,18 +180,18 @@ _OLDEST = -1
 def _dual_pipe_v(rank: int, ranks: int, microbatches: int) -> Iterator[Slot]:
     """Down the V and up again; between begin and end a forward and a backward of the two stages always overlap."""
     down, up = rank, 2 * ranks - 1 - rank
-    behind = ranks - 1 - rank
+    later_ranks = ranks - 1 - rank
     f, b, i, w = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT
     owed_weight = [(w, _OLDEST)]
-    begin = [[(f, down)]] * 2 * behind + [[(f, down)], [(f, up)]] * (rank + 1)
-    begin += [[(i, up)], owed_weight, [(f, up)]] * behind
+    begin = [[(f, down)]] * 2 * later_ranks + [[(f, down)], [(f, up)]] * (rank + 1)
+    begin += [[(i, up)], owed_weight, [(f, up)]] * later_ranks
     steady = [[(f, down), (b, up)], [(f, up), (b, down)]] * (microbatches - 2 * ranks + rank + 1)
-    if behind == 0:
+    if later_ranks == 0:
         steady[:1] = [[(f, down)], [(b, up)]]  # apart, the bubble at the turn is smaller
-    end = [[(b, up)], [(f, up), (b, down)]] * behind
+    end = [[(b, up)], [(f, up), (b, down)]] * later_ranks
     whole = (rank + 1) // 2 * 2 + (1 - rank % 2)
     end += [[(b if at < whole else i, down if at % 2 else up)] for at in range(2 * (rank + 1))]
-    end += [owed_weight, [(i, down)]] * behind + [owed_weight] * (rank + 1)
+    end += [owed_weight, [(i, down)]] * later_ranks + [owed_weight] * (rank + 1)
     work = _Rank()
     owed: collections.deque[int] = collections.deque()
     for slot in (*begin, *steady, *end):

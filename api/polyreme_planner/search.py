@@ -76,7 +76,7 @@ class Found:
     leanest: Estimate | None
     """If nothing fits: the candidate that needs least memory."""
     examined: int
-    unfit: int
+    too_large: int
     """Candidates that do not fit the memory."""
 
 
@@ -163,8 +163,8 @@ class Pricer:
         times, _ = self.times(alone)
         whole_s = times.first.total_s + times.last.total_s + self._layers_s[layout, packs, Recompute.NONE]
         fullest_s = max(whole_s / layout.pp, times.first.total_s, times.last.total_s)
-        ends_s = self._ends_s(layout, whole_s / layout.pp)
-        return packs_per_rank / packs * fullest_s + ends_s
+        once_s = self._once_per_step_s(layout, whole_s / layout.pp)
+        return packs_per_rank / packs * fullest_s + once_s
 
     def times(self, of: Candidate) -> tuple[ModelTimes, dict[str, float]]:
         """Time of the parts, and the exchanges of all parts together by axis [seconds per microbatch]."""
@@ -186,9 +186,9 @@ class Pricer:
         layers_s = self._layers_s[of.layout, of.microbatch_packs, of.recompute]
         whole_s = times.first.total_s + times.last.total_s + layers_s
         pp = of.layout.pp
-        ends_s = self._ends_of(of, whole_s / pp)
+        once_s = self._once_per_step_of(of, whole_s / pp)
         if of.schedule is None:
-            return of.microbatches * whole_s + ends_s
+            return of.microbatches * whole_s + once_s
         together = ranks_of_stages(of.schedule, pp)[-1] == 0
         heaviest_s = (
             times.first.total_s + times.last.total_s if together else max(times.first.total_s, times.last.total_s)
@@ -200,9 +200,9 @@ class Pricer:
             Schedule.ZBV: 0.2,
             Schedule.DUAL_PIPE_V: 0.3,
         }
-        return of.microbatches * fullest_s + (pp - 1) * whole_s / pp * through[of.schedule] + ends_s
+        return of.microbatches * fullest_s + (pp - 1) * whole_s / pp * through[of.schedule] + once_s
 
-    def weighed(self, of: Candidate) -> Estimate:
+    def estimated(self, of: Candidate) -> Estimate:
         """Compute the memory with layers split evenly by cost, and price by the fullest rank."""
         times, _ = self.times(of)
         split = self._dealt(of, times)
@@ -210,7 +210,7 @@ class Pricer:
             candidate=of, split=split, step_s=self.quick_s(of), bubble=0.0, memory=self._memory(of, split), shares_s={}
         )
 
-    def played(self, of: Candidate, plays: int) -> Estimate:
+    def simulated(self, of: Candidate, simulations: int) -> Estimate:
         """Split by cost under the memory limit, and simulate the schedule."""
         times, exchanged_s = self.times(of)
         microbatches = of.microbatches
@@ -219,12 +219,12 @@ class Pricer:
             busy_s = times.of_stages(split)[0].total_s * microbatches
             makespan_s, bubble_s = busy_s, 0.0
         else:
-            split, makespan_s, busy_s = self._pipeline(of, times, plays)
+            split, makespan_s, busy_s = self._pipeline(of, times, simulations)
             bubble_s = makespan_s - busy_s
         exchanges = {axis: taken * microbatches / of.layout.pp for axis, taken in exchanged_s.items()}
-        ends_s = self._ends_of(of, busy_s / microbatches)
-        shares = {"compute": busy_s - sum(exchanges.values()), **exchanges, "bubble": bubble_s, "gradients": ends_s}
-        step_s = makespan_s + ends_s
+        once_s = self._once_per_step_of(of, busy_s / microbatches)
+        shares = {"compute": busy_s - sum(exchanges.values()), **exchanges, "bubble": bubble_s, "gradients": once_s}
+        step_s = makespan_s + once_s
         return Estimate(
             candidate=of,
             split=split,
@@ -234,11 +234,11 @@ class Pricer:
             shares_s=shares,
         )
 
-    def _pipeline(self, of: Candidate, times: ModelTimes, plays: int) -> tuple[Split, float, float]:
+    def _pipeline(self, of: Candidate, times: ModelTimes, simulations: int) -> tuple[Split, float, float]:
         """Return split, makespan, and the mean of the ranks' work [seconds]."""
         assert of.schedule is not None
         pp, between_s = of.layout.pp, transfer_s(self.setting, of.layout, packs=of.microbatch_packs)
-        shown = played_microbatches(of)
+        shown = simulated_microbatches(of)
 
         def fits(split: Split) -> bool:
             return self._memory(of, split).total_bytes <= self.setting.hardware.usable_bytes
@@ -250,7 +250,7 @@ class Pricer:
             microbatches=shown,
             chunks=of.chunks,
             transfer_s=between_s,
-            plays=plays,
+            simulations=simulations,
             allowed=fits,
         )
         stages = times.of_stages(split)
@@ -271,7 +271,7 @@ class Pricer:
             self.setting,
             of.layout,
             packs=of.microbatch_packs,
-            microbatches=played_microbatches(of),
+            microbatches=simulated_microbatches(of),
             recompute=of.recompute,
             schedule=of.schedule,
             split=split,
@@ -282,10 +282,12 @@ class Pricer:
             return (len(times.layers),)
         return balanced_split(times, schedule=of.schedule, ranks=of.layout.pp, chunks=of.chunks)
 
-    def _ends_of(self, of: Candidate, pass_s: float) -> float:
-        return self._ends_s(of.layout, pass_s, of.microbatches, signalled=of.schedule not in V_SHAPED)
+    def _once_per_step_of(self, of: Candidate, pass_s: float) -> float:
+        return self._once_per_step_s(of.layout, pass_s, of.microbatches, signalled=of.schedule not in V_SHAPED)
 
-    def _ends_s(self, layout: Layout, pass_s: float, microbatches: int = 1, *, signalled: bool = True) -> float:
+    def _once_per_step_s(
+        self, layout: Layout, pass_s: float, microbatches: int = 1, *, signalled: bool = True
+    ) -> float:
         """Price what a step waits for once: sums of gradients, the update, gathered parameters [seconds].
 
         Args:
@@ -295,13 +297,13 @@ class Pricer:
             signalled: Whether the backward passes signal when a gradient is made.
         """
         update_s, took_s = self._step_exchanges_s(layout, microbatches, signalled)
-        behind_s = {
-            Moment.BEHIND_BACKWARD: BACKWARD_SHARE * pass_s,
-            Moment.BEHIND_PASSES: microbatches * pass_s,
-            Moment.BEHIND_UPDATE: update_s,
+        overlap_s = {
+            Moment.DURING_BACKWARD: BACKWARD_SHARE * pass_s,
+            Moment.DURING_PASSES: microbatches * pass_s,
+            Moment.DURING_UPDATE: update_s,
             Moment.AFTER: 0.0,
         }
-        return update_s + sum(max(0.0, took_s[moment] - behind_s[moment]) for moment in took_s)
+        return update_s + sum(max(0.0, took_s[moment] - overlap_s[moment]) for moment in took_s)
 
     def _step_exchanges_s(
         self, layout: Layout, microbatches: int, signalled: bool
@@ -336,33 +338,33 @@ def _program(of: Candidate, microbatches: int) -> Program:
     return program(of.schedule, ranks=of.layout.pp, microbatches=microbatches, chunks=of.chunks)
 
 
-def played_microbatches(of: Candidate) -> int:
+def simulated_microbatches(of: Candidate) -> int:
     """Simulated microbatches of a candidate."""
-    return min(of.microbatches, most_microbatches_played(of.layout))
+    return min(of.microbatches, most_simulated_microbatches(of.layout))
 
 
-def most_microbatches_played(layout: Layout) -> int:
+def most_simulated_microbatches(layout: Layout) -> int:
     """Microbatches beyond which a pipeline continues at the same pace, and holds no more."""
     return ROUNDS_PLAYED * layout.pp
 
 
-def trained_today(of: Candidate) -> bool:
+def is_supported(of: Candidate) -> bool:
     """Whether this version trains it."""
-    return goes_with(of.recompute, of.schedule)
+    return is_compatible(of.recompute, of.schedule)
 
 
-def goes_with(recompute: Recompute, schedule: Schedule | None) -> bool:
+def is_compatible(recompute: Recompute, schedule: Schedule | None) -> bool:
     """Whether layers may recompute so much: separate gradients of inputs and weights would recompute a layer twice."""
     return recompute is not Recompute.FULL or schedule not in V_SHAPED
 
 
-def play(setting: Setting, estimate: Estimate) -> Simulated | None:
+def simulate(setting: Setting, estimate: Estimate) -> Simulated | None:
     """Simulate the pipeline of an estimate once more, for its picture; None without a pipeline."""
     of = estimate.candidate
     if of.schedule is None:
         return None
     times = part_times(setting, of.layout, packs=of.microbatch_packs, recompute=of.recompute)
-    order = _program(of, played_microbatches(of))
+    order = _program(of, simulated_microbatches(of))
     stages = times.model_times(setting.shape).of_stages(estimate.split)
     return order.simulate(stages, transfer_s=transfer_s(setting, of.layout, packs=of.microbatch_packs))
 

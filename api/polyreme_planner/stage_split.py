@@ -17,7 +17,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.pipeline_simulation import StageTimes, program
 from polyreme_planner.schedules import Schedule, ranks_of_stages
 
-PLAYS_MAX = 4000
+SIMULATIONS_MAX = 4000
 """Most simulations of the schedule for one split."""
 WHOLE_MAX = 400
 """Number of splits up to which all of them are tried."""
@@ -119,7 +119,7 @@ def best_split(
     microbatches: int,
     chunks: int | None = None,
     transfer_s: float = 0.0,
-    plays: int = PLAYS_MAX,
+    simulations: int = SIMULATIONS_MAX,
     allowed: Callable[[Split], bool] | None = None,
 ) -> tuple[Split, float]:
     """Find the split whose schedule ends first.
@@ -131,7 +131,7 @@ def best_split(
         microbatches: Of a step.
         chunks: Stages of a rank if the schedule is interleaved.
         transfer_s: Between ranks.
-        plays: Most simulations of the schedule.
+        simulations: Most simulations of the schedule.
         allowed: Whether a split is allowed, for example by its memory; others are skipped.
 
     Returns:
@@ -142,27 +142,27 @@ def best_split(
     """
     layers, stages = len(times.layers), len(ranks_of_stages(schedule, ranks, chunks))
     check_layers(layers, stages)
-    play = program(schedule, ranks=ranks, microbatches=microbatches, chunks=chunks).makespan_s
+    simulate = program(schedule, ranks=ranks, microbatches=microbatches, chunks=chunks).makespan_s
     known: dict[Split, float] = {}
 
     def took_s(split: Split) -> float:
         if split not in known:
             may = allowed is None or allowed(split)
-            known[split] = play(times.of_stages(split), transfer_s=transfer_s) if may else math.inf
+            known[split] = simulate(times.of_stages(split), transfer_s=transfer_s) if may else math.inf
         return known[split]
 
-    if _count(layers, stages) <= min(WHOLE_MAX, plays):
+    if _count(layers, stages) <= min(WHOLE_MAX, simulations):
         best = min(_every(layers, least_layers(stages)), key=took_s)
         return best, took_s(best)
     least = least_layers(stages)
     best = balanced_split(times, schedule=schedule, ranks=ranks, chunks=chunks)
     for start in (best, equal_split(layers, stages)):
         if _above(start, least):
-            best = min(best, _climb(start, took_s, least, lambda: len(known) < plays), key=took_s)
+            best = min(best, _climb(start, took_s, least, lambda: len(known) < simulations), key=took_s)
     for kicked in _kicks(best, least):  # out of the local optimum: no single change leads there
-        if len(known) >= plays:
+        if len(known) >= simulations:
             break
-        best = min(best, _climb(kicked, took_s, least, lambda: len(known) < plays), key=took_s)
+        best = min(best, _climb(kicked, took_s, least, lambda: len(known) < simulations), key=took_s)
     return best, took_s(best)
 
 

@@ -33,9 +33,9 @@ class Sent:
 
     sent_bytes: float = 0.0
     messages: int = 0
-    behind_bytes: float = 0.0
+    overlapped_bytes: float = 0.0
     """Part of the bytes that travels while attention computes."""
-    behind_messages: int = 0
+    overlapped_messages: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +138,12 @@ def _context(shape: ModelShape, layout: Layout, numerics: Numerics, tokens: floa
                 axis="cp",
                 group=Group(ranks=ring, stride=layout.tp * ulysses),
                 pattern=Pattern.RING,
-                forward=Sent(behind_bytes=turn, behind_messages=ring - 1),
+                forward=Sent(overlapped_bytes=turn, overlapped_messages=ring - 1),
                 backward=Sent(
                     sent_bytes=gradients,
                     messages=1,
-                    behind_bytes=turn + (ring - 1) * gradients,
-                    behind_messages=2 * (ring - 1),
+                    overlapped_bytes=turn + (ring - 1) * gradients,
+                    overlapped_messages=2 * (ring - 1),
                 ),
             )
         )
@@ -177,9 +177,9 @@ def _experts(
 class Moment(enum.StrEnum):
     """Moment in a step at which gradients and parameters are exchanged."""
 
-    BEHIND_BACKWARD = "during the last backward pass"
-    BEHIND_PASSES = "during the passes of every microbatch"
-    BEHIND_UPDATE = "during the update"
+    DURING_BACKWARD = "during the last backward pass"
+    DURING_PASSES = "during the passes of every microbatch"
+    DURING_UPDATE = "during the update"
     AFTER = "after the last backward pass"
 
 
@@ -233,12 +233,12 @@ def parameter_bytes(
 ) -> tuple[tuple[float, int, Moment], ...]:
     """Return, of each exchange of a step, bytes for one parameter, messages and when it runs."""
     if numerics.sharded_parameters:
-        behind = Moment.BEHIND_PASSES
-        gathered = (numerics.weight_bytes * 2 * microbatches, 2 * microbatches, behind)
-        return gathered, (FLOAT32_BYTES * microbatches, microbatches, behind)
+        overlapped = Moment.DURING_PASSES
+        gathered = (numerics.weight_bytes * 2 * microbatches, 2 * microbatches, overlapped)
+        return gathered, (FLOAT32_BYTES * microbatches, microbatches, overlapped)
     if numerics.sharded_optimizer:
-        summed = Moment.BEHIND_BACKWARD if signalled else Moment.AFTER
-        return (numerics.gradient_bytes, 1, summed), (numerics.weight_bytes, 1, Moment.BEHIND_UPDATE)
+        summed = Moment.DURING_BACKWARD if signalled else Moment.AFTER
+        return (numerics.gradient_bytes, 1, summed), (numerics.weight_bytes, 1, Moment.DURING_UPDATE)
     return ((2 * numerics.gradient_bytes, 1, Moment.AFTER),)
 
 
@@ -250,7 +250,7 @@ def by_axis(found: Mapping[Part, tuple[Exchange, ...]]) -> dict[Part, dict[str, 
         for one in all_of:
             sent_bytes, messages = of_part.get(one.axis, (0.0, 0))
             for way in (one.forward, one.backward):
-                sent_bytes += way.sent_bytes + way.behind_bytes
-                messages += way.messages + way.behind_messages
+                sent_bytes += way.sent_bytes + way.overlapped_bytes
+                messages += way.messages + way.overlapped_messages
             of_part[one.axis] = sent_bytes, messages
     return sums

@@ -36,7 +36,7 @@ H800 = dataclasses.replace(H100, name="h800", near_bytes_per_s=160e9)
 FP8_RATIO = 631.7 / (0.493 * PEAK_FLOPS_PER_S / 1e12)
 """Speed of Mixtral in FP8 over that in bfloat16 (arXiv:2504.14960, section 4): of whole steps, so of products a little
 more."""
-PLAYS = 1
+SIMULATIONS = 1
 SHARES = (0.1, 1.2)
 """Shares of the peak between which a calibration is looked for."""
 ROUNDS = 12
@@ -82,7 +82,7 @@ class Published:
             microbatches=self.sequences // self.layout.dp,
             chunks=self.chunks,
         )
-        return Pricer(setting).played(of, PLAYS).step_s
+        return Pricer(setting).simulated(of, SIMULATIONS).step_s
 
     def calibrated_share(self) -> float:
         """Return the share of the peak with which the prediction is what was published."""

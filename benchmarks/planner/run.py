@@ -179,7 +179,7 @@ def picked(setting: Setting, count: int) -> list[Estimate]:
     for of in candidates(setting, world=RANKS, packs_per_step=PACKS):
         if of.recompute is not Recompute.NONE:
             continue
-        estimate = pricer.played(of, 60)
+        estimate = pricer.simulated(of, 60)
         key = (of.layout, of.schedule, of.microbatch_packs)
         if key not in best or estimate.step_s < best[key].step_s:
             best[key] = estimate

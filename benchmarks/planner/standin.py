@@ -76,7 +76,7 @@ def turns(stage: list[Part], moved: dict[Part, tuple[Exchange, ...]], way: str) 
     found = []
     for one in itertools.chain.from_iterable(moved[part] for part in stage):
         sent = one.forward if way == "forward" else one.backward
-        found += [sent.behind_bytes / max(1, sent.behind_messages)] * sent.behind_messages
+        found += [sent.overlapped_bytes / max(1, sent.overlapped_messages)] * sent.overlapped_messages
     return found
 
 
@@ -195,16 +195,16 @@ class Step:
             time.sleep(time_s)
             return
         way = "forward" if work.kind is Kind.FORWARD else "backward"
-        behind = self._job["behind"][work.stage][way]
+        overlapped = self._job["behind"][work.stage][way]
         core_s = min(time_s, self._job["core_s"][work.stage][way])
-        for at, sent_bytes in enumerate(behind):
+        for at, sent_bytes in enumerate(overlapped):
             wait = self._turn(sent_bytes, tag=at)
-            time.sleep(core_s / len(behind))
+            time.sleep(core_s / len(overlapped))
             wait()
-        time.sleep(time_s - core_s if behind else time_s)
+        time.sleep(time_s - core_s if overlapped else time_s)
         for axis, to_next, sent_bytes in self._job["exchanges"][work.stage][way]:
             if to_next:
-                self._turn(sent_bytes, tag=len(behind))()
+                self._turn(sent_bytes, tag=len(overlapped))()
             else:
                 all_to_all(sent_bytes, self._groups[axis])
 

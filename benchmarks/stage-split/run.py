@@ -1,6 +1,6 @@
 """Step time of pipelines by how the layers are split over stages: by cost, by torchtitan's rule, equally. Simulated.
 
-Usage: run.py [--plays 4000]
+Usage: run.py [--simulations 4000]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polyreme_planner.model_parts import Part, layer_parts
 from polyreme_planner.pipeline_simulation import Program, StageTimes
 from polyreme_planner.schedules import Kind, Schedule, Slot, Table, Work, ranks_of_stages
 from polyreme_planner.shapes import KIMI_VL_A3B
-from polyreme_planner.stage_split import PLAYS_MAX, ModelTimes, Split, best_split, equal_split, least_layers
+from polyreme_planner.stage_split import SIMULATIONS_MAX, ModelTimes, Split, best_split, equal_split, least_layers
 
 RANKS, STAGES, MICROBATCHES = 4, 8, 16
 KI = 1024
@@ -42,7 +42,7 @@ GAIN_MIN = 0.08
 def main() -> int:
     """Compare on every mix and schedule; 0 when the bar is met on every image mix."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plays", type=int, default=PLAYS_MAX)
+    parser.add_argument("--simulations", type=int, default=SIMULATIONS_MAX)
     options = parser.parse_args()
     figures: dict[str, float] = {}
     gains: list[float] = []
@@ -50,9 +50,9 @@ def main() -> int:
     """Those of the mixes on which whole layers leave room for the bar at all."""
     begin_s = time.perf_counter()
     for schedule in ORDERS:
-        played = Program.of(torchs_table(schedule))
+        simulated = Program.of(torchs_table(schedule))
         for name, mix in (MIXES | TEXT).items():
-            found = compare(schedule, played, mix, options.plays)
+            found = compare(schedule, simulated, mix, options.simulations)
             figures |= {f"{schedule}_{name}_{key}": round(value, 4) for key, value in found.items()}
             if name in MIXES:
                 gains.append(found["gain_over_torchtitan_rule_ratio"])
@@ -74,13 +74,13 @@ def main() -> int:
     return 0 if ok else 1
 
 
-def compare(schedule: Schedule, played: Program, mix: Mix, plays: int) -> dict[str, float]:
+def compare(schedule: Schedule, simulated: Program, mix: Mix, simulations: int) -> dict[str, float]:
     """Play three splits, in units of one layer's forward; a backward is two forwards."""
     times = in_layers(mix)
-    theirs = played.makespan_s(times.of_stages(torchtitan_split(len(times.layers), STAGES)))
-    equal = played.makespan_s(times.of_stages(equal_split(len(times.layers), STAGES)))
-    split, _ = best_split(times, schedule=schedule, ranks=RANKS, microbatches=MICROBATCHES, plays=plays)
-    ours = played.simulate(times.of_stages(split))
+    theirs = simulated.makespan_s(times.of_stages(torchtitan_split(len(times.layers), STAGES)))
+    equal = simulated.makespan_s(times.of_stages(equal_split(len(times.layers), STAGES)))
+    split, _ = best_split(times, schedule=schedule, ranks=RANKS, microbatches=MICROBATCHES, simulations=simulations)
+    ours = simulated.simulate(times.of_stages(split))
     bound = MICROBATCHES * fullest_rank(schedule, times)
     print(
         f"{schedule:15} {mix.sequence_tokens:6} tokens, {mix.image_patches if mix.visual_share else 0:4} patches: "

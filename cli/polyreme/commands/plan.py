@@ -136,14 +136,14 @@ def _measured(path: Path) -> Measured:
 
 def _show(setting: Setting, found: Found, best: Estimate, output: Format) -> None:
     from polyreme_planner.schedule_picture import LEGEND, picture
-    from polyreme_planner.search import play
+    from polyreme_planner.search import simulate
 
-    played = play(setting, best)
-    drawn = [] if played is None else picture(played)
+    simulated = simulate(setting, best)
+    drawn = [] if simulated is None else picture(simulated)
     chosen = _row(best) | {
         "hardware": setting.hardware.name,
         "examined": found.examined,
-        "doNotFit": found.unfit,
+        "doNotFit": found.too_large,
         "largestConsumers": best.memory.largest(),
         "sharesSeconds": {name: round(taken_s, 6) for name, taken_s in best.shares_s.items()},
     }

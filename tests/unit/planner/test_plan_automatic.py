@@ -12,7 +12,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJobSpec, parse_job
 from polyreme_api.job.workers import Workers
 from polyreme_planner import automatic
-from polyreme_planner.automatic import FINALISTS, LAYOUTS_MAX, WEIGHED_MAX, WINNERS, nearest, quick_search
+from polyreme_planner.automatic import ESTIMATED_MAX, FINALISTS, LAYOUTS_MAX, WINNERS, nearest, quick_search
 from polyreme_planner.costs import Recompute
 from polyreme_planner.hardware import HARDWARE, MIXED
 from polyreme_planner.layout import Layout
@@ -55,7 +55,7 @@ def memory_of_plan(spec: TrainingJobSpec, plan: Plan) -> Memory:
 
 
 def test_a_thousand_devices_are_searched_within_the_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = {"bound_s": 0, "weighed": 0, "played": 0}
+    counts = {"bound_s": 0, "estimated": 0, "simulated": 0}
 
     def counting(name: str) -> Any:
         do = getattr(Pricer, name)
@@ -74,8 +74,8 @@ def test_a_thousand_devices_are_searched_within_the_budgets(monkeypatch: pytest.
     assert found.best is not None
     assert found.best.memory.total_bytes <= setting.hardware.usable_bytes
     assert 0 < counts["bound_s"] <= LAYOUTS_MAX
-    assert 0 < counts["weighed"] <= 2 * WEIGHED_MAX
-    assert 0 < counts["played"] <= FINALISTS + WINNERS
+    assert 0 < counts["estimated"] <= 2 * ESTIMATED_MAX
+    assert 0 < counts["simulated"] <= FINALISTS + WINNERS
     seen = dict(counts)
     assert quick_search(setting, world=1024, packs_per_step=8192) is found
     assert counts == seen, "the same search is not made twice"
@@ -225,13 +225,13 @@ def test_a_rank_whose_memory_is_full_hears_what_takes_it_and_what_needs_less() -
 
 def test_nothing_is_weighed_that_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Candidate] = []
-    weigh = Pricer.weighed
+    weigh = Pricer.estimated
 
-    def weighed(self: Pricer, of: Candidate) -> Estimate:
+    def estimated(self: Pricer, of: Candidate) -> Estimate:
         seen.append(of)
         return weigh(self, of)
 
-    monkeypatch.setattr(Pricer, "weighed", weighed)
+    monkeypatch.setattr(Pricer, "estimated", estimated)
     quick_search.cache_clear()
     quick_search(plan_settings.setting_of(), world=8, packs_per_step=64, recomputes=(Recompute.FULL,))
     assert {of.recompute for of in seen} == {Recompute.FULL}

@@ -25,10 +25,10 @@ from polyreme_planner.search import (
     Estimate,
     Pricer,
     candidates,
+    is_supported,
     layouts,
-    play,
-    played_microbatches,
-    trained_today,
+    simulate,
+    simulated_microbatches,
 )
 from polyreme_planner.shapes import KIMI_VL_A3B, KIMI_VL_NANO, MOONLIGHT_16B_A3B, ModelShape
 from polyreme_planner.stage_split import balanced_split
@@ -40,7 +40,7 @@ def memory(setting: Setting, of: Candidate, split: tuple[int, ...]) -> Memory:
         setting,
         of.layout,
         packs=of.microbatch_packs,
-        microbatches=played_microbatches(of),
+        microbatches=simulated_microbatches(of),
         recompute=of.recompute,
         schedule=of.schedule,
         split=split,
@@ -76,12 +76,12 @@ def test_a_plan_that_does_not_fit_is_never_returned(world: int, memory_gib: int,
 
 @pytest.mark.slow
 def test_no_candidate_of_a_small_world_is_faster_than_the_choice() -> None:
-    """Every candidate, played with the split that the search would begin with, against the one that it chose."""
+    """Every candidate, simulated with the split that the search would begin with, against the one that it chose."""
     setting = setting_of(shape=KIMI_VL_NANO, tokens=160, hardware="cpu")
     found = quick_search(setting, world=4, packs_per_step=16, recomputes=tuple(Recompute))
     assert found.best is not None
     for of in candidates(setting, world=4, packs_per_step=16):
-        if not trained_today(of):
+        if not is_supported(of):
             continue
         times = part_times(setting, of.layout, packs=of.microbatch_packs, recompute=of.recompute)
         model = times.model_times(setting.shape)
@@ -204,13 +204,13 @@ def test_recomputation_takes_time_and_gives_memory(recompute: Recompute, shape: 
 
 @pytest.mark.parametrize("schedule", list(Schedule))
 def test_ranks_never_wait_less_than_not_at_all(schedule: Schedule) -> None:
-    """Many microbatches are extrapolated from few that are played; the fullest rank's work bounds what comes out."""
+    """Many microbatches are extrapolated from few that are simulated; the fullest rank's work bounds what comes out."""
     layout = Layout(ep=8, pp=2, cp=2, tp=8, ulysses=2)
     of = Candidate(layout=layout, schedule=schedule, recompute=Recompute.NONE, microbatch_packs=1, microbatches=256)
     setting = setting_of(tokens=8192, hardware="h200-141g")
-    played = Pricer(setting).played(of, 1)
-    assert played.bubble >= 0
-    assert played.shares_s["bubble"] >= 0
+    simulated = Pricer(setting).simulated(of, 1)
+    assert simulated.bubble >= 0
+    assert simulated.shares_s["bubble"] >= 0
 
 
 def test_products_take_their_operations_over_the_rate() -> None:
@@ -252,20 +252,20 @@ def pipelined() -> Estimate:
         microbatch_packs=1,
         microbatches=16,
     )
-    return Pricer(setting_of()).played(of, 20)
+    return Pricer(setting_of()).simulated(of, 20)
 
 
 @pytest.mark.slow
 def test_the_picture_shows_every_rank_and_its_waiting() -> None:
     best = pipelined()
-    played = play(setting_of(), best)
-    assert played is not None
-    rows = picture(played, width=200)
+    simulated = simulate(setting_of(), best)
+    assert simulated is not None
+    rows = picture(simulated, width=200)
     assert len(rows) == best.candidate.layout.pp
     cells = [row.partition("  ")[2] for row in rows]
     assert {len(row) for row in cells} == {200}
     waiting = sum(row.count(".") for row in cells) / (200 * len(cells))
-    assert waiting == pytest.approx(played.bubble, abs=0.02)
+    assert waiting == pytest.approx(simulated.bubble, abs=0.02)
     assert set("".join(cells)) <= set("FBIWfbiw.")
 
 

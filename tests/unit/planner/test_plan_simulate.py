@@ -32,18 +32,18 @@ F, B, I, W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT
 )
 def test_even_stages_take_what_the_tables_of_torch_take(schedule: Schedule, makespan_s: float) -> None:
     """Four ranks, eight stages, 16 microbatches: 96 units of work on each rank."""
-    played = program(schedule, ranks=4, microbatches=16).simulate([EVEN] * 8)
-    assert played.makespan_s == makespan_s
-    assert played.busy_s == (96.0,) * 4
-    assert played.bubble == pytest.approx(1 - 96 / makespan_s)
+    simulated = program(schedule, ranks=4, microbatches=16).simulate([EVEN] * 8)
+    assert simulated.makespan_s == makespan_s
+    assert simulated.busy_s == (96.0,) * 4
+    assert simulated.bubble == pytest.approx(1 - 96 / makespan_s)
 
 
 @pytest.mark.slow
 @given(ranks=st.integers(2, 8), microbatches=st.integers(8, 24))
 def test_one_forward_one_backward_takes_the_textbooks_time(ranks: int, microbatches: int) -> None:
     """(m + p - 1) forwards and backwards: arXiv:2104.04473, section 2.2.1."""
-    played = program(Schedule.ONE_F_ONE_B, ranks=ranks, microbatches=microbatches)
-    assert played.makespan_s([EVEN] * ranks) == 3 * (microbatches + ranks - 1)
+    simulated = program(Schedule.ONE_F_ONE_B, ranks=ranks, microbatches=microbatches)
+    assert simulated.makespan_s([EVEN] * ranks) == 3 * (microbatches + ranks - 1)
 
 
 @pytest.mark.slow
@@ -96,10 +96,10 @@ def slow_makespan_s(rows: Table, times: list[StageTimes], transfer_s: float) -> 
                     neighbours = {F: (F,), B: (B, I), I: (B, I), W: ()}[work.kind]
                     source = work.stage - 1 if work.kind is F else work.stage + 1
                     for kind in neighbours:
-                        behind = slot_of.get(Work(kind, source, work.microbatch))
-                        if behind is not None:
+                        source_slot = slot_of.get(Work(kind, source, work.microbatch))
+                        if source_slot is not None:
                             late_s = 0.0 if where[source] == rank else transfer_s
-                            begin_s = max(begin_s, end_s[behind] + late_s)
+                            begin_s = max(begin_s, end_s[source_slot] + late_s)
                 done_s = begin_s + sum(times[work.stage].of(work.kind) for work in slot)
                 moved |= done_s != end_s[slot]
                 end_s[slot] = free_s = done_s
@@ -110,10 +110,10 @@ def slow_makespan_s(rows: Table, times: list[StageTimes], transfer_s: float) -> 
 @given(tables_and_times())
 def test_the_fast_simulator_agrees_with_the_slow_one(drawn: tuple[Schedule, int, int, list[StageTimes], float]) -> None:
     schedule, ranks, microbatches, times, transfer_s = drawn
-    played = program(schedule, ranks=ranks, microbatches=microbatches)
+    simulated = program(schedule, ranks=ranks, microbatches=microbatches)
     expected_s = slow_makespan_s(table(schedule, ranks=ranks, microbatches=microbatches), times, transfer_s)
-    assert played.makespan_s(times, transfer_s=transfer_s) == pytest.approx(expected_s)
-    drawn_s = played.simulate(times, transfer_s=transfer_s)
+    assert simulated.makespan_s(times, transfer_s=transfer_s) == pytest.approx(expected_s)
+    drawn_s = simulated.simulate(times, transfer_s=transfer_s)
     assert drawn_s.makespan_s == pytest.approx(expected_s)
     for rank, spans in enumerate(drawn_s.spans):
         assert drawn_s.busy_s[rank] <= expected_s + 1e-9

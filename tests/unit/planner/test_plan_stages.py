@@ -45,13 +45,13 @@ models = st.builds(
 @given(times=models, schedule=st.sampled_from(Schedule), transfer_s=st.sampled_from([0.0, 0.5]))
 @settings(max_examples=60)
 def test_no_split_of_a_small_model_is_better(times: ModelTimes, schedule: Schedule, transfer_s: float) -> None:
-    play = program(schedule, ranks=2, microbatches=MICROBATCHES).makespan_s
+    simulate = program(schedule, ranks=2, microbatches=MICROBATCHES).makespan_s
     stages = len(ranks_of_stages(schedule, 2))
     split, took_s = best_split(times, schedule=schedule, ranks=2, microbatches=MICROBATCHES, transfer_s=transfer_s)
     least_s = min(
-        play(times.of_stages(other), transfer_s=transfer_s) for other in every_split(len(times.layers), stages)
+        simulate(times.of_stages(other), transfer_s=transfer_s) for other in every_split(len(times.layers), stages)
     )
-    assert took_s == play(times.of_stages(split), transfer_s=transfer_s) == pytest.approx(least_s)
+    assert took_s == simulate(times.of_stages(split), transfer_s=transfer_s) == pytest.approx(least_s)
 
 
 @given(
@@ -92,7 +92,12 @@ def test_a_split_that_is_not_allowed_is_never_taken(times: ModelTimes, schedule:
     if len(times.layers) < stages:
         return
     split, took_s = best_split(
-        times, schedule=schedule, ranks=ranks, microbatches=2 * ranks, allowed=lambda split: split[0] == 0, plays=60
+        times,
+        schedule=schedule,
+        ranks=ranks,
+        microbatches=2 * ranks,
+        allowed=lambda split: split[0] == 0,
+        simulations=60,
     )
     assert split[0] == 0 or took_s == math.inf
 
@@ -101,23 +106,23 @@ def test_a_split_that_is_not_allowed_is_never_taken(times: ModelTimes, schedule:
 @pytest.mark.parametrize("schedule", [Schedule.INTERLEAVED, Schedule.ZBV, Schedule.DUAL_PIPE_V])
 def test_the_climb_over_a_large_model_ends_lower_than_it_began(schedule: Schedule) -> None:
     times = model(10.3, [1.0] * 27, 3.6)
-    play = program(schedule, ranks=4, microbatches=16).makespan_s
-    split, took_s = best_split(times, schedule=schedule, ranks=4, microbatches=16, plays=600)
-    assert took_s == play(times.of_stages(split))
-    assert took_s <= play(times.of_stages(balanced_split(times, schedule=schedule, ranks=4)))
-    assert took_s < 0.8 * play(times.of_stages(equal_split(27, 8)))
+    simulate = program(schedule, ranks=4, microbatches=16).makespan_s
+    split, took_s = best_split(times, schedule=schedule, ranks=4, microbatches=16, simulations=600)
+    assert took_s == simulate(times.of_stages(split))
+    assert took_s <= simulate(times.of_stages(balanced_split(times, schedule=schedule, ranks=4)))
+    assert took_s < 0.8 * simulate(times.of_stages(equal_split(27, 8)))
     assert split[0] == 0, "the tower alone is more than a rank's share"
 
 
-def test_the_plays_of_a_split_are_bounded() -> None:
-    plays = []
+def test_the_simulations_of_a_split_are_bounded() -> None:
+    simulations = []
 
     def counted(split: Split) -> bool:
-        plays.append(split)
+        simulations.append(split)
         return True
 
-    best_split(model(3, [1.0] * 27, 2), schedule=Schedule.ZBV, ranks=4, microbatches=8, plays=50, allowed=counted)
-    assert len(plays) <= 52
+    best_split(model(3, [1.0] * 27, 2), schedule=Schedule.ZBV, ranks=4, microbatches=8, simulations=50, allowed=counted)
+    assert len(simulations) <= 52
 
 
 def test_more_stages_than_layers_are_refused() -> None:

@@ -25,10 +25,10 @@ DECODER = KIMI_VL_A3B.decoder
 
 
 def sent_bytes(layout: Layout, axis: str, part: Part = Part.MOE) -> tuple[float, float]:
-    """Bytes of forward and backward on an axis, those that travel behind products included."""
+    """Bytes of forward and backward on an axis, including those that overlap with products."""
     found = [one for one in exchanges(KIMI_VL_A3B, layout, MIXED, tokens=TOKENS)[part] if one.axis == axis]
     ways = [(one.forward, one.backward) for one in found]
-    both = [[sent.sent_bytes + sent.behind_bytes for sent in sides] for sides in zip(*ways, strict=True)]
+    both = [[sent.sent_bytes + sent.overlapped_bytes for sent in sides] for sides in zip(*ways, strict=True)]
     return sum(both[0]), sum(both[1])
 
 
@@ -64,7 +64,7 @@ def test_volumes_are_the_sums_of_what_is_priced(layout: Layout) -> None:
     counts = {Part.DENSE: 1, Part.MOE: 26, Part.EMBEDDING: 1, Part.HEAD: 1}
     for axis, volume in volumes.items():
         expected = sum(
-            count * (way.sent_bytes + way.behind_bytes)
+            count * (way.sent_bytes + way.overlapped_bytes)
             for part, count in counts.items()
             for one in priced[part]
             if one.axis == axis
@@ -85,7 +85,7 @@ def test_a_ring_is_waited_for_only_where_attention_does_not_cover_it() -> None:
 
     of_long_s, last_s = waited_s(long)
     assert attention_core_s(long, layout, packs=1) > 0.01
-    assert of_long_s == pytest.approx(last_s), "only the last gradients have nothing to travel behind"
+    assert of_long_s == pytest.approx(last_s), "only the last gradients have nothing to overlap with"
     of_short_s, last_s = waited_s(short)
     assert of_short_s > 1.2 * last_s
 
@@ -104,7 +104,7 @@ def test_a_long_context_job_on_a_thousand_devices_does_not_wait_for_its_exchange
         microbatch_packs=1,
         microbatches=16,
     )
-    assert Pricer(setting).played(was, 20).step_s > 1.05 * best.step_s, "what was chosen"
+    assert Pricer(setting).simulated(was, 20).step_s > 1.05 * best.step_s, "what was chosen"
 
 
 @given(ranks=st.sampled_from([2, 4, 8, 16, 64]), stride=st.sampled_from([1, 2, 8]))
@@ -138,8 +138,8 @@ def test_a_dispatcher_that_sends_a_token_once_to_a_node_sends_less_between_nodes
     ("changes", "moments", "number_bytes"),
     [
         ({"sharded_optimizer": False}, [Moment.AFTER], 8),
-        ({}, [Moment.BEHIND_BACKWARD, Moment.BEHIND_UPDATE], 6),
-        ({"sharded_parameters": True}, [Moment.BEHIND_PASSES, Moment.BEHIND_PASSES], 4 * (2 * 2 + 4)),
+        ({}, [Moment.DURING_BACKWARD, Moment.DURING_UPDATE], 6),
+        ({"sharded_parameters": True}, [Moment.DURING_PASSES, Moment.DURING_PASSES], 4 * (2 * 2 + 4)),
     ],
 )
 def test_gradients_have_the_bytes_and_the_moment_that_the_trainer_gives_them(
@@ -160,4 +160,4 @@ def test_an_update_that_ranks_divide_touches_a_share_and_hides_its_exchanges() -
     of = Candidate(
         layout=Layout(dp=8, ep=8), schedule=None, recompute=Recompute.NONE, microbatch_packs=8, microbatches=1
     )
-    assert divided.played(of, 1).shares_s["gradients"] < 0.5 * whole.played(of, 1).shares_s["gradients"]
+    assert divided.simulated(of, 1).shares_s["gradients"] < 0.5 * whole.simulated(of, 1).shares_s["gradients"]

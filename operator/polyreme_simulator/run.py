@@ -7,7 +7,9 @@ import contextlib
 import dataclasses
 import gc
 import random
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from polyreme_operator.reconcile.worker_pods import PodDefaults
@@ -16,7 +18,7 @@ from polyreme_simulator.anomalies import Anomalies, class_of
 from polyreme_simulator.capacity import SETTLED_S
 from polyreme_simulator.changes import Changes
 from polyreme_simulator.chaos import Chaos
-from polyreme_simulator.event_loop import SimStalledError, VirtualLoop
+from polyreme_simulator.event_loop import VirtualLoop
 from polyreme_simulator.faults import NO_FAULTS, PortFaults
 from polyreme_simulator.invariants import Facts
 from polyreme_simulator.ownership import is_malformed
@@ -95,8 +97,8 @@ def simulate(seed: int, *, faults: bool = True, anomaly: str | None = None) -> R
         simulation = _Simulation(loop, seed, faults=faults, anomaly=class_of(seed) if anomaly is None else anomaly)
         try:
             return loop.run_until_complete(simulation.run())
-        except SimStalledError as error:
-            return simulation.stalled(error)
+        except Exception as error:  # noqa: BLE001 - an actor's error is a violation of its seed, and ends no campaign
+            return simulation.stopped(error)
         finally:
             asyncio.set_event_loop(None)
             loop.close()
@@ -180,9 +182,11 @@ class _Simulation:
         self._facts.check_end(world)
         return self._result()
 
-    def stalled(self, error: SimStalledError) -> Result:
-        """Return what it showed until it got no further."""
-        self._facts.violations.append(f"t={self._loop.time():.3f} the world continues: {error}")
+    def stopped(self, error: Exception) -> Result:
+        """Return what it showed until an error ended it."""
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"
+        self._facts.violations.append(f"t={self._loop.time():.3f} the world continues: {what}")
         return self._result()
 
     async def _disturb(self) -> None:

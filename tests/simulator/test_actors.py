@@ -10,6 +10,7 @@ from polyreme_api import labels
 from polyreme_operator.port import ObjectRef
 from polyreme_simulator.event_loop import VirtualLoop
 from polyreme_simulator.invariants import Facts
+from polyreme_simulator.run import simulate
 from polyreme_simulator.world import World
 
 
@@ -48,3 +49,14 @@ def test_an_error_of_an_actor_ends_the_simulation() -> None:
     with pytest.raises(LookupError, match="a bug of an actor"):
         loop.run_until_complete(loop.create_future())
     loop.close()
+
+
+def test_an_error_is_a_violation_of_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a campaign names the seed, and continues."""
+
+    async def fails(_: object) -> None:
+        raise LookupError("a bug of an actor")
+
+    monkeypatch.setattr("polyreme_simulator.run._Simulation.run", fails)
+    (violation,) = simulate(0).violations
+    assert "the world continues: LookupError: a bug of an actor (test_actors.py:" in violation

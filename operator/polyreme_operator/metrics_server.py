@@ -1,4 +1,4 @@
-"""``/metrics`` for those whom the cluster allows it, ``/healthz`` and ``/readyz`` for the kubelet.
+"""Serves ``/metrics`` to authorized accounts, and ``/healthz`` and ``/readyz`` to the kubelet.
 
 Who reads the metrics must bring a bearer token. The API server says whose it is (TokenReview) and whether that account
 may get the non-resource URL ``/metrics`` (SubjectAccessReview), as kube-rbac-proxy asks; its answers are kept briefly.
@@ -24,14 +24,14 @@ from polyreme_operator.publishing.metrics import Metrics
 
 METRICS_PATH = "/metrics"
 ALLOWED_FRESH_S = 60.0
-"""How long a yes is kept: so long a token that was withdrawn still reads."""
+"""How long a permission is cached, during which a revoked token is still accepted."""
 DENIED_FRESH_S = 10.0
-"""How long a no is kept: so long a new right takes to count."""
+"""How long a refusal is cached, during which a new permission has no effect."""
 TOKENS_MAX = 1_024
-"""Tokens whose answer is kept; the oldest makes way."""
+"""Cached answers; the oldest one is evicted."""
 TOKEN_CHARACTERS_MAX = 16_384
 REVIEWS_MAX = 8
-"""Tokens asked about at a time; the rest waits, so that strangers can't load the API server through us."""
+"""Tokens reviewed concurrently, so that unknown clients can't load the API server."""
 REVIEW_S = 10.0
 _BEARER = "bearer "
 
@@ -39,17 +39,17 @@ _log = logging.getLogger(__name__)
 
 
 class ReviewError(Exception):
-    """The API server did not answer; nobody is let in, and nothing is kept."""
+    """The API server did not answer; the request is refused, and nothing is cached."""
 
 
 class Reviewer(Protocol):
-    """Says who may read the metrics."""
+    """Decides who may read the metrics."""
 
     async def verdict(self, token: str) -> int:
-        """Return 200, 401 for a token that is nobody's, or 403 for an account that may not.
+        """Return 200, 401 for an invalid token, or 403 for an account without permission.
 
         Raises:
-            ReviewError: If it can't be told now.
+            ReviewError: If it can't be decided now.
         """
         ...
 
@@ -104,7 +104,7 @@ class AccessReviewer:
 
 
 class CachedReviewer:
-    """Keeps what another reviewer said, by the token's digest: the tokens themselves are not kept."""
+    """Caches the answers of another reviewer by the token's digest; tokens themselves are not stored."""
 
     def __init__(self, reviewer: Reviewer, clock: Clock) -> None:
         self._reviewer, self._clock = reviewer, clock
@@ -139,7 +139,7 @@ def application(
 
     Args:
         metrics: What is shown.
-        reviewer: Who may read; None lets everybody, for an address that only this machine reaches.
+        reviewer: Decides who may read; None permits everyone, for an address that only this machine reaches.
         is_ready: Whether this replica can do its work.
         is_alive: Whether it should go on; the kubelet ends it when it is not.
     """
@@ -180,10 +180,10 @@ async def serve(
         metrics: What is shown.
         host: Address to listen on; empty is every one.
         port: Port; 0 takes a free one.
-        reviewer: Who may read the metrics; None lets everybody.
+        reviewer: Decides who may read the metrics; None permits everyone.
         is_ready: Answer of ``/readyz``.
         is_alive: Answer of ``/healthz``.
-        started: Is told the port, once requests are answered.
+        started: Called with the port once requests are answered.
     """
     made = application(metrics, reviewer=reviewer, is_ready=is_ready, is_alive=is_alive)
     runner = web.AppRunner(made, access_log=None)

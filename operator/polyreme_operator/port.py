@@ -97,7 +97,7 @@ class ListPage:
 
 
 class PortError(PolyremeError):
-    """Base of what a cluster answers instead of a result."""
+    """Base of the errors of a cluster."""
 
 
 class AlreadyExistsError(PortError, RefusedError):
@@ -113,7 +113,7 @@ class NotFoundError(PortError, PolyremeNotFoundError):
 
 
 class GoneError(PortError, RetryableError):
-    """The resource version or continue token is older than the kept history (410): list anew."""
+    """The resource version or continue token is older than the kept history (410): list again."""
 
 
 class InvalidObjectError(PortError, RefusedError):
@@ -146,7 +146,7 @@ class ClusterPort(Protocol):
         ...
 
     def watch(self, kind: str, *, resource_version: str, namespace: str | None = None) -> AsyncIterator[WatchEvent]:
-        """Yield what happens after ``resource_version``.
+        """Yield events after ``resource_version``.
 
         A watch may end at any time without an error: watch again from the last version seen, or list.
 

@@ -1,4 +1,4 @@
-"""The operator as a process: kopf logs in, starts, watches our own kinds and shuts down; one replica leads."""
+"""The operator process: kopf logs in, watches our own kinds and handles signals; one replica leads."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from polyreme_operator.publishing.metrics import Metrics
 from polyreme_system.clock import SystemClock
 
 WORKERS_MAX = 64
-"""Objects whose events kopf handles at a time: without a bound 15,000 first sights held as many connections."""
+"""Objects whose events kopf handles concurrently; without a bound, 15,000 initial objects held as many connections."""
 WORKER_IDLE_S = 0.05
-"""How long a worker of kopf's keeps its place for nothing; its default of 5 s makes of the bound a crawl."""
+"""Idle timeout of a kopf worker; with the default of 5 s the bound would make it very slow."""
 RETRIES_S = (1.0, 1.0, 2.0, 3.0, 5.0)
-"""Delays of kopf's requests that fail; the last for good. Its own give up after 54 s, and the operator with them."""
+"""Retry delays of kopf's requests; the last one repeats. With its defaults kopf would give up after 54 s."""
 EXIT_S = 25.0
-"""Longest way out; a pod's own grace is 30 s."""
+"""Longest shutdown; a pod's own grace period is 30 s."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def run_service(options: Options) -> int:
 
 
 async def serve(options: Options, connection: Connection) -> None:
-    """Contend for the Lease, and run the operator while it is had."""
+    """Contend for the Lease, and run the operator while this replica holds it."""
     metrics, clock = Metrics(), SystemClock()
     async with KubernetesCluster(connection, selectors={"Lease": labels.LABEL_JOB_UID}) as cluster:
         shell = _Shell(options, connection, InstrumentedCluster(cluster, metrics), metrics, clock)
@@ -88,7 +88,7 @@ class _Shell:
         """Run until a signal comes or the work fails.
 
         Raises:
-            Exception: What the work failed with.
+            Exception: The error of the work.
         """
         await wait_until_served(self._port, self._kinds, self._clock)
         registry = kopf.OperatorRegistry()
@@ -132,7 +132,7 @@ class _Shell:
         self._work.add_done_callback(lambda _: self._stop.set())
 
     async def _end(self, **_: Any) -> None:
-        """Let the work go, and with it the Lease, before the connections are closed."""
+        """Stop the work and release the Lease before the connections are closed."""
         if self._work is not None:
             self._work.cancel()
             await asyncio.wait({self._work}, timeout=EXIT_S)
@@ -175,7 +175,7 @@ class _Retries(Iterable[float]):
 
 
 def _login(**arguments: Any) -> kopf.ConnectionInfo | None:
-    """Log in as the adapter does."""
+    """Log in with the adapter's credentials."""
     if in_cluster():
         return kopf.login_with_service_account(**arguments)
     return kopf.login_via_client(**arguments)

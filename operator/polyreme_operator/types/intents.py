@@ -1,13 +1,13 @@
-"""Admissions that are about to be written: one object, by compare-and-swap, before any job is touched.
+"""Intents: admissions that are about to be written, recorded in one object by compare-and-swap before any job changes.
 
-Compare-and-swap of one job does not protect capacity that two jobs share. So a batch is first written here. Whoever
-decides next, the same process or its successor, settles every entry before it admits anything: an entry is
-*confirmed* when its job bears the attempt, *cancelled* when the job's ``cancelledAdmissions`` has risen since
-(whatever is still in flight then meets another resource version), *void* when the job is gone. While an entry is *open*
-nothing is admitted, so an entry need not say what it takes: it stays small, however large its gang is.
+Compare-and-swap of one job does not protect capacity that two jobs share, so a batch is first written here. The next
+decision, by the same process or its successor, settles every entry before it admits anything: an entry is *confirmed*
+when its job has the attempt, *cancelled* when the job's ``cancelledAdmissions`` has increased since (a write in flight
+then conflicts), *void* when the job is gone. While an entry is *open* nothing is admitted, so an entry need not record
+its usage and stays small for a gang of any size.
 
-If the object is missing, or its text can't be read, nothing says what an earlier leader began and may still be writing.
-Then every job that has not finished is taken for an entry, and is cancelled before anything is admitted.
+If the object is missing or can't be read, it is unknown what an earlier leader may still be writing. Then every
+unfinished job counts as an entry, and is cancelled before anything is admitted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Intent:
     uid: str
     attempt: int
     cancelled_admissions: int
-    """The job's count when the intent was made."""
+    """The job's ``cancelledAdmissions`` when the intent was made."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +43,11 @@ class Intents:
     resource_version: str | None = None
     entries: tuple[Intent, ...] = ()
     known: bool = True
-    """Whether ``entries`` are all that an earlier leader may still be writing."""
+    """Whether ``entries`` contain everything that an earlier leader may still be writing."""
 
 
 class IntentState(StrEnum):
-    """What became of an entry."""
+    """State of an entry."""
 
     OPEN = "open"
     CONFIRMED = "confirmed"
@@ -67,14 +67,14 @@ def next_attempt(job: JobView) -> Intent:
 
 
 def assume_all(intents: Intents, jobs: Iterable[JobView]) -> Intents:
-    """Return intents that are not known as those of all ``jobs``, the unfinished ones; others as they are."""
+    """Replace unknown intents by entries for all unfinished ``jobs``; return known intents unchanged."""
     if intents.known:
         return intents
     return Intents(resource_version=intents.resource_version, entries=tuple(next_attempt(job) for job in jobs))
 
 
 def intent_state(intent: Intent, jobs: Mapping[str, JobView]) -> IntentState:
-    """Tell what became of an entry, from its job (``jobs`` by UID)."""
+    """Return the state of an entry, from its job (``jobs`` by UID)."""
     job = jobs.get(intent.uid)
     if job is None:
         return IntentState.VOID
@@ -86,7 +86,7 @@ def intent_state(intent: Intent, jobs: Mapping[str, JobView]) -> IntentState:
 
 
 def render_intents(entries: tuple[Intent, ...]) -> str:
-    """Write entries as JSON."""
+    """Serialize entries as JSON."""
     rows = [
         {
             "namespace": entry.namespace,
@@ -101,7 +101,7 @@ def render_intents(entries: tuple[Intent, ...]) -> str:
 
 
 def parse_intents(text: str) -> tuple[Intent, ...]:
-    """Read entries back.
+    """Parse entries.
 
     Raises:
         KeyError, TypeError, ValueError: If the text is not what ``render_intents`` writes.

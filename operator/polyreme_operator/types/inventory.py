@@ -1,4 +1,4 @@
-"""The nodes of a cluster as integer arrays, and what is asked of them: placement reads these, never node objects.
+"""The nodes of a cluster as integer arrays, and placement requests; placement uses these, never node objects.
 
 Shape suffixes: N nodes, R resources, L levels of the topology, C classes of nodes, W workers of a gang.
 A node's *row* is its position in ``names``; rows are in the order of their domains, top level first, then of names, so
@@ -25,15 +25,15 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 FloatArray: TypeAlias = NDArray[np.float32]
 
 CPU = "cpu"
-"""Counted in thousandths of a core."""
+"""In thousandths of a core."""
 MEMORY = "memory"
-"""Counted in bytes; so is ephemeral storage."""
+"""In bytes, like ephemeral storage."""
 PODS = "pods"
 HOST_LEVEL = "kubernetes.io/hostname"
-"""The lowest level of every topology: each node is a domain of its own there."""
+"""The lowest level of every topology, where each node is a domain."""
 
 Requests: TypeAlias = tuple[tuple[str, int], ...]
-"""Pairs of resource and amount, by name: CPU in thousandths of a core, memory in bytes, devices in pieces."""
+"""Pairs of resource and amount, by name: CPU in thousandths of a core, memory in bytes, devices as a count."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class LevelView:
     name: str
     node_label: str
     distance: int | None = None
-    """What crossing it costs, against 1 for crossing from host to host; None: four times the level below."""
+    """Cost of crossing it, relative to 1 between hosts; None: four times that of the level below."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Taint:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeClass:
-    """What nodes have in common as far as selectors and taints can tell: labels, the host's name aside, and taints."""
+    """Labels, without the host's name, and taints: nodes of one class are equal for selectors and tolerations."""
 
     labels: Mapping[str, str]
     taints: tuple[Taint, ...] = ()
@@ -76,7 +76,7 @@ class Constraints:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Inventory:
-    """A snapshot of all nodes. ``used_NR`` and ``busy_N`` belong to the round of decisions that holds the snapshot."""
+    """A snapshot of all nodes. ``used_NR`` and ``busy_N`` belong to the scheduling cycle that holds the snapshot."""
 
     names: tuple[str, ...]
     rows: Mapping[str, int]
@@ -86,15 +86,15 @@ class Inventory:
     capacity_NR: IntArray
     """Allocatable."""
     used_NR: IntArray
-    """Taken by places of workers and by pods that are none of ours."""
+    """Used by places of workers and by foreign pods."""
     usable_N: BoolArray
-    """Ready, schedulable, in service, and bearing every label of the topology."""
+    """Ready, schedulable, in service, and with every label of the topology."""
     risk_N: FloatArray
-    """How likely the node is to fail, from 0 to 1: of equal domains the calmer is taken."""
+    """Failure probability of the node, from 0 to 1: of equal domains the one with the lower risk is chosen."""
     busy_N: RowArray
-    """Places of workers, of whatever job."""
+    """Places of workers of any job."""
     owned_N: BoolArray
-    """Whether the node is tainted as the operator's own, so that the gang binder may bind there."""
+    """Whether the node has the taint of the operator's own nodes, so that the gang binder may bind there."""
     class_N: RowArray
     classes: tuple[NodeClass, ...]
     levels: tuple[str, ...]
@@ -109,7 +109,7 @@ class Inventory:
     distance_L: IntArray | None = None
     """Distance of two nodes that part at a level, never rising downwards; None: 1 for hosts, times four a level."""
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    """Results that hold until nodes, labels, taints or levels change; snapshots share them until then."""
+    """Cached results that are valid, and shared by snapshots, until nodes, labels, taints or levels change."""
 
     def column(self, resource: str) -> int | None:
         """Return the column of a resource; None when no node has it."""
@@ -118,7 +118,7 @@ class Inventory:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GangRequest:
-    """What a gang needs."""
+    """Placement request of a gang."""
 
     workers: int
     devices: int
@@ -129,7 +129,7 @@ class GangRequest:
     topology: Topology = dataclasses.field(default_factory=Topology)
     layout: Layout = dataclasses.field(default_factory=Layout)
     volumes: tuple[GroupVolume, ...] = ()
-    """Traffic of the plan's groups, by which ranks are ordered."""
+    """Traffic of the plan's groups, which determines the order of ranks."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,12 +139,12 @@ class Placed:
     rows_W: RowArray
     """Row of the node of each worker, by index."""
     level: str
-    """Lowest level one domain of which holds the gang; empty when none does."""
+    """Lowest level with one domain that holds the gang; empty if there is none."""
     domain: str
     cost: int
     """Bytes x distance of a step, over all groups."""
     work_units: int = 0
-    """Spent on the search of the order of ranks."""
+    """Work units spent on the search of the rank order."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,4 +154,4 @@ class Unschedulable:
     reason: Reason
     message: str
     lacking: int = 0
-    """Workers that found no place in the domain that came nearest."""
+    """Workers without a place in the domain that came nearest."""

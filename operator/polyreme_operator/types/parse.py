@@ -1,4 +1,4 @@
-"""From Kubernetes-shaped JSON to views: the only place of the operator that knows the objects' shape on the wire."""
+"""Parses Kubernetes objects to views; no other module of the operator knows their JSON."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, NodeView, PodPhase, PodView
 
 RISK = f"{labels.GROUP}/risk"
-"""Annotation or label of a node: how likely it is to fail, from 0 to 1."""
+"""Annotation or label of a node with its failure probability, from 0 to 1."""
 OWNED_TAINT = f"{labels.GROUP}/owned"
-"""Taint of nodes on which nobody but the operator binds pods."""
+"""Taint of nodes on which only the operator binds pods."""
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _SPECS_KEPT = 1024
 
@@ -41,13 +41,13 @@ def parse_job_view(
     priorities: Mapping[str, int] | None = None,
     seen_s: float = 0.0,
 ) -> JobView:
-    """Read a TrainingJob. A spec that can't be read is a view too: someone must tell the user. Nothing is planned here.
+    """Parse a TrainingJob. An invalid spec yields a view too, so that it can be reported. Plans are not made here.
 
     Args:
         manifest: The object.
-        known: An earlier view of it; its plans are taken over while the spec's generation is the same, and its arrival.
+        known: An earlier view, whose arrival is kept, and whose plans are kept while the generation is the same.
         priorities: Values of the PriorityClasses, by name.
-        seen_s: When it came; 0 where nobody looked at the time.
+        seen_s: When it was observed; 0 if unknown.
     """
     metadata = manifest["metadata"]
     generation = metadata.get("generation", 0)
@@ -109,7 +109,7 @@ def parse_job_view(
 
 
 def _attempt_seen_s(status: TrainingJobStatus, known: JobView | None, seen_s: float) -> float:
-    """Return when the attempt was first seen with what is desired of it now."""
+    """Return when the attempt was first observed with its present desired state."""
     now, before = status.attempt, None if known is None else known.attempt
     if known is None or now is None or before is None:
         return seen_s
@@ -123,7 +123,7 @@ def _admitted_at(status: TrainingJobStatus) -> str | None:
 
 
 def _on_our_clock_s(recorded: str | None, seen_s: float, *, known: float | None, watched: bool) -> float | None:
-    """Return when something happened that a status records once, on our clock; None if it has not happened.
+    """Return when a recorded event happened, by the operator's clock; None if it has not happened.
 
     Another machine's clock may have written the time. It is used only where we did not watch it happen, and one that
     lies in our future is replaced by the present.
@@ -136,7 +136,7 @@ def _on_our_clock_s(recorded: str | None, seen_s: float, *, known: float | None,
 
 
 def parse_unreadable_job(manifest: Manifest, known: JobView | None, why: str) -> JobView:
-    """Return the view of a job whose reading raised an error: what was known of it, or no more than its identity.
+    """Return the view of a job whose parsing raised an error: its earlier view, or only its identity.
 
     Args:
         manifest: The object.
@@ -168,7 +168,7 @@ def parse_unreadable_job(manifest: Manifest, known: JobView | None, why: str) ->
 
 
 def _read_status(manifest: Manifest, known: JobView | None) -> tuple[TrainingJobStatus, str]:
-    """Read a status, and say what of it can't be read: such a field keeps its known value, so that charges stay.
+    """Parse a status; fields that can't be read keep their known values, so that charges stay, and are reported.
 
     Until a status says when the job came, its version at first sight does: versions rise as jobs come.
     """
@@ -194,7 +194,7 @@ def _read_status(manifest: Manifest, known: JobView | None) -> tuple[TrainingJob
 
 
 def _without(given: Mapping[str, Any], bad: Collection[object], before: TrainingJobStatus) -> TrainingJobStatus:
-    """Read a status without some of its fields, which keep the value that they had before."""
+    """Parse a status without some of its fields, which keep their known values."""
     status = TrainingJobStatus.model_validate({name: value for name, value in given.items() if name not in bad})
     fields = TrainingJobStatus.model_fields
     kept = {name: getattr(before, name) for name, field in fields.items() if (field.alias or name) in bad}
@@ -202,19 +202,19 @@ def _without(given: Mapping[str, Any], bad: Collection[object], before: Training
 
 
 def priority_of(spec: TrainingJobSpec | None, priorities: Mapping[str, int]) -> int:
-    """Return a job's priority: its class's, if there is such a class, else its own."""
+    """Return a job's priority: that of its PriorityClass if it exists, else ``spec.priority``."""
     if spec is None:
         return 0
     return priorities.get(spec.priority_class_name, spec.priority)
 
 
 def lacks_class(spec: TrainingJobSpec | None, priorities: Mapping[str, int]) -> bool:
-    """Tell whether a job names a PriorityClass that there is not."""
+    """Tell whether a job's PriorityClass does not exist."""
     return spec is not None and spec.priority_class_name != "" and spec.priority_class_name not in priorities
 
 
 def parse_pod(manifest: Manifest, *, seen_s: float | None = None, known: PodView | None = None) -> PodView | None:
-    """Read a worker pod; None for a pod that no job controls. Whether there is such a job is not looked at.
+    """Parse a worker pod; None for a pod that no job controls. Whether the job exists is not checked.
 
     Args:
         manifest: The object.
@@ -274,7 +274,7 @@ def _refused_since_s(refused: Mapping[str, Any], seen_s: float | None, known: Po
 
 
 def parse_foreign_pod(manifest: Manifest) -> ForeignPod | None:
-    """Read a pod that is none of ours, as far as it takes room of a node; None if it takes none."""
+    """Parse the usage of a foreign pod; None if it uses no node."""
     spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
     if not spec.get("nodeName") or status.get("phase") in {PodPhase.SUCCEEDED, PodPhase.FAILED}:
         return None
@@ -282,7 +282,7 @@ def parse_foreign_pod(manifest: Manifest) -> ForeignPod | None:
 
 
 def parse_node(manifest: Manifest) -> NodeView:
-    """Read a node."""
+    """Parse a node."""
     metadata, status, spec = manifest["metadata"], manifest.get("status") or {}, manifest.get("spec") or {}
     ready = next((entry for entry in status.get("conditions") or () if entry["type"] == "Ready"), None)
     is_ready = ready is not None and ready["status"] == "True"
@@ -310,7 +310,7 @@ def parse_node(manifest: Manifest) -> NodeView:
 
 
 def parse_lease(manifest: Manifest, *, seen_s: float, known: LeaseView | None = None) -> LeaseView | None:
-    """Read a job's Lease; None for a Lease that no job controls. A record that can't be read is no record.
+    """Parse a job's Lease; None for a Lease that no job controls. An invalid record counts as none.
 
     Args:
         manifest: The object.
@@ -343,12 +343,12 @@ def parse_lease(manifest: Manifest, *, seen_s: float, known: LeaseView | None = 
 
 
 def _place(record: ProgressRecord | None) -> tuple[object, ...] | None:
-    """What of a record rises while an attempt gets on."""
+    """Return the part of a record that increases while an attempt makes progress."""
     return None if record is None else (record.attempt, record.replacement, record.phase, record.step)
 
 
 def parse_intents_object(manifest: Manifest) -> Intents | None:
-    """Read the intents from their ConfigMap; None for another ConfigMap. Text that can't be read says nothing."""
+    """Parse the intents' ConfigMap; None for another one. Invalid text yields unknown intents."""
     if manifest["metadata"]["name"] != labels.INTENTS_NAME:
         return None
     version = manifest["metadata"]["resourceVersion"]
@@ -360,7 +360,7 @@ def parse_intents_object(manifest: Manifest) -> Intents | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _SpecView:
-    """What a spec comes to; jobs of equal specs share it."""
+    """Values derived from a spec, shared by jobs with equal specs."""
 
     spec: TrainingJobSpec | None
     invalid: str = ""
@@ -406,14 +406,14 @@ def _asked(spec: TrainingJobSpec, text: str) -> _SpecView:
 
 
 def tolerations_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a pod template's tolerations and that of the operator's own nodes, which every worker pod has."""
+    """Return a pod template's tolerations plus the one for the operator's own nodes."""
     given = list(body.get("tolerations") or [])
     own = {"key": OWNED_TAINT, "operator": "Exists"}
     return given if own in given else [*given, own]
 
 
 def _worker_requests(spec: TrainingJobSpec, body: Mapping[str, Any]) -> Requests:
-    """Return what a worker pod will take: the template's first container gets the devices."""
+    """Return the requests of a worker pod; the devices are added to the first container."""
     containers = [dict(container) for container in body.get("containers") or [{}]]
     resources = dict(containers[0].get("resources") or {})
     devices = {spec.workers.device_resource: str(spec.workers.devices)}
@@ -424,7 +424,7 @@ def _worker_requests(spec: TrainingJobSpec, body: Mapping[str, Any]) -> Requests
 
 
 def _wanted_node(spec: Mapping[str, Any]) -> str:
-    """Return the one node that a pod's affinity names, as the operator's own pods do."""
+    """Return the single node that a pod's affinity names, as the operator sets it."""
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     terms = required.get("nodeSelectorTerms") or ()
@@ -446,7 +446,7 @@ def _refuses(condition: Mapping[str, Any]) -> bool:
 
 
 def _risk(text: str | None) -> float:
-    """Read a risk; what is none is no risk: other writers' fields must not stop us."""
+    """Parse a failure probability; an invalid one counts as 0, since other controllers write it."""
     try:
         return min(1.0, max(0.0, float(text or 0.0)))
     except ValueError:
@@ -455,7 +455,7 @@ def _risk(text: str | None) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _kept(value: Any) -> Any:
-    """Return an equal value that is shared by all who have it."""
+    """Return a shared instance of an equal value, to save memory."""
     return value
 
 
@@ -465,7 +465,7 @@ def _foreign(node: str, requests: Requests) -> ForeignPod:
 
 
 def _terminated(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """How the first container that ended did so."""
+    """Return the termination state of the first terminated container."""
     for container in status.get("containerStatuses") or ():
         ended: Mapping[str, Any] | None = (container.get("state") or {}).get("terminated")
         if ended is not None:

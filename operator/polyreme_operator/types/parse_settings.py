@@ -1,4 +1,4 @@
-"""Queues, topologies and PriorityClasses from Kubernetes-shaped JSON to views."""
+"""Parses queues, topologies and PriorityClasses to views."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polyreme_operator.types.views import TopologyView
 
 
 def parse_queue(manifest: Manifest) -> QueueView:
-    """Read a TrainingQueue.
+    """Parse a TrainingQueue.
 
     Raises:
         ValueError: If a field of the spec is not what its definition says.
@@ -61,7 +61,7 @@ def parse_queue(manifest: Manifest) -> QueueView:
 
 
 def parse_topology(manifest: Manifest) -> TopologyView | None:
-    """Read the ClusterTopology; None for one that has another name than the one that counts.
+    """Parse the ClusterTopology; None for one with another name, which is ignored.
 
     Raises:
         ValueError: If a field of the spec is not what its definition says.
@@ -84,12 +84,12 @@ def parse_topology(manifest: Manifest) -> TopologyView | None:
 
 
 def parse_priority_class(manifest: Manifest) -> int:
-    """Read the value of a PriorityClass."""
+    """Parse the value of a PriorityClass."""
     return int(manifest.get("value", 0))
 
 
 def _check(manifest: Manifest, kind: type[BaseModel]) -> None:
-    """Hold a spec to its definition; a field that only a newer version knows is no error."""
+    """Validate a spec; unknown fields, which a newer version may have, are ignored."""
     try:
         kind.model_validate(manifest.get("spec") or {})
     except ValidationError as error:
@@ -100,7 +100,7 @@ def _check(manifest: Manifest, kind: type[BaseModel]) -> None:
 
 
 def _own_word(manifest: Manifest, kind: type[BaseModel]) -> Mapping[str, Any]:
-    """Return a status that only the operator writes; one that is not its own is none, and is written anew."""
+    """Return a status that only the operator writes; an invalid one counts as empty and is replaced."""
     status: Mapping[str, Any] = manifest.get("status") or {}
     try:
         kind.model_validate(status)

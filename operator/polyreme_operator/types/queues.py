@@ -1,4 +1,4 @@
-"""Queues and what decisions about order and preemption read of jobs: frozen values, no objects of the cluster."""
+"""Queues and jobs as order and preemption see them: frozen values, no cluster objects."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from polyreme_operator.types.inventory import Requests, RowArray
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """What a queue may take of one resource."""
+    """Quota of a queue for one resource."""
 
     resource: str
     nominal: int
-    """Its own."""
+    """The queue's own quota."""
     borrowing_limit: int | None = None
-    """Most that it may take of others' beside its own; None: all that is lent."""
+    """Limit of borrowing beyond its own quota; None: everything that is lent."""
     lending_limit: int | None = None
-    """Most of its own that others may take while it does not; None: all."""
+    """Limit of its own quota that others may borrow while it is unused; None: all of it."""
 
 
 class StopPolicy(StrEnum):
-    """Whether a queue admits."""
+    """Whether a queue admits jobs."""
 
     NONE = "None"
     HOLD = "Hold"
-    """Admits nothing more; what runs goes on."""
+    """Admits no jobs; running jobs continue."""
     HOLD_AND_DRAIN = "HoldAndDrain"
-    """Admits nothing more, and asks what runs to checkpoint and stop."""
+    """Admits no jobs, and asks running jobs to checkpoint and stop."""
 
 
 class Reclaim(StrEnum):
-    """Whom a queue may displace, of its own jobs or of those that borrow its quota."""
+    """Which jobs a queue may preempt, of its own or of those that borrow its quota."""
 
     NEVER = "Never"
     LOWER_PRIORITY = "LowerPriority"
@@ -56,7 +56,7 @@ class QueueView:
     """Share among its siblings."""
     stop_policy: StopPolicy = StopPolicy.NONE
     half_life_s: float = 86_400.0
-    """Time in which half of what was used is forgotten by the fair share; 0: only present use counts."""
+    """Half-life of past usage in the fair share; 0: only present usage counts."""
     aging_s: float = 0.0
     """Waiting time that is worth one point of priority; 0: none."""
     within_queue: Reclaim = Reclaim.LOWER_PRIORITY
@@ -64,15 +64,15 @@ class QueueView:
     min_runtime_s: float = 0.0
     """Lower bound of every job's own ``minRuntimeSeconds``."""
     preemptions_max: int = 3
-    """Preemptions of one job within the window; then it is left alone."""
+    """Preemptions of one job within the window, after which it is protected."""
     preemption_window_s: float = 86_400.0
     cooldown_s: float = 60.0
-    """Time after an admission or a preemption in which a job is not displaced (again)."""
+    """Time after an admission or a preemption in which a job is protected."""
     backfill: bool = True
     used_seconds: tuple[tuple[str, float], ...] = ()
-    """Decayed use by resource [pieces x s], as the status says."""
+    """Decayed usage by resource [amount x s], from the status."""
     used_at_s: float = 0.0
-    """When that was worked out."""
+    """When that was computed."""
     status: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
     """As it was last written."""
 
@@ -83,7 +83,7 @@ class QueueView:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A job that waits, as the order of the queue sees it."""
+    """A waiting job, as the scheduling order sees it."""
 
     uid: str
     queue: str
@@ -97,19 +97,19 @@ class Waiting:
     """Number of its equivalence class: jobs of one queue, one size, one template, one topology. When one of a class
     does not fit, none behind it does."""
     arrival: int = 0
-    """Of jobs created in one second the smaller came first."""
+    """Order of arrival among jobs created in the same second."""
     may_preempt: bool = True
     preemptible: bool = True
-    """Whether it may be displaced once it runs, so that it may fill a hole without delaying the head."""
+    """Whether it may be preempted once it runs, so that it may backfill without delaying the head."""
     ends_within_s: float | None = None
     """Its activeDeadlineSeconds, from admission."""
     min_runtime_s: float = 0.0
-    """How long it is left alone once it runs."""
+    """How long it is protected once it runs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A job that holds devices, as a possible victim."""
+    """A job that holds devices, as a candidate for preemption."""
 
     uid: str
     namespace: str
@@ -121,19 +121,19 @@ class Running:
     devices: int
     """Devices of all workers."""
     rows_W: RowArray
-    """Row of each worker's node; -1 where the node is gone."""
+    """Row of each worker's node; -1 if the node does not exist."""
     admitted_s: float
     """When it was admitted for its present attempt series."""
     started_s: float
-    """When it last began to lose work: its newest durable checkpoint, or the attempt's start."""
+    """Since when its work would be lost: its newest durable checkpoint, or the attempt's start."""
     min_runtime_s: float = 0.0
     preempted_at_s: tuple[float, ...] = ()
     """When it was preempted before."""
     preempted_for: frozenset[str] = frozenset()
-    """UIDs of the jobs that it made way for before."""
+    """UIDs of the jobs for which it was preempted before."""
     stopping_for: str = ""
     """UID of the job for which it has been asked to stop; empty: none."""
     stopping: bool = False
-    """Whether it stops already, for whatever reason: what it holds comes free without a victim."""
+    """Whether it already stops for any reason, so that its capacity is freed without a preemption."""
     ends_at_s: float | None = None
     """When its activeDeadlineSeconds ends it."""

@@ -1,4 +1,4 @@
-"""Amounts by the rules of Kubernetes: quantities as integers, and what a pod takes of its node."""
+"""Kubernetes resource amounts: quantities as integers, and the requests of pods."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _SUFFIXES = {
     "Ei": Decimal(2**60),
 }
 UNSTATED = 1 << 53
-"""Amount of cpu, memory or pods on a node that says nothing of it, as embedded ones do: no limit."""
+"""Amount of cpu, memory or pods on a node that does not state it, as embedded nodes don't: no limit."""
 _STATED_BY_KUBELETS = (CPU, MEMORY, PODS)
 _COUNTED_MAX = 1 << 60
-"""Larger amounts are taken for this one, so that sums stay within 64 bits."""
+"""Larger amounts are reduced to this one, so that sums fit into 64 bits."""
 _DIGITS_MAX = 40
-"""A number with more digits before its point is taken for that amount unread: written out, it may be a million long."""
+"""A number with more integer digits is reduced to that amount without parsing it, which could be expensive."""
 
 
 @functools.lru_cache(maxsize=4096)
 def quantity(text: str, resource: str) -> int:
-    """Read a quantity, rounded up: cpu in thousandths of a core, everything else in its own unit.
+    """Parse a quantity, rounded up: cpu in thousandths of a core, everything else in its own unit.
 
     Raises:
         ValueError: If it is none.
@@ -68,7 +68,7 @@ def quantity(text: str, resource: str) -> int:
 
 
 def amounts(stated: Mapping[str, Any] | None) -> dict[str, int]:
-    """Read a resource list; what can't be read counts as nothing."""
+    """Parse a resource list; invalid entries are ignored."""
     read: dict[str, int] = {}
     for name, text in (stated or {}).items():
         try:
@@ -79,12 +79,12 @@ def amounts(stated: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 def allocatable(stated: Mapping[str, Any] | None) -> Requests:
-    """Read what a node gives. What every kubelet states and this node does not is without limit."""
+    """Parse the allocatable resources of a node. Resources that every kubelet states are unlimited if missing."""
     return _shared(tuple(sorted({**dict.fromkeys(_STATED_BY_KUBELETS, UNSTATED), **amounts(stated)}.items())))
 
 
 def pod_requests(spec: Mapping[str, Any]) -> Requests:
-    """Return what a pod takes of its node, one of ``pods`` included.
+    """Return the requests of a pod, including one of ``pods``.
 
     The larger of what its containers take together and what any step of its initialisation takes, restartable init
     containers (sidecars) running on beside both, and the overhead of its runtime class on top.
@@ -107,13 +107,13 @@ def pod_requests(spec: Mapping[str, Any]) -> Requests:
 
 
 def container_requests(container: Mapping[str, Any]) -> dict[str, int]:
-    """Return what a container takes: its requests, and for what it limits without requesting, its limits."""
+    """Return the requests of a container; limits count where a request is missing."""
     resources = container.get("resources") or {}
     return {**amounts(resources.get("limits")), **amounts(resources.get("requests"))}
 
 
 def canonical(taken: Mapping[str, int]) -> Requests:
-    """Return amounts in the order of names; equal ones are the same object."""
+    """Return amounts sorted by name; equal values share one object."""
     return _shared(tuple(sorted((name, amount) for name, amount in taken.items() if amount > 0)))
 
 

@@ -1,4 +1,4 @@
-"""The objects of a cluster as decisions see them: only the fields that some decision reads."""
+"""Views of cluster objects, with only the fields that decisions use."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ class PodView:
     index: int
     replacement: int
     node: str
-    """Node that it is bound to; empty while it is not."""
+    """Node to which it is bound; empty if it is not bound."""
     wanted: str = ""
-    """The one node that its affinity lets it be bound to."""
+    """The only node that its affinity permits."""
     scheduler: str = ""
     """Who binds it, by ``schedulerName``."""
     requests: Requests = ()
-    """What it takes of its node, devices included."""
+    """Its requests, including devices."""
     phase: PodPhase = PodPhase.PENDING
     deleting: bool = False
     ends_by_s: float | None = None
-    """When the grace of one that is being deleted is over."""
+    """When the grace period of its deletion ends."""
     exit_code: int | None = None
     reason: str = ""
     message: str = ""
-    """What its container said last, where it says so."""
+    """Termination message of its container."""
     conditions: tuple[tuple[str, str], ...] = ()
     """Pairs of condition type and status."""
     unschedulable_since_s: float | None = None
-    """Since when its scheduler has found no room for it."""
+    """Since when it is unschedulable."""
     unschedulable: str = ""
-    """Why, in its scheduler's words."""
+    """The scheduler's message about it."""
 
     @property
     def place(self) -> str:
-        """Node that it takes room of, bound or not; empty for none."""
+        """Node on which it uses capacity, bound or not; empty for none."""
         return self.node or self.wanted
 
     @property
@@ -75,13 +75,13 @@ class PodView:
 
     @property
     def ended(self) -> bool:
-        """Whether its containers have ended for good; it holds no devices any more."""
+        """Whether its containers have ended for good, so that it holds no devices."""
         return self.phase in {PodPhase.SUCCEEDED, PodPhase.FAILED}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignPod:
-    """A pod that is none of ours and takes room of a node."""
+    """A pod of another owner that uses capacity of a node."""
 
     node: str
     requests: Requests
@@ -89,7 +89,7 @@ class ForeignPod:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """A node: what it gives, and to whom."""
+    """A node."""
 
     name: str
     allocatable: Requests = ()
@@ -97,15 +97,15 @@ class NodeView:
     not_ready_since_s: float | None = None
     unschedulable: bool = False
     out_of_service: bool = False
-    """Bears the taint by which an administrator says that nothing runs there any more."""
+    """Whether it has the ``out-of-service`` taint, by which an administrator confirms that nothing runs there."""
     labels: tuple[tuple[str, str], ...] = ()
-    """Labels by name, without the host's, so that like nodes share them."""
+    """Labels by name, without the host's, so that similar nodes share them."""
     host: str = ""
     """Value of the label ``kubernetes.io/hostname``."""
     taints: tuple[Taint, ...] = ()
     risk: float = 0.0
     owned: bool = False
-    """Bears the taint of nodes where the operator binds pods itself."""
+    """Whether it has the taint of nodes on which the operator binds pods."""
 
     def capacity(self, resource: str) -> int:
         """Return the allocatable amount of a resource."""
@@ -113,7 +113,7 @@ class NodeView:
 
     @property
     def health(self) -> tuple[object, ...]:
-        """What matters of it to jobs that run there."""
+        """The part of its state that matters to jobs running there."""
         return self.ready, self.not_ready_since_s, self.unschedulable, self.out_of_service, self.taints
 
     @property
@@ -122,7 +122,7 @@ class NodeView:
         return self.ready and not self.unschedulable and not self.out_of_service
 
     def lost(self, now_s: float, *, node_lost_s: float) -> bool:
-        """Tell whether its pods are taken for gone."""
+        """Tell whether its pods count as lost."""
         if self.out_of_service:
             return True
         return self.not_ready_since_s is not None and now_s - self.not_ready_since_s >= node_lost_s
@@ -130,7 +130,7 @@ class NodeView:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseView:
-    """A job's Lease: the leader's sign of life and its newest progress record."""
+    """A job's Lease, with the leader's heartbeat and its newest progress record."""
 
     namespace: str
     name: str
@@ -139,11 +139,11 @@ class LeaseView:
     job_uid: str
     record: ProgressRecord | None = None
     seen_s: float = 0.0
-    """When we last saw it change, on our clock: the clocks of nodes do not agree."""
+    """When it last changed, by the operator's clock, since the clocks of nodes differ."""
     advanced_seen_s: float = 0.0
-    """When we first saw this step, of this attempt in this phase, on our clock."""
+    """When this step, attempt and phase was first seen, by the operator's clock."""
     advanced_said_s: float = 0.0
-    """When that was written, on the leader's clock."""
+    """When that was written, by the leader's clock."""
 
     @property
     def ref(self) -> ObjectRef:
@@ -162,7 +162,7 @@ class TopologyView:
     levels: tuple[LevelView, ...] = ()
     """Top to bottom, without the host's."""
     status: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
-    """As it was last written."""
+    """Its last written status."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,9 +177,9 @@ class JobView:
     created_s: float
     deleting: bool
     spec: TrainingJobSpec | None
-    """None when it can't be read; ``invalid`` then says why."""
+    """None if it is invalid; ``invalid`` then says why."""
     plan: Plan | None
-    """Plan for ``spec.workers.replicas``; None when no layout fits, or while it is being made."""
+    """Plan for ``spec.workers.replicas``; None if no layout fits or while it is being planned."""
     invalid: str
     status: TrainingJobStatus
     requests: Requests = ()
@@ -187,36 +187,36 @@ class JobView:
     constraints: Constraints = dataclasses.field(default_factory=Constraints)
     """Which nodes its workers accept."""
     plans: tuple[Plan, ...] = ()
-    """For every worker count that it accepts, ``plan`` first."""
+    """Plans for every worker count that it accepts, ``plan`` first."""
     planning: PlanRequest | None = None
-    """What its plans are to be made from; None once they are, or where its spec can't be read."""
+    """Request for its plans; None once they exist, or if its spec is invalid."""
     priority: int = 0
-    """Its class's, or its own."""
+    """That of its PriorityClass, or its own."""
     class_missing: bool = False
-    """Whether it names a PriorityClass that there is not."""
+    """Whether its PriorityClass does not exist."""
     unreadable: str = ""
-    """Why a part of the stored object can't be read; what was known of that part before is kept."""
+    """Why a part of the stored object can't be read; the known value of that part is kept."""
     fault: str = ""
-    """The error that a decision about this job raised; it stays until the job is retried, or its spec changes."""
+    """The error of a decision about this job; it stays until the job is retried or its spec changes."""
     fault_reason: Reason = Reason.INTERNAL_ERROR
-    """Which kind of fault it is."""
+    """Kind of the fault."""
     fault_in_cycle: bool = False
-    """Whether only the scheduler's decision raised it: the job's own passes go on."""
+    """Whether only the scheduler's decision raised it, so that the job is still reconciled."""
 
     @property
     def quarantined(self) -> str:
-        """Why no decision is made about the job; empty where it is not in quarantine."""
+        """Why the job is in quarantine; empty if it is not."""
         return self.unreadable or self.fault
 
     attempt_seen_s: float = 0.0
-    """When we first saw the attempt with what is desired of it now, on our clock; 0 where nobody looked at the time."""
+    """When the attempt was first seen with its present desired state, by the operator's clock; 0 if unknown."""
     first_admitted_s: float | None = None
-    """When it was first admitted, on our clock: when we saw that, else as its status says, but never in the future.
-    None if it was not."""
+    """When it was first admitted, by the operator's clock: when that was seen, else its recorded time, but never in the
+    future. None if it was not."""
     admitted_s: float | None = None
-    """When it got the admission that it holds, measured the same way."""
+    """When it got its present admission, measured in the same way."""
     finished_s: float | None = None
-    """When it finished, measured the same way."""
+    """When it finished, measured in the same way."""
 
     @property
     def ref(self) -> ObjectRef:

@@ -1,4 +1,4 @@
-"""Attention on the device is that of a processor: kernels with offsets, their form with sums, float32."""
+"""Attention on the device equals a CPU's: kernels with offsets, their form with sums, float32."""
 
 from __future__ import annotations
 

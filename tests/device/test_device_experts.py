@@ -1,4 +1,4 @@
-"""Routing, grouped products and the head on the device are those of a processor."""
+"""Routing, grouped products and the head on the device equal a CPU's."""
 
 from __future__ import annotations
 

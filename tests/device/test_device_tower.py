@@ -1,4 +1,4 @@
-"""The tower and the projector on the device are those of a processor."""
+"""The tower and the projector on the device equal a CPU's."""
 
 from __future__ import annotations
 

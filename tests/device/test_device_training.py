@@ -1,4 +1,4 @@
-"""A step of training on the device is that of a processor; state may live in host memory; copies are of one moment."""
+"""A training step on the device equals a CPU's; state may live in host memory; copies are of one moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gangs of real ranks for the tests of this folder; one warm parent a session."""
+"""Gangs of real ranks for the tests of this folder; one warm parent per session."""
 
 from __future__ import annotations
 

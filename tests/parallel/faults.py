@@ -1,4 +1,4 @@
-"""What goes wrong in a rank of a test: signals, full disks, and object stores that fail, stop or kill it at a write."""
+"""Faults of a rank in a test: signals, full disks, and object stores that fail, stop or kill it at a write."""
 
 from __future__ import annotations
 

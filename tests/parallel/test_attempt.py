@@ -1,4 +1,4 @@
-"""What one attempt does beside its steps: save on request, answer held-out questions, export, and end on a bad loss."""
+"""One attempt besides its steps: save on request, answer held-out questions, export, and stop on a bad loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients and losses do not depend on the layout; a step that is wrong is seen."""
+"""Gradients and losses do not depend on the layout; a wrong step is detected."""
 
 from __future__ import annotations
 

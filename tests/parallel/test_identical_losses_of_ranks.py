@@ -1,4 +1,4 @@
-"""Losses of a run whose ranks are killed, stopped or resized are bit for bit those of a run left in peace."""
+"""Losses of a run whose ranks are killed, stopped or resized equal those of an undisturbed run, bit for bit."""
 
 from __future__ import annotations
 

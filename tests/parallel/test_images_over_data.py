@@ -1,4 +1,4 @@
-"""Where other data-parallel ranks encode a rank's images, the gradient is that of one process."""
+"""If other data-parallel ranks encode a rank's images, the gradient is that of one process."""
 
 from __future__ import annotations
 

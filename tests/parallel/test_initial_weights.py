@@ -1,4 +1,4 @@
-"""Ranks that share a model begin with given weights bit by bit, or all end with the same words."""
+"""Ranks that share a model start from given weights bit by bit, or all fail with the same message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An update is the same however ranks divide it, and its state is the same in every layout and after every resume."""
+"""An update is the same however ranks shard it, and its state is the same in every layout and after every resume."""
 
 from __future__ import annotations
 

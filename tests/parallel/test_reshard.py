@@ -1,4 +1,4 @@
-"""A checkpoint is the same model in every layout, and is refused where it is not the same model."""
+"""A checkpoint is the same model in every layout, and is refused for another model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bits of a loss hang on data and weights alone: not on the heap, and not on where a batch lies in memory."""
+"""The bits of a loss depend on data and weights alone: not on the heap, and not on where a batch lies in memory."""
 
 from __future__ import annotations
 

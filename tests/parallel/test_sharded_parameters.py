@@ -1,4 +1,4 @@
-"""Rows of parameters train the model of one process, and are whole parameters to everybody else."""
+"""Sharded parameters train the model of one process, and are whole parameters for exports and checkpoints."""
 
 from __future__ import annotations
 

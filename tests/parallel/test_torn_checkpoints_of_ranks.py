@@ -1,4 +1,4 @@
-"""A save that one rank breaks, or that an older attempt ends late: nothing half-written or late is ever loaded."""
+"""A save that one rank breaks, or an older attempt ends late: nothing half-written or late is ever loaded."""
 
 from __future__ import annotations
 

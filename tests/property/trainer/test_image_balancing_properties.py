@@ -1,4 +1,4 @@
-"""Dealing images to data-parallel ranks: none is lost or doubled, the slowest rank gets faster, and all come home."""
+"""Balancing images over ranks: none is lost or doubled, the slowest rank gets faster, and all features return."""
 
 from __future__ import annotations
 

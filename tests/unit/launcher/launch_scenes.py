@@ -1,4 +1,4 @@
-"""What tests of the launchers' machines share: a leader, and what it says."""
+"""Shared parts of the tests of the launchers' machines: a leader, and its messages."""
 
 from typing import Any
 

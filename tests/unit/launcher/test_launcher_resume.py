@@ -1,4 +1,4 @@
-"""Where an attempt begins: fixed once, from checkpoints that a trainer really committed."""
+"""The resume point of an attempt: fixed once, from checkpoints that a trainer really committed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which record on a Lease forbids another launcher to write its own."""
+"""Records on a Lease that forbid another launcher to write its own."""
 
 import select
 

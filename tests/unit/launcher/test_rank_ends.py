@@ -1,4 +1,4 @@
-"""How a rank ends: on hardware that its plan was not made for, and with a full memory."""
+"""Exits of a rank: on hardware that its plan was not made for, and with a full memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every field of the spec that means something to the trainer reaches it."""
+"""Every field of the spec that concerns the trainer reaches it."""
 
 from __future__ import annotations
 

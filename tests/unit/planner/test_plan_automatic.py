@@ -1,4 +1,4 @@
-"""Mode Auto: as good as the whole search, within its budgets, the same each time; words for what does not fit."""
+"""Mode Auto: as good as the whole search, within its budgets, the same each time; messages for what does not fit."""
 
 from __future__ import annotations
 

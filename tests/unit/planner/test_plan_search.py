@@ -1,4 +1,4 @@
-"""The search of a plan: nothing that does not fit, nothing that is worse than what it passed by, words for refusals."""
+"""The search of a plan: all results fit, none is worse than a candidate that it skipped, and refusals say why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of work in time, against sums made by hand and a slow simulator that knows nothing of the fast one's order."""
+"""Simulated schedules, against sums made by hand and a slow simulator that is independent of the fast one's order."""
 
 from __future__ import annotations
 

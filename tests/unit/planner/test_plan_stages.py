@@ -1,4 +1,4 @@
-"""Splits of layers over stages, against trying everything, and against sums made by hand."""
+"""Splits of layers over stages, against exhaustive search, and against sums made by hand."""
 
 from __future__ import annotations
 

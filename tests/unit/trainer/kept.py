@@ -1,4 +1,4 @@
-"""What autograd holds after a forward, hooks of the model's own included."""
+"""Tensors that autograd keeps after a forward, including hooks of the model's own."""
 
 from __future__ import annotations
 

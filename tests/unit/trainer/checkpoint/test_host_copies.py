@@ -1,4 +1,4 @@
-"""A copy in host memory is used for exactly the checkpoint that it is of, and for nothing else."""
+"""A copy in host memory is used for exactly its own checkpoint, and for nothing else."""
 
 from __future__ import annotations
 

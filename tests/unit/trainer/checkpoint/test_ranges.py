@@ -1,4 +1,4 @@
-"""A rank reads the ranges that it needs, verifies them, and says where they are not what was written."""
+"""A rank reads the ranges that it needs, verifies them, and reports where they differ from what was written."""
 
 from __future__ import annotations
 

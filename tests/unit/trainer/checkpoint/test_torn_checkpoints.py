@@ -1,4 +1,4 @@
-"""A checkpoint that a save began and did not commit is torn: it is named, never loaded, and cleared."""
+"""A checkpoint without a marker is torn: it is reported, never loaded, and removed."""
 
 from __future__ import annotations
 

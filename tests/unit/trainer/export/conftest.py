@@ -1,4 +1,4 @@
-"""A nano model with weights that are told apart, and its export."""
+"""A nano model with distinguishable weights, and its export."""
 
 from __future__ import annotations
 

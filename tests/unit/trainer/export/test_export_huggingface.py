@@ -1,4 +1,4 @@
-"""An export is whole or absent, comes back equal, and speaks when another library reads it."""
+"""An export is whole or absent, loads back equal, and generates the same text in another library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights in a store are those of a folder, read by ranges; what is no whole file is refused in the same words."""
+"""Weights in a store equal those of a folder, read by ranges; a truncated file is refused with the same message."""
 
 from __future__ import annotations
 

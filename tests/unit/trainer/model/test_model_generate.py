@@ -1,4 +1,4 @@
-"""Decoding with a cache says what decoding without one says."""
+"""Decoding with a cache gives the same answers as decoding without one."""
 
 from __future__ import annotations
 

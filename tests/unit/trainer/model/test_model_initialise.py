@@ -1,4 +1,4 @@
-"""Every layout begins with the same weights."""
+"""Every layout starts with the same weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is packed together does not touch; what doesn't fit together is refused."""
+"""Packed documents do not affect each other; inputs that don't fit together are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections of the model, run one behind the other, are the model: names, values, results."""
+"""Sections of the model, run one after another, are the model: names, values, results."""
 
 from __future__ import annotations
 

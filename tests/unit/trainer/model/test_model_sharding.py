@@ -1,4 +1,4 @@
-"""One table says how parameters are cut; what is built, drawn, saved and joined follows it."""
+"""One table of tensor-parallel cuts: parameters are built, drawn, saved and joined by it."""
 
 from __future__ import annotations
 

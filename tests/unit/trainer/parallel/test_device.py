@@ -1,4 +1,4 @@
-"""A plan for other hardware is refused in one sentence; a full memory is known by what the allocator says."""
+"""A plan for other hardware is refused in one sentence; out-of-memory errors are recognised by their message."""
 
 from __future__ import annotations
 

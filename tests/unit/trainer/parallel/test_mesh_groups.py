@@ -1,4 +1,4 @@
-"""Who sums with whom, without a process: every gradient must meet all its other parts, and no other, exactly once."""
+"""Groups of sums, without a process: every gradient meets all its other parts, and no other, exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every token, image and feature of a stream is somewhere, and nowhere twice."""
+"""Every token, image and feature of a stream is on exactly one rank."""
 
 from __future__ import annotations
 

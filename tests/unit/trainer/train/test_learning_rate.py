@@ -1,4 +1,4 @@
-"""Learning rates are those that are written, step by step."""
+"""Learning rates follow their formulas, step by step."""
 
 from __future__ import annotations
 

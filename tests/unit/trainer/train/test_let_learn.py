@@ -1,4 +1,4 @@
-"""What stands still gets no gradient, what learns gets the one that it always gets, and positions are the stage's."""
+"""Frozen parts get no gradient, the others get their usual one, and positions follow the curriculum stage."""
 
 from __future__ import annotations
 

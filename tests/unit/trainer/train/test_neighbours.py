@@ -1,4 +1,4 @@
-"""Which data-parallel ranks take each other's images."""
+"""Data-parallel ranks that take each other's images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flat optimizer is AdamW; the router's rule is the one that is written."""
+"""The flat optimizer is AdamW; the router's bias follows its rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of the routing of a step, by layer, and what the table beside the checkpoints holds, by expert."""
+"""The reported routing of a step, by layer, and the routing table beside the checkpoints, by expert."""
 
 from __future__ import annotations
 

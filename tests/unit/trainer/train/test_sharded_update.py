@@ -1,4 +1,4 @@
-"""Ranks that divide an update make together what one rank makes alone; so do narrower values with their originals."""
+"""Ranks that shard an update compute together what one rank computes alone; also with narrower values and originals."""
 
 from __future__ import annotations
 

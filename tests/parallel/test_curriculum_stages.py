@@ -1,4 +1,4 @@
-"""A run in stages: what stands still stays bit for bit, and an end in any stage changes nothing of what follows."""
+"""A run with curriculum stages: frozen parts stay bit for bit, and a stop in any stage changes nothing later."""
 
 from __future__ import annotations
 

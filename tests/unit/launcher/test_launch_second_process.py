@@ -1,4 +1,4 @@
-"""A launcher that has the place of another one within one attempt: no rank starts twice."""
+"""Two launchers at one place within one attempt: no rank starts twice."""
 
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.progress import Outcome

@@ -73,7 +73,7 @@ def test_a_run_in_a_bucket_is_that_of_a_folder_through_kills_memory_damage_and_a
     assert attempt(1, faults={6: "stop"}, fault_rank=2).wait() == [75] * 4
     from_memory = attempt(2, faults={7: "kill"}, fault_rank=0)
     assert from_memory.wait()[0] == -signal.SIGKILL
-    assert from_memory.logs().count("checkpoint a000001-s00000006 taken from host memory") == 4
+    assert from_memory.logs().count("checkpoint a000001-s00000006 loaded from host memory") == 4
 
     # The bucket loses a bit, and the pod its memory: ranks find it, and the next leader goes back further.
     key = "a000001-s00000006/00001-000.bin"

@@ -97,7 +97,7 @@ class Away(Optimizer):
         self.visited: list[int] = []
         super().__init__(*given)
 
-    def _home(self, state: torch.Tensor) -> torch.Tensor:
+    def _to_state_memory(self, state: torch.Tensor) -> torch.Tensor:
         return state.cpu()
 
     def _visit(self, home: torch.Tensor, part: FlatParameters) -> torch.Tensor:

@@ -66,10 +66,10 @@ class AccessReviewer:
         connector = aiohttp.TCPConnector(ssl=self._connection.tls or True)
         try:
             async with aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session:
-                told = await self._review(session, "authentication.k8s.io", "TokenReview", {"token": token})
-                if not told.get("authenticated"):
+                review = await self._review(session, "authentication.k8s.io", "TokenReview", {"token": token})
+                if not review.get("authenticated"):
                     return 401
-                user = told.get("user") or {}
+                user = review.get("user") or {}
                 asked = {
                     "user": user.get("username", ""),
                     "uid": user.get("uid", ""),

@@ -1,1 +1,1 @@
-"""Which node for which worker of a gang: the nearest nodes that hold it, ranks ordered by what they send each other."""
+"""Placement of gangs: the nearest nodes that hold a gang, and an order of ranks that keeps traffic short."""

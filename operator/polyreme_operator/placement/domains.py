@@ -1,13 +1,13 @@
-"""Which nodes a gang takes: the smallest domain that holds it, and inside it as few sub-domains as possible.
+"""Chooses the nodes of a gang: the smallest domain that holds it, and inside it as few sub-domains as possible.
 
 Shape suffixes: N nodes, D domains of one level, P domains of the level above.
 
 Room is counted in workers. With slices, a domain at or above the slices' level has room for whole slices only: the sum
 over the slices' domains below it of ``slots // sliceSize * sliceSize``.
 
-Walk up from the hosts; the first level at which one domain has room for the gang is taken. Of its domains the one with
-the least room is (best fit leaves the large ones whole), of equals the calmest, of those the first by name. A level
-that is required ends the walk; one that is preferred does not, and above the top stands the whole cluster.
+The search goes up from the hosts to the first level at which one domain has room for the gang. Of the domains of that
+level the one with the least room is chosen (best fit keeps large ones whole), then the one with the lowest risk, then
+the first by name. A required level ends the search; a preferred one does not, and the last choice is the whole cluster.
 
 Inside, from level to level downwards: a domain that must hold ``n`` fills its largest children until the rest fits into
 one, and takes for that the smallest that holds it. No choice of children is smaller. All domains of a level are done at
@@ -26,7 +26,7 @@ from polyreme_operator.placement.tree import Level, Tree
 from polyreme_operator.types.inventory import FloatArray, IntArray, RowArray
 
 CLUSTER = -1
-"""The depth above the top level: all nodes are one domain there."""
+"""The depth above the top level, where all nodes are one domain."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Rooms:
     risk_N: FloatArray
     by_depth: tuple[IntArray, ...]
     cluster: int
-    """Room of all nodes together."""
+    """Room of the whole cluster."""
 
 
 def rooms_of(tree: Tree, requested: TopologyRequest, slots_N: RowArray, risk_N: FloatArray) -> Rooms:
@@ -66,7 +66,7 @@ def rooms_of(tree: Tree, requested: TopologyRequest, slots_N: RowArray, risk_N: 
 
 
 def smallest_domain(tree: Tree, requested: TopologyRequest, rooms: Rooms, workers: int) -> Domain | None:
-    """Find the smallest domain with room for the gang; None if what is required has none."""
+    """Find the smallest domain with room for the gang; None if no domain of the required level has."""
     top = CLUSTER + 1 if requested.required is None else requested.required
     for depth in range(len(tree.levels) - 1, top - 1, -1):
         room_D = rooms.by_depth[depth]
@@ -81,21 +81,21 @@ def smallest_domain(tree: Tree, requested: TopologyRequest, rooms: Rooms, worker
 def nearest_domain(
     tree: Tree, requested: TopologyRequest, rooms: Rooms, workers: int, near_W: RowArray
 ) -> Domain | None:
-    """Find the smallest domain around workers that stay where they are with room for the others; None if there is none.
+    """Find the smallest domain around the remaining workers with room for the others; None if there is none.
 
     Without one the others go wherever they fit, as a gang of their own.
     """
     top = CLUSTER + 1 if requested.required is None else requested.required
     for depth in range(len(tree.levels) - 1, top - 1, -1):
         around, room_D = np.unique(tree.domain_LN[depth, near_W]), rooms.by_depth[depth]
-        # A host without the topology's labels has a number of its own, and yet is no domain.
+        # A host without the topology's labels has a number, but is no domain.
         if len(around) == 1 and 0 <= around[0] < len(room_D) and room_D[around[0]] >= workers:
             return Domain(depth, int(around[0]))
     return None
 
 
 def _best(tree: Tree, requested: TopologyRequest, rooms: Rooms, depth: int, holding: Any) -> int:
-    """Choose among the domains of one level that hold the gang; of equals the first wins, and they lie by name."""
+    """Choose among the domains of one level that hold the gang; among equals the first by name wins."""
     if requested.exclusive is not None and requested.exclusive < depth:
         taken = tree.domain_LN[requested.exclusive, tree.levels[depth].start_D[holding]]
         holding = _least(holding, rooms.by_depth[requested.exclusive][taken])
@@ -135,7 +135,7 @@ def spread(tree: Tree, requested: TopologyRequest, rooms: Rooms, domain: Domain,
 
 
 def _fill(parent_D: IntArray, room_D: IntArray, need_P: IntArray, risk_D: FloatArray, step: int) -> IntArray:
-    """Give each parent's need to its children, to as few as possible.
+    """Distribute each parent's workers to as few of its children as possible.
 
     Args:
         parent_D: Parent of each child.
@@ -148,7 +148,7 @@ def _fill(parent_D: IntArray, room_D: IntArray, need_P: IntArray, risk_D: FloatA
     given_D = np.where((need_P == total_P)[parent_D], room_D, 0)
     partly_P = (need_P > 0) & (need_P < total_P)
     child = np.flatnonzero(partly_P[parent_D] & (room_D > 0))
-    # Largest first, then calmest, then by name, within each parent.
+    # Within each parent: largest first, then lowest risk, then by name.
     child = child[np.lexsort((risk_D[child], -room_D[child], parent_D[child]))]
     group_C, room_C = parent_D[child], room_D[child]
     before_C = np.cumsum(room_C) - room_C

@@ -1,7 +1,7 @@
-"""How many workers of a gang each node could hold now: selectors and taints by class of nodes, resources by array.
+"""Number of workers that each node can hold now: selectors and taints by class of nodes, resources by array.
 
 Shape suffixes: N nodes, C classes of nodes. The rules are Kubernetes' own: node selector and required node affinity
-must hold, taints NoSchedule and NoExecute must be tolerated, PreferNoSchedule is only a wish.
+must hold, taints NoSchedule and NoExecute must be tolerated, PreferNoSchedule is ignored.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from polyreme_operator.types.inventory import (
 )
 
 REMEMBERED_MAX = 512
-"""Pod templates whose answer is kept for one version of the nodes; past it, all are forgotten."""
+"""Pod templates whose result is cached for one version of the nodes; beyond it the cache is cleared."""
 SLOTS_MAX = np.int64(1_000_000)
-"""Workers of one node; what no resource bounds is bounded by this."""
+"""Bound of workers per node if no resource limits them."""
 REPELLING = frozenset({"NoSchedule", "NoExecute"})
 NAME_FIELD = "metadata.name"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -75,18 +75,18 @@ def room_N(inventory: Inventory, requests: Requests, *, empty: bool = False) -> 
 
 
 def accepted_N(inventory: Inventory, constraints: Constraints) -> BoolArray:
-    """Return which nodes a pod template accepts and is tolerated by; not to be written to."""
+    """Return the nodes that match a pod template's selectors and tolerations; read-only."""
     return selected_N(inventory, constraints) & tolerated_N(inventory, constraints.tolerations)
 
 
 def selected_N(inventory: Inventory, constraints: Constraints) -> BoolArray:
-    """Return which nodes node selector and required node affinity leave; not to be written to."""
+    """Return the nodes that match node selector and required node affinity; read-only."""
     key = ("selected", constraints.node_selector, constraints.required_affinity)
     return _remembered(inventory, key, lambda: _selected_N(inventory, constraints))
 
 
 def tolerated_N(inventory: Inventory, tolerations: str) -> BoolArray:
-    """Return whose taints are tolerated; not to be written to."""
+    """Return the nodes whose taints are tolerated; read-only."""
     return _remembered(inventory, ("tolerated", tolerations), lambda: _tolerated_N(inventory, tolerations))
 
 
@@ -110,7 +110,7 @@ def _tolerated_N(inventory: Inventory, text: str) -> BoolArray:
 
 
 def tolerated(text: str, taints: Sequence[Taint]) -> bool:
-    """Tell whether all taints of a node let a pod in.
+    """Tell whether a pod tolerates all taints of a node.
 
     Args:
         text: The pod's tolerations, as ``Constraints`` has them.
@@ -122,13 +122,13 @@ def tolerated(text: str, taints: Sequence[Taint]) -> bool:
 
 @functools.lru_cache(maxsize=REMEMBERED_MAX)
 def _tolerations(text: str) -> Sequence[Mapping[str, Any]]:
-    """Read tolerations; of many jobs they are the same few."""
+    """Parse tolerations; cached, since many jobs have the same ones."""
     read: list[Mapping[str, Any]] = json.loads(text)
     return tuple(read)
 
 
 def tolerates(tolerations: Sequence[Mapping[str, Any]], taint: Taint) -> bool:
-    """Tell whether a taint lets a pod in, by ``core/v1``'s rules."""
+    """Tell whether a taint is tolerated, by the rules of ``core/v1``."""
     return taint.effect not in REPELLING or any(_matches_taint(toleration, taint) for toleration in tolerations)
 
 
@@ -158,7 +158,7 @@ def _selected_N(inventory: Inventory, constraints: Constraints) -> BoolArray:
 
 
 def _term_N(inventory: Inventory, term: Mapping[str, Any]) -> BoolArray:
-    """One term: all of its expressions and fields; an empty one selects nothing."""
+    """Evaluate one term: all expressions and fields must match; an empty term selects nothing."""
     expressions, fields = term.get("matchExpressions") or [], term.get("matchFields") or []
     if not expressions and not fields:
         return np.zeros(len(inventory.names), dtype=np.bool_)
@@ -188,7 +188,7 @@ def _class_matches(node_class: NodeClass, expressions: Sequence[Mapping[str, Any
 
 
 def _names_N(inventory: Inventory, expression: Mapping[str, Any]) -> BoolArray:
-    """Match names of nodes, by row where that is a look-up: a name list has few, a cluster has many."""
+    """Match names of nodes, by row lookup where possible, since lists of names are short."""
     operator = expression.get("operator")
     if operator in {"In", "NotIn"}:
         open_N = np.zeros(len(inventory.names), dtype=np.bool_)

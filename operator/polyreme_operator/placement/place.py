@@ -1,4 +1,4 @@
-"""From a snapshot of the nodes to a node for every worker of a gang, all or none.
+"""Places all workers of a gang on the nodes of a snapshot, or none.
 
 Shape suffixes: N nodes, W workers, S places of the gang.
 """
@@ -24,7 +24,7 @@ def place(
     near_W: RowArray | None = None,
     work_units: int | None = None,
 ) -> Placed | Unschedulable:
-    """Find a place for every worker, or say why there is none. Changes nothing.
+    """Return a place for every worker, or why there is none. Nothing is changed.
 
     Args:
         inventory: The nodes, and what is taken of them.
@@ -53,7 +53,7 @@ def place(
 
 
 def charge(inventory: Inventory, request: GangRequest, rows_W: RowArray, *, sign: int = 1) -> None:
-    """Count the workers of a gang in what is taken of the nodes.
+    """Charge the workers of a gang to the nodes' usage.
 
     Args:
         inventory: Changed in place.
@@ -70,7 +70,7 @@ def charge(inventory: Inventory, request: GangRequest, rows_W: RowArray, *, sign
 
 
 def _barred_N(inventory: Inventory, tree: Tree, requested: TopologyRequest, blocked_N: BoolArray | None) -> BoolArray:
-    """Nodes held by others: blocked ones, and for an exclusive gang all nodes of the domains in which others work."""
+    """Return the nodes that the gang must not use: blocked ones, and for an exclusive gang all domains in use."""
     barred_N = np.zeros(len(inventory.names), dtype=np.bool_) if blocked_N is None else blocked_N.copy()
     if requested.exclusive is not None:
         level = tree.levels[requested.exclusive]

@@ -1,4 +1,4 @@
-"""Which rank on which of the places that the gang has: those who send each other most sit nearest.
+"""Assigns ranks to the places of a gang, so that ranks with the most traffic are nearest to each other.
 
 Shape suffixes: W workers, S places of the gang, P permutations, K neighbours, I items (blocks of workers).
 
@@ -25,7 +25,7 @@ from polyreme_operator.placement.tree import Tree
 from polyreme_operator.types.inventory import GangRequest, RowArray
 
 WORK_UNITS_PER_WORKER = 25
-"""Distances that a search may look up, for each worker of the gang."""
+"""Distance lookups of a search, per worker of the gang."""
 EXHAUSTIVE_MAX = 6
 """Workers up to which every order is tried: 720 of them."""
 
@@ -42,7 +42,7 @@ class Order:
 def ordered(
     tree: Tree, requested: TopologyRequest, request: GangRequest, slots_S: RowArray, *, work_units: int | None = None
 ) -> Order:
-    """Give every worker one of the gang's places.
+    """Assign every worker to one of the gang's places.
 
     Args:
         tree: Of domains.
@@ -69,7 +69,7 @@ def ordered(
 def _searched(
     tree: Tree, requested: TopologyRequest, traffic: Traffic, metric: Metric, by_rank: Order, *, work_units: int
 ) -> Order:
-    """Take the cheapest candidate and improve it."""
+    """Choose the cheapest candidate and improve it."""
     slots_S, lowest, spent = by_rank.rows_W, by_rank.cost, 0
     best_W = np.arange(len(slots_S), dtype=np.intp)
     for place_W in _packed(tree, requested, traffic, slots_S):
@@ -88,7 +88,7 @@ def _searched(
 
 
 def _best_of_all(tree: Tree, requested: TopologyRequest, traffic: Traffic, metric: Metric, slots_S: RowArray) -> Order:
-    """Try every order of a few workers; the first of equals is taken, and by-rank order is the first of all."""
+    """Try every order of a few workers; by-rank order is tried first, and the first of equals wins."""
     graph = graph_of(traffic)
     place_PW = np.array(list(itertools.permutations(range(len(slots_S)))), dtype=np.intp)
     if requested.slice_workers > 1:

@@ -1,13 +1,12 @@
-"""A local search over orders of ranks: swaps of workers that bring those who talk nearer, many at once.
+"""Local search over rank orders: many swaps at once that bring communicating workers nearer to each other.
 
 Shape suffixes: W workers, S places of the gang, K neighbours, L levels, B workers that want to move, T partners tried
 for each, Q pairs.
 
-A round takes the workers whose traffic costs most and tries to swap each with workers that sit around its farthest
-heavy neighbour. All pairs are weighed at once; the swaps that gain are made, best first, as long as no two of a round
-touch each other's neighbours, so that gains add up. Who gained nothing looks farther from the neighbour next time,
-``WINDOWS`` times; then it is left alone until something around it moves. Nothing is drawn by chance: equal input,
-equal order.
+A round takes the workers with the most expensive traffic and tries to swap each with workers around its farthest heavy
+neighbour. All pairs are evaluated at once. Swaps with a gain are made, best first, as long as no two of a round affect
+each other's neighbours, so that gains add up. A worker without a gain looks farther from its neighbour in later rounds,
+``WINDOWS`` times; then it is skipped until something around it moves. The search is deterministic.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ PARTNERS = 8
 WINDOWS = 3
 """Rounds in which a worker tries partners, each time farther from its neighbour."""
 ROUND_SHARE = 8
-"""This part of the gang moves in a round at most, so that early gains steer later rounds."""
+"""At most one in this many workers moves in a round, so that early gains guide later rounds."""
 GAIN_MIN = 1e-9
-"""Least gain of a swap, as a part of what its worker's traffic costs: rounding is no gain."""
+"""Smallest gain of a swap relative to the cost of its worker's traffic, above rounding errors."""
 CODE_BITS_MAX = 62
 TABLE_BITS_MAX = 16
-"""A table of distances has at most 2^16 entries, 512 KiB: it stays in the cache."""
+"""A table of distances has at most 2^16 entries (512 KiB), so that it stays in the CPU's cache."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Metric:
         return self._summed(apart) if self.table is None else self.table[apart]
 
     def tabled(self) -> Metric:
-        """Return the same distances, looked up."""
+        """Return the same distances with a lookup table."""
         codes = 1 << int(self.code_S.max()).bit_length()
         return dataclasses.replace(self, table=self._summed(np.arange(codes, dtype=np.int64)))
 
@@ -67,7 +66,7 @@ class Metric:
 
 
 def metric_of(tree: Tree, slots_S: RowArray) -> Metric | None:
-    """Number the places of a gang; None for a tree too bushy for 62 bits, whose ranks are not searched.
+    """Encode the places of a gang; None if the tree needs more than 62 bits, so that its ranks are not searched.
 
     Args:
         tree: Of domains.
@@ -100,7 +99,7 @@ def metric_of(tree: Tree, slots_S: RowArray) -> Metric | None:
 
 @dataclasses.dataclass(slots=True)
 class _State:
-    """Who sits where, and what everybody's traffic costs."""
+    """The current assignment, and the cost of each worker's traffic."""
 
     metric: Metric
     graph: Graph
@@ -112,10 +111,10 @@ class _State:
     tried_W: RowArray
     """Windows in which a worker gained nothing since anything near it moved."""
     domain_W: RowArray | None
-    """Domain that a worker must not leave; None: it may go anywhere."""
+    """Domain that a worker must not leave; None without a restriction."""
 
     def refresh(self, worker_B: Any) -> None:
-        """Work out anew what the traffic of some workers costs."""
+        """Recompute the cost of some workers' traffic."""
         near_KB = self.graph.neighbour_KW[:, worker_B]
         distance_KB = self.metric.between(self.code_W[worker_B], self.code_W[near_KB])
         cost_KB = self.graph.weights(worker_B) * distance_KB
@@ -127,7 +126,7 @@ class _State:
 def improve(
     metric: Metric, graph: Graph, place_W: NDArray[np.intp], *, work_units: int, domain_S: RowArray | None = None
 ) -> tuple[NDArray[np.intp], int]:
-    """Swap workers until nothing gains or the work units are spent.
+    """Swap workers until no swap gains or the work units are spent.
 
     Args:
         metric: Distances between places.
@@ -172,7 +171,7 @@ def improve(
 
 
 def _affordable(graph: Graph, work_units: int) -> int:
-    """Return how many workers may try to move, if all of them do and all that they touch is worked out anew."""
+    """Return how many workers may try to move within the budget, including the recomputation of affected costs."""
     neighbours, workers = graph.neighbour_KW.shape
     trying = 2 * neighbours * PARTNERS
     touching = 2 * neighbours * (neighbours + 1)
@@ -181,7 +180,7 @@ def _affordable(graph: Graph, work_units: int) -> int:
 
 
 def _swap(state: _State, pairs: NDArray[np.intp]) -> int:
-    """Make swaps; return how many workers' costs were worked out anew."""
+    """Make swaps; return how many workers' costs were recomputed."""
     first, second = pairs.T
     for array in (state.place_W, state.code_W):
         array[first], array[second] = array[second], array[first]
@@ -196,7 +195,7 @@ def _swap(state: _State, pairs: NDArray[np.intp]) -> int:
 
 
 def _swaps(state: _State, mover_B: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return pairs of workers whose swaps gain and do not touch each other."""
+    """Return pairs of workers whose swaps gain and don't affect each other."""
     graph, cost_W, workers = state.graph, state.cost_W, len(state.cost_W)
     farthest_B = graph.neighbour_KW[np.argmax(state.cost_KW[:, mover_B], axis=0), mover_B]
     half = PARTNERS // 2

@@ -1,8 +1,8 @@
-"""Nodes arranged by the levels of the ClusterTopology: which domain holds which, and what is wrong with the labels.
+"""Arranges nodes by the levels of the ClusterTopology, and reports problems with their labels.
 
 A domain is the path of label values from the top level down to its own. Labels that do not nest (one rack under two
-blocks) therefore give two domains, never one that lies in two places: placement goes on, and the topology says what
-to put right.
+blocks) therefore give two domains, never one in two places: placement continues, and the topology's status reports the
+problem.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from polyreme_operator.types.inventory import HOST_LEVEL, IntArray, LevelView, RowArray
 
 DISTANCE_STEP = 4
-"""A level without a distance costs this many times the level below it."""
+"""Default ratio of a level's distance to that of the level below it."""
 NAMED_MAX = 5
-"""Nodes or domains that a problem names."""
+"""Nodes or domains named by a problem."""
 
 
 class ProblemReason(StrEnum):
@@ -32,7 +32,7 @@ class ProblemReason(StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyProblem:
-    """Something about the nodes' labels that an administrator must put right."""
+    """A problem with the nodes' labels that an administrator must fix."""
 
     reason: ProblemReason
     message: str

@@ -1,4 +1,4 @@
-"""What a job asks of the topology, with levels resolved to depths; or what is wrong with what it asks."""
+"""A job's topology request with levels resolved to depths, or what is wrong with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyreme_operator.types.reasons import Reason
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyRequest:
-    """Depths count levels from the top, 0; None: not asked for."""
+    """Depths count levels from 0 at the top; None if not requested."""
 
     required: int | None
     preferred: int | None

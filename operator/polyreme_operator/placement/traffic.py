@@ -1,4 +1,4 @@
-"""Which workers of a gang send how much to which: the groups of a plan, brought down from ranks to workers.
+"""Traffic between the workers of a gang, derived from the communication groups of a plan.
 
 Shape suffixes: W workers, M members of groups, C columns (one receiver for each worker), K neighbours of a worker,
 L levels.
@@ -32,9 +32,9 @@ from polyreme_operator.types.inventory import GangRequest, IntArray, RowArray
 from polyreme_planner.layout import Layout
 
 DENSE_MAX = 64
-"""Workers up to which neighbours are a full matrix, whatever the groups look like."""
+"""Up to this many workers the neighbours are a full matrix, whatever the groups are."""
 PEERS_MAX = 32
-"""Neighbours by an all-to-all up to which the local search sees them; larger ones only the exact cost sees."""
+"""Largest all-to-all that the local search considers; larger ones count in the exact cost only."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Links:
 
     sent_bytes: int
     to_CW: RowArray
-    """Receiver of each worker in each column; the worker itself where nothing leaves it."""
+    """Receiver of each worker in each column; the worker itself if it sends nothing."""
     from_CW: RowArray
     times_C: tuple[int, ...]
     """Ranks of a worker that a column stands for."""
@@ -114,11 +114,11 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Graph:
-    """Whom each worker sends to or hears from, for the local search."""
+    """Neighbours of each worker, as senders or receivers, for the local search."""
 
     neighbour_KW: RowArray
     weight_KW: NDArray[np.float64]
-    """Bytes a step, both ways; one column when it is the same for all workers."""
+    """Bytes per step in both directions; one column if it is the same for all workers."""
     loops: bool
     """Whether some neighbours are the worker itself."""
 

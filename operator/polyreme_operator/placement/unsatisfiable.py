@@ -1,7 +1,7 @@
 """Requests that the cluster could not satisfy even if all of its nodes were empty and in service.
 
-Only nodes that are added or changed help such a request, so it is reported before quota and capacity, nothing is held
-for it and nobody is preempted for it. The answer depends on nodes alone and is kept for one version of them.
+Only new or changed nodes help such a request, so it is reported before quota and capacity, and nothing is reserved or
+preempted for it. The result depends on nodes alone and is cached for one version of them.
 
 Shape suffixes: N nodes.
 """
@@ -30,16 +30,16 @@ from polyreme_operator.types.inventory import (
 from polyreme_operator.types.reasons import Reason
 
 NODE_RESOURCES = frozenset({CPU, MEMORY, PODS, "ephemeral-storage"})
-"""What every node has; the rest counts devices."""
+"""Resources that every node has; others are devices."""
 NAMED_MAX = 3
-"""Resources, labels or taints that a sentence names."""
+"""Resources, labels or taints named by a message."""
 _OUT = ("unschedulable", "not-ready", "unreachable", "out-of-service")
 _OUT_TOLERATIONS = [{"key": f"node.kubernetes.io/{why}", "operator": "Exists"} for why in _OUT]
-"""Of the taints that Kubernetes itself puts on a node that is cordoned or away."""
+"""Suffixes of the taints that Kubernetes sets on nodes that are cordoned or not available."""
 
 
 def unsatisfiable(inventory: Inventory, request: GangRequest) -> Unschedulable | None:
-    """Say why a gang can never be placed on these nodes; None if it could be."""
+    """Return why a gang can never be placed on these nodes; None if it could be."""
     kept: dict[Any, Unschedulable | None] = inventory.memo.setdefault("unsatisfiable", {})
     key = request.requests, request.constraints, request.workers, request.devices, request.topology.model_dump_json()
     if key not in kept:
@@ -50,7 +50,7 @@ def unsatisfiable(inventory: Inventory, request: GangRequest) -> Unschedulable |
 
 
 def unplaceable_worker(inventory: Inventory, request: GangRequest) -> Unschedulable | None:
-    """Say why not even one worker can ever be placed on these nodes; None if one could be."""
+    """Return why not even one worker can ever be placed on these nodes; None if one could be."""
     if not inventory.names:
         return Unschedulable(
             reason=Reason.WAITING_FOR_NODES, message="the cluster has no nodes", lacking=request.workers

@@ -1,4 +1,4 @@
-"""Why a gang does not fit, and what would let it run: in numbers, and with the domain that came nearest.
+"""Explains why a gang does not fit and what would let it run, with numbers and the domain that came nearest.
 
 Shape suffixes: N nodes, D domains of one level.
 """
@@ -47,7 +47,7 @@ def unschedulable_because(
 def _lacking_nodes(
     inventory: Inventory, request: GangRequest, rooms: Rooms, barred_N: BoolArray
 ) -> Unschedulable | None:
-    """Devices would do, but the template's other demands leave too few nodes: name what shuts the others out."""
+    """Explain that enough devices are free, but the template's other requirements exclude too many nodes."""
     devices = tuple(pair for pair in request.requests if pair[0] not in NODE_RESOURCES)
     by_devices_N = room_N(inventory, devices or request.requests)
     by_devices_N[~inventory.usable_N | barred_N] = 0
@@ -91,7 +91,7 @@ def _lacking_capacity(inventory: Inventory, request: GangRequest, rooms: Rooms, 
 def _lacking_nearness(
     inventory: Inventory, requested: TopologyRequest, request: GangRequest, rooms: Rooms
 ) -> Unschedulable:
-    """Enough is free, but not together."""
+    """Explain that enough is free, but not within one domain."""
     tree = tree_of(inventory)
     most = int(rooms.slots_N.max(initial=0))
     what = "node" if most <= 1 else "worker"

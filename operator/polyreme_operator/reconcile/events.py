@@ -33,17 +33,18 @@ _ON_CHANGE: tuple[tuple[ConditionType, frozenset[str], bool], ...] = (
 def events_of(write: WriteStatus) -> tuple[EmitEvent, ...]:
     """Return the events to emit after a write."""
     before, after = write.before, write.after
-    told = [*_attempt_begun(before, after)]
+    events = [*_attempt_begun(before, after)]
     for kind, reasons, warning in _ON_CHANGE:
         found = after.condition(kind)
         if found is None or found.reason not in reasons or found.reason == _reason(before, kind):
             continue
         if kind is ConditionType.SUSPENDED and found.reason == Reason.SUSPENDED and found.status != "True":
             continue
-        told.append((RESIZE_REFUSED if kind is ConditionType.RESIZE_REFUSED else found.reason, found.message, warning))
+        reason = RESIZE_REFUSED if kind is ConditionType.RESIZE_REFUSED else found.reason
+        events.append((reason, found.message, warning))
     failed = after.condition(ConditionType.FAILED)
     if failed is not None and failed.status == "True" and not before.is_true(ConditionType.FAILED):
-        told.append((failed.reason, failed.message, True))
+        events.append((failed.reason, failed.message, True))
     number = 0 if after.attempt is None else after.attempt.number
     return tuple(
         EmitEvent(
@@ -54,7 +55,7 @@ def events_of(write: WriteStatus) -> tuple[EmitEvent, ...]:
             warning=warning,
             key=f"{number}-{reason}".lower(),
         )
-        for reason, message, warning in told
+        for reason, message, warning in events
     )
 
 

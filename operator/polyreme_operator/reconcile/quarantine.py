@@ -67,8 +67,8 @@ def with_degraded(job: JobView, decision: Decision, now_s: float) -> Decision:
             ref=job.ref, uid=job.uid, resource_version=job.resource_version, before=job.status, after=after
         )
     others = [action for action in decision.actions if not isinstance(action, WriteStatus)]
-    told = [event for event in events_of(write) if event not in others]
-    return dataclasses.replace(decision, actions=(write, *others, *told))
+    events = [event for event in events_of(write) if event not in others]
+    return dataclasses.replace(decision, actions=(write, *others, *events))
 
 
 def _degraded(job: JobView, status: TrainingJobStatus, now_s: float) -> TrainingJobStatus:

@@ -64,6 +64,7 @@ def parse_job_view(
     if read.spec is None and status.is_true("Admitted"):
         # It was read once, by another version of the operator: it is left as it is.
         unreadable = unreadable or read.invalid
+    admitted_s = None if known is None else known.admitted_s
     return JobView(
         namespace=intern(metadata.get("namespace", "")),
         name=metadata["name"],
@@ -94,10 +95,7 @@ def parse_job_view(
             watched=known is not None and known.status.first_admitted_at is None,
         ),
         admitted_s=_on_our_clock_s(
-            _admitted_at(status),
-            seen_s,
-            known=None if known is None else known.admitted_s,
-            watched=known is not None and not known.admitted,
+            _admitted_at(status), seen_s, known=admitted_s, watched=known is not None and not known.admitted
         ),
         finished_s=_on_our_clock_s(
             (status.completed_at or "") if status.finished else None,
@@ -259,9 +257,9 @@ def parse_pod(manifest: Manifest, *, seen_s: float | None = None, known: PodView
 
 
 def _ends_by_s(metadata: Mapping[str, Any], seen_s: float | None, known: PodView | None) -> float | None:
-    told = metadata.get("deletionTimestamp")
-    if told is None or seen_s is None:
-        return parse_time_or(told, None)
+    deleted_at = metadata.get("deletionTimestamp")
+    if deleted_at is None or seen_s is None:
+        return parse_time_or(deleted_at, None)
     if known is not None and known.ends_by_s is not None:
         return known.ends_by_s
     return seen_s + float(metadata.get("deletionGracePeriodSeconds") or 0)

@@ -207,7 +207,7 @@ def draw_unseen(known: Iterable[Mutant], listed: set[Mutant], seed: int) -> list
 def _quotas(sizes: dict[str, int]) -> dict[str, int]:
     """Share the list among files by their size, largest remainder first."""
     whole = sum(sizes.values())
-    shares = {file: max(float(LEAST), LISTED * size / whole) for file, size in sizes.items()}
+    shares = {file: max(float(min(LEAST, size)), LISTED * size / whole) for file, size in sizes.items()}
     quotas = {file: int(share) for file, share in shares.items()}
     behind = sorted(shares, key=lambda file: (quotas[file] - shares[file], file))
     for file in behind[: max(0, LISTED - sum(quotas.values()))]:

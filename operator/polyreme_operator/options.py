@@ -13,11 +13,13 @@ from typing import get_args
 from polyreme_operator.logging_setup import LogFormat
 from polyreme_operator.reconcile.binding import BindingMode
 from polyreme_operator.reconcile.worker_pods import PodDefaults
+from polyreme_operator.scheduler import Limits
 from polyreme_operator.settings import Settings
 
 VARIABLE_PREFIX = "POLYREME_OPERATOR_"
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+SECONDS_MAX = 86_400.0
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -51,7 +53,9 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         launcher_rbac=given.launcher_rbac,
     )
     return Options(
-        settings=Settings(namespace=given.namespace, defaults=defaults),
+        settings=Settings(
+            namespace=given.namespace, defaults=defaults, limits=Limits(grow_cooldown_s=given.grow_cooldown_seconds)
+        ),
         host=host,
         port=port,
         log_format=LogFormat(given.log_format),
@@ -98,6 +102,13 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         help="environment variable of every worker, such as the registry's URL; may be repeated",
     )
     parser.add_argument(
+        "--grow-cooldown-seconds",
+        metavar="SECONDS",
+        type=_seconds,
+        default=said("GROW_COOLDOWN_SECONDS", f"{Limits().grow_cooldown_s:g}"),
+        help="shortest time that an elastic job runs before it is stopped to continue with more workers",
+    )
+    parser.add_argument(
         "--launcher-rbac",
         action=argparse.BooleanOptionalAction,
         default=said("LAUNCHER_RBAC", "true") == "true",
@@ -121,6 +132,16 @@ def _own_namespace() -> str:
         return NAMESPACE_FILE.read_text().strip()
     except OSError:
         return Settings().namespace
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= SECONDS_MAX:
+        raise argparse.ArgumentTypeError(f"not a time: {text!r}, expected 0 to {SECONDS_MAX:g} seconds")
+    return seconds
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -89,6 +89,18 @@ def replica(kubeconfig: Path, log: Path, *options: str) -> Iterator[Replica]:
             started.kill()
 
 
+@contextlib.contextmanager
+def operating(kubeconfig: str, folder: Path, *options: str) -> Iterator[None]:
+    """Run the operator on a cluster; it must log no error and be refused no right."""
+    log = folder / "operator.log"
+    with replica(install(kubeconfig, folder), log, *options):
+        yield
+    said = log.read_text()
+    assert '"level": "error"' not in said, said[-4000:]
+    refused = [line for line in said.splitlines() if " 403 " in line and "being terminated" not in line]
+    assert not refused, refused[:3]
+
+
 @contextlib.asynccontextmanager
 async def nodes(
     cluster: ClusterPort, prefix: str, count: int, *, devices: int, owned: bool = False, kwok: bool = True

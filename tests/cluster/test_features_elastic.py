@@ -2,12 +2,8 @@
 
 import pytest
 
-from polyreme_api.times import rfc3339
 from polyreme_operator.port import ObjectRef
-from polyreme_system.clock import SystemClock
 from tests.cluster.stage import Stage, condition_of, play
-
-LONG_AGO_S = 3600.0
 
 
 def test_an_elastic_job_starts_smaller_rather_than_wait(operated: str) -> None:
@@ -33,43 +29,6 @@ def test_an_elastic_job_waits_for_its_least_size(operated: str) -> None:
         await stage.until_waits("elastic", "WaitingForCapacity", "needs 4 devices; room for 1")
         await stage.node("more", devices=1)
         await stage.until_trains("elastic", workers=2)
-
-    play(operated, story)
-
-
-def test_a_small_job_grows_when_there_is_room_and_it_pays(operated: str) -> None:
-    async def story(stage: Stage) -> None:
-        await stage.node("n", devices=2)
-        await stage.queue()
-        await stage.job("grows", 4, workers={"minReplicas": 2})
-        await stage.until_trains("grows", workers=2)
-        # As if it had run for long: an attempt that has just begun is left alone.
-        began = rfc3339(SystemClock().now_s() - LONG_AGO_S)
-        await stage.change(stage.ref("grows"), {"status": {"attempt": {"startedAt": began}}}, subresource="status")
-        await stage.node("more", devices=2)
-        status = await stage.until_trains("grows", attempt=2, workers=4)
-        assert condition_of(status, "Admitted")[1] == "Grown"
-        assert stage.hollow.said["grows"].resumed_from_step == stage.hollow.stopped_at_step["grows"]
-        assert sorted(pod["status"]["phase"] for pod in await stage.pods("grows")) == ["Running"] * 4
-
-    play(operated, story)
-
-
-def test_growing_that_does_not_pay_is_left(operated: str) -> None:
-    async def story(stage: Stage) -> None:
-        await stage.node("n", devices=2)
-        await stage.queue()
-        # Twenty steps of a fifth of a second are not worth a restart.
-        await stage.job("short", 4, workers={"minReplicas": 2}, training={"steps": 20, "packsPerStep": 12})
-        await stage.until_trains("short", workers=2)
-        began = rfc3339(SystemClock().now_s() - LONG_AGO_S)
-        await stage.change(stage.ref("short"), {"status": {"attempt": {"startedAt": began}}}, subresource="status")
-        await stage.node("more", devices=2)
-
-        async def small() -> bool:
-            return bool((await stage.status("short"))["attempt"]["replicas"] == 2)
-
-        await stage.stays(small, "it keeps its size")
 
     play(operated, story)
 

@@ -302,7 +302,7 @@ def test_suspend_resume_and_scale_change_one_field_and_say_what_follows(
 ) -> None:
     stage.say(stage.make("big"), runs("n0"))
     assert stage.here("suspend", "big") == 0
-    assert "asked to suspend: it checkpoints and stops" in capsys.readouterr().err
+    assert "will be suspended: it saves a checkpoint and stops" in capsys.readouterr().err
     assert stage.get("big")["spec"]["suspend"] is True
     assert stage.here("suspend", "big") == 0
     assert "already" in capsys.readouterr().err

@@ -17,8 +17,6 @@ from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
 from polyreme_planner.plan import Plan
 
-GROW_COOLDOWN_S = 300.0
-"""Shortest time that an attempt runs before it is ended to grow."""
 GAIN_FACTOR = 2.0
 """The gain must exceed the cost of the resize by this factor, since the remaining time is a rough estimate."""
 RESIZE_COST_S = 60.0
@@ -63,17 +61,20 @@ def plan_at(job: JobView, replicas: int) -> Plan | None:
     return next((plan for plan in job.plans if plan.replicas == replicas), None)
 
 
-def worth_growing(record: ProgressRecord | None, job: JobView, *, current: int, larger: int, now_s: float) -> bool:
+def worth_growing(
+    record: ProgressRecord | None, job: JobView, *, current: int, larger: int, now_s: float, cooldown_s: float
+) -> bool:
     """Tell whether ending an attempt to continue with more workers saves more time than it costs.
 
-    The rest of the run is taken to shrink in proportion to the workers; steps are counted on rank 0's own clock.
+    The rest of the run is taken to shrink in proportion to the workers; steps are counted on rank 0's own clock. An
+    attempt is not ended to grow before it has run for ``cooldown_s``.
     """
     attempt = job.attempt
     if attempt is None or record is None or record.step_seconds is None or larger <= current:
         return False
     if record.phase is not RankPhase.TRAINING or record.outcome is not None or not record.released:
         return False
-    if now_s - began_s(job, attempt) < GROW_COOLDOWN_S:
+    if now_s - began_s(job, attempt) < cooldown_s:
         return False
     rest_s = max(0, record.steps - record.step) * record.step_seconds
     gained_s = rest_s * (1.0 - current / larger)

@@ -21,3 +21,5 @@ class Limits:
     """Running jobs considered for a resize."""
     sizes_max: int = 4
     """Sizes tried for one elastic job."""
+    grow_cooldown_s: float = 300.0
+    """Shortest time that an attempt runs before it is ended to grow."""

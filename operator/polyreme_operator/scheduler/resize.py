@@ -81,10 +81,11 @@ def _try_to_grow(cycle: SchedulingCycle, job: JobView) -> None:
     if attempt is None or _has_outcome(cycle, job) or elastic.was_refused_lately(job, cycle.now_s):
         return
     current, record = attempt.replicas, current_record(cycle.snapshot(job))
+    now_s, cooldown_s = cycle.now_s, cycle.limits.grow_cooldown_s
     worth = [
         count
         for count in elastic.larger_sizes(job, current)
-        if elastic.worth_growing(record, job, current=current, larger=count, now_s=cycle.now_s)
+        if elastic.worth_growing(record, job, current=current, larger=count, now_s=now_s, cooldown_s=cooldown_s)
     ]
     if not worth or isinstance(_fitting(cycle, job, attempt, worth), str) or cycle.must_read(job):
         return

@@ -18,6 +18,8 @@ from polyreme_planner.plan_inputs import setting_of
 from polyreme_planner.refusals import memory_of_cut
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, pod, snapshot
 
+TO_FOUR: dict[str, Any] = {"current": 2, "larger": 4, "cooldown_s": 300.0}
+
 
 def elastic_job(replicas: int = 4, low: int | None = None, high: int | None = None, **spec: Any) -> JobView:
     bounds = {"minReplicas": low, "maxReplicas": high}
@@ -107,7 +109,7 @@ def test_a_job_grows_only_when_the_rest_gains_more_than_a_restart_costs(
     fields: dict[str, Any], later_s: float, grows: bool
 ) -> None:
     owner = admitted(elastic_job(2, high=4), at_s=NOW_S)
-    assert elastic.worth_growing(record(**fields), owner, current=2, larger=4, now_s=NOW_S + later_s) == grows
+    assert elastic.worth_growing(record(**fields), owner, **TO_FOUR, now_s=NOW_S + later_s) == grows
 
 
 def test_what_restarts_have_cost_this_job_counts_as_their_price() -> None:
@@ -117,7 +119,7 @@ def test_what_restarts_have_cost_this_job_counts_as_their_price() -> None:
     attempt = owner.attempt.model_copy(update={"number": 2})
     owner = dataclasses.replace(owner, status=owner.status.model_copy(update={"accounting": slow, "attempt": attempt}))
     assert elastic.resize_cost_s(owner.status) == 1000.0
-    assert not elastic.worth_growing(record(), owner, current=2, larger=4, now_s=NOW_S + 400)
+    assert not elastic.worth_growing(record(), owner, **TO_FOUR, now_s=NOW_S + 400)
 
 
 def test_a_job_is_admitted_smaller_than_it_wishes_and_says_so() -> None:

@@ -11,6 +11,7 @@ def test_what_nobody_says_is_safe() -> None:
     assert (options.host, options.is_local) == ("127.0.0.1", True)
     assert options.settings.defaults.binding == "NodeAffinity"
     assert options.settings.defaults.launcher_rbac
+    assert options.settings.limits.grow_cooldown_s == 300
     assert options.log_format is LogFormat.JSON
 
 
@@ -21,12 +22,14 @@ def test_flags_go_before_variables() -> None:
         "POLYREME_OPERATOR_METRICS_ADDRESS": ":8080",
         "POLYREME_OPERATOR_ENVIRONMENT": "A=1 B=x=y",
         "POLYREME_OPERATOR_LAUNCHER_RBAC": "false",
+        "POLYREME_OPERATOR_GROW_COOLDOWN_SECONDS": "30",
     }
     options = parse(["--namespace", "here", "--environment", "C=3"], environment)
     assert options.settings.namespace == "here"
     assert options.settings.defaults.binding == "GangBinder"
     assert options.settings.defaults.environment == (("A", "1"), ("B", "x=y"), ("C", "3"))
     assert not options.settings.defaults.launcher_rbac
+    assert options.settings.limits.grow_cooldown_s == 30
     assert (options.host, options.port, options.is_local) == ("", 8080, False)
 
 
@@ -39,6 +42,9 @@ def test_flags_go_before_variables() -> None:
         ["--environment", "no-value"],
         ["--log-format", "xml"],
         ["--name", "x"],
+        ["--grow-cooldown-seconds", "soon"],
+        ["--grow-cooldown-seconds", "-1"],
+        ["--grow-cooldown-seconds", "nan"],
     ],
 )
 def test_what_cannot_be_is_refused_with_its_name(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,9 @@ import pytest
 from tests.cluster.operators import operating
 from tests.cluster.stage import Stage, condition_of, play
 
+COOLED_DOWN_STEP = 15
+"""Steps take a fifth of a second each."""
+
 
 @pytest.fixture(scope="module")
 def soon_growing(kubeconfig: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -16,12 +19,20 @@ def soon_growing(kubeconfig: str, tmp_path_factory: pytest.TempPathFactory) -> I
         yield kubeconfig
 
 
+async def cooled_down(stage: Stage, job: str) -> None:
+    async def look() -> bool:
+        return stage.hollow.said[job].step >= COOLED_DOWN_STEP
+
+    await stage.until(look, f"{job} has run for the cooldown")
+
+
 def test_a_small_job_grows_when_there_is_room_and_it_pays(soon_growing: str) -> None:
     async def story(stage: Stage) -> None:
         await stage.node("n", devices=2)
         await stage.queue()
         await stage.job("grows", 4, workers={"minReplicas": 2})
         await stage.until_trains("grows", workers=2)
+        await cooled_down(stage, "grows")
         await stage.node("more", devices=2)
         status = await stage.until_trains("grows", attempt=2, workers=4)
         assert condition_of(status, "Admitted")[1] == "Grown"
@@ -38,6 +49,7 @@ def test_growing_that_does_not_pay_is_left(soon_growing: str) -> None:
         # Twenty steps of a fifth of a second are not worth a restart.
         await stage.job("short", 4, workers={"minReplicas": 2}, training={"steps": 20, "packsPerStep": 12})
         await stage.until_trains("short", workers=2)
+        await cooled_down(stage, "short")
         await stage.node("more", devices=2)
 
         async def small() -> bool:

@@ -311,7 +311,7 @@ def test_suspend_resume_and_scale_change_one_field_and_say_what_follows(
     assert stage.here("scale", "big", "--replicas", "3") == 0
     assert stage.get("big")["spec"]["workers"]["replicas"] == 3
     assert stage.here("scale", "big", "--replicas", "9") == ExitCode.USAGE
-    assert "from 1 to 4" in capsys.readouterr().err
+    assert "expected 1 to 4" in capsys.readouterr().err
     assert stage.here("suspend", "big", "--wait", "--timeout", "0") == ExitCode.TIMEOUT
     ended = {"conditions": [condition("Succeeded", "Completed")]}
     stage.say(stage.get("big"), ended)

@@ -43,8 +43,8 @@ def plan(
 ) -> int:
     """Search the layout for a job's workers: the choice, the runners-up and why they lost, and the schedule as text.
 
-    Of a job with stages of training, for the longest packs; validate holds its layout to all of them. Times are
-    estimates from operations, bytes and the rates of the hardware; nothing is started. Exit codes: 0, or 2 where the
+    A job with curriculum stages is planned for the longest packs; validate checks the layout against all stages. Times
+    are estimates from operations, bytes and the rates of the hardware; nothing is started. Exit codes: 0, or 2 if the
     job is refused or nothing fits the memory.
 
     Examples:

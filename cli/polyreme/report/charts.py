@@ -208,7 +208,7 @@ def _mixture_marks(mixture: Sequence[MixtureWeights], *, x: Scale, y: Scale) -> 
 
 
 def _stage_marks(stages: Sequence[TrainedStage], *, x: Scale, y: Scale) -> list[str]:
-    """Name each stage of training where it begins, at the lower end, and draw its border."""
+    """Name each curriculum stage where it begins, at the lower end, and draw its border."""
     rules = [
         svg.rule(
             x(stage.first_step), y.to_px, y.from_px, "stage", title=f"stage {stage.name} from step {stage.first_step}"

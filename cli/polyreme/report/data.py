@@ -66,7 +66,7 @@ class MixtureWeights:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedStage:
-    """A stage of training."""
+    """A curriculum stage."""
 
     name: str
     first_step: int

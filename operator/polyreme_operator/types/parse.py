@@ -151,7 +151,7 @@ def parse_unreadable_job(manifest: Manifest, known: JobView | None, why: str) ->
         "unreadable": unreadable or why,
     }
     if known is not None and known.uid == metadata["uid"]:
-        # The spec is that of the known generation: the next object is read anew, whatever its generation.
+        # The spec is that of the known generation: the next object is parsed again, whatever its generation.
         return dataclasses.replace(known, **{**seen, "generation": known.generation})
     return JobView(
         namespace=intern(metadata.get("namespace", "")),

@@ -49,7 +49,7 @@ def layers(tree: Path) -> str:
         (
             "trainer/polyreme_trainer/parallel",
             "import polyreme_trainer.checkpoint",
-            "Trainer, launcher and planner: no",
+            "No import cycles between",
         ),
         ("trainer/polyreme_trainer/model", "import time", "The model does no I/O"),
         ("datahub/polyreme_datahub/index", "import polyreme_datahub.operations", "Datahub: the whole over loading"),

@@ -90,8 +90,14 @@ class PolyremeHome:
         )
         return Ended(code=done.returncode, output=done.stdout, said=done.stderr)
 
-    def start(self, job: Path, *arguments: str) -> Serving:
-        """Start ``polyreme run``."""
+    def start(self, job: Path, *arguments: str, background: bool = False) -> Serving:
+        """Start ``polyreme run``, from a terminal or as a script starts it in the background, with nohup."""
+        handling = signal.SIG_IGN if background else signal.SIG_DFL
+
+        def prepare() -> None:
+            signal.signal(signal.SIGINT, handling)
+            signal.signal(signal.SIGHUP, handling)
+
         output = self._outputs / f"{job.stem}.out"
         with output.open("w") as out, output.with_suffix(".err").open("w") as said:
             process = psutil.Popen(
@@ -100,6 +106,7 @@ class PolyremeHome:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=said,
+                preexec_fn=prepare,
             )
         serving = Serving(process, Home(path=self.path).run("default", job.stem), output)
         self._serving.append(serving)

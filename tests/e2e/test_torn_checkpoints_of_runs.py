@@ -16,7 +16,7 @@ CANCELLED = 6
 def test_a_torn_checkpoint_is_named_and_never_loaded(home: PolyremeHome, truth: dict[int, str]) -> None:
     every = 4
     job = home.write_job("torn", checkpoint={"everySteps": every, "keep": 3})
-    first = home.start(job)
+    first = home.start(job, background=True)
     first.until(lambda: len(first.committed(1)) >= 2, "two checkpoints are committed")
     with ThreadPoolExecutor(1) as other:
         with first.held(attempt=1, steps=2 * every + 1):

@@ -197,7 +197,8 @@ def stop(
     host = (read_identity(run) or {}).get("host", {})
     if not is_same_process(host.get("pid"), host.get("processStartedAt")):
         raise RefusedError(f"run {name!r} is not being served, so there is nothing to stop")
-    os.kill(int(host["pid"]), signal.SIGINT)
+    # Not SIGINT: a shell has commands that it starts in the background ignore that.
+    os.kill(int(host["pid"]), signal.SIGTERM)
     deadline_s = time.monotonic() + timeout_s
     while is_same_process(host.get("pid"), host.get("processStartedAt")):
         if time.monotonic() > deadline_s:

@@ -49,7 +49,7 @@ def test_damage_stops_the_run_before_it_is_trained_on_and_the_same_command_mends
     assert ended.code == DATA_DAMAGED, ended.said
     assert ended.item["attempts"] == 1
     assert "stored data is damaged: sample digits-1t-" in ended.item["message"]
-    assert ended.said.count("the same command checks it") == 1
+    assert ended.said.count("run the same command again to check it") == 1
     report, log = Path(ended.item["report"]).read_text(), serving.run.host_log.read_text()
     rank_logs = "".join(path.read_text() for path in serving.run.pods.glob("*/rank-*.log"))
     assert all("stored data is damaged: sample digits-1t-" in told for told in (report, log, rank_logs))

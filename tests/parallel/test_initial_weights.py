@@ -64,7 +64,7 @@ def test_what_ranks_begin_with_is_what_the_files_hold(
     assert files == {str(path.relative_to(own)) for path in own.rglob("*") if path.is_file()}
     differ = {file for file in files if (own / file).read_bytes() != (weights / file).read_bytes()}
     assert differ == {f"{part}{name}" for part in ("", "text/") for name in ("tokenizer.json", "tokenizer_config.json")}
-    assert gang.logs().count("were made with another tokenizer") == 1, "the first rank says it"
+    assert gang.logs().count("were trained with another tokenizer") == 1, "the first rank says it"
 
 
 def test_a_decoder_alone_begins_with_the_text_part_and_trains_where_all_is_shared(

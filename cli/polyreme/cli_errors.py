@@ -40,7 +40,7 @@ def invoke(app: typer.Typer, arguments: Sequence[str] | None, *, name: str) -> i
         if not str(error):
             # A command without arguments was answered by its help.
             return ExitCode.OK
-        note(f"{name}: {error}; see {name} --help")
+        note(f"{name}: {str(error).removesuffix('.')}; see {name} --help")
         return ExitCode.USAGE
     except PolyremeError as error:
         note(f"{name}: {error}")
@@ -48,7 +48,7 @@ def invoke(app: typer.Typer, arguments: Sequence[str] | None, *, name: str) -> i
     except KeyboardInterrupt:
         note("stopped")
         return ExitCode.CANCELLED
-    except Exception as error:  # noqa: BLE001 - the outermost edge: whatever nobody expected is our own error, told whole
+    except Exception as error:  # noqa: BLE001 - the outermost edge: what no code above expected is our own error
         return _unexpected(error, name)
     return int(result) if isinstance(result, int) else ExitCode.OK
 

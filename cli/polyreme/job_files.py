@@ -101,7 +101,7 @@ class _Loader(yaml.SafeLoader):
         seen: dict[str, yaml.Mark] = {}
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and seen.setdefault(key.value, key.start_mark) is not key.start_mark:
-                before = f"the first time in line {seen[key.value].line + 1}"
+                before = f"first in line {seen[key.value].line + 1}, then again"
                 raise yaml.MarkedYAMLError(None, None, f"key {key.value!r} is given twice, {before}", key.start_mark)
         return super().construct_mapping(node, deep)
 

@@ -59,7 +59,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = list(known)
     if near := difflib.get_close_matches(name, names, n=NEAREST_MAX):
         return "did you mean " + " or ".join(map(repr, near)) + "?"
-    return f"there are {', '.join(names[-NAMES_SHOWN_MAX:])}" if names else "there is none"
+    return f"there are {', '.join(names[-NAMES_SHOWN_MAX:])}" if names else "there are none"
 
 
 def text(value: Any) -> str:

@@ -113,11 +113,11 @@ def test_a_dataset_is_registered_once_listed_and_shown(call: Call, tmp_path: Pat
         (["data", "show", "sample/digit-1"], "did you mean 'sample/digits-1'"),
         (["data", "show", "sample/digits-1@9"], "sample/digits-1@9"),
         (["data", "register", "talk", "/no/such.jsonl"], "no such file or folder: /no/such.jsonl"),
-        (["runs", "show", "nobody"], "there is none"),
-        (["runs", "logs", "nobody"], "there is none"),
-        (["runs", "stop", "nobody"], "there is none"),
-        (["checkpoint", "ls", "nobody"], "there is none"),
-        (["checkpoint", "export", "nobody", "--to", "/nowhere"], "there is none"),
+        (["runs", "show", "nobody"], "there are none"),
+        (["runs", "logs", "nobody"], "there are none"),
+        (["runs", "stop", "nobody"], "there are none"),
+        (["checkpoint", "ls", "nobody"], "there are none"),
+        (["checkpoint", "export", "nobody", "--to", "/nowhere"], "there are none"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -157,7 +157,7 @@ def test_a_home_that_can_not_be_made_is_the_machines_fault(capsys: pytest.Captur
 def test_nearest_names_are_offered_or_all_of_them() -> None:
     assert nearest("quikstart", ["quickstart", "other"]) == "did you mean 'quickstart'?"
     assert nearest("x", ["quickstart", "other"]) == "there are quickstart, other"
-    assert nearest("x", []) == "there is none"
+    assert nearest("x", []) == "there are none"
 
 
 @pytest.mark.parametrize("terminal", [True, False])

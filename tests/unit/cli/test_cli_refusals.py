@@ -130,7 +130,7 @@ FILES: dict[str, tuple[str | bytes, list[str]]] = {
     "no YAML": ("{a: [b", ["not YAML"]),
     "a key that is given twice": (
         yaml.safe_dump(manifest()) + "spec: {}\n",
-        ["key 'spec' is given twice, the first time in line 5"],
+        ["key 'spec' is given twice, first in line 5, then again"],
     ),
     "a date that is none": ("a: 2026-02-30\n", ["not YAML", "day is out of range"]),
     "a number of 5,000 digits": (f"a: {'9' * 5000}\n", ["not YAML"]),

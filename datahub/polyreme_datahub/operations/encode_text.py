@@ -1,0 +1,106 @@
+"""Tokenize: pages and conversation -> token ids, which of them are learned, and where the last answer begins.
+
+Form: role token, text, and ``<|end|>`` after each assistant turn; an image takes one media token for each merged
+cell. Only assistant turns (and their end) are learned; media tokens never are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polyreme_datahub.errors import BadRecordError
+from polyreme_datahub.operations.declare import RECORD, operation
+from polyreme_datahub.operations.values import Blob, Value
+from polyreme_datahub.sources.types import IMAGE_MARK
+from polyreme_datahub.tokens import TextTokenizer
+
+TOKENS_MAX = 1_048_576
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeParameters:
+    """What one media token covers."""
+
+    token_px: int
+    """Side of the square that becomes one token [pixels]."""
+
+
+@operation("tokenize", 3, inputs=(RECORD, "compose", "tokenizer"), blobs=("tokenizer",), parameters=TokenizeParameters)
+def tokenize(record: Value, composed: Value, tokenizer: Value, parameters: TokenizeParameters) -> Value:
+    """Encode a sample's conversation around its images.
+
+    The value of ``tokenizer`` is the same for all samples: ``{"tokenizer": digest of its file}``, with that blob.
+    """
+    side = parameters.token_px
+    cells = [(page["height"] // side) * (page["width"] // side) for page in composed.data["pages"]]
+    opened = _open(tokenizer.blobs[tokenizer.data["tokenizer"]])
+    return Value.of(encode_conversation(opened, record.data["conversations"], cells))
+
+
+_OPEN: dict[str, TextTokenizer] = {}
+
+
+def _open(blob: Blob) -> TextTokenizer:
+    """Open a tokenizer's file; the newest one is kept."""
+    if blob.digest not in _OPEN:
+        opened = TextTokenizer(blob.data)
+        _OPEN.clear()
+        _OPEN[blob.digest] = opened
+    return _OPEN[blob.digest]
+
+
+def encode_conversation(
+    tokenizer: TextTokenizer, turns: Sequence[Mapping[str, str]], cells: Sequence[int]
+) -> dict[str, Any]:
+    """Encode turns, with ``cells[i]`` media tokens for image ``i``.
+
+    Returns:
+        ``tokens``; ``learned``, half-open ranges of tokens that are targets; ``prompt``, the tokens before the last
+        answer; ``question`` and ``expected``, its texts.
+
+    Raises:
+        BadRecordError: If there is no answer, or more tokens than any pack holds.
+    """
+    ids = tokenizer.ids
+    marked = any(IMAGE_MARK in turn["content"] for turn in turns)
+    opening = next((at for at, turn in enumerate(turns) if turn["role"] == "user"), 0)
+    tokens: list[int] = []
+    learned: list[list[int]] = []
+    waiting = list(cells)
+    prompt, asked, question, expected = 0, "", "", ""
+    for at, turn in enumerate(turns):
+        tokens.append(ids.roles[turn["role"]])
+        start = len(tokens)
+        if not marked and at == opening:
+            tokens += [ids.media] * sum(waiting)
+            waiting.clear()
+        for number, text in enumerate(turn["content"].split(IMAGE_MARK)):
+            if number:
+                tokens += [ids.media] * waiting.pop(0)
+            tokens += tokenizer.encode(text) if text else ()
+        if turn["role"] == "assistant":
+            tokens.append(ids.end)
+            learned += _without(tokens, start, ids.media)
+            prompt, question, expected = start, asked, turn["content"]
+        elif turn["role"] == "user":
+            asked = turn["content"].replace(IMAGE_MARK, "").strip()
+    if not learned:
+        raise BadRecordError("conversation without an answer", rule="conversations")
+    if len(tokens) > TOKENS_MAX:
+        raise BadRecordError(f"sample has {len(tokens)} tokens, expected at most {TOKENS_MAX}", rule="tokens")
+    return {"tokens": tokens, "learned": learned, "prompt": prompt, "question": question, "expected": expected}
+
+
+def _without(tokens: Sequence[int], start: int, media: int) -> list[list[int]]:
+    """Return the ranges of tokens from ``start`` on that are no media tokens."""
+    ranges: list[list[int]] = []
+    for at in range(start, len(tokens)):
+        if tokens[at] == media:
+            continue
+        if ranges and ranges[-1][1] == at:
+            ranges[-1][1] = at + 1
+        else:
+            ranges.append([at, at + 1])
+    return ranges

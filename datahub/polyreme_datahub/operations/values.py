@@ -1,0 +1,85 @@
+"""What passes between the steps of a recipe: blobs, values, and the reason why a sample was dropped.
+
+Light to import: pixels are decoded by Pillow, which is imported with the first image.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from polyreme_datahub.digests import canonical_json, digest_bytes
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+class Blob:
+    """Bytes with their digest. Pixels are decoded once and kept until the sample has left the process."""
+
+    __slots__ = ("_pixels", "data", "digest")
+
+    def __init__(self, data: bytes, *, digest: str | None = None) -> None:
+        """Wrap bytes.
+
+        Args:
+            data: The bytes.
+            digest: Their sha256, where the caller has checked it; computed otherwise.
+        """
+        self.data = data
+        self.digest = digest_bytes(data) if digest is None else digest
+        self._pixels: dict[bool, Image.Image] = {}
+
+    def pixels(self, *, first_frame: bool = False) -> Image.Image:
+        """Return the image: upright, gray or RGB, 8 bits a channel. Every caller gets the same object: don't change it.
+
+        Args:
+            first_frame: Take the first frame of an animation or of several pages, which are refused otherwise.
+
+        Raises:
+            BadRecordError: If the bytes break one of the rules of ``operations.images``.
+        """
+        if first_frame not in self._pixels:
+            from polyreme_datahub.operations.images import open_upright
+
+            self._pixels[first_frame] = open_upright(self.data, first_frame=first_frame)
+        return self._pixels[first_frame]
+
+    def __repr__(self) -> str:
+        return f"Blob({self.digest[:12]}, {len(self.data)} bytes)"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Value:
+    """What a step made of a sample, or the raw record itself."""
+
+    data: Mapping[str, Any]
+    """JSON-able; names blobs by their digest."""
+    blobs: Mapping[str, Blob] = dataclasses.field(default_factory=dict)
+    """The blobs that ``data`` names, by digest."""
+    new: frozenset[str] = frozenset()
+    """Digests of the blobs that this step made, and that must be stored; the others are stored already."""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any], *, made: Iterable[Blob] = (), kept: Iterable[Blob] = ()) -> Value:
+        """Build a value from blobs that the step made and blobs that it passes on."""
+        new = {blob.digest: blob for blob in made}
+        return cls(data=data, blobs={**{blob.digest: blob for blob in kept}, **new}, new=frozenset(new))
+
+    def encoded(self) -> bytes:
+        """Return ``data`` in its canonical form; the value's digest is the digest of these bytes."""
+        return canonical_json(self.data)
+
+    @property
+    def digest(self) -> str:
+        """Digest of ``data``."""
+        return digest_bytes(self.encoded())
+
+
+class Dropped(Exception):  # noqa: N818 - not an error: a filter's decision
+    """Raised by a filter: the sample ends here, on purpose."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason

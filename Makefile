@@ -35,12 +35,12 @@ TWO_CORES := -n 2 --dist loadfile
 # Two control planes, one a process; a cluster that KUBECONFIG names is one. In the order of the names: the long stories are not all last.
 TWO_CLUSTERS := $(if $(KUBECONFIG),,$(TWO_CORES) --no-loadscope-reorder)
 CLUSTER := PYTHONPATH=. $(BIN)/python -m tools.cluster
-S3 := PYTHONPATH=. $(BIN)/python -m tools.s3
+SERVICES := PYTHONPATH=. $(BIN)/python -m tools.services
 BENCHMARKS := $(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks/*/run.py))
 GPU_PEERS := $(or $(POLYREME_GPU_PEERS),$(HOME)/.cache/polyreme/gpu-peers)
 SOAKS := $(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py))
 
-.PHONY: help setup quickstart lint check test test-concurrent test-serial test-whole test-servers test-all test-services servers cluster-up cluster-down test-cluster test-device docs lock format clean bench gpu-peers
+.PHONY: help setup quickstart lint check test test-concurrent test-serial test-whole test-servers test-all test-services servers services-up services-down services-status cluster-up cluster-down test-cluster test-device docs lock format clean bench gpu-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -79,8 +79,8 @@ test-all: $(DEV) ## both: what CI runs
 	building=$$!; status=0; $(MAKE) test || status=1; $(MAKE) test-servers || status=1; \
 	kill $$building 2> /dev/null || true; exit $$status
 
-servers: $(DEV) ## build the S3 server and Kubernetes, once for all checkouts (with Go; docs/how-to/test-cluster.md)
-	@$(S3)
+servers: $(DEV) ## get the S3 server and Kubernetes (by Go) and Pulsar (by Maven), once for all checkouts
+	@$(SERVICES) build
 	@$(CLUSTER) build
 
 test-concurrent: $(DEV) ## the tests that share nothing, on two cores
@@ -95,6 +95,15 @@ test-whole: $(DEV) ## the folders of tests that start many processes each
 
 test-services: $(DEV) ## the tests on PostgreSQL and S3
 	@$(PYTEST) --timeout=900 $(TWO_CORES) -m "services and not cluster" --junit-xml=build/reports/$@.xml tests
+
+services-up: $(DEV) ## start PostgreSQL, Pulsar and S3; prints the variables that name them, as lines for a shell
+	@$(SERVICES) up
+
+services-down: $(DEV) ## stop what services-up started, and delete its data
+	@$(SERVICES) down
+
+services-status: $(DEV) ## which of the services run
+	@$(SERVICES) status
 
 cluster-up: $(DEV) ## a Kubernetes control plane on this machine (KUBECONFIG, KUBEBUILDER_ASSETS, or built once with Go)
 	@$(CLUSTER) up

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.cluster.binaries import BuildError
+from tools.build_cache import BuildError
 from tools.cluster.cluster import FOLDER, build, down, status, up
 from tools.cluster.servers import ServerError
 

@@ -4,9 +4,6 @@ Each program is built to a temporary name and renamed, under a lock, so that a b
 was, and two builds at a time do the work once.
 """
 
-import contextlib
-import fcntl
-import hashlib
 import re
 import shutil
 import subprocess
@@ -16,9 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools import build_cache
+from tools.build_cache import BuildError, locked, say
+
 SOURCES = Path(__file__).parent / "go"
 ASSETS = "KUBEBUILDER_ASSETS"
-HASH_CHARACTERS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +89,6 @@ PROGRAMS = (
 )
 
 
-class BuildError(Exception):
-    """A program can't be had; the message says what to do."""
-
-
 def programs(environment: Mapping[str, str]) -> dict[str, Path]:
     """Return the path of every program, and build those that are nowhere yet.
 
@@ -103,7 +98,7 @@ def programs(environment: Mapping[str, str]) -> dict[str, Path]:
     places = _places(environment)
     if missing_programs(environment):
         cache = cache_folder(environment)
-        with _locked(cache):
+        with locked(cache, busy=f"another build is under way in {cache}: waiting for it"):
             _build([program for program in PROGRAMS if not places[program.name].exists()], cache, environment)
     return places
 
@@ -115,11 +110,13 @@ def missing_programs(environment: Mapping[str, str]) -> list[str]:
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
     """Return the folder of the built programs: another one for other sources."""
-    home = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", "~"), ".cache").expanduser()
-    digest = hashlib.sha256(repr(PROGRAMS).encode())
+    return build_cache.cache_folder(environment, "kubernetes", _sources())
+
+
+def _sources() -> Iterator[bytes]:
+    yield repr(PROGRAMS).encode()
     for path in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
-        digest.update(f"{path.relative_to(SOURCES)}\0".encode() + path.read_bytes())
-    return Path(home, "polyreme", f"kubernetes-{digest.hexdigest()[:HASH_CHARACTERS]}")
+        yield f"{path.relative_to(SOURCES)}\0".encode() + path.read_bytes()
 
 
 def _places(environment: Mapping[str, str]) -> dict[str, Path]:
@@ -140,12 +137,12 @@ def _build(missing: list[Program], cache: Path, environment: Mapping[str, str]) 
         )
     total_s = sum(program.usual_s for program in missing)
     if missing:
-        _say(f"building {len(missing)} programs into {cache}, once: about {total_s} s on two free cores")
+        say(f"building {len(missing)} programs into {cache}, once: about {total_s} s on two free cores")
     for number, program in enumerate(missing, start=1):
-        _say(f"[{number}/{len(missing)}] building {program.name}, usually {program.usual_s} s")
+        say(f"[{number}/{len(missing)}] building {program.name}, usually {program.usual_s} s")
         started_s = time.monotonic()
         _build_one(program, cache, environment)
-        _say(f"[{number}/{len(missing)}] built {program.name} in {time.monotonic() - started_s:.0f} s")
+        say(f"[{number}/{len(missing)}] built {program.name} in {time.monotonic() - started_s:.0f} s")
 
 
 def _build_one(program: Program, cache: Path, environment: Mapping[str, str]) -> None:
@@ -168,19 +165,3 @@ def _pinned_version(program: Program) -> str:
     if found is None:
         raise BuildError(f"{program.module}/go.mod pins no version of {program.version_of}")
     return found[1]
-
-
-@contextlib.contextmanager
-def _locked(cache: Path) -> Iterator[None]:
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _say(f"another build is under way in {cache}: waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

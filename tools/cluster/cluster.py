@@ -1,20 +1,19 @@
 """What can be done with the cluster of a folder: up, down, status."""
 
-import contextlib
-import fcntl
 import os
 import shutil
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tools.cluster.binaries import BuildError, programs
+from tools.build_cache import BuildError, locked, say
+from tools.cluster.binaries import programs
 from tools.cluster.control_plane import KUBECONFIG_NAME, ControlPlane
 from tools.cluster.servers import ServerError, Servers
 
 FOLDER = Path(".polyreme/cluster")
 """Folder of this checkout's cluster; git ignores it."""
+BUSY = "another command is at work in {}: waiting for it"
 TRIES = 3
 """A port that was free may be taken before its server listens."""
 _DATA = ("etcd", "keys", "certificates", KUBECONFIG_NAME, "scheduler.json", "stages.yaml")
@@ -31,13 +30,13 @@ def up(folder: Path, environment: Mapping[str, str], *, api_options: Sequence[st
     if given := named_cluster(folder, environment):
         if not any(Path(part).is_file() for part in given.split(os.pathsep) if part):
             raise BuildError(f"KUBECONFIG names no file: {given}; unset it to have a cluster here")
-        _say(f"KUBECONFIG names a cluster: {given}; nothing is started")
+        say(f"KUBECONFIG names a cluster: {given}; nothing is started")
         return given
     found = programs(environment)
-    with _locked(folder):
+    with locked(folder, busy=BUSY.format(folder)):
         servers = Servers(folder)
         if servers.are_up:
-            _say(f"the cluster in {folder} is up")
+            say(f"the cluster in {folder} is up")
             return str(folder / KUBECONFIG_NAME)
         for number in range(1, TRIES + 1):
             _clear(folder, servers)
@@ -49,12 +48,12 @@ def up(folder: Path, environment: Mapping[str, str], *, api_options: Sequence[st
                 servers.stop()
                 if number == TRIES or "address already in use" not in str(error):
                     raise
-                _say("a port was taken meanwhile: trying others")
+                say("a port was taken meanwhile: trying others")
                 continue
             except BaseException:
                 servers.stop()
                 raise
-            _say(f"up in {time.monotonic() - started_s:.1f} s; kubectl: {found['kubectl']}")
+            say(f"up in {time.monotonic() - started_s:.1f} s; kubectl: {found['kubectl']}")
             return str(kubeconfig)
     raise AssertionError("unreachable")
 
@@ -79,13 +78,13 @@ def down(folder: Path) -> None:
     """Stop what ``up`` started in a folder, and nothing else; its data go, its logs stay."""
     folder = folder.resolve()
     if not folder.exists():
-        _say(f"no cluster in {folder}")
+        say(f"no cluster in {folder}")
         return
-    with _locked(folder):
+    with locked(folder, busy=BUSY.format(folder)):
         servers = Servers(folder)
         stopped = servers.stop()
         _clear(folder, servers, logs=True)
-    _say(f"stopped {', '.join(stopped)}" if stopped else f"nothing runs in {folder}")
+    say(f"stopped {', '.join(stopped)}" if stopped else f"nothing runs in {folder}")
 
 
 def status(folder: Path, environment: Mapping[str, str]) -> int:
@@ -112,15 +111,3 @@ def _clear(folder: Path, servers: Servers, *, logs: bool = False) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

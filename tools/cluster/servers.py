@@ -1,12 +1,13 @@
 """The processes of a test cluster: started apart from the terminal, known and stopped by pid and start time."""
 
 import contextlib
+import http.client
 import json
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from polyreme_system.files import read_json, write_json
 STATE_NAME = "state.json"
 POLL_S = 0.05
 STOP_S = 10.0
-"""Time from SIGTERM to SIGKILL."""
+"""Time from the request to end to SIGKILL."""
 LOG_LINES_SHOWN = 15
 
 
@@ -29,6 +30,8 @@ class Server:
     name: str
     pid: int
     started_at_s: float
+    stop_signal: int = signal.SIGTERM
+    """The signal by which it ends cleanly."""
 
     @property
     def lives(self) -> bool:
@@ -64,8 +67,15 @@ class Servers:
         self._ready = True
         self._record()
 
-    def start(self, name: str, command: Sequence[str | Path]) -> Server:
-        """Start one server; its output goes to ``logs/<name>.log``."""
+    def start(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        *,
+        environment: Mapping[str, str] | None = None,
+        stop_signal: int = signal.SIGTERM,
+    ) -> Server:
+        """Start one server, in place of an ended one of that name; its output goes to ``logs/<name>.log``."""
         self._logs.mkdir(parents=True, exist_ok=True)
         arguments = [str(part) for part in command]
         with (self._logs / f"{name}.log").open("ab") as log:
@@ -73,7 +83,7 @@ class Servers:
             pid = os.posix_spawn(
                 arguments[0],
                 arguments,
-                os.environ,
+                os.environ if environment is None else environment,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_DUP2, log.fileno(), 1),
@@ -81,8 +91,8 @@ class Servers:
                 ],
                 setsid=True,
             )
-        server = Server(name=name, pid=pid, started_at_s=started_at_s(pid) or 0.0)
-        self.all.append(server)
+        server = Server(name=name, pid=pid, started_at_s=started_at_s(pid) or 0.0, stop_signal=int(stop_signal))
+        self.all = [*(known for known in self.all if known.name != name or known.lives), server]
         self._record()
         return server
 
@@ -124,11 +134,20 @@ class Servers:
 
 def _end(server: Server) -> None:
     deadline_s = time.monotonic() + STOP_S
-    os.kill(server.pid, signal.SIGTERM)
+    os.kill(server.pid, server.stop_signal)
     while server.lives:
         if time.monotonic() > deadline_s:
             os.kill(server.pid, signal.SIGKILL)
         time.sleep(POLL_S)
+
+
+def http_status(port: int, path: str, *, timeout_s: float = 1.0) -> int | None:
+    """Return the status that a server on loopback answers with; None when it does not answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("GET", path)
+        return connection.getresponse().status
+    return None
 
 
 def free_ports(count: int) -> list[int]:

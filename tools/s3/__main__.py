@@ -3,14 +3,15 @@
 import os
 import sys
 
-from tools.s3.server import ServerError, program
+from tools.build_cache import BuildError
+from tools.s3.server import program
 
 
 def main() -> int:
     """Build; 1 when that failed, with the reason."""
     try:
         print(program(os.environ))
-    except (ServerError, OSError) as error:
+    except (BuildError, OSError) as error:
         print(f"no S3 server: {error}", file=sys.stderr)
         return 1
     return 0

@@ -4,18 +4,18 @@
 """
 
 import contextlib
-import fcntl
-import hashlib
-import http.client
 import os
+import secrets
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from tools.build_cache import BuildError, cache_folder, locked, say
+from tools.cluster.servers import Server, Servers, free_ports, http_status
+from tools.services.guard import held
 
 SOURCES = Path(__file__).parent / "go"
 PACKAGE = "github.com/versity/versitygw/cmd/versitygw"
@@ -23,13 +23,7 @@ GIVEN = "S3_SERVER"
 USUAL_S = 60
 """Cold build on two cores."""
 READY_S_MAX = 20.0
-STOP_S_MAX = 5.0
-POLL_S = 0.05
-HASH_CHARACTERS = 12
-
-
-class ServerError(Exception):
-    """The server can't be had; the message says what to do."""
+ATTRIBUTES_NAME = "s3-attributes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,30 +36,92 @@ class BucketServer:
     """Buckets are folders of this one, objects files of those."""
 
 
+class Buckets:
+    """One server; started again, it has the same port and credentials, and the objects that it had.
+
+    Args:
+        folder: Folder of the buckets; what the server keeps beside the objects is next to it.
+        servers: Those that this one belongs to.
+        buckets: Names of the buckets to make.
+    """
+
+    def __init__(self, folder: Path, servers: Servers, buckets: tuple[str, ...]) -> None:
+        self._folder, self._servers, self._buckets = folder, servers, buckets
+        (self._port,) = free_ports(1)
+        self._credentials = {"ROOT_ACCESS_KEY": "polyreme", "ROOT_SECRET_KEY": secrets.token_urlsafe(24)}
+        self._server: Server | None = None
+
+    def start(self) -> None:
+        """Start it."""
+        # Attributes of objects are files beside them, for file systems without extended attributes.
+        sidecar = self._folder.with_name(ATTRIBUTES_NAME)
+        for path in (sidecar, *(self._folder / bucket for bucket in self._buckets)):
+            path.mkdir(parents=True, exist_ok=True)
+        self._server = self._servers.start(
+            "s3",
+            [
+                program(os.environ),
+                "--quiet",
+                f"--port=127.0.0.1:{self._port}",
+                "posix",
+                f"--sidecar={sidecar}",
+                self._folder,
+            ],
+            environment={**os.environ, **self._credentials},
+        )
+
+    def wait(self) -> dict[str, str]:
+        """Wait for the server; return the variables that a client finds it by, and may use it with."""
+        assert self._server is not None
+        self._servers.wait(
+            self._server,
+            lambda: http_status(self._port, "/") is not None,
+            what="the S3 server's answer",
+            timeout_s=READY_S_MAX,
+        )
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._port}",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": self._credentials["ROOT_ACCESS_KEY"],
+            "AWS_SECRET_ACCESS_KEY": self._credentials["ROOT_SECRET_KEY"],
+        }
+
+
+@contextlib.contextmanager
+def serve(folder: Path, *, buckets: tuple[str, ...]) -> Iterator[BucketServer]:
+    """Run a server with some buckets until the block, or this process, ends.
+
+    Raises:
+        BuildError: If it can't be had.
+        ServerError: If it does not get ready.
+    """
+    with held(folder.parent) as servers:
+        server = Buckets(folder, servers, buckets)
+        server.start()
+        yield BucketServer(environment=server.wait(), folder=folder)
+
+
 def program(environment: Mapping[str, str]) -> Path:
     """Return the path of the server's program, and build it if it is nowhere yet.
 
     Raises:
-        ServerError: If Go is missing, or the build fails.
+        BuildError: If Go is missing, or the build fails.
     """
     if environment.get(GIVEN):
         return Path(environment[GIVEN])
-    home = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", "~"), ".cache").expanduser()
-    digest = hashlib.sha256((SOURCES / "go.mod").read_bytes() + (SOURCES / "go.sum").read_bytes())
-    cache = Path(home, "polyreme", f"s3-{digest.hexdigest()[:HASH_CHARACTERS]}")
+    cache = cache_folder(environment, "s3", [(SOURCES / name).read_bytes() for name in ("go.mod", "go.sum")])
     built = cache / "versitygw"
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not built.exists():
-            _build(built, environment)
+    if not built.exists():
+        with locked(cache, busy=f"another build is under way in {cache}: waiting for it"):
+            if not built.exists():
+                _build(built, environment)
     return built
 
 
 def _build(built: Path, environment: Mapping[str, str]) -> None:
     if shutil.which("go", path=environment.get("PATH", "")) is None:
-        raise ServerError(f"no Go on PATH to build an S3 server: install Go, or name a versitygw by {GIVEN}")
-    print(f"building an S3 server into {built.parent}, once: about {USUAL_S} s", file=sys.stderr, flush=True)
+        raise BuildError(f"no Go on PATH to build an S3 server: install Go, or name a versitygw by {GIVEN}")
+    say(f"building an S3 server into {built.parent}, once: about {USUAL_S} s")
     temporary = built.with_suffix(".partial")
     command = ["go", "build", "-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", "-s -w"]
     variables = {**environment, "CGO_ENABLED": "0", "GOWORK": "off"}
@@ -73,63 +129,5 @@ def _build(built: Path, environment: Mapping[str, str]) -> None:
         [*command, "-o", str(temporary), PACKAGE], cwd=SOURCES, env=variables, stdout=sys.stderr, check=False
     )
     if done.returncode != 0:
-        raise ServerError(f"go build of {PACKAGE} exited with {done.returncode}; it said why above")
+        raise BuildError(f"go build of {PACKAGE} exited with {done.returncode}; it said why above")
     temporary.replace(built)
-
-
-@contextlib.contextmanager
-def serve(folder: Path, *, buckets: tuple[str, ...]) -> Iterator[BucketServer]:
-    """Run a server with some buckets until the block ends.
-
-    Raises:
-        ServerError: If it can't be had, or does not get ready.
-    """
-    for bucket in buckets:
-        (folder / bucket).mkdir(parents=True)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    credentials = {"ROOT_ACCESS_KEY": "tester", "ROOT_SECRET_KEY": "of-no-worth"}
-    log = folder.parent / "s3.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [program(os.environ), "--port", f"127.0.0.1:{port}", "posix", "--sidecar", _sidecar(folder), folder],
-            env={**os.environ, **credentials},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        _wait(port, process, log)
-        yield BucketServer(
-            environment={
-                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-                "AWS_REGION": "us-east-1",
-                "AWS_ACCESS_KEY_ID": credentials["ROOT_ACCESS_KEY"],
-                "AWS_SECRET_ACCESS_KEY": credentials["ROOT_SECRET_KEY"],
-            },
-            folder=folder,
-        )
-    finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S_MAX)
-        process.kill()
-        process.wait()
-
-
-def _sidecar(folder: Path) -> Path:
-    """Where the server keeps what it knows of objects; beside them, for file systems without extended attributes."""
-    sidecar = folder.parent / "s3-sidecar"
-    sidecar.mkdir(exist_ok=True)
-    return sidecar
-
-
-def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    limit_s = time.monotonic() + READY_S_MAX
-    while time.monotonic() < limit_s and process.poll() is None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1.0)
-        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-            connection.request("GET", "/")
-            connection.getresponse()
-            return
-        time.sleep(POLL_S)
-    raise ServerError(f"the S3 server is not ready after {READY_S_MAX} s, see {log}")

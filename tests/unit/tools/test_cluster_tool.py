@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from polyreme_system.files import read_json, write_json
-from tools.cluster.binaries import PROGRAMS, BuildError, cache_folder, missing_programs, programs
+from tools.build_cache import BuildError
+from tools.cluster.binaries import PROGRAMS, cache_folder, missing_programs, programs
 from tools.cluster.cluster import down, named_cluster, up
 from tools.cluster.servers import STATE_NAME, ServerError, Servers, free_ports
 

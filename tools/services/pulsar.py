@@ -1,0 +1,157 @@
+"""A standalone Pulsar (broker, bookie and metadata in one JVM) from the jars that Maven fetches, once per user."""
+
+import http
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+from tools.build_cache import BuildError, cache_folder, locked, say
+from tools.cluster.servers import Server, Servers, free_ports, http_status
+
+POM = Path(__file__).parent / "maven/pom.xml"
+LOGGING = Path(__file__).parent / "log4j2.properties"
+GIVEN = "PULSAR_JARS"
+"""Variable that names a folder of jars instead."""
+USUAL_S = 25
+PROGRESS_FILES = 100
+READY_S_MAX = 120.0
+HEALTH_S_MAX = 10.0
+PARTITIONS = 4
+LOG_LINES_SHOWN = 15
+CONFIGURATION = {
+    "clusterName": "standalone",
+    "bindAddress": "127.0.0.1",
+    "advertisedAddress": "127.0.0.1",
+    "managedLedgerDefaultEnsembleSize": 1,
+    "managedLedgerDefaultWriteQuorum": 1,
+    "managedLedgerDefaultAckQuorum": 1,
+    "systemTopicEnabled": "true",
+    "topicLevelPoliciesEnabled": "true",
+    "loadBalancerEnabled": "false",
+    "brokerDeleteInactiveTopicsEnabled": "false",
+    "allowAutoTopicCreation": "true",
+    "allowAutoTopicCreationType": "partitioned",
+    "defaultNumPartitions": PARTITIONS,
+}
+# Java 17 closes what Netty, RocksDB and the metrics read.
+OPENED = (
+    "java.base/java.nio",
+    "java.base/java.util.zip",
+    "java.base/jdk.internal.misc",
+    "java.base/jdk.internal.platform",
+    "java.base/sun.net",
+    "java.management/sun.management",
+    "jdk.management/com.sun.management.internal",
+)
+
+
+class Pulsar:
+    """One server; started again in the same folder, it has the same ports and the messages that it had.
+
+    Args:
+        folder: Folder of the services.
+        servers: Those of that folder.
+    """
+
+    def __init__(self, folder: Path, servers: Servers) -> None:
+        self._folder, self._servers = folder / "pulsar", servers
+        self._ports = free_ports(3)
+        self._server: Server | None = None
+
+    def start(self) -> None:
+        """Start it."""
+        jars = jars_folder(os.environ)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        broker, web, bookie = self._ports
+        settings = {**CONFIGURATION, "brokerServicePort": broker, "webServicePort": web}
+        configuration = self._folder / "standalone.conf"
+        configuration.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        self._server = self._servers.start(
+            "pulsar",
+            [
+                _java(),
+                "-Xmx768m",
+                "-XX:MaxDirectMemorySize=512m",
+                *(f"--add-opens={package}=ALL-UNNAMED" for package in OPENED),
+                f"-Dlog4j2.configurationFile={LOGGING}",
+                "-cp",
+                f"{jars}/*",
+                "org.apache.pulsar.PulsarStandaloneStarter",
+                f"--config={configuration}",
+                f"--metadata-dir={self._folder / 'metadata'}",
+                f"--bookkeeper-dir={self._folder / 'bookkeeper'}",
+                f"--bookkeeper-port={bookie}",
+                "--no-functions-worker",
+                "--no-stream-storage",
+            ],
+        )
+
+    def wait(self) -> dict[str, str]:
+        """Wait until the broker passes its own health check; return the variables that a client finds it by."""
+        assert self._server is not None
+        self._servers.wait(self._server, self._is_healthy, what="Pulsar's health", timeout_s=READY_S_MAX)
+        return {"POLYREME_TOPICS_URL": f"pulsar://127.0.0.1:{self._ports[0]}"}
+
+    def _is_healthy(self) -> bool:
+        return http_status(self._ports[1], "/admin/v2/brokers/health", timeout_s=HEALTH_S_MAX) == http.HTTPStatus.OK
+
+
+def jars_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder of the server's jars, and fetch them if they are nowhere yet.
+
+    Raises:
+        BuildError: If Maven is missing, or fails.
+    """
+    if given := environment.get(GIVEN):
+        return Path(given)
+    cache = cache_folder(environment, "pulsar", [POM.read_bytes()])
+    jars = cache / "jars"
+    if not jars.exists():
+        with locked(cache, busy=f"another build is under way in {cache}: waiting for it"):
+            if not jars.exists():
+                _fetch(jars, environment)
+    return jars
+
+
+def _fetch(jars: Path, environment: Mapping[str, str]) -> None:
+    maven = shutil.which("mvn", path=environment.get("PATH", ""))
+    if maven is None:
+        raise BuildError(f"no mvn on PATH to fetch Pulsar: install Maven, or name a folder of its jars by {GIVEN}")
+    say(f"fetching Pulsar into {jars.parent}, once: about {USUAL_S} s, 235 MB")
+    started_s, partial = time.monotonic(), jars.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    command = [maven, "--batch-mode", "--strict-checksums", f"--file={POM}", "dependency:copy-dependencies"]
+    process = subprocess.Popen(
+        [*command, "-DincludeScope=runtime", f"-DoutputDirectory={partial}"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines, files = deque[str](maxlen=LOG_LINES_SHOWN), 0
+    with process:
+        for line in process.stdout or ():
+            lines.append(line)
+            files += "Downloaded" in line
+            if files % PROGRESS_FILES == 0 and "Downloaded" in line:
+                say(f"fetched {files} files")
+    if process.returncode != 0:
+        raise BuildError(f"mvn exited with {process.returncode}; it ended with\n{''.join(lines)}")
+    partial.rename(jars)
+    say(f"fetched {len(list(jars.iterdir()))} jars in {time.monotonic() - started_s:.0f} s")
+
+
+def _java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin" if home else None)
+    if java is None:
+        raise BuildError("no java on PATH to run Pulsar: install a Java runtime, version 17 or newer")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    if (version := re.search(r'version "(\d+)', said)) is None or int(version[1]) < 17:
+        raise BuildError(f"{java} is {said.partition(chr(10))[0]}: Pulsar needs Java 17 or newer")
+    return java

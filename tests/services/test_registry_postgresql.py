@@ -9,12 +9,13 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from tests.contract.datahub.registry_contract import RegistryContract
+from tests.contract.datahub.work_contract import WorkContract
 
 pytestmark = pytest.mark.services
 _numbers = itertools.count()
 
 
-class TestPostgresql(RegistryContract):
+class TestPostgresql(RegistryContract, WorkContract):
     @pytest.fixture
     def url(self, postgresql_server: str) -> str:
         host = parse_qs(urlsplit(postgresql_server).query)["host"][0]

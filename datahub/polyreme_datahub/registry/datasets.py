@@ -127,7 +127,14 @@ def remove_versions(database: Database, name: str, number: int | None) -> list[i
     def work(connection: Connection) -> list[int]:
         rows = connection.execute(select(table.c.id, table.c.number).where(chosen)).all()
         for row in rows:
-            for made in (schema.samples, schema.dead_letters, schema.indexes, schema.statistics):
+            for made in (
+                schema.samples,
+                schema.dead_letters,
+                schema.drops,
+                schema.indexes,
+                schema.statistics,
+                schema.work,
+            ):
                 connection.execute(delete(made).where(made.c.version_id == row.id))
             for sent in (schema.messages, schema.tries):
                 # A message's key is pipeline/topic/version/first record: another version must not meet it as done.

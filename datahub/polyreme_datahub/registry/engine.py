@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ ROWS_MAX = 500
 """Most values in one IN list."""
 
 _Result = TypeVar("_Result")
+_Item = TypeVar("_Item")
 
 
 class Database:
@@ -115,6 +116,13 @@ def insert_new(connection: Connection, table: Table, rows: Sequence[dict[str, An
         connection.execute(postgresql.insert(table).on_conflict_do_nothing(), ordered)
     else:
         connection.execute(sqlite.insert(table).on_conflict_do_nothing(), ordered)
+
+
+def pages(items: Collection[_Item]) -> Iterator[list[_Item]]:
+    """Cut items into lists of at most ``ROWS_MAX``."""
+    ordered = list(items)
+    for start in range(0, len(ordered), ROWS_MAX):
+        yield ordered[start : start + ROWS_MAX]
 
 
 def _sqlite(url: URL) -> Engine:

@@ -12,7 +12,7 @@ from polyreme_datahub.errors import DatahubError
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0001"
+HEAD = "0002"
 _LOCK = 0x706F6C79
 """Key of the advisory lock under which PostgreSQL migrates; SQLite's write lock does it there."""
 

@@ -12,7 +12,7 @@ from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.registry import schema
 from polyreme_datahub.registry.engine import ROWS_MAX, Database, insert_new
-from polyreme_datahub.registry.work import IndexRow, StageCount
+from polyreme_datahub.registry.rows import IndexRow, StageCount
 
 INDEXES_MAX = 100
 
@@ -91,7 +91,7 @@ def statistics_of(database: Database, version_id: int) -> dict[str, StageCount]:
     table = schema.statistics
     return database.read(
         lambda connection: {
-            row.stage: StageCount(stage=row.stage, hits=row.hits, misses=row.misses, dead=row.dead)
+            row.stage: StageCount(stage=row.stage, hits=row.hits, misses=row.misses, dead=row.dead, dropped=row.dropped)
             for row in connection.execute(select(table).where(table.c.version_id == version_id))
         }
     )
@@ -129,7 +129,7 @@ def _double(row: Row[Any], version_id: int, now_s: float) -> dict[str, Any]:
     return {
         "version_id": version_id,
         "key": digest_value(["double", version_id, row.ordinal]),
-        "stage": "ingest",
+        "operation": "ingest",
         "ordinal": row.ordinal,
         "sample_id": row.sample_id,
         "rule": "id",

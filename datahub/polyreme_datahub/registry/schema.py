@@ -1,5 +1,7 @@
 """The registry's tables, the same on SQLite and PostgreSQL. Migrations create them; a test holds both equal.
 
+On PostgreSQL ``samples`` is hash-partitioned by the migrations: one logical table.
+
 No time stands here that a decision reads: ``*_s`` columns are seconds since the Unix epoch, for people and for due
 times.
 """
@@ -61,25 +63,51 @@ artifacts = Table(
     Column("blob", DIGEST, nullable=False),
     Column("start", BigInteger, nullable=False),
     Column("length", BigInteger, nullable=False),
+    Index(None, "blob"),
 )
 """Where bytes lie: the blob that holds them and their place in it."""
+
+blobs = Table(
+    "blobs",
+    metadata,
+    Column("digest", DIGEST, primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("state", SmallInteger, nullable=False),
+    Column("condemned_s", Float(53), nullable=False),
+    Index(None, "state", "condemned_s"),
+)
+"""Stored blobs for garbage collection. Condemning a blob and reusing it lock its row; without a row it is live."""
 
 actions = Table(
     "actions",
     metadata,
     Column("key", DIGEST, primary_key=True),
-    Column("operation", String(63), nullable=False),
-    Column("input", DIGEST, nullable=False),
+    Column("operation", NAME, nullable=False),
     Column("output", DIGEST, nullable=False),
+    Column("value", Text),
+    Index(None, "output"),
 )
-"""What was made of what: key = digest of (operation, version, parameters, input); the first commit wins."""
+"""What was made of what: key = digest of (operation, version, parameters, inputs); the first commit wins.
+
+``value`` is the output itself where it is a small JSON value; such an output needs no artifact.
+"""
+
+action_inputs = Table(
+    "action_inputs",
+    metadata,
+    Column("action", DIGEST, primary_key=True),
+    Column("position", SmallInteger, primary_key=True, autoincrement=False),
+    Column("digest", DIGEST, nullable=False),
+    Index(None, "digest"),
+)
+"""Digests that an action read, in order: the lineage."""
 
 dead_letters = Table(
     "dead_letters",
     metadata,
     Column("version_id", Integer, ForeignKey("versions.id"), primary_key=True),
     Column("key", DIGEST, primary_key=True),
-    Column("stage", String(63), nullable=False),
+    Column("operation", NAME, nullable=False),
     Column("ordinal", BigInteger, nullable=False),
     Column("sample_id", String(1024), nullable=False),
     Column("rule", String(253), nullable=False),
@@ -88,6 +116,74 @@ dead_letters = Table(
     Index(None, "version_id", "ordinal"),
 )
 """Records that broke a rule, by the key of the action that failed."""
+
+drops = Table(
+    "drops",
+    metadata,
+    Column("version_id", Integer, ForeignKey("versions.id"), primary_key=True),
+    Column("key", DIGEST, primary_key=True),
+    Column("operation", NAME, nullable=False),
+    Column("ordinal", BigInteger, nullable=False),
+    Column("sample_id", String(1024), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("created_s", Float(53), nullable=False),
+    Index(None, "version_id", "ordinal"),
+)
+"""Samples that a filter or a barrier dropped on purpose, by the key of its action: no error."""
+
+flows = Table(
+    "flows",
+    metadata,
+    Column("id", DIGEST, primary_key=True),
+    Column("body", Text, nullable=False),
+    Column("created_s", Float(53), nullable=False),
+)
+"""What a worker must know of a flow, as JSON: a topic carries only keys of work items."""
+
+work = Table(
+    "work",
+    metadata,
+    Column("key", String(512), primary_key=True),
+    Column("flow", DIGEST, nullable=False),
+    Column("stage", NAME, nullable=False),
+    Column("version_id", Integer, nullable=False),
+    Column("first", BigInteger, nullable=False),
+    Column("count", BigInteger, nullable=False),
+    Column("state", SmallInteger, nullable=False),
+    Column("owner", NAME, nullable=False),
+    Column("lease_until_s", Float(53), nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("due_s", Float(53), nullable=False),
+    Column("error", Text, nullable=False),
+    Column("published_s", Float(53), nullable=False),
+    Column("ended_s", Float(53), nullable=False),
+    Index(None, "state", "stage", "flow", "first"),
+    Index(None, "flow", "stage", "state"),
+    Index(None, "state", "published_s"),
+    Index(None, "version_id", "first"),
+)
+"""Work items. An item is open until the transaction that commits its results ends it; leases only save work."""
+
+tags = Table(
+    "tags",
+    metadata,
+    Column("name", NAME, primary_key=True),
+    Column("tag", String(63), primary_key=True),
+    Column("version_id", Integer, ForeignKey("versions.id"), nullable=False),
+    Column("moved_s", Float(53), nullable=False),
+    Index(None, "version_id"),
+)
+"""Names of versions that can be moved: ``name@tag``."""
+
+pins = Table(
+    "pins",
+    metadata,
+    Column("holder", NAME, primary_key=True),
+    Column("version_id", Integer, ForeignKey("versions.id"), primary_key=True),
+    Column("created_s", Float(53), nullable=False),
+    Index(None, "version_id"),
+)
+"""Versions that a job or a checkpoint needs: neither removal nor garbage collection touches them."""
 
 messages = Table(
     "messages",
@@ -99,7 +195,7 @@ messages = Table(
     Column("done", SmallInteger, nullable=False),
     Index(None, "pipeline", "done"),
 )
-"""The outbox: a message is due until the transaction that commits its results sets ``done``."""
+"""The outbox of the first runner: a message is due until the transaction that commits its results sets ``done``."""
 
 tries = Table(
     "tries",
@@ -138,9 +234,10 @@ statistics = Table(
     "statistics",
     metadata,
     Column("version_id", Integer, ForeignKey("versions.id"), primary_key=True),
-    Column("stage", String(63), primary_key=True),
+    Column("stage", NAME, primary_key=True),
     Column("hits", BigInteger, nullable=False),
     Column("misses", BigInteger, nullable=False),
     Column("dead", BigInteger, nullable=False),
+    Column("dropped", BigInteger, nullable=False, server_default="0"),
 )
 """How often each stage found its result, and how often it computed it."""

@@ -6,30 +6,28 @@ A worker reads what is known of its chunk, works, and commits everything that fo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from sqlalchemy import Connection, Select, case, func, select, update
 
 from polyreme_datahub.lakehouse import Artifact
 from polyreme_datahub.registry import schema
-from polyreme_datahub.registry.engine import ROWS_MAX, Database, insert_new
+from polyreme_datahub.registry.engine import Database, insert_new, pages
+from polyreme_datahub.registry.results import insert_actions
+from polyreme_datahub.registry.rows import (
+    ERROR_CHARACTERS_MAX,
+    ID_CHARACTERS_MAX,
+    Action,
+    IndexRow,
+    SampleRow,
+    StageCount,
+    columns,
+    storable,
+)
 from polyreme_datahub.topics.types import Message
 
-_Item = TypeVar("_Item")
-ERROR_CHARACTERS_MAX = 2000
-ID_CHARACTERS_MAX = 1024
-"""Of a dead letter: names of files may be longer than any id that is taken."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRow:
-    """An ingested record of a version."""
-
-    ordinal: int
-    sample_id: str
-    record: str
-    """Digest of the record's canonical form."""
+__all__ = ["IndexRow", "SampleRow", "StageCount", "storable"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,37 +51,6 @@ class DeadLetter:
     sample_id: str
     rule: str
     error: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StageCount:
-    """Outcomes of a stage."""
-
-    stage: str
-    hits: int = 0
-    misses: int = 0
-    dead: int = 0
-
-    def __add__(self, other: StageCount) -> StageCount:
-        """Add the outcomes of the same stage."""
-        return StageCount(
-            stage=self.stage,
-            hits=self.hits + other.hits,
-            misses=self.misses + other.misses,
-            dead=self.dead + other.dead,
-        )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class IndexRow:
-    """A finished index."""
-
-    key: str
-    """Digest of (version, image parameters, tokenizer, sequence length)."""
-    version_id: int
-    manifest: str
-    samples: int
-    tokens: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,16 +82,16 @@ def commit(database: Database, message: Message, outcome: Outcome, *, now_s: flo
         connection.execute(schema.tries.delete().where(schema.tries.c.key == message.key))
         if ended.rowcount == 0:
             return False
-        insert_new(connection, schema.artifacts, [_columns(row) for row in outcome.artifacts])
-        insert_new(connection, schema.actions, [_columns(row) for row in outcome.actions])
+        insert_new(connection, schema.artifacts, [columns(row) for row in outcome.artifacts])
+        _insert_actions(connection, outcome.actions)
         if outcome.samples:
-            rows = [{"version_id": outcome.version_id, **_columns(row)} for row in outcome.samples]
+            rows = [{"version_id": outcome.version_id, **columns(row)} for row in outcome.samples]
             insert_new(connection, schema.samples, rows)
         if outcome.dead_letters:
             insert_new(connection, schema.dead_letters, _letter_rows(outcome, now_s))
         insert_new(connection, table, [message_row(child) for child in outcome.children])
         if outcome.index is not None:
-            insert_new(connection, schema.indexes, [{**_columns(outcome.index), "created_s": now_s}])
+            insert_new(connection, schema.indexes, [{**columns(outcome.index), "created_s": now_s}])
         return True
 
     return database.write(work)
@@ -163,7 +130,7 @@ def dues_of(database: Database, keys: Collection[str]) -> dict[str, float]:
 
     def work(connection: Connection) -> dict[str, float]:
         found: dict[str, float] = {}
-        for some in _pages(keys):
+        for some in pages(keys):
             rows = connection.execute(select(table.c.key, table.c.due_s).where(table.c.key.in_(some)))
             found.update((key, due_s) for key, due_s in rows)
         return found
@@ -206,9 +173,9 @@ def count_dead(database: Database, version_id: int) -> dict[str, int]:
     """Count the records of a version that ended at each stage."""
     table = schema.dead_letters
     query = (
-        select(table.c.stage, func.count(table.c.ordinal.distinct()))
+        select(table.c.operation, func.count(table.c.ordinal.distinct()))
         .where(table.c.version_id == version_id)
-        .group_by(table.c.stage)
+        .group_by(table.c.operation)
     )
     return database.read(lambda connection: {stage: int(count) for stage, count in connection.execute(query)})
 
@@ -221,7 +188,7 @@ def _letters(database: Database, query: Select[Any]) -> list[DeadLetter]:
         return [
             DeadLetter(
                 key=row.key,
-                stage=row.stage,
+                stage=row.operation,
                 ordinal=row.ordinal,
                 sample_id=row.sample_id,
                 rule=row.rule,
@@ -239,7 +206,7 @@ def outputs_of(database: Database, keys: Collection[str]) -> dict[str, str]:
 
     def work(connection: Connection) -> dict[str, str]:
         found: dict[str, str] = {}
-        for some in _pages(keys):
+        for some in pages(keys):
             found.update(
                 (key, output)
                 for key, output in connection.execute(select(table.c.key, table.c.output).where(table.c.key.in_(some)))
@@ -255,7 +222,7 @@ def places_of(database: Database, digests: Collection[str]) -> dict[str, Artifac
 
     def work(connection: Connection) -> dict[str, Artifact]:
         found: dict[str, Artifact] = {}
-        for some in _pages(digests):
+        for some in pages(digests):
             rows = connection.execute(
                 select(table.c.digest, table.c.blob, table.c.start, table.c.length).where(table.c.digest.in_(some))
             )
@@ -270,8 +237,8 @@ def put_action(database: Database, action: ActionRow, artifacts: Sequence[Artifa
     """Commit one action; return the output that counts, which is the first committer's."""
 
     def work(connection: Connection) -> str:
-        insert_new(connection, schema.artifacts, [_columns(row) for row in artifacts])
-        insert_new(connection, schema.actions, [_columns(action)])
+        insert_new(connection, schema.artifacts, [columns(row) for row in artifacts])
+        _insert_actions(connection, [action])
         table = schema.actions
         return str(connection.execute(select(table.c.output).where(table.c.key == action.key)).scalar_one())
 
@@ -333,11 +300,6 @@ def count_samples(database: Database, version_id: int) -> int:
     )
 
 
-def storable(text: str) -> str:
-    """Escape what no database takes: half surrogates, and NUL, which PostgreSQL refuses."""
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-
-
 def forget_try(database: Database, key: str) -> None:
     """Drop the tries of what came to its end."""
     database.write(lambda connection: connection.execute(schema.tries.delete().where(schema.tries.c.key == key)))
@@ -345,18 +307,21 @@ def forget_try(database: Database, key: str) -> None:
 
 def message_row(message: Message) -> dict[str, Any]:
     """Return a message as a row that is still due."""
-    return {**_columns(message), "done": 0}
+    return {**columns(message), "done": 0}
 
 
-def _columns(row: ActionRow | Artifact | DeadLetter | IndexRow | Message | SampleRow) -> dict[str, Any]:
-    """Return a flat value as a row (``dataclasses.asdict`` would copy deeply)."""
-    return {name: getattr(row, name) for name in row.__slots__}
+def _insert_actions(connection: Connection, actions: Sequence[ActionRow]) -> None:
+    made = [Action(key=row.key, operation=row.operation, inputs=(row.input,), output=row.output) for row in actions]
+    insert_actions(connection, made)
 
 
 def _letter_rows(outcome: Outcome, now_s: float) -> list[dict[str, Any]]:
     return [
         {
-            **_columns(letter),
+            "key": letter.key,
+            "operation": letter.stage,
+            "ordinal": letter.ordinal,
+            "rule": letter.rule,
             "version_id": outcome.version_id,
             "sample_id": storable(letter.sample_id)[:ID_CHARACTERS_MAX],
             "error": storable(letter.error)[:ERROR_CHARACTERS_MAX],
@@ -364,9 +329,3 @@ def _letter_rows(outcome: Outcome, now_s: float) -> list[dict[str, Any]]:
         }
         for letter in outcome.dead_letters
     ]
-
-
-def _pages(items: Collection[_Item]) -> Iterator[list[_Item]]:
-    ordered = list(items)
-    for start in range(0, len(ordered), ROWS_MAX):
-        yield ordered[start : start + ROWS_MAX]

@@ -47,7 +47,7 @@ def database(tmp_path: Path) -> Database:
         ]
         connection.execute(insert(schema.versions), [{**row, "created_s": 1.0} for row in rows])
         letter = {"version_id": VERSIONS, "sample_id": "s", "rule": "r", "error": "e", "created_s": 1.0}
-        letters = [{**letter, "stage": "ingest", "key": f"{at}", "ordinal": at} for at in range(LETTERS)]
+        letters = [{**letter, "operation": "ingest", "key": f"{at}", "ordinal": at} for at in range(LETTERS)]
         connection.execute(insert(schema.dead_letters), letters)
         index = {"version_id": VERSIONS, "samples": 1, "tokens": 1}
         indexes = [{**index, "key": f"{at}", "manifest": f"m{at}", "created_s": at} for at in range(INDEXES)]

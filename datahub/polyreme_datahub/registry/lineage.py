@@ -1,0 +1,158 @@
+"""Walks over what was made of what: from a version's samples to their outputs, and from an output to raw objects."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from sqlalchemy import Connection, select
+
+from polyreme_datahub.digests import action_key
+from polyreme_datahub.registry import schema
+from polyreme_datahub.registry.engine import ROWS_MAX, Database, pages
+from polyreme_datahub.registry.results import outputs_of
+from polyreme_datahub.registry.rows import Output, SampleRow
+
+RECORD = "record"
+"""Name of the raw record among the inputs of a step."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepKeys:
+    """What the keys of a step's actions are made from."""
+
+    name: str
+    prefix: str
+    """``action_prefix`` of its operation and parameters."""
+    inputs: tuple[str, ...]
+    """Names of steps before it, or ``record``."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OutputRow:
+    """A sample of a version with the output of one step."""
+
+    sample: SampleRow
+    digest: str
+    value: str | None
+    """The output itself if it is stored in the row."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """One way in which a digest came to be."""
+
+    depth: int
+    """0 for the digest that was asked for."""
+    output: str
+    action: str
+    operation: str
+    inputs: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """Where an output comes from, nearest first."""
+
+    made: Sequence[Made]
+    raw: Sequence[str]
+    """Digests that no action made: raw objects."""
+    complete: bool
+    """False if the walk ended at its maximum."""
+
+
+def iterate_outputs(
+    database: Database, version_id: int, steps: Sequence[StepKeys], step: str, *, first: int = 0
+) -> Iterator[OutputRow]:
+    """Yield the output of a step for each sample that has one, by ordinal, in bounded pages.
+
+    Samples that ended before the step, or wait for it, are left out. Rows do not name the sample of an action, so the
+    keys are derived from the record on: one query a step and page.
+
+    Args:
+        database: The registry.
+        version_id: The version.
+        steps: The steps up to ``step``, each after its inputs.
+        step: The step whose outputs are wanted.
+        first: The first ordinal.
+    """
+    after = first - 1
+    while page := _page_after(database, version_id, after):
+        known: dict[str, dict[int, Output]] = {RECORD: {row.ordinal: Output(row.record, None) for row in page}}
+        for one in steps:
+            inputs = [known[name] for name in one.inputs]
+            ready = [row.ordinal for row in page if all(row.ordinal in outputs for outputs in inputs)]
+            keys = {at: action_key(one.prefix, ":".join(outputs[at].digest for outputs in inputs)) for at in ready}
+            outputs = outputs_of(database, set(keys.values()))
+            known[one.name] = {at: outputs[key] for at, key in keys.items() if key in outputs}
+            if one.name == step:
+                break
+        for row in page:
+            if (output := known[step].get(row.ordinal)) is not None:
+                yield OutputRow(sample=row, digest=output.digest, value=output.value)
+        after = page[-1].ordinal
+
+
+def lineage_of(database: Database, digest: str, *, count_max: int) -> Lineage:
+    """Walk from an output to the raw objects that it was made from, level by level.
+
+    Args:
+        database: The registry.
+        digest: The output.
+        count_max: Most actions of the answer.
+    """
+
+    def work(connection: Connection) -> Lineage:
+        made: list[Made] = []
+        raw: list[str] = []
+        seen = {digest}
+        level, depth, complete = [digest], 0, True
+        while level and complete:
+            found = _makers(connection, level, depth, count_max - len(made) + 1)
+            complete = len(made) + len(found) <= count_max
+            found = found[: count_max - len(made)]
+            made += found
+            outputs = {one.output for one in found}
+            raw += [one for one in level if one not in outputs] if complete else []
+            level = sorted({one for maker in found for one in maker.inputs} - seen)
+            seen.update(level)
+            depth += 1
+        return Lineage(made=made, raw=raw, complete=complete)
+
+    return database.read(work)
+
+
+def _page_after(database: Database, version_id: int, after: int) -> list[SampleRow]:
+    table = schema.samples.c
+    query = (
+        select(table.ordinal, table.sample_id, table.record)
+        .where(table.version_id == version_id, table.ordinal > after)
+        .order_by(table.ordinal)
+        .limit(ROWS_MAX)
+    )
+
+    def work(connection: Connection) -> list[SampleRow]:
+        rows = connection.execute(query)
+        return [SampleRow(ordinal=ordinal, sample_id=sample_id, record=record) for ordinal, sample_id, record in rows]
+
+    return database.read(work)
+
+
+def _makers(connection: Connection, digests: Sequence[str], depth: int, count_max: int) -> list[Made]:
+    actions, inputs = schema.actions.c, schema.action_inputs.c
+    found: list[tuple[str, str, str]] = []
+    for some in pages(digests):
+        query = select(actions.output, actions.key, actions.operation).where(actions.output.in_(some))
+        rows = connection.execute(query.order_by(actions.output, actions.key).limit(count_max - len(found)))
+        found += [(output, key, operation) for output, key, operation in rows]
+        if len(found) >= count_max:
+            break
+    read: dict[str, list[str]] = {key: [] for _, key, _ in found}
+    for some in pages(list(read)):
+        listed = select(inputs.action, inputs.digest).where(inputs.action.in_(some))
+        for action, digest in connection.execute(listed.order_by(inputs.action, inputs.position)):
+            read[action].append(digest)
+    return [
+        Made(depth=depth, output=output, action=key, operation=operation, inputs=tuple(read[key]))
+        for output, key, operation in found
+    ]

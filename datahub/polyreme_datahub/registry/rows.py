@@ -1,0 +1,146 @@
+"""What the registry holds of a flow's results, as values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from polyreme_datahub.lakehouse import Artifact
+
+VALUE_BYTES_MAX = 2000
+"""Most bytes of an output that is stored in its action's row."""
+INPUTS_MAX = 1000
+"""Most inputs of one action."""
+ERROR_CHARACTERS_MAX = 2000
+ID_CHARACTERS_MAX = 1024
+"""Of a dead letter: names of files may be longer than any id that is accepted."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRow:
+    """An ingested record of a version."""
+
+    ordinal: int
+    sample_id: str
+    record: str
+    """Digest of the record's canonical form."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """What an operation made of its inputs."""
+
+    key: str
+    operation: str
+    inputs: tuple[str, ...]
+    """Digests, in the order of the operation's arguments."""
+    output: str
+    value: str | None = None
+    """The output itself, canonical JSON of at most ``VALUE_BYTES_MAX`` bytes; None if it lies in the lakehouse."""
+
+    def __post_init__(self) -> None:
+        """Refuse what a row can't hold.
+
+        Raises:
+            ValueError: If the inline value or the number of inputs is above its maximum.
+        """
+        if self.value is not None and len(self.value.encode()) > VALUE_BYTES_MAX:
+            raise ValueError(
+                f"action {self.key}: inline value has {len(self.value.encode())} bytes, expected at most "
+                f"{VALUE_BYTES_MAX}; store it in the lakehouse"
+            )
+        if len(self.inputs) > INPUTS_MAX:
+            raise ValueError(f"action {self.key} has {len(self.inputs)} inputs, expected at most {INPUTS_MAX}")
+
+
+class Output(NamedTuple):
+    """Output of an action that is known."""
+
+    digest: str
+    value: str | None
+    """The output itself if it is stored in the row."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """A dead letter: a record that broke a rule."""
+
+    key: str
+    """Digest of the failed action and the ordinal: the same bytes fail the same way, and each record has its letter."""
+    operation: str
+    ordinal: int
+    sample_id: str
+    rule: str
+    error: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """A sample that a filter or a barrier dropped on purpose."""
+
+    key: str
+    """As the key of a dead letter."""
+    operation: str
+    ordinal: int
+    sample_id: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StageCount:
+    """Outcomes of a stage."""
+
+    stage: str
+    hits: int = 0
+    misses: int = 0
+    dead: int = 0
+    dropped: int = 0
+
+    def __add__(self, other: StageCount) -> StageCount:
+        """Add the outcomes of the same stage."""
+        return StageCount(
+            stage=self.stage,
+            hits=self.hits + other.hits,
+            misses=self.misses + other.misses,
+            dead=self.dead + other.dead,
+            dropped=self.dropped + other.dropped,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class IndexRow:
+    """A finished index."""
+
+    key: str
+    """Digest of (version, image parameters, tokenizer, sequence length)."""
+    version_id: int
+    manifest: str
+    samples: int
+    tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Everything that follows from work on one version; committed in one transaction."""
+
+    version_id: int
+    samples: Sequence[SampleRow] = ()
+    artifacts: Sequence[Artifact] = ()
+    actions: Sequence[Action] = ()
+    letters: Sequence[Letter] = ()
+    drops: Sequence[Drop] = ()
+    counts: Sequence[StageCount] = ()
+    indexes: Sequence[IndexRow] = ()
+    removed: Sequence[int] = ()
+    """Ordinals whose samples a barrier removes (a doubled id); their letter or drop says why."""
+
+
+def storable(text: str) -> str:
+    """Escape what no database takes: half surrogates, and NUL, which PostgreSQL refuses."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+def columns(row: Any) -> dict[str, Any]:
+    """Return a flat value as a row (``dataclasses.asdict`` would copy deeply)."""
+    return {name: getattr(row, name) for name in row.__slots__}

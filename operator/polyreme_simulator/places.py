@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyreme_api import labels
+from polyreme_api.times import parse_rfc3339
 from polyreme_local.api_server.record import Change
 from polyreme_operator.port import Manifest
 from polyreme_simulator.anomaly_facts import AnomalyFacts
@@ -54,7 +55,9 @@ class PlaceFacts:
         since_s = self._capacity.known_since_s(world)
         for other, first in self._observed.jobs.items():
             came_first = first["metadata"]["creationTimestamp"] < job["metadata"]["creationTimestamp"]
-            if not came_first or _asked(first) != _asked(job) or self._changed_s[other] > since_s:
+            if not came_first or _asked(first) != _asked(job):
+                continue
+            if max(self._changed_s[other], _retried_s(first, world)) > since_s:
                 continue
             if self._waits_its_turn(other, first):
                 what = f"{job['metadata']['name']} goes before {first['metadata']['name']}, which came first"
@@ -72,6 +75,15 @@ class PlaceFacts:
         lingers = any((pod.get("status") or {}).get("phase") not in ENDED for pod in pods)
         yields = by in self._observed.jobs and not any(self._observed.true(by, kind) for kind in OVER)
         return not (lingers or yields or self._batches.intended(uid, job))
+
+
+def _retried_s(job: Manifest, world: ClusterView) -> float:
+    """Return the time until which a job waits for its retry since its pods were refused: others pass it meanwhile."""
+    status = job.get("status") or {}
+    last = (status.get("restartRecords") or [{}])[-1]
+    if not status.get("retryAt") or last.get("cause") != "CreateRefused":
+        return float("-inf")
+    return world.time_s() + parse_rfc3339(status["retryAt"]) - world.clock.now_s()
 
 
 def _asked(job: Manifest) -> tuple[Any, ...]:

@@ -161,6 +161,25 @@ def test_others_pass_a_job_only_while_its_status_is_refused(scene: Scene, refuse
     assert scene.broken("a job keeps its place") == (not refused)
 
 
+@pytest.mark.parametrize(
+    ("cause", "retry_s", "broken"),
+    [("CreateRefused", 12.0, False), ("CreateRefused", 2.0, True), ("RankExited", 12.0, True)],
+)
+def test_others_pass_a_job_whose_pods_were_refused_only_until_its_retry(
+    scene: Scene, cause: str, retry_s: float, broken: bool
+) -> None:
+    first = scene.job("first")
+    scene.wait(2.0)
+    twin = scene.job("twin")
+    scene.world.add_node("n0", 1)
+    retry = rfc3339(scene.world.clock.now_s() + retry_s)
+    records = [{"attempt": 1, "cause": cause, "at": scene.now()}]
+    scene.say(first, retryAt=retry, restartRecords=records, conditions={"Admitted": f"!{cause}"})
+    scene.wait(10.0)
+    scene.admit(twin, "n0")
+    assert scene.broken("a job keeps its place") == broken
+
+
 @pytest.mark.parametrize("desired", ["Run", "Stop"])
 def test_a_job_waits_for_another_to_stop_only_if_that_was_asked_to(scene: Scene, desired: str) -> None:
     holder, waiting = scene.job("holder"), scene.job("waiting")

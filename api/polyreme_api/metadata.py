@@ -15,7 +15,7 @@ DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 
 class AnyMeta(BaseModel):
-    """What every object has besides its name."""
+    """What every object has in addition to its name."""
 
     model_config = ConfigDict(frozen=True, extra="allow", alias_generator=to_camel, populate_by_name=True)
 

@@ -126,7 +126,7 @@ def _simulated(pricer: Pricer, fitting: Sequence[Estimate]) -> list[Estimate]:
 
 
 def _one_of_each(ordered: Sequence[Estimate], best: Estimate) -> list[Estimate]:
-    """Keep the best of each layout and schedule: a list that only differs in microbatches helps nobody."""
+    """Keep the best of each layout and schedule: entries that differ only in microbatches are no alternatives."""
     first: dict[tuple[Layout, Schedule | None], Estimate] = {}
     for of in (best, *ordered):
         first.setdefault((of.candidate.layout, of.candidate.schedule), of)

@@ -193,7 +193,7 @@ def _state_bytes(setting: Setting, layout: Layout, held: _Held) -> tuple[float, 
         return _row_bytes(setting, layout, held)
     numerics = setting.numerics
     copies = (layout.dp * layout.cp, layout.edp) if numerics.sharded_optimizer else (1, 1)
-    # Besides the gradients of all that a rank holds, there are the sums of its shares.
+    # A rank keeps gradients of everything that it holds, and the reduced sums of its own shares.
     shares = sum(part / ranks for part, ranks in zip((held.common, held.routed), copies, strict=True) if ranks > 1)
     return (
         numerics.weight_bytes * (held.common + held.routed),

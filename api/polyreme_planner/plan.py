@@ -320,7 +320,7 @@ def _automatic(spec: TrainingJobSpec, setting: Setting, longest: Packs, *, repli
     """Search; ranks that do not divide the packs must be worth having.
 
     They can still be used, by cutting layers or packs. But if fewer workers, each with packs of its own, would be as
-    fast, the rest would wait, and the user is told so.
+    fast, the others would idle, so the job is refused with the counts that fit.
     """
     packs, devices = longest.per_step, spec.workers.devices
     world = replicas * devices

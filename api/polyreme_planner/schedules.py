@@ -174,7 +174,7 @@ def _zbv(rank: int, ranks: int, microbatches: int) -> Iterator[Slot]:
 
 
 _OLDEST = -1
-"""Stands for the stage whose weight gradient has been pending for longest."""
+"""Marker for the stage whose weight gradient has been pending longest."""
 
 
 def _dual_pipe_v(rank: int, ranks: int, microbatches: int) -> Iterator[Slot]:

@@ -28,7 +28,7 @@ BACKWARD_SHARE = 2 / 3
 """Of a pass: a backward makes two products for each of the forward's."""
 TP_MAX, CP_MAX, PP_MAX = 16, 64, 64
 CHUNKS = (3, 4, 8)
-"""Stages of a rank that interleaved schedules are searched with, besides two: more shrink the bubble and send more."""
+"""Stages per rank that are tried for interleaved schedules, after two: more shrink the bubble but send more."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ LEASE = ObjectRef(kind="Lease", namespace=NAMESPACE, name=LEASE_NAME)
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnCluster]:
-    """A cluster that is nobody else's."""
+    """A cluster that no other test uses."""
     with own_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
 

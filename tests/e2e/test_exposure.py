@@ -49,7 +49,7 @@ def test_a_run_listens_on_loopback_alone_shows_no_secret_and_needs_less_than_fou
     holding = [path for path in files if holds(path, forms)]
     assert {path.name for path in holding} <= {"secret", "token", "cluster.journal"}
     assert not [path for path in holding if readable_by_others(path)]
-    # The token of the run by which leftovers are told from strangers is no key, but nobody else's business either.
+    # The run's token, which identifies leftovers, is no key, but no other user should read it.
     assert re.search(r"\"token\": \"\w{32}\"", serving.run.identity_file.read_text())
     assert not readable_by_others(serving.run.identity_file)
 

@@ -39,7 +39,7 @@ def test_a_fresh_run_keeps_the_old_one_beside_it_and_none_is_served_twice(home: 
     with first.held(attempt=1, steps=1):
         for arguments in ([], ["--fresh"]):
             refused = home.call("run", str(job), *arguments)
-            assert refused.code == REFUSED, "a run that is being served is nobody else's, fresh or not"
+            assert refused.code == REFUSED, "a run has one serving process, also with --fresh"
             assert str(first.process.pid) in refused.said
         first.kill_all()
 

@@ -26,10 +26,10 @@ class Pipe:
 
     @property
     def request(self) -> dict[str, Any]:
-        """What a gang is asked for besides its layout; a data-parallel rank has a pack a microbatch."""
+        """What a gang is asked for in addition to its layout; a data-parallel rank has one pack per microbatch."""
         pipeline = {"schedule": self.schedule, "layers": self.layers, "microbatches": self.microbatches}
-        anew = "selective" if self.schedule in V_SHAPED else "full"
-        return {"pipeline": pipeline, "decoder": {"layers": LAYERS}, "packs": self.packs, "recompute": anew}
+        recompute = "selective" if self.schedule in V_SHAPED else "full"
+        return {"pipeline": pipeline, "decoder": {"layers": LAYERS}, "packs": self.packs, "recompute": recompute}
 
     @property
     def packs(self) -> int:

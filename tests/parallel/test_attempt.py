@@ -1,4 +1,4 @@
-"""One attempt besides its steps: save on request, answer held-out questions, export, and stop on a bad loss."""
+"""One attempt, except its steps: save on request, answer held-out questions, export, and stop on a bad loss."""
 
 from __future__ import annotations
 

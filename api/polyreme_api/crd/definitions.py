@@ -22,7 +22,7 @@ MUTABLE = frozenset({"suspend", "workers.replicas", "data.onDamage"})
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """What a kind's definition says besides its schema."""
+    """What a kind's definition holds in addition to its schema."""
 
     model: type[BaseModel]
     plural: str

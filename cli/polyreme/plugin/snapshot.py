@@ -118,7 +118,7 @@ def _readable(parse: Callable[[Manifest], _View], found: Mapping[str, Iterable[M
     for item in found.get(kind, ()):
         try:
             views.append(parse(item))
-        except Exception as error:  # noqa: BLE001 - no object that somebody stored may stop a command
+        except Exception as error:  # noqa: BLE001 - no stored object may stop a command
             name = item["metadata"].get("name", "")
             _log.warning("%s %s can't be read and is left out: %s", kind, name, str(error).partition("\n")[0])
     return views

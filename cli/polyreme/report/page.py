@@ -286,11 +286,11 @@ def _plan(data: ReportData) -> str:
     environment = [(safe(name), safe(value)) for name, value in data.environment.items()]
     if plan is None:
         return "<h2>Environment</h2>" + _table(("", ""), environment) if environment else ""
-    anew = f" Recomputed in the backward pass: {plan.recompute_label.lower()}." if plan.recompute_label else ""
+    recomputed = f" Recomputed in the backward pass: {plan.recompute_label.lower()}." if plan.recompute_label else ""
     words = (
         f"<p>{_code(plan.shape.name)} on {plan.layout.world} ranks: {plan.replicas} workers with {plan.devices} "
         f"devices each, layout {_code(str(plan.layout))}, {plan.packs_per_step} packs of {plan.pack_tokens:,} tokens a "
-        f"step.{anew} Plan {_code(plan.hash)}.</p>"
+        f"step.{recomputed} Plan {_code(plan.hash)}.</p>"
     )
     volumes = [
         (safe(volume.axis), f"{volume.ranks:,}", size(volume.bytes_per_rank), f"{volume.messages:,}")

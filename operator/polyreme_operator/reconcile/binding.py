@@ -1,10 +1,10 @@
 """Binding of worker pods to the nodes that placement chose, in one of three modes.
 
-``NodeName`` skips every scheduler, for a cluster that nobody else uses (``polyreme run``). ``NodeAffinity`` lets
-kube-scheduler bind, held to one node: safe where others schedule too, since one scheduler counts all pods.
-``GangBinder`` has the operator bind by itself, only onto nodes that bear the taint of its own, where nobody else's pods
-come; it does none of a scheduler's other work, so pods that need volumes bound, devices claimed, ports of their host or
-other pods looked at are refused. A job that has a worker elsewhere is bound by affinity, all of it.
+``NodeName`` skips every scheduler, for a cluster that only polyreme uses (``polyreme run``). ``NodeAffinity`` lets
+kube-scheduler bind each pod to its one node: safe where others schedule too, since one scheduler counts all pods.
+With ``GangBinder`` the operator binds by itself, only to nodes with its own taint, where no other pods run. It does
+none of a scheduler's other work, so it refuses pods that need volumes bound, devices claimed, host ports or rules for
+other pods. A job with a worker on a node without the taint is bound entirely by node affinity.
 """
 
 from __future__ import annotations

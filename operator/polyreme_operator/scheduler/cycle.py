@@ -27,7 +27,7 @@ from polyreme_operator.types.views import JobView, PodView
 from polyreme_planner.plan import Plan
 
 LEAVES_WITHIN_S = 60.0
-"""How long after its grace period a pod may take to end. After that it counts as stuck, and nobody waits for it."""
+"""How long after its grace period a pod may take to end. After that it counts as stuck, and no job waits for it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

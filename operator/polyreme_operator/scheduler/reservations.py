@@ -26,7 +26,7 @@ def unused(jobs: Mapping[str, JobView], by: JobView, victims: Collection[str]) -
     """Return the victims that were preempted since the preemptor last started: a reservation is for one start only.
 
     A preemptor that lost its place again waits in the normal order. Times are whole seconds; within one second the
-    start counts as earlier, since a running job preempts nobody.
+    start counts as earlier, since a running job preempts no other.
     """
     began_s = parse_time_or(None if by.attempt is None else by.attempt.started_at, 0.0)
     asked = ((uid, jobs[uid].status.preemption) for uid in sorted(victims))

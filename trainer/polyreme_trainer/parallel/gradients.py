@@ -136,7 +136,7 @@ def _write_piggybacked(piggybacked: Tensor, local: LocalStep, sliced_square: Ten
 
 
 def _read_piggybacked(piggybacked: Tensor, local: LocalStep) -> GlobalStep:
-    # One copy to the host for all of them; on an accelerator, besides the dispatch, this is the step's only wait.
+    # One copy to the host for all of them; on an accelerator this and the dispatch are the step's only waits.
     loss_sum, sliced, high, low, stop, save, dense, _ = piggybacked[:_SCALARS].tolist()
     square = dense + sliced
     unmasked = int(high) * _COUNT_BASE + int(low)

@@ -141,7 +141,7 @@ class EvaluationSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """All that ``train_rank`` needs besides data and sink."""
+    """All that ``train_rank`` needs except data and sink."""
 
     rank: RankSettings
     layout: Layout

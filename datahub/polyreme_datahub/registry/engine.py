@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
@@ -104,18 +103,6 @@ def open_database(url: str) -> Database:
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
     """Tell whether SQLite says that the file is damaged, or no database."""
     return getattr(error, "sqlite_errorcode", None) in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}
-
-
-def insert_new(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert rows; one whose key is there already changes nothing (the first commit wins)."""
-    if not rows:
-        return
-    keys = [column.name for column in table.primary_key.columns if column.name in rows[0]]
-    ordered = sorted(rows, key=lambda row: tuple(row[key] for key in keys)) if keys else list(rows)
-    if connection.dialect.name == "postgresql":
-        connection.execute(postgresql.insert(table).on_conflict_do_nothing(), ordered)
-    else:
-        connection.execute(sqlite.insert(table).on_conflict_do_nothing(), ordered)
 
 
 def pages(items: Collection[_Item]) -> Iterator[list[_Item]]:

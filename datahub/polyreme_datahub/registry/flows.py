@@ -10,7 +10,8 @@ from sqlalchemy import select
 
 from polyreme_datahub.digests import canonical_json
 from polyreme_datahub.registry import schema
-from polyreme_datahub.registry.engine import Database, insert_new
+from polyreme_datahub.registry.bulk import insert_new
+from polyreme_datahub.registry.engine import Database
 
 
 def add_flow(database: Database, flow: str, body: Mapping[str, Any], *, now_s: float) -> None:

@@ -11,7 +11,8 @@ from sqlalchemy import Connection, Row, delete, func, select
 from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.registry import schema
-from polyreme_datahub.registry.engine import ROWS_MAX, Database, insert_new
+from polyreme_datahub.registry.bulk import insert_new
+from polyreme_datahub.registry.engine import ROWS_MAX, Database
 from polyreme_datahub.registry.rows import IndexRow, StageCount
 
 INDEXES_MAX = 100

@@ -13,7 +13,8 @@ from sqlalchemy import Connection, Select, case, func, select, update
 
 from polyreme_datahub.lakehouse import Artifact
 from polyreme_datahub.registry import schema
-from polyreme_datahub.registry.engine import Database, insert_new, pages
+from polyreme_datahub.registry.bulk import insert_new
+from polyreme_datahub.registry.engine import Database, pages
 from polyreme_datahub.registry.results import insert_actions
 from polyreme_datahub.registry.rows import (
     ERROR_CHARACTERS_MAX,

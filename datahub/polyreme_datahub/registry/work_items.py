@@ -13,7 +13,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, case, delete, func, or_, select, update
 
 from polyreme_datahub.registry import schema
-from polyreme_datahub.registry.engine import Database, insert_new, pages
+from polyreme_datahub.registry.bulk import insert_new
+from polyreme_datahub.registry.engine import Database, pages
 from polyreme_datahub.registry.rows import ERROR_CHARACTERS_MAX, columns, storable
 
 OPEN, DONE = 0, 1

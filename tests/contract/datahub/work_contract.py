@@ -13,10 +13,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, text
 
 from polyreme_datahub.digests import action_key, digest_value
 from polyreme_datahub.lakehouse import Artifact
-from polyreme_datahub.registry import datasets, flows, lineage, results, work_items
+from polyreme_datahub.registry import bulk, datasets, flows, lineage, results, schema, work_items
 from polyreme_datahub.registry.engine import Database, open_database
 from polyreme_datahub.registry.lineage import StepKeys
 from polyreme_datahub.registry.rows import Action, Drop, Letter, Output, Results, SampleRow, StageCount
@@ -244,11 +245,43 @@ class WorkContract:
         assert (walked.raw, walked.complete) == ([rows[0].sample.record], True)
         assert not lineage.lineage_of(opened, rows[0].digest, count_max=1).complete
 
+    def test_many_rows_are_written_as_few_are_with_any_text(self, opened: Database) -> None:
+        texts = ["tab\t", "line\n", "return\r", "back\\slash", "\\N", "\\.", "", "\u00e9\u4e2d\U0001f600", "\"q,'"]
+        rows = [
+            {"key": f"{at:05d}", "operation": "o", "output": f"out{at}", "value": text if at % 2 else None}
+            for at, text in enumerate(texts * 100)
+        ]
+        halves = [rows[:: len(rows) // 10], rows, [{**row, "output": "late"} for row in rows]]
+        for some in halves:
+            opened.write(partial(bulk.insert_new, table=schema.actions, rows=some))
+        found = results.outputs_of(opened, [str(row["key"]) for row in rows])
+        assert found == {row["key"]: Output(str(row["output"]), row["value"]) for row in rows}
+
+    def test_lookups_by_output_and_by_blob_use_an_index(self, opened: Database) -> None:
+        places = [Artifact(digest=digest_value(at), blob=digest_value([at]), start=0, length=1) for at in range(3000)]
+        actions = [Action(key=one.blob, operation="o", inputs=(one.blob,), output=one.digest) for one in places]
+        results.commit(
+            opened,
+            Results(version_id=1, artifacts=places, actions=actions),
+            finished=None,
+            owner="w",
+            now_s=1.0,
+        )
+        opened.write(lambda connection: connection.execute(text("ANALYZE")))
+        for table, column in (("actions", "output"), ("artifacts", "blob"), ("action_inputs", "digest")):
+            assert f"ix_{table}_{column}" in opened.read(partial(plan_of, table=table, column=column))
+
     def test_a_flow_is_described_once(self, opened: Database) -> None:
         assert flows.find_flow(opened, "f") is None
-        for text in ("nul \0", "other"):
-            flows.add_flow(opened, "f", {"recipe": text}, now_s=1.0)
+        for recipe in ("nul \0", "other"):
+            flows.add_flow(opened, "f", {"recipe": recipe}, now_s=1.0)
         assert flows.find_flow(opened, "f") == {"recipe": "nul \0"}
+
+
+def plan_of(connection: Connection, table: str, column: str) -> str:
+    """Return the plan of a lookup as the database describes it."""
+    word = "EXPLAIN" if connection.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN"
+    return str(connection.execute(text(f"{word} SELECT * FROM {table} WHERE {column} = 'x'")).all())
 
 
 def take(

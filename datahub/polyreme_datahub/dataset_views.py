@@ -7,12 +7,13 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import SourceInvalidError
+from polyreme_datahub.index.damage import WHOLE, keys_of
 from polyreme_datahub.operations.types import STAGES
 from polyreme_datahub.processing import LETTERS_MAX, resolve
 from polyreme_datahub.registry import datasets, progress, work
@@ -91,11 +92,11 @@ def summaries(database: Database, *, after: str = "", count_max: int = NAMES_MAX
     return [newest[name] for name in sorted(newest)][:count_max]
 
 
-def details(database: Database, root: Path, reference: str, *, now_s: float) -> DatasetDetails:
+def details(database: Database, store: ObjectStore, reference: str, *, now_s: float) -> DatasetDetails:
     """Show one version; see ``polyreme_datahub.hub.show_dataset``."""
     version = resolve(database, reference, now_s=now_s)
     indexes = progress.indexes_of(database, version.id)
-    adopt_tombstones(database, root, [index.manifest for index in indexes])
+    adopt_tombstones(database, store, [index.manifest for index in indexes])
     counts = progress.statistics_of(database, version.id)
     manifests = {index.manifest for index in indexes}
     return DatasetDetails(
@@ -110,13 +111,14 @@ def details(database: Database, root: Path, reference: str, *, now_s: float) -> 
     )
 
 
-def adopt_tombstones(database: Database, root: Path, manifests: list[str]) -> None:
+def adopt_tombstones(database: Database, store: ObjectStore, manifests: list[str]) -> None:
     """Take the notes that ranks left about damaged samples into the registry."""
     stones: list[Tombstone] = []
     for manifest in manifests:
-        paths = islice((root / "tombstones" / manifest).glob("[0-9]*.json"), TOMBSTONES_MAX)
-        for path in paths:
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                stones.append(Tombstone(index_digest=manifest, **json.loads(path.read_bytes())))
+        for key in keys_of(store, manifest):
+            if key.endswith(f"/{WHOLE}.json"):
+                continue
+            with contextlib.suppress(ObjectNotFoundError, ValueError, TypeError):
+                stones.append(Tombstone(index_digest=manifest, **json.loads(store.get(key))))
     if stones:
         progress.add_tombstones(database, stones)

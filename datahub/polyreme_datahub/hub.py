@@ -24,7 +24,7 @@ def register(registry_url: str, objects_url: str, name: str, source: str | Path 
 
     Args:
         registry_url: ``sqlite:////absolute/path`` or ``postgresql+psycopg2://...``.
-        objects_url: ``file:///absolute/directory``.
+        objects_url: ``file:///absolute/directory`` or ``s3://bucket/prefix``.
         name: Name of the dataset, as jobs write it; ``sample/`` is polyreme's own.
         source: A ``.jsonl`` file or a folder of images (docs/reference/dataset-format.md), or a description of
             generated pages.
@@ -34,9 +34,9 @@ def register(registry_url: str, objects_url: str, name: str, source: str | Path 
         EnvironmentFailedError: If the registry stays away.
     """
     from polyreme_datahub.dataset_views import add_dataset
-    from polyreme_datahub.locations import local_root
+    from polyreme_datahub.objects import open_store
 
-    local_root(objects_url)
+    open_store(objects_url)
     with _database(registry_url) as database:
         return add_dataset(database, name, source, now_s=_now_s())
 
@@ -59,10 +59,10 @@ def show_dataset(registry_url: str, objects_url: str, reference: str) -> Dataset
         DatasetNotFoundError: Naming the nearest names there are.
     """
     from polyreme_datahub.dataset_views import details
-    from polyreme_datahub.locations import local_root
+    from polyreme_datahub.objects import open_store
 
     with _database(registry_url) as database:
-        return details(database, local_root(objects_url), reference, now_s=_now_s())
+        return details(database, open_store(objects_url), reference, now_s=_now_s())
 
 
 def remove_dataset(registry_url: str, reference: str) -> list[str]:

@@ -17,7 +17,7 @@ def local_root(url: str) -> Path:
     parts = urlsplit(url)
     if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):
         raise InvalidConfigError(
-            f"no object store for {url!r}: expected file:///absolute/directory",
+            f"no object store for {url!r}: expected file:///absolute/directory or s3://bucket/prefix",
             field="the objects URL",
         )
     return Path(unquote(parts.path))

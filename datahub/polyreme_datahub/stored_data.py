@@ -1,4 +1,4 @@
-"""What a job's ranks read of a local object store: which files, whether they are there, and what was found damaged.
+"""What a job's ranks read of an object store: which objects, whether they are there, and what was found damaged.
 
 It looks at names and sizes only, so it is cheap enough to ask while a run trains; bytes are checked where they are
 read.
@@ -7,16 +7,20 @@ read.
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.damage import DamageNote, notes_of
 from polyreme_datahub.index.format import Manifest, parse_plan, plan_key
 from polyreme_datahub.job_data import plan_data
-from polyreme_datahub.loader.shards import read_blob
-from polyreme_datahub.locations import local_root
+from polyreme_datahub.loader.blob_files import read_blob
+from polyreme_datahub.objects import open_store
+
+LOOKS_MAX = 8
+"""Requests in flight."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,43 +39,45 @@ class StoredData:
         return self.processed and not self.missing and not self.notes
 
 
-def look(objects_url: str, spec: TrainingJobSpec, *, job: str) -> StoredData:
+def look(objects_url: str, spec: TrainingJobSpec, *, job: str, shards: bool = True) -> StoredData:
     """Look at the stored data of a job.
 
     Args:
         objects_url: As in ``hub.register``.
         spec: The job's spec.
         job: As in ``hub.process``.
+        shards: Whether to look at each shard, too: one request for each.
+
+    Raises:
+        StoreFailedError: If the store stays away.
     """
-    root = local_root(objects_url)
-    path = root / plan_key(job, plan_data(spec))
+    store = open_store(objects_url)
+    key = plan_key(job, plan_data(spec))
     try:
-        plan = parse_plan(path.read_bytes(), path.name)
-    except OSError:
+        plan = parse_plan(store.get(key), key.rpartition("/")[2])
+    except ObjectNotFoundError:
         return StoredData(processed=False)
     except IndexDamagedError:
-        return StoredData(processed=True, missing=(f"plans/{path.name}",))
+        return StoredData(processed=True, missing=(key,))
     manifests = list(dict.fromkeys(plan["manifests"].values()))
-    missing = [key for digest in manifests for key in _missing(root, digest)]
+    missing = [key for digest in manifests for key in _missing(store, digest, shards=shards)]
     tokenizer = blob_key(plan["tokenizer"])
-    if not (root / tokenizer).is_file():
+    if not store.exists(tokenizer):
         missing.append(tokenizer)
-    notes = notes_of(root, [*manifests, plan["tokenizer"]])
+    notes = notes_of(store, [*manifests, plan["tokenizer"]])
     return StoredData(processed=True, missing=tuple(missing), notes=tuple(notes))
 
 
-def _missing(root: Path, digest: str) -> list[str]:
+def _missing(store: ObjectStore, digest: str, *, shards: bool) -> list[str]:
     try:
-        manifest = Manifest.from_bytes(read_blob(root, digest))
+        manifest = Manifest.from_bytes(read_blob(store, digest))
     except IndexDamagedError:
         return [blob_key(digest)]
-    return [
-        blob_key(shard.digest) for shard in manifest.shards if _size(root / blob_key(shard.digest)) != shard.size_bytes
-    ]
+    sizes = {blob_key(shard.digest): shard.size_bytes for shard in manifest.shards if shards}
+    with ThreadPoolExecutor(LOOKS_MAX) as threads:
+        seen = dict(zip(sizes, threads.map(lambda key: _size(store, key), sizes), strict=True))
+    return [key for key, size in sizes.items() if seen[key] != size]
 
 
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
+def _size(store: ObjectStore, key: str) -> int | None:
+    return next((info.size_bytes for info in store.list(key) if info.key == key), None)

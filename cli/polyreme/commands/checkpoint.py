@@ -136,8 +136,7 @@ def export(
     """
     from polyreme.job_files import read_job
     from polyreme.preflight import check_writable
-    from polyreme_datahub.hub import open_source
-    from polyreme_datahub.loader.open import open_tokenizer
+    from polyreme_datahub.loader.open import open_token_ids, open_tokenizer
     from polyreme_datahub.objects import open_store
     from polyreme_planner.curriculum import curriculum_stages
     from polyreme_planner.plan import plan_for
@@ -168,7 +167,7 @@ def export(
     )
     note(f"exporting {chosen} of {name}")
     with busy(f"exporting {chosen}"):
-        tokens = open_source(home.objects_url, job.spec, job=uid, wait_s=0.0).token_ids
+        tokens = open_token_ids(home.objects_url, job.spec, job=uid)
         tokenizer = open_tokenizer(home.objects_url, job.spec, job=uid)
         told = dataclasses.replace(settings, tokenizer=tokenizer)
         step = export_checkpoint(told, tokens=tokens, directory=to.absolute())

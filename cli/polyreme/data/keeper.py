@@ -9,14 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from polyreme.data.worker_process import DataWork
 from polyreme_api.clock import Clock
 from polyreme_api.errors import DataDamagedError
 from polyreme_api.job import TrainingJob
+from polyreme_api.store import StoreFailedError
 from polyreme_datahub.stored_data import StoredData, look
 
 LOOK_EVERY_S = 1.0
+BUCKET_LOOK_EVERY_S = 10.0
+"""Time between looks into a bucket, where each costs requests; its shards are looked at before ranks start only."""
 REMAKES_MAX = 3
 """Times that one command makes missing data again."""
 NAMED_MAX = 3
@@ -41,6 +45,7 @@ class DataKeeper:
     ) -> None:
         self._work, self._objects_url, self._job = work, objects_url, job
         self._clock, self._report = clock, report
+        self._in_bucket = urlsplit(objects_url).scheme == "s3"
         self._reported: set[tuple[str, str]] = set()
         self._remakes = 0
 
@@ -63,8 +68,12 @@ class DataKeeper:
         """
         await self._work.run()
         while True:
-            await self._clock.sleep(LOOK_EVERY_S)
-            seen = await self._look()
+            await self._clock.sleep(BUCKET_LOOK_EVERY_S if self._in_bucket else LOOK_EVERY_S)
+            try:
+                seen = await self._look(shards=not self._in_bucket)
+            except StoreFailedError as error:
+                _log.warning("can't look at the stored data, trying again: %s", error)
+                continue
             self.report_new(seen)
             if (not seen.processed or seen.missing) and self._remakes < REMAKES_MAX:
                 self._remakes += 1
@@ -73,7 +82,10 @@ class DataKeeper:
 
     async def last_look(self) -> None:
         """Report what ranks have found since the last look."""
-        self.report_new(await self._look())
+        try:
+            self.report_new(await self._look(shards=not self._in_bucket))
+        except StoreFailedError as error:
+            _log.warning("can't look at the stored data: %s", error)
 
     def report_new(self, seen: StoredData) -> None:
         """Report damage that has not been reported yet."""
@@ -90,8 +102,9 @@ class DataKeeper:
         if not seen.processed or seen.missing:
             raise DataDamagedError(f"stored data could not be recreated: {_words(seen)}")
 
-    async def _look(self) -> StoredData:
-        return await asyncio.to_thread(look, self._objects_url, self._job.spec, job=self._job.metadata.uid)
+    async def _look(self, *, shards: bool = True) -> StoredData:
+        job = self._job
+        return await asyncio.to_thread(look, self._objects_url, job.spec, job=job.metadata.uid, shards=shards)
 
     def _tell(self, words: str) -> None:
         _log.warning("%s", words)

@@ -10,12 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 from collections.abc import Iterable
 from itertools import islice
-from pathlib import Path
 
-from polyreme_api.store import ObjectStore
+from polyreme_api.store import ObjectNotFoundError, ObjectStore, StoreFailedError
 
 FOLDER = "tombstones"
 NOTES_MAX = 1000
@@ -33,16 +31,12 @@ class DamageNote:
     error: str
 
 
-def note_damage(root: Path, index: str, error: str, *, ordinal: int | None = None, sample_id: str = "") -> None:
-    """Leave a note; the reader reports the damage by itself too, so a full disk here changes nothing."""
+def note_damage(store: ObjectStore, index: str, error: str, *, ordinal: int | None = None, sample_id: str = "") -> None:
+    """Leave a note; the reader reports the damage by itself too, so a store that fails here changes nothing."""
     name = WHOLE if ordinal is None else str(ordinal)
     note = {"ordinal": ordinal, "sample_id": sample_id, "error": error}
-    with contextlib.suppress(OSError):
-        folder = root / FOLDER / index
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{name}.{os.getpid()}"
-        temporary.write_text(json.dumps(note), "utf-8")
-        temporary.replace(folder / f"{name}.json")
+    with contextlib.suppress(StoreFailedError):
+        store.put(f"{FOLDER}/{index}/{name}.json", json.dumps(note).encode())
 
 
 def is_noted(store: ObjectStore, index: str) -> bool:
@@ -56,15 +50,22 @@ def drop_notes(store: ObjectStore, index: str) -> None:
         store.delete(info.key)
 
 
-def notes_of(root: Path, indexes: Iterable[str]) -> list[DamageNote]:
-    """Return the notes about some indexes, each index's by name."""
+def notes_of(store: ObjectStore, indexes: Iterable[str]) -> list[DamageNote]:
+    """Return the notes about some indexes, each index's by name; at most ``NOTES_MAX`` of one."""
     found: list[DamageNote] = []
     for index in indexes:
-        for path in sorted(islice((root / FOLDER / index).glob("*.json"), NOTES_MAX)):
+        for key in keys_of(store, index):
             try:
-                value = json.loads(path.read_bytes())
+                value = json.loads(store.get(key))
                 found.append(DamageNote(index=index, error=str(value["error"])))
-            except (OSError, ValueError, KeyError, TypeError):
+            except ObjectNotFoundError:
+                continue
+            except (ValueError, KeyError, TypeError):
                 # That there is a note says enough.
-                found.append(DamageNote(index=index, error=f"note {path.name} can't be read"))
+                found.append(DamageNote(index=index, error=f"note {key} can't be read"))
     return found
+
+
+def keys_of(store: ObjectStore, index: str) -> list[str]:
+    """List the notes about an index."""
+    return [info.key for info in islice(store.list(f"{FOLDER}/{index}/"), NOTES_MAX)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from polyreme_api.batch import EvaluationSample, PackedBatch
+from polyreme_api.store import ObjectStore
 from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.loader.packing import pack
 from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError, StoredSample
@@ -35,12 +35,12 @@ class HeldOutSource:
         samples_max: int,
         pack_tokens: int,
         tokenizer: bytes,
-        root: Path,
+        store: ObjectStore,
         placeholders: bool,
     ) -> None:
         self._indexes = indexes
         self._names = names
-        self._root = root
+        self._store = store
         self._text = TokenText(tokenizer)
         counts = shared([len(index) for index in indexes], samples_max)
         self._places = [
@@ -117,7 +117,7 @@ class HeldOutSource:
         try:
             return index.read(sample)
         except SampleDamagedError as error:
-            note_damage(self._root, index.digest, error.message, ordinal=sample, sample_id=index.sample_id(sample))
+            note_damage(self._store, index.digest, error.message, ordinal=sample, sample_id=index.sample_id(sample))
             raise
 
     def _packs_of(self, at: int) -> list[tuple[int, list[int]]]:

@@ -1,6 +1,6 @@
 """Opens a job's data in a rank: reads the plan object, maps the indexes.
 
-No database and no object-store client: safe after a fork, and quick to import.
+No database, and no bucket's client unless the objects lie in a bucket: safe after a fork, and quick to import.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+from polyreme_api.batch import TokenIds
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.damage import note_damage
-from polyreme_datahub.index.format import parse_plan, plan_key
+from polyreme_datahub.index.format import Manifest, parse_plan, plan_key
 from polyreme_datahub.job_data import longest_pack, plan_data
+from polyreme_datahub.loader.blob_files import BlobFiles, blob_files, read_blob
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.order import ORDER_VERSION, WINDOW_PACKS, OrderPlan, Segment
-from polyreme_datahub.loader.shards import MappedIndex, read_blob
+from polyreme_datahub.loader.shards import MappedIndex
 from polyreme_datahub.loader.source import PackedSource
-from polyreme_datahub.locations import local_root
+from polyreme_datahub.objects import open_store
 from polyreme_planner.curriculum import mixture_changes, packs_of_stages
 
 POLL_S = 0.2
@@ -32,11 +34,11 @@ Sleep = Callable[[float], None]
 
 def open_packs(objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: float, sleep: Sleep) -> PackedSource:
     """Open the training data; see ``polyreme_datahub.hub.open_source``."""
-    root = local_root(objects_url)
-    plan = _plan(root, spec, job, wait_s=wait_s, sleep=sleep)
+    store, blobs = open_store(objects_url), blob_files(objects_url)
+    plan = _plan(store, spec, job, wait_s=wait_s, sleep=sleep)
     names = tuple(source.name for source in spec.data.sources)
     digests = [plan["manifests"][source.dataset] for source in spec.data.sources]
-    indexes = [_mapped(root, digest) for digest in digests]
+    indexes = [_mapped(store, blobs, digest) for digest in digests]
     order = OrderPlan(
         seed=spec.data.seed,
         names=names,
@@ -52,7 +54,7 @@ def open_packs(objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: flo
         facts += packed
     identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     placeholders = spec.data.on_damage == "Placeholder"
-    return PackedSource(order, indexes, identity=identity, root=root, placeholders=placeholders)
+    return PackedSource(order, indexes, identity=identity, store=store, placeholders=placeholders)
 
 
 def open_held_out(
@@ -61,24 +63,33 @@ def open_held_out(
     """Open the held-out data; see ``polyreme_datahub.hub.open_evaluation``."""
     if spec.evaluation is None:
         return None
-    root = local_root(objects_url)
-    plan = _plan(root, spec, job, wait_s=wait_s, sleep=sleep)
+    store, blobs = open_store(objects_url), blob_files(objects_url)
+    plan = _plan(store, spec, job, wait_s=wait_s, sleep=sleep)
     sets = spec.evaluation.sets
     return HeldOutSource(
         [part.name for part in sets],
-        [_mapped(root, plan["manifests"][part.dataset]) for part in sets],
+        [_mapped(store, blobs, plan["manifests"][part.dataset]) for part in sets],
         samples_max=spec.evaluation.samples_max,
         pack_tokens=longest_pack(spec),
-        tokenizer=_tokenizer(root, plan["tokenizer"]),
-        root=root,
+        tokenizer=_tokenizer(store, blobs, plan["tokenizer"]),
+        store=store,
         placeholders=spec.data.on_damage == "Placeholder",
     )
 
 
 def open_tokenizer(objects_url: str, spec: TrainingJobSpec, *, job: str) -> bytes:
     """Return the ``tokenizer.json`` that a processed job's data was made with; waits for nothing."""
-    root = local_root(objects_url)
-    return _tokenizer(root, _plan(root, spec, job, wait_s=0.0, sleep=sleep_really)["tokenizer"])
+    store = open_store(objects_url)
+    plan = _plan(store, spec, job, wait_s=0.0, sleep=sleep_really)
+    return _tokenizer(store, blob_files(objects_url), plan["tokenizer"])
+
+
+def open_token_ids(objects_url: str, spec: TrainingJobSpec, *, job: str) -> TokenIds:
+    """Return the special tokens of a processed job's data; reads a manifest, and no samples."""
+    store = open_store(objects_url)
+    plan = _plan(store, spec, job, wait_s=0.0, sleep=sleep_really)
+    manifest = read_blob(store, plan["manifests"][spec.data.sources[0].dataset])
+    return TokenIds(**Manifest.from_bytes(manifest).token_ids)
 
 
 def segments_of(spec: TrainingJobSpec) -> tuple[Segment, ...]:
@@ -104,39 +115,40 @@ def segments_of(spec: TrainingJobSpec) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _mapped(root: Path, digest: str) -> MappedIndex:
+def _mapped(store: ObjectStore, blobs: BlobFiles, digest: str) -> MappedIndex:
     """Map an index; a damaged one is noted, so that the next processing makes it again."""
     try:
-        return MappedIndex(root, digest)
+        return MappedIndex(blobs, digest)
     except IndexDamagedError as error:
-        note_damage(root, digest, error.message)
+        note_damage(store, digest, error.message)
         raise
 
 
-def _tokenizer(root: Path, digest: str) -> bytes:
+def _tokenizer(store: ObjectStore, blobs: BlobFiles, digest: str) -> bytes:
     try:
-        return read_blob(root, digest)
+        return blobs.read(digest)
     except IndexDamagedError as error:
-        note_damage(root, digest, error.message)
+        note_damage(store, digest, error.message)
         raise
 
 
-def _plan(root: Path, spec: TrainingJobSpec, job: str, *, wait_s: float, sleep: Sleep) -> Mapping[str, Any]:
+def _plan(store: ObjectStore, spec: TrainingJobSpec, job: str, *, wait_s: float, sleep: Sleep) -> Mapping[str, Any]:
     """Read the plan object; one that is not there yet is waited for.
 
     Raises:
         EnvironmentFailedError: If it does not come within ``wait_s``.
         IndexDamagedError: If its bytes are damaged.
     """
-    path = root / plan_key(job, plan_data(spec))
+    key = plan_key(job, plan_data(spec))
+    name = key.rpartition("/")[2]
     waited_s = 0.0
     while True:
         try:
-            return parse_plan(path.read_bytes(), path.name)
-        except FileNotFoundError as error:
+            return parse_plan(store.get(key), name)
+        except ObjectNotFoundError as error:
             if waited_s >= wait_s:
                 raise EnvironmentFailedError(
-                    f"data is not processed: waited {wait_s:g} s for {path.name}, at most data.waitSeconds",
+                    f"data is not processed: waited {wait_s:g} s for {name}, at most data.waitSeconds",
                     field="spec.data.waitSeconds",
                 ) from error
         sleep(POLL_S)

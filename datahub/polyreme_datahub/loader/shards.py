@@ -2,17 +2,15 @@
 
 Nothing that a rank trains on is used unchecked. Offsets, grids, names and checksums are copied out of the map when it
 is opened, then checked; a sample's tokens and patches are copied at each read, then checked. So bytes that change on
-disk while a run trains are found where they are read.
+disk while a run trains are found where they are read. A local copy that changed is fetched again, and read once more.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import mmap
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ import numpy.typing as npt
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.format import ARRAYS, CONTENT, Manifest, Shard, checksum, structure_of
+from polyreme_datahub.loader.blob_files import BlobFiles
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 _MAPPED = CONTENT | {"details"}
@@ -42,18 +41,15 @@ class SampleDamagedError(IndexDamagedError):
     """The stored bytes of one sample do not fit their checksum."""
 
 
-def blob_path(root: Path, digest: str) -> Path:
-    """Where a blob lies under a local object store."""
-    return root / blob_key(digest)
-
-
 class MappedIndex:
     """The samples of one index, by their place in it."""
 
-    def __init__(self, root: Path, digest: str) -> None:
+    def __init__(self, blobs: BlobFiles, digest: str) -> None:
         self.digest = digest
-        self.manifest = Manifest.from_bytes(read_blob(root, digest))
-        self._shards = [_map(root, shard) for shard in self.manifest.shards]
+        self._blobs = blobs
+        self.manifest = Manifest.from_bytes(blobs.read(digest))
+        blobs.prepare({shard.digest: shard.size_bytes for shard in self.manifest.shards})
+        self._shards = [_mapped(blobs, shard) for shard in self.manifest.shards]
         counts = [shard.count for shard in self.manifest.shards]
         self._firsts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self.lengths: npt.NDArray[np.int64] = (
@@ -83,19 +79,36 @@ class MappedIndex:
         Raises:
             SampleDamagedError: If its bytes do not fit their checksum.
         """
+        stored, seen = self._copy(sample)
+        if seen is not None and self._fetch_again(sample):
+            stored, seen = self._copy(sample)
+        if seen is not None:
+            arrays, at = self._place(sample)
+            shard = self.manifest.shards[self._shard_of(sample)]
+            raise SampleDamagedError(
+                f"stored data is damaged: sample {self.sample_id(sample)} of {self.manifest.name}@"
+                f"{self.manifest.number} in {blob_key(shard.digest)} has checksum {seen:08x}, "
+                f"its index expects {int(arrays['checksums'][at]):08x}"
+            )
+        return stored
+
+    def _copy(self, sample: int) -> tuple[StoredSample, int | None]:
+        """Copy a sample out of the map; give its checksum too, where it is another than the index has."""
         arrays, at = self._place(sample)
         tokens = _cut(arrays, "tokens_T", "token_offsets", at).copy()
         learned = _cut(arrays, "learned_T", "token_offsets", at).copy()
         patches = _cut(arrays, "patches_P", "patch_offsets", at).copy()
-        seen, expected = checksum(tokens, learned, patches), int(arrays["checksums"][at])
-        if seen != expected:
-            shard = self.manifest.shards[int(np.searchsorted(self._firsts, sample, side="right")) - 1]
-            raise SampleDamagedError(
-                f"stored data is damaged: sample {self.sample_id(sample)} of {self.manifest.name}@"
-                f"{self.manifest.number} in {blob_key(shard.digest)} has checksum {seen:08x}, "
-                f"its index expects {expected:08x}"
-            )
-        return StoredSample(tokens_T=tokens, learned_T=learned, patches_P=patches, grids_I2=self.grids(sample))
+        seen = checksum(tokens, learned, patches)
+        stored = StoredSample(tokens_T=tokens, learned_T=learned, patches_P=patches, grids_I2=self.grids(sample))
+        return stored, None if seen == int(arrays["checksums"][at]) else seen
+
+    def _fetch_again(self, sample: int) -> bool:
+        """Map a fresh copy of the shard that holds a sample; return False where the file is no copy."""
+        shard = self._shard_of(sample)
+        if not self._blobs.fetch_again(self.manifest.shards[shard].digest):
+            return False
+        self._shards[shard] = _mapped(self._blobs, self.manifest.shards[shard])
+        return True
 
     def prompt_tokens(self, sample: int) -> int:
         """Count the tokens before the last answer."""
@@ -123,8 +136,11 @@ class MappedIndex:
         return count_N, grids_I2
 
     def _place(self, sample: int) -> tuple[Arrays, int]:
-        shard = int(np.searchsorted(self._firsts, sample, side="right")) - 1
+        shard = self._shard_of(sample)
         return self._shards[shard], sample - int(self._firsts[shard])
+
+    def _shard_of(self, sample: int) -> int:
+        return int(np.searchsorted(self._firsts, sample, side="right")) - 1
 
 
 def runs(begin_N: npt.NDArray[np.int64], count_N: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -133,26 +149,20 @@ def runs(begin_N: npt.NDArray[np.int64], count_N: npt.NDArray[np.int64]) -> npt.
     return np.repeat(begin_N - before_N, count_N) + np.arange(int(count_N.sum()))
 
 
-def read_blob(root: Path, digest: str) -> bytes:
-    """Read a small blob, checked against its digest.
-
-    Raises:
-        IndexDamagedError: If it is missing or its bytes have another digest.
-    """
+def _mapped(blobs: BlobFiles, shard: Shard) -> Arrays:
+    """Map a shard; a local copy that does not pass the checks is fetched again, once."""
     try:
-        data = blob_path(root, digest).read_bytes()
-    except OSError as error:
-        raise IndexDamagedError(f"stored data can't be read: {blob_key(digest)}, {error.strerror}") from error
-    seen = hashlib.sha256(data).hexdigest()
-    if seen != digest:
-        raise IndexDamagedError(f"stored data is damaged: {blob_key(digest)} has digest {seen}")
-    return data
+        return _map(blobs, shard)
+    except IndexDamagedError:
+        if not blobs.fetch_again(shard.digest):
+            raise
+        return _map(blobs, shard)
 
 
-def _map(root: Path, shard: Shard) -> Arrays:
-    path = blob_path(root, shard.digest)
+def _map(blobs: BlobFiles, shard: Shard) -> Arrays:
     try:
-        with path.open("rb") as file:
+        # The map holds a duplicate of the descriptor, and with it the lock that keeps a local copy.
+        with blobs.open(shard.digest, shard.size_bytes) as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)

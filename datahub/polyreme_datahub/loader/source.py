@@ -12,7 +12,6 @@ import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from polyreme_api.batch import IGNORED_TARGET, PackedBatch, TokenIds
 from polyreme_api.errors import RefusedError
+from polyreme_api.store import ObjectStore
 from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.loader.order import Order, OrderPlan, Slot
 from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError, StoredSample
@@ -61,18 +61,18 @@ class PackedSource:
         plan: Order of the samples.
         indexes: One per source.
         identity: What the data and its order are, in one word; a checkpoint's loader state must have the same.
-        root: Object store; notes about damage are left there.
+        store: Object store; notes about damage are left there.
         placeholders: Whether a placeholder takes the place of a damaged sample; otherwise reading it raises.
     """
 
     def __init__(
-        self, plan: OrderPlan, indexes: Sequence[MappedIndex], *, identity: str, root: Path, placeholders: bool
+        self, plan: OrderPlan, indexes: Sequence[MappedIndex], *, identity: str, store: ObjectStore, placeholders: bool
     ) -> None:
         self._plan = plan
         self._order = Order(plan)
         self._indexes = indexes
         self._identity = identity
-        self._root = root
+        self._store = store
         self._placeholders = placeholders
         manifest = indexes[0].manifest
         self._ids = TokenIds(**manifest.token_ids)
@@ -200,7 +200,7 @@ class PackedSource:
         self._reported += 1
         if self._reported > REPORTS_MAX:
             return
-        note_damage(self._root, index.digest, error.message, ordinal=sample, sample_id=index.sample_id(sample))
+        note_damage(self._store, index.digest, error.message, ordinal=sample, sample_id=index.sample_id(sample))
         if self._placeholders:
             _log.warning("%s; a placeholder takes its place (data.onDamage: Placeholder)", error.message)
 

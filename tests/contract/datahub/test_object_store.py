@@ -12,7 +12,8 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore, StoreFailedError
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.lakehouse import Lakehouse
-from polyreme_datahub.objects import LocalObjectStore, open_store
+from polyreme_datahub.local_objects import LocalObjectStore
+from polyreme_datahub.objects import open_store
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, event, insert
 
 from polyreme_api.errors import NotFoundError
 from polyreme_datahub import dataset_views, hub
+from polyreme_datahub.objects import open_store
 from polyreme_datahub.processing import LETTERS_MAX, check_spec
 from polyreme_datahub.registry import schema
 from polyreme_datahub.registry.engine import Database, open_database
@@ -62,7 +63,7 @@ def database(tmp_path: Path) -> Database:
 
 def test_one_version_is_shown_by_few_queries_in_bounded_pages(database: Database, tmp_path: Path) -> None:
     with queries(database) as seen:
-        details = dataset_views.details(database, tmp_path, "one", now_s=1.0)
+        details = dataset_views.details(database, open_store(tmp_path.as_uri()), "one", now_s=1.0)
     assert len(seen) <= 9
     assert details.version.number == VERSIONS
     assert (details.dead, len(details.dead_letters)) == (LETTERS, LETTERS_MAX)

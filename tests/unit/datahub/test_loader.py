@@ -17,10 +17,10 @@ from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, Refu
 from polyreme_api.job.model import Training
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub import hub
+from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.loader import source as source_module
 from polyreme_datahub.loader.evaluation import HeldOutSource
-from polyreme_datahub.loader.shards import blob_path
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.locations import local_root
 from polyreme_datahub.sources.digits import scans_of
@@ -239,7 +239,7 @@ def test_a_placeholder_of_the_same_length_takes_the_place_of_a_damaged_sample(tm
     before = [whole.packs(step, first=0, count=4) for step in (1, 2)]
     shard = whole._indexes[0].manifest.shards[0]
     place = next(place for place in shard.arrays if place.name == "patches_P")
-    path = blob_path(local_root(home.objects), shard.digest)
+    path = local_root(home.objects) / blob_key(shard.digest)
     data = bytearray(path.read_bytes())
     data[place.start + 5] ^= 255
     path.write_bytes(bytes(data))
@@ -294,7 +294,7 @@ def spoil(home: Home, source: PackedSource | HeldOutSource, array: str, at: int)
     """Flip a byte of a shard's array."""
     shard = source._indexes[0].manifest.shards[0]
     place = next(place for place in shard.arrays if place.name == array)
-    path = blob_path(local_root(home.objects), shard.digest)
+    path = local_root(home.objects) / blob_key(shard.digest)
     data = bytearray(path.read_bytes())
     data[place.start + at] ^= 255
     path.write_bytes(bytes(data))
@@ -348,7 +348,7 @@ def test_an_index_that_is_gone_is_made_again(tmp_path: Path, spoiled: str) -> No
     source = hub.open_source(home.objects, job)
     before = source.packs(1, first=0, count=4)
     digest = manifest if spoiled == "manifest" else source._indexes[0].manifest.shards[0].digest
-    path = blob_path(local_root(home.objects), digest)
+    path = local_root(home.objects) / blob_key(digest)
     if spoiled == "short shard":
         path.write_bytes(path.read_bytes()[:-1])
     else:
@@ -388,6 +388,6 @@ def test_a_tiny_cache_gives_the_same_packs_and_stays_bounded(home: Home, monkeyp
     assert len(roomy._cache) > len(tight._cache)
 
 
-def test_only_file_urls_are_object_stores() -> None:
+def test_only_folders_and_buckets_are_object_stores() -> None:
     with pytest.raises(InvalidConfigError, match="file:///"):
-        hub.open_source("s3://bucket/prefix", make_spec(["one"]))
+        hub.open_source("gs://bucket/prefix", make_spec(["one"]))

@@ -46,6 +46,12 @@ class Blob:
             self._pixels[first_frame] = open_upright(self.data, first_frame=first_frame)
         return self._pixels[first_frame]
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Blob) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
     def __repr__(self) -> str:
         return f"Blob({self.digest[:12]}, {len(self.data)} bytes)"
 

@@ -1,0 +1,1 @@
+"""Runs operations on samples in resource-limited child processes."""

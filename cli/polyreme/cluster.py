@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import secrets
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ from polyreme.default_cluster_objects import cluster_objects, node_labels
 from polyreme.fault_options import Injection
 from polyreme.paths import Home, RunDirectory
 from polyreme.records import checkpoint_url
+from polyreme.store_variables import store_variables
 from polyreme_api import environment as names
 from polyreme_api import labels
 from polyreme_api.clock import Clock
@@ -46,8 +46,6 @@ from polyreme_system.files import read_json
 
 NODE = "local"
 DEVICES_LEAST = 8
-BUCKET_VARIABLES = "AWS_"
-"""Beginning of the variables by which a process finds a bucket's server and may use it."""
 """Devices that this machine offers at least, unless told otherwise: a laptop can run a small gang, slowly."""
 WRITE_TRIES_MAX = 10
 
@@ -233,14 +231,13 @@ async def open_cluster(
             device_resource=job.spec.workers.device_resource,
             node_labels=node_labels(job, NODE),
             # By the processes' own environment: what stands in a pod stands in the journal.
-            variables={name: value for name, value in os.environ.items() if name.startswith(BUCKET_VARIABLES)},
+            variables=store_variables(home),
         )
         settings = Settings(
             defaults=PodDefaults(
                 api_url=url,
                 checkpoint_root=home.checkpoint_root.as_uri(),
                 environment=(
-                    (names.REGISTRY_URL, home.registry_url),
                     (names.OBJECTS_URL, home.objects_url),
                     (names.EXPORT_URL, run.export.as_uri()),
                     ("OMP_NUM_THREADS", "1"),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from polyreme.data.server import DataServer
 from polyreme.output import note
 from polyreme.paths import Home
+from polyreme.store_variables import store_variables
 from polyreme_api import environment as names
 from polyreme_api.errors import InvalidConfigError
 from polyreme_local.kubelet.kubelet import ProcessKubelet
@@ -98,7 +99,7 @@ class _Host:
     def _kubelet(self, cluster: ClusterPort, node: str, leaders: LeaderSockets) -> ProcessKubelet:
         authority = self._api.configuration.ssl_ca_cert
         variables = {
-            names.REGISTRY_URL: self._home.registry_url,
+            **store_variables(self._home),
             names.OBJECTS_URL: self._home.objects_url,
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from polyreme_api import environment as names
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
 
 HOME_VARIABLE = "POLYREME_HOME"
@@ -106,13 +107,18 @@ class Home:
 
     @property
     def registry_url(self) -> str:
-        """URL of the embedded metadata registry."""
-        return f"sqlite:///{self.path / 'data' / 'registry.sqlite'}"
+        """URL of the metadata registry: the environment's, or the embedded one."""
+        return os.environ.get(names.DATABASE_URL) or f"sqlite:///{self.path / 'data' / 'registry.sqlite'}"
 
     @property
     def objects_url(self) -> str:
-        """URL of the embedded object store."""
-        return (self.path / "data" / "objects").as_uri()
+        """URL of the object store: the environment's, or the embedded one."""
+        return os.environ.get(names.OBJECTS_URL) or (self.path / "data" / "objects").as_uri()
+
+    @property
+    def cache(self) -> Path:
+        """Folder of the ranks' local copies of what lies in a bucket, unless the environment names another."""
+        return Path(os.environ.get(names.CACHE_DIRECTORY) or self.path / "cache")
 
     @property
     def checkpoint_root(self) -> Path:
@@ -121,16 +127,18 @@ class Home:
 
     @property
     def has_data(self) -> bool:
-        """Whether a registry of datasets lies here."""
-        return (self.path / "data" / "registry.sqlite").exists()
+        """Whether there is a registry of datasets."""
+        return bool(os.environ.get(names.DATABASE_URL)) or (self.path / "data" / "registry.sqlite").exists()
 
     def prepare_data(self) -> None:
-        """Create the folders of the data plane.
+        """Create the folders of the embedded data plane.
 
         Raises:
             EnvironmentFailedError: If the machine refuses.
         """
         objects = self.path / "data" / "objects"
+        if os.environ.get(names.OBJECTS_URL):
+            return
         try:
             objects.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -57,6 +57,7 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
             field="spec.suspend",
         )
     check_data(home, job)
+    check_objects(home)
     check_folders(run, job)
     if not resumes:
         check_weights(job)
@@ -141,6 +142,18 @@ def check_weights(job: TrainingJob) -> None:
 
     catalogue = read_catalogue(weights_place(weights.location))
     check_fit(catalogue, shape_at(shape_of(job.spec), curriculum_stages(job.spec), 1))
+
+
+def check_objects(home: Home) -> None:
+    """Refuse an object store that can't be reached.
+
+    Raises:
+        InvalidConfigError: If its URL is of no use.
+        EnvironmentFailedError: If server, credentials or bucket are wrong.
+    """
+    from polyreme_datahub.objects import check_access
+
+    check_access(home.objects_url)
 
 
 def check_data(home: Home, job: TrainingJob) -> None:

@@ -30,7 +30,7 @@ from polyreme_api.store import (
     StoreFailedError,
 )
 from polyreme_datahub.local_objects import LocalObjectStore
-from polyreme_datahub.locations import local_root
+from polyreme_datahub.locations import local_root, masked
 from polyreme_datahub.object_rules import TRIES_MAX, Sleep, checked_key, delay_s, parts_of
 
 if TYPE_CHECKING:
@@ -68,6 +68,18 @@ def open_store(url: str, *, sleep: Sleep = time.sleep) -> ObjectStore:  # noqa: 
     return LocalObjectStore(local_root(url), sleep=sleep)
 
 
+def check_access(url: str) -> None:
+    """Refuse a store that can't be reached: one request to a bucket's server, none for a directory.
+
+    Raises:
+        InvalidConfigError: As ``open_store``.
+        StoreFailedError: Naming what is wrong.
+    """
+    store = open_store(url)
+    if isinstance(store, BucketStore):
+        store.check()
+
+
 def _check_endpoints(environment: Mapping[str, str]) -> None:
     """Refuse a server's URL that holds credentials: it stands in every message about the server.
 
@@ -96,7 +108,7 @@ def bucket_of(url: str) -> tuple[str, str]:
         )
     prefix = unquote(parts.path).strip("/")
     if not parts.netloc or ":" in parts.netloc or parts.query or parts.fragment:
-        raise InvalidConfigError(f"not a bucket: {url!r}, expected s3://bucket/prefix", field="the URL")
+        raise InvalidConfigError(f"not a bucket: {masked(url)!r}, expected s3://bucket/prefix", field="the URL")
     return parts.netloc, checked_key(prefix) if prefix else ""
 
 

@@ -114,7 +114,6 @@ class Machine:
 
     async def _operator(self, port: ClusterPort) -> None:
         variables = (
-            (environment.REGISTRY_URL, self.home.registry_url),
             (environment.OBJECTS_URL, self.home.objects_url),
             ("OMP_NUM_THREADS", "1"),
             ("GLOO_SOCKET_IFNAME", "lo"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -12,13 +13,20 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
+from polyreme_api.environment import DATABASE_URL
 from polyreme_api.errors import InvalidConfigError
 from polyreme_datahub.errors import RegistryDamagedError, RegistryFailedError
+from polyreme_datahub.locations import HIDDEN, masked
 from polyreme_datahub.registry.migrate import migrate
 
 TRIES_MAX = 6
 RETRY_DELAY_S = 0.1
 LOCK_WAIT_S = 30.0
+CONNECT_S_MAX = 10
+DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg2"})
+REFUSED_STATES = frozenset({"28000", "28P01", "3D000", "42501"})
+"""States of PostgreSQL: credentials, password, no such database, no permission."""
+_REFUSED = re.compile(r"authentication failed|does not exist|no pg_hba.conf entry|not permitted|permission denied")
 ROWS_MAX = 500
 """Most values in one IN list."""
 
@@ -73,14 +81,22 @@ class Database:
                         f"registry is damaged: {self._engine.url.database}: {error.orig}; restore it from a copy, or "
                         "move it away and register your datasets again (processed data is reused)"
                     ) from error
+                reason = self._reason(error)
+                if _is_refusal(error, reason):
+                    raise RegistryFailedError(f"registry refused: {reason}", field=DATABASE_URL) from error
                 transient = isinstance(error, OperationalError) or error.connection_invalidated
                 if not transient:
                     raise
                 if tried == TRIES_MAX:
-                    reason = str(error.orig).partition("\n")[0]
                     raise RegistryFailedError(f"registry failed after {tried} tries: {reason}") from error
                 self._sleep(RETRY_DELAY_S * 2 ** (tried - 1))
         raise AssertionError("the last try returns or raises")
+
+    def _reason(self, error: DBAPIError) -> str:
+        """Return the server's first line, without the password."""
+        reason = " ".join(str(error.orig).partition("\n")[0].split())
+        password = self._engine.url.password
+        return reason.replace(str(password), HIDDEN) if password else reason
 
 
 def open_database(url: str) -> Database:
@@ -92,12 +108,21 @@ def open_database(url: str) -> Database:
     """
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:
         raise _unknown(url) from error
+    if parsed.drivername not in DRIVERS:
+        raise _unknown(url)
     engine = _sqlite(parsed) if parsed.get_backend_name() == "sqlite" else _postgresql(parsed)
     database = Database(engine, sleep=time.sleep)  # noqa: TID251 - the shell
     database._try(lambda: migrate(engine))  # noqa: SLF001 - the constructor of this class, in effect
     return database
+
+
+def _is_refusal(error: DBAPIError, reason: str) -> bool:
+    """Tell whether PostgreSQL would say the same to the next try: wrong credentials, database or rights."""
+    return getattr(error.orig, "pgcode", None) in REFUSED_STATES or (
+        "FATAL" in reason and bool(_REFUSED.search(reason))
+    )
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
@@ -136,13 +161,12 @@ def _sqlite(url: URL) -> Engine:
 
 
 def _postgresql(url: URL) -> Engine:
-    if url.get_backend_name() != "postgresql":
-        raise _unknown(url.render_as_string(hide_password=True))
-    return create_engine(url, pool_pre_ping=True, pool_size=4)
+    wait = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_S_MAX}
+    return create_engine(url, pool_pre_ping=True, pool_size=4, connect_args=wait)
 
 
 def _unknown(url: str) -> InvalidConfigError:
     return InvalidConfigError(
-        f"no registry for {url!r}: expected sqlite:////absolute/path or postgresql+psycopg2://host/database",
+        f"no registry for {masked(url)!r}: expected sqlite:////absolute/path or postgresql+psycopg2://host/database",
         field="registry URL",
     )

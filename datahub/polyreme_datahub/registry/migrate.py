@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, inspect, text
 
+from polyreme_api.errors import EnvironmentFailedError
 from polyreme_datahub.errors import DatahubError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ _LOCK = 0x706F6C79
 """Key of the advisory lock under which PostgreSQL migrates; SQLite's write lock does it there."""
 
 
-class RegistryNewerError(DatahubError):
+class RegistryNewerError(DatahubError, EnvironmentFailedError):
     """The registry was made by a newer release."""
 
 

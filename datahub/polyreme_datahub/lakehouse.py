@@ -8,16 +8,24 @@ costs one sync, and each page is still found by the digest of its own bytes.
 from __future__ import annotations
 
 import dataclasses
-import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, islice
 
 from polyreme_api.store import ObjectExistsError, ObjectStore
 from polyreme_datahub.digests import blob_key, digest_bytes
 from polyreme_datahub.errors import IndexDamagedError
 
 BUNDLE_BYTES_MAX = 32 * 2**20
-CACHE_BYTES_MAX = 64 * 2**20
+READ_BYTES_MAX = 8 * 2**20
+"""Most bytes of one request for several parts."""
+GAP_BYTES_MAX = 4 * 2**10
+"""Bytes between two parts that are read along, since a request of their own would cost more."""
+READS_MAX = 8
+"""Requests in flight."""
+INLINE_READS_MAX = 2
+"""So few requests are made without threads."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +40,10 @@ class Artifact:
 
 
 class Lakehouse:
-    """Content-addressed bytes over an object store, with a small cache of whole bundles."""
+    """Content-addressed bytes over an object store."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._cache: OrderedDict[str, bytes] = OrderedDict()
-        self._lock = threading.Lock()
 
     def put_blob(self, data: bytes) -> str:
         """Store bytes under their digest; writing what is there already changes nothing.
@@ -85,36 +91,78 @@ class Lakehouse:
         return artifacts + self._put_bundle(waiting)
 
     def get_parts(self, artifacts: Mapping[str, Artifact]) -> dict[str, bytes]:
-        """Return the bytes of each digest."""
-        parts = {}
-        for digest, artifact in artifacts.items():
-            bundle = self._bundle(artifact.blob)
-            parts[digest] = bundle[artifact.start : artifact.start + artifact.length]
-        return parts
+        """Return the bytes of each digest; as ``read_parts``."""
+        return dict(self.read_parts(artifacts.values()))
+
+    def read_parts(self, artifacts: Iterable[Artifact]) -> Iterator[tuple[str, bytes]]:
+        """Yield the digest and the bytes of each part, by blob and place in it.
+
+        Parts that lie close together are one request, at most ``READS_MAX`` requests are in flight, and each part is
+        checked against its digest. So memory is bounded by the reads in flight, and nothing is read twice.
+
+        Raises:
+            IndexDamagedError: If stored bytes have another digest.
+            ObjectNotFoundError: If there is no such blob.
+        """
+        ranges = iter(joined_ranges(artifacts))
+        first = list(islice(ranges, INLINE_READS_MAX + 1))
+        if len(first) <= INLINE_READS_MAX:
+            for found in first:
+                yield from self._read(found)
+            return
+        with ThreadPoolExecutor(READS_MAX) as threads:
+            ahead: deque[Future[list[tuple[str, bytes]]]] = deque()
+            try:
+                for found in chain(first, ranges):
+                    ahead.append(threads.submit(self._read, found))
+                    if len(ahead) == READS_MAX:
+                        yield from ahead.popleft().result()
+                while ahead:
+                    yield from ahead.popleft().result()
+            finally:
+                for waiting in ahead:
+                    waiting.cancel()
+
+    def _read(self, parts: list[Artifact]) -> list[tuple[str, bytes]]:
+        """Read parts of one blob by one request."""
+        blob, start = parts[0].blob, parts[0].start
+        length = max(part.start + part.length for part in parts) - start
+        data = memoryview(self._store.get_range(blob_key(blob), start=start, length=length))
+        return [(part.digest, _checked(part, data[part.start - start :][: part.length])) for part in parts]
 
     def _put_bundle(self, parts: list[bytes]) -> list[Artifact]:
         if not parts:
             return []
-        bundle = b"".join(parts)
-        blob = self.put_blob(bundle)
-        self._remember(blob, bundle)
+        blob = self.put_blob(b"".join(parts))
         artifacts, start = [], 0
         for part in parts:
             artifacts.append(Artifact(digest=digest_bytes(part), blob=blob, start=start, length=len(part)))
             start += len(part)
         return artifacts
 
-    def _bundle(self, digest: str) -> bytes:
-        with self._lock:
-            if digest in self._cache:
-                self._cache.move_to_end(digest)
-                return self._cache[digest]
-        data = self.get_blob(digest)
-        self._remember(digest, data)
-        return data
 
-    def _remember(self, digest: str, data: bytes) -> None:
-        with self._lock:
-            self._cache[digest] = data
-            while sum(map(len, self._cache.values())) > CACHE_BYTES_MAX and len(self._cache) > 1:
-                self._cache.popitem(last=False)
+def joined_ranges(artifacts: Iterable[Artifact]) -> Iterator[list[Artifact]]:
+    """Group parts by the request that reads them: those of one blob, in order, with small gaps, up to a length."""
+    group: list[Artifact] = []
+    end = 0
+    for part in sorted(artifacts, key=lambda part: (part.blob, part.start, part.length)):
+        near = bool(group) and part.blob == group[0].blob and part.start - end <= GAP_BYTES_MAX
+        if group and not (near and part.start + part.length - group[0].start <= READ_BYTES_MAX):
+            yield group
+            group, end = [], 0
+        group.append(part)
+        end = max(end, part.start + part.length)
+    if group:
+        yield group
+
+
+def _checked(part: Artifact, view: memoryview) -> bytes:
+    """Copy a part out of what was read, so that it keeps nothing else in memory."""
+    data = bytes(view)
+    seen = digest_bytes(data)
+    if seen != part.digest:
+        raise IndexDamagedError(
+            f"stored data is damaged: bytes {part.start} to {part.start + part.length} of {blob_key(part.blob)} have "
+            f"digest {seen}, expected {part.digest}"
+        )
+    return data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,51 @@ def test_every_folder_that_a_put_made_is_synced(folder: ObjectStore, tmp_path: P
     synced.clear()
     folder.put("a/b/two", b"2")
     assert [path for path in synced if path.is_dir()] == [root / "a/b"]
+
+
+def test_what_another_writer_put_is_durable_before_it_is_relied_on(
+    folder: ObjectStore, tmp_path: Path, synced: list[Path]
+) -> None:
+    root = tmp_path / "objects"
+    (root / "a").mkdir(parents=True)
+    (root / "a" / "one").write_bytes(b"1")
+    with pytest.raises(ObjectExistsError):
+        folder.put_if_absent("a/one", b"1")
+    assert synced == [root / "a", root]
+
+
+def test_a_put_costs_two_syncs_in_a_folder_that_is_known_and_one_more_in_a_new_one(
+    folder: ObjectStore, synced: list[Path]
+) -> None:
+    folder.put("blobs/a/one", b"1")
+    synced.clear()
+    folder.put("blobs/a/two", b"2")
+    assert len(synced) == 2
+    folder.put("blobs/b/three", b"3")
+    assert len(synced) == 5
+
+
+@pytest.mark.services
+def test_a_range_of_a_bucket_is_one_request(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import obstore
+
+    store = open_store(bucket)
+    store.put("one", b"0123456789")
+    requests: list[str] = []
+
+    def count(name: str) -> None:
+        call = getattr(obstore, name)
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            requests.append(name)
+            return call(*arguments, **named)
+
+        monkeypatch.setattr(obstore, name, counted)
+
+    for name in ("get", "head", "get_range", "list"):
+        count(name)
+    assert [store.get_range("one", start=start, length=4) for start in (2, 8, 10)] == [b"2345", b"89", b""]
+    assert requests == ["get"] * 3
 
 
 def test_absence_is_said_and_a_second_delete_is_no_error(store: ObjectStore) -> None:

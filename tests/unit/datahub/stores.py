@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 from polyreme_api.store import Data, ObjectInfo, ObjectStore
 
@@ -33,3 +34,30 @@ class PassingStore:
 
     def delete(self, key: str) -> None:
         self._store.delete(key)
+
+
+class CountingStore(PassingStore):
+    """Counts what is read, and how many reads there are at once."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(store)
+        self.requests = self.bytes = self.together_max = 0
+        self._together = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> bytes:
+        return self._count(lambda: super(CountingStore, self).get(key))
+
+    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+        return self._count(lambda: super(CountingStore, self).get_range(key, start=start, length=length))
+
+    def _count(self, read: Callable[[], bytes]) -> bytes:
+        with self._lock:
+            self._together += 1
+            self.together_max = max(self.together_max, self._together)
+        data = read()
+        with self._lock:
+            self._together -= 1
+            self.requests += 1
+            self.bytes += len(data)
+        return data

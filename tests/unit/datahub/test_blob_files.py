@@ -18,29 +18,9 @@ from polyreme_datahub.digests import blob_key, digest_bytes
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.loader.blob_files import PARTIAL, PIECE_BYTES, CopiedBlobs, blob_files
 from polyreme_datahub.objects import open_store
-from tests.unit.datahub.stores import PassingStore
+from tests.unit.datahub.stores import CountingStore
 
 PROCESSES = 6
-
-
-class CountingStore(PassingStore):
-    """Counts what is read."""
-
-    def __init__(self, store: ObjectStore) -> None:
-        super().__init__(store)
-        self.requests = 0
-        self.bytes = 0
-
-    def get(self, key: str) -> bytes:
-        return self._count(super().get(key))
-
-    def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        return self._count(super().get_range(key, start=start, length=length))
-
-    def _count(self, data: bytes) -> bytes:
-        self.requests += 1
-        self.bytes += len(data)
-        return data
 
 
 @pytest.fixture

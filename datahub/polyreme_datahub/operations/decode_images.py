@@ -12,6 +12,7 @@ from typing import Any
 
 from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.operations.declare import RECORD, operation
+from polyreme_datahub.operations.open_rules import OpenRules
 from polyreme_datahub.operations.values import Blob, Value
 
 
@@ -22,6 +23,13 @@ class DecodeParameters:
     side_px_min: int = 4
     first_frame: bool = False
     """Take the first frame of an animation or of several pages; refused otherwise."""
+    scale_deep: bool = False
+    """Scale 16-bit images that use 12 bits or fewer by the bits that they use; refused otherwise."""
+
+    @property
+    def rules(self) -> OpenRules:
+        """How images are opened."""
+        return OpenRules(first_frame=self.first_frame, scale_deep=self.scale_deep)
 
 
 @operation("decode", 3, inputs=(RECORD,), parameters=DecodeParameters)
@@ -42,14 +50,17 @@ def decode(record: Value, parameters: DecodeParameters) -> Value:
 
 
 def _facts(blob: Blob, parameters: DecodeParameters) -> dict[str, Any]:
-    image = blob.pixels(first_frame=parameters.first_frame)
+    image = blob.pixels(parameters.rules)
     if min(image.size) < parameters.side_px_min:
         raise BadRecordError(
             f"image is too small: {image.width} x {image.height} pixels, expected at least {parameters.side_px_min} "
             "per side",
             rule="image-size",
         )
-    return {"digest": blob.digest, "width": image.width, "height": image.height}
+    facts: dict[str, Any] = {"digest": blob.digest, "width": image.width, "height": image.height}
+    if parameters.rules != OpenRules():
+        facts["open"] = dataclasses.asdict(parameters.rules)
+    return facts
 
 
 def _check_mask(facts: Mapping[str, Any], blob: Blob) -> None:

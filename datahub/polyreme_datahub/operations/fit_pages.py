@@ -17,6 +17,7 @@ from PIL import Image
 
 from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.operations.declare import operation
+from polyreme_datahub.operations.open_rules import OpenRules
 from polyreme_datahub.operations.values import Blob, Value
 
 SCALE = 3
@@ -65,7 +66,7 @@ def _resize(decoded: Value, parameters: ComposeParameters) -> Value:
     pages, made, scales = [], [], []
     for source in decoded.data["images"]:
         size = fitting_size(source["width"], source["height"], parameters)
-        pixels = decoded.blobs[source["digest"]].pixels(first_frame="frames" in source)
+        pixels = decoded.blobs[source["digest"]].pixels(OpenRules(**source.get("open", {})))
         image = pixels.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
         page, patches = _cut(np.asarray(image), parameters)
         made.append(patches)

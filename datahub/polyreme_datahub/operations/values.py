@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from polyreme_datahub.digests import canonical_json, digest_bytes
+from polyreme_datahub.operations.open_rules import OpenRules
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -29,22 +30,23 @@ class Blob:
         """
         self.data = data
         self.digest = digest_bytes(data) if digest is None else digest
-        self._pixels: dict[bool, Image.Image] = {}
+        self._pixels: dict[OpenRules, Image.Image] = {}
 
-    def pixels(self, *, first_frame: bool = False) -> Image.Image:
+    def pixels(self, rules: OpenRules | None = None) -> Image.Image:
         """Return the image: upright, gray or RGB, 8 bits a channel. Every caller gets the same object: don't change it.
 
         Args:
-            first_frame: Take the first frame of an animation or of several pages, which are refused otherwise.
+            rules: How to open what is refused by default.
 
         Raises:
             BadRecordError: If the bytes break one of the rules of ``operations.images``.
         """
-        if first_frame not in self._pixels:
+        chosen = rules or OpenRules()
+        if chosen not in self._pixels:
             from polyreme_datahub.operations.images import open_upright
 
-            self._pixels[first_frame] = open_upright(self.data, first_frame=first_frame)
-        return self._pixels[first_frame]
+            self._pixels[chosen] = open_upright(self.data, chosen)
+        return self._pixels[chosen]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Blob) and self.digest == other.digest

@@ -29,6 +29,8 @@ JSONL = "jsonl"
 FOLDER = "folder"
 FOLDER_QUESTION = "Describe the image."
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
+SUFFIXES_UNREAD = frozenset({".heic", ".heif", ".avif", ".jxl", ".jp2"})
+"""Images that no decoder here reads: they are listed, so that each is a dead letter and not silently left out."""
 LINE_BYTES_MAX = 4 * 2**20
 IMAGE_BYTES_MAX = 256 * 2**20
 RECORD_BYTES_MAX = 512 * 2**20
@@ -340,7 +342,7 @@ def _shown(name: str) -> str:
 def _images_in(path: Path) -> list[str]:
     def walk() -> Iterator[str]:
         for file in path.rglob("*"):
-            if file.suffix.lower() in SUFFIXES and file.is_file():
+            if file.suffix.lower() in SUFFIXES | SUFFIXES_UNREAD and file.is_file():
                 yield str(file.relative_to(path))
 
     return sorted(walk())

@@ -126,7 +126,7 @@ def test_one_chain_decodes_an_image_once(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("image", "mask", "rule"),
     [
-        (b"no image", None, "image"),
+        (b"no image", None, "image-format"),
         (encoded(Image.new("L", (3, 9)), "PNG"), None, "image-size"),
         (encoded(Image.new("L", (9, 9)), "PNG"), b"no image", "mask"),
         (encoded(Image.new("L", (9, 9)), "PNG"), encoded(Image.new("L", (9, 8)), "PNG"), "mask"),

@@ -10,5 +10,5 @@ compile() {
 compile "$@" --group bootstrap --output-file requirements/uv.lock.txt
 compile "$@" pyproject.toml --extra run --group build --output-file requirements/run.lock
 # What a run uses and what is tested are the same versions.
-compile "$@" pyproject.toml --extra run --extra operator --group dev --constraints requirements/run.lock \
+compile "$@" pyproject.toml --extra run --extra operator --extra services --group dev --constraints requirements/run.lock \
   --output-file requirements/dev.lock

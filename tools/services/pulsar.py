@@ -21,7 +21,10 @@ USUAL_S = 25
 PROGRESS_FILES = 100
 READY_S_MAX = 120.0
 HEALTH_S_MAX = 10.0
-PARTITIONS = 4
+PARTITIONS = 2
+"""Of each topic that is made by its first use."""
+TTL_S = 600
+"""Time that a message waits for a consumer: what is still due is sent again."""
 LOG_LINES_SHOWN = 15
 CONFIGURATION = {
     "clusterName": "standalone",
@@ -37,6 +40,7 @@ CONFIGURATION = {
     "allowAutoTopicCreation": "true",
     "allowAutoTopicCreationType": "partitioned",
     "defaultNumPartitions": PARTITIONS,
+    "ttlDurationDefaultInSeconds": TTL_S,
 }
 # Java 17 closes what Netty, RocksDB and the metrics read.
 OPENED = (

@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from polyreme_system.files import read_json, write_json
@@ -18,6 +18,7 @@ from tools.services.pulsar import Pulsar, jars_folder
 
 FOLDER = Path(".polyreme/services")
 """Folder of this checkout's services; git ignores it."""
+NAMES = ("pulsar", "s3", "postgresql")
 BUCKET = "polyreme"
 VARIABLES_NAME = "variables.json"
 BUSY = "another command is at work in {}: waiting for it"
@@ -26,17 +27,19 @@ TRIES = 3
 _DATA = ("buckets", ATTRIBUTES_NAME, "pulsar", VARIABLES_NAME)
 
 
-def build() -> None:
-    """Get what is missing, so that a later ``up`` takes seconds.
+def build(names: Collection[str] = NAMES) -> None:
+    """Get what is missing of some services, so that a later ``up`` takes seconds.
 
     Raises:
         BuildError: If a program can't be had.
     """
-    program(os.environ)
-    jars_folder(os.environ)
+    if "s3" in names:
+        program(os.environ)
+    if "pulsar" in names:
+        jars_folder(os.environ)
 
 
-def up(folder: Path) -> dict[str, str]:
+def up(folder: Path, names: Collection[str] = NAMES) -> dict[str, str]:
     """Return the variables of services that run, and start them if they do not.
 
     Raises:
@@ -44,7 +47,7 @@ def up(folder: Path) -> dict[str, str]:
         ServerError: If a server does not get ready.
     """
     folder = folder.resolve()
-    build()
+    build(names)
     with locked(folder, busy=BUSY.format(folder)):
         servers, known = Servers(folder), read_json(folder / VARIABLES_NAME)
         if servers.are_up and known:
@@ -54,7 +57,7 @@ def up(folder: Path) -> dict[str, str]:
             _clear(folder, servers)
             started_s = time.monotonic()
             try:
-                variables = _start(folder, servers)
+                variables = _start(folder, servers, names)
             except ServerError as error:
                 servers.stop()
                 if number == TRIES or "address already in use" not in str(error).lower():
@@ -69,13 +72,19 @@ def up(folder: Path) -> dict[str, str]:
     raise AssertionError("unreachable")
 
 
-def _start(folder: Path, servers: Servers) -> dict[str, str]:
+def _start(folder: Path, servers: Servers, names: Collection[str]) -> dict[str, str]:
     """All at a time: the slowest first, and none is waited for before every one is started."""
-    services = (Pulsar(folder, servers), Buckets(folder / "buckets", servers, (BUCKET,)), Postgresql(folder, servers))
+    makers: dict[str, Callable[[], Pulsar | Buckets | Postgresql]] = {
+        "pulsar": lambda: Pulsar(folder, servers),
+        "s3": lambda: Buckets(folder / "buckets", servers, (BUCKET,)),
+        "postgresql": lambda: Postgresql(folder, servers),
+    }
+    services = [make() for name, make in makers.items() if name in names]
     for service in services:
         service.start()
     variables = {name: value for service in services for name, value in service.wait().items()}
-    variables["POLYREME_OBJECTS_URL"] = f"s3://{BUCKET}"
+    if "s3" in names:
+        variables["POLYREME_OBJECTS_URL"] = f"s3://{BUCKET}"
     write_json(folder / VARIABLES_NAME, variables, mode=0o600)
     servers.note_ready()
     return variables
@@ -106,10 +115,10 @@ def status(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def shared(folder: Path) -> Iterator[Mapping[str, str]]:
+def shared(folder: Path, names: Collection[str] = NAMES) -> Iterator[Mapping[str, str]]:
     """Services of several processes: the first one starts them, and the end of the last one stops them."""
     with held(folder):
-        yield up(folder)
+        yield up(folder, names)
 
 
 def _clear(folder: Path, servers: Servers, *, logs: bool = False) -> None:

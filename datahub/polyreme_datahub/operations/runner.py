@@ -17,8 +17,8 @@ from polyreme_datahub.operations.types import STAGES
 from polyreme_datahub.registry import work
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.work import StageCount
-from polyreme_datahub.topics.memory import InProcessTopics
-from polyreme_datahub.topics.types import Delivery, Message, Subscription
+from polyreme_datahub.topics.memory import InProcessSubscription, InProcessTopics
+from polyreme_datahub.topics.types import Delivery, Message
 
 WORKERS = 2
 DUE_MAX = 256
@@ -105,7 +105,7 @@ class Runner:
             if self._topics.publish(message, timeout_s=PUBLISH_WAIT_S, delay_s=delay_s):
                 return
 
-    def _consume(self, subscription: Subscription) -> None:
+    def _consume(self, subscription: InProcessSubscription) -> None:
         try:
             while self._failure is None:
                 deliveries = subscription.receive(count_max=1, timeout_s=POLL_S)
@@ -119,7 +119,7 @@ class Runner:
         finally:
             subscription.close()
 
-    def _take(self, subscription: Subscription, delivery: Delivery) -> None:
+    def _take(self, subscription: InProcessSubscription, delivery: Delivery) -> None:
         message = delivery.message
         try:
             count, children = self._do(message)

@@ -1,7 +1,6 @@
-"""The bus inside one process: bounded queues, loans, redelivery with a delay.
+"""The bus inside one process: bounded queues, loans, redelivery.
 
-It keeps nothing on disk and need not: every due message stands in the registry's outbox until its results are
-committed.
+It keeps nothing on disk and need not: every due message is a row until its results are committed.
 """
 
 from __future__ import annotations
@@ -13,26 +12,56 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from polyreme_datahub.topics.types import Delivery, Message
+from polyreme_datahub.topics.types import (
+    REDELIVERIES_MAX,
+    REDELIVERY_S,
+    Delivery,
+    Message,
+    checked_name,
+    dead_letters,
+    encode,
+)
 
 QUEUE_MAX = 256
 """Messages that wait in one topic before publishers wait."""
 
+_Place = tuple[str, str]
+
 
 @dataclasses.dataclass(slots=True)
 class _Group:
-    ready: deque[tuple[Message, int]]
-    delayed: list[tuple[float, int, Message, int]]
-    loans: dict[int, tuple[object, Message, int]]
+    ready: deque[tuple[Message, int]] = dataclasses.field(default_factory=deque)
+    delayed: list[tuple[float, int, Message, int]] = dataclasses.field(default_factory=list)
+
+    @property
+    def waiting(self) -> int:
+        return len(self.ready) + len(self.delayed)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Loan:
+    place: _Place
+    holder: object
+    message: Message
+    redeliveries: int
 
 
 class InProcessTopics:
     """Topics in memory."""
 
-    def __init__(self, *, steady_s: Callable[[], float] = time.monotonic, queue_max: int = QUEUE_MAX) -> None:  # noqa: TID251
+    def __init__(
+        self,
+        *,
+        steady_s: Callable[[], float] = time.monotonic,  # noqa: TID251 - the shell's default
+        queue_max: int = QUEUE_MAX,
+        redelivery_s: float = REDELIVERY_S,
+        redeliveries_max: int = REDELIVERIES_MAX,
+    ) -> None:
         self._steady_s = steady_s
         self._queue_max = queue_max
-        self._groups: dict[tuple[str, str], _Group] = {}
+        self.redelivery_s, self._redeliveries_max = redelivery_s, redeliveries_max
+        self._groups: dict[_Place, _Group] = {}
+        self._loans: dict[int, _Loan] = {}
         self._changed = threading.Condition()
         self._next_id = 0
         self._closed = False
@@ -43,32 +72,40 @@ class InProcessTopics:
         Returns:
             False when a group stayed full for ``timeout_s``; then no group got the message.
         """
+        encode(message)
         with self._changed:
             groups = [group for (topic, _), group in self._groups.items() if topic == message.topic]
-            free = self._changed.wait_for(lambda: all(self._waiting(g) < self._queue_max for g in groups), timeout_s)
+            free = self._changed.wait_for(lambda: all(g.waiting < self._queue_max for g in groups), timeout_s)
             if not free:
                 return False
             for group in groups:
                 if delay_s > 0:
-                    self._next_id += 1
-                    heapq.heappush(group.delayed, (self._steady_s() + delay_s, self._next_id, message, 0))
+                    self._delay(group, message, delay_s, redeliveries=0)
                 else:
                     group.ready.append((message, 0))
             self._changed.notify_all()
             return True
 
+    def publish_all(self, messages: Sequence[Message], *, timeout_s: float) -> Sequence[Message]:
+        """Send messages; return those that were taken within ``timeout_s``."""
+        until_s = self._steady_s() + timeout_s
+        return [
+            message for message in messages if self.publish(message, timeout_s=max(0.0, until_s - self._steady_s()))
+        ]
+
     def subscribe(self, topics: Sequence[str], *, group: str) -> InProcessSubscription:
         """Join a group of consumers; topics and groups are made as they are named."""
+        places = [(checked_name(topic), checked_name(group)) for topic in topics]
         with self._changed:
-            for topic in topics:
-                self._groups.setdefault((topic, group), _Group(ready=deque(), delayed=[], loans={}))
-        return InProcessSubscription(self, [(topic, group) for topic in topics])
+            for place in places:
+                self._groups.setdefault(place, _Group())
+        return InProcessSubscription(self, places)
 
     def wait_idle(self, *, timeout_s: float) -> bool:
         """Wait until no message waits or is on loan; False when ``timeout_s`` passes before."""
 
         def done() -> bool:
-            return all(not self._waiting(group) and not group.loans for group in self._groups.values())
+            return not self._loans and not any(group.waiting for group in self._groups.values())
 
         with self._changed:
             return self._changed.wait_for(done, timeout_s)
@@ -84,9 +121,7 @@ class InProcessTopics:
             self._closed = True
             self._changed.notify_all()
 
-    def take(
-        self, places: Sequence[tuple[str, str]], holder: object, *, count_max: int, timeout_s: float
-    ) -> list[Delivery]:
+    def take(self, places: Sequence[_Place], holder: object, *, count_max: int, timeout_s: float) -> list[Delivery]:
         """Lend messages to ``holder``, later topics first: what is nearly done is done first."""
         until_s = self._steady_s() + timeout_s
         with self._changed:
@@ -98,26 +133,38 @@ class InProcessTopics:
                 self._changed.wait(min(left_s, self._next_due_s(places)))
             return []
 
-    def give_back(self, place: tuple[str, str], loan: int, *, delay_s: float | None) -> None:
+    def give_back(self, loan: int, *, delay_s: float | None) -> None:
         """End a loan: for good, or (``delay_s``) to be lent again."""
         with self._changed:
-            _, message, redeliveries = self._groups[place].loans.pop(loan, (None, None, 0))
-            if message is not None and delay_s is not None:
-                due = (self._steady_s() + delay_s, loan, message, redeliveries + 1)
-                heapq.heappush(self._groups[place].delayed, due)
+            ended = self._loans.pop(loan, None)
+            if ended is not None and delay_s is not None:
+                if ended.redeliveries < self._redeliveries_max:
+                    group = self._groups[ended.place]
+                    self._delay(group, ended.message, delay_s, redeliveries=ended.redeliveries + 1)
+                else:
+                    self._bury(ended)
             self._changed.notify_all()
 
-    def leave(self, places: Sequence[tuple[str, str]], holder: object) -> None:
+    def leave(self, holder: object) -> None:
         """Take back every loan of ``holder``."""
         with self._changed:
-            for place in places:
-                group = self._groups[place]
-                for loan in [loan for loan, (who, _, _) in group.loans.items() if who is holder]:
-                    _, message, redeliveries = group.loans.pop(loan)
-                    group.ready.appendleft((message, redeliveries + 1))
+            for id_, loan in [(id_, loan) for id_, loan in self._loans.items() if loan.holder is holder]:
+                del self._loans[id_]
+                self._groups[loan.place].ready.appendleft((loan.message, loan.redeliveries + 1))
             self._changed.notify_all()
 
-    def _lend(self, places: Sequence[tuple[str, str]], holder: object, count_max: int) -> list[Delivery]:
+    def _bury(self, loan: _Loan) -> None:
+        """Hand a message to whoever reads the dead letters of its group."""
+        grave = dead_letters(loan.place[1])
+        for (topic, _), group in self._groups.items():
+            if topic == grave and group.waiting < self._queue_max:
+                group.ready.append((loan.message, 0))
+
+    def _delay(self, group: _Group, message: Message, delay_s: float, *, redeliveries: int) -> None:
+        self._next_id += 1
+        heapq.heappush(group.delayed, (self._steady_s() + delay_s, self._next_id, message, redeliveries))
+
+    def _lend(self, places: Sequence[_Place], holder: object, count_max: int) -> list[Delivery]:
         now_s = self._steady_s()
         taken: list[Delivery] = []
         for place in reversed(places):
@@ -128,28 +175,23 @@ class InProcessTopics:
             while group.ready and len(taken) < count_max:
                 message, redeliveries = group.ready.popleft()
                 self._next_id += 1
-                group.loans[self._next_id] = (holder, message, redeliveries)
+                self._loans[self._next_id] = _Loan(place, holder, message, redeliveries)
                 taken.append(Delivery(id=self._next_id, message=message, redeliveries=redeliveries))
         if taken:
             self._changed.notify_all()
         return taken
 
-    def _next_due_s(self, places: Sequence[tuple[str, str]]) -> float:
+    def _next_due_s(self, places: Sequence[_Place]) -> float:
         dues = [self._groups[place].delayed[0][0] for place in places if self._groups[place].delayed]
         return max(0.001, min(dues) - self._steady_s()) if dues else 3600.0
-
-    @staticmethod
-    def _waiting(group: _Group) -> int:
-        return len(group.ready) + len(group.delayed)
 
 
 class InProcessSubscription:
     """A consumer's place on ``InProcessTopics``."""
 
-    def __init__(self, bus: InProcessTopics, places: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, bus: InProcessTopics, places: Sequence[_Place]) -> None:
         self._bus = bus
         self._places = places
-        self._place_by_topic = {topic: (topic, group) for topic, group in places}
 
     def receive(self, *, count_max: int, timeout_s: float) -> Sequence[Delivery]:
         """Return up to ``count_max`` messages; none when ``timeout_s`` passes or the bus is closed."""
@@ -157,12 +199,12 @@ class InProcessSubscription:
 
     def acknowledge(self, delivery: Delivery) -> None:
         """End a message: its results are committed."""
-        self._bus.give_back(self._place_by_topic[delivery.message.topic], delivery.id, delay_s=None)
+        self._bus.give_back(delivery.id, delay_s=None)
 
-    def negative(self, delivery: Delivery, *, delay_s: float) -> None:
-        """Give a message back, to be delivered again after ``delay_s``."""
-        self._bus.give_back(self._place_by_topic[delivery.message.topic], delivery.id, delay_s=delay_s)
+    def negative(self, delivery: Delivery, *, delay_s: float | None = None) -> None:
+        """Give a message back, to be delivered again after ``delay_s``, or the time of the bus."""
+        self._bus.give_back(delivery.id, delay_s=self._bus.redelivery_s if delay_s is None else delay_s)
 
     def close(self) -> None:
         """Leave; messages on loan go to the others."""
-        self._bus.leave(self._places, self)
+        self._bus.leave(self)

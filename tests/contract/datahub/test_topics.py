@@ -1,9 +1,14 @@
-"""What a bus of topics promises: at least once, by loan, with redelivery and back pressure."""
+"""The bus in memory: what every bus promises, and what only this one does."""
 
 from __future__ import annotations
 
+import pytest
+
+from polyreme_api.errors import InvalidConfigError
 from polyreme_datahub.topics.memory import InProcessTopics
+from polyreme_datahub.topics.open import open_topics
 from polyreme_datahub.topics.types import Message, Topics
+from tests.contract.datahub.topics_contract import REDELIVERIES_MAX, REDELIVERY_S, TopicsContract
 
 
 class Steps:
@@ -19,24 +24,11 @@ def message(key: str, topic: str = "decode") -> Message:
     return Message(key=key, pipeline="p", topic=topic, body="{}")
 
 
-def test_a_message_is_lent_to_one_consumer_of_a_group_and_to_every_group() -> None:
-    bus = InProcessTopics()
-    one, two = bus.subscribe(["decode"], group="g"), bus.subscribe(["decode"], group="g")
-    other = bus.subscribe(["decode"], group="h")
-    assert bus.publish(message("a"), timeout_s=0)
-    assert [d.message.key for d in one.receive(count_max=5, timeout_s=0)] == ["a"]
-    assert two.receive(count_max=5, timeout_s=0) == []
-    assert [d.message.key for d in other.receive(count_max=5, timeout_s=0)] == ["a"]
-
-
-def test_what_a_lost_consumer_held_comes_again() -> None:
-    bus = InProcessTopics()
-    lost, other = bus.subscribe(["decode"], group="g"), bus.subscribe(["decode"], group="g")
-    bus.publish(message("a"), timeout_s=0)
-    lost.receive(count_max=1, timeout_s=0)
-    lost.close()
-    (again,) = other.receive(count_max=1, timeout_s=0)
-    assert (again.message.key, again.redeliveries) == ("a", 1)
+@pytest.mark.slow
+class TestInProcess(TopicsContract):
+    @pytest.fixture
+    def bus(self) -> Topics:
+        return InProcessTopics(redelivery_s=REDELIVERY_S, redeliveries_max=REDELIVERIES_MAX)
 
 
 def test_a_message_given_back_comes_again_after_its_delay() -> None:
@@ -58,8 +50,8 @@ def test_a_message_given_back_comes_again_after_its_delay() -> None:
 def test_a_full_topic_makes_the_publisher_wait() -> None:
     bus: Topics = InProcessTopics(queue_max=2)
     consumer = bus.subscribe(["decode"], group="g")
-    assert bus.publish(message("a"), timeout_s=0)
-    assert bus.publish(message("b"), timeout_s=0)
+    sent = [message("a"), message("b"), message("c")]
+    assert bus.publish_all(sent, timeout_s=0) == sent[:2]
     assert not bus.publish(message("c"), timeout_s=0)
     consumer.receive(count_max=1, timeout_s=0)
     assert bus.publish(message("c"), timeout_s=0)
@@ -71,3 +63,33 @@ def test_later_stages_go_first() -> None:
     bus.publish(message("a", "decode"), timeout_s=0)
     bus.publish(message("b", "compose"), timeout_s=0)
     assert [d.message.key for d in consumer.receive(count_max=2, timeout_s=0)] == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "memory",
+        "kafka://host:9092",
+        "pulsar://host",
+        "pulsar:host:6650",
+        "pulsar://host:6650/tenant",
+        "pulsar://h:1?a",
+    ],
+)
+def test_a_url_of_no_bus_is_refused(url: str) -> None:
+    with pytest.raises(InvalidConfigError, match=r"not topics: .*expected memory: or pulsar://host:port"):
+        open_topics(url, environment={})
+
+
+def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+    with pytest.raises(InvalidConfigError, match=r"set POLYREME_TOPICS_TOKEN") as raised:
+        open_topics("pulsar://user:hidden@host:6650", environment={})
+    assert "hidden" not in str(raised.value)
+
+
+def test_a_token_file_that_can_not_be_read_is_refused_by_name() -> None:
+    with pytest.raises(InvalidConfigError, match=r"change POLYREME_TOPICS_TOKEN_FILE"):
+        open_topics("pulsar://host:6650", environment={"POLYREME_TOPICS_TOKEN_FILE": "/nonexistent"})
+    with pytest.raises(InvalidConfigError, match="both set"):
+        open_topics("pulsar://host:1", environment={"POLYREME_TOPICS_TOKEN_FILE": "/x", "POLYREME_TOPICS_TOKEN": "t"})

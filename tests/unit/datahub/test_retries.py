@@ -54,10 +54,10 @@ class NotedTopics(InProcessTopics):
         self.delays_s.append(delay_s)
         return super().publish(message, timeout_s=timeout_s)
 
-    def give_back(self, place: tuple[str, str], loan: int, *, delay_s: float | None) -> None:
+    def give_back(self, loan: int, *, delay_s: float | None) -> None:
         if delay_s is not None:
             self.delays_s.append(delay_s)
-        super().give_back(place, loan, delay_s=None if delay_s is None else 0.0)
+        super().give_back(loan, delay_s=None if delay_s is None else 0.0)
 
 
 class Script:

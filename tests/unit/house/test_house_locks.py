@@ -20,7 +20,7 @@ NOT_OF_A_LOCK = re.compile(r"://|(?<![\w.])/\w|--(?:find-links|index-url|extra-i
 EXTRAS = {
     "requirements/uv.lock.txt": (),
     "requirements/run.lock": ("run",),
-    "requirements/dev.lock": ("run", "operator"),
+    "requirements/dev.lock": ("run", "operator", "services"),
 }
 GROUPS = {
     "requirements/uv.lock.txt": ("bootstrap",),
@@ -119,7 +119,7 @@ def test_every_library_that_is_imported_is_asked_for() -> None:
         for path, text in repo_checks.tracked_texts(ROOT).items()
         if path.suffix == ".py" and path.parts[0] in roots
     }
-    asked = {canonicalize_name(wish.name) for wish in wanted(project(), ("run", "operator"), ("dev",))}
+    asked = {canonicalize_name(wish.name) for wish in wanted(project(), ("run", "operator", "services"), ("dev",))}
     ours = {path.name for root in repo_checks.SOURCE_ROOTS for path in (ROOT / root).iterdir()} | {"tests", "tools"}
     sources = packages_distributions()
     imported = {offence.rpartition(" ")[2].partition(".")[0] for offence in repo_checks.foreign_imports(texts, ours)}

@@ -8,6 +8,7 @@ decision depends on what it looks at and not on the size of the cluster.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections import ChainMap, defaultdict
 from collections.abc import Set as AbstractSet
@@ -69,7 +70,8 @@ _log = logging.getLogger(__name__)
 class ClusterCache:
     """Views by object, with the indices that decisions need."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, data_gate: bool = False) -> None:
+        self._data_gate = data_gate
         self.nodes = NodeTable()
         self.ledger = UsageLedger(self.nodes)
         self.jobs = JobIndex(self.ledger)
@@ -327,7 +329,8 @@ class ClusterCache:
         match ref.kind:
             case "TrainingJob":
                 known = self.jobs.views.get(self._job_refs.get(ref, ""))
-                return self._put_job(ref, parse_job_view(manifest, known, priorities=self._priorities, seen_s=now_s))
+                parse = functools.partial(parse_job_view, seen_s=now_s, data_gate=self._data_gate)
+                return self._put_job(ref, parse(manifest, known, priorities=self._priorities))
             case "Pod":
                 pod = parse_pod(manifest, seen_s=now_s, known=self._pods.known(ref))
                 job = None if pod is None else self.jobs.views.get(pod.job_uid)

@@ -106,7 +106,7 @@ class _Controller:
     ) -> None:
         self._clock, self._settings, self._rng = clock, settings, rng
         self._observer = observer
-        self._cache = ClusterCache()
+        self._cache = ClusterCache(data_gate=settings.data_gate)
         self._events = EventRecorder(
             port,
             clock,

@@ -54,7 +54,10 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
     )
     return Options(
         settings=Settings(
-            namespace=given.namespace, defaults=defaults, limits=Limits(grow_cooldown_s=given.grow_cooldown_seconds)
+            namespace=given.namespace,
+            defaults=defaults,
+            limits=Limits(grow_cooldown_s=given.grow_cooldown_seconds),
+            data_gate=given.data_gate,
         ),
         host=host,
         port=port,
@@ -113,6 +116,13 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         default=said("LAUNCHER_RBAC", "true") == "true",
         help="give each job a Role for its launcher",
+    )
+    parser.add_argument(
+        "--data-gate",
+        action=argparse.BooleanOptionalAction,
+        default=said("DATA_GATE", "false") == "true",
+        help="admit a job only when its data is ready, which polyreme-datahub or polyreme node reports; without one of "
+        "them, jobs would wait forever",
     )
     parser.add_argument(
         "--metrics-address",

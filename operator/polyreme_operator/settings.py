@@ -15,6 +15,9 @@ class Settings:
     namespace: str = "polyreme-system"
     """Namespace of the intents' ConfigMap."""
     defaults: PodDefaults = dataclasses.field(default_factory=PodDefaults)
+    data_gate: bool = False
+    """Whether a job is admitted only when a datahub controller has reported its data as ready. Without such a
+    controller, no job that trains on data would start."""
     relist_s: float = 300.0
     """How often every kind is listed again, to find changes that a watch missed."""
     limits: Limits = dataclasses.field(default_factory=Limits)

@@ -22,6 +22,8 @@ BEFORE_MAX = 10
 VICTIMS_MAX = 20
 _HELP: dict[str, str] = {
     Reason.MISCONFIGURED: "it can never run as it is: change the spec and apply it again",
+    Reason.WAITING_FOR_DATA: "it is queued for devices when its data is processed",
+    Reason.DATA_REFUSED: "it is queued for devices once its dataset is repaired or registered, or its data changed",
     Reason.EXCEEDS_QUOTA: "it runs when jobs of the queue or its cohort end, or when the queue's quota is raised",
     Reason.QUEUE_MISSING: "it runs once its queue is Ready: create the TrainingQueue, or set another spec.queueName",
     Reason.QUEUE_STOPPED: "it runs once spec.stopPolicy of its queue and of the cohorts above it is None",

@@ -12,6 +12,7 @@ from polyreme_api.labels import MANAGER
 from polyreme_operator.cache.usage import BY_PLACEMENT, UsageLedger, placement_charges
 from polyreme_operator.queueing.waiting import WaitingIndex
 from polyreme_operator.reconcile import transition
+from polyreme_operator.reconcile.data_gate import awaits_data
 from polyreme_operator.types.queues import Waiting
 from polyreme_operator.types.reasons import ConditionType
 from polyreme_operator.types.views import JobView
@@ -154,7 +155,7 @@ def waits(job: JobView) -> bool:
     """Tell whether a job waits for its admission."""
     if job.quarantined or job.spec is None or job.plan is None:
         return False
-    return is_ours(job) and not job.admitted and not job.spec.suspend
+    return is_ours(job) and not job.admitted and not job.spec.suspend and not awaits_data(job)
 
 
 def waiting_of(job: JobView, kind: int) -> Waiting:

@@ -21,6 +21,8 @@ _ON_CHANGE: tuple[tuple[ConditionType, frozenset[str], bool], ...] = (
         True,
     ),
     (ConditionType.QUEUED, frozenset({Reason.EVICTED, Reason.CREATE_REFUSED}), True),
+    (ConditionType.DATA_READY, frozenset({Reason.DATA_REFUSED, Reason.PROCESSING_FAILED, Reason.DATA_MISSING}), True),
+    (ConditionType.DATA_READY, frozenset({Reason.DATA_PROCESSED}), False),
     (ConditionType.SUSPENDED, frozenset({Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED}), False),
     (ConditionType.RUNNING, frozenset({Reason.STALLED}), True),
     (ConditionType.RESIZE_REFUSED, frozenset({Reason.NO_FIT}), True),

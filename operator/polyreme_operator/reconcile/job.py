@@ -17,6 +17,7 @@ from polyreme_api.times import rfc3339
 from polyreme_operator.port import ObjectRef
 from polyreme_operator.reconcile import binding, environment_runtime, stopping, transition, worker_pods
 from polyreme_operator.reconcile.accounting import settlement_due_s
+from polyreme_operator.reconcile.data_gate import awaits_data, pending_data
 from polyreme_operator.reconcile.events import events_of
 from polyreme_operator.reconcile.failure_policy import GiveUp, Restart, judge
 from polyreme_operator.reconcile.hang import Stall, find_stall
@@ -179,7 +180,7 @@ def _observed(
         after.drop(ConditionType.RESIZE_REFUSED)
     elif snapshot.refused:
         after.set(ConditionType.RESIZE_REFUSED, True, Reason.NO_FIT, snapshot.refused)
-    changed = after.report_missing_class().build() is not job.status
+    changed = after.report_missing_class().report_data().build() is not job.status
     after.update(
         replicas=len(pods),
         ready_replicas=attempt.replicas if released else joined,
@@ -252,9 +253,10 @@ def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Deci
     else:
         if job.status.is_true(ConditionType.SUSPENDED):
             after.set(ConditionType.SUSPENDED, False, Reason.RESUMED)
-        if snapshot.pending is not None:
-            after.set(ConditionType.QUEUED, True, snapshot.pending.reason, snapshot.pending.message)
-    after.report_missing_class().update(
+        pending = pending_data(job) if awaits_data(job) else snapshot.pending
+        if pending is not None:
+            after.set(ConditionType.QUEUED, True, pending.reason, pending.message)
+    after.report_missing_class().report_data().update(
         replicas=len(snapshot.pods),
         ready_replicas=0,
         priority=job.priority,

@@ -10,6 +10,7 @@ from polyreme_api.job.status import EarlierRestarts, RestartRecord
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.times import rfc3339
 from polyreme_operator.reconcile import accounting
+from polyreme_operator.reconcile.data_gate import readiness
 from polyreme_operator.reconcile.failure_policy import with_restart
 from polyreme_operator.types.reasons import Cause, ConditionType, Reason
 from polyreme_operator.types.views import JobView
@@ -95,6 +96,11 @@ class StatusBuilder:
             "create it or change spec.priorityClassName"
         )
         return self.set(ConditionType.PRIORITY_CLASS_MISSING, True, Reason.NOT_FOUND, message)
+
+    def report_data(self) -> Self:
+        """Repeat what the datahub controller reports of the job's data; the condition of an older report stays."""
+        known = readiness(self.job)
+        return self if known is None else self.set(ConditionType.DATA_READY, known.ready, known.reason, known.message)
 
     def close_attempt(self, record: ProgressRecord | None, *, ended_by: Cause | None, hung_s: float = 0.0) -> Self:
         """Charge the time of the current attempt; see ``accounting.close_attempt``."""

@@ -52,13 +52,17 @@ def admit(job: JobView, nodes: Sequence[str], now_s: float, *, plan: Plan | None
     )
     after.set(ConditionType.QUEUED, False, Reason.ADMITTED).lower(ConditionType.PREEMPTED, Reason.ADMITTED)
     after.drop(ConditionType.SUSPENDED, ConditionType.RESIZE_REFUSED)
-    return after.update(
-        preemption=None,
-        first_admitted_at=job.status.first_admitted_at or rfc3339(now_s),
-        selector=f"{labels.LABEL_JOB_UID}={job.uid}",
-        priority=job.priority,
-        observed_generation=job.generation,
-    ).build()
+    return (
+        after.report_data()
+        .update(
+            preemption=None,
+            first_admitted_at=job.status.first_admitted_at or rfc3339(now_s),
+            selector=f"{labels.LABEL_JOB_UID}={job.uid}",
+            priority=job.priority,
+            observed_generation=job.generation,
+        )
+        .build()
+    )
 
 
 def restart(snapshot: JobSnapshot, verdict: Restart, nodes: Sequence[str], now_s: float) -> TrainingJobStatus:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from polyreme_api import labels
+from polyreme_api.data_report import data_digest, read_report
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
 from polyreme_api.metadata import ObjectMeta
@@ -25,6 +26,7 @@ from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.resources import allocatable, canonical, constraints_of, pod_requests
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, NodeView, PodPhase, PodView
+from polyreme_planner.plan import Plan
 
 RISK = f"{labels.GROUP}/risk"
 """Annotation or label of a node with its failure probability, from 0 to 1."""
@@ -40,6 +42,7 @@ def parse_job_view(
     *,
     priorities: Mapping[str, int] | None = None,
     seen_s: float = 0.0,
+    data_gate: bool = False,
 ) -> JobView:
     """Parse a TrainingJob. An invalid spec yields a view too, so that it can be reported. Plans are not made here.
 
@@ -48,23 +51,18 @@ def parse_job_view(
         known: An earlier view, whose arrival is kept, and whose plans are kept while the generation is the same.
         priorities: Values of the PriorityClasses, by name.
         seen_s: When it was observed; 0 if unknown.
+        data_gate: Whether its admission waits for its data.
     """
     metadata = manifest["metadata"]
     generation = metadata.get("generation", 0)
     known = known if known is not None and known.uid == metadata["uid"] else None
     status, unreadable = _read_status(manifest, known)
-    if known is not None and known.generation == generation and known.spec is not None:
-        read = _SpecView(known.spec, known.invalid, known.requests, known.constraints, known.planning)
-        plan, plans = known.plan, known.plans
-    else:
-        read = _read_spec(manifest)
-        plan, plans = None, ()
-        if read.planning is not None and generation > 1:
-            read = dataclasses.replace(read, planning=dataclasses.replace(read.planning, rescaled=True))
+    read, plan, plans = _read_or_known(manifest, known, generation)
     if read.spec is None and status.is_true("Admitted"):
         # It was read once, by another version of the operator: it is left as it is.
         unreadable = unreadable or read.invalid
     admitted_s = None if known is None else known.admitted_s
+    data_report, data_unreadable = read_report(metadata.get("annotations"))
     return JobView(
         namespace=intern(metadata.get("namespace", "")),
         name=metadata["name"],
@@ -103,7 +101,26 @@ def parse_job_view(
             known=None if known is None else known.finished_s,
             watched=known is not None and not known.status.finished,
         ),
+        data_gate=data_gate,
+        data_digest=read.data_digest,
+        data_report=data_report,
+        data_unreadable=data_unreadable,
     )
+
+
+def _read_or_known(
+    manifest: Manifest, known: JobView | None, generation: int
+) -> tuple[_SpecView, Plan | None, tuple[Plan, ...]]:
+    """Return the values of a job's spec and its plans; a generation that is known is not parsed again."""
+    if known is not None and known.generation == generation and known.spec is not None:
+        read = _SpecView(
+            known.spec, known.invalid, known.requests, known.constraints, known.planning, known.data_digest
+        )
+        return read, known.plan, known.plans
+    read = _read_spec(manifest)
+    if read.planning is not None and generation > 1:
+        read = dataclasses.replace(read, planning=dataclasses.replace(read.planning, rescaled=True))
+    return read, None, ()
 
 
 def _attempt_seen_s(status: TrainingJobStatus, known: JobView | None, seen_s: float) -> float:
@@ -365,6 +382,7 @@ class _SpecView:
     requests: Requests = ()
     constraints: Constraints = dataclasses.field(default_factory=Constraints)
     planning: PlanRequest | None = None
+    data_digest: str = ""
 
 
 def _read_spec(manifest: Manifest) -> _SpecView:
@@ -400,6 +418,7 @@ def _asked(spec: TrainingJobSpec, text: str) -> _SpecView:
         requests=_worker_requests(spec, body),
         constraints=constraints_of(tolerant),
         planning=PlanRequest(text),
+        data_digest=data_digest(spec) if spec.workers.runtime.mode == "Launcher" else "",
     )
 
 

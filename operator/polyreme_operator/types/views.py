@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from polyreme_api.data_report import DataReport
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import ProgressRecord
@@ -202,6 +203,15 @@ class JobView:
     """Kind of the fault."""
     fault_in_cycle: bool = False
     """Whether only the scheduler's decision raised it, so that the job is still reconciled."""
+
+    data_gate: bool = False
+    """Whether jobs are admitted only when their data is ready."""
+    data_digest: str = ""
+    """Digest of the data part of the spec; reports on other data don't count."""
+    data_report: DataReport | None = None
+    """The datahub controller's report; None if there is none that can be read."""
+    data_unreadable: str = ""
+    """Why the report can't be read."""
 
     @property
     def quarantined(self) -> str:

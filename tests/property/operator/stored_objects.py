@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from polyreme_api import labels
+from polyreme_api.data_report import ANNOTATION_DATA, DataState, data_digest
+from polyreme_api.job import TrainingJobSpec
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.port import STATUS_SUBRESOURCE, AlreadyExistsError, Manifest, NotFoundError, ObjectRef
 from polyreme_operator.settings import Settings
@@ -197,6 +199,12 @@ NODE = {
 RECORD = ProgressRecord.model_validate(
     {"attempt": 1, "phase": "Training", "step": 5, "released": True, "joined": 1, "exits": [{"rank": 0, "signal": 9}]}
 ).model_dump(mode="json", by_alias=True)
+REPORT = {
+    "state": "Processing",
+    "about": data_digest(TrainingJobSpec.model_validate(job_manifest()["spec"])),
+    "progress": [{"operation": "decode", "done": 400, "total": 1000}],
+    "message": "m",
+}
 INTENT = {"namespace": "default", "name": "j", "uid": "u", "attempt": 1, "cancelledAdmissions": 0}
 
 
@@ -209,7 +217,7 @@ class Flood:
         self._refs: list[ObjectRef] = []
         self.healthy = 0
         """Jobs that were admitted, healed and ended well beside malformed objects."""
-        self.stage = Stage(Settings(retry_max_s=5.0, relist_s=60.0))
+        self.stage = Stage(Settings(retry_max_s=5.0, relist_s=60.0, data_gate=True))
 
     def run(self) -> None:
         """Play to the end; the operator must live, and every healthy job must end well."""
@@ -248,7 +256,9 @@ class Flood:
         of = {kind: self._generated[(at + APART * nth) % count] for nth, kind in enumerate(KINDS)}
         spec = {**parts["spec"], "queueName": f"q-{at}" if at % 3 else "good"}
         whole = {**parts, "spec": spec} if at % 2 else {"spec": spec}
-        uid = self._put("TrainingJob", f"j-{at}", mutated(whole, of["TrainingJob"]))
+        report = json.dumps(mutated({"report": REPORT}, of["Lease"]).get("report"))
+        noted = {"annotations": {ANNOTATION_DATA: report[at % 5 :] if at % 7 == 0 else report}}
+        uid = self._put("TrainingJob", f"j-{at}", mutated(whole, of["TrainingJob"]), metadata=noted)
         self._put("TrainingQueue", f"q-{at}", mutated(QUEUE, of["TrainingQueue"]))
         self._remove_topology()
         self._put("ClusterTopology", "default", mutated(TOPOLOGY, of["ClusterTopology"]))
@@ -310,6 +320,7 @@ class Flood:
         # A topology that can be read may ask for labels that no node has: then nothing is placed, and rightly so.
         self._remove_topology()
         uid = self.stage.add_job(name, queueName="good", workers={"deviceResource": GOOD})
+        self.stage.report_data(name, DataState.PROCESSED)
         await self._until(lambda: self.stage.status(name).get("replicas") == 1, f"{name} has its pod", name)
         await self.stage.report(name, uid, attempt=1, phase="Training", step=5)
         killed = [{"rank": 0, "signal": 9}]

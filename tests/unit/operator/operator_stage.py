@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from polyreme_api import labels
+from polyreme_api.data_report import ANNOTATION_DATA, DataReport, DataState, data_digest
+from polyreme_api.job import parse_job
 from polyreme_api.progress import ProgressRecord
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
@@ -112,6 +114,18 @@ class Stage:
         said = ProgressRecord.model_validate(given)
         annotations = {labels.ANNOTATION_PROGRESS: said.model_dump_json(by_alias=True)}
         await self.cluster.patch(lease, {"metadata": {"annotations": annotations}})
+
+    def report_data(self, name: str, state: DataState, **report: Any) -> None:
+        """Report on a job's data as the datahub controller does."""
+        ref = ObjectRef(kind=labels.KIND_JOB, namespace="default", name=name)
+        about = data_digest(parse_job(self.store.get(ref)).spec)
+        text = DataReport.model_validate({"state": state, "about": about, **report}).to_annotation()
+        self.annotate(name, text)
+
+    def annotate(self, name: str, text: str | None) -> None:
+        """Store a report on a job's data as it is; None removes it."""
+        ref = ObjectRef(kind=labels.KIND_JOB, namespace="default", name=name)
+        self.store.change(ref, {"metadata": {"annotations": {ANNOTATION_DATA: text}}})
 
     async def _start_pods(self) -> None:
         """Play a kubelet that does no more than run the pods of jobs, and end them when they are deleted."""

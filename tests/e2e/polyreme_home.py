@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,14 @@ class Ended:
 class PolyremeHome:
     """A home, and the commands called on it; what they say lies in the home, unless told otherwise."""
 
-    def __init__(self, path: Path, *, outputs: Path | None = None) -> None:
+    def __init__(self, path: Path, *, outputs: Path | None = None, variables: Mapping[str, str] | None = None) -> None:
         self.path = path
         self._outputs = outputs or path
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("POLYREME_")},
             "POLYREME_HOME": str(path),
             "OMP_NUM_THREADS": "1",
+            **(variables or {}),
         }
         self._serving: list[Serving] = []
 

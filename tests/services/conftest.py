@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from sqlalchemy import create_engine, text
 
 from tools.services.services import shared
+
+DATABASE_PASSWORD = "hush-hush"
+"""In the URL of every database; the server of these tests trusts its own user and ignores it."""
+_numbers = itertools.count()
 
 
 def _server(tmp_path_factory: pytest.TempPathFactory, name: str, variable: str) -> Iterator[str]:
@@ -28,3 +35,16 @@ def postgresql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 def pulsar_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of the topics of a real Pulsar."""
     yield from _server(tmp_path_factory, "pulsar", "POLYREME_TOPICS_URL")
+
+
+@pytest.fixture
+def database(postgresql_server: str) -> str:
+    """URL of a new database, with a password."""
+    host = parse_qs(urlsplit(postgresql_server).query)["host"][0]
+    server = f"postgresql+psycopg2://postgres:{DATABASE_PASSWORD}@/{{}}?host={host}"
+    name = f"test_{os.getpid()}_{next(_numbers)}"
+    engine = create_engine(server.format("postgres"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return server.format(name)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -13,10 +11,10 @@ from polyreme.main import invoke
 from polyreme_api.environment import DATABASE_URL, OBJECTS_URL
 from polyreme_api.exit_codes import ExitCode
 from polyreme_datahub.registry.engine import open_database
+from tests.services.conftest import DATABASE_PASSWORD as SECRET
 
 pytestmark = pytest.mark.services
 
-SECRET = "hush-hush"
 JOB = """
 apiVersion: polyreme.dev/v1alpha1
 kind: TrainingJob
@@ -28,20 +26,6 @@ spec:
   parallelism: {mode: Auto}
   workers: {replicas: 1, devices: 1}
 """
-_numbers = itertools.count()
-
-
-@pytest.fixture
-def database(postgresql_server: str) -> str:
-    """URL of a new database."""
-    host = parse_qs(urlsplit(postgresql_server).query)["host"][0]
-    server = f"postgresql+psycopg2://postgres:{SECRET}@/{{}}?host={host}"
-    name = f"wrong_{next(_numbers)}"
-    engine = create_engine(server.format("postgres"), isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    engine.dispose()
-    return server.format(name)
 
 
 def ended(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -60,7 +44,7 @@ def ended(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[st
     ("change", "code", "sentence"),
     [
         (("postgres:", "nobody:"), ExitCode.ENVIRONMENT, 'role "nobody" does not exist; change POLYREME_DATABASE_URL'),
-        (("/wrong_", "/absent_"), ExitCode.ENVIRONMENT, "does not exist; change POLYREME_DATABASE_URL"),
+        (("/test_", "/absent_"), ExitCode.ENVIRONMENT, "does not exist; change POLYREME_DATABASE_URL"),
         (("host=", "host=/nowhere"), ExitCode.ENVIRONMENT, "registry failed after 6 tries"),
         (("+psycopg2", "+asyncpg"), ExitCode.USAGE, "no registry for"),
         (("postgresql+psycopg2", "mysql"), ExitCode.USAGE, "no registry for"),

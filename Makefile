@@ -70,7 +70,7 @@ check: lint ## the developer's loop: lint, unit, property, contracts on the embe
 test: $(DEV) ## set up and pass the tests that need no server
 	@$(BIN)/python tools/run_targets.py lint test-concurrent test-serial test-whole
 
-test-servers: $(DEV) ## the tests on real servers: PostgreSQL, S3, Kubernetes; builds what it needs once
+test-servers: $(DEV) ## the tests on real servers: PostgreSQL, Pulsar, S3, Kubernetes; gets what it needs once
 	@$(BIN)/python tools/run_targets.py servers test-services test-cluster
 
 test-all: $(DEV) ## both: what CI runs
@@ -93,7 +93,7 @@ test-serial: $(DEV) ## of the same folders, the tests that start several torch p
 test-whole: $(DEV) ## the folders of tests that start many processes each
 	@$(if $(OTHER),$(PYTEST) --timeout=900 -n 3 --dist loadfile -m "$(ANYWHERE)" --junit-xml=build/reports/$@.xml $(OTHER),echo "no such folder yet")
 
-test-services: $(DEV) ## the tests on PostgreSQL and S3
+test-services: $(DEV) ## the tests on PostgreSQL, Pulsar and S3
 	@$(PYTEST) --timeout=900 $(TWO_CORES) -m "services and not cluster" --junit-xml=build/reports/$@.xml tests
 
 services-up: $(DEV) ## start PostgreSQL, Pulsar and S3; prints the variables that name them, as lines for a shell

@@ -66,7 +66,14 @@ def test_a_broker_that_is_nowhere_is_an_error_of_the_environment() -> None:
     bus = PulsarTopics("pulsar://127.0.0.1:1", namespace="a/b", operation_s=1)
     with pytest.raises(EnvironmentFailedError, match=r"topics at pulsar://127.0.0.1:1/a/b: opening the topic decode"):
         bus.publish(message("a"), timeout_s=1.0)
-    with pytest.raises(EnvironmentFailedError, match="subscribing to decode failed"):
+    with pytest.raises(EnvironmentFailedError, match=r"subscribing to decode failed: no broker answered"):
+        bus.subscribe(["decode"], group="workers")
+    bus.close()
+
+
+def test_a_namespace_that_does_not_exist_is_named(pulsar_server: str) -> None:
+    bus = open_topics(f"{pulsar_server}/no/such", environment={})
+    with pytest.raises(EnvironmentFailedError, match=r"/no/such: subscribing to decode failed: no such namespace"):
         bus.subscribe(["decode"], group="workers")
     bus.close()
 

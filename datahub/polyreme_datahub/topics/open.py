@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_datahub.locations import masked
 from polyreme_datahub.topics.memory import InProcessTopics
 from polyreme_datahub.topics.types import Topics
 
@@ -46,7 +47,7 @@ def open_topics(url: str, *, environment: Mapping[str, str] = os.environ) -> Top
     )
     if parts.scheme not in SCHEMES or not fits or parts.query or parts.fragment:
         raise InvalidConfigError(
-            f"not topics: {url!r}, expected {MEMORY} or pulsar://host:port[/tenant/namespace] (or pulsar+ssl)",
+            f"not topics: {masked(url)!r}, expected {MEMORY} or pulsar://host:port[/tenant/namespace] (or pulsar+ssl)",
             field=URL,
         )
     # Imported here, since it is the only part that needs the client library.

@@ -44,6 +44,15 @@ AHEAD_MAX = 1
 _FULL = frozenset({"ProducerQueueIsFull", "ProducerBlockedQuotaExceededError", "ProducerBlockedQuotaExceededException"})
 """Results of a send that the bus can't take now."""
 
+_HINTS = {
+    "AuthenticationError": "the broker refuses the token: set POLYREME_TOPICS_TOKEN or POLYREME_TOPICS_TOKEN_FILE",
+    "AuthorizationError": "the token does not permit to send and receive in this namespace",
+    "ConnectError": "no broker there, or no host of that name",
+    "TimeOut": "no broker answered in time",
+    "TopicNotFound": "no such namespace, or the broker makes no topics at their first use",
+}
+"""What the client's words mean here."""
+
 _Result = TypeVar("_Result")
 
 
@@ -214,7 +223,8 @@ class PulsarTopics:
         raise AssertionError("the last try returns or raises")
 
     def _failed(self, what: str, reason: str) -> EnvironmentFailedError:
-        text = reason.removeprefix("Pulsar error: ")
+        word = reason.removeprefix("Pulsar error: ")
+        text = f"{_HINTS[word]} ({word})" if word in _HINTS else word
         return EnvironmentFailedError(f"topics at {self._url}/{self._namespace}: {what}: {text}")
 
 

@@ -30,8 +30,14 @@ NAME_CHARACTERS_MAX = 64
 BATCH_MAX = 4096
 HERE = "polyreme_datahub.operations"
 SHIPPED: Mapping[str, str] = {
+    "aspect-filter": f"{HERE}.filters:aspect_filter",
+    "blur-filter": f"{HERE}.filters:blur_filter",
     "compose": f"{HERE}.fit_pages:compose",
     "decode": f"{HERE}.decode_images:decode",
+    "image-hash": f"{HERE}.image_hash:image_hash",
+    "measure": f"{HERE}.measure:measure",
+    "resize": f"{HERE}.resize_images:resize",
+    "size-filter": f"{HERE}.filters:size_filter",
     "tokenize": f"{HERE}.encode_text:tokenize",
 }
 """Name -> ``module:function``, so that a process imports only the operations that it runs."""

@@ -35,14 +35,14 @@ def tokenize(record: Value, composed: Value, tokenizer: Value, parameters: Token
     """
     side = parameters.token_px
     cells = [(page["height"] // side) * (page["width"] // side) for page in composed.data["pages"]]
-    opened = _open(tokenizer.blobs[tokenizer.data["tokenizer"]])
+    opened = open_tokenizer(tokenizer.blobs[tokenizer.data["tokenizer"]])
     return Value.of(encode_conversation(opened, record.data["conversations"], cells))
 
 
 _OPEN: dict[str, TextTokenizer] = {}
 
 
-def _open(blob: Blob) -> TextTokenizer:
+def open_tokenizer(blob: Blob) -> TextTokenizer:
     """Open a tokenizer's file; the newest one is kept."""
     if blob.digest not in _OPEN:
         opened = TextTokenizer(blob.data)

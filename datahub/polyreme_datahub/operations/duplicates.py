@@ -1,0 +1,128 @@
+"""Finds duplicates among hashes: pure, the same for any order of its arguments; the smallest key survives.
+
+Keys are taken in order. One survives if no smaller key that survives is within the distance. So a chain of near copies
+is not followed from one end to the other: what survives is near nothing else that survives.
+
+Two hashes of 64 bits that differ in at most ``d`` of them agree on at least 2 of ``d + 2`` bands. So each choice of 2
+bands sorts all hashes by those bits, and only equal neighbours are compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from polyreme_api.errors import InvalidConfigError
+
+BITS = 64
+BANDS_EQUAL = 2
+SAMPLE = 65_536
+DISTANCE_MAX = 6
+PAIRS_MAX = 50_000_000
+"""Pairs of different hashes within the distance: 0.8 GB."""
+
+
+def exact_duplicates(keys: Sequence[str], digests: Sequence[str]) -> dict[str, str]:
+    """Return each key that has a smaller one with the same digest, with the smallest such."""
+    first: dict[str, str] = {}
+    found = {}
+    for key, digest in sorted(zip(keys, digests, strict=True)):
+        survivor = first.setdefault(digest, key)
+        if survivor != key:
+            found[key] = survivor
+    return found
+
+
+def duplicates(keys: Sequence[str], hashes: Sequence[int], *, distance_max: int) -> dict[str, str]:
+    """Return the keys that don't survive, each with the key that it is a duplicate of.
+
+    Args:
+        keys: Different keys.
+        hashes: The 64-bit hash of each.
+        distance_max: Most bits in which two duplicates differ.
+
+    Raises:
+        InvalidConfigError: If the distance is too large, or makes too many pairs.
+    """
+    if not 0 <= distance_max <= DISTANCE_MAX:
+        raise InvalidConfigError(
+            f"distance_max is {distance_max}, expected 0 to {DISTANCE_MAX} of {BITS} bits", field="distance_max"
+        )
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    ranked = np.array([hashes[at] for at in order], dtype=np.uint64)
+    unique, first = np.unique(ranked, return_index=True)
+    survivor_of = _greedy(len(unique), first, _near_pairs(unique, distance_max))
+    places = np.searchsorted(unique, ranked)
+    survivors = first[survivor_of[places]]
+    return {
+        keys[order[rank]]: keys[order[survivor]] for rank, survivor in enumerate(survivors.tolist()) if survivor != rank
+    }
+
+
+def _greedy(count: int, first: npt.NDArray[np.intp], pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
+    """Return for each hash the hash that it is a duplicate of, itself if it survives.
+
+    Args:
+        count: How many different hashes there are.
+        first: The rank of each hash's smallest key.
+        pairs: Pairs of near hashes [pairs, 2].
+    """
+    ranks = first[pairs]
+    swap = ranks[:, 0] > ranks[:, 1]
+    pairs = np.where(swap[:, None], pairs[:, ::-1], pairs)
+    pairs = pairs[np.lexsort((first[pairs[:, 0]], first[pairs[:, 1]]))]
+    survivor_of = np.arange(count)
+    for smaller, larger in pairs.tolist():
+        if survivor_of[smaller] == smaller and survivor_of[larger] == larger:
+            survivor_of[larger] = smaller
+    return survivor_of
+
+
+def _near_pairs(unique: npt.NDArray[np.uint64], distance_max: int) -> npt.NDArray[np.int64]:
+    """Return all pairs of different hashes within the distance, once each, as places in ``unique``."""
+    codes = np.zeros(0, dtype=np.int64)
+    for mask in _masks(unique, distance_max) if distance_max and unique.size else ():
+        codes = np.unique(np.concatenate([codes, *_pairs_equal_in(unique, mask, distance_max)]))
+        if codes.size > PAIRS_MAX:
+            raise InvalidConfigError(
+                f"more than {PAIRS_MAX} pairs of hashes are within {distance_max} bits", field="distance_max"
+            )
+    return np.stack(np.divmod(codes, max(1, len(unique))), axis=1)
+
+
+def _pairs_equal_in(
+    unique: npt.NDArray[np.uint64], mask: np.uint64, distance_max: int
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the near pairs among the hashes that are equal in the bits of a mask."""
+    masked = unique & mask
+    order = np.argsort(masked)
+    for at, step in _equal_neighbours(masked[order]):
+        one, other = order[at], order[at + step]
+        near = np.bitwise_count(unique[one] ^ unique[other]) <= distance_max
+        one, other = one[near].astype(np.int64), other[near].astype(np.int64)
+        yield np.minimum(one, other) * len(unique) + np.maximum(one, other)
+
+
+def _equal_neighbours(sorted_values: npt.NDArray[np.uint64]) -> Iterator[tuple[npt.NDArray[np.intp], int]]:
+    """Yield, for each distance between places, the places whose value is equal to that at this distance."""
+    at, step = np.arange(len(sorted_values)), 0
+    while at.size:
+        step += 1
+        at = at[at < len(sorted_values) - step]
+        at = at[sorted_values[at] == sorted_values[at + step]]
+        if at.size:
+            yield at, step
+
+
+def _masks(unique: npt.NDArray[np.uint64], distance_max: int) -> Iterator[np.uint64]:
+    """Yield the bits of each choice of bands. Bits are dealt out by how much they vary, so that bands split alike."""
+    bands = distance_max + BANDS_EQUAL
+    sample = unique[:: max(1, len(unique) // SAMPLE)]
+    shares = [float(((sample >> np.uint64(bit)) & np.uint64(1)).mean()) for bit in range(BITS)]
+    order = sorted(range(BITS), key=lambda bit: (abs(shares[bit] - 0.5), bit))
+    parts = [sum(1 << bit for bit in order[band::bands]) for band in range(bands)]
+    for chosen in itertools.combinations(parts, BANDS_EQUAL):
+        yield np.uint64(sum(chosen))

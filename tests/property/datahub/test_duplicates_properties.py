@@ -1,0 +1,70 @@
+"""Duplicates: what banding finds is what comparing all pairs finds, whatever the order."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_datahub.operations.duplicates import DISTANCE_MAX, duplicates, exact_duplicates
+
+
+def by_all_pairs(keys: list[str], hashes: list[int], distance_max: int) -> dict[str, str]:
+    survivors: list[tuple[str, int]] = []
+    found = {}
+    for key, value in sorted(zip(keys, hashes, strict=True)):
+        near = next((other for other, theirs in survivors if (value ^ theirs).bit_count() <= distance_max), None)
+        if near is not None:
+            found[key] = near
+        else:
+            survivors.append((key, value))
+    return found
+
+
+@st.composite
+def hashed(draw: st.DrawFn) -> tuple[list[str], list[int]]:
+    """Hashes in clusters: centers, and copies of them with some bits flipped."""
+    centers = draw(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=4))
+    copies = st.tuples(st.sampled_from(centers), st.lists(st.integers(0, 63), max_size=8))
+    hashes = []
+    for center, flips in draw(st.lists(copies, max_size=25)):
+        flipped = 0
+        for bit in flips:
+            flipped ^= 1 << bit
+        hashes.append(center ^ flipped)
+    keys = draw(st.permutations([f"k{at:03d}" for at in range(len(hashes))]))
+    return list(keys), hashes
+
+
+@given(hashed(), st.integers(0, DISTANCE_MAX), st.randoms(use_true_random=False))
+def test_banding_finds_what_comparing_all_pairs_finds(
+    sample: tuple[list[str], list[int]], distance_max: int, generator: random.Random
+) -> None:
+    keys, hashes = sample
+    found = duplicates(keys, hashes, distance_max=distance_max)
+    assert found == by_all_pairs(keys, hashes, distance_max)
+    order = list(range(len(keys)))
+    generator.shuffle(order)
+    assert duplicates([keys[at] for at in order], [hashes[at] for at in order], distance_max=distance_max) == found
+
+
+@pytest.mark.slow
+def test_many_hashes_take_no_time_per_pair() -> None:
+    generator = np.random.default_rng(0)
+    hashes = generator.integers(0, 2**64, 200_000, dtype=np.uint64)
+    hashes[150_000:160_000] = hashes[:10_000] ^ np.uint64(7)
+    found = duplicates([f"{at:06d}" for at in range(200_000)], hashes.tolist(), distance_max=3)
+    assert found == {f"{150_000 + at:06d}": f"{at:06d}" for at in range(10_000)}
+
+
+def test_a_distance_that_is_too_large_is_refused() -> None:
+    with pytest.raises(InvalidConfigError, match=f"expected 0 to {DISTANCE_MAX}"):
+        duplicates(["a"], [1], distance_max=DISTANCE_MAX + 1)
+
+
+def test_exact_duplicates_keep_the_smallest_key() -> None:
+    assert exact_duplicates(["c", "a", "b", "d"], ["x", "x", "y", "x"]) == {"c": "a", "d": "a"}

@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 HASH_CHARACTERS = 12
@@ -34,6 +34,15 @@ def locked(folder: Path, *, busy: str) -> Iterator[None]:
             say(busy)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def built(path: Path, build: Callable[[], None]) -> Path:
+    """Return a path of the cache, and build it if it is not there, alone."""
+    if not path.exists():
+        with locked(path.parent, busy=f"another build is under way in {path.parent}: waiting for it"):
+            if not path.exists():
+                build()
+    return path
 
 
 def say(line: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.build_cache import BuildError, cache_folder, locked, say
+from tools.build_cache import BuildError, built, cache_folder, say
 from tools.cluster.servers import Server, Servers, free_ports, http_status
 from tools.services.guard import held
 
@@ -110,19 +110,15 @@ def program(environment: Mapping[str, str]) -> Path:
     if environment.get(GIVEN):
         return Path(environment[GIVEN])
     cache = cache_folder(environment, "s3", [(SOURCES / name).read_bytes() for name in ("go.mod", "go.sum")])
-    built = cache / "versitygw"
-    if not built.exists():
-        with locked(cache, busy=f"another build is under way in {cache}: waiting for it"):
-            if not built.exists():
-                _build(built, environment)
-    return built
+    path = cache / "versitygw"
+    return built(path, lambda: _build(path, environment))
 
 
-def _build(built: Path, environment: Mapping[str, str]) -> None:
+def _build(path: Path, environment: Mapping[str, str]) -> None:
     if shutil.which("go", path=environment.get("PATH", "")) is None:
         raise BuildError(f"no Go on PATH to build an S3 server: install Go, or name a versitygw by {GIVEN}")
-    say(f"building an S3 server into {built.parent}, once: about {USUAL_S} s")
-    temporary = built.with_suffix(".partial")
+    say(f"building an S3 server into {path.parent}, once: about {USUAL_S} s")
+    temporary = path.with_suffix(".partial")
     command = ["go", "build", "-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", "-s -w"]
     variables = {**environment, "CGO_ENABLED": "0", "GOWORK": "off"}
     done = subprocess.run(
@@ -130,4 +126,4 @@ def _build(built: Path, environment: Mapping[str, str]) -> None:
     )
     if done.returncode != 0:
         raise BuildError(f"go build of {PACKAGE} exited with {done.returncode}; it said why above")
-    temporary.replace(built)
+    temporary.replace(path)

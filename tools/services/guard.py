@@ -12,8 +12,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tools.cluster.server_folder import remove
 from tools.cluster.servers import Servers
-from tools.services import postgresql
+from tools.services.postgresql import LINK_NAME
 
 ROOT = Path(__file__).parents[2]
 LOCK_NAME = ".holders"
@@ -50,7 +51,7 @@ def main(folder: Path) -> None:
 
 def _stop(folder: Path) -> None:
     Servers(folder).stop()
-    postgresql.clear(folder)
+    remove(folder / LINK_NAME)
 
 
 if __name__ == "__main__":

@@ -94,14 +94,6 @@ class Postgresql:
         return True
 
 
-def clear(folder: Path) -> None:
-    """Remove the data of a server that was stopped."""
-    link = folder / LINK_NAME
-    if link.is_symlink():
-        shutil.rmtree(link.resolve(), ignore_errors=True)
-        link.unlink()
-
-
 def _programs() -> Path:
     """The folder of initdb and postgres."""
     if (initdb := shutil.which("initdb")) and (Path(initdb).resolve().parent / "postgres").exists():

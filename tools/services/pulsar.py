@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from tools.build_cache import BuildError, cache_folder, locked, say
+from tools.build_cache import BuildError, built, cache_folder, say
 from tools.cluster.servers import Server, Servers, free_ports, http_status
 
 POM = Path(__file__).parent / "maven/pom.xml"
@@ -113,13 +113,8 @@ def jars_folder(environment: Mapping[str, str]) -> Path:
     """
     if given := environment.get(GIVEN):
         return Path(given)
-    cache = cache_folder(environment, "pulsar", [POM.read_bytes()])
-    jars = cache / "jars"
-    if not jars.exists():
-        with locked(cache, busy=f"another build is under way in {cache}: waiting for it"):
-            if not jars.exists():
-                _fetch(jars, environment)
-    return jars
+    jars = cache_folder(environment, "pulsar", [POM.read_bytes()]) / "jars"
+    return built(jars, lambda: _fetch(jars, environment))
 
 
 def _fetch(jars: Path, environment: Mapping[str, str]) -> None:

@@ -2,18 +2,16 @@
 
 import contextlib
 import os
-import shutil
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from polyreme_system.files import read_json, write_json
-from tools.build_cache import locked, say
-from tools.cluster.servers import ServerError, Servers
+from tools.build_cache import say
+from tools.cluster.server_folder import ServerFolder
+from tools.cluster.servers import Servers
 from tools.s3.server import ATTRIBUTES_NAME, Buckets, program
-from tools.services import postgresql
 from tools.services.guard import held
-from tools.services.postgresql import Postgresql
+from tools.services.postgresql import LINK_NAME, Postgresql
 from tools.services.pulsar import Pulsar, jars_folder
 
 FOLDER = Path(".polyreme/services")
@@ -21,10 +19,7 @@ FOLDER = Path(".polyreme/services")
 NAMES = ("pulsar", "s3", "postgresql")
 BUCKET = "polyreme"
 VARIABLES_NAME = "variables.json"
-BUSY = "another command is at work in {}: waiting for it"
-TRIES = 3
-"""A port that was free may be taken before its server listens."""
-_DATA = ("buckets", ATTRIBUTES_NAME, "pulsar", VARIABLES_NAME)
+_DATA = ("buckets", ATTRIBUTES_NAME, "pulsar", LINK_NAME, VARIABLES_NAME)
 
 
 def build(names: Collection[str] = NAMES) -> None:
@@ -48,28 +43,13 @@ def up(folder: Path, names: Collection[str] = NAMES) -> dict[str, str]:
     """
     folder = folder.resolve()
     build(names)
-    with locked(folder, busy=BUSY.format(folder)):
-        servers, known = Servers(folder), read_json(folder / VARIABLES_NAME)
-        if servers.are_up and known:
+    place = _place(folder)
+    with place.locked():
+        known = read_json(folder / VARIABLES_NAME)
+        if Servers(folder).are_up and known:
             say(f"the services in {folder} are up")
             return known
-        for number in range(1, TRIES + 1):
-            _clear(folder, servers)
-            started_s = time.monotonic()
-            try:
-                variables = _start(folder, servers, names)
-            except ServerError as error:
-                servers.stop()
-                if number == TRIES or "address already in use" not in str(error).lower():
-                    raise
-                say("a port was taken meanwhile: trying others")
-                continue
-            except BaseException:
-                servers.stop()
-                raise
-            say(f"up in {time.monotonic() - started_s:.1f} s")
-            return variables
-    raise AssertionError("unreachable")
+        return place.start(lambda servers: _start(folder, servers, names))
 
 
 def _start(folder: Path, servers: Servers, names: Collection[str]) -> dict[str, str]:
@@ -86,32 +66,17 @@ def _start(folder: Path, servers: Servers, names: Collection[str]) -> dict[str, 
     if "s3" in names:
         variables["POLYREME_OBJECTS_URL"] = f"s3://{BUCKET}"
     write_json(folder / VARIABLES_NAME, variables, mode=0o600)
-    servers.note_ready()
     return variables
 
 
 def down(folder: Path) -> None:
     """Stop what ``up`` started in a folder, and nothing else; its data go, its logs stay."""
-    folder = folder.resolve()
-    if not folder.exists():
-        say(f"no services in {folder}")
-        return
-    with locked(folder, busy=BUSY.format(folder)):
-        servers = Servers(folder)
-        stopped = servers.stop()
-        _clear(folder, servers, logs=True)
-    say(f"stopped {', '.join(stopped)}" if stopped else f"nothing runs in {folder}")
+    _place(folder.resolve()).down()
 
 
 def status(folder: Path) -> int:
     """Say what runs; 0 when every service is up."""
-    servers = Servers(folder.resolve())
-    for server in servers.all:
-        print(f"{server.name:<12} pid {server.pid:<8} {'runs' if server.lives else 'ended'}")
-    if not servers.all:
-        print(f"no services in {folder.resolve()}")
-        return 1
-    return int(not servers.are_up)
+    return int(not _place(folder.resolve()).status())
 
 
 @contextlib.contextmanager
@@ -121,13 +86,5 @@ def shared(folder: Path, names: Collection[str] = NAMES) -> Iterator[Mapping[str
         yield up(folder, names)
 
 
-def _clear(folder: Path, servers: Servers, *, logs: bool = False) -> None:
-    """Stop leftovers of an earlier start and remove their data, and their logs unless these are to stay."""
-    servers.stop()
-    postgresql.clear(folder)
-    for name in _DATA if logs else (*_DATA, "logs"):
-        path = folder / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+def _place(folder: Path) -> ServerFolder:
+    return ServerFolder(path=folder, what="services", data=_DATA)

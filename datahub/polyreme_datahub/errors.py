@@ -8,6 +8,8 @@ from polyreme_api.errors import (
     InvalidConfigError,
     NotFoundError,
     PolyremeError,
+    RefusedError,
+    RetryableError,
 )
 
 
@@ -27,6 +29,22 @@ class BadRecordError(DatahubError):
 
 class DatasetNotFoundError(DatahubError, NotFoundError):
     """No dataset of that name, or no such version of it."""
+
+
+class VersionPinnedError(DatahubError, RefusedError):
+    """A job or a checkpoint needs the version."""
+
+
+class PredicateInvalidError(DatahubError, InvalidConfigError):
+    """The expression that chooses samples breaks a rule."""
+
+
+class BlobDeletingError(DatahubError, RetryableError):
+    """A blob is being deleted while results name it: put it again, and commit again."""
+
+
+class CollectionStoppedError(DatahubError, RefusedError):
+    """Garbage collection can't tell what is needed, so it deletes nothing."""
 
 
 class SourceInvalidError(DatahubError, InvalidConfigError):

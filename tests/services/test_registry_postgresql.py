@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from sqlalchemy import create_engine, text
 
+from tests.contract.datahub.lifecycle_contract import LifecycleContract
 from tests.contract.datahub.registry_contract import RegistryContract
 from tests.contract.datahub.work_contract import WorkContract
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.services
 _numbers = itertools.count()
 
 
-class TestPostgresql(RegistryContract, WorkContract):
+class TestPostgresql(RegistryContract, WorkContract, LifecycleContract):
     @pytest.fixture
     def url(self, postgresql_server: str) -> str:
         host = parse_qs(urlsplit(postgresql_server).query)["host"][0]

@@ -6,19 +6,31 @@ import dataclasses
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select
 
 from polyreme_datahub.digests import canonical_json
-from polyreme_datahub.errors import DatasetNotFoundError
+from polyreme_datahub.errors import DatasetNotFoundError, VersionPinnedError
 from polyreme_datahub.registry import schema
 from polyreme_datahub.registry.engine import Database
 
 NAMES_SHOWN_MAX = 8
 VERSIONS_MAX = 1000
 NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+TAG = re.compile(r"[a-z][-a-z0-9.]{0,62}")
+DRAFT = ".draft/"
+"""Begins the name of a version that is still being written; no dataset may have such a name."""
+_MADE_OF_A_VERSION = (
+    schema.samples,
+    schema.dead_letters,
+    schema.drops,
+    schema.indexes,
+    schema.statistics,
+    schema.work,
+    schema.tags,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,48 +54,98 @@ class DatasetVersion:
         return f"{self.name}@{self.number}"
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class VersionDocument:
+    """All that a version's row says; stored beside the lakehouse too, so that the registry can be rebuilt."""
+
+    name: str
+    number: int
+    source: Mapping[str, Any]
+    digest: str
+    records: int
+    created_s: float
+
+
 def add_version(
-    database: Database, *, name: str, source: Mapping[str, Any], digest: str, records: int, now_s: float
+    database: Database,
+    *,
+    name: str,
+    source: Mapping[str, Any],
+    digest: str,
+    records: int,
+    now_s: float,
+    store_first: Callable[[VersionDocument], None] | None = None,
 ) -> DatasetVersion:
-    """Register a version; the same source again is the version that there is."""
+    """Register a version; the same source again is the version that there is.
+
+    Args:
+        database: The registry.
+        name: Name of the dataset.
+        source: Description of the source.
+        digest: Digest of the source.
+        records: Records of the source, bad ones included.
+        now_s: Now [s since the epoch].
+        store_first: Stores the version's document before its row is committed (``rebuild.store_document``). It runs
+            while the name is locked, perhaps more than once.
+    """
 
     def work(connection: Connection) -> DatasetVersion:
         table = schema.versions
-        if connection.dialect.name == "postgresql":
-            connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(name))))
+        lock_name(connection, name)
         found = connection.execute(select(table).where(table.c.name == name, table.c.digest == digest)).first()
         if found is None:
-            last = connection.execute(select(func.max(table.c.number)).where(table.c.name == name)).scalar()
-            connection.execute(
-                insert(table).values(
-                    name=name,
-                    number=(last or 0) + 1,
-                    source=canonical_json(source).decode(),
-                    digest=digest,
-                    records=records,
-                    created_s=now_s,
-                )
+            document = VersionDocument(
+                name=name,
+                number=next_number(connection, name),
+                source=source,
+                digest=digest,
+                records=records,
+                created_s=now_s,
             )
+            if store_first is not None:
+                store_first(document)
+            connection.execute(insert(table).values(**row_of(document)))
             found = connection.execute(select(table).where(table.c.name == name, table.c.digest == digest)).one()
         return _version(found)
 
     return database.write(work)
 
 
+def lock_name(connection: Connection, name: str) -> None:
+    """Keep others from adding versions of a dataset until the transaction ends; SQLite's write lock does it there."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(name))))
+
+
+def next_number(connection: Connection, name: str) -> int:
+    """Return the number of the next version of a dataset whose name is locked."""
+    table = schema.versions
+    last = connection.execute(select(func.max(table.c.number)).where(table.c.name == name)).scalar()
+    return int(last or 0) + 1
+
+
+def row_of(document: VersionDocument) -> dict[str, Any]:
+    """Return a version as a row, without its id."""
+    return {**dataclasses.asdict(document), "source": canonical_json(document.source).decode()}
+
+
 def find_version(database: Database, reference: str) -> DatasetVersion:
-    """Return the version that ``name`` (its newest) or ``name@number`` names.
+    """Return the version that ``name`` (its newest), ``name@number`` or ``name@tag`` names.
 
     Raises:
         DatasetNotFoundError: Naming the nearest names there are.
     """
     name, at, number = reference.partition("@")
-    if at and not NUMBER.fullmatch(number):
-        raise DatasetNotFoundError(f"no dataset version {reference}: expected a number from 1 on after '@'")
+    is_tag = TAG.fullmatch(number) is not None
+    if at and not is_tag and not NUMBER.fullmatch(number):
+        raise DatasetNotFoundError(f"no dataset version {reference}: expected a number from 1 on, or a tag, after '@'")
 
     def work(connection: Connection) -> Row[Any] | None:
-        table = schema.versions
-        query = select(table).where(table.c.name == name)
-        if number:
+        table, tags = schema.versions, schema.tags
+        query = select(table).where(table.c.name == name, ~_is_draft())
+        if is_tag:
+            query = query.join(tags, (tags.c.version_id == table.c.id) & (tags.c.name == name) & (tags.c.tag == number))
+        elif number:
             query = query.where(table.c.number == int(number))
         return connection.execute(query.order_by(table.c.number.desc()).limit(1)).first()
 
@@ -104,7 +166,7 @@ def newest_versions(database: Database, *, after: str, count_max: int) -> list[D
     def work(connection: Connection) -> list[DatasetVersion]:
         newest = (
             select(table.c.name, func.max(table.c.number).label("number"))
-            .where(table.c.name > after)
+            .where(table.c.name > after, ~_is_draft())
             .group_by(table.c.name)
             .order_by(table.c.name)
             .limit(count_max)
@@ -119,22 +181,19 @@ def newest_versions(database: Database, *, after: str, count_max: int) -> list[D
 def remove_versions(database: Database, name: str, number: int | None) -> list[int]:
     """Delete versions of a dataset, all or one, and what was made of them; return their numbers.
 
-    Blobs of the lakehouse stay: other datasets may hold the same bytes.
+    Blobs of the lakehouse stay until garbage collection: other datasets may hold the same bytes.
+
+    Raises:
+        VersionPinnedError: If a job or a checkpoint needs one of them.
     """
     table = schema.versions
     chosen = (table.c.name == name) if number is None else (table.c.name == name) & (table.c.number == number)
 
     def work(connection: Connection) -> list[int]:
-        rows = connection.execute(select(table.c.id, table.c.number).where(chosen)).all()
+        rows = connection.execute(select(table.c.id, table.c.number).where(chosen).with_for_update()).all()
+        _refuse_pinned(connection, name, [(row.id, row.number) for row in rows])
         for row in rows:
-            for made in (
-                schema.samples,
-                schema.dead_letters,
-                schema.drops,
-                schema.indexes,
-                schema.statistics,
-                schema.work,
-            ):
+            for made in _MADE_OF_A_VERSION:
                 connection.execute(delete(made).where(made.c.version_id == row.id))
             for sent in (schema.messages, schema.tries):
                 # A message's key is pipeline/topic/version/first record: another version must not meet it as done.
@@ -167,7 +226,9 @@ def names(database: Database) -> list[str]:
     """Return the names of all datasets, sorted."""
     table = schema.versions
     return database.read(
-        lambda connection: list(connection.execute(select(table.c.name).distinct().order_by(table.c.name)).scalars())
+        lambda connection: list(
+            connection.execute(select(table.c.name).where(~_is_draft()).distinct().order_by(table.c.name)).scalars()
+        )
     )
 
 
@@ -183,6 +244,21 @@ def not_found(reference: str, known: list[str]) -> DatasetNotFoundError:
         more = f" and {len(known) - NAMES_SHOWN_MAX} more" if len(known) > NAMES_SHOWN_MAX else ""
         hint = f"there are {', '.join(known[:NAMES_SHOWN_MAX])}{more}"
     return DatasetNotFoundError(f"no dataset {reference}: {hint}")
+
+
+def _refuse_pinned(connection: Connection, name: str, rows: list[tuple[int, int]]) -> None:
+    pins = schema.pins.c
+    numbers = dict(rows)
+    query = select(pins.version_id, pins.holder).where(pins.version_id.in_(numbers)).order_by(pins.version_id)
+    pin = connection.execute(query.limit(1)).first()
+    if pin is not None:
+        raise VersionPinnedError(
+            f"{name}@{numbers[pin.version_id]} is needed by {pin.holder}: it can be removed when that is gone"
+        )
+
+
+def _is_draft() -> ColumnElement[bool]:
+    return schema.versions.c.name.like(f"{DRAFT}%")
 
 
 def _version(row: Row[Any]) -> DatasetVersion:

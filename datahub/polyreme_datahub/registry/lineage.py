@@ -77,20 +77,26 @@ def iterate_outputs(
         first: The first ordinal.
     """
     after = first - 1
-    while page := _page_after(database, version_id, after):
-        known: dict[str, dict[int, Output]] = {RECORD: {row.ordinal: Output(row.record, None) for row in page}}
-        for one in steps:
-            inputs = [known[name] for name in one.inputs]
-            ready = [row.ordinal for row in page if all(row.ordinal in outputs for outputs in inputs)]
-            keys = {at: action_key(one.prefix, ":".join(outputs[at].digest for outputs in inputs)) for at in ready}
-            outputs = outputs_of(database, set(keys.values()))
-            known[one.name] = {at: outputs[key] for at, key in keys.items() if key in outputs}
-            if one.name == step:
-                break
+    while page := samples_after(database, version_id, after):
+        known = outputs_of_page(database, page, steps)[step]
         for row in page:
-            if (output := known[step].get(row.ordinal)) is not None:
+            if (output := known.get(row.ordinal)) is not None:
                 yield OutputRow(sample=row, digest=output.digest, value=output.value)
         after = page[-1].ordinal
+
+
+def outputs_of_page(
+    database: Database, page: Sequence[SampleRow], steps: Sequence[StepKeys]
+) -> dict[str, dict[int, Output]]:
+    """Return the known outputs of some samples, by step and ordinal."""
+    known: dict[str, dict[int, Output]] = {RECORD: {row.ordinal: Output(row.record, None) for row in page}}
+    for step in steps:
+        inputs = [known[name] for name in step.inputs]
+        ready = [row.ordinal for row in page if all(row.ordinal in outputs for outputs in inputs)]
+        keys = {at: action_key(step.prefix, ":".join(outputs[at].digest for outputs in inputs)) for at in ready}
+        outputs = outputs_of(database, set(keys.values()))
+        known[step.name] = {at: outputs[key] for at, key in keys.items() if key in outputs}
+    return known
 
 
 def lineage_of(database: Database, digest: str, *, count_max: int) -> Lineage:
@@ -122,7 +128,8 @@ def lineage_of(database: Database, digest: str, *, count_max: int) -> Lineage:
     return database.read(work)
 
 
-def _page_after(database: Database, version_id: int, after: int) -> list[SampleRow]:
+def samples_after(database: Database, version_id: int, after: int) -> list[SampleRow]:
+    """Return the next samples of a version, at most ``ROWS_MAX``, by ordinal."""
     table = schema.samples.c
     query = (
         select(table.ordinal, table.sample_id, table.record)

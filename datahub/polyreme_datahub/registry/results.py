@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, delete, func, or_, select, update
 
 from polyreme_datahub.lakehouse import Artifact
-from polyreme_datahub.registry import schema, work_items
+from polyreme_datahub.registry import blobs, schema, work_items
 from polyreme_datahub.registry.bulk import insert_new
 from polyreme_datahub.registry.engine import Database, pages
 from polyreme_datahub.registry.rows import (
@@ -60,6 +60,7 @@ def commit(
         Whether anything was written: of several commits that end an item, only the first is.
 
     Raises:
+        BlobDeletingError: If garbage collection deletes a blob that the results name; nothing was written.
         ValueError: If samples, letters or drops come without an item, or children without its end.
     """
     if finished is None and within is None and (results.samples or results.letters or results.drops):
@@ -79,11 +80,14 @@ def commit(
     return database.write(work)
 
 
-def put_action(database: Database, action: Action, artifacts: Sequence[Artifact] = ()) -> Output:
-    """Commit one action outside of any item; return the output that counts, which is the first committer's."""
+def put_action(database: Database, action: Action, artifacts: Sequence[Artifact] = (), *, now_s: float = 0.0) -> Output:
+    """Commit one action outside of any item; return the output that counts, which is the first committer's.
+
+    Artifacts need ``now_s`` [s since the epoch], from which garbage collection knows that they are new.
+    """
 
     def work(connection: Connection) -> Output:
-        insert_artifacts(connection, artifacts)
+        insert_artifacts(connection, artifacts, now_s)
         insert_actions(connection, [action])
         table = schema.actions.c
         row = connection.execute(select(table.output, table.value).where(table.key == action.key)).one()
@@ -92,9 +96,10 @@ def put_action(database: Database, action: Action, artifacts: Sequence[Artifact]
     return database.write(work)
 
 
-def insert_artifacts(connection: Connection, artifacts: Sequence[Artifact]) -> None:
-    """Insert where bytes lie, within a transaction."""
+def insert_artifacts(connection: Connection, artifacts: Sequence[Artifact], now_s: float) -> None:
+    """Insert where bytes lie, within a transaction, and keep from deletion the blobs that count."""
     insert_new(connection, schema.artifacts, [columns(row) for row in artifacts])
+    blobs.hold_places(connection, [row.digest for row in artifacts], now_s)
 
 
 def insert_actions(connection: Connection, actions: Sequence[Action]) -> None:
@@ -258,7 +263,9 @@ def _reopen_holding(
 
 def _insert(connection: Connection, results: Results, now_s: float) -> None:
     version = {"version_id": results.version_id}
-    insert_artifacts(connection, results.artifacts)
+    insert_artifacts(connection, results.artifacts, now_s)
+    blobs.hold_within(connection, results.blobs, now_s)
+    blobs.hold_places(connection, results.reused, now_s)
     insert_actions(connection, results.actions)
     insert_new(connection, schema.samples, [{**version, **columns(row)} for row in results.samples])
     ended: list[tuple[Any, str, Sequence[Letter | Drop]]] = [

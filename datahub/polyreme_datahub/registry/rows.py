@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from polyreme_datahub.lakehouse import Artifact
@@ -132,6 +132,10 @@ class Results:
     drops: Sequence[Drop] = ()
     counts: Sequence[StageCount] = ()
     indexes: Sequence[IndexRow] = ()
+    reused: Sequence[str] = ()
+    """Digests of artifacts that were found and not made: garbage collection keeps them too."""
+    blobs: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Further blobs that these results name (manifests, shards), with their bytes."""
     removed: Sequence[int] = ()
     """Ordinals whose samples a barrier removes (a doubled id); their letter or drop says why."""
 

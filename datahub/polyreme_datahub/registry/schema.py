@@ -73,10 +73,25 @@ blobs = Table(
     Column("digest", DIGEST, primary_key=True),
     Column("size", BigInteger, nullable=False),
     Column("state", SmallInteger, nullable=False),
+    Column("touched_s", Float(53), nullable=False),
     Column("condemned_s", Float(53), nullable=False),
-    Index(None, "state", "condemned_s"),
+    Column("marked", BigInteger, nullable=False),
+    Index(None, "state"),
 )
-"""Stored blobs for garbage collection. Condemning a blob and reusing it lock its row; without a row it is live."""
+"""Stored blobs for garbage collection. Condemning a blob and reusing it lock its row; without a row it is live.
+
+``touched_s`` is when results last named it, ``marked`` the last collection that reached it from a version.
+"""
+
+collections = Table(
+    "collections",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("phase", String(63), nullable=False),
+    Column("cursor", String(253), nullable=False),
+    Column("started_s", Float(53), nullable=False),
+)
+"""Garbage collections: how far each came, so that one that was killed continues."""
 
 actions = Table(
     "actions",

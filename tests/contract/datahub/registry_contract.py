@@ -125,7 +125,7 @@ class RegistryContract:
         assert results.letters_between(database, 1, first=0, count=9)[0].operation == "decode"
         assert progress.statistics_of(database, 1)["decode"] == StageCount(stage="decode", hits=1, misses=2, dead=3)
         assert [message.key for message in work.due_messages(database, "p", count_max=9)] == ["p/decode/1/0"]
-        results.put_action(database, Action(key="new", operation="o", inputs=("in",), output="x", value="1"))
+        results.put_action(database, Action(key="new", operation="o", inputs=("in",), output="x", value="1"), now_s=1.0)
         database.write(lambda connection: command.downgrade(alembic_config(connection), "0001"))
         assert database.read(rows) == {table: [row] for table, row in FIRST_ROWS.items()}
         database.close()

@@ -8,11 +8,12 @@ import pytest
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_datahub.registry.engine import open_database
+from tests.contract.datahub.lifecycle_contract import LifecycleContract
 from tests.contract.datahub.registry_contract import RegistryContract
 from tests.contract.datahub.work_contract import WorkContract
 
 
-class TestSqlite(RegistryContract, WorkContract):
+class TestSqlite(RegistryContract, WorkContract, LifecycleContract):
     @pytest.fixture
     def url(self, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/registry.sqlite"

@@ -51,7 +51,7 @@ def downgrade() -> None:
             postgresql_using="substr(operation, 1, 63)",
         )
     _downgrade_lineage()
-    for name in ("pins", "tags", "blobs", "work", "flows"):
+    for name in ("pins", "tags", "collections", "blobs", "work", "flows"):
         op.drop_table(name)
 
 
@@ -90,9 +90,18 @@ def _upgrade_lifecycle() -> None:
         sa.Column("digest", DIGEST, primary_key=True),
         sa.Column("size", sa.BigInteger, nullable=False),
         sa.Column("state", sa.SmallInteger, nullable=False),
+        sa.Column("touched_s", sa.Float(53), nullable=False),
         sa.Column("condemned_s", sa.Float(53), nullable=False),
+        sa.Column("marked", sa.BigInteger, nullable=False),
     )
-    op.create_index("ix_blobs_state_condemned_s", "blobs", ["state", "condemned_s"])
+    op.create_index("ix_blobs_state", "blobs", ["state"])
+    op.create_table(
+        "collections",
+        sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+        sa.Column("phase", sa.String(63), nullable=False),
+        sa.Column("cursor", sa.String(253), nullable=False),
+        sa.Column("started_s", sa.Float(53), nullable=False),
+    )
     op.create_table(
         "tags",
         sa.Column("name", NAME, primary_key=True),

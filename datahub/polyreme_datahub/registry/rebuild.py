@@ -1,0 +1,204 @@
+"""The registry's versions as objects beside the lakehouse, and the registry rebuilt from them.
+
+``versions/<name>/<number>.json`` says all that the version's row says; it is stored before the row is committed.
+``versions/<name>/<number>/samples-<first>.jsonl`` lists samples, and where their records and raw objects lie;
+``versions/<name>/<number>/sealed.json`` is written last and has the digest of each list. What operations made is not
+listed: it is made again, or found again where two stores share it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from polyreme_api.store import ObjectNotFoundError, ObjectStore
+from polyreme_datahub.digests import canonical_json, digest_bytes
+from polyreme_datahub.lakehouse import Artifact
+from polyreme_datahub.registry import schema
+from polyreme_datahub.registry.bulk import insert_new
+from polyreme_datahub.registry.datasets import DatasetVersion, VersionDocument, row_of
+from polyreme_datahub.registry.engine import Database
+from polyreme_datahub.registry.lineage import samples_after
+from polyreme_datahub.registry.marks import Read, named
+from polyreme_datahub.registry.results import places_of
+from polyreme_datahub.registry.rows import SampleRow, columns
+
+FORMAT = 1
+VERSIONS = "versions/"
+PAGE_SAMPLES = 10_000
+"""Samples of one list, about."""
+SHOWN_MAX = 1000
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class RebuildReport:
+    """What was restored; rows that were there already count too."""
+
+    versions: int = 0
+    samples: int = 0
+    artifacts: int = 0
+    unsealed: list[str] = dataclasses.field(default_factory=list)
+    """Versions whose samples were never listed whole: processing ingests them again."""
+    damaged: list[str] = dataclasses.field(default_factory=list)
+    """Objects that can't be read as what they should be, at most ``SHOWN_MAX``; the others were restored."""
+
+
+class _DamagedError(Exception):
+    """An object is not what was stored."""
+
+
+def store_document(store: ObjectStore) -> Callable[[VersionDocument], None]:
+    """Return what ``add_version`` calls before it commits a row."""
+
+    def put(document: VersionDocument) -> None:
+        content = {"format": FORMAT, **dataclasses.asdict(document), "source": dict(document.source)}
+        store.put(f"{VERSIONS}{document.name}/{document.number}.json", canonical_json(content))
+
+    return put
+
+
+def seal_samples(database: Database, store: ObjectStore, version: DatasetVersion, read: Read) -> int:
+    """List the samples of a version whose ingest is complete; return their number. Again, it writes the same.
+
+    Args:
+        database: The registry.
+        store: The object store.
+        version: The version.
+        read: Returns the bytes of artifacts (``Lakehouse.get_parts``).
+    """
+    folder = f"{VERSIONS}{version.name}/{version.number}/"
+    digests: dict[str, str] = {}
+    count = 0
+    for page in _pages(database, version.id):
+        lines = [canonical_json({"sample": [row.ordinal, row.sample_id, row.record]}) for row in page]
+        places = places_of(database, {row.record for row in page})
+        raw = {name for content in read(places).values() for name in named(content)}
+        places |= places_of(database, raw)
+        lines += [canonical_json({"artifact": list(columns(places[digest]).values())}) for digest in sorted(places)]
+        content = b"".join(line + b"\n" for line in lines)
+        name = f"samples-{page[0].ordinal:012d}.jsonl"
+        store.put(folder + name, content)
+        digests[name] = digest_bytes(content)
+        count += len(page)
+    sealed = {"format": FORMAT, "name": version.name, "number": version.number, "samples": count, "lists": digests}
+    store.put(f"{folder}sealed.json", canonical_json(sealed))
+    return count
+
+
+def rebuild_registry(database: Database, store: ObjectStore) -> RebuildReport:
+    """Restore datasets, versions, samples and artifacts from the object store; what the registry has stays.
+
+    May be killed and run again. Tags, pins, statistics, dead letters and what operations made are not restored.
+    """
+    report = RebuildReport()
+    for info in store.list(VERSIONS):
+        if not info.key.endswith(".json") or info.key.endswith("/sealed.json"):
+            continue
+        try:
+            document = _document(store.get(info.key))
+            restored = database.write(partial(_restore_version, document=document))
+            if restored is None:
+                continue
+            report.versions += 1
+            _restore_samples(database, store, document, restored, report)
+        except _DamagedError as error:
+            _note(report.damaged, f"{info.key}: {error}")
+    return report
+
+
+def _restore_samples(
+    database: Database, store: ObjectStore, document: VersionDocument, version_id: int, report: RebuildReport
+) -> None:
+    folder = f"{VERSIONS}{document.name}/{document.number}/"
+    try:
+        sealed = _parsed(store.get(f"{folder}sealed.json"))
+    except ObjectNotFoundError:
+        _note(report.unsealed, f"{document.name}@{document.number}")
+        return
+    lists = sealed.get("lists")
+    if not isinstance(lists, dict):
+        raise _DamagedError("sealed.json names no lists")
+    for name, digest in sorted(lists.items()):
+        try:
+            content = store.get(folder + name)
+            if digest_bytes(content) != digest:
+                raise _DamagedError("its digest is not the sealed one")
+        except (ObjectNotFoundError, _DamagedError) as error:
+            _note(report.damaged, f"{folder}{name}: {error}")
+            continue
+        samples, artifacts = _rows(content)
+        database.write(partial(_insert, version_id=version_id, samples=samples, artifacts=artifacts))
+        report.samples += len(samples)
+        report.artifacts += len(artifacts)
+
+
+def _restore_version(connection: Connection, document: VersionDocument) -> int | None:
+    """Insert a version; None if its number or its content has another row already."""
+    insert_new(connection, schema.versions, [row_of(document)])
+    versions = schema.versions.c
+    mine = (versions.name == document.name, versions.number == document.number, versions.digest == document.digest)
+    found = connection.execute(select(versions.id).where(*mine)).scalar()
+    return None if found is None else int(found)
+
+
+def _insert(connection: Connection, version_id: int, samples: list[SampleRow], artifacts: list[Artifact]) -> None:
+    insert_new(connection, schema.artifacts, [columns(row) for row in artifacts])
+    insert_new(connection, schema.samples, [{"version_id": version_id, **columns(row)} for row in samples])
+
+
+def _pages(database: Database, version_id: int) -> Iterator[list[SampleRow]]:
+    page: list[SampleRow] = []
+    ordinal = -1
+    while some := samples_after(database, version_id, ordinal):
+        page += some
+        ordinal = some[-1].ordinal
+        if len(page) >= PAGE_SAMPLES:
+            yield page
+            page = []
+    if page:
+        yield page
+
+
+def _document(content: bytes) -> VersionDocument:
+    value = dict(_parsed(content))
+    fields = {field.name: value.get(field.name) for field in dataclasses.fields(VersionDocument)}
+    kinds: dict[str, Any] = {"name": str, "number": int, "source": dict, "digest": str, "records": int}
+    for name, kind in kinds.items():
+        if not isinstance(fields[name], kind):
+            raise _DamagedError(f"{name} is {fields[name]!r}")
+    if not isinstance(fields["created_s"], (int, float)):
+        raise _DamagedError(f"created_s is {fields['created_s']!r}")
+    return VersionDocument(**fields)  # type: ignore[arg-type]
+
+
+def _parsed(content: bytes) -> Mapping[str, Any]:
+    try:
+        value = json.loads(content)
+    except ValueError as error:
+        raise _DamagedError(f"is no JSON: {error}") from error
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise _DamagedError(f"has no format {FORMAT}")
+    return value
+
+
+def _rows(content: bytes) -> tuple[list[SampleRow], list[Artifact]]:
+    samples, artifacts = [], []
+    for line in content.splitlines():
+        value = json.loads(line)
+        if "sample" in value:
+            ordinal, sample_id, record = value["sample"]
+            samples.append(SampleRow(ordinal=ordinal, sample_id=sample_id, record=record))
+        else:
+            digest, blob, start, length = value["artifact"]
+            artifacts.append(Artifact(digest=digest, blob=blob, start=start, length=length))
+    return samples, artifacts
+
+
+def _note(notes: list[str], note: str) -> None:
+    if len(notes) < SHOWN_MAX:
+        notes.append(note)

@@ -48,6 +48,10 @@ class Blob:
             self._pixels[chosen] = open_upright(self.data, chosen)
         return self._pixels[chosen]
 
+    def keep_pixels(self, image: Image.Image) -> None:
+        """Take pixels that were just encoded without loss, so that a step after this one need not decode them."""
+        self._pixels[OpenRules()] = image
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Blob) and self.digest == other.digest
 

@@ -118,7 +118,9 @@ class PulsarTopics:
             logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
         )
         self._closed = threading.Event()
+        # Never held while we wait for the client: its one thread takes it for each message that was stored.
         self._lock = threading.Lock()
+        self._opening = threading.Lock()
         self._producers: dict[str, pulsar.Producer] = {}
         self._sends: dict[Message, _Send] = {}
 
@@ -190,7 +192,7 @@ class PulsarTopics:
         send.ended.set()
 
     def _producer(self, topic: str) -> pulsar.Producer:
-        with self._lock:
+        with self._opening:
             if topic not in self._producers:
                 self._producers[topic] = self._try(
                     f"opening the topic {topic}",

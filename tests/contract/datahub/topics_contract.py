@@ -120,6 +120,29 @@ class TopicsContract:
         with pytest.raises(InvalidConfigError, match="not a topic"):
             bus.publish(Message(key="a", pipeline="p", topic=name, body="{}"), timeout_s=0)
 
+    def test_topics_are_opened_while_another_thread_sends(self, bus: Topics) -> None:
+        sent = [self.message(f"k{number}") for number in range(200)]
+        ended = threading.Event()
+        opened: list[bool] = []
+
+        def send() -> None:
+            while not ended.is_set():
+                bus.publish_all(sent, timeout_s=PATIENCE_S)
+
+        def open_topics() -> None:
+            for number in range(4):
+                message = Message(key="a", pipeline="p", topic=f"{self.later_topic}-{number}", body="{}")
+                opened.append(bus.publish(message, timeout_s=PATIENCE_S))
+
+        threads = [threading.Thread(target=work, daemon=True) for work in (send, send, open_topics)]
+        for thread in threads:
+            thread.start()
+        threads[2].join(PATIENCE_S)
+        ended.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert opened == [True] * 4
+
     def test_a_receiver_returns_when_the_bus_is_closed(self, bus: Topics) -> None:
         consumer = bus.subscribe([self.topic], group=self.group)
         received: list[object] = []

@@ -184,6 +184,25 @@ def read_images(registry_url: str, objects_url: str, digests: list[str]) -> dict
     return Lakehouse(open_store(objects_url)).get_parts(places)
 
 
+def link(objects_url: str, digest: str, *, seconds: int) -> str:
+    """Return a link by which anyone reads one blob of the lakehouse for a while, without credentials.
+
+    Args:
+        objects_url: ``s3://bucket/prefix``; a directory has no server that gives links.
+        digest: Of the blob: a manifest, a shard, a tokenizer.
+        seconds: Life of the link, at most a week.
+
+    Raises:
+        InvalidConfigError: If the objects are in no bucket, or the life is out of range.
+        ObjectNotFoundError: If there is no such blob.
+        StoreFailedError: If the server can't be reached or refuses.
+    """
+    from polyreme_datahub.digests import blob_key
+    from polyreme_datahub.lakehouse_admin import presigned_link
+
+    return presigned_link(objects_url, blob_key(digest), seconds=seconds)
+
+
 @contextmanager
 def _database(registry_url: str) -> Iterator[Database]:
     from polyreme_datahub.registry.engine import open_database

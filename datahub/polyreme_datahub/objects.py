@@ -63,7 +63,7 @@ def open_store(url: str, *, sleep: Sleep = time.sleep) -> ObjectStore:  # noqa: 
         StoreFailedError: If the directory can't be made.
     """
     if urlsplit(url).scheme == "s3":
-        _check_endpoints(os.environ)
+        check_endpoints(os.environ)
         return BucketStore(*bucket_of(url), sleep=sleep)
     return LocalObjectStore(local_root(url), sleep=sleep)
 
@@ -80,7 +80,7 @@ def check_access(url: str) -> None:
         store.check()
 
 
-def _check_endpoints(environment: Mapping[str, str]) -> None:
+def check_endpoints(environment: Mapping[str, str]) -> None:
     """Refuse a server's URL that holds credentials: it stands in every message about the server.
 
     Raises:

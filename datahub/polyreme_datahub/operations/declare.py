@@ -32,9 +32,13 @@ HERE = "polyreme_datahub.operations"
 SHIPPED: Mapping[str, str] = {
     "aspect-filter": f"{HERE}.filters:aspect_filter",
     "blur-filter": f"{HERE}.filters:blur_filter",
+    "caption": f"{HERE}.describe_images:caption",
+    "caption-cpu": f"{HERE}.describe_images:caption_cpu",
     "compose": f"{HERE}.fit_pages:compose",
     "count-pdf-pages": f"{HERE}.pdf_pages:count_pdf_pages",
     "decode": f"{HERE}.decode_images:decode",
+    "embed": f"{HERE}.describe_images:embed",
+    "embed-cpu": f"{HERE}.describe_images:embed_cpu",
     "image-hash": f"{HERE}.image_hash:image_hash",
     "measure": f"{HERE}.measure:measure",
     "pdf-pages": f"{HERE}.pdf_pages:pdf_pages",

@@ -39,7 +39,9 @@ RESTARTS_MAX = 8
 """Deaths by something outside, one after the other."""
 GROUPS_MAX = 4
 FLIGHT_BYTES_MAX = 64 * 2**20
-"""Groups and bytes that are sent ahead, so that the child never waits for its next sample."""
+GROUP_BYTES_MAX = 16 * 2**20
+"""Groups and bytes that are sent ahead, so that the child never waits for its next sample; bytes of one group of an
+operation with batches, whose decoded images are in memory together."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,7 +131,15 @@ class Sandbox:
         return bool(flight)
 
     def _pull(self, source: Iterator[SampleTask]) -> _Group | None:
-        tasks = [task for _, task in zip(range(self._batch), source, strict=False)]
+        """Take as many samples as one call of an operation may have, but not more than may be held at once."""
+        tasks: list[SampleTask] = []
+        size_bytes = 0
+        while len(tasks) < self._batch and size_bytes < GROUP_BYTES_MAX:
+            task = next(source, None)
+            if task is None:
+                break
+            tasks.append(task)
+            size_bytes += _Group([task]).size_bytes
         return _Group(tasks) if tasks else None
 
     def _next(self, waiting: deque[_Group], flight: deque[_Group]) -> Iterator[SampleOutcome]:

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 from collections.abc import Collection, Mapping
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, func, select, update
 
 from polyreme_datahub.errors import BlobDeletingError
 from polyreme_datahub.registry import schema
@@ -111,13 +111,16 @@ def hold_places(connection: Connection, digests: Collection[str], now_s: float) 
     places = schema.artifacts.c
     sizes: dict[str, int] = {}
     for some in pages(sorted(set(digests))):
-        query = select(places.digest, places.blob, places.start, places.length).where(places.digest.in_(some))
-        found = connection.execute(query).all()
-        if len(found) < len(some):
-            gone = min(set(some) - {row.digest for row in found})
+        mine = places.digest.in_(some)
+        query = select(places.blob, func.max(places.start + places.length), func.count()).where(mine)
+        found = 0
+        for blob, size, parts in connection.execute(query.group_by(places.blob)):
+            sizes[blob] = max(sizes.get(blob, 0), int(size))
+            found += parts
+        if found < len(some):
+            there = set(connection.execute(select(places.digest).where(mine)).scalars())
+            gone = min(set(some) - there, default=some[0])
             raise BlobDeletingError(f"artifact {gone} was deleted: recompute it, then commit again")
-        for row in found:
-            sizes[row.blob] = max(sizes.get(row.blob, 0), row.start + row.length)
     hold_within(connection, sizes, now_s)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Select, bindparam, literal, select
 
 from polyreme_datahub.digests import action_key
 from polyreme_datahub.registry import schema
@@ -13,6 +14,8 @@ from polyreme_datahub.registry.engine import ROWS_MAX, Database, pages
 from polyreme_datahub.registry.results import outputs_of
 from polyreme_datahub.registry.rows import Output, SampleRow
 
+DEPTH_MAX = 64
+"""Most actions in a row."""
 RECORD = "record"
 """Name of the raw record among the inputs of a step."""
 
@@ -100,30 +103,30 @@ def outputs_of_page(
 
 
 def lineage_of(database: Database, digest: str, *, count_max: int) -> Lineage:
-    """Walk from an output to the raw objects that it was made from, level by level.
+    """Walk from an output to the raw objects that it was made from: two queries, whatever its depth.
 
     Args:
         database: The registry.
         digest: The output.
-        count_max: Most actions of the answer.
+        count_max: Most actions of the answer; those nearest to the output come first.
     """
 
     def work(connection: Connection) -> Lineage:
-        made: list[Made] = []
-        raw: list[str] = []
-        seen = {digest}
-        level, depth, complete = [digest], 0, True
-        while level and complete:
-            found = _makers(connection, level, depth, count_max - len(made) + 1)
-            complete = len(made) + len(found) <= count_max
-            found = found[: count_max - len(made)]
-            made += found
-            outputs = {one.output for one in found}
-            raw += [one for one in level if one not in outputs] if complete else []
-            level = sorted({one for maker in found for one in maker.inputs} - seen)
-            seen.update(level)
-            depth += 1
-        return Lineage(made=made, raw=raw, complete=complete)
+        rows = connection.execute(_WALK, {"digest": digest, "count_max": count_max + 1}).all()
+        depths: dict[str, tuple[int, str, str]] = {}
+        for row in rows[:count_max]:
+            depths.setdefault(row.action, (row.depth, row.output, row.operation))
+        inputs = _inputs(connection, list(depths))
+        made = [
+            Made(depth=depth, output=output, action=action, operation=operation, inputs=tuple(inputs[action]))
+            for action, (depth, output, operation) in depths.items()
+        ]
+        outputs = {one.output for one in made}
+        complete = len(rows) <= count_max
+        read = dict.fromkeys(name for one in made for name in one.inputs) if made else {digest: None}
+        return Lineage(
+            made=made, raw=[one for one in read if one not in outputs] if complete else [], complete=complete
+        )
 
     return database.read(work)
 
@@ -145,21 +148,30 @@ def samples_after(database: Database, version_id: int, after: int) -> list[Sampl
     return database.read(work)
 
 
-def _makers(connection: Connection, digests: Sequence[str], depth: int, count_max: int) -> list[Made]:
-    actions, inputs = schema.actions.c, schema.action_inputs.c
-    found: list[tuple[str, str, str]] = []
-    for some in pages(digests):
-        query = select(actions.output, actions.key, actions.operation).where(actions.output.in_(some))
-        rows = connection.execute(query.order_by(actions.output, actions.key).limit(count_max - len(found)))
-        found += [(output, key, operation) for output, key, operation in rows]
-        if len(found) >= count_max:
-            break
-    read: dict[str, list[str]] = {key: [] for _, key, _ in found}
-    for some in pages(list(read)):
+def _inputs(connection: Connection, actions: Sequence[str]) -> dict[str, list[str]]:
+    """Return the inputs of actions, in order."""
+    inputs = schema.action_inputs.c
+    read: dict[str, list[str]] = {key: [] for key in actions}
+    for some in pages(actions):
         listed = select(inputs.action, inputs.digest).where(inputs.action.in_(some))
         for action, digest in connection.execute(listed.order_by(inputs.action, inputs.position)):
             read[action].append(digest)
-    return [
-        Made(depth=depth, output=output, action=key, operation=operation, inputs=tuple(read[key]))
-        for output, key, operation in found
-    ]
+    return read
+
+
+def _walk() -> Select[Any]:
+    """Return the query that follows inputs back to the actions that made them, nearest first."""
+    actions, inputs = schema.actions.c, schema.action_inputs.c
+    columns = (actions.output, actions.key.label("action"), actions.operation)
+    begun = select(*columns, literal(0).label("depth")).where(actions.output == bindparam("digest"))
+    walk = begun.cte("walk", recursive=True)
+    back = (
+        select(*columns, (walk.c.depth + 1).label("depth"))
+        .join(schema.action_inputs, inputs.digest == actions.output)
+        .join(walk, walk.c.action == inputs.action)
+        .where(walk.c.depth < DEPTH_MAX)
+    )
+    return select(walk.union(back)).limit(bindparam("count_max"))
+
+
+_WALK = _walk()

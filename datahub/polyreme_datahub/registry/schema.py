@@ -1,6 +1,7 @@
 """The registry's tables, the same on SQLite and PostgreSQL. Migrations create them; a test holds both equal.
 
-On PostgreSQL ``samples`` is hash-partitioned by the migrations: one logical table.
+On PostgreSQL ``samples`` is hash-partitioned by the migrations: one logical table. Two indexes of digests are of the
+kind ``hash`` there, which only finds equal values and is a quarter of the size.
 
 No time stands here that a decision reads: ``*_s`` columns are seconds since the Unix epoch, for people and for due
 times.
@@ -100,7 +101,7 @@ actions = Table(
     Column("operation", NAME, nullable=False),
     Column("output", DIGEST, nullable=False),
     Column("value", Text),
-    Index(None, "output"),
+    Index(None, "output", postgresql_using="hash"),
 )
 """What was made of what: key = digest of (operation, version, parameters, inputs); the first commit wins.
 
@@ -113,7 +114,7 @@ action_inputs = Table(
     Column("action", DIGEST, primary_key=True),
     Column("position", SmallInteger, primary_key=True, autoincrement=False),
     Column("digest", DIGEST, nullable=False),
-    Index(None, "digest"),
+    Index(None, "digest", postgresql_using="hash"),
 )
 """Digests that an action read, in order: the lineage."""
 

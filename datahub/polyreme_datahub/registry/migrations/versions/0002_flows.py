@@ -128,12 +128,12 @@ def _upgrade_lineage() -> None:
         sa.Column("digest", DIGEST, nullable=False),
     )
     op.execute("INSERT INTO action_inputs (action, position, digest) SELECT key, 0, input FROM actions")
-    op.create_index("ix_action_inputs_digest", "action_inputs", ["digest"])
+    op.create_index("ix_action_inputs_digest", "action_inputs", ["digest"], postgresql_using="hash")
     with op.batch_alter_table("actions") as table:
         table.drop_column("input")
         table.alter_column("operation", type_=NAME, existing_type=sa.String(63))
         table.add_column(sa.Column("value", sa.Text))
-    op.create_index("ix_actions_output", "actions", ["output"])
+    op.create_index("ix_actions_output", "actions", ["output"], postgresql_using="hash")
     op.create_index("ix_artifacts_blob", "artifacts", ["blob"])
 
 

@@ -25,7 +25,8 @@ MESSAGES = 300
 WAITING = 200
 """Messages that the broker had when it was killed."""
 LENT = 20
-OUTAGE_S_MAX = 120.0
+OUTAGE_S_MAX = 300.0
+"""The client waits up to twice as long as the broker was away."""
 
 
 class TestPulsar(TopicsContract):
@@ -78,8 +79,9 @@ def test_a_namespace_that_does_not_exist_is_named(pulsar_server: str) -> None:
     bus.close()
 
 
+@pytest.mark.timeout(600)
 def test_every_message_is_delivered_though_the_broker_is_killed(tmp_path: Path) -> None:
-    """Those on loan, those that waited, and those that are sent meanwhile; what the broker took is sent once."""
+    """Those on loan, those that waited, and those that are sent meanwhile."""
     with held(tmp_path) as servers:
         broker = Pulsar(tmp_path, servers)
         broker.start()

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from polyreme.data.reporter import Reporter
 from polyreme.default_cluster_objects import cluster_objects, node_labels
 from polyreme.fault_options import Injection
 from polyreme.paths import Home, RunDirectory
@@ -18,6 +19,7 @@ from polyreme.store_variables import store_variables
 from polyreme_api import environment as names
 from polyreme_api import labels
 from polyreme_api.clock import Clock
+from polyreme_api.data_report import data_digest
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.job import TrainingJob, parse_job
 from polyreme_api.labels import ANNOTATION_PROGRESS, KIND_JOB
@@ -158,6 +160,11 @@ class LocalCluster:
         text = lease["metadata"].get("annotations", {}).get(ANNOTATION_PROGRESS)
         return ProgressRecord.model_validate_json(text) if text else None
 
+    def data_reporter(self, job: TrainingJob) -> Reporter:
+        """Return who reports on the job's data to the operator."""
+        about = data_digest(job.spec)
+        return Reporter(self._port, self._clock, ref=self._ref, uid=job.metadata.uid, about=about)
+
     def find(self, injection: Injection) -> int | None:
         """Find the pid that a fault shall strike, among the processes that run now."""
         folders = self._kubelet.pod_directory("")
@@ -201,8 +208,11 @@ async def open_cluster(
     devices: int | None,
     clock: Clock,
     recover: Recover | None = None,
+    data_gate: bool = True,
 ) -> AsyncIterator[LocalCluster]:
     """Open the run's embedded cluster: replay its journal, or rebuild what it lost, and listen on loopback.
+
+    With ``data_gate`` no pod is started before the job's data is reported as ready.
 
     Raises:
         RefusedError: If another process holds the journal.
@@ -234,6 +244,7 @@ async def open_cluster(
             variables=store_variables(home),
         )
         settings = Settings(
+            data_gate=data_gate,
             defaults=PodDefaults(
                 api_url=url,
                 checkpoint_root=home.checkpoint_root.as_uri(),
@@ -243,7 +254,7 @@ async def open_cluster(
                     ("OMP_NUM_THREADS", "1"),
                     ("GLOO_SOCKET_IFNAME", "lo"),
                 ),
-            )
+            ),
         )
         ref = ObjectRef(kind=KIND_JOB, namespace=job.metadata.namespace, name=job.metadata.name)
         try:

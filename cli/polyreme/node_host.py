@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyreme.data.server import DataServer
+from polyreme.data.controller import DataController
+from polyreme.data.preparation import LocalPreparation
 from polyreme.output import note
 from polyreme.paths import Home
 from polyreme.store_variables import store_variables
@@ -85,7 +86,8 @@ class _Host:
             await cluster.list("Node", limit=1)
             leaders = LeaderSockets()
             kubelets = [self._kubelet(cluster, node, leaders) for node in self._settings.nodes]
-            data = DataServer(cluster, self._home, self._clock, namespace=self._settings.namespace)
+            preparation = LocalPreparation(self._home)
+            data = DataController(cluster, preparation, self._clock, namespace=self._settings.namespace, jobs_max=1)
             resource, count = self._settings.resource, self._settings.devices
             note(f"nodes {', '.join(self._settings.nodes)} with {count} of {resource} each serve; Ctrl-C ends them")
             try:

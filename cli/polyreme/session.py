@@ -14,13 +14,14 @@ import shutil
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from polyreme import preflight
 from polyreme.cluster import NODE, LocalCluster, open_cluster
-from polyreme.data.keeper import DataKeeper
+from polyreme.data.keeper import DataKeeper, is_quick
+from polyreme.data.preparation import prepared
 from polyreme.data.worker_process import DataWork
 from polyreme.fault_injection import inject
 from polyreme.fault_options import Injection, check_injection
@@ -161,6 +162,7 @@ class _Session:
                 devices=self._settings.devices,
                 clock=self._clock,
                 recover=self._recover if resumed else None,
+                data_gate=not is_quick(self._home, self._job),
             ) as cluster:
                 await cluster.apply(self._job)
                 remember_uid(self._run, (await cluster.job()).metadata.uid)
@@ -181,15 +183,29 @@ class _Session:
             watcher.say(words)
             self._timeline.add(Moment(at_s=self._clock.now_s(), kind="damage", attempt=watcher.attempt, text=words))
 
+        reporter = cluster.data_reporter(known)
+
+        def progress(line: Mapping[str, Any]) -> None:
+            watcher.data_progress(line)
+            reporter.note(line)
+
         work = DataWork(
             self._home,
             job_file=run.job_file,
             log_file=run.data_log,
             uid=known.metadata.uid,
-            progress=watcher.data_progress,
+            progress=progress,
             say=watcher.say,
         )
-        data = DataKeeper(work, objects_url=self._home.objects_url, job=known, clock=self._clock, report=report)
+        data = DataKeeper(
+            work,
+            objects_url=self._home.objects_url,
+            job=known,
+            clock=self._clock,
+            report=report,
+            reporter=reporter,
+            made=lambda: prepared(run.data_report),
+        )
         mended = False
         try:
             mended = await self._unless_stopped(data.mend())

@@ -121,6 +121,7 @@ async def lead(
     run: Callable[[], Awaitable[None]],
     lease_s: float = LEASE_S,
     renew_s: float = RENEW_S,
+    name: str = LEASE_NAME,
 ) -> None:
     """Run ``run`` whenever this replica holds the Lease; return when ``run`` returns.
 
@@ -133,8 +134,10 @@ async def lead(
         run: The work; cancelled when the Lease is lost, or this is.
         lease_s: Silence after which others may take the Lease.
         renew_s: Time between renewals.
+        name: Name of the Lease.
     """
-    candidate = _Candidate(port, clock, rng, identity=identity, namespace=namespace, lease_s=lease_s, renew_s=renew_s)
+    ref = ObjectRef(kind="Lease", namespace=namespace, name=name)
+    candidate = _Candidate(port, clock, rng, identity=identity, ref=ref, lease_s=lease_s, renew_s=renew_s)
     while True:
         await candidate.acquire()
         _log.info("leading as %s", identity)
@@ -158,14 +161,14 @@ class _Candidate:
         rng: random.Random,
         *,
         identity: str,
-        namespace: str,
+        ref: ObjectRef,
         lease_s: float,
         renew_s: float,
     ) -> None:
         self._port, self._clock, self._rng = port, clock, rng
         self._identity, self._lease_s, self._renew_s = identity, lease_s, renew_s
         self._deadline_s = lease_s * DEADLINE_RATIO
-        self._ref = ObjectRef(kind="Lease", namespace=namespace, name=LEASE_NAME)
+        self._ref = ref
         self._seen: Seen | None = None
         self._sure = False
         """Whether ``_seen`` is the result of our last write, so that the next one needs no read."""

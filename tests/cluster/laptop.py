@@ -59,7 +59,11 @@ def laptop(
     names = [word for node in nodes for word in ("--name", node)]
     node = [sys.executable, "-m", "polyreme.main", "--home", str(home), "node", *names]
     node += ["--devices", str(devices), "--resource", resource, "--namespace", namespace]
-    options = ["--namespace", namespace, "--binding", "NodeAffinity"] if operator_options is None else operator_options
+    options = (
+        ["--namespace", namespace, "--binding", "NodeAffinity", "--data-gate"]
+        if operator_options is None
+        else operator_options
+    )
     operator = [
         sys.executable,
         "-m",

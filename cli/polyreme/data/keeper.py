@@ -11,11 +11,16 @@ import logging
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from polyreme.data.controller import Prepared
+from polyreme.data.reporter import Reporter
 from polyreme.data.worker_process import DataWork
+from polyreme.paths import Home
 from polyreme_api.clock import Clock
-from polyreme_api.errors import DataDamagedError
+from polyreme_api.data_report import DataState
+from polyreme_api.errors import DataDamagedError, EnvironmentFailedError, PolyremeError
 from polyreme_api.job import TrainingJob
 from polyreme_api.store import StoreFailedError
+from polyreme_datahub.hub import list_datasets
 from polyreme_datahub.stored_data import StoredData, look
 
 LOOK_EVERY_S = 1.0
@@ -23,6 +28,8 @@ BUCKET_LOOK_EVERY_S = 10.0
 """Time between looks into a bucket, where each costs requests; its shards are looked at before ranks start only."""
 REMAKES_MAX = 3
 """Times that one command makes missing data again."""
+QUICK_RECORDS_MAX = 10_000
+"""Records of a run whose ranks start while its data is processed; ranks of a larger one wait for its data."""
 NAMED_MAX = 3
 """Damaged or missing objects that one sentence names."""
 
@@ -38,12 +45,23 @@ class DataKeeper:
         job: The job, with its UID.
         clock: Clock.
         report: Called with each sentence about damage, for the person who watches and for the report.
+        reporter: Reports to the operator, which admits the job when its data is ready.
+        made: Returns what the pipeline made, once it has.
     """
 
     def __init__(
-        self, work: DataWork, *, objects_url: str, job: TrainingJob, clock: Clock, report: Callable[[str], None]
+        self,
+        work: DataWork,
+        *,
+        objects_url: str,
+        job: TrainingJob,
+        clock: Clock,
+        report: Callable[[str], None],
+        reporter: Reporter,
+        made: Callable[[], Prepared],
     ) -> None:
         self._work, self._objects_url, self._job = work, objects_url, job
+        self._reporter, self._made = reporter, made
         self._clock, self._report = clock, report
         self._in_bucket = urlsplit(objects_url).scheme == "s3"
         self._reported: set[tuple[str, str]] = set()
@@ -56,6 +74,8 @@ class DataKeeper:
             PolyremeError: If that fails.
         """
         seen = await self._look()
+        if not seen.whole and await self._reporter.state() is DataState.PROCESSED:
+            await self._reporter.report(DataState.MISSING)
         if seen.processed and not seen.whole:
             self._tell(f"{_words(seen)}; checking and recreating it before the ranks start")
             await self._make_again()
@@ -66,7 +86,7 @@ class DataKeeper:
         Raises:
             PolyremeError: If it can't be processed, or not be made again.
         """
-        await self._work.run()
+        await self._process()
         while True:
             await self._clock.sleep(BUCKET_LOOK_EVERY_S if self._in_bucket else LOOK_EVERY_S)
             try:
@@ -78,6 +98,7 @@ class DataKeeper:
             if (not seen.processed or seen.missing) and self._remakes < REMAKES_MAX:
                 self._remakes += 1
                 self._tell(f"{_words(seen)}; recreating it (try {self._remakes} of {REMAKES_MAX})")
+                await self._reporter.report(DataState.MISSING, _words(seen))
                 await self._make_again()
 
     async def last_look(self) -> None:
@@ -96,11 +117,33 @@ class DataKeeper:
         if len(new) > NAMED_MAX:
             self._tell(f"stored data is damaged: {len(new) - NAMED_MAX} more samples; polyreme data show lists them")
 
+    async def _process(self) -> None:
+        """Process the data, and report it as ready; data that an earlier command processed stays ready meanwhile."""
+        following = None
+        if await self._reporter.state() is not DataState.PROCESSED:
+            following = asyncio.create_task(self._reporter.follow())
+        try:
+            await self._work.run()
+        except PolyremeError as error:
+            state = DataState.FAILED if isinstance(error, EnvironmentFailedError) else DataState.REFUSED
+            await self._reporter.report(state, str(error))
+            raise
+        finally:
+            if following is not None:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+        await self._report_made()
+
+    async def _report_made(self) -> None:
+        made = self._made()
+        await self._reporter.report(DataState.PROCESSED, made.message, plan=made.plan)
+
     async def _make_again(self) -> None:
         await self._work.run()
         seen = await self._look()
         if not seen.processed or seen.missing:
             raise DataDamagedError(f"stored data could not be recreated: {_words(seen)}")
+        await self._report_made()
 
     async def _look(self, *, shards: bool = True) -> StoredData:
         job = self._job
@@ -109,6 +152,15 @@ class DataKeeper:
     def _tell(self, words: str) -> None:
         _log.warning("%s", words)
         self._report(words)
+
+
+def is_quick(home: Home, job: TrainingJob) -> bool:
+    """Tell whether a run's data is processed in so short a time that its ranks may start meanwhile."""
+    names = {source.dataset.partition("@")[0] for source in job.spec.data.sources}
+    if job.spec.evaluation is not None:
+        names |= {held_out.dataset.partition("@")[0] for held_out in job.spec.evaluation.sets}
+    known = {dataset.name: dataset.records for dataset in list_datasets(home.registry_url)}
+    return sum(known.get(name, QUICK_RECORDS_MAX + 1) for name in names) <= QUICK_RECORDS_MAX
 
 
 def _words(seen: StoredData) -> str:

@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from polyreme.data.usable import check_usable
 from polyreme.job_files import read_job
 from polyreme.paths import Home
 from polyreme_api.errors import PolyremeError
@@ -77,8 +78,16 @@ def _process(home: Home, job_file: Path, *, uid: str) -> None:
         ]
     write_json(
         job_file.with_name("data.json"),
-        {"job": uid, "plan": report.plan, "seconds": report.seconds, "stages": stages, "deadLetters": dead},
+        {
+            "job": uid,
+            "plan": report.plan,
+            "seconds": report.seconds,
+            "datasets": [{"dataset": each.reference, "samples": each.samples} for each in report.datasets],
+            "stages": stages,
+            "deadLetters": dead,
+        },
     )
+    check_usable(job.spec, report.datasets)
 
 
 def _say(line: dict[str, Any]) -> None:

@@ -224,9 +224,7 @@ def test_a_term_counts_from_before_the_renewal_was_sent() -> None:
     async def story(contest: Contest) -> None:
         port = WeatherPort(contest.store, Weather(answer_s=2.5), random.Random(1))
         clock = SkewedClock(contest.loop)
-        candidate = _Candidate(
-            port, clock, random.Random(1), identity="a", namespace="x", lease_s=LEASE_S, renew_s=RENEW_S
-        )
+        candidate = _Candidate(port, clock, random.Random(1), identity="a", ref=LEASE, lease_s=LEASE_S, renew_s=RENEW_S)
         await candidate.acquire()
         assert clock.steady_s() > 2.5
         assert candidate._until_s <= 0.3 + LEASE_S * DEADLINE_RATIO

@@ -1,0 +1,298 @@
+"""The datahub's controller: prepares the data of jobs, the oldest first, and reports how far it is.
+
+Level-triggered: what has to be done follows from the jobs as they are, so a controller that was killed, or was replaced
+by another one, continues where the first one was. Done is done: two of them at once do the same work twice at worst.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from polyreme.data.candidates import Candidate, CandidateReader
+from polyreme.data.reporter import OutdatedError, Reporter
+from polyreme_api import labels
+from polyreme_api.clock import Clock
+from polyreme_api.data_report import DataState
+from polyreme_api.errors import DataDamagedError, InvalidConfigError, NotFoundError, PolyremeError, RefusedError
+from polyreme_api.job import TrainingJob
+from polyreme_operator.port import ClusterPort, GoneError, PortError, WatchEvent, WatchEventType
+from polyreme_operator.port import NotFoundError as NoSuchKindError
+
+RELIST_S = 300.0
+WATCH_RETRY_S = 1.0
+RETRY_S = 5.0
+"""Wait before a failed preparation is tried again; doubled each time."""
+RETRY_MAX_S = 300.0
+REFUSED_RETRY_S = 60.0
+"""The same for refused data: its dataset may be repaired or registered."""
+CHECK_EVERY_S = 60.0
+"""Time between checks of processed data; each looks at ``CHECKED_MAX`` jobs, those that were not looked at longest."""
+CHECKED_MAX = 32
+JOBS_MAX = 2
+"""Jobs whose data is prepared at once, unless told otherwise."""
+
+_log = logging.getLogger(__name__)
+Progress = Callable[[Mapping[str, Any]], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What came of a job's data."""
+
+    plan: str
+    """Key of the plan object."""
+    message: str
+    """Samples and dead letters, for people."""
+
+
+class Preparation(Protocol):
+    """Prepares data. Every call may be cancelled at any time, and may be made again."""
+
+    async def prepare(self, job: TrainingJob, progress: Progress) -> Prepared:
+        """Process the data of a job.
+
+        Raises:
+            PolyremeError: If that fails; an InvalidConfigError, NotFoundError or RefusedError is a verdict on the data.
+        """
+        ...
+
+    async def is_whole(self, job: TrainingJob) -> bool:
+        """Tell whether the processed data of a job is still there.
+
+        Raises:
+            PolyremeError: If the store can't tell.
+        """
+        ...
+
+    async def forget(self, uid: str) -> None:
+        """Release what is kept for a job that has finished or was deleted."""
+        ...
+
+
+@dataclasses.dataclass(slots=True)
+class _Retry:
+    about: str
+    tries: int
+    due_s: float
+
+
+class DataController:
+    """Serves until cancelled.
+
+    Args:
+        cluster: Where the jobs are.
+        preparation: Prepares data.
+        clock: Clock.
+        namespace: Whose jobs; None: all.
+        jobs_max: Jobs whose data is prepared at once.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterPort,
+        preparation: Preparation,
+        clock: Clock,
+        *,
+        namespace: str | None = None,
+        jobs_max: int = JOBS_MAX,
+    ) -> None:
+        self._cluster, self._preparation, self._clock = cluster, preparation, clock
+        self._namespace, self._jobs_max = namespace, jobs_max
+        self._reader = CandidateReader()
+        self._jobs: dict[str, Candidate] = {}
+        self._work: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        """By UID: digest of the data that is being prepared, and who does it."""
+        self._retries: dict[str, _Retry] = {}
+        self._checked_s: dict[str, float] = {}
+        self._gone: set[str] = set()
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Prepare what is missing, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._follow(), name="watch")
+                tasks.create_task(self._check(), name="check")
+                tasks.create_task(self._dispatch(), name="dispatch")
+        finally:
+            await self._cancel(list(self._work))
+
+    # ------------------------------------------------------------------------------------------------------- observe
+
+    async def _follow(self) -> None:
+        """List and watch jobs, forever."""
+        while True:
+            try:
+                version = await self._list()
+                with contextlib.suppress(TimeoutError, GoneError):
+                    async with asyncio.timeout(RELIST_S):
+                        while True:
+                            events = self._cluster.watch(
+                                labels.KIND_JOB, resource_version=version, namespace=self._namespace
+                            )
+                            async for event in events:
+                                version = event.resource_version
+                                self._take(event)
+                            await self._clock.sleep(WATCH_RETRY_S)
+            except NoSuchKindError:
+                self._replace({})
+                await self._clock.sleep(WATCH_RETRY_S)
+            except PortError as error:
+                _log.info("can't list or watch jobs, retrying: %s", error)
+                await self._clock.sleep(WATCH_RETRY_S)
+
+    async def _list(self) -> str:
+        found: dict[str, Candidate] = {}
+        token: str | None = None
+        while True:
+            page = await self._cluster.list(labels.KIND_JOB, namespace=self._namespace, continue_=token)
+            for manifest in page.items:
+                candidate = self._reader.read(manifest)
+                if candidate is not None:
+                    found[candidate.uid] = candidate
+            token = page.continue_
+            if token is None:
+                self._replace(found)
+                return page.resource_version
+
+    def _take(self, event: WatchEvent) -> None:
+        if event.type is WatchEventType.BOOKMARK:
+            return
+        uid = str(event.object["metadata"]["uid"])
+        known = self._jobs.get(uid)
+        if known is not None and int(event.resource_version) < known.version:
+            return
+        candidate = None if event.type is WatchEventType.DELETED else self._reader.read(event.object)
+        if candidate is not None:
+            self._jobs[uid] = candidate
+        elif self._jobs.pop(uid, None) is not None:
+            self._gone.add(uid)
+        self._wake.set()
+
+    def _replace(self, found: dict[str, Candidate]) -> None:
+        self._gone |= self._jobs.keys() - found.keys()
+        self._jobs = found
+        self._wake.set()
+
+    # ------------------------------------------------------------------------------------------------------ dispatch
+
+    async def _dispatch(self) -> None:
+        while True:
+            self._wake.clear()
+            await self._forget_gone()
+            now_s = self._clock.steady_s()
+            due = [job for job in self._jobs.values() if self._due_s(job) <= now_s]
+            for candidate in sorted(due, key=lambda job: job.age)[: max(0, self._jobs_max - len(self._work))]:
+                task = asyncio.create_task(self._serve(candidate), name=f"data-{candidate.uid}")
+                self._work[candidate.uid] = (candidate.about, task)
+            waits_s = [at_s - now_s for job in self._jobs.values() if now_s < (at_s := self._due_s(job)) < float("inf")]
+            await self._sleep(min(waits_s, default=RELIST_S))
+
+    async def _sleep(self, delay_s: float) -> None:
+        """Sleep until something changes, at most so long."""
+        nap = asyncio.ensure_future(self._clock.sleep(delay_s))
+        wake = asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait({nap, wake}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (nap, wake):
+                task.cancel()
+
+    def _due_s(self, job: Candidate) -> float:
+        """Return when the data of a job has to be prepared; infinity if it has not to be."""
+        if job.uid in self._work or job.state is DataState.PROCESSED:
+            return float("inf")
+        retry = self._retries.get(job.uid)
+        return 0.0 if retry is None or retry.about != job.about else retry.due_s
+
+    async def _forget_gone(self) -> None:
+        """Stop work that no job asks for any more, and forget jobs that are gone."""
+        stale = [
+            uid for uid, (about, _) in self._work.items() if (job := self._jobs.get(uid)) is None or job.about != about
+        ]
+        await self._cancel(stale)
+        for uid in sorted(self._gone - self._jobs.keys()):
+            self._retries.pop(uid, None)
+            self._checked_s.pop(uid, None)
+            await self._preparation.forget(uid)
+        self._gone.clear()
+
+    async def _cancel(self, uids: list[str]) -> None:
+        tasks = [self._work.pop(uid)[1] for uid in uids]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------------------------------- prepare
+
+    async def _serve(self, job: Candidate) -> None:
+        """Prepare the data of one job, and report the end; every error is reported and tried again."""
+        reporter = Reporter(self._cluster, self._clock, ref=job.ref, uid=job.uid, about=job.about)
+        try:
+            state, wait_s = await self._prepare(job, reporter)
+            if state is DataState.PROCESSED:
+                self._retries.pop(job.uid, None)
+            else:
+                self._retry(job, wait_s)
+        except OutdatedError as error:
+            _log.info("%s: %s", job.ref, error)
+            self._retry(job, RETRY_S)
+        except PortError as error:
+            _log.info("the data of %s is not reported, retrying: %s", job.ref, error)
+            self._retry(job, RETRY_S)
+        except Exception:  # noqa: BLE001 - one job must not stop the others
+            _log.exception("preparing the data of %s raised an error, retrying", job.ref)
+            self._retry(job, RETRY_S)
+        finally:
+            if self._work.get(job.uid, ("", None))[1] is asyncio.current_task():
+                del self._work[job.uid]
+            self._wake.set()
+
+    async def _prepare(self, job: Candidate, reporter: Reporter) -> tuple[DataState, float]:
+        if job.state not in {DataState.REFUSED, DataState.FAILED}:
+            # An error stays visible until another try gets on.
+            await reporter.report(DataState.PROCESSING)
+        following = asyncio.create_task(reporter.follow())
+        try:
+            made = await self._preparation.prepare(job.job, reporter.note)
+            state, message, plan, wait_s = DataState.PROCESSED, made.message, made.plan, 0.0
+        except PolyremeError as error:
+            final = isinstance(error, InvalidConfigError | NotFoundError | RefusedError)
+            state, plan = DataState.REFUSED if final else DataState.FAILED, ""
+            message, wait_s = str(error), REFUSED_RETRY_S if final or isinstance(error, DataDamagedError) else RETRY_S
+            _log.warning("data of %s: %s: %s", job.ref, state, error)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        written = self._reader.read(await reporter.report(state, message, plan=plan))
+        if written is not None and job.uid in self._jobs:
+            # The watch shows it later; until then nothing is prepared twice.
+            self._jobs[job.uid] = written
+        return state, wait_s
+
+    def _retry(self, job: Candidate, least_s: float) -> None:
+        known = self._retries.get(job.uid)
+        tries = known.tries + 1 if known is not None and known.about == job.about else 1
+        delay_s = min(max(RETRY_MAX_S, least_s), least_s * 2.0 ** min(tries - 1, 10))
+        self._retries[job.uid] = _Retry(about=job.about, tries=tries, due_s=self._clock.steady_s() + delay_s)
+
+    # --------------------------------------------------------------------------------------------------------- check
+
+    async def _check(self) -> None:
+        """Look from time to time whether processed data is still there, and report what is gone."""
+        while True:
+            await self._clock.sleep(CHECK_EVERY_S)
+            processed = [job for job in self._jobs.values() if job.state is DataState.PROCESSED]
+            for job in sorted(processed, key=lambda each: self._checked_s.get(each.uid, 0.0))[:CHECKED_MAX]:
+                self._checked_s[job.uid] = self._clock.steady_s()
+                try:
+                    if not await self._preparation.is_whole(job.job):
+                        reporter = Reporter(self._cluster, self._clock, ref=job.ref, uid=job.uid, about=job.about)
+                        await reporter.report(DataState.MISSING, "processed data is gone or damaged")
+                except (PolyremeError, OutdatedError) as error:
+                    _log.info("can't look at the data of %s: %s", job.ref, error)

@@ -1,0 +1,99 @@
+"""Command line of ``polyreme-datahub``; every option can be given by an environment variable, too."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from polyreme.data.controller import JOBS_MAX
+from polyreme.paths import Home
+from polyreme_operator.logging_setup import LogFormat
+
+VARIABLE_PREFIX = "POLYREME_DATAHUB_"
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+DEFAULT_NAMESPACE = "polyreme-system"
+JOBS_MOST = 64
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How the command was called."""
+
+    home: Home
+    namespace: str
+    """Where the Lease lies."""
+    jobs_namespace: str | None
+    """Whose jobs; None: all."""
+    jobs_max: int
+    log_format: LogFormat
+    log_level: int
+
+
+def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
+    """Read the command line; argparse ends the process with 2 where it is wrong.
+
+    Raises:
+        InvalidConfigError: If the home is a file.
+    """
+    given = _parser(environment).parse_args(arguments)
+    return Options(
+        home=Home.locate(given.home),
+        namespace=given.namespace,
+        jobs_namespace=given.jobs_namespace or None,
+        jobs_max=given.jobs_max,
+        log_format=LogFormat(given.log_format),
+        log_level=logging.getLevelNamesMapping()[given.log_level.upper()],
+    )
+
+
+def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="polyreme-datahub",
+        description="Prepare the data of TrainingJobs on the cluster of KUBECONFIG, or on the cluster that this "
+        "process is a pod of, and report on it: jobs then wait for their data in the queue, if the operator runs with "
+        "--data-gate. The registry and the object store are those of POLYREME_DATABASE_URL and POLYREME_OBJECTS_URL, "
+        "or lie in the home.",
+        epilog=f"Each option can be set by a variable: {VARIABLE_PREFIX}NAMESPACE for --namespace, and so on.",
+        allow_abbrev=False,
+    )
+
+    def said(name: str, default: str) -> str:
+        return environment.get(VARIABLE_PREFIX + name, default)
+
+    parser.add_argument(
+        "--namespace", default=said("NAMESPACE", _own_namespace()), help="namespace of the leader Lease"
+    )
+    parser.add_argument(
+        "--jobs-namespace",
+        default=said("JOBS_NAMESPACE", ""),
+        help="prepare the data of this namespace's jobs only; default: all",
+    )
+    parser.add_argument(
+        "--jobs-max",
+        type=_count,
+        default=said("JOBS_MAX", str(JOBS_MAX)),
+        help=f"jobs whose data is prepared at once, at most {JOBS_MOST}",
+    )
+    parser.add_argument(
+        "--home", type=Path, default=None, help="folder of logs and of embedded stores (default: POLYREME_HOME)"
+    )
+    parser.add_argument("--log-format", choices=[*LogFormat], default=said("LOG_FORMAT", LogFormat.JSON))
+    parser.add_argument("--log-level", choices=_LEVELS, default=said("LOG_LEVEL", "info"))
+    return parser
+
+
+def _own_namespace() -> str:
+    try:
+        return NAMESPACE_FILE.read_text().strip()
+    except OSError:
+        return DEFAULT_NAMESPACE
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= JOBS_MOST:
+        raise argparse.ArgumentTypeError(f"not a count: {text!r}, expected 1 to {JOBS_MOST}")
+    return int(text)

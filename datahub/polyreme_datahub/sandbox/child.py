@@ -46,10 +46,16 @@ class _Step:
 class _Sample:
     key: str
     values: dict[str, Value]
+    steps: frozenset[str] | None
     ends: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     new: dict[str, bytes] = dataclasses.field(default_factory=dict)
     ended: bool = False
     size_bytes: int = 0
+
+    def is_due(self, step: str) -> bool:
+        """Tell whether a step is to be run on it."""
+        asked = self.steps is None or step in self.steps
+        return asked and not self.ended and step not in self.values
 
     def end(self, step: _Step, **how: Any) -> None:
         self.ends.append({"step": step.name, **how})
@@ -69,11 +75,16 @@ class Child:
     def run(self, group: Sequence[Mapping[str, Any]], blobs: Mapping[str, Blob]) -> list[_Sample]:
         """Run all steps on a group of samples."""
         samples = [
-            _Sample(key=task["key"], values={**self._shared, **decode_values(task["values"], blobs)}) for task in group
+            _Sample(
+                key=task["key"],
+                values={**self._shared, **decode_values(task["values"], blobs)},
+                steps=None if task["steps"] is None else frozenset(task["steps"]),
+            )
+            for task in group
         ]
         for at, step in enumerate(self._steps):
             STATUS.pack_into(self._status, 0, at)
-            todo = [sample for sample in samples if not sample.ended and step.name not in sample.values]
+            todo = [sample for sample in samples if sample.is_due(step.name)]
             if todo and step.operation.batch > 1:
                 self._run_batch(step, todo)
             else:

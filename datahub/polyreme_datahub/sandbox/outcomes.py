@@ -14,7 +14,7 @@ TEXT_CHARACTERS_MAX = 4096
 
 
 def read_outcomes(
-    frame: Frame, keys: Sequence[str], known: Sequence[Mapping[str, Value]], steps: Sequence[str]
+    frame: Frame, keys: Sequence[str], known: Sequence[Mapping[str, Value]], steps: Sequence[Sequence[str]]
 ) -> tuple[list[SampleOutcome], dict[str, str], bool]:
     """Read the outcomes of a group.
 
@@ -22,7 +22,7 @@ def read_outcomes(
         frame: What the child sent.
         keys: Keys of the group's samples, in order.
         known: The values that each sample was sent with.
-        steps: Names of the chain's steps, in order.
+        steps: Names of the steps that each sample was sent for, in order.
 
     Returns:
         The outcomes; the rule of each that failed unforeseen, by key; and whether one failed under a limit that was
@@ -38,8 +38,8 @@ def read_outcomes(
         listed = header["outcomes"]
         _check([outcome["key"] for outcome in listed] == list(keys), "outcomes of other samples")
         outcomes, unforeseen, outside = [], {}, False
-        for outcome, values in zip(listed, known, strict=True):
-            ends = _read_ends(outcome["steps"], values, blobs, steps)
+        for outcome, values, asked in zip(listed, known, steps, strict=True):
+            ends = _read_ends(outcome["steps"], values, blobs, asked)
             outcomes.append(SampleOutcome(key=outcome["key"], steps=tuple(ends)))
             if outcome["steps"] and (last := outcome["steps"][-1]).get("unforeseen") is True:
                 unforeseen[outcome["key"]] = str(last["rule"])
@@ -53,10 +53,9 @@ def _read_ends(
     listed: Sequence[Mapping[str, Any]], known: Mapping[str, Value], new: Mapping[str, Blob], steps: Sequence[str]
 ) -> list[StepEnd]:
     names = [str(end["step"]) for end in listed]
-    left = [step for step in steps if step not in known]
-    _check(names == left[: len(names)], f"steps {names}, expected the first of {left}")
+    _check(names == list(steps[: len(names)]), f"steps {names}, expected the first of {steps}")
     ended = bool(listed) and "data" not in listed[-1]
-    _check(ended or len(names) == len(left), f"only the steps {names} of {left}")
+    _check(ended or len(names) == len(steps), f"only the steps {names} of {steps}")
     blobs = {digest: blob for value in known.values() for digest, blob in value.blobs.items()}
     ends: list[StepEnd] = []
     for at, end in enumerate(listed):

@@ -30,6 +30,7 @@ from polyreme_datahub.sandbox.tasks import (
     SampleOutcome,
     SampleTask,
     SandboxStep,
+    StepMade,
     StepVerdict,
 )
 
@@ -195,14 +196,23 @@ class Sandbox:
             self.close()
 
     def _verdict(self, task: SampleTask, step: int, death: Death) -> SampleOutcome:
-        name = self._steps[min(step, len(self._steps) - 1)].name
+        """Make the verdict on the step in which two children ended, after what the steps before it make."""
+        due = self._due(task)
+        noted = self._steps[min(step, len(self._steps) - 1)].name
+        name = noted if noted in due else due[0]
         limits = self._limits
         message = {
             TIME: f"{name} {death.how}, expected at most {limits.wall_s:g} s and {limits.cpu_s} s of CPU",
             MEMORY: f"{name} {death.how}, expected at most {limits.memory_bytes} bytes",
         }.get(str(death.rule), f"{name} ended its process, which {death.how}")
         verdict = StepVerdict(step=name, rule=str(death.rule), message=message)
-        return SampleOutcome(key=task.key, steps=(verdict,))
+        before = due[: due.index(name)]
+        if not before:
+            return SampleOutcome(key=task.key, steps=(verdict,))
+        outcome = self._judge(dataclasses.replace(task, steps=tuple(before)))
+        if not isinstance(outcome.steps[-1], StepMade):
+            return outcome
+        return SampleOutcome(key=task.key, steps=(*outcome.steps, verdict))
 
     def _await(self, group: _Group) -> tuple[list[SampleOutcome], dict[str, str]]:
         """Wait for a group's outcomes. Only time spent waiting here counts: a slow consumer costs no sample its time.
@@ -222,23 +232,29 @@ class Sandbox:
                 raise ChildEnded(Death(TIME, "took too long"))
         known = [{**self._shared, **task.values} for task in group.tasks]
         keys = [task.key for task in group.tasks]
-        outcomes, unforeseen, outside = read_outcomes(frame, keys, known, [step.name for step in self._steps])
+        outcomes, unforeseen, outside = read_outcomes(frame, keys, known, [self._due(task) for task in group.tasks])
         if outside:
             raise ChildEnded(Death(None, "has a lower memory limit than it was started with"))
         self._deaths = 0
         self._child.used = True
         return outcomes, unforeseen
 
+    def _due(self, task: SampleTask) -> list[str]:
+        """Return the names of the steps that a sample is sent for."""
+        names = [step.name for step in self._steps]
+        return [name for name in names if name not in task.values and (task.steps is None or name in task.steps)]
+
     def _send(self, group: _Group) -> None:
         if self._child is None:
             self._start()
         assert self._child is not None
-        tasks = [{"key": task.key, "values": _header(task.values)} for task in group.tasks]
+        tasks = [{"key": task.key, "values": _header(task.values), "steps": task.steps} for task in group.tasks]
         self._child.send({"tasks": tasks}, _blobs_of(group.tasks))
 
     def _start(self) -> None:
         while self._child is None:
-            child = ChildProcess(output_bytes_max=self._limits.output_bytes * self._batch)
+            output_bytes_max = self._limits.output_bytes * self._batch
+            child = ChildProcess(output_bytes_max=output_bytes_max, confined=self._limits.confine)
             try:
                 self._greet(child)
                 self._child = child

@@ -48,6 +48,8 @@ class SampleTask:
     key: str
     values: Mapping[str, Value]
     """What is known already: ``record`` and outputs of steps. A step of the chain whose value is here is not run."""
+    steps: tuple[str, ...] | None = None
+    """The steps to run, in order; None: every step whose value is not here."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,9 @@ def act(record: Value) -> Value:
 
 @operation("copy", 1, inputs=("act",))
 def copy(acted: Value) -> Value:
-    """Make a new blob out of each."""
+    """Make a new blob out of each; crash on one that asks for it."""
+    if any(blob.data == b"crash" for blob in acted.blobs.values()):
+        ctypes.string_at(0)
     made = [Blob(blob.data[::-1]) for blob in acted.blobs.values()]
     return Value.of({"made": [blob.digest for blob in made]}, made=made)
 

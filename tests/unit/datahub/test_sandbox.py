@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import signal
@@ -112,6 +113,19 @@ def test_values_and_blobs_pass_through_a_chain_and_known_steps_are_not_run() -> 
         (outcome,) = chain.run([known])
         assert [end.step for end in outcome.steps] == ["copy"]
         assert outcome.steps[0] == copied
+
+
+def test_a_crash_in_a_later_step_keeps_what_the_steps_before_it_made() -> None:
+    with Sandbox([ACT, COPY], LIMITS) as chain:
+        crashed, whole = chain.run([task("a", "nothing", blob=b"crash"), task("b", "nothing", blob=b"abc")])
+        (only,) = chain.run([dataclasses.replace(task("c", "nothing", blob=b"crash"), steps=("act",))])
+    acted, verdict = crashed.steps
+    assert isinstance(acted, StepMade)
+    assert acted.value.data == {"did": "nothing"}
+    assert isinstance(verdict, StepVerdict)
+    assert (verdict.step, verdict.rule) == ("copy", "crash")
+    assert [type(end) for end in whole.steps] == [StepMade, StepMade]
+    assert [type(end) for end in only.steps] == [StepMade]
 
 
 def test_samples_beside_a_bad_one_are_made_each_once() -> None:
@@ -235,6 +249,15 @@ def test_a_child_sees_no_environment_and_gave_up_what_it_does_not_need(sandbox: 
     assert sandbox.granted["system_calls"]
     assert sandbox.granted["no_new_privileges"]
     assert sandbox.granted["unprivileged"] == (end.value.data["user"] != 0)
+
+
+def test_an_unconfined_child_sees_the_devices_that_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with Sandbox([ACT], Limits(memory_bytes=None, confine=False)) as chain:
+        end = run_one(chain, "environment")
+        assert isinstance(end, StepMade)
+        assert set(end.value.data["names"]) - {"LC_CTYPE", "LD_LIBRARY_PATH"} == {*ENVIRONMENT, "CUDA_VISIBLE_DEVICES"}
+        assert not any(chain.granted.values())
 
 
 def test_an_operation_that_can_not_be_imported_is_refused_by_name() -> None:

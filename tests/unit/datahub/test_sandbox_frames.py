@@ -65,7 +65,7 @@ GOOD = {"key": "k", "steps": [{"step": "a", "data": {}, "new": [digest_bytes(MAD
 def answered(outcomes: Any, blobs: dict[str, bytes] | None = None) -> Any:
     known = [{"record": Value.of({}, kept=[Blob(b"in")])}]
     frame = ({"outcomes": outcomes}, {digest_bytes(MADE): MADE} if blobs is None else blobs)
-    return read_outcomes(frame, ["k"], known, ["a"])
+    return read_outcomes(frame, ["k"], known, [["a"]])
 
 
 def test_a_good_answer_is_read() -> None:

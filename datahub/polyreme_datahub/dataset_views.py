@@ -14,13 +14,12 @@ from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import SourceInvalidError
 from polyreme_datahub.index.damage import WHOLE, keys_of
-from polyreme_datahub.operations.types import STAGES
-from polyreme_datahub.processing import LETTERS_MAX, resolve
-from polyreme_datahub.registry import datasets, progress, work
+from polyreme_datahub.processing import LETTERS_MAX, STAGES, resolve
+from polyreme_datahub.registry import datasets, progress, results
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.progress import Tombstone
-from polyreme_datahub.registry.work import DeadLetter, IndexRow, StageCount
+from polyreme_datahub.registry.rows import IndexRow, Letter, StageCount
 from polyreme_datahub.sources.digits import sample_sources
 from polyreme_datahub.sources.open import describe_source
 
@@ -55,7 +54,7 @@ class DatasetDetails:
     stages: tuple[StageCount, ...]
     """Hits and misses over all runs; dead letters as they stand."""
     indexes: tuple[IndexRow, ...]
-    dead_letters: tuple[DeadLetter, ...]
+    dead_letters: tuple[Letter, ...]
     """At most ``LETTERS_MAX``, by ordinal."""
     dead: int
     """Records with a dead letter."""
@@ -98,17 +97,24 @@ def details(database: Database, store: ObjectStore, reference: str, *, now_s: fl
     indexes = progress.indexes_of(database, version.id)
     adopt_tombstones(database, store, [index.manifest for index in indexes])
     counts = progress.statistics_of(database, version.id)
+    ended = results.ended_counts(database, version.id)
     manifests = {index.manifest for index in indexes}
     return DatasetDetails(
         version=version,
         versions=tuple(datasets.numbers_of(database, version.name)),
-        samples=work.count_samples(database, version.id),
-        stages=tuple(counts.get(stage, StageCount(stage=stage)) for stage in STAGES),
+        samples=progress.count_samples(database, version.id),
+        stages=tuple(_with_ends(counts.get(stage, StageCount(stage=stage)), ended) for stage in STAGES),
         indexes=tuple(indexes),
-        dead_letters=tuple(work.first_letters(database, version.id, count_max=LETTERS_MAX)),
-        dead=sum(work.count_dead(database, version.id).values()),
+        dead_letters=tuple(results.first_letters(database, version.id, count_max=LETTERS_MAX)),
+        dead=sum(dead for dead, _ in ended.values()),
         tombstones=tuple(progress.tombstones_of(database, manifests, count_max=TOMBSTONES_MAX)),
     )
+
+
+def _with_ends(count: StageCount, ended: Mapping[str, tuple[int, int]]) -> StageCount:
+    """Return a count with the dead letters and the dropped samples as they are now."""
+    dead, dropped = ended.get(count.stage, (0, 0))
+    return dataclasses.replace(count, dead=dead, dropped=dropped)
 
 
 def adopt_tombstones(database: Database, store: ObjectStore, manifests: list[str]) -> None:

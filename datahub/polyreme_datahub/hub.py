@@ -157,31 +157,34 @@ def open_evaluation(
     return open_held_out(objects_url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
 
 
-def read_image(registry_url: str, objects_url: str, digest: str) -> bytes:
-    """Return the PNG of a page by its digest (``EvaluationSample.image_digest``).
+def read_image(registry_url: str, objects_url: str, reference: str) -> bytes:
+    """Return the PNG of a page by its reference (``EvaluationSample.image_digest``).
 
     Raises:
         ObjectNotFoundError: If no such page was made.
     """
-    return read_images(registry_url, objects_url, [digest])[digest]
+    return read_images(registry_url, objects_url, [reference])[reference]
 
 
-def read_images(registry_url: str, objects_url: str, digests: list[str]) -> dict[str, bytes]:
-    """Return the PNGs of many pages by their digests.
+def read_images(registry_url: str, objects_url: str, references: list[str]) -> dict[str, bytes]:
+    """Return the PNGs of many pages by their references.
 
     Raises:
         ObjectNotFoundError: If one of them was never made.
     """
     from polyreme_api.store import ObjectNotFoundError
+    from polyreme_datahub.index.pictures import digest_of, draw_png
     from polyreme_datahub.lakehouse import Lakehouse
     from polyreme_datahub.objects import open_store
-    from polyreme_datahub.registry.work import places_of
+    from polyreme_datahub.registry.results import places_of
 
+    digests = {digest_of(reference) for reference in references}
     with _database(registry_url) as database:
-        places = places_of(database, set(digests))
-    if missing := sorted(set(digests) - set(places)):
+        places = places_of(database, digests)
+    if missing := sorted(digests - set(places)):
         raise ObjectNotFoundError(f"no artifact {missing[0]} in the registry")
-    return Lakehouse(open_store(objects_url)).get_parts(places)
+    parts = Lakehouse(open_store(objects_url)).get_parts(places)
+    return {reference: draw_png(reference, parts[digest_of(reference)]) for reference in references}
 
 
 def link(objects_url: str, digest: str, *, seconds: int) -> str:

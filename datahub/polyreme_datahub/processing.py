@@ -1,7 +1,8 @@
 """Processes the datasets of a job: ingest, decode, compose, tokenize, index; what is known already is reused.
 
-Phases are barriers: a version is ingested before it is decoded, the tokenizer is trained on whole datasets, an index
-is written when every sample is tokenized. A run may be killed at any line and run again, or run twice at once.
+Two flows and a seal: records are read and their pages made in one go; the tokenizer is trained on whole datasets; text
+is encoded; shards are written by groups of ordinals. A run may be killed at any line and run again, or run twice at
+once.
 """
 
 from __future__ import annotations
@@ -22,31 +23,26 @@ from polyreme_datahub.index.damage import drop_notes, is_noted
 from polyreme_datahub.index.format import parse_plan, plan_key, seal_plan
 from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.lakehouse import Lakehouse
-from polyreme_datahub.operations.compose import Compose
-from polyreme_datahub.operations.decode import Decode
-from polyreme_datahub.operations.index import Indexer, IndexParameters
-from polyreme_datahub.operations.runner import BACKOFF_S, Runner, version_of
-from polyreme_datahub.operations.tokenize import Tokenize
-from polyreme_datahub.operations.types import (
-    CHUNK,
-    COMPOSE,
-    DECODE,
-    INDEX,
-    INGEST,
-    STAGES,
-    TOKENIZE,
-    ImageParameters,
-    Operation,
-)
-from polyreme_datahub.operations.worker import Chains, Chunk, Worker, chunk_message
-from polyreme_datahub.registry import datasets, progress, work
+from polyreme_datahub.operations.declare import find_operation
+from polyreme_datahub.operations.encode_text import TokenizeParameters
+from polyreme_datahub.operations.fit_pages import ComposeParameters
+from polyreme_datahub.operations.values import Blob, Value
+from polyreme_datahub.recipes.recipe import Recipe, Step, build_recipe
+from polyreme_datahub.registry import datasets, progress, results, work_items
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
-from polyreme_datahub.registry.work import ActionRow, DeadLetter, StageCount
+from polyreme_datahub.registry.rows import Action, Letter, StageCount
+from polyreme_datahub.registry.work_items import WorkItem
+from polyreme_datahub.runner.flow import INGEST, Flow
+from polyreme_datahub.runner.flow_run import FlowHandler, Sources, Surroundings, run_flow, run_items
+from polyreme_datahub.runner.index_work import INDEX, IndexParameters, IndexWork
+from polyreme_datahub.runner.owners import owner_name
+from polyreme_datahub.runner.pool import BACKOFF_S
+from polyreme_datahub.runner.stored import Stored
+from polyreme_datahub.sandbox.tasks import Limits
 from polyreme_datahub.sources.digits import sample_sources
 from polyreme_datahub.sources.open import describe_source
 from polyreme_datahub.tokens import OPERATION, VERSION, TextTokenizer, train_tokenizer
-from polyreme_datahub.topics.types import Message
 from polyreme_planner.plan import shape_of
 
 IMAGE_SHARE = 2
@@ -54,11 +50,14 @@ IMAGE_SHARE = 2
 LETTERS_MAX = 1000
 CORPUS_RECORDS_MAX = 200_000
 """Records of one version that the tokenizer is trained on."""
+CORPUS_PAGE = 256
+STAGES = (INGEST, "decode", "compose", "tokenize", INDEX)
+"""What a job's data goes through, in order."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a stage is."""
+    """How far an operation is, in samples."""
 
     stage: str
     done: int
@@ -75,7 +74,7 @@ class DatasetReport:
     tokens: int
     manifest: str
     stages: tuple[StageCount, ...]
-    dead_letters: tuple[DeadLetter, ...]
+    dead_letters: tuple[Letter, ...]
     """At most ``LETTERS_MAX``, by ordinal; ``stages`` has their counts."""
 
 
@@ -89,8 +88,17 @@ class ProcessReport:
     """Digest of tokenizer.json in the lakehouse."""
     datasets: tuple[DatasetReport, ...]
     stages: tuple[StageCount, ...]
-    """Hits, misses and dead letters of each stage, over all datasets."""
+    """Hits, misses and dead letters of each operation, over all datasets."""
     seconds: float
+
+
+def job_steps(images: ComposeParameters) -> list[Step]:
+    """Return the steps of a job's data, but the one that needs the tokenizer."""
+    decode, compose = find_operation("decode"), find_operation("compose")
+    return [
+        Step(name="decode", operation=decode, parameters=decode.parameters(), inputs=decode.inputs),
+        Step(name="compose", operation=compose, parameters=images, inputs=compose.inputs),
+    ]
 
 
 class Processing:
@@ -102,27 +110,38 @@ class Processing:
         store: ObjectStore,
         *,
         now_s: Callable[[], float] = time.time,  # noqa: TID251 - the shell's default
+        steady_s: Callable[[], float] = time.monotonic,  # noqa: TID251 - the shell's default
         progress: Callable[[Progress], None] | None = None,
         workers: int = 2,
         backoff_s: float = BACKOFF_S,
+        limits: Limits | None = None,
     ) -> None:
         self._database = database
         self._store = store
         self._lakehouse = Lakehouse(store)
-        self._now_s = now_s
         self._progress = progress
-        self._workers = workers
-        self._backoff_s = backoff_s
+        self._around = Surroundings(
+            database=database,
+            lakehouse=self._lakehouse,
+            owner=owner_name(),
+            now_s=now_s,
+            steady_s=steady_s,
+            workers=workers,
+            limits=limits or Limits(),
+            backoff_s=backoff_s,
+        )
+        self._now_s = now_s
         self._counts: dict[tuple[int, str], StageCount] = {}
         self._lock = threading.Lock()
         self._versions: dict[int, DatasetVersion] = {}
+        self._sources = Sources()
 
     def process(self, spec: TrainingJobSpec, *, job: str) -> ProcessReport:
         """Process the data of a spec; see ``polyreme_datahub.hub.process``."""
         started_s = self._now_s()
         check_spec(self._database, spec)
         shape = shape_of(spec).vision
-        images = ImageParameters(
+        images = ComposeParameters(
             patch_px=shape.patch_px,
             merge=shape.merge,
             image_tokens_max=max(1, spec.data.sequence_tokens // IMAGE_SHARE),
@@ -133,14 +152,13 @@ class Processing:
         heldout = self._resolve([part.dataset for part in spec.evaluation.sets] if spec.evaluation else [], pinned)
         both = {**trained, **heldout}
         self._versions = {version.id: version for version in both.values()}
-        self._ingest()
-        operations: dict[str, Operation] = {DECODE: Decode(), COMPOSE: Compose(images)}
-        self._compose(operations)
-        digest, tokenizer = self._tokenizer(list(trained.values()), spec.data.tokenizer.vocabulary)
-        operations[TOKENIZE] = Tokenize(tokenizer, digest=digest, parameters=images)
-        self._tokenize(operations)
+        pages = self._run(build_recipe(job_steps(images)), {})
+        for version in self._versions.values():
+            progress.reject_doubles(self._database, version.id, now_s=self._now_s())
+        digest, data = self._tokenizer(pages, list(trained.values()), spec.data.tokenizer.vocabulary)
+        flow, shared = self._encode(images, digest, data)
         parameters = IndexParameters(images=images, tokenizer=digest, sequence_tokens=longest_pack(spec))
-        self._index(operations, parameters, tokenizer)
+        self._index(flow, shared, parameters, TextTokenizer(data))
         reports = {version.id: self._report(version, parameters) for version in self._versions.values()}
         manifests = {reference: reports[version.id].manifest for reference, version in both.items()}
         self._put_plan(key, job, both, manifests, digest)
@@ -171,54 +189,80 @@ class Processing:
             return {}
         return dict(plan["references"])
 
-    def _ingest(self) -> None:
-        messages = []
-        for version in self._versions.values():
-            messages += _chunks(INGEST, digest_value([INGEST, version.id, version.digest]), version)
-        self._run(messages, self._worker({}))
-        for version in self._versions.values():
-            progress.bury_doubles(self._database, version.id, now_s=self._now_s())
+    def _run(self, recipe: Recipe, shared: Mapping[str, Value]) -> Flow:
+        flow = Flow(recipe=recipe, versions=self._versions)
+        run_flow(self._around, flow, shared=shared, sources=self._sources, on_counts=self._counted)
+        return flow
 
-    def _compose(self, operations: Mapping[str, Operation]) -> None:
-        prefixes = [operations[name].prefix for name in (DECODE, COMPOSE)]
-        messages = []
-        for version in self._versions.values():
-            messages += _chunks(DECODE, digest_value([version.id, version.digest, *prefixes]), version)
-        self._run(messages, self._worker(operations))
-
-    def _tokenize(self, operations: Mapping[str, Operation]) -> None:
-        prefixes = [operations[name].prefix for name in (DECODE, COMPOSE, TOKENIZE)]
-        messages = []
-        for version in self._versions.values():
-            messages += _chunks(TOKENIZE, digest_value([version.id, version.digest, *prefixes]), version)
-        self._run(messages, self._worker(operations))
+    def _encode(self, images: ComposeParameters, digest: str, data: bytes) -> tuple[Flow, dict[str, Value]]:
+        """Encode the text of every sample with the tokenizer."""
+        value = Value(data={"tokenizer": digest}, blobs={digest: Blob(data, digest=digest)})
+        tokenize = find_operation("tokenize")
+        step = Step(
+            name="tokenize",
+            operation=tokenize,
+            parameters=TokenizeParameters(token_px=images.token_px),
+            inputs=tokenize.inputs,
+        )
+        constant = Stored.of(value.data, value.blobs).digest
+        recipe = build_recipe([*job_steps(images), step], constants={"tokenizer": constant})
+        return self._run(recipe, {"tokenizer": value}), {"tokenizer": value}
 
     def _index(
-        self, operations: Mapping[str, Operation], parameters: IndexParameters, tokenizer: TextTokenizer
+        self, flow: Flow, shared: Mapping[str, Value], parameters: IndexParameters, tokenizer: TextTokenizer
     ) -> None:
-        indexer = Indexer(
-            self._database,
-            self._lakehouse,
-            self._versions,
-            Chains(self._database, operations),
-            parameters=parameters,
-            tokenizer=tokenizer,
-            now_s=self._now_s,
-        )
-        messages = [
-            chunk_message(INDEX, parameters.key(version), Chunk(version_id=version.id, first=0, count=version.records))
-            for version in self._versions.values()
-        ]
-        for version, message in zip(self._versions.values(), messages, strict=True):
-            manifests = progress.manifests_of(self._database, parameters.key(version))
-            if not all(self._can_be_used(manifest) for manifest in manifests):
-                work.reopen(self._database, message)
-        self._run(messages, indexer)
         for version in self._versions.values():
+            manifests = progress.manifests_of(self._database, parameters.key(version))
+            if not manifests or not all(self._can_be_used(manifest) for manifest in manifests):
+                self._seal(flow, shared, parameters, tokenizer, version, anew=bool(manifests))
             self._check_noted(progress.find_index(self._database, parameters.key(version)).manifest)
 
+    def _seal(
+        self,
+        flow: Flow,
+        shared: Mapping[str, Value],
+        parameters: IndexParameters,
+        tokenizer: TextTokenizer,
+        version: DatasetVersion,
+        *,
+        anew: bool,
+    ) -> None:
+        """Write the index of one version; ``anew`` where there is one that can't be used."""
+        indexer = IndexWork(
+            self._database,
+            self._lakehouse,
+            flow,
+            parameters=parameters,
+            tokenizer=tokenizer,
+            remake=lambda version, first, count: self._remake(flow, shared, version, first, count),
+            owner=self._around.owner,
+            now_s=self._now_s,
+            on_counts=self._counted,
+        )
+        items = indexer.items(version)
+        work_items.add(self._database, items)
+        if anew:
+            work_items.reopen(self._database, [item.key for item in items])
+        key = items[0].flow
+
+        def done() -> bool:
+            return not work_items.open_count(self._database, key, INDEX)
+
+        run_items(self._around, [INDEX], flow=key, handler=lambda: indexer, done=done)
+        progress.put_index(self._database, indexer.finish(version), now_s=self._now_s())
+
+    def _remake(self, flow: Flow, shared: Mapping[str, Value], version: DatasetVersion, first: int, count: int) -> None:
+        """Make what is stored of some ordinals again, from the source."""
+        handler = FlowHandler(
+            self._around, flow, shared=shared, sources=self._sources, on_counts=lambda _item, _counts: None
+        )
+        try:
+            handler.chain.remake(version, first, count)
+        finally:
+            handler.close()
+
     def _can_be_used(self, manifest: str) -> bool:
-        """Check an index: every byte of it where somebody found damage, else what opening it needs."""
+        """Check an index: every byte of it where damage was found, else what opening it needs."""
         return (is_whole if is_noted(self._store, manifest) else can_open)(self._store, manifest)
 
     def _check_noted(self, manifest: str) -> None:
@@ -234,80 +278,84 @@ class Processing:
         drop_notes(self._store, manifest)
         progress.drop_tombstones(self._database, manifest)
 
-    def _worker(self, operations: Mapping[str, Operation]) -> Worker:
-        return Worker(self._database, self._lakehouse, self._versions, operations, now_s=self._now_s)
-
-    def _run(self, messages: Sequence[Message], worker: Worker | Indexer) -> None:
-        totals = Counter(message.topic for message in messages)
-        ended: Counter[str] = Counter()
-
-        def counted(message: Message, count: StageCount) -> None:
-            with self._lock:
-                at = (version_of(message), count.stage)
+    def _counted(self, item: WorkItem, counts: Sequence[StageCount]) -> None:
+        """Add what a commit brought, and report progress; called from worker threads."""
+        with self._lock:
+            for count in counts:
+                at = (item.version_id, count.stage)
                 self._counts[at] = self._counts.get(at, StageCount(stage=count.stage)) + count
-                ended[count.stage] += 1
-                done, total = ended[count.stage], max(totals[count.stage], totals[DECODE])
-            if self._progress is not None:
-                self._progress(Progress(stage=count.stage, done=done, total=total))
+            total = sum(version.records for version in self._versions.values())
+            shown = [
+                Progress(stage=count.stage, done=min(total, self._done(count.stage)), total=total) for count in counts
+            ]
+        if self._progress is not None:
+            for one in shown:
+                self._progress(one)
 
-        Runner(
-            self._database,
-            worker.do,
-            counted=counted,
-            workers=self._workers,
-            now_s=self._now_s,
-            backoff_s=self._backoff_s,
-        ).run(messages)
+    def _done(self, stage: str) -> int:
+        """Count the samples that an operation is done with, those included that ended before it."""
+        upto = STAGES[: STAGES.index(stage) + 1]
+        ended = sum(count.dead + count.dropped for (_, name), count in self._counts.items() if name in upto)
+        made = sum(count.hits + count.misses for (_, name), count in self._counts.items() if name == stage)
+        return ended + made
 
-    def _tokenizer(self, trained: Sequence[DatasetVersion], vocabulary: int) -> tuple[str, TextTokenizer]:
+    def _tokenizer(self, pages: Flow, trained: Sequence[DatasetVersion], vocabulary: int) -> tuple[str, bytes]:
         prefix = action_prefix(OPERATION, VERSION, {"vocabulary": vocabulary, "records_max": CORPUS_RECORDS_MAX})
         source = digest_value(sorted({version.digest for version in trained}))
         key = action_key(prefix, source)
-        digest = work.outputs_of(self._database, [key]).get(key)
-        if digest is None or not self._is_stored(digest):
-            data = train_tokenizer(self._corpus(trained), vocabulary=vocabulary)
-            self._lakehouse.put_blob(data)
-            action = ActionRow(key=key, operation=OPERATION, input=source, output=digest_bytes(data))
-            digest = work.put_action(self._database, action, [])
-            drop_notes(self._store, digest)
-        return digest, TextTokenizer(self._lakehouse.get_blob(digest))
+        known = results.outputs_of(self._database, [key]).get(key)
+        if known is not None and (data := self._stored(known.digest)) is not None:
+            return known.digest, data
+        data = train_tokenizer(self._corpus(pages, trained), vocabulary=vocabulary)
+        self._lakehouse.put_blob(data)
+        action = Action(key=key, operation=OPERATION, inputs=(source,), output=digest_bytes(data))
+        digest = results.put_action(self._database, action).digest
+        drop_notes(self._store, digest)
+        return digest, self._lakehouse.get_blob(digest)
 
-    def _is_stored(self, digest: str) -> bool:
+    def _stored(self, digest: str) -> bytes | None:
         try:
-            self._lakehouse.get_blob(digest)
+            return self._lakehouse.get_blob(digest)
         except (ObjectNotFoundError, IndexDamagedError):
-            return False
-        return True
+            return None
 
-    def _corpus(self, trained: Sequence[DatasetVersion]) -> Counter[str]:
+    def _corpus(self, pages: Flow, trained: Sequence[DatasetVersion]) -> Counter[str]:
         counts: Counter[str] = Counter()
         for version in {version.id: version for version in trained}.values():
-            for first in range(0, min(version.records, CORPUS_RECORDS_MAX), CHUNK):
-                rows = work.samples_between(self._database, version.id, first=first, count=CHUNK)
-                places = work.places_of(self._database, {row.record for row in rows})
-                for record in self._lakehouse.get_parts(places).values():
+            for first in range(0, min(version.records, CORPUS_RECORDS_MAX), CORPUS_PAGE):
+                try:
+                    records = self._records(version, first)
+                except (ObjectNotFoundError, IndexDamagedError):
+                    self._remake(pages, {}, version, first, CORPUS_PAGE)
+                    records = self._records(version, first)
+                for record in records:
                     counts.update(turn["content"] for turn in json.loads(record)["conversations"])
         return counts
 
+    def _records(self, version: DatasetVersion, first: int) -> list[bytes]:
+        rows = results.samples_between(self._database, version.id, first=first, count=CORPUS_PAGE)
+        places = results.places_of(self._database, {row.record for row in rows})
+        return list(self._lakehouse.get_parts(places).values())
+
     def _report(self, version: DatasetVersion, parameters: IndexParameters) -> DatasetReport:
         index = progress.find_index(self._database, parameters.key(version))
-        letters = work.count_dead(self._database, version.id)
+        ended = results.ended_counts(self._database, version.id)
         stages, alive = [], version.records
         for stage in STAGES:
+            dead, dropped = ended.get(stage, (0, 0))
+            through = max(0, alive - dead - dropped)
             seen = self._counts.get((version.id, stage), StageCount(stage=stage))
-            dead = letters.get(stage, 0)
-            stages.append(
-                StageCount(stage=stage, misses=seen.misses, dead=dead, hits=max(0, alive - dead - seen.misses))
-            )
-            alive -= dead
-        work.add_counts(self._database, version.id, stages)
+            misses = min(seen.misses, through)
+            stages.append(StageCount(stage=stage, misses=misses, dead=dead, dropped=dropped, hits=through - misses))
+            alive = through
+        progress.add_hits(self._database, version.id, stages)
         return DatasetReport(
             reference=version.reference,
             samples=index.samples,
             tokens=index.tokens,
             manifest=index.manifest,
             stages=tuple(stages),
-            dead_letters=tuple(work.first_letters(self._database, version.id, count_max=LETTERS_MAX)),
+            dead_letters=tuple(results.first_letters(self._database, version.id, count_max=LETTERS_MAX)),
         )
 
     def _put_plan(
@@ -365,12 +413,3 @@ def check_spec(database: Database, spec: TrainingJobSpec) -> None:
             raise datasets.not_found(reference, sorted({*datasets.names(database), *samples}))
         if number and not (name in samples and number == "1"):
             datasets.find_version(database, reference)
-
-
-def _chunks(topic: str, pipeline: str, version: DatasetVersion) -> list[Message]:
-    return [
-        chunk_message(
-            topic, pipeline, Chunk(version_id=version.id, first=first, count=min(CHUNK, version.records - first))
-        )
-        for first in range(0, version.records, CHUNK)
-    ]

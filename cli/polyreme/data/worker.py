@@ -69,7 +69,7 @@ def _process(home: Home, job_file: Path, *, uid: str) -> None:
         dead += [
             {
                 "dataset": dataset.reference,
-                "stage": letter.stage,
+                "stage": letter.operation,
                 "record": letter.sample_id,
                 "rule": letter.rule,
                 "error": letter.error,

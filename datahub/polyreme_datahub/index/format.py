@@ -60,6 +60,15 @@ class Shard:
     """Checksum of all that is not content: where samples begin, what they are called, the grids of their images."""
     arrays: tuple[ArrayPlace, ...]
 
+    @classmethod
+    def from_value(cls, value: Mapping[str, Any]) -> Shard:
+        """Read a shard of a manifest's JSON."""
+        arrays = tuple(
+            ArrayPlace(name=place["name"], start=place["start"], shape=tuple(place["shape"]))
+            for place in value["arrays"]
+        )
+        return cls(**{**value, "arrays": arrays})
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
@@ -97,19 +106,7 @@ class Manifest:
         value: dict[str, Any] = json.loads(data)
         if value.pop("format", None) != FORMAT:
             raise IndexDamagedError(f"index has another format version, expected {FORMAT}")
-        shards = tuple(
-            Shard(
-                digest=shard["digest"],
-                count=shard["count"],
-                size_bytes=shard["size_bytes"],
-                structure=shard["structure"],
-                arrays=tuple(
-                    ArrayPlace(name=place["name"], start=place["start"], shape=tuple(place["shape"]))
-                    for place in shard["arrays"]
-                ),
-            )
-            for shard in value.pop("shards")
-        )
+        shards = tuple(Shard.from_value(shard) for shard in value.pop("shards"))
         return cls(**value, shards=shards)
 
 

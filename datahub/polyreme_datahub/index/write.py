@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from polyreme_datahub.digests import canonical_json
 from polyreme_datahub.index.format import Shard, checksum, lay_out, structure_of
+from polyreme_datahub.index.pictures import page_reference
 from polyreme_datahub.lakehouse import Lakehouse
 
 SHARD_BYTES_MAX = 64 * 2**20
@@ -23,11 +22,12 @@ class IndexedSample:
     """A sample as it enters the index."""
 
     sample_id: str
-    encoded: dict[str, Any]
-    """Output of ``stages.tokenize``."""
-    pages: Sequence[dict[str, Any]]
-    """Pages of ``stages.compose``."""
-    pngs: Sequence[bytes]
+    encoded: Mapping[str, Any]
+    """What ``tokenize`` made."""
+    pages: Sequence[Mapping[str, Any]]
+    """Pages of ``compose``."""
+    patches: Sequence[bytes]
+    """Patches of each page."""
     boxes: Sequence[Any]
 
 
@@ -66,13 +66,10 @@ def write_shards(
     return tuple(shards), tokens
 
 
-def patches_of(image: Image.Image, *, patch_px: int, channels: int) -> npt.NDArray[np.uint8]:
-    """Cut an image into patches [patches, channels * side * side]: row-major, a patch's values channel-major."""
-    pixels_HWC = np.asarray(image.convert("L" if channels == 1 else "RGB"), dtype=np.uint8)
-    pixels_HWC = pixels_HWC.reshape(*pixels_HWC.shape[:2], channels)
-    height, width = pixels_HWC.shape[0] // patch_px, pixels_HWC.shape[1] // patch_px
-    grid = pixels_HWC.reshape(height, patch_px, width, patch_px, channels)
-    return np.ascontiguousarray(grid.transpose(0, 2, 4, 1, 3)).reshape(height * width, -1)
+def _patches(page: Mapping[str, Any], data: bytes, *, patch_px: int, channels: int) -> npt.NDArray[np.uint8]:
+    """Return a page's patches [patches, channels * side * side]; a gray page in a coloured index is repeated."""
+    patches_P = np.frombuffer(data, dtype=np.uint8).reshape(-1, page["channels"] * patch_px * patch_px)
+    return patches_P if page["channels"] == channels else np.tile(patches_P, (1, channels))
 
 
 def _row(sample: IndexedSample, *, patch_px: int, channels: int) -> _Row:
@@ -80,12 +77,15 @@ def _row(sample: IndexedSample, *, patch_px: int, channels: int) -> _Row:
     learned_T = np.zeros(tokens_T.size, dtype=np.uint8)
     for start, stop in sample.encoded["learned"]:
         learned_T[start:stop] = 1
-    cut = [patches_of(Image.open(io.BytesIO(png)), patch_px=patch_px, channels=channels) for png in sample.pngs]
+    cut = [
+        _patches(page, data, patch_px=patch_px, channels=channels)
+        for page, data in zip(sample.pages, sample.patches, strict=True)
+    ]
     grids = [[page["height"] // patch_px, page["width"] // patch_px] for page in sample.pages]
     details = {
         "question": sample.encoded["question"],
         "expected": sample.encoded["expected"],
-        "pages": [page["png"] for page in sample.pages],
+        "pages": [page_reference(page, patch_px=patch_px) for page in sample.pages],
         "boxes": list(sample.boxes),
     }
     return _Row(
@@ -130,8 +130,3 @@ def _offsets(lengths: Sequence[int]) -> npt.NDArray[np.int64]:
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
-
-
-def all_gray(pngs: Iterable[bytes]) -> bool:
-    """Tell whether every PNG is gray, by its header."""
-    return all(Image.open(io.BytesIO(png)).mode in {"1", "L", "I;16", "I"} for png in pngs)

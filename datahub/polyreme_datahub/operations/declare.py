@@ -71,6 +71,8 @@ class Operation:
     function: Callable[..., Any]
     path: str
     """``module:function``, by which another process finds it."""
+    barrier: bool = False
+    """Whether it looks at every sample of a version at once, and names those that are dropped."""
 
     def __call__(self, *args: Any) -> Any:
         """Call the function."""
@@ -118,6 +120,7 @@ def operation(
     device: Device = "cpu",
     batch: int = 1,
     parameters: type[Any] = NoParameters,
+    barrier: bool = False,
 ) -> Callable[[Callable[..., Any]], Operation]:
     """Declare an operation.
 
@@ -129,6 +132,9 @@ def operation(
         device: Which workers run it.
         batch: Most samples of one call.
         parameters: A frozen dataclass of JSON-able fields.
+        barrier: Whether the function takes all samples of a version: one iterable of rows (``ordinal``, ``sample_id``,
+            ``inputs``: the data of each input), then its parameters. It returns the ordinals that are dropped, each
+            with its reason; the smallest ordinal of equal samples must stay.
 
     Raises:
         InvalidConfigError: If the declaration contradicts itself or the function.
@@ -136,12 +142,13 @@ def operation(
 
     def declare(function: Callable[..., Any]) -> Operation:
         path = f"{function.__module__}:{function.__qualname__}"
-        arguments = len(inputs) + (parameters is not NoParameters)
+        arguments = (1 if barrier else len(inputs)) + (parameters is not NoParameters)
         taken = inspect.signature(function).parameters
         if len(taken) != arguments:
+            first = "all rows" if barrier else "one for each input"
+            last = "" if parameters is NoParameters else ", and its parameters"
             raise InvalidConfigError(
-                f"operation {path} takes {len(taken)} arguments, expected {arguments}: one for each input"
-                f"{'' if parameters is NoParameters else ', and its parameters'}"
+                f"operation {path} takes {len(taken)} arguments, expected {arguments}: {first}{last}"
             )
         read = inputs if blobs is True else blobs or ()
         declared = Operation(
@@ -154,6 +161,7 @@ def operation(
             parameters=parameters,
             function=function,
             path=path,
+            barrier=barrier,
         )
         _check_declaration(declared, read)
         return declared

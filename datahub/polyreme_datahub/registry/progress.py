@@ -1,4 +1,4 @@
-"""Rows that close a phase: doubled ids buried after ingest, finished indexes, tombstones, statistics."""
+"""Rows that close a phase: doubled ids rejected after ingest, finished indexes, tombstones, statistics."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, select
+from sqlalchemy import Connection, Row, delete, func, select, update
 
 from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.registry import schema
 from polyreme_datahub.registry.bulk import insert_new
 from polyreme_datahub.registry.engine import ROWS_MAX, Database
-from polyreme_datahub.registry.rows import IndexRow, StageCount
+from polyreme_datahub.registry.rows import IndexRow, StageCount, columns
 
 INDEXES_MAX = 100
 
@@ -28,7 +28,7 @@ class Tombstone:
     error: str
 
 
-def bury_doubles(database: Database, version_id: int, *, now_s: float) -> int:
+def reject_doubles(database: Database, version_id: int, *, now_s: float) -> int:
     """Make a dead letter of each record whose id an earlier record has; return their count.
 
     A barrier: it runs when every record is ingested, so that the smallest ordinal survives in any order of work.
@@ -42,16 +42,48 @@ def bury_doubles(database: Database, version_id: int, *, now_s: float) -> int:
             select(samples).where(mine, samples.c.sample_id.in_(doubled)).order_by(samples.c.ordinal)
         ).all()
         seen: set[str] = set()
-        buried = [row for row in rows if row.sample_id in seen or seen.add(row.sample_id)]  # type: ignore[func-returns-value]
-        letters = [_double(row, version_id, now_s) for row in buried]
+        rejected = [row for row in rows if row.sample_id in seen or seen.add(row.sample_id)]  # type: ignore[func-returns-value]
+        letters = [_double(row, version_id, now_s) for row in rejected]
         insert_new(connection, schema.dead_letters, letters)
-        ordinals = [row.ordinal for row in buried]
+        ordinals = [row.ordinal for row in rejected]
         for start in range(0, len(ordinals), ROWS_MAX):
             some = ordinals[start : start + ROWS_MAX]
             connection.execute(delete(samples).where(mine, samples.c.ordinal.in_(some)))
-        return len(buried)
+        return len(rejected)
 
     return database.write(work)
+
+
+def put_index(database: Database, index: IndexRow, *, now_s: float) -> None:
+    """Enter a finished index; one that was made again takes the place of the one before."""
+    table = schema.indexes
+
+    def work(connection: Connection) -> None:
+        connection.execute(delete(table).where(table.c.key == index.key, table.c.manifest != index.manifest))
+        insert_new(connection, table, [{**columns(index), "created_s": now_s}])
+
+    database.write(work)
+
+
+def add_hits(database: Database, version_id: int, counts: Collection[StageCount]) -> None:
+    """Add the results that one run reused to a version's statistics; what it made was added by its commits."""
+    table = schema.statistics
+    zero = {"hits": 0, "misses": 0, "dead": 0, "dropped": 0}
+
+    def work(connection: Connection) -> None:
+        insert_new(connection, table, [{"version_id": version_id, "stage": c.stage, **zero} for c in counts])
+        for count in counts:
+            mine = (table.c.version_id == version_id, table.c.stage == count.stage)
+            connection.execute(update(table).where(*mine).values(hits=table.c.hits + count.hits))
+
+    database.write(work)
+
+
+def count_samples(database: Database, version_id: int) -> int:
+    """Count the ingested samples of a version."""
+    table = schema.samples
+    query = select(func.count()).select_from(table).where(table.c.version_id == version_id)
+    return database.read(lambda connection: int(connection.execute(query).scalar_one()))
 
 
 def find_index(database: Database, key: str) -> IndexRow:

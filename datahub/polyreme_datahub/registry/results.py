@@ -117,6 +117,21 @@ def insert_actions(connection: Connection, actions: Sequence[Action]) -> None:
     insert_new(connection, schema.action_inputs, inputs)
 
 
+def replace_artifacts(
+    database: Database, artifacts: Sequence[Artifact], *, actions: Sequence[Action], now_s: float
+) -> None:
+    """Write where bytes lie that were lost and made again, and the actions that made them."""
+    table = schema.artifacts
+
+    def work(connection: Connection) -> None:
+        insert_actions(connection, actions)
+        for some in pages([artifact.digest for artifact in artifacts]):
+            connection.execute(delete(table).where(table.c.digest.in_(some)))
+        insert_artifacts(connection, artifacts, now_s)
+
+    database.write(work)
+
+
 def outputs_of(database: Database, keys: Collection[str]) -> dict[str, Output]:
     """Return the output of each action key that is known."""
     table = schema.actions.c
@@ -169,6 +184,13 @@ def letters_between(database: Database, version_id: int, *, first: int, count: i
     table = schema.dead_letters
     query = _between(table, version_id, first, count)
     return database.read(lambda connection: [_letter(row) for row in connection.execute(query)])
+
+
+def first_letters(database: Database, version_id: int, *, count_max: int) -> list[Letter]:
+    """Return the first dead letters of a version, by ordinal."""
+    table = schema.dead_letters
+    query = select(table).where(table.c.version_id == version_id).order_by(table.c.ordinal, table.c.key)
+    return database.read(lambda connection: [_letter(row) for row in connection.execute(query.limit(count_max))])
 
 
 def drops_between(database: Database, version_id: int, *, first: int, count: int) -> list[Drop]:

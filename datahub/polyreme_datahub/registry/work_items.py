@@ -152,9 +152,11 @@ def is_held(connection: Connection, key: str, owner: str) -> bool:
     return connection.execute(query.with_for_update()).first() is not None
 
 
-def take_unpublished(database: Database, *, now_s: float, count_max: int) -> list[WorkItem]:
+def take_unpublished(database: Database, *, now_s: float, count_max: int, flow: str | None = None) -> list[WorkItem]:
     """Return open items that are due and whose keys no topic got; a publisher sends them, then marks them."""
     query = select(schema.work).where(_ITEMS.state == OPEN, _ITEMS.published_s == 0, _ITEMS.due_s <= now_s)
+    if flow is not None:
+        query = query.where(_ITEMS.flow == flow)
     return _items(database, query.limit(count_max))
 
 
@@ -168,7 +170,7 @@ def mark_published(database: Database, keys: Collection[str], *, now_s: float) -
     database.write(work)
 
 
-def unpublish_expired(database: Database, *, now_s: float, lost_after_s: float) -> int:
+def unpublish_expired(database: Database, *, now_s: float, lost_after_s: float, flow: str | None = None) -> int:
     """Make open items due for publishing again; return their number.
 
     Items whose lease ran out (their worker died), and items that were published ``lost_after_s`` ago and that nobody
@@ -181,7 +183,23 @@ def unpublish_expired(database: Database, *, now_s: float, lost_after_s: float) 
         .where(_ITEMS.state == OPEN, _ITEMS.published_s > 0, or_(ran_out, lost))
         .values(published_s=0.0)
     )
+    if flow is not None:
+        query = query.where(_ITEMS.flow == flow)
     return database.write(lambda connection: connection.execute(query).rowcount)
+
+
+def owners_of(database: Database, flow: str) -> list[str]:
+    """Return who holds open items of a flow, of very many only the first."""
+    query = select(_ITEMS.owner).where(_ITEMS.flow == flow, _ITEMS.state == OPEN, _ITEMS.owner != "")
+    query = query.distinct().order_by(_ITEMS.owner).limit(CLAIM_MAX)
+    return database.read(lambda connection: list(connection.execute(query).scalars()))
+
+
+def free_owner(database: Database, owner: str) -> None:
+    """Give back every open item of an owner that is dead; its tries stay."""
+    freed = {"owner": "", "lease_until_s": 0.0, "published_s": 0.0}
+    query = update(schema.work).where(_ITEMS.owner == owner, _ITEMS.state == OPEN).values(**freed)
+    database.write(lambda connection: connection.execute(query))
 
 
 def open_count(database: Database, flow: str, stage: str) -> int:

@@ -19,13 +19,11 @@ from sqlalchemy import Connection, Float, inspect, text
 
 from polyreme_api.errors import NotFoundError
 from polyreme_datahub import hub
-from polyreme_datahub.lakehouse import Artifact
-from polyreme_datahub.registry import datasets, lineage, progress, results, schema, work
+from polyreme_datahub.registry import datasets, lineage, progress, results, schema, work_items
 from polyreme_datahub.registry.engine import open_database
 from polyreme_datahub.registry.migrate import RegistryNewerError, alembic_config
-from polyreme_datahub.registry.rows import Action, Output
-from polyreme_datahub.registry.work import ActionRow, DeadLetter, Outcome, SampleRow, StageCount
-from polyreme_datahub.topics.types import Message
+from polyreme_datahub.registry.rows import Action, Output, Results, SampleRow, StageCount
+from polyreme_datahub.registry.work_items import WorkItem
 from tests.unit.datahub.jobs import Home, digits, make_spec, picture, record, write_jsonl
 
 SCHEMA = Path(__file__).with_name("schema.txt")
@@ -33,7 +31,6 @@ PARTITION = re.compile(r"(samples|ix_samples|samples_pkey).*_[0-9]{2}.*")
 """Parts of a table on PostgreSQL; the table itself is the same as elsewhere."""
 ROOT = Path(__file__).parents[3]
 KILLS = 6
-MESSAGE = Message(key="p/decode/1/0", pipeline="p", topic="decode", body="{}")
 
 
 FIRST_ROWS: dict[str, dict[str, object]] = {
@@ -124,7 +121,6 @@ class RegistryContract:
         assert lineage.lineage_of(database, "out", count_max=9).raw == ["in"]
         assert results.letters_between(database, 1, first=0, count=9)[0].operation == "decode"
         assert progress.statistics_of(database, 1)["decode"] == StageCount(stage="decode", hits=1, misses=2, dead=3)
-        assert [message.key for message in work.due_messages(database, "p", count_max=9)] == ["p/decode/1/0"]
         results.put_action(database, Action(key="new", operation="o", inputs=("in",), output="x", value="1"), now_s=1.0)
         database.write(lambda connection: command.downgrade(alembic_config(connection), "0001"))
         assert database.read(rows) == {table: [row] for table, row in FIRST_ROWS.items()}
@@ -170,69 +166,18 @@ class RegistryContract:
             datasets.find_version(database, "aa")
         database.close()
 
-    def test_a_commit_is_whole_and_the_first_one_wins(self, url: str) -> None:
-        database = open_database(url)
-        version = datasets.add_version(database, name="a", source={}, digest="x", records=2, now_s=1.0)
-        work.add_messages(database, [MESSAGE])
-
-        def outcome(output: str) -> Outcome:
-            return Outcome(
-                version_id=version.id,
-                count=StageCount(stage="decode", misses=1),
-                samples=[SampleRow(ordinal=0, sample_id="s", record=output)],
-                artifacts=[Artifact(digest=output, blob="b", start=0, length=1)],
-                actions=[ActionRow(key="k", operation="decode", input="i", output=output)],
-                dead_letters=[DeadLetter(key="d", stage="decode", ordinal=1, sample_id="t", rule="r", error=output)],
-                children=[Message(key="p/compose/1/0", pipeline="p", topic="compose", body="{}")],
-            )
-
-        assert work.commit(database, MESSAGE, outcome("first"), now_s=1.0)
-        assert not work.commit(database, MESSAGE, outcome("second"), now_s=2.0)
-        assert work.outputs_of(database, ["k"]) == {"k": "first"}
-        assert [m.topic for m in work.due_messages(database, "p", count_max=9)] == ["compose"]
-        assert work.samples_between(database, version.id, first=0, count=9)[0].record == "first"
-        assert work.letters_between(database, version.id, first=0, count=9)["d"].error == "first"
-        assert set(work.places_of(database, ["first", "second"])) == {"first"}
-        database.close()
-
-    def test_a_try_that_the_environment_failed_does_not_count(self, url: str) -> None:
-        database = open_database(url)
-        assert work.begin_try(database, "k", now_s=1.0) == 1
-        work.end_try(database, "k", counts=False, due_s=2.0, error="disk full")
-        assert work.begin_try(database, "k", now_s=3.0) == 1
-        work.end_try(database, "k", counts=True, due_s=4.0, error="bug")
-        assert work.begin_try(database, "k", now_s=5.0) == 2
-        assert work.dues_of(database, ["k", "other"]) == {"k": 4.0}
-        work.forget_try(database, "k")
-        assert work.begin_try(database, "k", now_s=6.0) == 1
-        for _ in range(3):
-            work.end_try(database, "k", counts=False, due_s=7.0, error="half \ud800 and nul \0")
-        assert work.begin_try(database, "k", now_s=8.0) == 1
-        database.close()
-
     def test_the_late_twin_of_an_ingest_brings_no_doubled_id_back(self, url: str) -> None:
         database = open_database(url)
         version = datasets.add_version(database, name="a", source={}, digest="x", records=2, now_s=1.0)
-        work.add_messages(database, [MESSAGE])
+        item = WorkItem(key="f/compose/1/0", flow="f", stage="compose", version_id=version.id, first=0, count=2)
+        work_items.add(database, [item])
         rows = [SampleRow(ordinal=at, sample_id="same", record="r") for at in range(2)]
-        outcome = Outcome(version_id=version.id, count=StageCount(stage="ingest", misses=2), samples=rows)
-        work.commit(database, MESSAGE, outcome, now_s=1.0)
-        assert progress.bury_doubles(database, version.id, now_s=2.0) == 1
-        work.commit(database, MESSAGE, outcome, now_s=3.0)
-        assert [row.ordinal for row in work.samples_between(database, version.id, first=0, count=9)] == [0]
-        database.close()
-
-    def test_text_that_no_database_takes_is_escaped(self, url: str) -> None:
-        database = open_database(url)
-        version = datasets.add_version(database, name="a", source={}, digest="x", records=1, now_s=1.0)
-        work.add_messages(database, [MESSAGE])
-        error = "nul \0, half \ud800" + "y" * 5000
-        letter = DeadLetter(key="k", stage="ingest", ordinal=0, sample_id="x" * 5000, rule="r", error=error)
-        outcome = Outcome(version_id=version.id, count=StageCount(stage="ingest", dead=1), dead_letters=[letter])
-        assert work.commit(database, MESSAGE, outcome, now_s=1.0)
-        kept = work.letters_between(database, version.id, first=0, count=1)["k"]
-        assert kept.error.startswith("nul \\x00, half \\ud800")
-        assert (len(kept.sample_id), len(kept.error)) == (1024, 2000)
+        made = Results(version_id=version.id, samples=rows)
+        assert results.commit(database, made, finished=item, owner="one", now_s=1.0)
+        assert progress.reject_doubles(database, version.id, now_s=2.0) == 1
+        assert not results.commit(database, made, finished=item, owner="two", now_s=3.0)
+        assert not results.commit(database, made, finished=None, within=item, owner="two", now_s=3.0)
+        assert [row.ordinal for row in results.samples_between(database, version.id, first=0, count=9)] == [0]
         database.close()
 
     @pytest.mark.slow

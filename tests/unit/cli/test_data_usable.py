@@ -9,7 +9,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import parse_job
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub.processing import DatasetReport
-from polyreme_datahub.registry.work import DeadLetter, StageCount
+from polyreme_datahub.registry.rows import Letter, StageCount
 from tests.unit.operator.operator_scenes import job_manifest
 
 
@@ -18,8 +18,8 @@ def spec(*sources: dict[str, Any], **data: Any) -> TrainingJobSpec:
 
 
 def report(name: str, samples: int, dead: int = 0) -> DatasetReport:
-    letter = DeadLetter(
-        key="k", stage="decode", ordinal=0, sample_id="bad.jsonl:1", rule="image", error="not an image: 0 bytes"
+    letter = Letter(
+        key="k", operation="decode", ordinal=0, sample_id="bad.jsonl:1", rule="image", error="not an image: 0 bytes"
     )
     return DatasetReport(
         reference=f"{name}@1",

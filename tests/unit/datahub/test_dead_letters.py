@@ -40,9 +40,9 @@ def process_lines(tmp_path: Path) -> tuple[Home, ProcessReport]:
 @pytest.mark.slow
 def test_every_bad_record_is_a_dead_letter_with_its_rule(tmp_path: Path) -> None:
     _, report = process_lines(tmp_path)
-    letters = {letter.sample_id: (letter.stage, letter.rule) for letter in report.datasets[0].dead_letters}
+    letters = {letter.sample_id: (letter.operation, letter.rule) for letter in report.datasets[0].dead_letters}
     assert letters == {
-        "cut": ("decode", "image"),
+        "cut": ("decode", "truncated"),
         "wrong-mask": ("decode", "mask"),
         "missing": ("ingest", "file"),
         "line-5": ("ingest", "json"),

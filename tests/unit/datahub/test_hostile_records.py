@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from polyreme_datahub.errors import BadRecordError, SourceAwayError, SourceInvalidError
-from polyreme_datahub.operations import decode
-from polyreme_datahub.operations.decode import open_upright
+from polyreme_datahub.operations import images
+from polyreme_datahub.operations.images import open_upright
 from polyreme_datahub.sources import files
 from polyreme_datahub.sources.files import FolderSource, JsonlSource, build_record, describe_folder, describe_jsonl
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
@@ -219,12 +219,12 @@ def test_what_is_transparent_lies_on_white() -> None:
 def test_a_picture_that_unpacks_to_too_many_pixels_is_refused_before_it_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(decode, "PIXELS_MAX", 100)
+    monkeypatch.setattr(images, "PIXELS_MAX", 100)
     assert rule_of(lambda: open_upright(encoded(Image.new("1", (11, 10))))) == "image-size"
 
 
 def test_floating_point_pixels_are_refused() -> None:
-    assert rule_of(lambda: open_upright(encoded(Image.new("F", (8, 8)), "TIFF"))) == "image"
+    assert rule_of(lambda: open_upright(encoded(Image.new("F", (8, 8)), "TIFF"))) == "image-depth"
 
 
 def test_damaged_pictures_are_refused_or_read_and_nothing_else() -> None:
@@ -239,4 +239,4 @@ def test_damaged_pictures_are_refused_or_read_and_nothing_else() -> None:
 
 
 def test_a_kind_of_picture_that_is_not_named_is_refused() -> None:
-    assert rule_of(lambda: open_upright(encoded(Image.fromarray(ramp()), "PPM"))) == "image"
+    assert rule_of(lambda: open_upright(encoded(Image.fromarray(ramp()), "PPM"))) == "image-format"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,24 +12,21 @@ from PIL import Image
 from polyreme_datahub import hub
 from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.errors import BadRecordError
-from polyreme_datahub.operations.compose import Compose, fitting_size
-from polyreme_datahub.operations.decode import Decode, open_upright
-from polyreme_datahub.operations.types import ImageParameters, Result, Work
-from polyreme_datahub.registry.work import SampleRow
+from polyreme_datahub.index.pictures import draw_png, page_reference
+from polyreme_datahub.operations.decode_images import DecodeParameters, decode
+from polyreme_datahub.operations.fit_pages import ComposeParameters, compose, fitting_size
+from polyreme_datahub.operations.images import open_upright
+from polyreme_datahub.operations.values import Blob, Value
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
 
-PARAMETERS = ImageParameters(patch_px=14, merge=2, image_tokens_max=30)
+PARAMETERS = ComposeParameters(patch_px=14, merge=2, image_tokens_max=30)
 
 
-def compose(image: bytes, boxes: list[dict[str, object]]) -> tuple[dict[str, object], Result]:
+def make(image: bytes, boxes: list[dict[str, object]]) -> tuple[Value, Value]:
+    """Decode and compose a record of one image."""
     content = {"kind": "images", "images": [digest_bytes(image)], "masks": [None], "boxes": boxes}
-    raw = json.dumps(content).encode()
-    row = SampleRow(ordinal=0, sample_id="s", record=digest_bytes(raw))
-    read = {digest_bytes(raw): raw, digest_bytes(image): image}
-    facts = Decode().compute(Work(row=row, key="k", inputs=(row.record,)), read).output
-    read[digest_bytes(facts)] = facts
-    result = Compose(PARAMETERS).compute(Work(row=row, key="k", inputs=(digest_bytes(facts),)), read)
-    return json.loads(facts), result
+    decoded = decode(Value.of(content, kept=[Blob(image)]), DecodeParameters())
+    return decoded, compose(decoded, PARAMETERS)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -57,10 +53,10 @@ def test_a_page_is_whole_tokens_and_few_enough(size: tuple[int, int]) -> None:
 
 
 def test_boxes_follow_the_resize_in_display_space() -> None:
-    facts, result = compose(picture(112, 56, orientation=6), [{"image": 0, "box": [0, 0, 28, 56], "label": "a"}])
-    assert facts["images"] == [{"digest": facts["images"][0]["digest"], "width": 56, "height": 112, "mask": None}]  # type: ignore[index]
-    made = json.loads(result.output)
-    assert made["boxes"] == [{"image": 0, "box": [0.0, 0.0, 28.0, 56.0], "label": "a"}]
+    decoded, made = make(picture(112, 56, orientation=6), [{"image": 0, "box": [0, 0, 28, 56], "label": "a"}])
+    facts = decoded.data["images"]
+    assert facts == [{"digest": facts[0]["digest"], "width": 56, "height": 112, "mask": None}]
+    assert made.data["boxes"] == [{"image": 0, "box": [0.0, 0.0, 28.0, 56.0], "label": "a"}]
 
 
 def painted(width: int, height: int, corner: tuple[int, int], side: int, orientation: int) -> bytes:
@@ -89,13 +85,14 @@ def painted(width: int, height: int, corner: tuple[int, int], side: int, orienta
 def test_a_box_lies_around_its_marker_after_turn_and_resize(size: tuple[int, int], orientation: int) -> None:
     left, top, side = size[0] // 2, size[1] // 4, 24
     box = {"image": 0, "box": [left, top, left + side, top + side], "label": "marker"}
-    _, result = compose(painted(*size, (left, top), side, orientation), [box])
-    page = np.asarray(Image.open(io.BytesIO(result.parts[0])).convert("L"))
-    made = json.loads(result.output)
-    assert page.shape == (made["pages"][0]["height"], made["pages"][0]["width"])
+    _, made = make(painted(*size, (left, top), side, orientation), [box])
+    shown = made.data["pages"][0]
+    png = draw_png(page_reference(shown, patch_px=PARAMETERS.patch_px), made.blobs[shown["patches"]].data)
+    page = np.asarray(Image.open(io.BytesIO(png)).convert("L"))
+    assert page.shape == (shown["height"], shown["width"])
     rows, columns = np.nonzero(page > 135)
     seen = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
-    assert np.abs(np.array(seen) - np.array(made["boxes"][0]["box"])).max() <= 1.0
+    assert np.abs(np.array(seen) - np.array(made.data["boxes"][0]["box"])).max() <= 1.0
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+"""Recipes: declared graphs of operations."""

@@ -1,0 +1,168 @@
+"""A recipe: operations as a declared graph, and the chains that run without leaving memory. Pure.
+
+A step names the steps that it reads; a step may read earlier ones only, so the order of the file is an order of work.
+Consecutive steps on one kind of device are one chain: a sample goes through all of it in one child process. A step
+that needs every sample (a barrier) ends the chain before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_datahub.digests import digest_value
+from polyreme_datahub.operations.declare import RECORD, Device, Operation, find_operation
+
+FORMAT = 1
+STEPS_MAX = 64
+STEP_NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
+_FIELDS = frozenset({"version", "description", "operations"})
+_STEP_FIELDS = frozenset({"step", "operation", "parameters", "inputs"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """An operation with its parameters and inputs."""
+
+    name: str
+    operation: Operation
+    parameters: Any
+    inputs: tuple[str, ...]
+
+    @property
+    def prefix(self) -> str:
+        """Operation, version and parameters, for the keys of actions."""
+        return self.operation.prefix(self.parameters)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Steps that a sample goes through in one child process, or one barrier."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the stage and of its topic."""
+        return self.steps[-1].name
+
+    @property
+    def is_barrier(self) -> bool:
+        """Whether it is one barrier."""
+        return self.steps[0].operation.barrier
+
+    @property
+    def device(self) -> Device:
+        """Which workers run it."""
+        return self.steps[0].operation.device
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Steps in an order of work."""
+
+    steps: tuple[Step, ...]
+    constants: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Inputs that are the same for every sample: name -> digest of their stored value."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of everything that decides what the steps make."""
+        steps = [[step.name, step.prefix, list(step.inputs)] for step in self.steps]
+        return digest_value([steps, dict(self.constants)])
+
+    def chains(self) -> tuple[Chain, ...]:
+        """Cut the steps into chains."""
+        chains: list[list[Step]] = []
+        for step in self.steps:
+            before = chains[-1][-1].operation if chains else None
+            barrier = step.operation.barrier or (before is not None and before.barrier)
+            if before is None or barrier or before.device != step.operation.device:
+                chains.append([step])
+            else:
+                chains[-1].append(step)
+        return tuple(Chain(steps=tuple(steps)) for steps in chains)
+
+
+def build_recipe(steps: Sequence[Step], *, constants: Mapping[str, str] | None = None) -> Recipe:
+    """Build a recipe of steps; their inputs are checked.
+
+    Raises:
+        InvalidConfigError: If a name is used twice, or an input is no earlier step.
+    """
+    known = [RECORD, *(constants or {})]
+    for at, step in enumerate(steps):
+        field = f"operations[{at}]"
+        if step.name in known:
+            raise InvalidConfigError(
+                f"recipe: step {step.name!r} is named twice; give one of them another name", field=f"{field}.step"
+            )
+        for name in step.inputs:
+            if name not in known:
+                raise InvalidConfigError(
+                    f"recipe: step {step.name!r} reads {name!r}, which is no earlier step; {_there_are(name, known)}",
+                    field=f"{field}.inputs",
+                )
+        if not step.operation.barrier:
+            known.append(step.name)
+    return Recipe(steps=tuple(steps), constants=dict(constants or {}))
+
+
+def parse_recipe(content: Any) -> Recipe:
+    """Read a recipe from the content of its YAML file.
+
+    Raises:
+        InvalidConfigError: Naming the first field that breaks a rule.
+    """
+    if not isinstance(content, Mapping):
+        raise InvalidConfigError(f"recipe is a {type(content).__name__}, expected version and operations")
+    _refuse_unknown(content, _FIELDS, "recipe")
+    if content.get("version") != FORMAT:
+        raise InvalidConfigError(f"recipe version is {content.get('version')!r}, expected {FORMAT}", field="version")
+    entries = content.get("operations")
+    if not isinstance(entries, list) or not 1 <= len(entries) <= STEPS_MAX:
+        raise InvalidConfigError(f"recipe needs a list of 1 to {STEPS_MAX} operations", field="operations")
+    return build_recipe([_parse_step(entry, f"operations[{at}]") for at, entry in enumerate(entries)])
+
+
+def _parse_step(entry: Any, field: str) -> Step:
+    if isinstance(entry, str):
+        entry = {"operation": entry}
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("operation"), str):
+        raise InvalidConfigError("a step needs the name of its operation", field=f"{field}.operation")
+    _refuse_unknown(entry, _STEP_FIELDS, field)
+    operation = find_operation(entry["operation"])
+    name = entry.get("step", operation.name)
+    if not isinstance(name, str) or not STEP_NAME.fullmatch(name):
+        raise InvalidConfigError(
+            f"step name is {name!r}, expected 1 to 63 lower-case letters, digits and '-'", field=f"{field}.step"
+        )
+    inputs = entry.get("inputs", list(operation.inputs))
+    if not isinstance(inputs, list) or len(inputs) != len(operation.inputs):
+        raise InvalidConfigError(
+            f"operation {operation.name} reads {len(operation.inputs)} inputs ({', '.join(operation.inputs)}), "
+            f"got {inputs!r}",
+            field=f"{field}.inputs",
+        )
+    values = entry.get("parameters", {})
+    if not isinstance(values, Mapping):
+        raise InvalidConfigError(
+            f"parameters are a {type(values).__name__}, expected names and values", field=f"{field}.parameters"
+        )
+    parameters = operation.parse_parameters(values, field=f"{field}.parameters")
+    return Step(name=name, operation=operation, parameters=parameters, inputs=tuple(map(str, inputs)))
+
+
+def _refuse_unknown(content: Mapping[str, Any], fields: frozenset[str], where: str) -> None:
+    for name in content:
+        if name not in fields:
+            raise InvalidConfigError(f"unknown field: {name!r}, {_there_are(str(name), sorted(fields))}", field=where)
+
+
+def _there_are(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"

@@ -1,0 +1,342 @@
+"""The work of one item of a chain: read samples, run the steps that are missing in a sandbox, commit as it goes.
+
+Killed at any line it loses at most what it made since its last commit (``CommitPace``), and doubles nothing: bytes
+lie under their digest, rows under their key, and the first commit wins. A sample ends by the verdict of a sandboxed
+child or by its source's own rules, never because this process died.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from polyreme_api.errors import EnvironmentFailedError
+from polyreme_datahub.digests import action_key, canonical_json, digest_bytes, digest_value
+from polyreme_datahub.errors import BadRecordError, IndexDamagedError
+from polyreme_datahub.lakehouse import Lakehouse
+from polyreme_datahub.operations.declare import RECORD
+from polyreme_datahub.operations.values import Blob, Value
+from polyreme_datahub.recipes.recipe import Step
+from polyreme_datahub.registry import results
+from polyreme_datahub.registry.datasets import DatasetVersion
+from polyreme_datahub.registry.engine import Database
+from polyreme_datahub.registry.rows import VALUE_BYTES_MAX, Action, Drop, Letter, Results, SampleRow, StageCount
+from polyreme_datahub.registry.work_items import WorkItem
+from polyreme_datahub.runner.flow import INGEST, Flow, Stage
+from polyreme_datahub.runner.inputs import Inputs
+from polyreme_datahub.runner.pace import CommitPace
+from polyreme_datahub.runner.resolution import Keys, Output, Sample, letter_key, next_wave, resolve
+from polyreme_datahub.runner.stored import Stored
+from polyreme_datahub.runner.walk import known_outputs
+from polyreme_datahub.sandbox.tasks import SampleOutcome, SampleTask, StepMade, StepVerdict
+from polyreme_datahub.sources.types import Source
+
+WINDOW_BYTES_MAX = 32 * 2**20
+"""Bytes of inputs that one item holds in memory."""
+
+
+class Sandbox(Protocol):
+    """Runs steps on samples in a child process."""
+
+    def run(self, tasks: Iterable[SampleTask]) -> Iterator[SampleOutcome]:
+        """Yield one outcome a task, in order."""
+        ...
+
+    def close(self) -> None:
+        """End the child processes."""
+        ...
+
+
+@dataclasses.dataclass(slots=True)
+class _Pending:
+    """What was made and not committed."""
+
+    keys: Keys
+    ends: Collection[str] = ()
+    """Keys of the letters and drops that there were before."""
+    samples: list[SampleRow] = dataclasses.field(default_factory=list)
+    actions: list[Action] = dataclasses.field(default_factory=list)
+    letters: list[Letter] = dataclasses.field(default_factory=list)
+    drops: list[Drop] = dataclasses.field(default_factory=list)
+    parts: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    counts: dict[str, StageCount] = dataclasses.field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.parts.values()))
+
+    def count(self, name: str, *, hits: int = 0, misses: int = 0, dead: int = 0, dropped: int = 0) -> None:
+        more = StageCount(stage=name, hits=hits, misses=misses, dead=dead, dropped=dropped)
+        self.counts[name] = self.counts[name] + more if name in self.counts else more
+
+
+class ChainWork:
+    """Does items of the chains of one flow; one object for each worker thread.
+
+    Args:
+        database: Registry.
+        lakehouse: Where bytes lie.
+        flow: The flow.
+        sandbox: Runs the flow's steps.
+        sources: Opens the source of a version.
+        owner: Holder of the leases.
+        now_s: Wall clock [s].
+        pace: When to commit a part.
+        on_counts: Called after each commit with what it added.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        lakehouse: Lakehouse,
+        flow: Flow,
+        *,
+        sandbox: Sandbox,
+        sources: Callable[[DatasetVersion], Source],
+        owner: str,
+        now_s: Callable[[], float],
+        pace: CommitPace,
+        on_counts: Callable[[WorkItem, Sequence[StageCount]], None],
+    ) -> None:
+        self._database, self._lakehouse, self._flow = database, lakehouse, flow
+        self._sandbox, self._sources = sandbox, sources
+        self._owner, self._now_s, self._pace, self._on_counts = owner, now_s, pace, on_counts
+        self._inputs = Inputs(database, lakehouse, constants=flow.recipe.constants)
+        self._keys = {version.id: Keys(version.digest, flow.recipe.constants) for version in flow.versions.values()}
+
+    def do(self, item: WorkItem) -> None:
+        """Do an item to its end.
+
+        Raises:
+            EnvironmentFailedError: If store, registry or source stay away; what is committed stays.
+            LeaseLostError: If another worker took the item over.
+        """
+        stage = self._flow.stage(item.stage)
+        version, keys = self._flow.versions[item.version_id], self._keys[item.version_id]
+        letters = results.letters_between(self._database, version.id, first=item.first, count=item.count)
+        drops = results.drops_between(self._database, version.id, first=item.first, count=item.count)
+        pending = _Pending(keys, {letter.key for letter in letters} | {drop.key for drop in drops})
+        samples = self._samples(item, stage, version, letters)
+        hits = resolve(samples, stage.steps, keys, outputs_of=self._outputs_of, ends=pending.ends)
+        mine = {step.name for step in stage.chain.steps} if stage.chain is not None else set()
+        for name in mine:
+            pending.count(name, hits=hits[name])
+        if stage.reads_source:
+            pending.count(INGEST, hits=sum(1 for sample in samples if sample.record))
+        self._pace.begin()
+        unread = [sample for sample in samples if not sample.record]
+        known = [sample for sample in samples if sample.record and sample.missing]
+        if unread:
+            self._run(item, stage, version, unread, pending)
+        self._run_known(item, stage, version, known, pending)
+        self._commit(item, pending, finished=True)
+
+    def _run_known(
+        self,
+        item: WorkItem,
+        stage: Stage,
+        version: DatasetVersion,
+        todo: Sequence[Sample],
+        pending: _Pending,
+    ) -> None:
+        """Run the missing steps of samples that were read before."""
+        probed, hits = False, 0
+        while todo:
+            wave = next_wave(todo, probed=probed, hits=hits)
+            self._run(item, stage, version, wave, pending)
+            todo = [sample for sample in todo if not sample.ended]
+            before = sum(len(sample.outputs) for sample in todo)
+            resolve(todo, stage.steps, pending.keys, outputs_of=self._outputs_of, ends=pending.ends)
+            probed, hits = True, sum(len(sample.outputs) for sample in todo) - before
+            todo = [sample for sample in todo if sample.missing]
+
+    def remake(self, version: DatasetVersion, first: int, count: int) -> None:
+        """Make what the steps made of some ordinals again, from the source on: stored bytes of it are lost.
+
+        Raises:
+            EnvironmentFailedError: If store, registry or source stay away.
+            IndexDamagedError: If the source no longer gives the records that it gave.
+        """
+        stage = self._flow.stages[-1]
+        steps = [step for step in stage.steps if not step.operation.barrier]
+        rows = results.samples_between(self._database, version.id, first=first, count=count)
+        pending = _Pending(self._keys[version.id])
+        samples = {str(row.ordinal): Sample(ordinal=row.ordinal, missing=list(steps)) for row in rows}
+        for outcome in self._sandbox.run(self._tasks(version, list(samples.values()), pending)):
+            self._take(samples[outcome.key], stage, outcome, pending)
+        for row in rows:
+            if samples[str(row.ordinal)].record != row.record:
+                raise IndexDamagedError(
+                    f"stored data is damaged: record {row.sample_id} of {version.reference} is lost, and its source "
+                    "no longer gives the same record"
+                )
+        artifacts = self._lakehouse.put_parts(pending.parts.values())
+        results.replace_artifacts(self._database, artifacts, actions=pending.actions, now_s=self._now_s())
+
+    def close(self) -> None:
+        """End the sandbox's children."""
+        self._sandbox.close()
+
+    def _samples(
+        self, item: WorkItem, stage: Stage, version: DatasetVersion, letters: Sequence[Letter]
+    ) -> list[Sample]:
+        rows = results.samples_between(self._database, version.id, first=item.first, count=item.count)
+        samples = [Sample(ordinal=row.ordinal, sample_id=row.sample_id, record=row.record) for row in rows]
+        if not stage.reads_source:
+            return samples
+        ended = {letter.ordinal for letter in letters if letter.operation == INGEST}
+        ended |= {sample.ordinal for sample in samples}
+        unread = [
+            Sample(ordinal=at, missing=list(stage.steps))
+            for at in range(item.first, item.first + item.count)
+            if at not in ended
+        ]
+        return sorted([*samples, *unread], key=lambda one: one.ordinal)
+
+    def _run(
+        self, item: WorkItem, stage: Stage, version: DatasetVersion, wave: Sequence[Sample], pending: _Pending
+    ) -> None:
+        """Run a wave of samples through the sandbox, committing parts."""
+        by_key = {str(sample.ordinal): sample for sample in wave}
+        tasks = self._tasks(version, wave, pending)
+        if stage.chain is None:
+            for _ in tasks:
+                self._pace_commit(item, pending)
+            return
+        for outcome in self._sandbox.run(tasks):
+            self._take(by_key[outcome.key], stage, outcome, pending)
+            self._pace_commit(item, pending)
+
+    def _tasks(self, version: DatasetVersion, wave: Sequence[Sample], pending: _Pending) -> Iterator[SampleTask]:
+        """Yield a task for each sample that has a step to run; a record that breaks its source's rules has none."""
+        unread = [sample for sample in wave if not sample.record]
+        source = self._sources(version) if unread else None
+        for sample in unread:
+            assert source is not None
+            task = self._read(source, version, sample, pending)
+            if task is not None:
+                yield task
+        known = [sample for sample in wave if sample.record and sample not in unread]
+        yield from self._inputs.tasks(known, window_bytes_max=WINDOW_BYTES_MAX)
+
+    def _read(self, source: Source, version: DatasetVersion, sample: Sample, pending: _Pending) -> SampleTask | None:
+        """Read a record from its source."""
+        try:
+            raw = source.read(sample.ordinal)
+            content = canonical_json(raw.content)
+        except BadRecordError as error:
+            sample.ended = INGEST
+            pending.letters.append(
+                Letter(
+                    key=digest_value([INGEST, version.digest, sample.ordinal]),
+                    operation=INGEST,
+                    ordinal=sample.ordinal,
+                    sample_id=error.sample_id or source.record_id(sample.ordinal),
+                    rule=error.rule,
+                    error=error.message,
+                )
+            )
+            pending.count(INGEST, dead=1)
+            return None
+        sample.sample_id, sample.record = raw.sample_id, digest_bytes(content)
+        pending.samples.append(SampleRow(ordinal=sample.ordinal, sample_id=sample.sample_id, record=sample.record))
+        blobs = {blob.digest: blob for blob in map(Blob, raw.blobs)}
+        pending.parts[sample.record] = content
+        pending.parts |= {blob.digest: blob.data for blob in blobs.values()}
+        pending.count(INGEST, misses=1)
+        if not sample.missing:
+            return None
+        value = Value(data=raw.content, blobs=blobs)
+        steps = tuple(step.name for step in sample.missing)
+        return SampleTask(key=str(sample.ordinal), values={RECORD: value}, steps=steps)
+
+    def _take(self, sample: Sample, stage: Stage, outcome: SampleOutcome, pending: _Pending) -> None:
+        """Note what the sandbox made of a sample."""
+        steps = {step.name: step for step in stage.steps}
+        for end in outcome.steps:
+            if isinstance(end, StepMade):
+                self._made(sample, steps[end.step], end.value, pending)
+                continue
+            action = pending.keys.key_of(sample, steps[end.step])
+            assert action is not None, "a step that ran has its inputs"
+            sample.ended = end.step
+            key, name = letter_key(action, sample.ordinal), sample.sample_id
+            if isinstance(end, StepVerdict):
+                pending.letters.append(
+                    Letter(
+                        key=key,
+                        operation=end.step,
+                        ordinal=sample.ordinal,
+                        sample_id=name,
+                        rule=end.rule,
+                        error=end.message,
+                    )
+                )
+                pending.count(end.step, dead=1)
+            else:
+                pending.drops.append(
+                    Drop(key=key, operation=end.step, ordinal=sample.ordinal, sample_id=name, reason=end.reason)
+                )
+                pending.count(end.step, dropped=1)
+
+    def _made(self, sample: Sample, step: Step, value: Value, pending: _Pending) -> None:
+        stored = Stored.of(value.data, value.blobs)
+        data = stored.to_bytes()
+        digest = digest_bytes(data)
+        inputs = pending.keys.inputs_of(sample, step)
+        assert inputs is not None, "a step that ran has its inputs"
+        small = len(data) <= VALUE_BYTES_MAX
+        if not small:
+            pending.parts[digest] = data
+        for name in value.new:
+            pending.parts[name] = value.blobs[name].data
+        key = action_key(step.prefix, ":".join(inputs))
+        inline = data.decode() if small else None
+        pending.actions.append(
+            Action(key=key, operation=step.operation.name, inputs=inputs, output=digest, value=inline)
+        )
+        sample.outputs[step.name] = Output(digest=digest, value=stored if small else None)
+        pending.count(step.name, misses=1)
+
+    def _pace_commit(self, item: WorkItem, pending: _Pending) -> None:
+        if self._pace.due(pending.size_bytes):
+            self._commit(item, pending, finished=False)
+            self._pace.begin()
+
+    def _commit(self, item: WorkItem, pending: _Pending, *, finished: bool) -> None:
+        """Store the bytes, then commit the rows that name them."""
+        artifacts = self._lakehouse.put_parts(pending.parts.values()) if pending.parts else []
+        counts = tuple(pending.counts.values())
+        outcome = Results(
+            version_id=item.version_id,
+            samples=tuple(pending.samples),
+            artifacts=artifacts,
+            actions=tuple(pending.actions),
+            letters=tuple(pending.letters),
+            drops=tuple(pending.drops),
+            counts=counts,
+        )
+        written = results.commit(
+            self._database,
+            outcome,
+            finished=item if finished else None,
+            within=None if finished else item,
+            owner=self._owner,
+            children=self._flow.following(item) if finished else (),
+            now_s=self._now_s(),
+        )
+        if not written and not finished:
+            raise LeaseLostError(f"work item {item.key} was taken over by another worker")
+        self._on_counts(item, counts)
+        for part in (pending.samples, pending.actions, pending.letters, pending.drops):
+            part.clear()
+        pending.parts.clear()
+        pending.counts.clear()
+
+    def _outputs_of(self, keys: Collection[str]) -> Mapping[str, Output]:
+        return known_outputs(self._database, keys)
+
+
+class LeaseLostError(EnvironmentFailedError):
+    """Another worker holds the item now."""

@@ -1,0 +1,248 @@
+"""Sealing the training index: one item writes the shards of some thousand ordinals, and the manifest joins them.
+
+Too long samples are dead letters here. Where stored patches or tokens are lost, they are made again from the source.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from polyreme_api.store import ObjectNotFoundError
+from polyreme_datahub.digests import action_key, canonical_json, digest_value
+from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.index.format import Manifest, Shard
+from polyreme_datahub.index.write import IndexedSample, write_shards
+from polyreme_datahub.lakehouse import Lakehouse
+from polyreme_datahub.operations.fit_pages import ComposeParameters
+from polyreme_datahub.registry import results
+from polyreme_datahub.registry.datasets import DatasetVersion
+from polyreme_datahub.registry.engine import Database
+from polyreme_datahub.registry.rows import Action, IndexRow, Letter, Results, StageCount
+from polyreme_datahub.registry.work_items import WorkItem
+from polyreme_datahub.runner.flow import Flow
+from polyreme_datahub.runner.inputs import Inputs
+from polyreme_datahub.runner.walk import PAGE, Walk, Walked
+from polyreme_datahub.tokens import TextTokenizer
+
+INDEX = "index"
+VERSION = 3
+GROUP = 4096
+"""Ordinals of one item. A border of groups is a border of shards, so the bytes depend on nothing else."""
+COMPOSE, TOKENIZE = "compose", "tokenize"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class IndexParameters:
+    """What an index is made with."""
+
+    images: ComposeParameters
+    tokenizer: str
+    """Digest of ``tokenizer.json``."""
+    sequence_tokens: int
+
+    def key(self, version: DatasetVersion) -> str:
+        """Key of a version's index."""
+        return digest_value([INDEX, VERSION, version.digest, version.reference, dataclasses.asdict(self)])
+
+
+@dataclasses.dataclass(slots=True)
+class _Seen:
+    """What one pass over an item's samples found."""
+
+    letters: list[Letter] = dataclasses.field(default_factory=list)
+    inputs: list[list[str]] = dataclasses.field(default_factory=list)
+    """Of each sample what enters the index."""
+
+
+class IndexWork:
+    """Writes groups of shards, and manifests.
+
+    Args:
+        database: Registry.
+        lakehouse: Where bytes lie.
+        flow: The flow whose outputs enter the index.
+        parameters: Parameters of the index.
+        tokenizer: The tokenizer.
+        remake: Makes what is stored of some ordinals again, from the source.
+        owner: Holder of the leases.
+        now_s: Wall clock [s].
+        on_counts: Called after each commit with what it added.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        lakehouse: Lakehouse,
+        flow: Flow,
+        *,
+        parameters: IndexParameters,
+        tokenizer: TextTokenizer,
+        remake: Callable[[DatasetVersion, int, int], None],
+        owner: str,
+        now_s: Callable[[], float],
+        on_counts: Callable[[WorkItem, Sequence[StageCount]], None],
+    ) -> None:
+        self._database, self._lakehouse, self._flow = database, lakehouse, flow
+        self._parameters, self._tokenizer, self._remake = parameters, tokenizer, remake
+        self._owner, self._now_s, self._on_counts = owner, now_s, on_counts
+        self._walk = Walk(database, lakehouse, constants=flow.recipe.constants)
+        self._inputs = Inputs(database, lakehouse, constants=flow.recipe.constants)
+        self._channels: dict[int, int] = {}
+
+    def items(self, version: DatasetVersion) -> list[WorkItem]:
+        """Return the items of a version's index."""
+        key = self._parameters.key(version)
+        return [
+            WorkItem(
+                key=f"{key}/{INDEX}/{version.id}/{first:012d}",
+                flow=key,
+                stage=INDEX,
+                version_id=version.id,
+                first=first,
+                count=min(GROUP, version.records - first),
+            )
+            for first in range(0, version.records, GROUP)
+        ]
+
+    def do(self, item: WorkItem) -> None:
+        """Write the shards of an item's ordinals; written twice, they are the same bytes.
+
+        Raises:
+            EnvironmentFailedError: If store or registry stay away; the item is still due.
+            IndexDamagedError: If stored data is lost that the source no longer gives.
+        """
+        version = self._flow.versions[item.version_id]
+        channels = self._channels_of(version)
+        seen = _Seen()
+        shards, tokens = write_shards(
+            self._lakehouse,
+            self._samples(version, item, seen),
+            patch_px=self._parameters.images.patch_px,
+            channels=channels,
+        )
+        samples = sum(shard.count for shard in shards)
+        group = canonical_json(
+            {"shards": [dataclasses.asdict(shard) for shard in shards], "samples": samples, "tokens": tokens}
+        )
+        digest = self._lakehouse.put_blob(group)
+        key = self._group_key(version, item.first, channels, seen.inputs)
+        counts = [StageCount(stage=INDEX, misses=samples, dead=len(seen.letters))]
+        results.commit(
+            self._database,
+            Results(
+                version_id=version.id,
+                actions=[Action(key=key, operation=INDEX, inputs=(version.digest,), output=digest)],
+                letters=seen.letters,
+                counts=counts,
+            ),
+            finished=item,
+            owner=self._owner,
+            now_s=self._now_s(),
+        )
+        self._on_counts(item, counts)
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def finish(self, version: DatasetVersion) -> IndexRow:
+        """Join the groups of a version in a manifest, and enter the index in the registry.
+
+        Raises:
+            IndexDamagedError: If a group is missing.
+        """
+        channels = self._channels_of(version)
+        shards: list[Shard] = []
+        samples = tokens = 0
+        for item in self.items(version):
+            group = self._group(version, item, channels)
+            shards += [Shard.from_value(value) for value in group["shards"]]
+            samples, tokens = samples + group["samples"], tokens + group["tokens"]
+        ids, parameters = self._tokenizer.ids, self._parameters
+        manifest = Manifest(
+            version=version.digest,
+            name=version.name,
+            number=version.number,
+            tokenizer=parameters.tokenizer,
+            vocabulary=self._tokenizer.size,
+            token_ids={"media": ids.media, "end": ids.end, "pad": ids.pad},
+            patch_px=parameters.images.patch_px,
+            merge=parameters.images.merge,
+            channels=channels,
+            sequence_tokens=parameters.sequence_tokens,
+            samples=samples,
+            tokens=tokens,
+            shards=tuple(shards),
+        )
+        digest = self._lakehouse.put_blob(manifest.to_bytes())
+        key = parameters.key(version)
+        return IndexRow(key=key, version_id=version.id, manifest=digest, samples=samples, tokens=tokens)
+
+    def _group(self, version: DatasetVersion, item: WorkItem, channels: int) -> Mapping[str, Any]:
+        walked = self._walk.samples(version, self._flow.recipe.steps, values_of=(), first=item.first, count=item.count)
+        key = self._group_key(version, item.first, channels, [_inputs_of(one) for one in walked])
+        found = results.outputs_of(self._database, [key])
+        if key not in found:
+            raise IndexDamagedError(f"no shards of {version.reference} for ordinals from {item.first} on")
+        return dict(json.loads(self._lakehouse.get_blob(found[key].digest)))
+
+    def _group_key(self, version: DatasetVersion, first: int, channels: int, inputs: Sequence[Sequence[str]]) -> str:
+        return action_key(self._parameters.key(version), digest_value([first, channels, list(map(list, inputs))]))
+
+    def _samples(self, version: DatasetVersion, item: WorkItem, seen: _Seen) -> Iterator[IndexedSample]:
+        stop = item.first + item.count
+        for start in range(item.first, stop, PAGE):
+            page, blobs = self._page(version, start, min(PAGE, stop - start))
+            for walked in page:
+                seen.inputs.append(_inputs_of(walked))
+                encoded, composed = walked.values[TOKENIZE].data, walked.values[COMPOSE].data
+                if (letter := self._too_long(walked, len(encoded["tokens"]))) is not None:
+                    seen.letters.append(letter)
+                    continue
+                yield IndexedSample(
+                    sample_id=walked.sample_id,
+                    encoded=encoded,
+                    pages=composed["pages"],
+                    patches=[blobs[page["patches"]] for page in composed["pages"]],
+                    boxes=composed["boxes"],
+                )
+
+    def _page(self, version: DatasetVersion, first: int, count: int) -> tuple[list[Walked], dict[str, bytes]]:
+        try:
+            return self._read_page(version, first, count)
+        except (IndexDamagedError, ObjectNotFoundError):
+            self._remake(version, first, count)
+            return self._read_page(version, first, count)
+
+    def _read_page(self, version: DatasetVersion, first: int, count: int) -> tuple[list[Walked], dict[str, bytes]]:
+        steps = self._flow.recipe.steps
+        page = list(self._walk.samples(version, steps, values_of=(COMPOSE, TOKENIZE), first=first, count=count))
+        wanted = {one["patches"] for walked in page for one in walked.values[COMPOSE].data["pages"]}
+        return page, self._inputs.parts(wanted)
+
+    def _channels_of(self, version: DatasetVersion) -> int:
+        """Return 1 when every page of the version is gray."""
+        if version.id not in self._channels:
+            walked = self._walk.samples(version, self._flow.recipe.steps, values_of=(COMPOSE,))
+            pages = (page for one in walked for page in one.values[COMPOSE].data["pages"])
+            self._channels[version.id] = 1 if all(page["channels"] == 1 for page in pages) else 3
+        return self._channels[version.id]
+
+    def _too_long(self, walked: Walked, tokens: int) -> Letter | None:
+        most = self._parameters.sequence_tokens
+        if tokens <= most:
+            return None
+        return Letter(
+            key=digest_value([INDEX, walked.outputs[TOKENIZE].digest, most, walked.ordinal]),
+            operation=INDEX,
+            ordinal=walked.ordinal,
+            sample_id=walked.sample_id,
+            rule="sequence-tokens",
+            error=f"sample is too long: {tokens} tokens, expected at most {most}; raise data.sequenceTokens",
+        )
+
+
+def _inputs_of(walked: Walked) -> list[str]:
+    return [walked.sample_id, walked.outputs[COMPOSE].digest, walked.outputs[TOKENIZE].digest]

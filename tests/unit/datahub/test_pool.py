@@ -1,0 +1,120 @@
+"""A worker pool: what fails comes again later and later, what is away costs no try, what stays away ends the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
+from polyreme_api.store import StoreFailedError
+from polyreme_datahub.registry import results, work_items
+from polyreme_datahub.registry.engine import Database, open_database
+from polyreme_datahub.registry.rows import Results
+from polyreme_datahub.registry.work_items import WorkItem
+from polyreme_datahub.runner import pool
+from polyreme_datahub.runner.pool import Pool
+from polyreme_datahub.topics.memory import InProcessTopics
+from tests.unit.datahub.jobs import Home
+
+
+class Script:
+    """Does items: raises the errors it was given, one a call, then ends the item."""
+
+    def __init__(self, database: Database, errors: Sequence[Exception]) -> None:
+        self._database = database
+        self.errors = list(errors)
+        self.order: list[str] = []
+
+    def do(self, item: WorkItem) -> None:
+        self.order.append(item.key)
+        if self.errors:
+            raise self.errors.pop(0)
+        made = Results(version_id=1)
+        assert results.commit(self._database, made, finished=item, owner="me", now_s=1.0)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return open_database(Home(tmp_path).registry)
+
+
+def item(number: int) -> WorkItem:
+    return WorkItem(key=f"f/decode/1/{number}", flow="f", stage="decode", version_id=1, first=number, count=1)
+
+
+def run(database: Database, script: Script, items: Sequence[WorkItem]) -> None:
+    work_items.add(database, items)
+    moments = iter(range(10**6))
+    Pool(
+        database,
+        InProcessTopics(),
+        stages=["decode"],
+        handler=lambda: script,
+        flow="f",
+        workers=1,
+        owner="me",
+        # Each look at the clock is a second later, so no test waits for a due time.
+        now_s=lambda: float(next(moments)),
+        backoff_s=0.001,
+    ).run_until(lambda: not work_items.open_count(database, "f", "decode"))
+
+
+def tries_of(database: Database, key: str) -> int:
+    claimed = work_items.claim_one(database, key, "look", now_s=1e9, ttl_s=1.0)
+    assert claimed is not None
+    return claimed.tries
+
+
+def test_what_is_away_for_a_while_is_waited_for(database: Database) -> None:
+    script = Script(database, [StoreFailedError("away")] * (pool.OUTAGES_MAX - 1))
+    run(database, script, [item(0)])
+    assert len(script.order) == pool.OUTAGES_MAX
+
+
+def test_what_stays_away_ends_the_run_after_its_bound_and_costs_no_try(database: Database) -> None:
+    script = Script(database, [StoreFailedError("away")] * 99)
+    with pytest.raises(EnvironmentFailedError, match="away"):
+        run(database, script, [item(0)])
+    assert len(script.order) == pool.OUTAGES_MAX
+    assert tries_of(database, item(0).key) == 1
+
+
+def test_a_success_in_between_resets_the_bound(database: Database) -> None:
+    class Flaky(Script):
+        def do(self, item: WorkItem) -> None:
+            if len(self.order) % pool.OUTAGES_MAX != pool.OUTAGES_MAX - 1:
+                self.errors = [StoreFailedError("away")]
+            super().do(item)
+
+    script = Flaky(database, [])
+    run(database, script, [item(number) for number in range(3)])
+    assert len(script.order) == 3 * pool.OUTAGES_MAX
+
+
+def test_an_unforeseen_error_ends_the_run_after_its_own_bound(database: Database) -> None:
+    script = Script(database, [ZeroDivisionError("bug")] * 99)
+    with pytest.raises(ZeroDivisionError):
+        run(database, script, [item(0)])
+    assert len(script.order) == pool.TRIES_MAX
+    assert tries_of(database, item(0).key) == pool.TRIES_MAX + 1
+
+
+def test_an_error_that_no_retry_mends_ends_the_run_at_once(database: Database) -> None:
+    script = Script(database, [InvalidConfigError("dataset file changed")])
+    with pytest.raises(InvalidConfigError, match="changed"):
+        run(database, script, [item(0), item(1)])
+    assert len(script.order) == 1
+
+
+def test_an_item_that_another_worker_holds_is_left_alone_until_its_lease_runs_out(database: Database) -> None:
+    work_items.add(database, [item(0)])
+    held = work_items.claim_one(database, item(0).key, "another", now_s=0.0, ttl_s=40.0)
+    assert held is not None
+    script = Script(database, [])
+    run(database, script, [item(0), item(1)])
+    assert script.order == [item(1).key, item(0).key]

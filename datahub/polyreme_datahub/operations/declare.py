@@ -37,6 +37,7 @@ SHIPPED: Mapping[str, str] = {
     "compose": f"{HERE}.fit_pages:compose",
     "count-pdf-pages": f"{HERE}.pdf_pages:count_pdf_pages",
     "decode": f"{HERE}.decode_images:decode",
+    "deduplicate-images": f"{HERE}.deduplicate_images:deduplicate_images",
     "embed": f"{HERE}.describe_images:embed",
     "embed-cpu": f"{HERE}.describe_images:embed_cpu",
     "image-hash": f"{HERE}.image_hash:image_hash",

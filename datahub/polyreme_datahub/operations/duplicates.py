@@ -1,7 +1,8 @@
 """Finds duplicates among hashes: pure, the same for any order of its arguments; the smallest key survives.
 
-Keys are taken in order. One survives if no smaller key that survives is within the distance. So a chain of near copies
-is not followed from one end to the other: what survives is near nothing else that survives.
+A key survives if no smaller key is within the distance. So a key that is added later can only drop further ones, and
+brings none back: what was decided stays right when a sample is replayed. In a chain of near copies only the smallest
+key survives.
 
 Two hashes of 64 bits that differ in at most ``d`` of them agree on at least 2 of ``d + 2`` bands. So each choice of 2
 bands sorts all hashes by those bits, and only equal neighbours are compared.
@@ -37,7 +38,7 @@ def exact_duplicates(keys: Sequence[str], digests: Sequence[str]) -> dict[str, s
 
 
 def duplicates(keys: Sequence[str], hashes: Sequence[int], *, distance_max: int) -> dict[str, str]:
-    """Return the keys that don't survive, each with the key that it is a duplicate of.
+    """Return the keys that don't survive, each with the smallest key within the distance.
 
     Args:
         keys: Different keys.
@@ -54,31 +55,14 @@ def duplicates(keys: Sequence[str], hashes: Sequence[int], *, distance_max: int)
     order = sorted(range(len(keys)), key=keys.__getitem__)
     ranked = np.array([hashes[at] for at in order], dtype=np.uint64)
     unique, first = np.unique(ranked, return_index=True)
-    survivor_of = _greedy(len(unique), first, _near_pairs(unique, distance_max))
-    places = np.searchsorted(unique, ranked)
-    survivors = first[survivor_of[places]]
+    pairs = _near_pairs(unique, distance_max)
+    smallest = first.copy()
+    np.minimum.at(smallest, pairs[:, 0], first[pairs[:, 1]])
+    np.minimum.at(smallest, pairs[:, 1], first[pairs[:, 0]])
+    survivors = np.minimum(np.arange(len(keys)), smallest[np.searchsorted(unique, ranked)])
     return {
         keys[order[rank]]: keys[order[survivor]] for rank, survivor in enumerate(survivors.tolist()) if survivor != rank
     }
-
-
-def _greedy(count: int, first: npt.NDArray[np.intp], pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
-    """Return for each hash the hash that it is a duplicate of, itself if it survives.
-
-    Args:
-        count: How many different hashes there are.
-        first: The rank of each hash's smallest key.
-        pairs: Pairs of near hashes [pairs, 2].
-    """
-    ranks = first[pairs]
-    swap = ranks[:, 0] > ranks[:, 1]
-    pairs = np.where(swap[:, None], pairs[:, ::-1], pairs)
-    pairs = pairs[np.lexsort((first[pairs[:, 0]], first[pairs[:, 1]]))]
-    survivor_of = np.arange(count)
-    for smaller, larger in pairs.tolist():
-        if survivor_of[smaller] == smaller and survivor_of[larger] == larger:
-            survivor_of[larger] = smaller
-    return survivor_of
 
 
 def _near_pairs(unique: npt.NDArray[np.uint64], distance_max: int) -> npt.NDArray[np.int64]:

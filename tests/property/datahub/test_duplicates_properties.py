@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
@@ -10,18 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_datahub.operations.deduplicate_images import DeduplicateParameters, deduplicate_images
 from polyreme_datahub.operations.duplicates import DISTANCE_MAX, duplicates, exact_duplicates
 
 
 def by_all_pairs(keys: list[str], hashes: list[int], distance_max: int) -> dict[str, str]:
-    survivors: list[tuple[str, int]] = []
     found = {}
-    for key, value in sorted(zip(keys, hashes, strict=True)):
-        near = next((other for other, theirs in survivors if (value ^ theirs).bit_count() <= distance_max), None)
-        if near is not None:
-            found[key] = near
-        else:
-            survivors.append((key, value))
+    pairs = sorted(zip(keys, hashes, strict=True))
+    for at, (key, value) in enumerate(pairs):
+        near = [other for other, theirs in pairs[:at] if (value ^ theirs).bit_count() <= distance_max]
+        if near:
+            found[key] = near[0]
     return found
 
 
@@ -50,6 +50,8 @@ def test_banding_finds_what_comparing_all_pairs_finds(
     order = list(range(len(keys)))
     generator.shuffle(order)
     assert duplicates([keys[at] for at in order], [hashes[at] for at in order], distance_max=distance_max) == found
+    fewer = duplicates(keys[1:], hashes[1:], distance_max=distance_max)
+    assert set(fewer) <= set(found), "a key that was added brought one back"
 
 
 @pytest.mark.slow
@@ -64,6 +66,33 @@ def test_many_hashes_take_no_time_per_pair() -> None:
 def test_a_distance_that_is_too_large_is_refused() -> None:
     with pytest.raises(InvalidConfigError, match=f"expected 0 to {DISTANCE_MAX}"):
         duplicates(["a"], [1], distance_max=DISTANCE_MAX + 1)
+
+
+def rows(*images: list[dict[str, str]]) -> list[BarrierRow]:
+    return [BarrierRow(ordinal=at, sample_id=f"s{at}", inputs=({"images": one},)) for at, one in enumerate(images)]
+
+
+@dataclasses.dataclass(frozen=True)
+class BarrierRow:
+    ordinal: int
+    sample_id: str
+    inputs: tuple[dict[str, list[dict[str, str]]], ...]
+
+
+def hashes_of(exact: str, perceptual: int) -> dict[str, str]:
+    return {"exact": exact, "perceptual": f"{perceptual:016x}"}
+
+
+def test_the_barrier_drops_copies_and_near_copies_and_names_the_sample_that_stays() -> None:
+    a, near_a, b = hashes_of("a", 0xFFFF), hashes_of("a2", 0xFFFE), hashes_of("b", 0xFFFF0000)
+    sample = rows([a], [b], [near_a], [a], [a, b], [], [], [a, b])
+    found = deduplicate_images(sample, DeduplicateParameters(distance_max=2))
+    assert found == {
+        2: "its image is within 2 bits of that of s0",
+        3: "its images are those of s0",
+        7: "its images are those of s4",
+    }
+    assert set(deduplicate_images(sample, DeduplicateParameters())) == {3, 7}
 
 
 def test_exact_duplicates_keep_the_smallest_key() -> None:

@@ -172,9 +172,10 @@ Amount = Annotated[int, Field(ge=0, le=2**53 - 1)]
 """A count, exact in every reader of JSON."""
 
 DatasetReference = Annotated[
-    str, Field(pattern=r"^[a-z0-9]([-a-z0-9./]*[a-z0-9])?(@[0-9]+)?$", min_length=1, max_length=253)
+    str,
+    Field(pattern=r"^[a-z0-9]([-a-z0-9./]*[a-z0-9])?(@([0-9]+|[a-z][-a-z0-9.]{0,62}))?$", min_length=1, max_length=253),
 ]
-"""``name`` or ``name@version``; names under ``sample/`` are the data sets that polyreme brings along."""
+"""``name``, ``name@version`` or ``name@tag``; names under ``sample/`` are the data sets that polyreme brings along."""
 
 Url = Annotated[str, Field(min_length=1, max_length=1024)]
 Text = Annotated[str, Field(max_length=1024)]

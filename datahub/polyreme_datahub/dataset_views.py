@@ -61,10 +61,12 @@ class DatasetDetails:
     tombstones: tuple[Tombstone, ...]
 
 
-def add_dataset(
-    database: Database, name: str, source: str | Path | Mapping[str, Any], *, now_s: float
-) -> DatasetVersion:
-    """Register a version; see ``polyreme_datahub.hub.register``."""
+def check_name(name: str) -> None:
+    """Refuse a name that no dataset of a user may have.
+
+    Raises:
+        SourceInvalidError: Naming the rule.
+    """
     if not NAME.fullmatch(name) or len(name) > NAME_CHARACTERS_MAX:
         raise SourceInvalidError(
             f"dataset name is not valid: {name!r}, expected lower-case letters and digits, with '-', '.' or '/' inside",
@@ -72,6 +74,13 @@ def add_dataset(
         )
     if name.startswith(OWN):
         raise SourceInvalidError(f"dataset name: {name!r}, names under {OWN} are reserved", field="the dataset's name")
+
+
+def add_dataset(
+    database: Database, name: str, source: str | Path | Mapping[str, Any], *, now_s: float
+) -> DatasetVersion:
+    """Register a version; see ``polyreme_datahub.hub.register``."""
+    check_name(name)
     description, records = describe_source(source if isinstance(source, Mapping) else str(source))
     digest = digest_value(description)
     return datasets.add_version(database, name=name, source=description, digest=digest, records=records, now_s=now_s)

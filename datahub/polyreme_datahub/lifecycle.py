@@ -1,0 +1,213 @@
+"""Public functions of a dataset's lifecycle: tags, pins, difference, subsets, splits, garbage collection, rebuild.
+
+Importing this module is cheap, as with ``hub``: what a function needs it imports itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyreme_datahub.registry.collection import CollectionReport
+    from polyreme_datahub.registry.datasets import DatasetVersion
+    from polyreme_datahub.registry.diff import VersionDiff
+    from polyreme_datahub.registry.engine import Database
+    from polyreme_datahub.registry.lineage import StepKeys
+    from polyreme_datahub.registry.rebuild import RebuildReport
+
+COLUMNS = ("ordinal", "sample_id")
+"""Columns that every version has."""
+
+
+def tag(registry_url: str, reference: str, name: str) -> DatasetVersion:
+    """Point a tag at a version: ``<dataset>@<name>`` is this version until the tag is moved.
+
+    Raises:
+        DatasetNotFoundError: If there is no such version.
+        SourceInvalidError: If the tag is not valid.
+    """
+    from polyreme_datahub.registry.tags import set_tag
+
+    with _database(registry_url) as database:
+        return set_tag(database, reference, name, now_s=_now_s())
+
+
+def untag(registry_url: str, dataset: str, name: str) -> bool:
+    """Remove a tag; return whether there was one."""
+    from polyreme_datahub.registry.tags import remove_tag
+
+    with _database(registry_url) as database:
+        return remove_tag(database, dataset, name)
+
+
+def list_tags(registry_url: str, dataset: str) -> dict[str, int]:
+    """Return the number of the version of each tag."""
+    from polyreme_datahub.registry.tags import tags_of
+
+    with _database(registry_url) as database:
+        return tags_of(database, dataset)
+
+
+def diff(registry_url: str, before: str, after: str, *, shown_max: int = 20) -> VersionDiff:
+    """Compare two versions by sample id and digest of the record.
+
+    Raises:
+        DatasetNotFoundError: If there is no such version.
+    """
+    from polyreme_datahub.registry.datasets import find_version
+    from polyreme_datahub.registry.diff import diff as compare
+
+    with _database(registry_url) as database:
+        ids = [find_version(database, reference).id for reference in (before, after)]
+        return compare(database, *ids, shown_max=shown_max)
+
+
+def subset(
+    registry_url: str,
+    objects_url: str,
+    reference: str,
+    name: str,
+    where: str,
+    *,
+    steps: tuple[StepKeys, ...] = (),
+    columns: tuple[str, ...] = COLUMNS,
+) -> DatasetVersion:
+    """Make a version of the samples that an expression chooses.
+
+    Args:
+        registry_url: As in ``hub.register``.
+        objects_url: As in ``hub.register``.
+        reference: The version to choose from.
+        name: Dataset of the new version.
+        where: Expression over the columns: ``measure_width >= 512 and measure_height >= 512``.
+        steps: Steps whose small outputs are columns, each after its inputs.
+        columns: Names that the expression may use.
+
+    Raises:
+        PredicateInvalidError: If the expression breaks a rule.
+        SourceInvalidError: If no sample is chosen.
+    """
+    from polyreme_datahub.registry.derived import Derivation
+    from polyreme_datahub.registry.predicate import parse_predicate
+
+    takes = parse_predicate(where, columns)
+
+    def derivations(version: DatasetVersion) -> list[Derivation]:
+        source = {"kind": "subset", "of": version.digest, "where": where}
+        return [Derivation(name=name, source=source, takes=takes)]
+
+    return _derive(registry_url, objects_url, reference, derivations, steps)[0]
+
+
+def split(
+    registry_url: str,
+    objects_url: str,
+    reference: str,
+    shares: Mapping[str, float],
+    group: str,
+    *,
+    steps: tuple[StepKeys, ...] = (),
+    salt: str = "",
+) -> list[DatasetVersion]:
+    """Split a version into datasets ``<name>/<split>``: samples of one group are never in two of them.
+
+    Args:
+        registry_url: As in ``hub.register``.
+        objects_url: As in ``hub.register``.
+        reference: The version to split.
+        shares: Share of each split.
+        group: Column whose value is the group.
+        steps: As in ``subset``.
+        salt: Another salt gives other splits.
+
+    Raises:
+        SourceInvalidError: If the shares are not valid, or a split would be empty.
+    """
+    from polyreme_datahub.registry.derived import Derivation, split_takers
+
+    takers = split_takers(shares, lambda values: values.get(group), salt=salt)
+
+    def derivations(version: DatasetVersion) -> list[Derivation]:
+        how = {"kind": "split", "of": version.digest, "group": group, "salt": salt, "shares": dict(shares)}
+        return [
+            Derivation(name=f"{version.name}/{part}", source={**how, "part": part}, takes=takes)
+            for part, takes in takers.items()
+        ]
+
+    return _derive(registry_url, objects_url, reference, derivations, steps)
+
+
+def collect_garbage(
+    registry_url: str, objects_url: str, *, grace_s: float | None = None, dry_run: bool = False
+) -> CollectionReport:
+    """Condemn what nothing reaches, and delete what was condemned a grace ago; may be killed and run again.
+
+    Args:
+        registry_url: As in ``hub.register``.
+        objects_url: As in ``hub.register``.
+        grace_s: How long a blob stays condemned [s]; None: seven days. Longer than any write takes to be committed.
+        dry_run: Count objects and bytes only.
+
+    Raises:
+        CollectionStoppedError: If what a job needs can't be read; nothing is deleted then.
+    """
+    from polyreme_datahub.lakehouse import Lakehouse
+    from polyreme_datahub.objects import open_store
+    from polyreme_datahub.registry.collection import GRACE_S, collect
+
+    store = open_store(objects_url)
+    wait_s = GRACE_S if grace_s is None else grace_s
+    with _database(registry_url) as database:
+        return collect(database, store, Lakehouse(store).get_parts, now_s=_now_s, grace_s=wait_s, dry_run=dry_run)
+
+
+def rebuild_registry(registry_url: str, objects_url: str) -> RebuildReport:
+    """Restore versions and samples from the object store into a registry; what it has stays."""
+    from polyreme_datahub.objects import open_store
+    from polyreme_datahub.registry import rebuild
+
+    with _database(registry_url) as database:
+        return rebuild.rebuild_registry(database, open_store(objects_url))
+
+
+def _derive(
+    registry_url: str, objects_url: str, reference: str, derivations: Any, steps: tuple[StepKeys, ...]
+) -> list[DatasetVersion]:
+    from polyreme_datahub.dataset_views import check_name
+    from polyreme_datahub.objects import open_store
+    from polyreme_datahub.registry.datasets import find_version
+    from polyreme_datahub.registry.derived import derive, rows_with_columns
+    from polyreme_datahub.registry.rebuild import store_document
+
+    with _database(registry_url) as database:
+        version = find_version(database, reference)
+        wanted = derivations(version)
+        for one in wanted:
+            check_name(one.name)
+        return derive(
+            database,
+            wanted,
+            rows_with_columns(database, version.id, steps),
+            token=secrets.token_hex(8),
+            now_s=_now_s(),
+            store_first=store_document(open_store(objects_url)),
+        )
+
+
+@contextmanager
+def _database(registry_url: str) -> Iterator[Database]:
+    from polyreme_datahub.registry.engine import open_database
+
+    database = open_database(registry_url)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def _now_s() -> float:
+    return time.time()  # noqa: TID251 - the shell

@@ -24,6 +24,8 @@ CONSUMERS_MAX = 1000
 """A digest that more actions read is not followed: an action that reads it is reached through its other inputs."""
 JSON_BYTES_MAX = 2**20
 """Longer outputs are no JSON that names blobs."""
+MANIFEST_BYTES_MAX = 2**28
+"""Longer roots are no manifests."""
 NAME = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 Read = Callable[[Mapping[str, Artifact]], Mapping[str, bytes]]
 
@@ -44,18 +46,29 @@ def reach(database: Database, roots: Iterable[str], read: Read) -> set[str]:
     held: set[str] = set()
     seen: set[str] = set()
     level = set(roots)
-    for _ in range(DEPTH_MAX):
+    for depth in range(DEPTH_MAX):
         level -= seen
         if not level:
             break
         seen |= level
         places = places_of(database, level)
-        # A digest without a place may be a blob of its own: a manifest, a tokenizer.
         held |= (level - places.keys()) | {place.blob for place in places.values()}
-        short = {digest: place for digest, place in places.items() if place.length <= JSON_BYTES_MAX}
+        places |= database.read(partial(_whole_blobs, digests=level - places.keys()))
+        bytes_max = JSON_BYTES_MAX if depth else MANIFEST_BYTES_MAX
+        short = {digest: place for digest, place in places.items() if place.length <= bytes_max}
         names = {name for content in _contents(read, short) for name in named(content)}
         level = names | database.read(partial(_outputs, digests=level))
     return held
+
+
+def _whole_blobs(connection: Connection, digests: Collection[str]) -> dict[str, Artifact]:
+    """Return those digests that are stored blobs of their own: a manifest, a tokenizer, a shard."""
+    blobs = schema.blobs.c
+    found: dict[str, Artifact] = {}
+    for some in pages(sorted(digests)):
+        for digest, size in connection.execute(select(blobs.digest, blobs.size).where(blobs.digest.in_(some))):
+            found[digest] = Artifact(digest=digest, blob=digest, start=0, length=size)
+    return found
 
 
 def _contents(read: Read, places: Mapping[str, Artifact]) -> list[bytes]:

@@ -41,7 +41,8 @@ from polyreme_datahub.registry.collection import CollectionReport, collect
 from polyreme_datahub.registry.derived import Derivation
 from polyreme_datahub.registry.engine import Database, open_database
 from polyreme_datahub.registry.predicate import parse_predicate
-from polyreme_datahub.registry.rows import Action, Results, SampleRow
+from polyreme_datahub.registry.rows import Action, IndexRow, Results, SampleRow
+from polyreme_datahub.registry.work_items import WorkItem
 from tests.contract.datahub.work_contract import at_once, item
 
 DAY_S = 86400.0
@@ -285,16 +286,30 @@ class Home:
         inputs = (stored[0].digest,)
         made = Action(key=f"{name}-decode", operation="decode", inputs=inputs, output=stored[2].digest)
         rows = [SampleRow(ordinal=at, sample_id=f"s{at}", record=stored[at].digest) for at in range(2)]
-        one = item(0, flow=name)
-        work_items.add(self.database, [one])
+        shard = self.lakehouse.put_blob(f"{name} shard".encode())
+        content = canonical_json({"shards": [shard]})
+        manifest = self.lakehouse.put_blob(content)
+        index = IndexRow(key=f"{name} index", version_id=version.id, manifest=manifest, samples=2, tokens=9)
         results.commit(
             self.database,
-            Results(version_id=version.id, samples=rows, artifacts=[*places, *stored], actions=[made, measured]),
-            finished=one,
+            Results(
+                version_id=version.id,
+                samples=rows,
+                artifacts=[*places, *stored],
+                actions=[made, measured],
+                indexes=[index],
+                blobs={shard: len(name) + 6, manifest: len(content)},
+            ),
+            finished=self._item(name),
             owner="w",
             now_s=0.0,
         )
-        return {place.blob for place in (*places, *stored)}
+        return {shard, manifest} | {place.blob for place in (*places, *stored)}
+
+    def _item(self, name: str) -> WorkItem:
+        one = item(0, flow=name)
+        work_items.add(self.database, [one])
+        return one
 
     def collect(self, now_s: float, *, dry_run: bool = False, killer: Killer | None = None) -> CollectionReport:
         database, store = self.database, self.store

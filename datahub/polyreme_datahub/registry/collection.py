@@ -158,13 +158,15 @@ def _mark(database: Database, run: _Run, read: Read) -> None:
             ordinal = page[-1].ordinal
             roots = [row.record for row in page]
         else:
-            following = select(versions.id).where(versions.id > version).order_by(versions.id).limit(1)
-            found = database.read(lambda connection, query=following: connection.execute(query).scalar())  # type: ignore[misc]
+            following = select(versions.id, versions.digest).where(versions.id > version).order_by(versions.id).limit(1)
+            found = database.read(lambda connection, query=following: connection.execute(query).first())  # type: ignore[misc]
             if found is None:
                 return
-            version, ordinal = int(found), -1
+            version, ordinal = int(found.id), -1
             manifests = select(indexes.manifest).where(indexes.version_id == version)
             roots = database.read(lambda connection, query=manifests: list(connection.execute(query).scalars()))  # type: ignore[misc]
+            # Actions on a whole version have its digest as their input: groups of shards of an index.
+            roots.append(found.digest)
         _mark_roots(database, dataclasses.replace(run, cursor=f"{version}:{ordinal}"), roots, read)
 
 

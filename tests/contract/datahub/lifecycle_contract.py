@@ -287,6 +287,8 @@ class Home:
         made = Action(key=f"{name}-decode", operation="decode", inputs=inputs, output=stored[2].digest)
         rows = [SampleRow(ordinal=at, sample_id=f"s{at}", record=stored[at].digest) for at in range(2)]
         shard = self.lakehouse.put_blob(f"{name} shard".encode())
+        group = self.lakehouse.put_blob(f"{name} group".encode())
+        grouped = Action(key=f"{name}-group", operation="index", inputs=(name,), output=group)
         content = canonical_json({"shards": [shard]})
         manifest = self.lakehouse.put_blob(content)
         index = IndexRow(key=f"{name} index", version_id=version.id, manifest=manifest, samples=2, tokens=9)
@@ -296,15 +298,15 @@ class Home:
                 version_id=version.id,
                 samples=rows,
                 artifacts=[*places, *stored],
-                actions=[made, measured],
+                actions=[made, measured, grouped],
                 indexes=[index],
-                blobs={shard: len(name) + 6, manifest: len(content)},
+                blobs={shard: len(name) + 6, group: len(name) + 6, manifest: len(content)},
             ),
             finished=self._item(name),
             owner="w",
             now_s=0.0,
         )
-        return {shard, manifest} | {place.blob for place in (*places, *stored)}
+        return {shard, manifest, group} | {place.blob for place in (*places, *stored)}
 
     def _item(self, name: str) -> WorkItem:
         one = item(0, flow=name)

@@ -116,6 +116,11 @@ class Home:
         return os.environ.get(names.OBJECTS_URL) or (self.path / "data" / "objects").as_uri()
 
     @property
+    def topics_url(self) -> str:
+        """URL of the topics by which workers of other processes help; empty: none do."""
+        return os.environ.get(names.TOPICS_URL, "")
+
+    @property
     def cache(self) -> Path:
         """Folder of the ranks' local copies of what lies in a bucket, unless the environment names another."""
         return Path(os.environ.get(names.CACHE_DIRECTORY) or self.path / "cache")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from polyreme_datahub.processing import ProcessReport, Progress
     from polyreme_datahub.registry.datasets import DatasetVersion
     from polyreme_datahub.registry.engine import Database
+    from polyreme_datahub.topics.types import Topics
 
 
 def register(registry_url: str, objects_url: str, name: str, source: str | Path | Mapping[str, Any]) -> DatasetVersion:
@@ -100,6 +101,7 @@ def process(
     *,
     registry_url: str,
     objects_url: str,
+    topics_url: str = "",
     job: str = "",
     progress: Callable[[Progress], None] | None = None,
     workers: int = 2,
@@ -112,6 +114,7 @@ def process(
         spec: The job's spec.
         registry_url: As in ``register``.
         objects_url: As in ``register``.
+        topics_url: ``pulsar://...`` where workers of other processes help; empty: this process works alone.
         job: Identity of the job (its uid). Versions are pinned by the first call for a job; an empty one pins nothing.
         progress: Called from worker threads after each chunk.
         workers: Threads.
@@ -124,9 +127,65 @@ def process(
     from polyreme_datahub.objects import open_store
     from polyreme_datahub.processing import Processing
 
-    with _database(registry_url) as database:
-        processing = Processing(database, open_store(objects_url), now_s=_now_s, progress=progress, workers=workers)
+    with _database(registry_url) as database, _topics(topics_url) as topics:
+        processing = Processing(
+            database,
+            open_store(objects_url),
+            now_s=_now_s,
+            progress=progress,
+            workers=workers,
+            topics=topics,
+        )
         return processing.process(spec, job=job)
+
+
+def work(
+    stages: list[str],
+    *,
+    registry_url: str,
+    objects_url: str,
+    topics_url: str,
+    stopped: Callable[[], bool],
+    progress: Callable[[str, int], None] | None = None,
+    workers: int = 2,
+) -> None:
+    """Do work items of any flow until stopped: a worker beside those that wait for their data.
+
+    Args:
+        stages: Stages, each named after the last operation of its chain.
+        registry_url: As in ``register``.
+        objects_url: As in ``register``.
+        topics_url: As in ``process``.
+        stopped: Asked several times a second.
+        progress: Called with the name of an operation and the samples that it has done.
+        workers: Threads, each with one sandboxed child.
+
+    Raises:
+        EnvironmentFailedError: If store or registry stay away; what was not done is still due.
+    """
+    from polyreme_datahub.lakehouse import Lakehouse
+    from polyreme_datahub.objects import open_store
+    from polyreme_datahub.registry.rows import StageCount
+    from polyreme_datahub.registry.work_items import WorkItem
+    from polyreme_datahub.runner.flow_run import Surroundings, serve
+    from polyreme_datahub.runner.owners import owner_name
+
+    def counted(_: WorkItem, counts: Sequence[StageCount]) -> None:
+        for count in counts:
+            if progress is not None and (done := count.misses + count.dead + count.dropped):
+                progress(count.stage, done)
+
+    with _database(registry_url) as database, _topics(topics_url) as topics:
+        around = Surroundings(
+            database=database,
+            lakehouse=Lakehouse(open_store(objects_url)),
+            owner=owner_name(),
+            now_s=_now_s,
+            steady_s=time.monotonic,  # noqa: TID251 - the shell
+            workers=workers,
+            topics=topics,
+        )
+        serve(around, stages, stopped=stopped, on_counts=counted)
 
 
 def open_source(objects_url: str, spec: TrainingJobSpec, *, job: str = "", wait_s: float | None = None) -> PackedSource:
@@ -204,6 +263,20 @@ def link(objects_url: str, digest: str, *, seconds: int) -> str:
     from polyreme_datahub.lakehouse_admin import presigned_link
 
     return presigned_link(objects_url, blob_key(digest), seconds=seconds)
+
+
+@contextmanager
+def _topics(url: str) -> Iterator[Topics | None]:
+    from polyreme_datahub.topics.open import open_topics
+
+    if not url:
+        yield None
+        return
+    topics = open_topics(url)
+    try:
+        yield topics
+    finally:
+        topics.close()
 
 
 @contextmanager

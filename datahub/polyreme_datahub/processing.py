@@ -43,6 +43,7 @@ from polyreme_datahub.sandbox.tasks import Limits
 from polyreme_datahub.sources.digits import sample_sources
 from polyreme_datahub.sources.open import describe_source
 from polyreme_datahub.tokens import OPERATION, VERSION, TextTokenizer, train_tokenizer
+from polyreme_datahub.topics.types import Topics
 from polyreme_planner.plan import shape_of
 
 IMAGE_SHARE = 2
@@ -115,6 +116,7 @@ class Processing:
         workers: int = 2,
         backoff_s: float = BACKOFF_S,
         limits: Limits | None = None,
+        topics: Topics | None = None,
     ) -> None:
         self._database = database
         self._store = store
@@ -129,6 +131,7 @@ class Processing:
             workers=workers,
             limits=limits or Limits(),
             backoff_s=backoff_s,
+            topics=topics,
         )
         self._now_s = now_s
         self._counts: dict[tuple[int, str], StageCount] = {}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic.alias_generators import to_camel
 
+from polyreme.commands.data_worker import worker
 from polyreme.output import Format, confirm, emit, emit_tables, note
 from polyreme.paths import Home
 from polyreme.spinner import busy
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from polyreme_datahub.dataset_views import DatasetDetails
 
 app = typer.Typer(help="Datasets: register, list, show, delete.", no_args_is_help=True)
+
+app.command(name="worker")(worker)
 
 USERS_SHOWN_MAX = 8
 VERSION_LINES = (("records", "records"), ("from", "from"), ("digest", "digest"))

@@ -50,6 +50,7 @@ def _process(home: Home, job_file: Path, *, uid: str) -> None:
         job.spec,
         registry_url=home.registry_url,
         objects_url=home.objects_url,
+        topics_url=home.topics_url,
         job=uid,
         progress=lambda progress: _say(dataclasses.asdict(progress)),
     )

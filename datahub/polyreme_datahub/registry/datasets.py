@@ -159,6 +159,19 @@ def find_version(database: Database, reference: str) -> DatasetVersion:
     return _version(row)
 
 
+def version_of(database: Database, version_id: int) -> DatasetVersion:
+    """Return a version by the id of its row.
+
+    Raises:
+        DatasetNotFoundError: If it was deleted.
+    """
+    query = select(schema.versions).where(schema.versions.c.id == version_id)
+    row = database.read(lambda connection: connection.execute(query).first())
+    if row is None:
+        raise DatasetNotFoundError(f"no dataset version with id {version_id}: it was deleted while work on it was due")
+    return _version(row)
+
+
 def newest_versions(database: Database, *, after: str, count_max: int) -> list[DatasetVersion]:
     """Return the newest version of each dataset whose name comes after ``after``, by name."""
     table = schema.versions

@@ -152,11 +152,15 @@ def is_held(connection: Connection, key: str, owner: str) -> bool:
     return connection.execute(query.with_for_update()).first() is not None
 
 
-def take_unpublished(database: Database, *, now_s: float, count_max: int, flow: str | None = None) -> list[WorkItem]:
+def take_unpublished(
+    database: Database, *, now_s: float, count_max: int, flow: str | None = None, stages: Collection[str] | None = None
+) -> list[WorkItem]:
     """Return open items that are due and whose keys no topic got; a publisher sends them, then marks them."""
     query = select(schema.work).where(_ITEMS.state == OPEN, _ITEMS.published_s == 0, _ITEMS.due_s <= now_s)
     if flow is not None:
         query = query.where(_ITEMS.flow == flow)
+    if stages is not None:
+        query = query.where(_ITEMS.stage.in_(sorted(stages)))
     return _items(database, query.limit(count_max))
 
 

@@ -15,7 +15,7 @@ from polyreme_api.errors import EnvironmentFailedError
 from polyreme_datahub.digests import action_key, canonical_json, digest_bytes, digest_value
 from polyreme_datahub.errors import BadRecordError, IndexDamagedError
 from polyreme_datahub.lakehouse import Lakehouse
-from polyreme_datahub.operations.declare import RECORD
+from polyreme_datahub.operations.declare import RECORD, Device
 from polyreme_datahub.operations.values import Blob, Value
 from polyreme_datahub.recipes.recipe import Step
 from polyreme_datahub.registry import results
@@ -40,7 +40,7 @@ class Sandbox(Protocol):
     """Runs steps on samples in a child process."""
 
     def run(self, tasks: Iterable[SampleTask]) -> Iterator[SampleOutcome]:
-        """Yield one outcome a task, in order."""
+        """Yield one outcome a task, mostly in order."""
         ...
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class ChainWork:
         database: Registry.
         lakehouse: Where bytes lie.
         flow: The flow.
-        sandbox: Runs the flow's steps.
+        sandboxes: Makes the sandbox of one device, for the flow's steps.
         sources: Opens the source of a version.
         owner: Holder of the leases.
         now_s: Wall clock [s].
@@ -92,7 +92,7 @@ class ChainWork:
         lakehouse: Lakehouse,
         flow: Flow,
         *,
-        sandbox: Sandbox,
+        sandboxes: Callable[[Device], Sandbox],
         sources: Callable[[DatasetVersion], Source],
         owner: str,
         now_s: Callable[[], float],
@@ -100,7 +100,8 @@ class ChainWork:
         on_counts: Callable[[WorkItem, Sequence[StageCount]], None],
     ) -> None:
         self._database, self._lakehouse, self._flow = database, lakehouse, flow
-        self._sandbox, self._sources = sandbox, sources
+        self._sandboxes, self._sources = sandboxes, sources
+        self._opened: dict[Device, Sandbox] = {}
         self._owner, self._now_s, self._pace, self._on_counts = owner, now_s, pace, on_counts
         self._inputs = Inputs(database, lakehouse, constants=flow.recipe.constants)
         self._keys = {version.id: Keys(version.digest, flow.recipe.constants) for version in flow.versions.values()}
@@ -163,7 +164,7 @@ class ChainWork:
         rows = results.samples_between(self._database, version.id, first=first, count=count)
         pending = _Pending(self._keys[version.id])
         samples = {str(row.ordinal): Sample(ordinal=row.ordinal, missing=list(steps)) for row in rows}
-        for outcome in self._sandbox.run(self._tasks(version, list(samples.values()), pending)):
+        for outcome in self._sandbox(stage).run(self._tasks(version, list(samples.values()), pending)):
             self._take(samples[outcome.key], stage, outcome, pending)
         for row in rows:
             if samples[str(row.ordinal)].record != row.record:
@@ -175,8 +176,14 @@ class ChainWork:
         results.replace_artifacts(self._database, artifacts, actions=pending.actions, now_s=self._now_s())
 
     def close(self) -> None:
-        """End the sandbox's children."""
-        self._sandbox.close()
+        """End the sandboxes' children."""
+        for sandbox in self._opened.values():
+            sandbox.close()
+
+    def _sandbox(self, stage: Stage) -> Sandbox:
+        if stage.device not in self._opened:
+            self._opened[stage.device] = self._sandboxes(stage.device)
+        return self._opened[stage.device]
 
     def _samples(
         self, item: WorkItem, stage: Stage, version: DatasetVersion, letters: Sequence[Letter]
@@ -204,7 +211,7 @@ class ChainWork:
             for _ in tasks:
                 self._pace_commit(item, pending)
             return
-        for outcome in self._sandbox.run(tasks):
+        for outcome in self._sandbox(stage).run(tasks):
             self._take(by_key[outcome.key], stage, outcome, pending)
             self._pace_commit(item, pending)
 

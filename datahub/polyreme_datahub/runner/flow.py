@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from polyreme_datahub.digests import digest_value
+from polyreme_datahub.operations.declare import Device
 from polyreme_datahub.recipes.recipe import Chain, Recipe, Step
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.work_items import WorkItem
@@ -39,8 +40,8 @@ class Stage:
         return self.chain is not None and self.chain.is_barrier
 
     @property
-    def device(self) -> str:
-        """``cpu`` or ``gpu``."""
+    def device(self) -> Device:
+        """Which workers do it."""
         return "cpu" if self.chain is None else self.chain.device
 
     @property

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from polyreme_datahub.lakehouse import Lakehouse
+from polyreme_datahub.operations.declare import Device
 from polyreme_datahub.operations.values import Value
 from polyreme_datahub.registry import flows, work_items
 from polyreme_datahub.registry.datasets import DatasetVersion
@@ -14,6 +15,7 @@ from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.rows import StageCount
 from polyreme_datahub.registry.work_items import WorkItem
 from polyreme_datahub.runner.barrier_work import BarrierWork
+from polyreme_datahub.runner.catalog import CatalogHandler, describe
 from polyreme_datahub.runner.chain_work import ChainWork
 from polyreme_datahub.runner.flow import Flow
 from polyreme_datahub.runner.owners import free_dead_owners
@@ -24,6 +26,7 @@ from polyreme_datahub.sandbox.tasks import Limits, SandboxStep
 from polyreme_datahub.sources.open import open_source
 from polyreme_datahub.sources.types import Source
 from polyreme_datahub.topics.memory import InProcessTopics
+from polyreme_datahub.topics.types import Topics
 
 OnCounts = Callable[[WorkItem, Sequence[StageCount]], None]
 
@@ -39,6 +42,8 @@ class Surroundings:
     now_s: Callable[[], float]
     steady_s: Callable[[], float]
     workers: int
+    topics: Topics | None = None
+    """The bus between processes; None: this process works alone."""
     limits: Limits = dataclasses.field(default_factory=Limits)
     backoff_s: float = BACKOFF_S
 
@@ -50,21 +55,13 @@ class FlowHandler:
         self, around: Surroundings, flow: Flow, *, shared: Mapping[str, Value], sources: Sources, on_counts: OnCounts
     ) -> None:
         self._flow = flow
-        steps = [
-            SandboxStep(
-                name=step.name,
-                operation=step.operation.path,
-                inputs=step.inputs,
-                parameters=dataclasses.asdict(step.parameters),
-            )
-            for step in flow.recipe.steps
-            if not step.operation.barrier
-        ]
         self.chain = ChainWork(
             around.database,
             around.lakehouse,
             flow,
-            sandbox=Sandbox(steps, around.limits, shared=shared),
+            sandboxes=lambda device: Sandbox(
+                _sandbox_steps(flow, device), _limits(around.limits, device), shared=shared
+            ),
             sources=sources.open,
             owner=around.owner,
             now_s=around.now_s,
@@ -88,8 +85,27 @@ class FlowHandler:
             self.chain.do(item)
 
     def close(self) -> None:
-        """End the sandbox's children."""
+        """End the sandboxes' children."""
         self.chain.close()
+
+
+def _sandbox_steps(flow: Flow, device: Device) -> list[SandboxStep]:
+    """Return the steps that run in a child of one device: all of its kind, for lost outputs of earlier stages, too."""
+    return [
+        SandboxStep(
+            name=step.name,
+            operation=step.operation.path,
+            inputs=step.inputs,
+            parameters=dataclasses.asdict(step.parameters),
+        )
+        for step in flow.recipe.steps
+        if not step.operation.barrier and step.operation.device == device
+    ]
+
+
+def _limits(limits: Limits, device: Device) -> Limits:
+    """A GPU's driver maps far more memory than it uses, and opens devices."""
+    return limits if device == "cpu" else dataclasses.replace(limits, memory_bytes=None, confine=False)
 
 
 class Sources:
@@ -116,14 +132,32 @@ def run_flow(
         EnvironmentFailedError: If store, registry or sources stay away; what was not done is still due.
         PolyremeError: The first other error that a worker met; what was not done is still due.
     """
-    flows.add_flow(around.database, flow.id, describe(flow), now_s=around.now_s())
+    flows.add_flow(around.database, flow.id, describe(flow, shared), now_s=around.now_s())
     work_items.add(around.database, flow.first_items())
+
+    def handler() -> Handler:
+        def of_flow(found: Flow, values: Mapping[str, Value]) -> Handler:
+            known = found.id == flow.id
+            return FlowHandler(
+                around,
+                flow if known else found,
+                shared=shared if known else values,
+                sources=sources,
+                on_counts=on_counts if known else _ignore,
+            )
+
+        if around.topics is None:
+            return of_flow(flow, shared)
+        # The topics of a bus are shared with other flows.
+        return CatalogHandler(around.database, around.lakehouse, of_flow)
+
     run_items(
         around,
         [stage.name for stage in flow.stages],
         flow=flow.id,
-        handler=lambda: FlowHandler(around, flow, shared=shared, sources=sources, on_counts=on_counts),
+        handler=handler,
         done=lambda: open_barriers(around.database, flow),
+        topics=around.topics,
     )
 
 
@@ -134,16 +168,18 @@ def run_items(
     flow: str,
     handler: Callable[[], Handler],
     done: Callable[[], bool],
+    topics: Topics | None = None,
 ) -> None:
     """Do the items of some stages of one flow until ``done``; errors as ``run_flow``."""
     if done():
         return
     free_dead_owners(around.database, flow)
-    # Keys that an earlier process had in its memory are gone with it.
-    work_items.unpublish_expired(around.database, flow=flow, now_s=around.now_s(), lost_after_s=0.0)
+    if topics is None:
+        # Keys that an earlier process had in its memory are gone with it.
+        work_items.unpublish_expired(around.database, flow=flow, now_s=around.now_s(), lost_after_s=0.0)
     Pool(
         around.database,
-        InProcessTopics(),
+        topics or InProcessTopics(),
         flow=flow,
         stages=stages,
         handler=handler,
@@ -152,6 +188,35 @@ def run_items(
         now_s=around.now_s,
         backoff_s=around.backoff_s,
     ).run_until(done)
+
+
+def serve(around: Surroundings, stages: Sequence[str], *, stopped: Callable[[], bool], on_counts: OnCounts) -> None:
+    """Do items of any flow whose stage is one of ``stages``, until stopped: a worker beside those who wait for flows.
+
+    Raises:
+        EnvironmentFailedError: If store or registry stay away.
+        PolyremeError: The first other error that a worker met; what was not done is still due.
+    """
+    sources = Sources()
+
+    def of_flow(flow: Flow, shared: Mapping[str, Value]) -> Handler:
+        return FlowHandler(around, flow, shared=shared, sources=sources, on_counts=on_counts)
+
+    Pool(
+        around.database,
+        around.topics or InProcessTopics(),
+        flow=None,
+        stages=stages,
+        handler=lambda: CatalogHandler(around.database, around.lakehouse, of_flow),
+        workers=around.workers,
+        owner=around.owner,
+        now_s=around.now_s,
+        backoff_s=around.backoff_s,
+    ).run_until(stopped)
+
+
+def _ignore(item: WorkItem, counts: Sequence[StageCount]) -> None:
+    """Counts of flows that others wait for."""
 
 
 def open_barriers(database: Database, flow: Flow) -> bool:
@@ -166,20 +231,3 @@ def open_barriers(database: Database, flow: Flow) -> bool:
         if opened or not closed:
             return False
     return True
-
-
-def describe(flow: Flow) -> dict[str, object]:
-    """Describe a flow so that another process can run it."""
-    return {
-        "versions": sorted(flow.versions),
-        "constants": dict(flow.recipe.constants),
-        "steps": [
-            {
-                "step": step.name,
-                "operation": step.operation.path,
-                "inputs": list(step.inputs),
-                "parameters": dataclasses.asdict(step.parameters),
-            }
-            for step in flow.recipe.steps
-        ],
-    }

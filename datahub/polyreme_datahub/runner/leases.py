@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_datahub.registry import work_items
@@ -42,6 +42,15 @@ class Leases:
             with self._lock:
                 self._held.add(key)
         return claimed
+
+    def claim_any(self, flow: str | None, stages: Sequence[str]) -> Claimed | None:
+        """Lease any item that is due: for a worker to whom the topics bring nothing."""
+        found = work_items.claim(
+            self._database, flow, stages, self._owner, now_s=self._now_s(), ttl_s=self._ttl_s, count_max=1
+        )
+        with self._lock:
+            self._held |= {claimed.item.key for claimed in found}
+        return found[0] if found else None
 
     def forget(self, key: str) -> None:
         """Renew an item no longer: it is done."""

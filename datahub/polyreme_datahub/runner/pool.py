@@ -72,9 +72,10 @@ class Pool:
         backoff_s: float = BACKOFF_S,
     ) -> None:
         self._handler = handler
+        self._flow, self._stages = flow, tuple(reversed(stages))
         self._now_s, self._backoff_s = now_s, backoff_s
         self._leases = Leases(database, owner, now_s=now_s)
-        self.publisher = Publisher(database, topics, now_s=now_s, flow=flow)
+        self.publisher = Publisher(database, topics, stages, now_s=now_s, flow=flow)
         self._stopped = threading.Event()
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
@@ -135,31 +136,45 @@ class Pool:
         handler = self._handler()
         try:
             while not self._stopped.is_set():
-                for delivery in subscription.receive(count_max=1, timeout_s=POLL_S):
+                deliveries = subscription.receive(count_max=1, timeout_s=POLL_S)
+                for delivery in deliveries:
                     self._take(handler, subscription, delivery)
+                if not deliveries:
+                    self._take_any(handler)
         finally:
             handler.close()
             subscription.close()
 
     def _take(self, handler: Handler, subscription: Subscription, delivery: Delivery) -> None:
         """Do the item of one delivery. The row keeps what is due: the publisher sends it again after a failure."""
+        key = delivery.message.key
+        if self._do(handler, lambda: self._leases.claim(key)):
+            subscription.acknowledge(delivery)
+        else:
+            subscription.negative(delivery)
+
+    def _take_any(self, handler: Handler) -> None:
+        """Do an item that no topic brought: its message was lost, the bus is away, or another worker has too many."""
+        self._do(handler, lambda: self._leases.claim_any(self._flow, self._stages))
+
+    def _do(self, handler: Handler, claim: Callable[[], Claimed | None]) -> bool:
+        """Claim an item and do it; return False if the registry was away, so that nothing is noted."""
         claimed: Claimed | None = None
         with self._working():
             try:
-                claimed = self._leases.claim(delivery.message.key)
-                if claimed is not None:
-                    handler.do(claimed.item)
-                    self._leases.forget(claimed.item.key)
-                    self._outages = 0
+                claimed = claim()
+                if claimed is None:
+                    return True
+                handler.do(claimed.item)
+                self._leases.forget(claimed.item.key)
+                self._outages = 0
             except Exception as error:  # noqa: BLE001 - raised again when the tries are used up
                 delay_s = self._failed(claimed, error)
                 if claimed is None:
-                    # The registry was away: nothing is noted, so the topic keeps the key.
-                    subscription.negative(delivery)
                     self._stopped.wait(delay_s)
-                    return
-        subscription.acknowledge(delivery)
+                    return False
         self.publisher.wake()
+        return True
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:

@@ -1,13 +1,16 @@
 """Sends the keys of open items to the topics of their stages, until every one is done.
 
-A topic is a hint: a key may be lost or come twice. What no worker claimed within ``LOST_AFTER_S`` is sent again.
+A topic is a hint: a key may be lost or come twice. What no worker claimed within ``LOST_AFTER_S`` is sent again. While
+the bus is away nothing is sent; workers then find items in the registry.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from polyreme_api.errors import EnvironmentFailedError
 from polyreme_datahub.registry import work_items
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.topics.types import Message, Topics
@@ -18,6 +21,8 @@ POLL_S = 0.2
 PUBLISH_WAIT_S = 1.0
 LOST_AFTER_S = 30.0
 
+_log = logging.getLogger(__name__)
+
 
 class Publisher:
     """Publishes from rows.
@@ -25,14 +30,22 @@ class Publisher:
     Args:
         database: Registry.
         topics: The bus.
+        stages: Stages whose items are sent.
         now_s: Wall clock [s].
         flow: The flow whose items are sent; None: every flow.
     """
 
     def __init__(
-        self, database: Database, topics: Topics, *, now_s: Callable[[], float], flow: str | None = None
+        self,
+        database: Database,
+        topics: Topics,
+        stages: Sequence[str],
+        *,
+        now_s: Callable[[], float],
+        flow: str | None = None,
     ) -> None:
-        self._database, self._topics, self._now_s, self._flow = database, topics, now_s, flow
+        self._database, self._topics, self._stages = database, topics, tuple(stages)
+        self._now_s, self._flow = now_s, flow
         self._woken = threading.Event()
 
     def wake(self) -> None:
@@ -50,14 +63,19 @@ class Publisher:
         """Send what is due; return how many keys were sent."""
         now_s = self._now_s()
         work_items.unpublish_expired(self._database, flow=self._flow, now_s=now_s, lost_after_s=LOST_AFTER_S)
-        items = work_items.take_unpublished(self._database, flow=self._flow, now_s=now_s, count_max=BATCH_MAX)
+        items = work_items.take_unpublished(
+            self._database, flow=self._flow, stages=self._stages, now_s=now_s, count_max=BATCH_MAX
+        )
+        if not items:
+            return 0
         # Marked before they are sent: a worker may fail an item, and release it, before its message is acknowledged.
         work_items.mark_published(self._database, [item.key for item in items], now_s=now_s)
-        sent = 0
-        for item in items:
-            message = Message(key=item.key, pipeline=item.flow, topic=item.stage, body="{}")
-            if not self._topics.publish(message, timeout_s=PUBLISH_WAIT_S):
-                work_items.mark_published(self._database, [one.key for one in items[sent:]], now_s=0.0)
-                break
-            sent += 1
-        return sent
+        messages = [Message(key=item.key, pipeline=item.flow, topic=item.stage, body="{}") for item in items]
+        try:
+            taken = {message.key for message in self._topics.publish_all(messages, timeout_s=PUBLISH_WAIT_S)}
+        except EnvironmentFailedError as error:
+            _log.warning("work is not published: %s", error)
+            taken = set()
+        if left := [message.key for message in messages if message.key not in taken]:
+            work_items.mark_published(self._database, left, now_s=0.0)
+        return len(taken)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from polyreme_simulator.anomalies import CLASSES
+from polyreme_simulator.datahub import FAULTS as DATA_FAULTS
 from polyreme_simulator.run import Result, simulate
 
 CHUNK_SEEDS = 4
@@ -99,6 +100,7 @@ EVENTS = (
     "topology changed",
     "Unschedulable",
     *CLASSES,
+    *DATA_FAULTS,
 )
 """What must happen at least once over the seeds, beside the cells of both tables."""
 

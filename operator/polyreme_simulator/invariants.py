@@ -17,6 +17,7 @@ from polyreme_simulator.anomaly_facts import AnomalyFacts
 from polyreme_simulator.batches import BatchFacts
 from polyreme_simulator.capacity import CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView, LauncherView
+from polyreme_simulator.data_facts import DataFacts
 from polyreme_simulator.leaders import LeaderFacts
 from polyreme_simulator.observed_state import AttemptFact, ObservedState
 from polyreme_simulator.ownership import is_malformed, owner_uid
@@ -48,8 +49,11 @@ class Facts(ObservedState):
         self.batches = BatchFacts(self)
         self.successors = SuccessorFacts(self)
         self.anomalies = AnomalyFacts(self, capacity=self.capacity, batches=self.batches)
-        self.waiting = WaitingFacts(self, capacity=self.capacity, anomalies=self.anomalies)
-        self.places = PlaceFacts(self, capacity=self.capacity, batches=self.batches, anomalies=self.anomalies)
+        self.data = DataFacts(self, capacity=self.capacity, anomalies=self.anomalies)
+        self.waiting = WaitingFacts(self, capacity=self.capacity, anomalies=self.anomalies, data=self.data)
+        self.places = PlaceFacts(
+            self, capacity=self.capacity, batches=self.batches, anomalies=self.anomalies, data=self.data
+        )
         self.preemptions = PreemptionFacts(self, capacity=self.capacity, batches=self.batches, anomalies=self.anomalies)
         self._joined: dict[tuple[str, int], dict[int, int]] = {}
         self._forked: set[tuple[str, int, int]] = set()
@@ -78,6 +82,7 @@ class Facts(ObservedState):
         self.places.changed(change, world)
         match record.kind:
             case "TrainingJob":
+                self.data.changed(change, world)
                 self._job_changed(record.manifest, deleted, world)
             case "Pod" if owner_uid(record.manifest):
                 if deleted:
@@ -194,6 +199,7 @@ class Facts(ObservedState):
         if not _true(before, "Admitted"):
             self.preemptions.admitted(uid, nodes, world)
             self.places.admitted(uid, world)
+            self.data.admitted(uid, before, world)
         spec = self.jobs[uid]["spec"]
         most = (spec.get("failurePolicy") or {}).get("maxRestarts", 10)
         counted = sum(record.get("counts", True) for record in status.get("restartRecords") or ())

@@ -9,6 +9,7 @@ import random
 from typing import Any
 
 from polyreme_api import labels
+from polyreme_api.data_report import ANNOTATION_DATA
 from polyreme_operator.port import Manifest
 from polyreme_simulator.ownership import MALFORMED
 
@@ -89,6 +90,8 @@ QUEUES: tuple[Any, ...] = (
     {"parent": ["a"]},
     {"preemption": "Never"},
 )
+REPORTS = ("", "{", "[]", "7", '{"state": "Done"}', '{"state": "Processed", "about": 7}', "x" * 9000)
+"""What the annotation with the datahub controller's report may hold."""
 PROGRESS = ("{", "[]", '{"attempt": "first"}', '{"attempt": 1, "step": -1}')
 
 
@@ -106,6 +109,10 @@ def draw_malformed(rng: random.Random, *, number: int, nodes: list[str]) -> tupl
     match kind:
         case "TrainingJob":
             body, status = _job(rng)
+            # Of a generator of its own: it changes no other draw.
+            own = random.Random(f"report of {name}")
+            if own.random() < 0.5:
+                metadata["annotations"] = {ANNOTATION_DATA: own.choice(REPORTS)}
             return {"apiVersion": labels.API_VERSION, "kind": kind, "metadata": metadata, **body}, status
         case "TrainingQueue":
             head = {"apiVersion": labels.API_VERSION, "kind": kind, "metadata": {"name": name}}

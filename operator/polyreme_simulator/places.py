@@ -12,6 +12,7 @@ from polyreme_simulator.anomaly_facts import AnomalyFacts
 from polyreme_simulator.batches import BatchFacts
 from polyreme_simulator.capacity import ENDED, CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView
+from polyreme_simulator.data_facts import DataFacts
 from polyreme_simulator.observed_state import ObservedState
 
 ASKED = ("queueName", "priority", "priorityClassName", "preemptionPolicy", "workers", "topology", "minRuntimeSeconds")
@@ -27,12 +28,20 @@ class PlaceFacts:
         capacity: Who holds what.
         batches: The batch of intents that is being written.
         anomalies: Which anomalies are in force.
+        data: What is reported about the jobs' data.
     """
 
     def __init__(
-        self, observed: ObservedState, *, capacity: CapacityFacts, batches: BatchFacts, anomalies: AnomalyFacts
+        self,
+        observed: ObservedState,
+        *,
+        capacity: CapacityFacts,
+        batches: BatchFacts,
+        anomalies: AnomalyFacts,
+        data: DataFacts,
     ) -> None:
         self._observed = observed
+        self._data = data
         self._capacity = capacity
         self._batches = batches
         self._anomalies = anomalies
@@ -43,7 +52,8 @@ class PlaceFacts:
         """Note when a job, or a pod of it, was last otherwise."""
         record, manifest = change.record, change.record.manifest
         uid = (manifest["metadata"].get("labels") or {}).get(labels.LABEL_JOB_UID)
-        if record.kind == "TrainingJob" and self._seen.get(record.uid) != (weight := _weight(manifest)):
+        reported = self._data.reported(manifest) if record.kind == "TrainingJob" and self._data.gated else None
+        if record.kind == "TrainingJob" and self._seen.get(record.uid) != (weight := (*_weight(manifest), reported)):
             self._seen[record.uid] = weight
             self._changed_s[record.uid] = world.time_s()
         elif record.kind == "Pod" and uid is not None:
@@ -66,6 +76,8 @@ class PlaceFacts:
     def _waits_its_turn(self, uid: str, job: Manifest) -> bool:
         """Tell whether nothing of its own keeps a job back: its pods have ended, and whom it made way for has begun."""
         if job["spec"].get("suspend") or any(self._observed.true(uid, kind) for kind in OVER):
+            return False
+        if self._data.awaits(job):
             return False
         if uid in self._anomalies.quarantined:
             # An admission is a write of its status: while these are refused, and until they are retried, others pass.

@@ -18,6 +18,7 @@ from polyreme_simulator.anomalies import Anomalies, class_of
 from polyreme_simulator.capacity import SETTLED_S
 from polyreme_simulator.changes import Changes
 from polyreme_simulator.chaos import Chaos
+from polyreme_simulator.datahub import DataHub, is_gated
 from polyreme_simulator.event_loop import VirtualLoop
 from polyreme_simulator.faults import NO_FAULTS, PortFaults
 from polyreme_simulator.invariants import Facts
@@ -135,6 +136,7 @@ class _Simulation:
                 random.Random(self._rng.random()),
                 settings=Settings(
                     relist_s=60.0,
+                    data_gate=is_gated(seed),
                     defaults=PodDefaults(
                         binding=self._scenario.binding,
                         launcher_rbac=self._scenario.launcher_rbac,
@@ -155,6 +157,7 @@ class _Simulation:
             random.Random(f"anomalies of seed {seed}"),
             self._reached,
         )
+        self._datahub = DataHub(self._world, random.Random(f"datahub of seed {seed}")) if is_gated(seed) else None
         self._submitted: list[dict[str, Any]] = []
         """Specifications of all jobs."""
 
@@ -167,6 +170,8 @@ class _Simulation:
             from_s = scenario.profile.at_s[number] if scenario.profile.at_s else 0.0
             within_s = world.rng.random() * scenario.within_s
             world.after(from_s + within_s, lambda number=number: self._submit(f"j{number}"))  # type: ignore[misc]
+        if self._datahub is not None:
+            self._datahub.begin(FAULTS_S, faults=self._enabled)
         replicas = [self._loop.create_task(replica.keep()) for replica in self._replicas]
         if self._enabled:
             await self._disturb()
@@ -221,6 +226,7 @@ class _Simulation:
         while self._loop.time() < until_s and not self._finished():
             await asyncio.sleep(LOOK_S)
             self._facts.waiting.look(self._world)
+            self._facts.data.look(self._world)
             self._facts.anomalies.look(self._world)
 
     async def _wait_for_the_end(self) -> None:

@@ -15,6 +15,7 @@ from polyreme_operator.port import Manifest
 from polyreme_simulator.anomaly_facts import AnomalyFacts
 from polyreme_simulator.capacity import ENDED, CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView
+from polyreme_simulator.data_facts import DataFacts
 from polyreme_simulator.domains import HOST
 from polyreme_simulator.observed_state import ObservedState
 
@@ -37,10 +38,14 @@ class WaitingFacts:
         observed: What the store's log showed; a broken rule is noted there.
         capacity: Who holds what.
         anomalies: Which anomalies are in force.
+        data: What is reported about the jobs' data.
     """
 
-    def __init__(self, observed: ObservedState, *, capacity: CapacityFacts, anomalies: AnomalyFacts) -> None:
+    def __init__(
+        self, observed: ObservedState, *, capacity: CapacityFacts, anomalies: AnomalyFacts, data: DataFacts
+    ) -> None:
         self._observed = observed
+        self._data = data
         self._capacity = capacity
         self._anomalies = anomalies
         self._looked_s = -1.0
@@ -51,6 +56,8 @@ class WaitingFacts:
         record = change.record
         if record.kind in {"TrainingJob", "Pod"}:
             weight = _job_weight(record.manifest) if record.kind == "TrainingJob" else _pod_weight(record.manifest)
+            if record.kind == "TrainingJob" and self._data.gated:
+                weight = (*weight, self._data.reported(record.manifest))
             weight = (change.type, *weight)
             if self._seen.get(record.uid) != weight:
                 self._seen[record.uid] = weight
@@ -89,6 +96,8 @@ class WaitingFacts:
     def _reasons(self, uid: str, job: Manifest, world: ClusterView) -> frozenset[str]:
         """Return the reasons that would be true; none where the oracle does not know."""
         capacity, spec = self._capacity, job["spec"]
+        if self._data.awaits(job):
+            return frozenset() if (job.get("status") or {}).get("attempt") else frozenset({"WaitingForData"})
         queue = spec.get("queueName", "default")
         if not capacity.queues.in_order(queue):
             return frozenset({"QueueMissing"})

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import random
 import secrets
@@ -56,12 +57,15 @@ class Machine:
         self._clock = SystemClock()
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[ClusterPort]:
+    async def serving(self, settings: Settings | None = None) -> AsyncIterator[ClusterPort]:
         """Run operator and kubelet; yield the port."""
         self.home.prepare_data()
         async with KubernetesCluster(from_kubeconfig(self.kubeconfig)) as cluster:
             port = InNamespace(cluster, self.namespace)
-            work = [asyncio.ensure_future(self._kubelet(port).run()), asyncio.ensure_future(self._operator(port))]
+            work = [
+                asyncio.ensure_future(self._kubelet(port).run()),
+                asyncio.ensure_future(self._operator(port, settings)),
+            ]
             try:
                 yield port
             finally:
@@ -112,14 +116,14 @@ class Machine:
             heartbeat_s=HEARTBEAT_S,
         )
 
-    async def _operator(self, port: ClusterPort) -> None:
+    async def _operator(self, port: ClusterPort, settings: Settings | None) -> None:
         variables = (
             (environment.OBJECTS_URL, self.home.objects_url),
             ("OMP_NUM_THREADS", "1"),
             ("GLOO_SOCKET_IFNAME", "lo"),
         )
         defaults = PodDefaults(checkpoint_root=self.home.checkpoint_root.as_uri(), environment=variables)
-        settings = Settings(namespace=self.namespace, defaults=defaults)
+        settings = dataclasses.replace(settings or Settings(), namespace=self.namespace, defaults=defaults)
         await run_operator(port, self._clock, settings=settings, rng=random.Random(7), entropy=secrets.token_bytes)
 
     def _token(self, pod: Manifest) -> str:

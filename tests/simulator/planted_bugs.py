@@ -21,6 +21,8 @@ PLANTED = Path(__file__).parent / "planted"
 SOURCES = (("api", "polyreme_api"), ("operator", "polyreme_operator"), ("trainer", "polyreme_launcher"))
 SHOWN_BY: dict[str, tuple[int, ...]] = {
     "absent_node_is_lost": (9, 24),
+    "data_of_another_spec_counts": (61,),
+    "first_data_report_stays": (13,),
     "lease_known_by_its_label": (7, 22),
     "malformed_object_raises": (12, 27),
     "replacement_does_not_wait": (0, 1),
@@ -30,8 +32,10 @@ SHOWN_BY: dict[str, tuple[int, ...]] = {
 CAUGHT_WITHIN = {
     "absent_node_is_lost": 40,
     "bound_without_uid": 10,
+    "data_of_another_spec_counts": 150,
     "delete_without_uid": 10,
     "exclusive_domains_leak": 10,
+    "first_data_report_stays": 40,
     "foreign_pods_not_counted": 10,
     "hang_on_one_signal": 60,
     "intents_not_settled": 45,

@@ -1,4 +1,4 @@
-"""The quickstart's job on a real PostgreSQL and a real S3 server gives the losses of the embedded run."""
+"""The quickstart's job on a real PostgreSQL, Pulsar and S3 server gives the losses of the embedded run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from polyreme.records import read_records_at
-from polyreme_api.environment import DATABASE_URL, OBJECTS_URL
+from polyreme_api.environment import DATABASE_URL, OBJECTS_URL, TOPICS_URL
 from polyreme_datahub.objects import open_store
 from tests.e2e.polyreme_home import PolyremeHome
 from tests.services.conftest import DATABASE_PASSWORD
@@ -36,13 +36,13 @@ def shortened(name: str, folder: Path, **spec: Any) -> Path:
     return path
 
 
-def test_a_run_on_postgresql_and_s3_has_the_losses_of_an_embedded_one_and_reads_no_shared_folder(
-    database: str, bucket: str, bucket_server: BucketServer, tmp_path: Path
+def test_a_run_on_the_three_servers_has_the_losses_of_an_embedded_one_and_reads_no_shared_folder(
+    database: str, pulsar_server: str, bucket: str, bucket_server: BucketServer, tmp_path: Path
 ) -> None:
     embedded = PolyremeHome(tmp_path / "embedded")
     embedded.path.mkdir()
     here = embedded.start(shortened("here", tmp_path))
-    variables = {DATABASE_URL: database, OBJECTS_URL: f"{bucket}/objects"}
+    variables = {DATABASE_URL: database, TOPICS_URL: pulsar_server, OBJECTS_URL: f"{bucket}/objects"}
     servers = PolyremeHome(tmp_path / "servers", variables=variables)
     servers.path.mkdir()
     serving = servers.start(shortened("there", tmp_path, checkpoint={"location": f"{bucket}/checkpoints"}))

@@ -39,6 +39,11 @@ class Candidate:
         return None if self.report is None else self.report.state
 
     @property
+    def asks(self) -> bool:
+        """Whether its data has to be prepared: a suspended job keeps what it has, and asks for nothing."""
+        return self.state is not DataState.PROCESSED and not self.job.spec.suspend
+
+    @property
     def age(self) -> tuple[str, str, str]:
         """Rank among jobs that wait, the oldest first."""
         metadata = self.job.metadata
@@ -78,7 +83,7 @@ def _parse(manifest: Manifest) -> tuple[TrainingJob, str] | None:
         # The operator says so in the job's status.
         return None
     spec = job.spec
-    if spec.managed_by != labels.MANAGER or spec.workers.runtime.mode != "Launcher" or spec.suspend:
+    if spec.managed_by != labels.MANAGER or spec.workers.runtime.mode != "Launcher":
         return None
     return job, data_digest(spec)
 

@@ -205,22 +205,24 @@ class DataController:
 
     def _due_s(self, job: Candidate) -> float:
         """Return when the data of a job has to be prepared; infinity if it has not to be."""
-        if job.uid in self._work or job.state is DataState.PROCESSED:
+        if job.uid in self._work or not job.asks:
             return float("inf")
         retry = self._retries.get(job.uid)
         return 0.0 if retry is None or retry.about != job.about else retry.due_s
 
     async def _forget_gone(self) -> None:
         """Stop work that no job asks for any more, and forget jobs that are gone."""
-        stale = [
-            uid for uid, (about, _) in self._work.items() if (job := self._jobs.get(uid)) is None or job.about != about
-        ]
+        stale = [uid for uid, (about, _) in self._work.items() if not self._is_asked(uid, about)]
         await self._cancel(stale)
         for uid in sorted(self._gone - self._jobs.keys()):
             self._retries.pop(uid, None)
             self._checked_s.pop(uid, None)
             await self._preparation.forget(uid)
         self._gone.clear()
+
+    def _is_asked(self, uid: str, about: str) -> bool:
+        job = self._jobs.get(uid)
+        return job is not None and job.about == about and not job.job.spec.suspend
 
     async def _cancel(self, uids: list[str]) -> None:
         tasks = [self._work.pop(uid)[1] for uid in uids]

@@ -121,6 +121,7 @@ class DataKeeper:
         """Process the data, and report it as ready; data that an earlier command processed stays ready meanwhile."""
         following = None
         if await self._reporter.state() is not DataState.PROCESSED:
+            await self._reporter.report(DataState.PROCESSING)
             following = asyncio.create_task(self._reporter.follow())
         try:
             await self._work.run()

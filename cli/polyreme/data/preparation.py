@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from polyreme.data.controller import Prepared
+from polyreme.data.pinning import pin_versions, release_versions
 from polyreme.data.worker_process import DataWork
 from polyreme.job_files import write_job
 from polyreme.paths import Home
-from polyreme_api.errors import EnvironmentFailedError
+from polyreme_api.errors import EnvironmentFailedError, PolyremeError
 from polyreme_api.job import TrainingJob
 from polyreme_datahub.stored_data import look
 from polyreme_system.files import read_json
@@ -54,7 +55,10 @@ class LocalPreparation:
             await work.run()
         finally:
             await work.close()
-        return prepared(folder / REPORT_NAME)
+        report = folder / REPORT_NAME
+        references = [row["dataset"] for row in (read_json(report) or {}).get("datasets", ())]
+        await asyncio.to_thread(pin_versions, self._home.registry_url, uid, references)
+        return prepared(report)
 
     async def is_whole(self, job: TrainingJob) -> bool:
         """Tell whether the processed data of a job is still there."""
@@ -62,7 +66,11 @@ class LocalPreparation:
         return seen.whole
 
     async def forget(self, uid: str) -> None:
-        """Remove the job's folder. The plan object keeps the versions that the job was trained on."""
+        """Release the job's versions, and remove its folder."""
+        try:
+            await asyncio.to_thread(release_versions, self._home.registry_url, uid)
+        except PolyremeError as error:
+            _log.warning("versions that job %s has pinned are not released: %s", uid, error)
         await asyncio.to_thread(shutil.rmtree, self._folder(uid), ignore_errors=True)
 
     def _folder(self, uid: str) -> Path:
@@ -74,5 +82,10 @@ def prepared(report_file: Path) -> Prepared:
     report = read_json(report_file) or {}
     samples = sum(int(row.get("samples", 0)) for row in report.get("datasets", ()))
     dead = sum(int(row.get("deadLetters", 0)) for row in report.get("stages", ()))
-    words = f"{samples:,} samples" + (f"; {dead:,} records are dead letters" if dead else "")
+    words = counted(samples, "sample") + (f"; {counted(dead, 'dead letter')}" if dead else "")
     return Prepared(plan=str(report.get("plan", "")), message=words)
+
+
+def counted(number: int, noun: str) -> str:
+    """Write ``1 sample``, ``2,000 samples``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -14,7 +14,7 @@ from polyreme_operator.types.reasons import ConditionType, Reason
 from polyreme_operator.types.snapshot import Pending
 from polyreme_operator.types.views import JobView
 
-NOT_REPORTED = "no datahub controller has reported on this data yet"
+NOT_REPORTED = "no report yet from the datahub's controller"
 OUTDATED = "the datahub controller's last report is about another data spec"
 _REASONS = {
     DataState.PROCESSING: Reason.PROCESSING,

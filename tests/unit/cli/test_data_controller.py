@@ -214,6 +214,27 @@ def test_work_for_a_job_that_is_deleted_stops_and_is_forgotten() -> None:
     stage.run(story)
 
 
+def test_a_suspended_job_asks_for_no_data_and_keeps_what_it_has() -> None:
+    stage, pipeline = gated(), Pipeline()
+
+    async def story() -> None:
+        stage.add_job("j")
+        ref = ObjectRef(kind=labels.KIND_JOB, namespace="default", name="j")
+        async with controlling(stage, pipeline):
+            await asyncio.sleep(TAKES_S / 2)
+            stage.store.change(ref, {"spec": {"suspend": True}})
+            await asyncio.sleep(2 * TAKES_S)
+            assert (pipeline.began, pipeline.ended, pipeline.forgotten) == (["j"], [], [])
+            stage.store.change(ref, {"spec": {"suspend": False}})
+            await asyncio.sleep(TAKES_S + SOON_S)
+            assert admitted(stage, "j")
+            stage.store.change(ref, {"spec": {"suspend": True}})
+            await asyncio.sleep(SOON_S)
+            assert pipeline.forgotten == []
+
+    stage.run(story)
+
+
 def test_data_that_is_gone_is_reported_and_made_again_and_the_job_keeps_its_devices() -> None:
     stage, pipeline = gated(), Pipeline(takes_s=1.0)
 

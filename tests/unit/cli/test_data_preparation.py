@@ -1,0 +1,130 @@
+"""What a controller prepares on this machine: data in the registry of a home, pinned while its job needs it."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyreme.data.controller import Prepared
+from polyreme.data.keeper import QUICK_RECORDS_MAX, DataKeeper, is_quick
+from polyreme.data.preparation import LocalPreparation
+from polyreme.data.reporter import Reporter
+from polyreme.data.worker_process import DataWork
+from polyreme.paths import Home
+from polyreme_api import labels
+from polyreme_api.data_report import ANNOTATION_DATA, DataState, data_digest, read_report
+from polyreme_api.errors import InvalidConfigError, RefusedError
+from polyreme_api.job import TrainingJob, parse_job
+from polyreme_datahub.hub import register, remove_dataset
+from polyreme_local.api_server.cluster import EmbeddedCluster
+from polyreme_local.api_server.store import Store
+from polyreme_operator.port import ObjectRef
+from polyreme_system.clock import SystemClock
+from tests.unit.operator.operator_scenes import job_manifest
+
+TURNS = '[{"role": "user", "content": "one?"}, {"role": "assistant", "content": "two"}]'
+
+
+def home_with(tmp_path: Path, lines: list[str]) -> Home:
+    home = Home(path=tmp_path / "home")
+    home.prepare_data()
+    path = tmp_path / "pages.jsonl"
+    path.write_text("\n".join(lines))
+    register(home.registry_url, home.objects_url, "own/pages", str(path))
+    return home
+
+
+def job_on(dataset: str) -> TrainingJob:
+    data = {"sources": [{"name": "a", "dataset": dataset}], "sequenceTokens": 128, "tokenizer": {"vocabulary": 304}}
+    return parse_job(job_manifest(data=data))
+
+
+def test_prepared_data_is_whole_and_its_versions_are_pinned_until_the_job_is_gone(tmp_path: Path) -> None:
+    home, job = home_with(tmp_path, [f'{{"conversations": {TURNS}}}', "not JSON"]), job_on("own/pages")
+    lines: list[Mapping[str, Any]] = []
+
+    async def story() -> None:
+        preparation = LocalPreparation(home)
+        made = await preparation.prepare(job, lines.append)
+        assert made.message == "1 sample; 1 dead letter"
+        assert made.plan.startswith("plans/")
+        assert await preparation.is_whole(job)
+        with pytest.raises(RefusedError, match=job.metadata.uid):
+            remove_dataset(home.registry_url, "own/pages")
+        await preparation.forget(job.metadata.uid)
+        assert remove_dataset(home.registry_url, "own/pages") == ["own/pages@1"]
+
+    asyncio.run(story())
+    assert lines
+
+
+class Work(DataWork):
+    """Stands for the pipeline of one run."""
+
+    def __init__(self, error: InvalidConfigError | None = None) -> None:
+        self.error, self.runs = error, 0
+
+    async def run(self) -> None:
+        self.runs += 1
+        if self.error is not None:
+            raise self.error
+
+
+def report_of(store: Store) -> tuple[DataState, str]:
+    annotations = store.get(ObjectRef(kind=labels.KIND_JOB, namespace="default", name="j"))["metadata"]["annotations"]
+    report, _ = read_report(annotations)
+    assert report is not None, annotations[ANNOTATION_DATA]
+    return report.state, report.message
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "message"),
+    [
+        (None, DataState.PROCESSED, "3 samples"),
+        (InvalidConfigError("no good record"), DataState.REFUSED, "no good record"),
+    ],
+)
+def test_a_run_reports_on_its_own_data(
+    tmp_path: Path, error: InvalidConfigError | None, state: DataState, message: str
+) -> None:
+    home = Home(path=tmp_path / "home")
+    home.prepare_data()
+    store, clock = Store(new_uid=lambda: "u-1", now_s=lambda: 1.0), SystemClock()
+    cluster = EmbeddedCluster(store)
+    manifest = job_manifest()
+    del manifest["metadata"]["uid"], manifest["metadata"]["resourceVersion"], manifest["status"]
+    job = parse_job(store.create(manifest))
+    reporter = Reporter(
+        cluster,
+        clock,
+        ref=ObjectRef(kind=labels.KIND_JOB, namespace="default", name="j"),
+        uid=job.metadata.uid,
+        about=data_digest(job.spec),
+    )
+    keeper = DataKeeper(
+        Work(error),
+        objects_url=home.objects_url,
+        job=job,
+        clock=clock,
+        report=lambda _: None,
+        reporter=reporter,
+        made=lambda: Prepared(plan="plans/p.json", message="3 samples"),
+    )
+
+    async def story() -> None:
+        task = asyncio.ensure_future(keeper.run())
+        await asyncio.wait({task}, timeout=0.3)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(story())
+    assert report_of(store) == (state, message)
+
+
+def test_ranks_start_at_once_only_for_a_known_and_small_amount_of_data(tmp_path: Path) -> None:
+    home = home_with(tmp_path, [f'{{"conversations": {TURNS}}}'] * (QUICK_RECORDS_MAX + 1))
+    assert is_quick(home, job_on("sample/digits-1"))
+    assert not is_quick(home, job_on("own/pages"))
+    assert not is_quick(home, job_on("own/unknown"))

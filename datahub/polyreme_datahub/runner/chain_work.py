@@ -61,6 +61,8 @@ class _Pending:
     drops: list[Drop] = dataclasses.field(default_factory=list)
     parts: dict[str, bytes] = dataclasses.field(default_factory=dict)
     counts: dict[str, StageCount] = dataclasses.field(default_factory=dict)
+    reused: set[str] = dataclasses.field(default_factory=set)
+    """Digests of stored bytes that were found and not made."""
 
     @property
     def size_bytes(self) -> int:
@@ -120,6 +122,7 @@ class ChainWork:
         pending = _Pending(keys, {letter.key for letter in letters} | {drop.key for drop in drops})
         samples = self._samples(item, stage, version, letters)
         hits = resolve(samples, stage.steps, keys, outputs_of=self._outputs_of, ends=pending.ends)
+        pending.reused = {digest for sample in samples for digest in _stored(sample)}
         mine = {step.name for step in stage.chain.steps} if stage.chain is not None else set()
         for name in mine:
             pending.count(name, hits=hits[name])
@@ -323,6 +326,7 @@ class ChainWork:
             letters=tuple(pending.letters),
             drops=tuple(pending.drops),
             counts=counts,
+            reused=sorted(pending.reused) if finished else (),
         )
         written = results.commit(
             self._database,
@@ -343,6 +347,17 @@ class ChainWork:
 
     def _outputs_of(self, keys: Collection[str]) -> Mapping[str, Output]:
         return known_outputs(self._database, keys)
+
+
+def _stored(sample: Sample) -> Iterator[str]:
+    """Yield the digests of the stored bytes that a sample's known outputs name."""
+    if sample.record:
+        yield sample.record
+    for output in sample.outputs.values():
+        if output.value is None:
+            yield output.digest
+        else:
+            yield from output.value.blobs
 
 
 class LeaseLostError(EnvironmentFailedError):

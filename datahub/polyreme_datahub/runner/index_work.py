@@ -136,6 +136,7 @@ class IndexWork:
                 version_id=version.id,
                 actions=[Action(key=key, operation=INDEX, inputs=(version.digest,), output=digest)],
                 letters=seen.letters,
+                blobs={digest: len(group), **{shard.digest: shard.size_bytes for shard in shards}},
                 counts=counts,
             ),
             finished=item,

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from polyreme_api.errors import EnvironmentFailedError, PolyremeError
+from polyreme_api.errors import EnvironmentFailedError, PolyremeError, RetryableError
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.work_items import Claimed, WorkItem
@@ -189,7 +189,7 @@ class Pool:
 
     def _failed(self, claimed: Claimed | None, error: Exception) -> float:
         """Give an item back until it is due again [s from now]; raise where there is no further try."""
-        away = isinstance(error, EnvironmentFailedError) and not isinstance(error, IndexDamagedError)
+        away = isinstance(error, (EnvironmentFailedError, RetryableError)) and not isinstance(error, IndexDamagedError)
         ours = not isinstance(error, PolyremeError)
         delay_s = 0.0
         last = not away and not ours

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections import OrderedDict
 from typing import Any
 
 from polyreme_api import labels
 from polyreme_api.data_report import DataReport, DataState, data_digest, read_report
-from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJob, parse_job
 from polyreme_operator.port import Manifest, ObjectRef
 
 SPECS_KEPT = 4096
 """Specs that are kept parsed, by UID and generation."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +81,14 @@ class CandidateReader:
 def _parse(manifest: Manifest) -> tuple[TrainingJob, str] | None:
     try:
         job = parse_job({name: part for name, part in manifest.items() if name != "status"})
-    except (InvalidConfigError, KeyError, TypeError, ValueError):
+        spec = job.spec
+        if spec.managed_by != labels.MANAGER or spec.workers.runtime.mode != "Launcher":
+            return None
+        return job, data_digest(spec)
+    except Exception as error:  # noqa: BLE001 - whatever is stored must not stop the controller
         # The operator says so in the job's status.
+        _log.debug("job %s can't be read: %s", manifest["metadata"].get("name"), error)
         return None
-    spec = job.spec
-    if spec.managed_by != labels.MANAGER or spec.workers.runtime.mode != "Launcher":
-        return None
-    return job, data_digest(spec)
 
 
 def _finished(manifest: Manifest) -> bool:

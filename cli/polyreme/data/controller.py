@@ -7,7 +7,6 @@ by another one, continues where the first one was. Done is done: two of them at 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from polyreme_api.clock import Clock
 from polyreme_api.data_report import DataState
 from polyreme_api.errors import DataDamagedError, InvalidConfigError, NotFoundError, PolyremeError, RefusedError
 from polyreme_api.job import TrainingJob
-from polyreme_operator.port import ClusterPort, GoneError, PortError, WatchEvent, WatchEventType
+from polyreme_operator.port import ClusterPort, PortError, WatchEvent, WatchEventType
 from polyreme_operator.port import NotFoundError as NoSuchKindError
 
 RELIST_S = 300.0
@@ -129,22 +128,24 @@ class DataController:
         while True:
             try:
                 version = await self._list()
-                with contextlib.suppress(TimeoutError, GoneError):
-                    async with asyncio.timeout(RELIST_S):
-                        while True:
-                            events = self._cluster.watch(
-                                labels.KIND_JOB, resource_version=version, namespace=self._namespace
-                            )
-                            async for event in events:
-                                version = event.resource_version
-                                self._take(event)
-                            await self._clock.sleep(WATCH_RETRY_S)
+                async with asyncio.timeout(RELIST_S):
+                    await self._watch(version)
+            except TimeoutError:
+                continue
             except NoSuchKindError:
                 self._replace({})
-                await self._clock.sleep(WATCH_RETRY_S)
             except PortError as error:
                 _log.info("can't list or watch jobs, retrying: %s", error)
-                await self._clock.sleep(WATCH_RETRY_S)
+            await self._clock.sleep(WATCH_RETRY_S)
+
+    async def _watch(self, version: str) -> None:
+        """Watch until the cluster answers with an error."""
+        while True:
+            events = self._cluster.watch(labels.KIND_JOB, resource_version=version, namespace=self._namespace)
+            async for event in events:
+                version = event.resource_version
+                self._take(event)
+            await self._clock.sleep(WATCH_RETRY_S)
 
     async def _list(self) -> str:
         found: dict[str, Candidate] = {}
@@ -217,7 +218,10 @@ class DataController:
         for uid in sorted(self._gone - self._jobs.keys()):
             self._retries.pop(uid, None)
             self._checked_s.pop(uid, None)
-            await self._preparation.forget(uid)
+            try:
+                await self._preparation.forget(uid)
+            except Exception:  # noqa: BLE001 - one job must not stop the others
+                _log.exception("what is kept for job %s is not released", uid)
         self._gone.clear()
 
     def _is_asked(self, uid: str, about: str) -> bool:
@@ -296,5 +300,5 @@ class DataController:
                     if not await self._preparation.is_whole(job.job):
                         reporter = Reporter(self._cluster, self._clock, ref=job.ref, uid=job.uid, about=job.about)
                         await reporter.report(DataState.MISSING, "processed data is gone or damaged")
-                except (PolyremeError, OutdatedError) as error:
-                    _log.info("can't look at the data of %s: %s", job.ref, error)
+                except Exception as error:  # noqa: BLE001 - one job must not stop the others
+                    _log.info("can't look at the data of %s: %s: %s", job.ref, type(error).__name__, error)

@@ -214,6 +214,23 @@ def test_work_for_a_job_that_is_deleted_stops_and_is_forgotten() -> None:
     stage.run(story)
 
 
+@pytest.mark.parametrize("spec", ["oops", [], {}, {"data": 7, "workers": "two"}], ids=str)
+def test_a_malformed_job_stops_no_other_job(spec: object) -> None:
+    stage, pipeline = gated(), Pipeline(takes_s=1.0)
+
+    async def story() -> None:
+        metadata = {"name": "malformed", "namespace": "default"}
+        head = {"apiVersion": labels.API_VERSION, "kind": labels.KIND_JOB, "metadata": metadata}
+        stage.store.create({**head, "spec": spec})
+        stage.add_job("fine")
+        async with controlling(stage, pipeline):
+            await asyncio.sleep(2 * SOON_S)
+            assert admitted(stage, "fine")
+        assert pipeline.began == ["fine"]
+
+    stage.run(story)
+
+
 def test_a_suspended_job_asks_for_no_data_and_keeps_what_it_has() -> None:
     stage, pipeline = gated(), Pipeline()
 

@@ -10,11 +10,9 @@ import random
 import secrets
 import signal
 import socket
-import sys
-from collections.abc import Sequence
 
 from polyreme.data.controller import DataController
-from polyreme.data.options import Options, parse
+from polyreme.data.options import Options
 from polyreme.data.preparation import LocalPreparation
 from polyreme_api.errors import PolyremeError
 from polyreme_api.exit_codes import ExitCode
@@ -30,11 +28,10 @@ LEASE_NAME = "polyreme-datahub"
 _log = logging.getLogger(__name__)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def run_service(options: Options) -> int:
     """Prepare data until SIGTERM or SIGINT; return the exit code."""
+    set_up(options.log_format, level=options.log_level)
     try:
-        options = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
-        set_up(options.log_format, level=options.log_level)
         options.home.prepare_data()
         in_cluster = "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ
         asyncio.run(_until_told(options, from_service_account() if in_cluster else from_kubeconfig()))
@@ -81,7 +78,3 @@ async def serve(cluster: ClusterPort, options: Options) -> None:
         run=run,
         name=LEASE_NAME,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

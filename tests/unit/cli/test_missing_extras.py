@@ -47,11 +47,12 @@ def call(module: str, command: str, *arguments: str, home: Path) -> subprocess.C
 @pytest.mark.parametrize(
     ("module", "command", "arguments", "extra"),
     [
+        ("polyreme.data.main", "polyreme-datahub", [], "kubectl"),
         ("polyreme.main", "polyreme", ["node", "--name", "left", "--devices", "2"], "kubectl"),
         ("polyreme.plugin.main", "kubectl-polyreme", ["get"], "kubectl"),
         ("polyreme_operator.main", "polyreme-operator", ["--binding", "NodeAffinity"], "operator"),
     ],
-    ids=["node", "kubectl", "operator"],
+    ids=["datahub", "node", "kubectl", "operator"],
 )
 def test_a_command_without_its_libraries_names_the_extra_in_one_sentence(
     module: str, command: str, arguments: list[str], extra: str, tmp_path: Path

@@ -120,7 +120,7 @@ def test_each_command_is_declared_once() -> None:
     assert project["scripts"] == {
         "polyreme": "polyreme.main:main",
         "polyreme-operator": "polyreme_operator.main:main",
-        "polyreme-datahub": "polyreme.data.service:main",
+        "polyreme-datahub": "polyreme.data.main:main",
         "kubectl-polyreme": "polyreme.plugin.main:main",
         "kubectl_complete-polyreme": "polyreme.plugin.completion:main",
     }

@@ -154,6 +154,10 @@ class ChainWork:
             resolve(todo, stage.steps, pending.keys, outputs_of=self._outputs_of, ends=pending.ends)
             probed, hits = True, sum(len(sample.outputs) for sample in todo) - before
             todo = [sample for sample in todo if sample.missing]
+            if todo and pending.parts:
+                # The next wave reads its inputs from the lakehouse.
+                self._commit(item, pending, finished=False)
+                self._pace.begin()
 
     def remake(self, version: DatasetVersion, first: int, count: int) -> None:
         """Make what the steps made of some ordinals again, from the source on: stored bytes of it are lost.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from polyreme_datahub.operations.declare import operation
-from polyreme_datahub.operations.values import Dropped, Value
+from polyreme_datahub.operations.values import Blob, Dropped, Value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,19 @@ def length(record: Value, parameters: Times) -> Value:
 def parity(measured: Value, parameters: Times) -> Value:
     """Whether a length is odd."""
     return Value.of({"odd": measured.data["length"] % 2, "factor": parameters.factor})
+
+
+@operation("print", 1, inputs=("length",), blobs=False, parameters=Times)
+def print_length(measured: Value, parameters: Times) -> Value:
+    """Make a blob of a length."""
+    made = Blob(f"{measured.data['length']}{parameters.label}".encode())
+    return Value.of({"printed": made.digest}, made=[made])
+
+
+@operation("count", 1, inputs=("print",))
+def count_bytes(printed: Value) -> Value:
+    """Count the bytes of a printed length."""
+    return Value.of({"bytes": len(printed.blobs[printed.data["printed"]].data)})
 
 
 @operation("keep-even", 1, inputs=("parity",), blobs=False)

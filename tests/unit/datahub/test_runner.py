@@ -103,6 +103,12 @@ def test_a_changed_step_with_the_same_outputs_costs_nothing_after_it(bench: Benc
     assert misses(bench.run(tripled)) == {"length": 40, "parity": 26}
 
 
+def test_steps_after_a_changed_one_read_the_new_bytes_that_it_made(bench: Bench) -> None:
+    bench.run(recipe("length", "print-length", "count-bytes"))
+    labelled = recipe("length", {"operation": "print-length", "parameters": {"label": "!"}}, "count-bytes")
+    assert misses(bench.run(labelled)) == {"print": 40, "count": 40}
+
+
 def test_a_filter_drops_and_a_barrier_keeps_the_first(bench: Bench) -> None:
     steps = recipe("length", "parity", "first-of-each", "after")
     counts = bench.run(steps)

@@ -43,6 +43,31 @@ class DatasetSummary:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterView:
+    """A dead letter by the names that users have always seen."""
+
+    key: str
+    stage: str
+    """The operation that refused the record."""
+    ordinal: int
+    sample_id: str
+    rule: str
+    error: str
+
+    @classmethod
+    def of(cls, letter: Letter) -> DeadLetterView:
+        """Show a row."""
+        return cls(
+            key=letter.key,
+            stage=letter.operation,
+            ordinal=letter.ordinal,
+            sample_id=letter.sample_id,
+            rule=letter.rule,
+            error=letter.error,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetDetails:
     """One version in full."""
 
@@ -54,7 +79,7 @@ class DatasetDetails:
     stages: tuple[StageCount, ...]
     """Hits and misses over all runs; dead letters as they stand."""
     indexes: tuple[IndexRow, ...]
-    dead_letters: tuple[Letter, ...]
+    dead_letters: tuple[DeadLetterView, ...]
     """At most ``LETTERS_MAX``, by ordinal."""
     dead: int
     """Records with a dead letter."""
@@ -114,7 +139,7 @@ def details(database: Database, store: ObjectStore, reference: str, *, now_s: fl
         samples=progress.count_samples(database, version.id),
         stages=tuple(_with_ends(counts.get(stage, StageCount(stage=stage)), ended) for stage in STAGES),
         indexes=tuple(indexes),
-        dead_letters=tuple(results.first_letters(database, version.id, count_max=LETTERS_MAX)),
+        dead_letters=tuple(map(DeadLetterView.of, results.first_letters(database, version.id, count_max=LETTERS_MAX))),
         dead=sum(dead for dead, _ in ended.values()),
         tombstones=tuple(progress.tombstones_of(database, manifests, count_max=TOMBSTONES_MAX)),
     )

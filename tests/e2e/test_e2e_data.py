@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 
 STAGES = ("ingest", "decode", "compose", "tokenize", "index")
 BAD_RULES = {
-    "torn": ("decode", "image"),
+    "torn": ("decode", "truncated"),
     "wrong-mask": ("decode", "mask"),
     "wrong-box": ("ingest", "boxes"),
     "tiny": ("decode", "image-size"),

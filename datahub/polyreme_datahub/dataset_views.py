@@ -7,11 +7,8 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
-from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import SourceInvalidError
 from polyreme_datahub.index.damage import WHOLE, keys_of
 from polyreme_datahub.processing import LETTERS_MAX, STAGES, resolve
@@ -21,7 +18,6 @@ from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.progress import Tombstone
 from polyreme_datahub.registry.rows import IndexRow, Letter, StageCount
 from polyreme_datahub.sources.digits import sample_sources
-from polyreme_datahub.sources.open import describe_source
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9./]*[a-z0-9])?")
 NAME_CHARACTERS_MAX = 240
@@ -99,16 +95,6 @@ def check_name(name: str) -> None:
         )
     if name.startswith(OWN):
         raise SourceInvalidError(f"dataset name: {name!r}, names under {OWN} are reserved", field="the dataset's name")
-
-
-def add_dataset(
-    database: Database, name: str, source: str | Path | Mapping[str, Any], *, now_s: float
-) -> DatasetVersion:
-    """Register a version; see ``polyreme_datahub.hub.register``."""
-    check_name(name)
-    description, records = describe_source(source if isinstance(source, Mapping) else str(source))
-    digest = digest_value(description)
-    return datasets.add_version(database, name=name, source=description, digest=digest, records=records, now_s=now_s)
 
 
 def summaries(database: Database, *, after: str = "", count_max: int = NAMES_MAX) -> list[DatasetSummary]:

@@ -17,11 +17,21 @@ if TYPE_CHECKING:
     from polyreme_datahub.processing import ProcessReport, Progress
     from polyreme_datahub.registry.datasets import DatasetVersion
     from polyreme_datahub.registry.engine import Database
+    from polyreme_datahub.sources.found import Found
     from polyreme_datahub.topics.types import Topics
 
 
-def register(registry_url: str, objects_url: str, name: str, source: str | Path | Mapping[str, Any]) -> DatasetVersion:
-    """Register a dataset, or a new version of it; the same source again is the version that there is.
+def register(
+    registry_url: str,
+    objects_url: str,
+    name: str,
+    source: str | Path | Mapping[str, Any],
+    *,
+    progress: Callable[[Found], None] | None = None,
+) -> DatasetVersion:
+    """Register a dataset, or a new version of it; the same content again is the version that there is.
+
+    Every file is read once and listed with its digest. The path that was named last is where its files are read from.
 
     Args:
         registry_url: ``sqlite:////absolute/path`` or ``postgresql+psycopg2://...``.
@@ -29,17 +39,19 @@ def register(registry_url: str, objects_url: str, name: str, source: str | Path 
         name: Name of the dataset, as jobs write it; ``sample/`` is polyreme's own.
         source: A ``.jsonl`` file or a folder of images (docs/reference/dataset-format.md), or a description of
             generated pages.
+        progress: Called now and then with what was found so far.
 
     Raises:
         InvalidConfigError: If the name or the source breaks a rule.
         EnvironmentFailedError: If the registry stays away.
     """
-    from polyreme_datahub.dataset_views import add_dataset
+    from polyreme_datahub.lakehouse import Lakehouse
     from polyreme_datahub.objects import open_store
+    from polyreme_datahub.registration import add_dataset
 
-    open_store(objects_url)
+    lakehouse = Lakehouse(open_store(objects_url))
     with _database(registry_url) as database:
-        return add_dataset(database, name, source, now_s=_now_s())
+        return add_dataset(database, lakehouse, name, source, now_s=_now_s, progress=progress or (lambda _found: None))
 
 
 def list_datasets(registry_url: str) -> list[DatasetSummary]:

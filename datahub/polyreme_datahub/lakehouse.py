@@ -8,12 +8,15 @@ costs one sync, and each page is still found by the digest of its own bytes.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import mmap
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
+from typing import BinaryIO
 
-from polyreme_api.store import ObjectExistsError, ObjectStore
+from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore
 from polyreme_datahub.digests import blob_key, digest_bytes
 from polyreme_datahub.errors import IndexDamagedError
 
@@ -22,6 +25,8 @@ READ_BYTES_MAX = 8 * 2**20
 """Most bytes of one request for several parts."""
 GAP_BYTES_MAX = 4 * 2**10
 """Bytes between two parts that are read along, since a request of their own would cost more."""
+FILE_BLOCK_BYTES = 8 * 2**20
+"""Bytes of a file that are digested, or put, at once."""
 READS_MAX = 8
 """Requests in flight."""
 INLINE_READS_MAX = 2
@@ -58,6 +63,43 @@ class Lakehouse:
             if digest_bytes(self._store.get(blob_key(digest))) != digest:
                 self._store.put(blob_key(digest), data)
         return digest
+
+    def put_file(self, file: BinaryIO, *, before: Callable[[str, int], None]) -> tuple[str, int]:
+        """Store a file under the digest of its bytes, without reading it into memory; return digest and size.
+
+        Args:
+            file: A real file, not empty.
+            before: Called with digest and size before anything is put.
+
+        Raises:
+            StoreFailedError: If the store stays away or full.
+        """
+        digest, size = hashlib.sha256(), 0
+        file.seek(0)
+        while block := file.read(FILE_BLOCK_BYTES):
+            digest.update(block)
+            size += len(block)
+        name = digest.hexdigest()
+        before(name, size)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+            parts = [view[start : start + FILE_BLOCK_BYTES] for start in range(0, size, FILE_BLOCK_BYTES)]
+            try:
+                self._store.put(blob_key(name), parts)
+            finally:
+                for part in parts:
+                    part.release()
+        return name, size
+
+    def get_range(self, digest: str, *, start: int, length: int) -> bytes:
+        """Return some bytes of a blob, unchecked: for formats with checksums of their own.
+
+        Raises:
+            IndexDamagedError: If there is no such blob.
+        """
+        try:
+            return self._store.get_range(blob_key(digest), start=start, length=length)
+        except ObjectNotFoundError as error:
+            raise IndexDamagedError(f"stored data is missing: {blob_key(digest)}") from error
 
     def get_blob(self, digest: str) -> bytes:
         """Return a blob's bytes, checked against their digest.

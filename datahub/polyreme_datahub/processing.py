@@ -41,7 +41,7 @@ from polyreme_datahub.runner.pool import BACKOFF_S
 from polyreme_datahub.runner.stored import Stored
 from polyreme_datahub.sandbox.tasks import Limits
 from polyreme_datahub.sources.digits import sample_sources
-from polyreme_datahub.sources.open import describe_source
+from polyreme_datahub.sources.open import describe_generated
 from polyreme_datahub.tokens import OPERATION, VERSION, TextTokenizer, train_tokenizer
 from polyreme_datahub.topics.types import Topics
 from polyreme_planner.plan import shape_of
@@ -392,7 +392,7 @@ def resolve(database: Database, reference: str, *, now_s: float) -> DatasetVersi
     samples = sample_sources()
     known = datasets.exists(database, name)
     if name in samples and not known:
-        description, records = describe_source(samples[name])
+        description, records = describe_generated(samples[name])
         datasets.add_version(
             database, name=name, source=description, digest=digest_value(description), records=records, now_s=now_s
         )

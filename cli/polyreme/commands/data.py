@@ -11,6 +11,7 @@ import typer
 from pydantic.alias_generators import to_camel
 
 from polyreme.commands.data_worker import worker
+from polyreme.formatting import size
 from polyreme.output import Format, confirm, emit, emit_tables, note
 from polyreme.paths import Home
 from polyreme.spinner import busy
@@ -43,12 +44,21 @@ def register(
     Example: polyreme data register receipts ./receipts.jsonl
     """
     from polyreme_datahub.hub import register as register_dataset
+    from polyreme_datahub.sources.found import sentence
 
     if not source.exists():
         raise NotFoundError(f"no such file or folder: {source}", field="SOURCE")
     home = _home(context)
-    with busy(f"reading {source}"):
-        version = register_dataset(home.registry_url, home.objects_url, name, source)
+    with busy(f"reading {source}") as show:
+        version = register_dataset(
+            home.registry_url,
+            home.objects_url,
+            name,
+            source,
+            progress=lambda found: show(f"reading {source}: {found.files:,} files, {size(found.bytes)}"),
+        )
+    if found := version.source.get("found"):
+        note(f"found {sentence(found)}")
     row = {**_plain(version), "reference": version.reference, "from": _origin(version.source)}
     emit("DatasetVersion", row, output=output, columns=[("dataset", "reference"), *VERSION_LINES])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -147,6 +147,7 @@ def _mark(database: Database, run: _Run, read: Read) -> None:
     samples, versions, indexes = schema.samples.c, schema.versions.c, schema.indexes.c
     version, ordinal = (int(part) for part in (run.cursor or "0:-1").split(":"))
     while True:
+        listings: set[str] = set()
         listed = (
             select(samples.ordinal, samples.record)
             .where(samples.version_id == version, samples.ordinal > ordinal)
@@ -158,7 +159,12 @@ def _mark(database: Database, run: _Run, read: Read) -> None:
             ordinal = page[-1].ordinal
             roots = [row.record for row in page]
         else:
-            following = select(versions.id, versions.digest).where(versions.id > version).order_by(versions.id).limit(1)
+            following = (
+                select(versions.id, versions.digest, versions.source)
+                .where(versions.id > version)
+                .order_by(versions.id)
+                .limit(1)
+            )
             found = database.read(lambda connection, query=following: connection.execute(query).first())  # type: ignore[misc]
             if found is None:
                 return
@@ -167,7 +173,9 @@ def _mark(database: Database, run: _Run, read: Read) -> None:
             roots = database.read(lambda connection, query=manifests: list(connection.execute(query).scalars()))  # type: ignore[misc]
             # Actions on a whole version have its digest as their input: groups of shards of an index.
             roots.append(found.digest)
-        _mark_roots(database, dataclasses.replace(run, cursor=f"{version}:{ordinal}"), roots, read)
+            # A listing of files is named by its version, and names no blob.
+            listings = named(found.source.encode())
+        _mark_roots(database, dataclasses.replace(run, cursor=f"{version}:{ordinal}"), roots, read, also=listings)
 
 
 def _mark_plans(
@@ -189,8 +197,8 @@ def _mark_plans(
         _mark_roots(database, run, sorted(named(content)), read)
 
 
-def _mark_roots(database: Database, run: _Run, roots: list[str], read: Read) -> None:
-    held = reach(database, roots, read)
+def _mark_roots(database: Database, run: _Run, roots: list[str], read: Read, *, also: Collection[str] = ()) -> None:
+    held = {*reach(database, roots, read), *also}
 
     def work(connection: Connection) -> None:
         mark(connection, held, run.id)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
 
 from polyreme_datahub.digests import canonical_json
 from polyreme_datahub.errors import DatasetNotFoundError, VersionPinnedError
@@ -76,7 +76,7 @@ def add_version(
     now_s: float,
     store_first: Callable[[VersionDocument], None] | None = None,
 ) -> DatasetVersion:
-    """Register a version; the same source again is the version that there is.
+    """Register a version; the same digest again is the version that there is, read from the newer place.
 
     Args:
         database: The registry.
@@ -88,6 +88,7 @@ def add_version(
         store_first: Stores the version's document before its row is committed (``rebuild.store_document``). It runs
             while the name is locked, perhaps more than once.
     """
+    described = canonical_json(source).decode()
 
     def work(connection: Connection) -> DatasetVersion:
         table = schema.versions
@@ -105,7 +106,10 @@ def add_version(
             if store_first is not None:
                 store_first(document)
             connection.execute(insert(table).values(**row_of(document)))
-            found = connection.execute(select(table).where(table.c.name == name, table.c.digest == digest)).one()
+        elif found.source != described:
+            # The same content from another place: that is where it is read from now on.
+            connection.execute(update(table).where(table.c.id == found.id).values(source=described))
+        found = connection.execute(select(table).where(table.c.name == name, table.c.digest == digest)).one()
         return _version(found)
 
     return database.write(work)

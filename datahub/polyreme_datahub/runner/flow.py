@@ -16,11 +16,9 @@ from polyreme_datahub.operations.declare import Device
 from polyreme_datahub.recipes.recipe import Chain, Recipe, Step
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.work_items import WorkItem
+from polyreme_datahub.sources.chunks import chunks_of
 
 INGEST = "ingest"
-CHUNK = 256
-"""Samples of one work item: a lease is renewed and a part committed more often than it ends, so this is only a matter
-of balance between workers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +88,7 @@ class Flow:
         if stage.is_barrier:
             return [self.item(stage, version.id, 0, version.records)]
         return [
-            self.item(stage, version.id, first, min(CHUNK, version.records - first))
-            for first in range(0, version.records, CHUNK)
+            self.item(stage, version.id, first, count) for first, count in chunks_of(version.source, version.records)
         ]
 
     def item(self, stage: Stage, version_id: int, first: int, count: int) -> WorkItem:

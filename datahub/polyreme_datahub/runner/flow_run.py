@@ -62,7 +62,7 @@ class FlowHandler:
             sandboxes=lambda device: Sandbox(
                 _sandbox_steps(flow, device), _limits(around.limits, device), shared=shared
             ),
-            sources=sources.open,
+            sources=lambda version: sources.open(version, around.lakehouse),
             owner=around.owner,
             now_s=around.now_s,
             pace=CommitPace(around.steady_s),
@@ -115,11 +115,11 @@ class Sources:
         self._opened: dict[int, Source] = {}
         self._lock = threading.Lock()
 
-    def open(self, version: DatasetVersion) -> Source:
-        """Return the source of a version."""
+    def open(self, version: DatasetVersion, lakehouse: Lakehouse) -> Source:
+        """Return the source of a version; its listing lies in the lakehouse."""
         with self._lock:
             if version.id not in self._opened:
-                self._opened[version.id] = open_source(version.source)
+                self._opened[version.id] = open_source(version.source, lakehouse)
             return self._opened[version.id]
 
 

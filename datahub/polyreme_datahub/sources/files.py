@@ -1,8 +1,6 @@
-"""Records from files: JSON Lines of images and conversations, or a folder of images with a text beside each.
+"""Sources of form 1, which versions before the listing have: a file or a folder that must not change.
 
-The format is docs/reference/dataset-format.md.
-
-Raw bytes are stored untouched. A bad line, a missing file or a wrong field makes that one record a dead letter.
+Images of a JSON Lines file are read as they are now, and the names, sizes and times of a folder must be the same.
 """
 
 from __future__ import annotations
@@ -12,34 +10,29 @@ import errno
 import hashlib
 import json
 import os
-import reprlib
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from polyreme_datahub.digests import digest_bytes, digest_value
+from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import BadRecordError, SourceAwayError, SourceInvalidError
-from polyreme_datahub.sources.types import IMAGE_MARK, ROLES, RawRecord
+from polyreme_datahub.sources.names import shown
+from polyreme_datahub.sources.records import (
+    IMAGE_BYTES_MAX,
+    LINE_BYTES_MAX,
+    TEXT_BYTES_MAX,
+    build_record,
+    describe_image,
+)
+from polyreme_datahub.sources.types import RawRecord
 
 JSONL = "jsonl"
 FOLDER = "folder"
-FOLDER_QUESTION = "Describe the image."
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
-SUFFIXES_UNREAD = frozenset({".heic", ".heif", ".avif", ".jxl", ".jp2"})
-"""Images that no decoder here reads: they are listed, so that each is a dead letter and not silently left out."""
-LINE_BYTES_MAX = 4 * 2**20
-IMAGE_BYTES_MAX = 256 * 2**20
-RECORD_BYTES_MAX = 512 * 2**20
-TEXT_BYTES_MAX = 4 * 2**20
-BOX_PX_MAX = 1e6
-IMAGES_MAX = 64
-TURNS_MAX = 256
-ID_CHARACTERS_MAX = 512
-FIELDS = frozenset({"id", "images", "conversations", "boxes", "masks"})
 BLOCK_BYTES = 2**20
 RECORDS_OWN_FAULT = frozenset(
     getattr(errno, name)
@@ -86,7 +79,7 @@ def describe_folder(path: Path) -> tuple[dict[str, Any], int]:
         for file in (path / name, (path / name).with_suffix(".txt")):
             if file.is_file():
                 seen = file.stat()
-                listing.append([_shown(str(file.relative_to(path))), seen.st_size, seen.st_mtime_ns])
+                listing.append([shown(str(file.relative_to(path))), seen.st_size, seen.st_mtime_ns])
     return {"kind": FOLDER, "form": 1, "path": str(path.resolve()), "listing": digest_value(listing)}, len(names)
 
 
@@ -110,7 +103,7 @@ class JsonlSource:
             content = json.loads(line.decode("utf-8-sig" if ordinal == 0 else "utf-8"))
         except (ValueError, RecursionError) as error:
             raise BadRecordError(f"line {ordinal + 1} is not JSON: {error}", rule="json") from error
-        return build_record(content, folder=self._path.parent, default_id=self.record_id(ordinal))
+        return build_record(content, files=FolderFiles(self._path.parent), default_id=self.record_id(ordinal))
 
     def _line(self, ordinal: int) -> bytes:
         try:
@@ -163,145 +156,38 @@ class FolderSource:
 
     def record_id(self, ordinal: int) -> str:
         """Name a record by its image's path."""
-        return _shown(self._names[ordinal])
+        return shown(self._names[ordinal])
 
     def read(self, ordinal: int) -> RawRecord:
         """Read an image and its text."""
         name = self._names[ordinal]
         text = str(Path(name).with_suffix(".txt"))
-        try:
-            caption = _read(self._path, text, bytes_max=TEXT_BYTES_MAX).decode("utf-8-sig").strip()
-        except UnicodeDecodeError as error:
-            raise BadRecordError(f"text is not UTF-8: {text}", rule="text") from error
-        content = {
-            "id": _shown(name),
-            "images": [name],
-            "conversations": [
-                {"role": "user", "content": FOLDER_QUESTION},
-                {"role": "assistant", "content": caption},
-            ],
-        }
-        return build_record(content, folder=self._path, default_id=self.record_id(ordinal))
+        content = describe_image(name, _read(self._path, text, bytes_max=TEXT_BYTES_MAX), text=text)
+        return build_record(content, files=FolderFiles(self._path), default_id=self.record_id(ordinal))
 
 
-def build_record(content: Any, *, folder: Path, default_id: str) -> RawRecord:
-    """Check a record's fields and read its files.
+class FolderFiles:
+    """Files of a folder as they are now.
 
-    Raises:
-        BadRecordError: Naming the first rule that is broken.
+    Args:
+        folder: The folder.
     """
-    if not isinstance(content, dict):
-        raise BadRecordError(f"record is a {type(content).__name__}, expected an object", rule="fields")
-    if unknown := sorted(set(content) - FIELDS):
-        raise BadRecordError(f"unknown field: {unknown[0]!r}, fields are {', '.join(sorted(FIELDS))}", rule="fields")
-    sample_id = content.get("id", default_id)
-    if not isinstance(sample_id, str) or not 1 <= len(sample_id) <= ID_CHARACTERS_MAX or not sample_id.isprintable():
-        raise BadRecordError(
-            f"id is {reprlib.repr(sample_id)}, expected text of 1 to {ID_CHARACTERS_MAX} printable characters",
-            rule="id",
-        )
-    try:
-        return _build(content, sample_id, folder)
-    except BadRecordError as error:
-        raise BadRecordError(error.message, rule=error.rule, sample_id=sample_id) from error
 
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
-def _build(content: Mapping[str, Any], sample_id: str, folder: Path) -> RawRecord:
-    paths = _texts(content.get("images", []), "images", IMAGES_MAX)
-    turns = _turns(content.get("conversations"), len(paths))
-    blobs = [_read(folder, path) for path in _within(folder, paths)]
-    masks = content.get("masks", [None] * len(paths))
-    if not isinstance(masks, list) or len(masks) != len(paths):
-        raise BadRecordError(
-            f"masks do not match the images, expected a path or null for each of the {len(paths)} images", rule="mask"
-        )
-    _texts([path for path in masks if path is not None], "mask", IMAGES_MAX)
-    mask_blobs = [None if path is None else _read(folder, path) for path in masks]
-    record = {
-        "id": sample_id,
-        "kind": "images",
-        "images": [digest_bytes(blob) for blob in blobs],
-        "masks": [None if blob is None else digest_bytes(blob) for blob in mask_blobs],
-        "boxes": _boxes(content.get("boxes", []), len(paths)),
-        "conversations": turns,
-    }
-    return RawRecord(sample_id=sample_id, content=record, blobs=[*blobs, *(b for b in mask_blobs if b is not None)])
-
-
-def _turns(value: Any, images: int) -> list[dict[str, str]]:
-    if not isinstance(value, list) or not 1 <= len(value) <= TURNS_MAX:
-        raise BadRecordError(
-            f"conversations is not valid, expected a list of 1 to {TURNS_MAX} turns", rule="conversations"
-        )
-    turns, marks = [], 0
-    for turn in value:
-        if not isinstance(turn, dict) or set(turn) != {"role", "content"} or turn["role"] not in ROLES:
-            raise BadRecordError(
-                f"turn is {reprlib.repr(turn)}, expected {{role, content}} with role one of {', '.join(ROLES)}",
-                rule="conversations",
-            )
-        if not isinstance(turn["content"], str) or not _is_unicode(turn["content"]):
-            raise BadRecordError("turn: content is not text, or has lone surrogates", rule="conversations")
-        marks += turn["content"].count(IMAGE_MARK)
-        turns.append({"role": turn["role"], "content": turn["content"]})
-    if not any(turn["role"] == "assistant" and turn["content"] for turn in turns):
-        raise BadRecordError(
-            "conversations has no assistant turn with text, so there is nothing to learn", rule="conversations"
-        )
-    if marks not in {0, images}:
-        raise BadRecordError(
-            f"conversations: {marks} {IMAGE_MARK} marks, {images} images; expected no marks, or one for each image",
-            rule="images",
-        )
-    return turns
-
-
-def _boxes(value: Any, images: int) -> list[dict[str, Any]]:
-    if not isinstance(value, list):
-        raise BadRecordError("boxes is not valid, expected a list of {image, box, label}", rule="boxes")
-    boxes = []
-    for item in value:
-        good = isinstance(item, dict) and set(item) <= {"image", "box", "label"} and _is_box(item.get("box"))
-        good = good and isinstance(item.get("label", ""), str) and _is_unicode(item.get("label", ""))
-        if not good or type(item.get("image", 0)) is not int or not 0 <= item.get("image", 0) < images:
-            raise BadRecordError(
-                f"box is {reprlib.repr(item)}, expected "
-                f"{{image: 0..{images - 1}, box: [left, top, right, bottom], label}}",
-                rule="boxes",
-            )
-        boxes.append({"image": item.get("image", 0), "box": item["box"], "label": item.get("label", "")})
-    return boxes
-
-
-def _is_box(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 4
-        and all(type(edge) in {int, float} and abs(edge) <= BOX_PX_MAX for edge in value)
-        and value[0] <= value[2]
-        and value[1] <= value[3]
-    )
-
-
-def _texts(value: Any, name: str, count_max: int) -> list[str]:
-    if not isinstance(value, list) or len(value) > count_max or not all(isinstance(item, str) for item in value):
-        raise BadRecordError(f"{name} is not valid, expected a list of at most {count_max} paths", rule=name)
-    return value
-
-
-def _within(folder: Path, paths: Sequence[str]) -> Iterator[str]:
-    """Yield the paths while their files together stay inside a record's bound."""
-    total_bytes = 0
-    for path in paths:
+    def size(self, name: str) -> int:
+        """Return the size of a file; 0 if it can't be read."""
         with contextlib.suppress(OSError, ValueError):
-            total_bytes += (folder / path).stat().st_size
-        if total_bytes > RECORD_BYTES_MAX:
-            raise BadRecordError(f"images are too large: more than {RECORD_BYTES_MAX} bytes in one record", rule="file")
-        yield path
+            return (self._folder / name).stat().st_size
+        return 0
+
+    def read(self, name: str, *, bytes_max: int = IMAGE_BYTES_MAX) -> bytes:
+        """Read a regular file inside the folder, links followed."""
+        return _read(self._folder, name, bytes_max=bytes_max)
 
 
-def _read(folder: Path, name: str, *, bytes_max: int = IMAGE_BYTES_MAX) -> bytes:
-    """Read a regular file inside the folder, links followed."""
+def _read(folder: Path, name: str, *, bytes_max: int) -> bytes:
     try:
         path = (folder / name).resolve()
         if not path.is_relative_to(folder.resolve()):
@@ -330,19 +216,10 @@ def _identity(file: BinaryIO) -> tuple[int, int, int]:
     return seen.st_ino, seen.st_size, seen.st_mtime_ns
 
 
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _shown(name: str) -> str:
-    """Write a file's name, which may be any bytes, as text."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
 def _images_in(path: Path) -> list[str]:
     def walk() -> Iterator[str]:
         for file in path.rglob("*"):
-            if file.suffix.lower() in SUFFIXES | SUFFIXES_UNREAD and file.is_file():
+            if file.suffix.lower() in SUFFIXES and file.is_file():
                 yield str(file.relative_to(path))
 
     return sorted(walk())

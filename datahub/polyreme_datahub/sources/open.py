@@ -2,47 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import SourceInvalidError
-from polyreme_datahub.sources import digits, files
+from polyreme_datahub.lakehouse import Lakehouse
+from polyreme_datahub.sources import describe, digits, files
+from polyreme_datahub.sources.describe import CountPages, Progress, Store
+from polyreme_datahub.sources.listed import ListedFolder, ListedLines
+from polyreme_datahub.sources.listing import Listing
+from polyreme_datahub.sources.trees import LocalTree, Tree
 from polyreme_datahub.sources.types import Source
 
+LINES_SUFFIXES = (".jsonl", ".ndjson")
 
-def describe_source(source: str | Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """Describe a source and count its records.
 
-    Args:
-        source: Path of a JSON Lines file or a folder of images, or the description of a generated source
-            (``sources.digits.describe``).
+def describe_generated(source: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Describe generated pages (``sources.digits.describe``), and count them.
 
     Raises:
-        SourceInvalidError: If it is none of these.
+        SourceInvalidError: If it is another kind of source.
     """
-    if isinstance(source, Mapping):
-        if source.get("kind") != digits.KIND:
-            raise SourceInvalidError(f"unknown kind of source: {source.get('kind')!r}, known is digits", field="source")
-        description = digits.describe(
-            digits=source["digits"], pages=source["pages"], seed=source["seed"], heldout=source["heldout"]
-        )
-        return {**description, "scans": digits.scans_digest()}, description["pages"]
+    if source.get("kind") != digits.KIND:
+        raise SourceInvalidError(f"unknown kind of source: {source.get('kind')!r}, known is digits", field="source")
+    description = digits.describe(
+        digits=source["digits"], pages=source["pages"], seed=source["seed"], heldout=source["heldout"]
+    )
+    return {**description, "scans": digits.scans_digest()}, description["pages"]
+
+
+def describe_files(
+    source: str, *, store: Store, count_pages: CountPages, progress: Progress
+) -> tuple[dict[str, Any], int]:
+    """List a source of files, describe it by its content, and count its records.
+
+    Args:
+        source: Path of a JSON Lines file or of a folder of images.
+        store: Stores the listing.
+        count_pages: Counts the pages of a PDF.
+        progress: Called now and then.
+
+    Raises:
+        SourceInvalidError: If it is neither, is empty or can't be listed.
+        SourceAwayError: If a file can't be read now.
+    """
     path = Path(source)
     if path.is_dir():
-        return files.describe_folder(path)
-    if path.suffix not in {".jsonl", ".ndjson"}:
+        real = os.path.realpath(path)
+        return describe.describe_folder(
+            LocalTree(Path(real)), real, store=store, count_pages=count_pages, progress=progress
+        )
+    if path.suffix not in LINES_SUFFIXES:
         raise SourceInvalidError(
             f"not a dataset source: {source}, expected a folder of images or a .jsonl file", field="source"
         )
-    return files.describe_jsonl(path)
+    path = Path(os.path.realpath(path))
+    return describe.describe_jsonl(LocalTree(path.parent), path.name, str(path), store=store, progress=progress)
 
 
-def open_source(description: Mapping[str, Any]) -> Source:
-    """Open a described source."""
-    kinds: dict[str, type[digits.DigitsSource | files.JsonlSource | files.FolderSource]] = {
-        digits.KIND: digits.DigitsSource,
+def identity_of(description: Mapping[str, Any]) -> str:
+    """Return the digest of a version: of the content of its files, not of where they lie."""
+    if description.get("form") != describe.FORM:
+        return digest_value(description)
+    return digest_value({name: description[name] for name in ("kind", "form", "content")})
+
+
+def open_source(description: Mapping[str, Any], lakehouse: Lakehouse) -> Source:
+    """Open a described source.
+
+    Raises:
+        SourceInvalidError: If no source of this release is of that kind.
+        IndexDamagedError: If its listing is damaged.
+    """
+    kind, form = description["kind"], description.get("form")
+    if kind == digits.KIND:
+        return digits.DigitsSource(description)
+    if form == describe.FORM and kind in {files.JSONL, files.FOLDER}:
+        tree = _tree(description)
+        digest = description["listing"]
+        listing = Listing(_reader(lakehouse, digest), description["listing_bytes"], name=digest)
+        return ListedFolder(tree, listing) if kind == files.FOLDER else ListedLines(tree, listing)
+    opened: dict[str, Callable[[Mapping[str, Any]], Source]] = {
         files.JSONL: files.JsonlSource,
         files.FOLDER: files.FolderSource,
     }
-    return kinds[description["kind"]](description)
+    if kind not in opened or form != 1:
+        raise SourceInvalidError(
+            f"records of this version can't be read again: its source is {kind!r} of form {form}, known are "
+            f"{', '.join([digits.KIND, *opened])}"
+        )
+    return opened[kind](description)
+
+
+def _tree(description: Mapping[str, Any]) -> Tree:
+    path = Path(description["path"])
+    return LocalTree(path if description["kind"] == files.FOLDER else path.parent)
+
+
+def _reader(lakehouse: Lakehouse, digest: str) -> Callable[..., bytes]:
+    def read(*, start: int, length: int) -> bytes:
+        return lakehouse.get_range(digest, start=start, length=length)
+
+    return read

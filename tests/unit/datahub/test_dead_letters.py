@@ -46,7 +46,7 @@ def test_every_bad_record_is_a_dead_letter_with_its_rule(tmp_path: Path) -> None
         "wrong-mask": ("decode", "mask"),
         "missing": ("ingest", "file"),
         "line-5": ("ingest", "json"),
-        "escape": ("ingest", "file"),
+        "escape": ("ingest", "path"),
         "good": ("ingest", "id"),
         "long": ("index", "sequence-tokens"),
         "silent": ("ingest", "conversations"),

@@ -17,8 +17,9 @@ from PIL import Image
 from polyreme_datahub.errors import BadRecordError, SourceAwayError, SourceInvalidError
 from polyreme_datahub.operations import images
 from polyreme_datahub.operations.images import open_upright
-from polyreme_datahub.sources import files
-from polyreme_datahub.sources.files import FolderSource, JsonlSource, build_record, describe_folder, describe_jsonl
+from polyreme_datahub.sources import files, records
+from polyreme_datahub.sources.files import FolderFiles, FolderSource, JsonlSource, describe_folder, describe_jsonl
+from polyreme_datahub.sources.records import build_record
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
 
 
@@ -43,7 +44,7 @@ def test_a_path_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> 
     (folder / "a").mkdir(parents=True)
     (tmp_path / "outside.png").write_bytes(picture(8, 8))
     (folder / "link.png").symlink_to(tmp_path / "outside.png")
-    assert rule_of(lambda: build_record(record("x", [name]), folder=folder, default_id="d")) == "file"
+    assert rule_of(lambda: build_record(record("x", [name]), files=FolderFiles(folder), default_id="d")) == "file"
 
 
 @pytest.mark.parametrize("name", ["nul\0.png", "x" * 5000 + ".png", "loop.png", "pipe.png", "a", "", "\ud800.png"])
@@ -51,26 +52,26 @@ def test_a_path_to_no_regular_file_is_refused_and_waits_for_nobody(tmp_path: Pat
     (tmp_path / "a").mkdir()
     (tmp_path / "loop.png").symlink_to("loop.png")
     os.mkfifo(tmp_path / "pipe.png")
-    assert rule_of(lambda: build_record(record("x", [name]), folder=tmp_path, default_id="d")) == "file"
+    assert rule_of(lambda: build_record(record("x", [name]), files=FolderFiles(tmp_path), default_id="d")) == "file"
 
 
 def test_links_inside_the_folder_are_followed(tmp_path: Path) -> None:
     (tmp_path / "good.png").write_bytes(picture(8, 8))
     (tmp_path / "link.png").symlink_to("good.png")
-    assert build_record(record("x", ["link.png"]), folder=tmp_path, default_id="d").blobs == [picture(8, 8)]
+    assert build_record(record("x", ["link.png"]), files=FolderFiles(tmp_path), default_id="d").blobs == [picture(8, 8)]
 
 
 def test_a_folder_that_is_away_is_not_the_records_fault(tmp_path: Path) -> None:
     with pytest.raises(SourceAwayError):
-        build_record(record("x", ["a.png"]), folder=tmp_path / "unmounted", default_id="d")
+        build_record(record("x", ["a.png"]), files=FolderFiles(tmp_path / "unmounted"), default_id="d")
 
 
 def test_the_files_of_one_record_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "RECORD_BYTES_MAX", 250)
+    monkeypatch.setattr(records, "RECORD_BYTES_MAX", 250)
     for name in "abc":
         (tmp_path / f"{name}.png").write_bytes(b"x" * 100)
-    assert len(build_record(record("x", ["a.png", "b.png"]), folder=tmp_path, default_id="d").blobs) == 2
-    call = lambda: build_record(record("x", ["a.png", "b.png", "c.png"]), folder=tmp_path, default_id="d")
+    assert len(build_record(record("x", ["a.png", "b.png"]), files=FolderFiles(tmp_path), default_id="d").blobs) == 2
+    call = lambda: build_record(record("x", ["a.png", "b.png", "c.png"]), files=FolderFiles(tmp_path), default_id="d")
     assert rule_of(call) == "file"
 
 
@@ -83,7 +84,7 @@ def test_a_box_is_four_finite_numbers_in_order(tmp_path: Path, box: str) -> None
     (tmp_path / "a.png").write_bytes(picture(8, 8))
     content = json.loads(f'{{"id":"x","images":["a.png"],"boxes":[{{"image":0,"box":[{box}]}}],"conversations":[]}}')
     content["conversations"] = record("x")["conversations"]
-    assert rule_of(lambda: build_record(content, folder=tmp_path, default_id="d")) == "boxes"
+    assert rule_of(lambda: build_record(content, files=FolderFiles(tmp_path), default_id="d")) == "boxes"
 
 
 HOSTILE = [

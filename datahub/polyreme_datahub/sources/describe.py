@@ -1,0 +1,274 @@
+"""Registers a source: reads every file once, writes the listing, and describes the version by its content.
+
+Memory is bounded whatever the number of files: names are sorted in runs, files are digested by a few threads with few
+of them ahead, and the listing is streamed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO
+
+from polyreme_datahub.errors import BadRecordError, SourceInvalidError
+from polyreme_datahub.sources.chunks import FIELD, cut, encode_counts
+from polyreme_datahub.sources.external_sort import Row, sorted_rows
+from polyreme_datahub.sources.files import FOLDER, JSONL, SUFFIXES
+from polyreme_datahub.sources.found import Found
+from polyreme_datahub.sources.listing import Entry, ListingWriter
+from polyreme_datahub.sources.records import IMAGE_BYTES_MAX, LINE_BYTES_MAX, TEXT_BYTES_MAX, named_files
+from polyreme_datahub.sources.trees import Tree, problem_of
+
+FORM = 2
+TEXT = ".txt"
+PDF = ".pdf"
+UNREAD = {
+    **dict.fromkeys((".heic", ".heif", ".hif"), "HEIC"),
+    ".avif": "AVIF",
+    ".jxl": "JPEG XL",
+    **dict.fromkeys((".jp2", ".j2k", ".jpf", ".jpx"), "JPEG 2000"),
+    ".psd": "Photoshop",
+    ".svg": "SVG",
+    **dict.fromkeys((".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"), "raw camera"),
+}
+"""Image formats that no decoder here reads: they are listed, so that each is a dead letter and not left out."""
+THREADS = min(8, os.cpu_count() or 1)
+AHEAD = 64
+"""Files that are being digested, or wait for their turn in the listing."""
+PROGRESS_FILES = 100
+
+Progress = Callable[[Found], None]
+Store = Callable[[BinaryIO], tuple[str, int]]
+"""Stores a file in the lakehouse; returns its digest and size."""
+CountPages = Callable[[bytes], int]
+
+
+def describe_folder(
+    tree: Tree, path: str, *, store: Store, count_pages: CountPages, progress: Progress
+) -> tuple[dict[str, Any], int]:
+    """Describe a folder of images, each with the text of the same name beside it, and of PDFs; count the records.
+
+    Args:
+        tree: The files.
+        path: What the user named, in full.
+        store: Stores the listing.
+        count_pages: Counts the pages of a PDF (``sandbox.count_pages``).
+        progress: Called now and then.
+
+    Raises:
+        SourceInvalidError: If there is no record, or a folder can't be listed.
+        SourceAwayError: If a file can't be read now.
+    """
+    found = Found()
+    describer = _Describer(tree, found, count_pages, progress)
+    description, records = describer.describe(FOLDER, path, describer.folder_jobs(), store)
+    if not records:
+        raise SourceInvalidError(
+            f"dataset folder holds no image: {path}, expected files ending in {', '.join(sorted({*SUFFIXES, PDF}))}",
+            field="source",
+        )
+    return description, records
+
+
+def describe_jsonl(tree: Tree, name: str, path: str, *, store: Store, progress: Progress) -> tuple[dict[str, Any], int]:
+    """Describe a JSON Lines file and the files that its lines name; arguments and errors as ``describe_folder``."""
+    found = Found()
+    describer = _Describer(tree, found, _no_pages, progress)
+    file, etag = tree.open(name)
+    with file:
+        description, records = describer.describe(JSONL, path, describer.line_jobs(name, file, etag), store)
+    if not records:
+        raise SourceInvalidError(f"dataset file is empty: {path}, expected at least one record", field="source")
+    return {**description, "name": name}, records
+
+
+@dataclasses.dataclass(slots=True)
+class _Job:
+    """A file to digest, or an entry that is known."""
+
+    entry: Entry
+    """Its record is a number by which entries of one record are told from others: pages have none yet."""
+    bytes_max: int = 0
+    seen: Row | None = None
+    is_document: bool = False
+
+
+class _Describer:
+    def __init__(self, tree: Tree, found: Found, count_pages: CountPages, progress: Progress) -> None:
+        self._tree, self._found = tree, found
+        self._count_pages, self._progress = count_pages, progress
+
+    def describe(self, kind: str, path: str, jobs: Iterable[_Job], store: Store) -> tuple[dict[str, Any], int]:
+        with ListingWriter() as listing:
+            sizes = _Sizes()
+            counts = encode_counts(cut(sizes.of(self._noted(_numbered(self._entries(jobs)), listing))))
+            self._progress(self._found)
+            digest, size = store(listing.finish()) if sizes.records else ("", 0)
+        description = {
+            "kind": kind,
+            "form": FORM,
+            "path": path,
+            "content": listing.content,
+            "listing": digest,
+            "listing_bytes": size,
+            FIELD: counts,
+            "found": self._found.counts(),
+        }
+        return description, sizes.records
+
+    def folder_jobs(self) -> Iterator[_Job]:
+        """Yield the images and texts of a folder by stem, so that a text comes with its images."""
+        rows = sorted_rows((row for row in self._tree.walk() if _is_of_a_folder(row[0])), key=lambda row: _stem(row[0]))
+        for record, files in enumerate(_by_stem(rows, self._found)):
+            for name, row, bytes_max in files:
+                entry = Entry(record=record, path=name)
+                yield _Job(entry, bytes_max, row, is_document=_suffix(name) == PDF)
+
+    def line_jobs(self, name: str, file: BinaryIO, etag: str) -> Iterator[_Job]:
+        """Yield each line, and the files that it names."""
+        for record, (start, size, digest, line) in enumerate(_lines(file)):
+            entry = Entry(record=record, path=name, start=start, size=size, sha256=digest, etag=etag)
+            self._found.lines += 1
+            yield _Job(entry)
+            for named in named_files(_parsed(line)):
+                yield _Job(Entry(record=record, path=named), IMAGE_BYTES_MAX)
+
+    def _entries(self, jobs: Iterable[_Job]) -> Iterator[Entry]:
+        """Yield the entries of jobs in order, digested by threads."""
+        with ThreadPoolExecutor(THREADS) as threads:
+            ahead: deque[tuple[_Job, Future[Entry]]] = deque()
+            try:
+                for job in jobs:
+                    ahead.append((job, threads.submit(self._look, job)))
+                    if len(ahead) >= AHEAD:
+                        yield from self._finish(*ahead.popleft())
+                while ahead:
+                    yield from self._finish(*ahead.popleft())
+            finally:
+                for _, waiting in ahead:
+                    waiting.cancel()
+
+    def _look(self, job: _Job) -> Entry:
+        if not job.bytes_max:
+            return job.entry
+        name = job.entry.path
+        if job.seen is _MISSING:
+            missing = problem_of(name, "No such file or directory")
+            return dataclasses.replace(job.entry, problem=missing, rule="file")
+        look = self._tree.look(name, bytes_max=job.bytes_max, seen=job.seen)
+        return dataclasses.replace(job.entry, **dataclasses.asdict(look))
+
+    def _finish(self, job: _Job, looked: Future[Entry]) -> list[Entry]:
+        """Return the entry of a file, or of each page of a document: one with a problem if it can't be opened.
+
+        One document at a time is in memory and in the sandbox, whose child belongs to this thread.
+        """
+        entry = looked.result()
+        if not job.is_document or entry.problem:
+            return [entry]
+        try:
+            pages = self._count_pages(self._tree.read(entry))
+        except BadRecordError as error:
+            return [dataclasses.replace(entry, problem=f"{entry.path!r}: {error.message}", rule=error.rule)]
+        return [dataclasses.replace(entry, page=page) for page in range(pages)]
+
+    def _noted(self, entries: Iterable[Entry], listing: ListingWriter) -> Iterator[Entry]:
+        for entry in entries:
+            listing.add(entry)
+            self._found.note(entry, unread=UNREAD.get(_suffix(entry.path), ""))
+            if self._found.files % PROGRESS_FILES == 0:
+                self._progress(self._found)
+            yield entry
+
+
+_MISSING: Row = ()
+"""What ``walk`` has yielded for a file that it has not found."""
+
+
+class _Sizes:
+    """Bytes of each record, from the entries of all."""
+
+    def __init__(self) -> None:
+        self.records = 0
+
+    def of(self, entries: Iterable[Entry]) -> Iterator[int]:
+        for _, some in itertools.groupby(entries, key=lambda entry: entry.record):
+            self.records += 1
+            yield sum(entry.size for entry in some if entry.page < 1)
+
+
+def _numbered(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Number the records: each page of a document is one."""
+    number, last = -1, (-1, 0)
+    for entry in entries:
+        here = (entry.record, max(0, entry.page))
+        number += here != last
+        last = here
+        yield dataclasses.replace(entry, record=number)
+
+
+def _by_stem(rows: Iterable[Row], found: Found) -> Iterator[list[tuple[str, Row | None, int]]]:
+    """Yield the files of each record of a folder: an image and its text, or a PDF."""
+    for _, group in itertools.groupby(rows, key=lambda row: _stem(row[0])[0]):
+        files = list(group)
+        texts = {row[0]: row for row in files if _suffix(row[0]) == TEXT}
+        images = [row for row in files if row[0] not in texts]
+        if not images:
+            found.texts_alone += len(texts)
+        for row in images:
+            name = row[0]
+            if _suffix(name) == PDF:
+                yield [(name, row, IMAGE_BYTES_MAX)]
+                continue
+            text = str(PurePosixPath(name).with_suffix(TEXT))
+            seen = texts.get(text, _MISSING)
+            found.images_alone += seen is _MISSING
+            yield [(name, row, IMAGE_BYTES_MAX), (text, seen, TEXT_BYTES_MAX)]
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, int, str, bytes]]:
+    """Yield start, size, digest and bytes of each line, without its end; of a line that is too long no bytes."""
+    position = 0
+    while line := file.readline(LINE_BYTES_MAX + 2):
+        start, content = position, line.rstrip(b"\r\n")
+        position += len(line)
+        if line.endswith(b"\n") or len(content) <= LINE_BYTES_MAX:
+            yield start, len(content), hashlib.sha256(content).hexdigest(), content
+            continue
+        digest = hashlib.sha256(line)
+        while not line.endswith(b"\n") and (line := file.readline(LINE_BYTES_MAX)):
+            digest.update(line)
+            position += len(line)
+        yield start, position - start, digest.hexdigest(), b""
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_of_a_folder(name: str) -> bool:
+    suffix = _suffix(name)
+    return suffix in SUFFIXES or suffix in UNREAD or suffix in {TEXT, PDF}
+
+
+def _suffix(name: str) -> str:
+    return PurePosixPath(name).suffix.lower()
+
+
+def _stem(name: str) -> Sequence[str]:
+    """Return what names are sorted by: the path without its suffix, then the whole of it."""
+    return [name.removesuffix(PurePosixPath(name).suffix), name]
+
+
+def _no_pages(_: bytes) -> int:
+    raise BadRecordError("a JSON Lines file names images, not documents", rule="file")

@@ -1,0 +1,184 @@
+"""The rules of a record: its fields, and the files that it names. The format is docs/reference/dataset-format.md."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from polyreme_datahub.digests import digest_bytes
+from polyreme_datahub.errors import BadRecordError
+from polyreme_datahub.sources.names import shown
+from polyreme_datahub.sources.types import IMAGE_MARK, ROLES, RawRecord
+
+FOLDER_QUESTION = "Describe the image."
+LINE_BYTES_MAX = 4 * 2**20
+IMAGE_BYTES_MAX = 256 * 2**20
+RECORD_BYTES_MAX = 512 * 2**20
+TEXT_BYTES_MAX = 4 * 2**20
+BOX_PX_MAX = 1e6
+IMAGES_MAX = 64
+TURNS_MAX = 256
+ID_CHARACTERS_MAX = 512
+FIELDS = frozenset({"id", "images", "conversations", "boxes", "masks"})
+
+
+class Files(Protocol):
+    """The files that a record may name."""
+
+    def size(self, name: str) -> int:
+        """Return the size of a file; 0 if it can't be read."""
+        ...
+
+    def read(self, name: str, *, bytes_max: int = IMAGE_BYTES_MAX) -> bytes:
+        """Read a file.
+
+        Raises:
+            BadRecordError: If it can't be read, and that is the record's fault.
+            EnvironmentFailedError: If it can't be read for another reason.
+        """
+        ...
+
+
+def describe_image(name: str, caption: bytes, *, text: str) -> dict[str, Any]:
+    """Return the record of an image in a folder: the text beside it is the answer.
+
+    Raises:
+        BadRecordError: If the text is not UTF-8.
+    """
+    try:
+        answer = caption.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise BadRecordError(f"text is not UTF-8: {text}", rule="text") from error
+    turns = [{"role": "user", "content": FOLDER_QUESTION}, {"role": "assistant", "content": answer}]
+    return {"id": shown(name), "images": [name], "conversations": turns}
+
+
+def named_files(content: Any) -> list[str]:
+    """Return the images and masks that a record names, each once; nothing of a record that breaks their rules."""
+    names: dict[str, None] = {}
+    for field in ("images", "masks"):
+        value = content.get(field, []) if isinstance(content, dict) else []
+        if not isinstance(value, list) or len(value) > IMAGES_MAX:
+            return []
+        names |= dict.fromkeys(name for name in value if isinstance(name, str))
+    return list(names)
+
+
+def build_record(content: Any, *, files: Files, default_id: str) -> RawRecord:
+    """Check a record's fields and read its files.
+
+    Raises:
+        BadRecordError: Naming the first rule that is broken.
+    """
+    if not isinstance(content, dict):
+        raise BadRecordError(f"record is a {type(content).__name__}, expected an object", rule="fields")
+    if unknown := sorted(set(content) - FIELDS):
+        raise BadRecordError(f"unknown field: {unknown[0]!r}, fields are {', '.join(sorted(FIELDS))}", rule="fields")
+    sample_id = content.get("id", default_id)
+    if not isinstance(sample_id, str) or not 1 <= len(sample_id) <= ID_CHARACTERS_MAX or not sample_id.isprintable():
+        raise BadRecordError(
+            f"id is {reprlib.repr(sample_id)}, expected text of 1 to {ID_CHARACTERS_MAX} printable characters",
+            rule="id",
+        )
+    try:
+        return _build(content, sample_id, files)
+    except BadRecordError as error:
+        raise BadRecordError(error.message, rule=error.rule, sample_id=sample_id) from error
+
+
+def _build(content: Mapping[str, Any], sample_id: str, files: Files) -> RawRecord:
+    paths = _texts(content.get("images", []), "images", IMAGES_MAX)
+    turns = _turns(content.get("conversations"), len(paths))
+    blobs = [files.read(path) for path in _within(files, paths)]
+    masks = content.get("masks", [None] * len(paths))
+    if not isinstance(masks, list) or len(masks) != len(paths):
+        raise BadRecordError(
+            f"masks do not match the images, expected a path or null for each of the {len(paths)} images", rule="mask"
+        )
+    _texts([path for path in masks if path is not None], "mask", IMAGES_MAX)
+    mask_blobs = [None if path is None else files.read(path) for path in masks]
+    record = {
+        "id": sample_id,
+        "kind": "images",
+        "images": [digest_bytes(blob) for blob in blobs],
+        "masks": [None if blob is None else digest_bytes(blob) for blob in mask_blobs],
+        "boxes": _boxes(content.get("boxes", []), len(paths)),
+        "conversations": turns,
+    }
+    return RawRecord(sample_id=sample_id, content=record, blobs=[*blobs, *(b for b in mask_blobs if b is not None)])
+
+
+def _turns(value: Any, images: int) -> list[dict[str, str]]:
+    if not isinstance(value, list) or not 1 <= len(value) <= TURNS_MAX:
+        raise BadRecordError(
+            f"conversations is not valid, expected a list of 1 to {TURNS_MAX} turns", rule="conversations"
+        )
+    turns, marks = [], 0
+    for turn in value:
+        if not isinstance(turn, dict) or set(turn) != {"role", "content"} or turn["role"] not in ROLES:
+            raise BadRecordError(
+                f"turn is {reprlib.repr(turn)}, expected {{role, content}} with role one of {', '.join(ROLES)}",
+                rule="conversations",
+            )
+        if not isinstance(turn["content"], str) or not _is_unicode(turn["content"]):
+            raise BadRecordError("turn: content is not text, or has lone surrogates", rule="conversations")
+        marks += turn["content"].count(IMAGE_MARK)
+        turns.append({"role": turn["role"], "content": turn["content"]})
+    if not any(turn["role"] == "assistant" and turn["content"] for turn in turns):
+        raise BadRecordError(
+            "conversations has no assistant turn with text, so there is nothing to learn", rule="conversations"
+        )
+    if marks not in {0, images}:
+        raise BadRecordError(
+            f"conversations: {marks} {IMAGE_MARK} marks, {images} images; expected no marks, or one for each image",
+            rule="images",
+        )
+    return turns
+
+
+def _boxes(value: Any, images: int) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        raise BadRecordError("boxes is not valid, expected a list of {image, box, label}", rule="boxes")
+    boxes = []
+    for item in value:
+        good = isinstance(item, dict) and set(item) <= {"image", "box", "label"} and _is_box(item.get("box"))
+        good = good and isinstance(item.get("label", ""), str) and _is_unicode(item.get("label", ""))
+        if not good or type(item.get("image", 0)) is not int or not 0 <= item.get("image", 0) < images:
+            raise BadRecordError(
+                f"box is {reprlib.repr(item)}, expected "
+                f"{{image: 0..{images - 1}, box: [left, top, right, bottom], label}}",
+                rule="boxes",
+            )
+        boxes.append({"image": item.get("image", 0), "box": item["box"], "label": item.get("label", "")})
+    return boxes
+
+
+def _is_box(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 4
+        and all(type(edge) in {int, float} and abs(edge) <= BOX_PX_MAX for edge in value)
+        and value[0] <= value[2]
+        and value[1] <= value[3]
+    )
+
+
+def _texts(value: Any, name: str, count_max: int) -> list[str]:
+    if not isinstance(value, list) or len(value) > count_max or not all(isinstance(item, str) for item in value):
+        raise BadRecordError(f"{name} is not valid, expected a list of at most {count_max} paths", rule=name)
+    return value
+
+
+def _within(files: Files, paths: Sequence[str]) -> Iterator[str]:
+    """Yield the paths while their files together stay inside a record's bound."""
+    total_bytes = 0
+    for path in paths:
+        total_bytes += files.size(path)
+        if total_bytes > RECORD_BYTES_MAX:
+            raise BadRecordError(f"images are too large: more than {RECORD_BYTES_MAX} bytes in one record", rule="file")
+        yield path
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -37,8 +37,8 @@ def register(
         registry_url: ``sqlite:////absolute/path`` or ``postgresql+psycopg2://...``.
         objects_url: ``file:///absolute/directory`` or ``s3://bucket/prefix``.
         name: Name of the dataset, as jobs write it; ``sample/`` is polyreme's own.
-        source: A ``.jsonl`` file or a folder of images (docs/reference/dataset-format.md), or a description of
-            generated pages.
+        source: A ``.jsonl`` file or a folder of images (docs/reference/dataset-format.md), also as ``s3://bucket/...``,
+            or a description of generated pages.
         progress: Called now and then with what was found so far.
 
     Raises:

@@ -214,6 +214,19 @@ class BucketStore:
 
         self._try("", lambda: next(iter(obstore.list(self._store(), chunk_size=1)), None))
 
+    def request(self, key: str, call: Callable[[S3Store], _Result]) -> _Result:
+        """Make a request of the caller's own, tried again and failing like all others.
+
+        Args:
+            key: What it is about, for messages.
+            call: Makes the request, perhaps several times; what it raises beside a client's errors passes through.
+
+        Raises:
+            ObjectNotFoundError: If there is no such object.
+            StoreFailedError: If the server can't be reached or refuses.
+        """
+        return self._try(key, lambda: call(self._store()))
+
     def _store(self) -> S3Store:
         with self._lock:
             if self._opened is None or self._opened[0] != os.getpid():

@@ -34,7 +34,7 @@ OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output for
 def register(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the dataset, as jobs write it.")],
-    source: Annotated[Path, typer.Argument(help="A .jsonl file, or a folder of images and conversations.")],
+    source: Annotated[str, typer.Argument(help="A .jsonl file or a folder of images and texts, also s3://bucket/...")],
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Register images and conversations as a dataset; changed content becomes a new version.
@@ -46,7 +46,7 @@ def register(
     from polyreme_datahub.hub import register as register_dataset
     from polyreme_datahub.sources.found import sentence
 
-    if not source.exists():
+    if not source.startswith("s3://") and not Path(source).exists():
         raise NotFoundError(f"no such file or folder: {source}", field="SOURCE")
     home = _home(context)
     with busy(f"reading {source}") as show:

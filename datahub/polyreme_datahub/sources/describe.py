@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,7 +38,8 @@ UNREAD = {
     **dict.fromkeys((".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"), "raw camera"),
 }
 """Image formats that no decoder here reads: they are listed, so that each is a dead letter and not left out."""
-THREADS = min(8, os.cpu_count() or 1)
+THREADS = 8
+"""Files that are digested at once, or requests in flight to a bucket."""
 AHEAD = 64
 """Files that are being digested, or wait for their turn in the listing."""
 PROGRESS_FILES = 100

@@ -11,6 +11,7 @@ from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import SourceInvalidError
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.sources import describe, digits, files
+from polyreme_datahub.sources.bucket import SCHEME, BucketTree
 from polyreme_datahub.sources.describe import CountPages, Progress, Store
 from polyreme_datahub.sources.listed import ListedFolder, ListedLines
 from polyreme_datahub.sources.listing import Listing
@@ -40,7 +41,7 @@ def describe_files(
     """List a source of files, describe it by its content, and count its records.
 
     Args:
-        source: Path of a JSON Lines file or of a folder of images.
+        source: Path of a JSON Lines file or of a folder of images, or ``s3://bucket/...`` of one.
         store: Stores the listing.
         count_pages: Counts the pages of a PDF.
         progress: Called now and then.
@@ -49,6 +50,8 @@ def describe_files(
         SourceInvalidError: If it is neither, is empty or can't be listed.
         SourceAwayError: If a file can't be read now.
     """
+    if source.startswith(SCHEME):
+        return _describe_bucket(source.rstrip("/"), store=store, count_pages=count_pages, progress=progress)
     path = Path(source)
     if path.is_dir():
         real = os.path.realpath(path)
@@ -61,6 +64,15 @@ def describe_files(
         )
     path = Path(os.path.realpath(path))
     return describe.describe_jsonl(LocalTree(path.parent), path.name, str(path), store=store, progress=progress)
+
+
+def _describe_bucket(
+    url: str, *, store: Store, count_pages: CountPages, progress: Progress
+) -> tuple[dict[str, Any], int]:
+    if not url.endswith(LINES_SUFFIXES):
+        return describe.describe_folder(BucketTree(url), url, store=store, count_pages=count_pages, progress=progress)
+    folder, _, name = url.rpartition("/")
+    return describe.describe_jsonl(BucketTree(folder), name, url, store=store, progress=progress)
 
 
 def identity_of(description: Mapping[str, Any]) -> str:
@@ -98,6 +110,9 @@ def open_source(description: Mapping[str, Any], lakehouse: Lakehouse) -> Source:
 
 
 def _tree(description: Mapping[str, Any]) -> Tree:
+    if description["path"].startswith(SCHEME):
+        url = description["path"]
+        return BucketTree(url if description["kind"] == files.FOLDER else url.rpartition("/")[0])
     path = Path(description["path"])
     return LocalTree(path if description["kind"] == files.FOLDER else path.parent)
 

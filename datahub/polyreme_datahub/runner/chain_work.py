@@ -310,7 +310,7 @@ class ChainWork:
         pending.actions.append(
             Action(key=key, operation=step.operation.name, inputs=inputs, output=digest, value=inline)
         )
-        sample.outputs[step.name] = Output(digest=digest, value=stored if small else None)
+        sample.outputs[step.name] = Output(digest, value=stored if small else None)
         pending.count(step.name, misses=1)
 
     def _pace_commit(self, item: WorkItem, pending: _Pending) -> None:

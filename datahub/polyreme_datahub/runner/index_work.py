@@ -91,6 +91,8 @@ class IndexWork:
         self._walk = Walk(database, lakehouse, constants=flow.recipe.constants)
         self._inputs = Inputs(database, lakehouse, constants=flow.recipe.constants)
         self._channels: dict[int, int] = {}
+        self._groups: dict[str, str] = {}
+        """Digests of the groups that this object wrote, by item."""
 
     def items(self, version: DatasetVersion) -> list[WorkItem]:
         """Return the items of a version's index."""
@@ -143,6 +145,7 @@ class IndexWork:
             owner=self._owner,
             now_s=self._now_s(),
         )
+        self._groups[item.key] = digest
         self._on_counts(item, counts)
 
     def close(self) -> None:
@@ -182,6 +185,8 @@ class IndexWork:
         return IndexRow(key=key, version_id=version.id, manifest=digest, samples=samples, tokens=tokens)
 
     def _group(self, version: DatasetVersion, item: WorkItem, channels: int) -> Mapping[str, Any]:
+        if item.key in self._groups:
+            return dict(json.loads(self._lakehouse.get_blob(self._groups[item.key])))
         walked = self._walk.samples(version, self._flow.recipe.steps, values_of=(), first=item.first, count=item.count)
         key = self._group_key(version, item.first, channels, [_inputs_of(one) for one in walked])
         found = results.outputs_of(self._database, [key])

@@ -15,13 +15,22 @@ from polyreme_datahub.recipes.recipe import Step
 from polyreme_datahub.runner.stored import Stored
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class Output:
     """What a step made of a sample."""
 
-    digest: str
-    value: Stored | None
-    """The value, where it is small enough to lie in the registry."""
+    __slots__ = ("_text", "_value", "digest")
+
+    def __init__(self, digest: str, *, text: str | None = None, value: Stored | None = None) -> None:
+        """Take the value, or its text, where it is small enough to lie in the registry."""
+        self.digest = digest
+        self._text, self._value = text, value
+
+    @property
+    def value(self) -> Stored | None:
+        """The value where it lies in the registry; read at its first use, since most are never looked at."""
+        if self._value is None and self._text is not None:
+            self._value = Stored.from_bytes(self._text)
+        return self._value
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

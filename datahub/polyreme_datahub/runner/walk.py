@@ -100,10 +100,7 @@ class Walk:
 def known_outputs(database: Database, keys: Collection[str]) -> dict[str, Output]:
     """Return the outputs of the actions that are known, by key."""
     found = results.outputs_of(database, keys)
-    return {
-        key: Output(digest=made.digest, value=None if made.value is None else Stored.from_bytes(made.value))
-        for key, made in found.items()
-    }
+    return {key: Output(made.digest, text=made.value) for key, made in found.items()}
 
 
 def known_ends(database: Database, version_id: int, *, first: int, count: int) -> set[str]:

@@ -16,6 +16,7 @@ from polyreme_datahub.sources import bucket as buckets
 from polyreme_datahub.sources.open import open_source
 from polyreme_datahub.sources.types import Source
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
+from tests.unit.datahub.test_pdf_pages import document
 
 pytestmark = [pytest.mark.services]
 NAMES = ("a", "a b#%41+.x", "deep/er/ü", "z")
@@ -93,6 +94,13 @@ def test_a_job_trains_on_a_folder_in_a_bucket(bucket: str, home: Home) -> None:
     home.register("mine", bucket)
     part = home.process(make_spec(["mine"])).datasets[0]
     assert (part.samples, part.dead_letters) == (4, ())
+
+
+def test_pages_of_a_document_in_a_bucket_are_records(bucket: str, home: Home) -> None:
+    open_store(bucket).put("a.pdf", document())
+    version, source = add(home, bucket)
+    assert version.records == 2
+    assert source.read(1).blobs == [document()]
 
 
 def test_an_empty_prefix_and_a_missing_file_are_refused(bucket: str, home: Home) -> None:

@@ -37,6 +37,8 @@ def decode(record: Value, parameters: DecodeParameters) -> Value:
     """Check a record's images and masks."""
     content = record.data
     facts: dict[str, Any] = {"kind": content["kind"]}
+    if content["kind"] == "pdf":
+        raise BadRecordError("page of a PDF, not an image: a recipe needs the step pdf-pages before decode", rule="pdf")
     if content["kind"] != "images":
         return Value.of(facts | {name: content[name] for name in ("height", "width", "digits")})
     images = []

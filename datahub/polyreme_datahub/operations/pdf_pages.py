@@ -28,6 +28,8 @@ PAGES_MAX = 100_000
 PASSWORD = 4
 """PDFium's code for a password that is missing."""
 PNG_LEVEL = 1
+OF_A_PAGE = frozenset({"kind", "document", "documents", "page"})
+"""Fields of a record of a page that one of an image has not."""
 HEADER_BYTES = 1024
 """The header may come as late as this; readers accept bytes before it."""
 
@@ -45,18 +47,22 @@ class PdfPagesParameters:
 
 @operation("pdf-pages", 1, inputs=(RECORD,), parameters=PdfPagesParameters)
 def pdf_pages(record: Value, parameters: PdfPagesParameters) -> Value:
-    """Render the page that a record names: ``{"kind": "pdf", "document": digest, "page": number from 0, ...}``.
+    """Render the page that a record names; a record of images is passed through.
+
+    The record is ``{"kind": "pdf", "document": digest, "documents": [digest], "page": number from 0, ...}``.
 
     The value has the form of a record with one image and all other fields of this one, so that ``decode`` takes it.
     """
     content = record.data
+    if content["kind"] == "images":
+        return Value.of(content, kept=record.blobs.values())
     with _open(record.blobs[content["document"]].data) as document:
         image = _render(document, content["page"], parameters.dpi)
     buffer = io.BytesIO()
     image.save(buffer, "PNG", compress_level=PNG_LEVEL)
     blob = Blob(buffer.getvalue())
     blob.keep_pixels(image)
-    rest = {name: value for name, value in content.items() if name not in {"kind", "document", "page"}}
+    rest = {name: value for name, value in content.items() if name not in OF_A_PAGE}
     made = {**rest, "kind": "images", "images": [blob.digest], "masks": [None], "boxes": []}
     return Value.of(made, made=[blob])
 

@@ -22,12 +22,18 @@ from polyreme_datahub.sources.external_sort import Row, sorted_rows
 from polyreme_datahub.sources.files import FOLDER, JSONL, SUFFIXES
 from polyreme_datahub.sources.found import Found
 from polyreme_datahub.sources.listing import Entry, ListingWriter
-from polyreme_datahub.sources.records import IMAGE_BYTES_MAX, LINE_BYTES_MAX, TEXT_BYTES_MAX, named_files
+from polyreme_datahub.sources.records import (
+    IMAGE_BYTES_MAX,
+    LINE_BYTES_MAX,
+    PDF,
+    TEXT_BYTES_MAX,
+    is_document,
+    named_files,
+)
 from polyreme_datahub.sources.trees import Tree, problem_of
 
 FORM = 2
 TEXT = ".txt"
-PDF = ".pdf"
 UNREAD = {
     **dict.fromkeys((".heic", ".heif", ".hif"), "HEIC"),
     ".avif": "AVIF",
@@ -129,7 +135,7 @@ class _Describer:
         for record, files in enumerate(_by_stem(rows, self._found)):
             for name, row, bytes_max in files:
                 entry = Entry(record=record, path=name)
-                yield _Job(entry, bytes_max, row, is_document=_suffix(name) == PDF)
+                yield _Job(entry, bytes_max, row, is_document=is_document(name))
 
     def line_jobs(self, name: str, file: BinaryIO, etag: str) -> Iterator[_Job]:
         """Yield each line, and the files that it names."""
@@ -224,7 +230,7 @@ def _by_stem(rows: Iterable[Row], found: Found) -> Iterator[list[tuple[str, Row 
             found.texts_alone += len(texts)
         for row in images:
             name = row[0]
-            if _suffix(name) == PDF:
+            if is_document(name):
                 yield [(name, row, IMAGE_BYTES_MAX)]
                 continue
             text = str(PurePosixPath(name).with_suffix(TEXT))

@@ -14,6 +14,8 @@ from polyreme_datahub.sources.records import (
     LINE_BYTES_MAX,
     build_record,
     describe_image,
+    is_document,
+    page_record,
 )
 from polyreme_datahub.sources.trees import Tree
 from polyreme_datahub.sources.types import RawRecord
@@ -72,20 +74,34 @@ class ListedLines:
 
 
 class ListedFolder:
-    """Images of a folder, each described by the ``.txt`` beside it."""
+    """Images of a folder, each described by the ``.txt`` beside it, and pages of PDFs."""
 
     def __init__(self, tree: Tree, listing: Listing) -> None:
         self._tree, self._listing = tree, listing
+        self._document: tuple[str, bytes] = ("", b"")
+        """The newest document: its pages are read one after the other."""
 
     def record_id(self, ordinal: int) -> str:
-        """Name a record by its file's path."""
-        return shown(self._listing.of(ordinal)[0].path)
+        """Name a record by its file's path, and its page from 1."""
+        first = self._listing.of(ordinal)[0]
+        return shown(first.path) + (f"#page={first.page + 1}" if first.page >= 0 else "")
 
     def read(self, ordinal: int) -> RawRecord:
-        """Read an image and its text."""
+        """Read an image and its text, or a document for one of its pages."""
         entries = self._listing.of(ordinal)
-        files = ListedFiles(self._tree, {entry.path: entry for entry in entries})
         name = entries[0].path
+        if is_document(name):
+            return self._page(entries[0], self.record_id(ordinal))
+        files = ListedFiles(self._tree, {entry.path: entry for entry in entries})
         text = str(PurePosixPath(name).with_suffix(".txt"))
         content = describe_image(name, files.read(text), text=text)
         return build_record(content, files=files, default_id=self.record_id(ordinal))
+
+    def _page(self, entry: Entry, sample_id: str) -> RawRecord:
+        if entry.problem:
+            raise BadRecordError(entry.problem, rule=entry.rule, sample_id=sample_id)
+        path, data = self._document
+        if path != entry.path:
+            data = self._tree.read(entry)
+            self._document = (entry.path, data)
+        return page_record(sample_id, data, entry.page)

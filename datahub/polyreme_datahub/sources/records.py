@@ -12,6 +12,7 @@ from polyreme_datahub.sources.names import shown
 from polyreme_datahub.sources.types import IMAGE_MARK, ROLES, RawRecord
 
 FOLDER_QUESTION = "Describe the image."
+PDF = ".pdf"
 LINE_BYTES_MAX = 4 * 2**20
 IMAGE_BYTES_MAX = 256 * 2**20
 RECORD_BYTES_MAX = 512 * 2**20
@@ -52,6 +53,25 @@ def describe_image(name: str, caption: bytes, *, text: str) -> dict[str, Any]:
         raise BadRecordError(f"text is not UTF-8: {text}", rule="text") from error
     turns = [{"role": "user", "content": FOLDER_QUESTION}, {"role": "assistant", "content": answer}]
     return {"id": shown(name), "images": [name], "conversations": turns}
+
+
+def is_document(name: str) -> bool:
+    """Tell whether a file of a folder is a document, whose pages are the records."""
+    return name.lower().endswith(PDF)
+
+
+def page_record(sample_id: str, document: bytes, page: int) -> RawRecord:
+    """Return the record of a page, as the operation ``pdf-pages`` takes it; nothing answers its question yet."""
+    digest = digest_bytes(document)
+    content = {
+        "id": sample_id,
+        "kind": "pdf",
+        "document": digest,
+        "documents": [digest],
+        "page": page,
+        "conversations": [{"role": "user", "content": FOLDER_QUESTION}],
+    }
+    return RawRecord(sample_id=sample_id, content=content, blobs=[document])
 
 
 def named_files(content: Any) -> list[str]:

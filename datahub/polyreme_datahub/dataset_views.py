@@ -8,8 +8,9 @@ import json
 import re
 from collections.abc import Mapping
 
+from polyreme_api.errors import InvalidConfigError
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
-from polyreme_datahub.errors import SourceInvalidError
+from polyreme_datahub.errors import DatasetNotFoundError, SourceInvalidError
 from polyreme_datahub.index.damage import WHOLE, keys_of
 from polyreme_datahub.processing import LETTERS_MAX, STAGES, resolve
 from polyreme_datahub.registry import datasets, progress, results
@@ -17,6 +18,8 @@ from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.progress import Tombstone
 from polyreme_datahub.registry.rows import IndexRow, Letter, StageCount
+from polyreme_datahub.runner.outcomes import Outcomes, outcomes_of
+from polyreme_datahub.runner.sealed_version import find_source, recipe_of
 from polyreme_datahub.sources.digits import sample_sources
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9./]*[a-z0-9])?")
@@ -119,6 +122,21 @@ def details(database: Database, store: ObjectStore, reference: str, *, now_s: fl
     counts = progress.statistics_of(database, version.id)
     ended = results.ended_counts(database, version.id)
     manifests = {index.manifest for index in indexes}
+    made = _made_by_recipe(database, version)
+    if made is not None:
+        return DatasetDetails(
+            version=version,
+            versions=tuple(datasets.numbers_of(database, version.name)),
+            samples=version.records,
+            stages=tuple(
+                StageCount(stage=step.name, misses=step.through, dead=step.dead, dropped=step.dropped)
+                for step in made.steps
+            ),
+            indexes=tuple(indexes),
+            dead_letters=tuple(made.letters),
+            dead=made.dead,
+            tombstones=tuple(progress.tombstones_of(database, manifests, count_max=TOMBSTONES_MAX)),
+        )
     return DatasetDetails(
         version=version,
         versions=tuple(datasets.numbers_of(database, version.name)),
@@ -129,6 +147,15 @@ def details(database: Database, store: ObjectStore, reference: str, *, now_s: fl
         dead=sum(dead for dead, _ in ended.values()),
         tombstones=tuple(progress.tombstones_of(database, manifests, count_max=TOMBSTONES_MAX)),
     )
+
+
+def _made_by_recipe(database: Database, version: DatasetVersion) -> Outcomes | None:
+    """Return what the recipe of a sealed version made of its records, as far as both are still known here."""
+    try:
+        recipe = recipe_of(version)
+        return None if recipe is None else outcomes_of(database, find_source(database, version), recipe)
+    except (DatasetNotFoundError, InvalidConfigError):
+        return None
 
 
 def _with_ends(count: StageCount, ended: Mapping[str, tuple[int, int]]) -> StageCount:

@@ -12,11 +12,13 @@ from polyreme_api.job.spec import TrainingJobSpec
 
 if TYPE_CHECKING:
     from polyreme_datahub.dataset_views import DatasetDetails, DatasetSummary
+    from polyreme_datahub.ingestion import IngestReport
     from polyreme_datahub.loader.evaluation import HeldOutSource
     from polyreme_datahub.loader.source import PackedSource
     from polyreme_datahub.processing import ProcessReport, Progress
     from polyreme_datahub.registry.datasets import DatasetVersion
     from polyreme_datahub.registry.engine import Database
+    from polyreme_datahub.runner.flow_meter import OperationProgress
     from polyreme_datahub.sources.found import Found
     from polyreme_datahub.topics.types import Topics
 
@@ -149,6 +151,51 @@ def process(
             topics=topics,
         )
         return processing.process(spec, job=job)
+
+
+def ingest(
+    source: str | Path | Mapping[str, Any],
+    *,
+    name: str,
+    recipe: Mapping[str, Any],
+    registry_url: str,
+    objects_url: str,
+    topics_url: str = "",
+    progress: Callable[[OperationProgress], None] | None = None,
+    workers: int = 2,
+) -> IngestReport:
+    """Run a recipe over a source, and seal what comes through into a new version of a dataset.
+
+    May be killed, cancelled and run again: what is committed is reused, and the same outcome is the same version.
+
+    Args:
+        source: A ``.jsonl`` file or a folder of images; or a dataset, as ``name`` or ``name@number``.
+        name: Dataset that gets the version. The records of a file or a folder become a version of ``<name>/source``.
+        recipe: Content of the recipe's YAML file.
+        registry_url: As in ``register``.
+        objects_url: As in ``register``.
+        topics_url: As in ``process``.
+        progress: Called from worker threads after each commit, with the progress of an operation.
+        workers: Threads, each with one sandboxed child.
+
+    Raises:
+        DatasetNotFoundError: If the source is neither a path nor a dataset.
+        InvalidConfigError: If the recipe, the name or the source breaks a rule, or no sample comes through.
+        EnvironmentFailedError: If store or registry stay away; the next call goes on from there.
+    """
+    from polyreme_datahub.ingestion import Ingestion
+    from polyreme_datahub.objects import open_store
+
+    with _database(registry_url) as database, _topics(topics_url) as topics:
+        ingestion = Ingestion(
+            database,
+            open_store(objects_url),
+            now_s=_now_s,
+            progress=progress,
+            workers=workers,
+            topics=topics,
+        )
+        return ingestion.ingest(source, name, recipe)
 
 
 def work(

@@ -50,6 +50,11 @@ class Lakehouse:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
+    @property
+    def store(self) -> ObjectStore:
+        """The object store."""
+        return self._store
+
     def put_blob(self, data: bytes) -> str:
         """Store bytes under their digest; writing what is there already changes nothing.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic.alias_generators import to_camel
 
+from polyreme.commands.data_ingest import ingest
 from polyreme.commands.data_worker import worker
 from polyreme.formatting import size
 from polyreme.output import Format, confirm, emit, emit_tables, note
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Datasets: register, list, show, delete.", no_args_is_help=True)
 
+app.command(name="ingest")(ingest)
 app.command(name="worker")(worker)
 
 USERS_SHOWN_MAX = 8
@@ -162,7 +164,11 @@ def _print(details: DatasetDetails) -> None:
     emit("Dataset", head, output=Format.TABLE, columns=[("dataset", "reference"), *VERSION_LINES, *lines])
     emit_tables(
         [
-            ("stages, over all runs", value["stages"], _headings("stage", "misses:made", "hits:reused", "dead")),
+            (
+                "stages, over all runs",
+                value["stages"],
+                _headings("stage", "misses:made", "hits:reused", "dead", "dropped"),
+            ),
             ("indexes", value["indexes"], _headings("manifest", "samples", "tokens")),
             ("dead letters", value["deadLetters"], _headings("sampleId:record", "stage", "rule", "error")),
             ("damaged later", value["tombstones"], _headings("sampleId:record", "error")),
@@ -187,4 +193,6 @@ def _headings(*names: str) -> list[tuple[str, str]]:
 
 
 def _origin(source: Mapping[str, Any]) -> str:
+    if source["kind"] == "samples":
+        return f"{source.get('from')}, by a recipe of {len(source['recipe']['operations'])} operations"
     return str(source.get("path", f"{source['kind']}, generated"))

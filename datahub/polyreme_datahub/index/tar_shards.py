@@ -142,7 +142,7 @@ class _Shard:
         texts, numbers = pyarrow.string(), pyarrow.int64()
         types = {"key": texts, "member": texts, "offset": numbers, "length": numbers, "sha256": texts}
         sink = io.BytesIO()
-        with _writer(sink, pyarrow.schema(list(types.items()), metadata={"shard": digest})) as writer:
+        with parquet_writer(sink, pyarrow.schema(list(types.items()), metadata={"shard": digest})) as writer:
             writer.write_table(pyarrow.table(self._index, schema=pyarrow.schema(list(types.items()))))
         index = lakehouse.put_blob(sink.getvalue())
         return TarShard(digest=digest, size_bytes=size_bytes, samples=self.keys, index=index)
@@ -204,13 +204,13 @@ class _Rows:
         facts = {"format": FORMAT, "samples": self._samples, "shards": [dataclasses.asdict(of) for of in self._shards]}
         schema = self._schema.with_metadata({METADATA: canonical_json(facts)})
         sink = io.BytesIO()
-        with _writer(sink, schema) as writer:
+        with parquet_writer(sink, schema) as writer:
             table = pyarrow.concat_tables(self._groups) if self._groups else self._schema.empty_table()
             writer.write_table(table.replace_schema_metadata(schema.metadata), row_group_size=ROWS_MAX)
         return sink.getvalue()
 
 
-def _writer(sink: io.BytesIO, schema: pyarrow.Schema) -> Any:
+def parquet_writer(sink: io.BytesIO, schema: pyarrow.Schema) -> Any:
     """Write Parquet with nothing left to defaults that could change the bytes."""
     import pyarrow.parquet
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -127,6 +128,22 @@ def parse_recipe(content: Any) -> Recipe:
     if not isinstance(entries, list) or not 1 <= len(entries) <= STEPS_MAX:
         raise InvalidConfigError(f"recipe needs a list of 1 to {STEPS_MAX} operations", field="operations")
     return build_recipe([_parse_step(entry, f"operations[{at}]") for at, entry in enumerate(entries)])
+
+
+def recipe_content(recipe: Recipe) -> dict[str, Any]:
+    """Return the content from which ``parse_recipe`` reads the same recipe, with everything written out."""
+    return {
+        "version": FORMAT,
+        "operations": [
+            {
+                "step": step.name,
+                "operation": step.operation.path,
+                "parameters": json.loads(json.dumps(dataclasses.asdict(step.parameters))),
+                "inputs": list(step.inputs),
+            }
+            for step in recipe.steps
+        ],
+    }
 
 
 def _parse_step(entry: Any, field: str) -> Step:

@@ -49,9 +49,19 @@ def reject_doubles(database: Database, version_id: int, *, now_s: float) -> int:
         for start in range(0, len(ordinals), ROWS_MAX):
             some = ordinals[start : start + ROWS_MAX]
             connection.execute(delete(samples).where(mine, samples.c.ordinal.in_(some)))
+        _recount(connection, version_id, len(rejected))
         return len(rejected)
 
     return database.write(work)
+
+
+def _recount(connection: Connection, version_id: int, rejected: int) -> None:
+    """Count records as dead that were counted as made, so that the outcomes add up to the records."""
+    table = schema.statistics
+    mine = (table.c.version_id == version_id, table.c.stage == "ingest")
+    changed = {"misses": table.c.misses - rejected, "dead": table.c.dead + rejected}
+    if rejected:
+        connection.execute(update(table).where(*mine).values(**changed))
 
 
 def put_index(database: Database, index: IndexRow, *, now_s: float) -> None:

@@ -27,6 +27,7 @@ from polyreme_datahub.registry.rows import (
     StageCount,
     columns,
     storable,
+    without_addresses,
 )
 from polyreme_datahub.registry.work_items import WorkItem
 
@@ -300,7 +301,7 @@ def _insert(connection: Connection, results: Results, now_s: float) -> None:
                 **version,
                 **columns(row),
                 "sample_id": storable(row.sample_id)[:ID_CHARACTERS_MAX],
-                text: storable(getattr(row, text))[:ERROR_CHARACTERS_MAX],
+                text: storable(without_addresses(getattr(row, text)))[:ERROR_CHARACTERS_MAX],
                 "created_s": now_s,
             }
             for row in rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ VALUE_BYTES_MAX = 2000
 INPUTS_MAX = 1000
 """Most inputs of one action."""
 ERROR_CHARACTERS_MAX = 2000
+ADDRESS = re.compile(r"(?: at)? 0x[0-9a-fA-F]{6,}")
 ID_CHARACTERS_MAX = 1024
 """Of a dead letter: names of files may be longer than any id that is accepted."""
 
@@ -143,6 +145,11 @@ class Results:
 def storable(text: str) -> str:
     """Escape what no database takes: half surrogates, and NUL, which PostgreSQL refuses."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+def without_addresses(text: str) -> str:
+    """Leave out addresses of objects (``<BytesIO object at 0x7f...>``): the same failure has the same text."""
+    return ADDRESS.sub("", text)
 
 
 def columns(row: Any) -> dict[str, Any]:

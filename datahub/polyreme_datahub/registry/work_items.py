@@ -223,6 +223,13 @@ def counts_by_stage(database: Database, flow: str) -> dict[str, tuple[int, int]]
     return database.read(work)
 
 
+def done_records(database: Database, flow: str) -> dict[str, int]:
+    """Count the records of the items of each stage that are done."""
+    records = func.sum(_ITEMS["count"])
+    query = select(_ITEMS.stage, records).where(_ITEMS.flow == flow, _ITEMS.state == DONE).group_by(_ITEMS.stage)
+    return database.read(lambda connection: {stage: int(count) for stage, count in connection.execute(query)})
+
+
 def reopen(database: Database, keys: Collection[str]) -> None:
     """Make done items due again, with fresh tries: what they made is lost or damaged."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.operations.declare import Device
 from polyreme_datahub.operations.values import Value
-from polyreme_datahub.registry import flows, work_items
+from polyreme_datahub.registry import flows, progress, work_items
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.rows import StageCount
@@ -156,7 +156,7 @@ def run_flow(
         [stage.name for stage in flow.stages],
         flow=flow.id,
         handler=handler,
-        done=lambda: open_barriers(around.database, flow),
+        done=lambda: open_barriers(around.database, flow, now_s=around.now_s()),
         topics=around.topics,
     )
 
@@ -219,12 +219,17 @@ def _ignore(item: WorkItem, counts: Sequence[StageCount]) -> None:
     """Counts of flows that others wait for."""
 
 
-def open_barriers(database: Database, flow: Flow) -> bool:
-    """Open each barrier whose stage before is closed; return whether every stage is closed."""
+def open_barriers(database: Database, flow: Flow, *, now_s: float) -> bool:
+    """Open each barrier whose stage before is closed; return whether every stage is closed.
+
+    Records whose id is taken are rejected first: a barrier must not keep one of them and drop another for it.
+    """
     counts = work_items.counts_by_stage(database, flow.id)
     for stage in flow.stages:
         opened, closed = counts.get(stage.name, (0, 0))
         if not opened and not closed and stage.is_barrier:
+            for version in flow.versions.values():
+                progress.reject_doubles(database, version.id, now_s=now_s)
             barriers = [item for version in flow.versions.values() for item in flow.items(stage, version)]
             work_items.add(database, barriers)
             return False

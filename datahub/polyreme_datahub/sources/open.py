@@ -10,7 +10,7 @@ from typing import Any
 from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import SourceInvalidError
 from polyreme_datahub.lakehouse import Lakehouse
-from polyreme_datahub.sources import describe, digits, files
+from polyreme_datahub.sources import describe, digits, files, samples
 from polyreme_datahub.sources.bucket import SCHEME, BucketTree
 from polyreme_datahub.sources.describe import CountPages, Progress, Store
 from polyreme_datahub.sources.listed import ListedFolder, ListedLines
@@ -92,6 +92,8 @@ def open_source(description: Mapping[str, Any], lakehouse: Lakehouse) -> Source:
     kind, form = description["kind"], description.get("form")
     if kind == digits.KIND:
         return digits.DigitsSource(description)
+    if kind == samples.KIND:
+        return samples.SamplesSource(description, lakehouse.store)
     if form == describe.FORM and kind in {files.JSONL, files.FOLDER}:
         tree = _tree(description)
         digest = description["listing"]

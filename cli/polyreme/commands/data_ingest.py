@@ -1,0 +1,126 @@
+"""``polyreme data ingest``: a recipe over a source, sealed as a version of a dataset."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic.alias_generators import to_camel
+
+from polyreme.formatting import duration, size
+from polyreme.operation_table import OperationTable
+from polyreme.output import Format, emit, emit_tables, note
+from polyreme.paths import Home
+from polyreme_api.errors import InvalidConfigError
+from polyreme_system.clock import SystemClock
+
+if TYPE_CHECKING:
+    from polyreme_datahub.ingestion import IngestReport
+
+WORKERS_MAX = 256
+RECIPE_BYTES_MAX = 1 << 20
+
+
+def ingest(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(help="A .jsonl file, a folder of images, or a dataset as NAME or NAME@N.")],
+    recipe: Annotated[str, typer.Option(help="YAML file of the recipe, or the name of one that ships.")],
+    name: Annotated[str, typer.Option(help="Dataset that gets the new version.")],
+    workers: Annotated[int, typer.Option(help="Samples that are worked on at once.", min=1, max=WORKERS_MAX)] = 2,
+    output: Annotated[Format, typer.Option("-o", "--output", help="Output format.")] = Format.TABLE,
+) -> None:
+    """Run a recipe over a source, and seal what comes through into a new version of a dataset.
+
+    Stop it with Ctrl-C at any time: what is done stays, and the same command continues. The same source and recipe give
+    the same version. Recipes that ship: captioned-pages.
+
+    Examples:
+
+      polyreme data ingest ./receipts.jsonl --recipe captioned-pages --name receipts
+
+      polyreme data ingest receipts/source --recipe ./my-recipe.yaml --name receipts -o json
+    """
+    from polyreme_datahub.hub import ingest as run_recipe
+
+    content = read_recipe(recipe)
+    home: Home = context.obj
+    home.prepare_data()
+    with OperationTable(SystemClock()) as table:
+        report = run_recipe(
+            source,
+            name=name,
+            recipe=content,
+            registry_url=home.registry_url,
+            objects_url=home.objects_url,
+            topics_url=home.topics_url,
+            progress=table.show,
+            workers=workers,
+        )
+    if output is Format.JSON:
+        emit("IngestReport", plain(report), output=output)
+    else:
+        _print(report)
+    note(summary(report))
+
+
+def read_recipe(name: str) -> Any:
+    """Return the content of a recipe's YAML, by path or by the name of one that ships.
+
+    Raises:
+        InvalidConfigError: If it is no YAML.
+        NotFoundError: If there is no such file or name.
+    """
+    import yaml
+
+    from polyreme_datahub.recipes.files import read_shipped
+
+    path = Path(name)
+    if path.is_file():
+        if path.stat().st_size > RECIPE_BYTES_MAX:
+            raise InvalidConfigError(
+                f"recipe file {path} has {path.stat().st_size} bytes, expected at most {RECIPE_BYTES_MAX}",
+                field="--recipe",
+            )
+        text = path.read_text("utf-8", errors="replace")
+    else:
+        text = read_shipped(name)
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InvalidConfigError(f"recipe {name} is not YAML: {error}", field="--recipe") from error
+
+
+def summary(report: IngestReport) -> str:
+    """Say in one line what came of it, dead letters included."""
+    parts = [f"{report.reference}: {report.samples:,} samples"]
+    parts += [f"{report.dropped:,} dropped"] if report.dropped else []
+    parts.append(f"{report.dead:,} dead letters" + (f": polyreme data show {report.reference}" if report.dead else ""))
+    return ", ".join(parts)
+
+
+def plain(value: Any) -> Any:
+    """Return a dataclass as JSON, with the names that all JSON of polyreme has."""
+    if dataclasses.is_dataclass(value):
+        return {to_camel(field.name): plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+def _print(report: IngestReport) -> None:
+    head = {
+        "reference": report.reference,
+        "source": f"{report.source}, {report.records:,} records",
+        "samples": f"{report.samples:,} in {report.shards:,} shards, {size(report.size_bytes)}",
+        "manifest": report.manifest,
+        "seconds": duration(report.seconds),
+    }
+    lines = [("dataset", "reference"), *((name, name) for name in ("source", "samples", "manifest"))]
+    emit("IngestReport", head, output=Format.TABLE, columns=[*lines, ("took", "seconds")])
+    names = ("operation", "records", "made", "reused", "dead", "dropped")
+    columns = [(name.upper(), name) for name in names]
+    emit_tables([("operations", [plain(one) for one in report.operations], columns)])

@@ -1,0 +1,109 @@
+"""Progress of data operations: a live table on a terminal, a plain line now and then everywhere else.
+
+Everything goes to standard error.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from polyreme.formatting import NOTHING, duration
+from polyreme_api.clock import Clock
+
+if TYPE_CHECKING:
+    from polyreme_datahub.runner.flow_meter import OperationProgress
+
+LINE_EVERY_S = 5.0
+"""Least time between two plain lines."""
+DRAW_EVERY_S = 0.2
+BAR_WIDTH = 20
+ROWS_MAX = 64
+
+
+class OperationTable:
+    """Shows operations in the order in which they were first reported: ``with OperationTable(clock) as table: ...``."""
+
+    def __init__(self, clock: Clock, console: Console | None = None) -> None:
+        self._clock = clock
+        self._console = console if console is not None else Console(stderr=True)
+        self._live: Live | None = None
+        self._rows: dict[str, OperationProgress] = {}
+        self._shown_s = -math.inf
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        """Begin; on a terminal the table takes the lines below the cursor."""
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End; the last state stays on the screen."""
+        with self._lock:
+            if self._live is not None:
+                self._live.update(render_operations(self._rows), refresh=True)
+                self._live.stop()
+                self._live = None
+
+    def show(self, progress: OperationProgress) -> None:
+        """Take the progress of one operation; callable from any thread."""
+        with self._lock:
+            if len(self._rows) < ROWS_MAX or progress.operation in self._rows:
+                self._rows[progress.operation] = progress
+            now_s = self._clock.steady_s()
+            if now_s - self._shown_s < (LINE_EVERY_S if self._live is None else DRAW_EVERY_S):
+                return
+            self._shown_s = now_s
+            if self._live is not None:
+                self._live.update(render_operations(self._rows), refresh=True)
+            else:
+                self._console.print(Text(plain_operation(progress)), highlight=False, soft_wrap=True)
+
+
+def render_operations(rows: dict[str, OperationProgress]) -> Table:
+    """Return the table of all operations."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
+    for heading in ("operation", "", "done", "rate", "backlog", "failed", "dropped", "to go"):
+        table.add_column(heading, no_wrap=True, justify="left" if heading in {"operation", ""} else "right")
+    for row in rows.values():
+        table.add_row(
+            Text(row.operation),
+            ProgressBar(
+                total=max(row.total, 1),
+                completed=row.done if row.total else 1,
+                width=BAR_WIDTH,
+                complete_style="cyan",
+                finished_style="green",
+            ),
+            f"{row.done:,}/{row.total:,}",
+            _rate(row),
+            f"{row.backlog:,}",
+            f"{row.dead:,}",
+            f"{row.dropped:,}",
+            duration(row.left_s),
+        )
+    return table
+
+
+def plain_operation(row: OperationProgress) -> str:
+    """Return one operation as a line, for logs."""
+    return (
+        f"{row.operation} | {row.done:,}/{row.total:,} | {_rate(row)} | {row.dead:,} failed | "
+        f"{row.dropped:,} dropped | {duration(row.left_s)} to go"
+    )
+
+
+def _rate(row: OperationProgress) -> str:
+    return NOTHING if row.rate_per_s is None else f"{row.rate_per_s:,.1f}/s"

@@ -133,7 +133,7 @@ def details(database: Database, store: ObjectStore, reference: str, *, now_s: fl
                 for step in made.steps
             ),
             indexes=tuple(indexes),
-            dead_letters=tuple(made.letters),
+            dead_letters=tuple(map(DeadLetterView.of, made.letters)),
             dead=made.dead,
             tombstones=tuple(progress.tombstones_of(database, manifests, count_max=TOMBSTONES_MAX)),
         )

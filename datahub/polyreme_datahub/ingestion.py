@@ -14,7 +14,7 @@ from typing import Any
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.store import ObjectStore
-from polyreme_datahub.dataset_views import check_name
+from polyreme_datahub.dataset_views import DeadLetterView, check_name
 from polyreme_datahub.index.join_manifests import JoinedManifest
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.processing import resolve
@@ -24,7 +24,7 @@ from polyreme_datahub.registry import datasets, progress, work_items
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.rebuild import store_document
-from polyreme_datahub.registry.rows import Letter, StageCount
+from polyreme_datahub.registry.rows import StageCount
 from polyreme_datahub.runner.flow import INGEST, Flow
 from polyreme_datahub.runner.flow_meter import FlowMeter, OperationProgress
 from polyreme_datahub.runner.flow_run import FlowHandler, Sources, Surroundings, run_flow, run_items
@@ -71,7 +71,7 @@ class IngestReport:
     shards: int
     size_bytes: int
     operations: tuple[OperationReport, ...]
-    dead_letters: tuple[Letter, ...]
+    dead_letters: tuple[DeadLetterView, ...]
     """The first ones, by ordinal."""
     seconds: float
 
@@ -135,7 +135,7 @@ class Ingestion:
             shards=len(manifest.shards),
             size_bytes=manifest.size_bytes,
             operations=operations,
-            dead_letters=tuple(outcomes.letters),
+            dead_letters=tuple(map(DeadLetterView.of, outcomes.letters)),
             seconds=self._now_s() - started_s,
         )
 

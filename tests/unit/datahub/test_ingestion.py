@@ -210,7 +210,7 @@ def test_an_operation_of_ones_own_leaves_facts_and_no_addresses(tmp_path: Path) 
     }
     broken.touch()
     report = ingest(home, source, own)
-    errors = [letter.error for letter in report.dead_letters if letter.operation == "shouting"]
+    errors = [letter.error for letter in report.dead_letters if letter.stage == "shouting"]
     assert len(errors) == 4
     assert not [error for error in errors if "0x" in error]
     shards = SampleShards(open_store(home.objects), report.manifest)

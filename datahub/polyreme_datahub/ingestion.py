@@ -34,6 +34,7 @@ from polyreme_datahub.runner.pool import BACKOFF_S
 from polyreme_datahub.runner.sample_seal import SEAL, SealWork
 from polyreme_datahub.runner.sealed_version import put_rows
 from polyreme_datahub.sandbox.tasks import Limits
+from polyreme_datahub.sources.bucket import SCHEME
 from polyreme_datahub.sources.samples import KIND
 from polyreme_datahub.topics.types import Topics
 
@@ -146,7 +147,8 @@ class Ingestion:
             DatasetNotFoundError: If there is neither a file or folder nor a dataset of that name.
             SourceInvalidError: If the file or folder is no source.
         """
-        if not isinstance(source, Mapping) and not Path(source).exists():
+        named = not isinstance(source, Mapping) and not str(source).startswith(SCHEME)
+        if named and not Path(str(source)).exists():
             return resolve(self._database, str(source), now_s=self._now_s())
         return add_dataset(
             self._database,

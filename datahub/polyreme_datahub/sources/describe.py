@@ -46,8 +46,10 @@ UNREAD = {
 """Image formats that no decoder here reads: they are listed, so that each is a dead letter and not left out."""
 THREADS = 8
 """Files that are digested at once, or requests in flight to a bucket."""
-AHEAD = 64
-"""Files that are being digested, or wait for their turn in the listing."""
+BATCH = 16
+"""Files that a thread takes at once."""
+AHEAD = 16
+"""Batches that are being digested, or wait for their turn in the listing."""
 PROGRESS_FILES = 100
 
 Progress = Callable[[Found], None]
@@ -148,11 +150,12 @@ class _Describer:
 
     def _entries(self, jobs: Iterable[_Job]) -> Iterator[Entry]:
         """Yield the entries of jobs in order, digested by threads."""
+        remaining = iter(jobs)
         with ThreadPoolExecutor(THREADS) as threads:
-            ahead: deque[tuple[_Job, Future[Entry]]] = deque()
+            ahead: deque[tuple[list[_Job], Future[list[Entry]]]] = deque()
             try:
-                for job in jobs:
-                    ahead.append((job, threads.submit(self._look, job)))
+                while batch := list(itertools.islice(remaining, BATCH)):
+                    ahead.append((batch, threads.submit(self._look_all, batch)))
                     if len(ahead) >= AHEAD:
                         yield from self._finish(*ahead.popleft())
                 while ahead:
@@ -160,6 +163,9 @@ class _Describer:
             finally:
                 for _, waiting in ahead:
                     waiting.cancel()
+
+    def _look_all(self, jobs: Sequence[_Job]) -> list[Entry]:
+        return [self._look(job) for job in jobs]
 
     def _look(self, job: _Job) -> Entry:
         if not job.bytes_max:
@@ -171,14 +177,18 @@ class _Describer:
         look = self._tree.look(name, bytes_max=job.bytes_max, seen=job.seen)
         return dataclasses.replace(job.entry, **dataclasses.asdict(look))
 
-    def _finish(self, job: _Job, looked: Future[Entry]) -> list[Entry]:
-        """Return the entry of a file, or of each page of a document: one with a problem if it can't be opened.
+    def _finish(self, jobs: Sequence[_Job], looked: Future[list[Entry]]) -> Iterator[Entry]:
+        for job, entry in zip(jobs, looked.result(), strict=True):
+            if job.is_document and not entry.problem:
+                yield from self._pages(entry)
+            else:
+                yield entry
+
+    def _pages(self, entry: Entry) -> list[Entry]:
+        """Return an entry for each page of a document: one with a problem if it can't be opened.
 
         One document at a time is in memory and in the sandbox, whose child belongs to this thread.
         """
-        entry = looked.result()
-        if not job.is_document or entry.problem:
-            return [entry]
         try:
             pages = self._count_pages(self._tree.read(entry))
         except BadRecordError as error:

@@ -379,3 +379,51 @@ def test_lines_that_break_rules_are_one_dead_letter_each(
     assert rules == ["line-size", "json", "json", "images", "images", "json"]
     path.write_bytes(path.read_bytes() + b"\n")
     assert library.add(path) == version
+
+
+@pytest.mark.slow
+def test_every_hostile_file_is_one_dead_letter_with_its_rule_and_the_others_are_processed(
+    library: Library, folder: Path
+) -> None:
+    (folder / "empty.png").write_bytes(b"")
+    (folder / "mislabelled.png").write_bytes(picture(8, 8, kind="JPEG"))
+    (folder / "page.png").write_bytes(b"<!doctype html><html></html>")
+    (folder / "cut.png").write_bytes(picture(64, 64)[:200])
+    (folder / "photo.avif").write_bytes(b"\0\0\0\x18ftypavif\0\0\0\0")
+    (folder / "latin.png").write_bytes(picture(8, 8))
+    os.mkfifo(folder / "pipe.png")
+    (folder / "link.png").symlink_to("/etc/hostname")
+    (folder / "dangling.png").symlink_to("nowhere.png")
+    (folder / "again.png").symlink_to("1.png")
+    for path in sorted(folder.glob("*.*")):
+        if not path.with_suffix(".txt").exists():
+            path.with_suffix(".txt").write_text("A picture.")
+    (folder / "latin.txt").write_bytes(b"caf\xe9")
+    (folder / "silent.png").write_bytes(picture(8, 8))
+    (folder / "silent.txt").write_bytes(b"\xef\xbb\xbf \n")
+    library.add(folder)
+    part = library.process(make_spec(["mine"])).datasets[0]
+    assert {letter.sample_id: letter.rule for letter in part.dead_letters} == {
+        "empty.png": "empty",
+        "page.png": "image-format",
+        "cut.png": "truncated",
+        "photo.avif": "image-format",
+        "latin.png": "text",
+        "pipe.png": "file",
+        "link.png": "path",
+        "dangling.png": "file",
+        "silent.png": "conversations",
+    }
+    assert part.samples == 6
+
+
+def test_a_line_in_another_encoding_and_a_file_in_place_of_a_folder_have_their_rules(
+    library: Library, tmp_path: Path
+) -> None:
+    (tmp_path / "pages").write_bytes(b"a file")
+    path = write_jsonl(tmp_path, [record("a", ["pages/1.png"]), record("b")])
+    path.write_bytes(path.read_bytes() + '{"id": "é"}\n'.encode("latin-1") + '{"id": "x"}\n'.encode("utf-16"))
+    version = library.add(path)
+    source = library.open(version)
+    rules = [rule_of(lambda at=at: source.read(at))[0] for at in range(version.records) if at != 1]  # type: ignore[misc]
+    assert rules == ["file", "json", "json", "json"]

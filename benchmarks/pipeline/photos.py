@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 
 FOLDER = Path(__file__).parents[2] / "build/photos"
 """Photographs are kept here for the next run."""
-WIDTH, HEIGHT = 1024, 768
+WIDTH, HEIGHT = 1088, 816
 QUALITY = 74
 CLOUDS = ((4, 0.0), (16, 0.4), (64, 0.3), (256, 0.12))
 """Cells across, and how much each cloud covers those before it."""

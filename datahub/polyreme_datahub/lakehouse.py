@@ -121,20 +121,19 @@ class Lakehouse:
 
     def put_parts(self, parts: Iterable[bytes]) -> list[Artifact]:
         """Store many small results in bundles, in order; equal bytes are stored once."""
-        waiting: list[bytes] = []
+        return self.put_digested({digest_bytes(part): part for part in parts})
+
+    def put_digested(self, parts: Mapping[str, bytes]) -> list[Artifact]:
+        """Store parts as ``put_parts`` does, by digests that the caller has computed or checked."""
+        waiting: dict[str, bytes] = {}
         size_bytes = 0
         artifacts: list[Artifact] = []
-        seen: set[str] = set()
-        for part in parts:
-            digest = digest_bytes(part)
-            if digest in seen:
-                continue
-            seen.add(digest)
-            waiting.append(part)
+        for digest, part in parts.items():
+            waiting[digest] = part
             size_bytes += len(part)
             if size_bytes >= BUNDLE_BYTES_MAX:
                 artifacts += self._put_bundle(waiting)
-                waiting, size_bytes = [], 0
+                waiting, size_bytes = {}, 0
         return artifacts + self._put_bundle(waiting)
 
     def get_parts(self, artifacts: Mapping[str, Artifact]) -> dict[str, bytes]:
@@ -177,13 +176,13 @@ class Lakehouse:
         data = memoryview(self._store.get_range(blob_key(blob), start=start, length=length))
         return [(part.digest, _checked(part, data[part.start - start :][: part.length])) for part in parts]
 
-    def _put_bundle(self, parts: list[bytes]) -> list[Artifact]:
+    def _put_bundle(self, parts: Mapping[str, bytes]) -> list[Artifact]:
         if not parts:
             return []
-        blob = self.put_blob(b"".join(parts))
+        blob = self.put_blob(b"".join(parts.values()))
         artifacts, start = [], 0
-        for part in parts:
-            artifacts.append(Artifact(digest=digest_bytes(part), blob=blob, start=start, length=len(part)))
+        for digest, part in parts.items():
+            artifacts.append(Artifact(digest=digest, blob=blob, start=start, length=len(part)))
             start += len(part)
         return artifacts
 

@@ -33,11 +33,11 @@ class Step:
     operation: Operation
     parameters: Any
     inputs: tuple[str, ...]
+    prefix: str = dataclasses.field(init=False)
+    """Operation, version and parameters, for the keys of actions."""
 
-    @property
-    def prefix(self) -> str:
-        """Operation, version and parameters, for the keys of actions."""
-        return self.operation.prefix(self.parameters)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prefix", self.operation.prefix(self.parameters))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

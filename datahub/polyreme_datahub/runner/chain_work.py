@@ -179,7 +179,7 @@ class ChainWork:
                     f"stored data is damaged: record {row.sample_id} of {version.reference} is lost, and its source "
                     "no longer gives the same record"
                 )
-        artifacts = self._lakehouse.put_parts(pending.parts.values())
+        artifacts = self._lakehouse.put_digested(pending.parts)
         results.replace_artifacts(self._database, artifacts, actions=pending.actions, now_s=self._now_s())
 
     def close(self) -> None:
@@ -320,7 +320,7 @@ class ChainWork:
 
     def _commit(self, item: WorkItem, pending: _Pending, *, finished: bool) -> None:
         """Store the bytes, then commit the rows that name them."""
-        artifacts = self._lakehouse.put_parts(pending.parts.values()) if pending.parts else []
+        artifacts = self._lakehouse.put_digested(pending.parts) if pending.parts else []
         counts = tuple(pending.counts.values())
         outcome = Results(
             version_id=item.version_id,

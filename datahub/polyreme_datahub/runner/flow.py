@@ -19,6 +19,9 @@ from polyreme_datahub.registry.work_items import WorkItem
 from polyreme_datahub.sources.chunks import chunks_of
 
 INGEST = "ingest"
+ITEMS_MIN, ITEM_RECORDS_MIN = 16, 64
+"""A version of few records is cut into more items than it has chunks, so that workers end at about the same time:
+into ``ITEMS_MIN``, but not into items of less than ``ITEM_RECORDS_MIN`` records."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +90,11 @@ class Flow:
         """Return the items of a stage over one version."""
         if stage.is_barrier:
             return [self.item(stage, version.id, 0, version.records)]
+        most = max(ITEM_RECORDS_MIN, -(-version.records // ITEMS_MIN))
         return [
-            self.item(stage, version.id, first, count) for first, count in chunks_of(version.source, version.records)
+            self.item(stage, version.id, at, min(most, first + count - at))
+            for first, count in chunks_of(version.source, version.records)
+            for at in range(first, first + count, most)
         ]
 
     def item(self, stage: Stage, version_id: int, first: int, count: int) -> WorkItem:

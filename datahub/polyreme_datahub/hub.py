@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from polyreme_datahub.registry.datasets import DatasetVersion
     from polyreme_datahub.registry.engine import Database
     from polyreme_datahub.runner.flow_meter import OperationProgress
+    from polyreme_datahub.runner.replay import ReplayReport
     from polyreme_datahub.sources.found import Found
     from polyreme_datahub.topics.types import Topics
 
@@ -196,6 +197,24 @@ def ingest(
             topics=topics,
         )
         return ingestion.ingest(source, name, recipe)
+
+
+def replay(registry_url: str, reference: str, operation: str | None = None) -> ReplayReport:
+    """Delete dead letters of a dataset version: the next ingest, or the next job, tries their records again.
+
+    Args:
+        registry_url: As in ``register``.
+        reference: ``name`` or ``name@number``; of a version that a recipe made, the records that it was made from.
+        operation: Only dead letters of this operation; None: of all.
+
+    Raises:
+        DatasetNotFoundError: Naming the nearest names there are.
+    """
+    from polyreme_datahub.registry.datasets import find_version
+    from polyreme_datahub.runner.replay import replay as replay_letters
+
+    with _database(registry_url) as database:
+        return replay_letters(database, find_version(database, reference), operation)
 
 
 def work(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from polyreme_datahub.registry.engine import Database
     from polyreme_datahub.registry.lineage import StepKeys
     from polyreme_datahub.registry.rebuild import RebuildReport
+    from polyreme_datahub.version_facts import SampleLineage
 
 COLUMNS = ("ordinal", "sample_id")
 """Columns that every version has."""
@@ -85,18 +86,21 @@ def subset(
         name: Dataset of the new version.
         where: Expression over the columns: ``measure_width >= 512 and measure_height >= 512``.
         steps: Steps whose small outputs are columns, each after its inputs.
-        columns: Names that the expression may use.
+        columns: Names that the expression may use, besides the columns of a sealed version's manifest.
 
     Raises:
         PredicateInvalidError: If the expression breaks a rule.
         SourceInvalidError: If no sample is chosen.
     """
+    from polyreme_datahub.lakehouse import Lakehouse
+    from polyreme_datahub.objects import open_store
     from polyreme_datahub.registry.derived import Derivation
     from polyreme_datahub.registry.predicate import parse_predicate
-
-    takes = parse_predicate(where, columns)
+    from polyreme_datahub.version_facts import sealed_columns
 
     def derivations(version: DatasetVersion) -> list[Derivation]:
+        known = dict.fromkeys((*columns, *sealed_columns(Lakehouse(open_store(objects_url)), version)))
+        takes = parse_predicate(where, tuple(known))
         source = {"kind": "subset", "of": version.digest, "where": where}
         return [Derivation(name=name, source=source, takes=takes)]
 
@@ -165,6 +169,39 @@ def collect_garbage(
         return collect(database, store, Lakehouse(store).get_parts, now_s=_now_s, grace_s=wait_s, dry_run=dry_run)
 
 
+def statistics(registry_url: str, objects_url: str, reference: str) -> dict[str, Any]:
+    """Return counts of a version's samples, and quantiles of sizes and text lengths.
+
+    Raises:
+        DatasetNotFoundError: If there is no such version.
+        RefusedError: If no sample of it was decoded yet.
+    """
+    from polyreme_datahub.lakehouse import Lakehouse
+    from polyreme_datahub.objects import open_store
+    from polyreme_datahub.registry.datasets import find_version
+    from polyreme_datahub.version_facts import statistics_of
+
+    with _database(registry_url) as database:
+        return statistics_of(database, Lakehouse(open_store(objects_url)), find_version(database, reference))
+
+
+def sample_lineage(registry_url: str, objects_url: str, reference: str, sample_id: str) -> SampleLineage:
+    """Return how a sample of a version was made: its record, and what each step of the recipe made of it.
+
+    Raises:
+        NotFoundError: If there is no such version or sample.
+        RefusedError: If no recipe made the version.
+    """
+    from polyreme_datahub.lakehouse import Lakehouse
+    from polyreme_datahub.objects import open_store
+    from polyreme_datahub.registry.datasets import find_version
+    from polyreme_datahub.version_facts import lineage_of_sample
+
+    with _database(registry_url) as database:
+        version = find_version(database, reference)
+        return lineage_of_sample(database, Lakehouse(open_store(objects_url)), version, sample_id)
+
+
 def rebuild_registry(registry_url: str, objects_url: str) -> RebuildReport:
     """Restore versions and samples from the object store into a registry; what it has stays."""
     from polyreme_datahub.objects import open_store
@@ -178,20 +215,26 @@ def _derive(
     registry_url: str, objects_url: str, reference: str, derivations: Any, steps: tuple[StepKeys, ...]
 ) -> list[DatasetVersion]:
     from polyreme_datahub.dataset_views import check_name
+    from polyreme_datahub.lakehouse import Lakehouse
     from polyreme_datahub.objects import open_store
     from polyreme_datahub.registry.datasets import find_version
     from polyreme_datahub.registry.derived import derive, rows_with_columns
     from polyreme_datahub.registry.rebuild import store_document
+    from polyreme_datahub.sources.samples import KIND
+    from polyreme_datahub.version_facts import sealed_rows
 
     with _database(registry_url) as database:
         version = find_version(database, reference)
         wanted = derivations(version)
         for one in wanted:
             check_name(one.name)
+        sealed = version.source["kind"] == KIND and not steps
         return derive(
             database,
             wanted,
-            rows_with_columns(database, version.id, steps),
+            sealed_rows(database, Lakehouse(open_store(objects_url)), version)
+            if sealed
+            else rows_with_columns(database, version.id, steps),
             token=secrets.token_hex(8),
             now_s=_now_s(),
             store_first=store_document(open_store(objects_url)),

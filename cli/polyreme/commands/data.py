@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic.alias_generators import to_camel
 
+from polyreme.commands import data_care, data_versions
 from polyreme.commands.data_ingest import ingest
 from polyreme.commands.data_worker import worker
 from polyreme.formatting import size
@@ -21,10 +22,23 @@ from polyreme_api.errors import NotFoundError, RefusedError
 if TYPE_CHECKING:
     from polyreme_datahub.dataset_views import DatasetDetails
 
-app = typer.Typer(help="Datasets: register, list, show, delete.", no_args_is_help=True)
+app = typer.Typer(help="Datasets: register, ingest, list, show, compare, derive, repair, delete.", no_args_is_help=True)
 
 app.command(name="ingest")(ingest)
 app.command(name="worker")(worker)
+_OTHERS: tuple[Callable[..., None], ...] = (
+    data_care.replay,
+    data_care.gc,
+    data_care.link,
+    data_versions.tag,
+    data_versions.diff,
+    data_versions.subset,
+    data_versions.split,
+    data_versions.lineage,
+    data_versions.stats,
+)
+for _command in _OTHERS:
+    app.command()(_command)
 
 USERS_SHOWN_MAX = 8
 VERSION_LINES = (("records", "records"), ("from", "from"), ("digest", "digest"))

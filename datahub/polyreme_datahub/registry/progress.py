@@ -75,6 +75,12 @@ def put_index(database: Database, index: IndexRow, *, now_s: float) -> None:
     database.write(work)
 
 
+def remove_indexes(database: Database, version_id: int) -> int:
+    """Forget the finished indexes of a version, so that they are sealed again; return their number."""
+    query = delete(schema.indexes).where(schema.indexes.c.version_id == version_id)
+    return database.write(lambda connection: connection.execute(query).rowcount)
+
+
 def add_hits(database: Database, version_id: int, counts: Collection[StageCount]) -> None:
     """Add the results that one run reused to a version's statistics; what it made was added by its commits."""
     table = schema.statistics

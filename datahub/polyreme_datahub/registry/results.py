@@ -213,6 +213,15 @@ def drops_between(database: Database, version_id: int, *, first: int, count: int
     return database.read(work)
 
 
+def dead_records(database: Database, version_id: int, operation: str | None) -> int:
+    """Count the records of a version that have a dead letter of an operation, or of any."""
+    table = schema.dead_letters.c
+    query = select(func.count(table.ordinal.distinct())).where(table.version_id == version_id)
+    if operation is not None:
+        query = query.where(table.operation == operation)
+    return database.read(lambda connection: int(connection.execute(query).scalar_one()))
+
+
 def ended_counts(database: Database, version_id: int) -> dict[str, tuple[int, int]]:
     """Count the samples that ended at each operation: (dead, dropped). A sample with two letters counts once."""
 

@@ -230,6 +230,18 @@ def done_records(database: Database, flow: str) -> dict[str, int]:
     return database.read(lambda connection: {stage: int(count) for stage, count in connection.execute(query)})
 
 
+def flows_of(database: Database, version_id: int) -> list[str]:
+    """Return the flows that have items of a version."""
+    query = select(_ITEMS.flow).where(_ITEMS.version_id == version_id).distinct().order_by(_ITEMS.flow)
+    return database.read(lambda connection: list(connection.execute(query).scalars()))
+
+
+def remove_items(database: Database, flow: str, version_id: int) -> None:
+    """Delete the items of one version of a flow; what they made stays, and a run that adds them again finds it."""
+    query = delete(schema.work).where(_ITEMS.flow == flow, _ITEMS.version_id == version_id)
+    database.write(lambda connection: connection.execute(query))
+
+
 def reopen(database: Database, keys: Collection[str]) -> None:
     """Make done items due again, with fresh tries: what they made is lost or damaged."""
 

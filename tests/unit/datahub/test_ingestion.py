@@ -218,6 +218,37 @@ def test_an_operation_of_ones_own_leaves_facts_and_no_addresses(tmp_path: Path) 
     assert shards.table.column("counting_letters")[0].as_py() == 9
 
 
+def test_replay_after_a_fix_brings_the_samples_into_the_next_version(tmp_path: Path) -> None:
+    home, source, broken = Home(tmp_path), write_source(tmp_path / "source"), tmp_path / "broken"
+    own = recipe()
+    own["operations"].insert(0, {"operation": f"{HERE}:shouting", "parameters": {"broken": str(broken)}})
+    broken.touch()
+    first = ingest(home, source, own)
+    assert (first.samples, first.dead) == (7, 7)
+    broken.unlink()
+    assert ingest(home, source, own).reference == first.reference
+    replayed = hub.replay(home.registry, "pages", "shouting")
+    assert (replayed.source, replayed.records) == ("pages/source@1", 5)
+    second = ingest(home, source, own)
+    assert (second.reference, second.samples, second.dead) == ("pages@2", 11, 3)
+    assert made(second)["shouting"] == 4
+    clean = Home(tmp_path / "clean")
+    clean.folder.mkdir()
+    assert ingest(clean, source, own).manifest == second.manifest
+
+
+def test_replay_of_a_plain_dataset_seals_its_index_again(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.register("plain", write_source(tmp_path / "source"))
+    spec = make_spec(["plain"], sequence_tokens=128)
+    first = home.process(spec)
+    replayed = hub.replay(home.registry, "plain")
+    assert (replayed.records, replayed.indexes) == (3, 1)
+    second = home.process(spec)
+    assert second.datasets[0].manifest == first.datasets[0].manifest
+    assert len(second.datasets[0].dead_letters) == 3
+
+
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_a_shipped_recipe_runs(tmp_path: Path, name: str) -> None:
     home = Home(tmp_path)

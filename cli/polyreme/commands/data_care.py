@@ -1,0 +1,102 @@
+"""``polyreme data``: replay of dead letters, garbage collection, links to blobs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from polyreme.commands.data_ingest import plain
+from polyreme.formatting import size
+from polyreme.output import Format, confirm, emit, note
+from polyreme.paths import Home
+
+DAY_S = 86_400
+HOUR_S = 3600
+LINK_HOURS_MAX = 7 * 24
+
+OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
+
+
+def replay(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="NAME, NAME@VERSION or NAME@TAG.")],
+    operation: Annotated[str | None, typer.Option(help="Only dead letters of this operation.")] = None,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Delete dead letters, so that the next ingest or job tries their records again.
+
+    Use it after an operation was fixed. A version that a recipe made stays as it is: ingesting again makes the next.
+
+    Examples:
+
+      polyreme data replay receipts
+
+      polyreme data replay receipts --operation decode
+    """
+    from polyreme_datahub.hub import replay as replay_letters
+
+    home = _home(context)
+    report = replay_letters(home.registry_url, name, operation)
+    row = plain(report)
+    columns = [("dataset", "reference"), ("source", "source"), ("records", "records"), ("indexes", "indexes")]
+    emit("ReplayReport", row, output=output, columns=columns)
+    if report.records:
+        note(f"{report.records:,} records are tried again by the next polyreme data ingest or polyreme run")
+    else:
+        note(f"{report.reference} has no dead letters" + (f" of {operation}" if operation else ""))
+
+
+def gc(
+    context: typer.Context,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count objects and bytes only.")] = False,
+    grace_days: Annotated[float, typer.Option(help="Days between condemning and deleting.", min=0.0)] = 7.0,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Delete stored data that no dataset and no job reaches: first it is condemned, after the grace deleted.
+
+    Examples:
+
+      polyreme data gc --dry-run
+
+      polyreme data gc --yes
+    """
+    from polyreme_datahub.lifecycle import collect_garbage
+
+    home = _home(context)
+    if not dry_run:
+        confirm("condemn and delete stored data that nothing reaches?", yes=yes)
+    report = collect_garbage(home.registry_url, home.objects_url, grace_s=grace_days * DAY_S, dry_run=dry_run)
+    row: dict[str, Any] = {"number": report.number, "dryRun": report.dry_run}
+    counts = ("kept", "condemned", "revived", "deleted")
+    for one in counts:
+        objects, size_bytes = getattr(report, one)
+        row |= {one: {"objects": objects, "bytes": size_bytes}}
+    if output is Format.JSON:
+        emit("CollectionReport", row, output=output)
+        return
+    words = {one: f"{getattr(report, one)[0]:,} objects, {size(getattr(report, one)[1])}" for one in counts}
+    emit("CollectionReport", words, output=output, columns=[(one, one) for one in counts])
+
+
+def link(
+    context: typer.Context,
+    digest: Annotated[str, typer.Argument(help="Digest of a blob: a manifest, a shard, a tokenizer.")],
+    hours: Annotated[float, typer.Option(help="Life of the link.", max=LINK_HOURS_MAX)] = 1.0,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Give a link by which anyone reads one blob of a bucket for a while, without credentials.
+
+    Example: polyreme data link 4533204572288a8cdb4e989d2435effb065864214c7a381cf788f4c762cdc865 --hours 24
+    """
+    from polyreme_datahub.hub import link as link_to
+
+    url = link_to(_home(context).objects_url, digest, seconds=round(hours * HOUR_S))
+    emit("BlobLink", {"digest": digest, "url": url}, output=output, columns=[("url", "url")])
+
+
+def _home(context: typer.Context) -> Home:
+    home: Home = context.obj
+    home.prepare_data()
+    return home

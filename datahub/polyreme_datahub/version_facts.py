@@ -1,0 +1,152 @@
+"""What is known of the samples of a version: columns of a sealed one, statistics, and how a sample was made."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from polyreme_api.errors import NotFoundError, RefusedError
+from polyreme_datahub.index.join_manifests import read_manifest
+from polyreme_datahub.lakehouse import Lakehouse
+from polyreme_datahub.operations.dataset_statistics import DatasetStatistics
+from polyreme_datahub.operations.declare import RECORD, find_operation
+from polyreme_datahub.recipes.recipe import Step
+from polyreme_datahub.registry import lineage, results
+from polyreme_datahub.registry.datasets import DatasetVersion
+from polyreme_datahub.registry.engine import Database
+from polyreme_datahub.registry.lineage import StepKeys
+from polyreme_datahub.registry.rows import SampleRow
+from polyreme_datahub.runner.sealed_version import find_source, recipe_of
+from polyreme_datahub.sources.samples import KIND
+
+PLACES = frozenset({"key", "shard", "offset", "length", "sha256"})
+PAGE = 256
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MadeStep:
+    """What one step made of a sample."""
+
+    step: str
+    operation: str
+    inputs: tuple[str, ...]
+    """Digests."""
+    output: str
+    """Digest."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SampleLineage:
+    """How a sample of a sealed version was made."""
+
+    reference: str
+    sample_id: str
+    source: str
+    ordinal: int
+    """In the source."""
+    record: str
+    """Digest of the record in the source."""
+    steps: tuple[MadeStep, ...]
+
+
+def sealed_columns(lakehouse: Lakehouse, version: DatasetVersion) -> tuple[str, ...]:
+    """Return the columns that a sealed version's manifest has; none for another version."""
+    if version.source["kind"] != KIND:
+        return ()
+    table, _ = read_manifest(lakehouse.get_blob(str(version.source["manifest"])))
+    return tuple(name for name in table.column_names if name not in PLACES)
+
+
+def sealed_rows(
+    database: Database, lakehouse: Lakehouse, version: DatasetVersion
+) -> Iterator[tuple[SampleRow, Mapping[str, Any]]]:
+    """Yield the samples of a sealed version with the columns of its manifest."""
+    table, _ = read_manifest(lakehouse.get_blob(str(version.source["manifest"])))
+    columns = table.select([name for name in table.column_names if name not in PLACES])
+    ordinal = -1
+    while page := lineage.samples_after(database, version.id, ordinal):
+        first = page[0].ordinal
+        values = columns.slice(first, page[-1].ordinal - first + 1).to_pylist()
+        for sample in page:
+            yield sample, values[sample.ordinal - first]
+        ordinal = page[-1].ordinal
+
+
+def statistics_of(database: Database, lakehouse: Lakehouse, version: DatasetVersion) -> dict[str, Any]:
+    """Return counts and quantiles of a version's samples.
+
+    Raises:
+        RefusedError: If no sample of it was decoded yet.
+    """
+    found = DatasetStatistics()
+    recipe, source = recipe_of(version), version
+    if recipe is not None:
+        source = find_source(database, version)
+    steps = recipe.steps if recipe is not None else ()
+    decode = next((step for step in steps if step.operation.name == "decode"), None) or _plain_decode()
+    keys = [StepKeys(name=decode.name, prefix=decode.prefix, inputs=decode.inputs)]
+    kept = None
+    if recipe is not None:
+        table, _ = read_manifest(lakehouse.get_blob(str(version.source["manifest"])))
+        kept = set(table.column("ordinal").to_pylist())
+    rows = lineage.iterate_outputs(database, source.id, keys, decode.name)
+    while page := list(itertools.islice(rows, PAGE)):
+        page = [row for row in page if kept is None or row.sample.ordinal in kept]
+        large = {row.digest for row in page if row.value is None}
+        places = results.places_of(database, {*large, *(row.sample.record for row in page)})
+        parts = lakehouse.get_parts(places)
+        for row in page:
+            value = json.loads(parts[row.digest] if row.value is None else row.value)
+            found.add(json.loads(parts[row.sample.record]), value["data"])
+    if not found.samples:
+        raise RefusedError(f"no sample of {version.reference} is decoded yet: ingest it, or run a job on it, first")
+    return found.summary()
+
+
+def lineage_of_sample(
+    database: Database, lakehouse: Lakehouse, version: DatasetVersion, sample_id: str
+) -> SampleLineage:
+    """Return how a sample of a sealed version was made.
+
+    Raises:
+        NotFoundError: If the version has no such sample.
+        RefusedError: If no recipe made the version.
+    """
+    recipe = recipe_of(version)
+    if recipe is None:
+        raise RefusedError(f"{version.reference} was not made by a recipe: its samples are those of its source")
+    table, _ = read_manifest(lakehouse.get_blob(str(version.source["manifest"])))
+    ids = table.column("sample_id").to_pylist()
+    if sample_id not in ids:
+        raise NotFoundError(f"no sample {sample_id!r} in {version.reference}")
+    ordinal = table.column("ordinal")[ids.index(sample_id)].as_py()
+    source = find_source(database, version)
+    rows = results.samples_between(database, source.id, first=ordinal, count=1)
+    steps = [step for step in recipe.steps if not step.operation.barrier]
+    keys = [StepKeys(name=step.name, prefix=step.prefix, inputs=step.inputs) for step in steps]
+    known = lineage.outputs_of_page(database, rows, keys)
+    return SampleLineage(
+        reference=version.reference,
+        sample_id=sample_id,
+        source=source.reference,
+        ordinal=ordinal,
+        record=rows[0].record,
+        steps=tuple(_made(step, known, ordinal) for step in steps if ordinal in known[step.name]),
+    )
+
+
+def _made(step: Step, known: Mapping[str, Mapping[int, Any]], ordinal: int) -> MadeStep:
+    return MadeStep(
+        step=step.name,
+        operation=f"{step.operation.name} {step.operation.version}",
+        inputs=tuple(known[name][ordinal].digest for name in step.inputs),
+        output=known[step.name][ordinal].digest,
+    )
+
+
+def _plain_decode() -> Step:
+    operation = find_operation("decode")
+    return Step(name="decode", operation=operation, parameters=operation.parameters(), inputs=(RECORD,))

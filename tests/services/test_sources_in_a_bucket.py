@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
 from polyreme_api.store import ObjectStore
+from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.errors import BadRecordError, SourceInvalidError
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.objects import open_store
@@ -97,10 +99,11 @@ def test_a_job_trains_on_a_folder_in_a_bucket(bucket: str, home: Home) -> None:
 
 
 def test_pages_of_a_document_in_a_bucket_are_records(bucket: str, home: Home) -> None:
-    open_store(bucket).put("a.pdf", document())
+    pages = document()
+    open_store(bucket).put("a.pdf", pages)
     version, source = add(home, bucket)
     assert version.records == 2
-    assert source.read(1).blobs == [document()]
+    assert source.read(1).blobs == [pages]
 
 
 def test_an_empty_prefix_and_a_missing_file_are_refused(bucket: str, home: Home) -> None:
@@ -108,3 +111,15 @@ def test_an_empty_prefix_and_a_missing_file_are_refused(bucket: str, home: Home)
         home.register("mine", bucket)
     with pytest.raises(SourceInvalidError, match="no such object"):
         home.register("mine", f"{bucket}/d.jsonl")
+
+
+def test_a_large_listing_is_stored_in_a_bucket_in_parts(bucket: str, tmp_path: Path) -> None:
+    data = random.Random(1).randbytes(20 * 2**20)
+    path = tmp_path / "listing"
+    path.write_bytes(data)
+    lakehouse = Lakehouse(open_store(bucket))
+    seen: list[tuple[str, int]] = []
+    with path.open("rb") as file:
+        assert lakehouse.put_file(file, before=lambda *blob: seen.append(blob)) == (digest_bytes(data), len(data))
+    assert seen == [(digest_bytes(data), len(data))]
+    assert lakehouse.get_blob(seen[0][0]) == data

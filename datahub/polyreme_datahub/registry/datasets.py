@@ -20,6 +20,8 @@ NAMES_SHOWN_MAX = 8
 VERSIONS_MAX = 1000
 NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 TAG = re.compile(r"[a-z][-a-z0-9.]{0,62}")
+KEPT = frozenset({"chunks"})
+"""Fields of a source's description that never change, wherever its files lie."""
 DRAFT = ".draft/"
 """Begins the name of a version that is still being written; no dataset may have such a name."""
 _MADE_OF_A_VERSION = (
@@ -88,7 +90,6 @@ def add_version(
         store_first: Stores the version's document before its row is committed (``rebuild.store_document``). It runs
             while the name is locked, perhaps more than once.
     """
-    described = canonical_json(source).decode()
 
     def work(connection: Connection) -> DatasetVersion:
         table = schema.versions
@@ -106,9 +107,12 @@ def add_version(
             if store_first is not None:
                 store_first(document)
             connection.execute(insert(table).values(**row_of(document)))
-        elif found.source != described:
-            # The same content from another place: that is where it is read from now on.
-            connection.execute(update(table).where(table.c.id == found.id).values(source=described))
+        else:
+            # The same content from another place, where it is read from now on. Work items keep their borders.
+            kept = {name: value for name, value in json.loads(found.source).items() if name in KEPT}
+            newer = canonical_json({**source, **kept}).decode()
+            if newer != found.source:
+                connection.execute(update(table).where(table.c.id == found.id).values(source=newer))
         found = connection.execute(select(table).where(table.c.name == name, table.c.digest == digest)).one()
         return _version(found)
 

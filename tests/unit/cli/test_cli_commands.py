@@ -91,8 +91,9 @@ def test_a_table_and_json_say_the_same(command: list[str], call: Call) -> None:
 def test_a_dataset_is_registered_once_listed_and_shown(call: Call, tmp_path: Path) -> None:
     path = write_dataset(tmp_path)
     for _ in range(2):
-        code, output, _ = call("data", "register", "talk", str(path), "-o", "json")
+        code, output, said = call("data", "register", "talk", str(path), "-o", "json")
         assert code == ExitCode.OK
+        assert "found 2 records" in said
         assert (item(output)["reference"], item(output)["records"]) == ("talk@1", 2)
     rows = {row["name"]: row for row in item(call("data", "ls", "-o", "json")[1])}
     assert (rows["talk"]["versions"], rows["talk"]["records"]) == (1, 2)

@@ -258,6 +258,7 @@ def test_work_items_have_the_borders_of_the_version(
     flow = Flow(recipe=build_recipe([]), versions={version.id: version})
     items = flow.first_items()
     assert [(item.first, item.count) for item in items] == [(0, 2), (2, 2)]
+    assert library.add(folder) == version, "the borders of a version stay, whatever is cut later"
 
 
 def test_progress_is_reported_while_files_are_read(

@@ -192,6 +192,7 @@ def _stage(row: Mapping[str, Any]) -> StageRow:
         processed=row["processed"],
         reused=row["reused"],
         dead_letters=row["deadLetters"],
+        dropped=row.get("dropped", 0),
     )
 
 

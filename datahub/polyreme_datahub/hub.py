@@ -12,6 +12,7 @@ from polyreme_api.job.spec import TrainingJobSpec
 
 if TYPE_CHECKING:
     from polyreme_datahub.dataset_views import DatasetDetails, DatasetSummary
+    from polyreme_datahub.ingest_estimate import IngestEstimate
     from polyreme_datahub.ingestion import IngestReport
     from polyreme_datahub.loader.evaluation import HeldOutSource
     from polyreme_datahub.loader.source import PackedSource
@@ -197,6 +198,35 @@ def ingest(
             topics=topics,
         )
         return ingestion.ingest(source, name, recipe)
+
+
+def estimate_ingest(
+    source: str | Path | Mapping[str, Any],
+    *,
+    name: str,
+    recipe: Mapping[str, Any],
+    registry_url: str,
+    objects_url: str,
+    workers: int = 2,
+) -> IngestEstimate:
+    """Estimate what ``ingest`` would do: counts, bytes, and time measured on a few records; nothing is stored.
+
+    Arguments and errors as ``ingest``.
+    """
+    from polyreme_datahub.ingest_estimate import estimate
+    from polyreme_datahub.lakehouse import Lakehouse
+    from polyreme_datahub.objects import open_store
+
+    with _database(registry_url) as database:
+        return estimate(
+            database,
+            Lakehouse(open_store(objects_url)),
+            source,
+            name,
+            recipe,
+            workers=workers,
+            steady_s=time.monotonic,  # noqa: TID251 - the shell
+        )
 
 
 def replay(registry_url: str, reference: str, operation: str | None = None) -> ReplayReport:

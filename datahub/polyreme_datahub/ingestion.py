@@ -147,8 +147,7 @@ class Ingestion:
             DatasetNotFoundError: If there is neither a file or folder nor a dataset of that name.
             SourceInvalidError: If the file or folder is no source.
         """
-        named = not isinstance(source, Mapping) and not str(source).startswith(SCHEME)
-        if named and not Path(str(source)).exists():
+        if not is_path(source):
             return resolve(self._database, str(source), now_s=self._now_s())
         return add_dataset(
             self._database,
@@ -230,6 +229,11 @@ class Ingestion:
         )
         put_rows(self._database, self._around.lakehouse, sealed, now_s=self._now_s)
         return sealed
+
+
+def is_path(source: str | Path | Mapping[str, Any]) -> bool:
+    """Tell whether a source is files or a description, and not the name of a dataset."""
+    return isinstance(source, Mapping) or str(source).startswith(SCHEME) or Path(str(source)).exists()
 
 
 def _reports(outcomes: Outcomes, meter: FlowMeter) -> tuple[OperationReport, ...]:

@@ -13,10 +13,12 @@ from polyreme.formatting import duration, size
 from polyreme.operation_table import OperationTable
 from polyreme.output import Format, emit, emit_tables, note
 from polyreme.paths import Home
+from polyreme.spinner import busy
 from polyreme_api.errors import InvalidConfigError
 from polyreme_system.clock import SystemClock
 
 if TYPE_CHECKING:
+    from polyreme_datahub.ingest_estimate import IngestEstimate
     from polyreme_datahub.ingestion import IngestReport
 
 WORKERS_MAX = 256
@@ -29,6 +31,7 @@ def ingest(
     recipe: Annotated[str, typer.Option(help="YAML file of the recipe, or the name of one that ships.")],
     name: Annotated[str, typer.Option(help="Dataset that gets the new version.")],
     workers: Annotated[int, typer.Option(help="Samples that are worked on at once.", min=1, max=WORKERS_MAX)] = 2,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Estimate counts, bytes and time; store nothing.")] = False,
     output: Annotated[Format, typer.Option("-o", "--output", help="Output format.")] = Format.TABLE,
 ) -> None:
     """Run a recipe over a source, and seal what comes through into a new version of a dataset.
@@ -40,13 +43,28 @@ def ingest(
 
       polyreme data ingest ./receipts.jsonl --recipe captioned-pages --name receipts
 
+      polyreme data ingest ./receipts.jsonl --recipe captioned-pages --name receipts --dry-run
+
       polyreme data ingest receipts/source --recipe ./my-recipe.yaml --name receipts -o json
     """
+    from polyreme_datahub.hub import estimate_ingest
     from polyreme_datahub.hub import ingest as run_recipe
 
     content = read_recipe(recipe)
     home: Home = context.obj
     home.prepare_data()
+    if dry_run:
+        with busy(f"trying some records of {source}"):
+            found = estimate_ingest(
+                source,
+                name=name,
+                recipe=content,
+                registry_url=home.registry_url,
+                objects_url=home.objects_url,
+                workers=workers,
+            )
+        _print_estimate(found, output)
+        return
     with OperationTable(SystemClock()) as table:
         report = run_recipe(
             source,
@@ -109,6 +127,20 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     return value
+
+
+def _print_estimate(found: IngestEstimate, output: Format) -> None:
+    if output is Format.JSON:
+        emit("IngestEstimate", plain(found), output=output)
+        return
+    row = {
+        "records": f"{found.records:,}; {found.known:,} are known already",
+        "tried": f"{found.probed}: {found.refused} would be dead letters, {found.dropped} would be dropped",
+        "reads": size(found.bytes_read),
+        "writes": f"{size(found.bytes_written)} of new images",
+        "takes": f"{duration(found.seconds)}, {duration(found.seconds_each)} a record in one process",
+    }
+    emit("IngestEstimate", row, output=output, columns=[(one, one) for one in row])
 
 
 def _print(report: IngestReport) -> None:

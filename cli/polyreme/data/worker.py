@@ -64,6 +64,7 @@ def _process(home: Home, job_file: Path, *, uid: str) -> None:
                 "processed": count.misses,
                 "reused": count.hits,
                 "deadLetters": count.dead,
+                "dropped": count.dropped,
             }
             for count in dataset.stages
         ]

@@ -107,6 +107,8 @@ class StageRow:
     reused: int
     """Results that an earlier run had left in the lakehouse."""
     dead_letters: int = 0
+    dropped: int = 0
+    """Samples that a filter or a barrier left out on purpose."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from polyreme.report.timeline import KINDS, end_of
 
 PAGES_MAX = 48
 """Pages with answers that are shown; at most half of them wrong ones."""
+STAGE_COUNTS = ("processed", "reused", "dead_letters", "dropped")
 OPEN_ROWS_MAX = 12
 """Stages that are shown at once; more are folded."""
 ROWS_MAX = 200
@@ -225,10 +226,10 @@ def _data_plane(data: ReportData) -> str:
     if not data.stages and not data.dead_letters and not data.damage:
         return ""
     stages = [
-        (safe(row.dataset), safe(row.stage), f"{row.processed:,}", f"{row.reused:,}", f"{row.dead_letters:,}")
+        (safe(row.dataset), safe(row.stage), *(f"{getattr(row, name):,}" for name in STAGE_COUNTS))
         for row in data.stages
     ]
-    table = _table(("dataset", "stage", "#processed", "#reused", "#dead letters"), stages)
+    table = _table(("dataset", "stage", *(f"#{name.replace('_', ' ')}" for name in STAGE_COUNTS)), stages)
     if len(stages) > OPEN_ROWS_MAX:
         table = f"<details><summary>{len(stages):,} stages</summary>{table}</details>"
     parts = ["<h2>Data</h2>", f"<p>{_data_words(data)}</p>", table if stages else ""]

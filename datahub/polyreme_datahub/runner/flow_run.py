@@ -60,7 +60,7 @@ class FlowHandler:
             around.lakehouse,
             flow,
             sandboxes=lambda device: Sandbox(
-                _sandbox_steps(flow, device), _limits(around.limits, device), shared=shared
+                sandbox_steps(flow, device), _limits(around.limits, device), shared=shared
             ),
             sources=lambda version: sources.open(version, around.lakehouse),
             owner=around.owner,
@@ -89,7 +89,7 @@ class FlowHandler:
         self.chain.close()
 
 
-def _sandbox_steps(flow: Flow, device: Device) -> list[SandboxStep]:
+def sandbox_steps(flow: Flow, device: Device) -> list[SandboxStep]:
     """Return the steps that run in a child of one device: all of its kind, for lost outputs of earlier stages, too."""
     return [
         SandboxStep(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,17 @@ def call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Call:
 
 def test_ingest_and_every_verb_on_its_version(call: Call, tmp_path: Path) -> None:
     source = str(write_source(tmp_path / "source"))
+    dry = ("ingest", source, "--recipe", "captioned-pages", "--name", "pages", "--dry-run")
+    _, estimate, _ = call(*dry, "-o", "json")
+    assert (estimate["records"], estimate["known"], estimate["probed"]) == (15, 0, 9)
+    assert estimate["secondsEach"] > 0
+    assert call("show", "pages")[0] == ExitCode.NOT_FOUND
     code, report, said = call("ingest", source, "--recipe", "captioned-pages", "--name", "pages", "-o", "json")
     assert (code, report["samples"], report["dead"], report["dropped"]) == (0, 11, 3, 1)
     assert "pages@1: 11 samples, 1 dropped, 3 dead letters: polyreme data show pages@1" in said
     code, shown, _ = call("ingest", source, "--recipe", "captioned-pages", "--name", "pages")
     assert code == 0
+    assert "15; 15 are known already" in call(*dry)[1]
     assert "deduplicate-images" in shown
     _, listed, _ = call("ls", "-o", "json")
     assert {row["name"]: row["kind"] for row in listed}.items() >= {"pages": "samples"}.items()
@@ -81,3 +88,20 @@ def test_wrong_calls_are_one_line_and_an_exit_code(
     assert seen == code
     assert words in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_the_page_about_operations_does_what_it_says(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[3] / "docs/how-to/data-operations.md").read_text()
+    blocks = dict(re.findall(r"```(python|yaml)\n(.*?)```", page, flags=re.DOTALL))
+    (tmp_path / "short_answers.py").write_text(blocks["python"])
+    (tmp_path / "recipe.yaml").write_text(blocks["yaml"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source, recipe = str(write_source(tmp_path / "source")), str(tmp_path / "recipe.yaml")
+    code, report, _ = call("ingest", source, "--recipe", recipe, "--name", "pages", "-o", "json")
+    assert (code, report["samples"], report["dropped"]) == (ExitCode.OK, 11, 1)
+    _, chosen, _ = call(
+        "subset", "pages", "--name", "pages/short", "--where", "short_answers_characters <= 9", "-o", "json"
+    )
+    assert chosen[0]["records"] == 9

@@ -150,8 +150,7 @@ def test_a_changed_operation_is_recomputed_with_its_dependents_only(tmp_path: Pa
     home, source = Home(tmp_path), write_source(tmp_path / "source")
     ingest(home, source, recipe())
     changed = ingest(home, source, recipe(quality=50))
-    assert set(made(changed)) <= {"resize", "deduplicate-images"}
-    assert made(changed)["resize"] == 11
+    assert made(changed) == {"resize": 11}
     assert changed.reference == "pages@2"
     filtered = recipe()
     filtered["operations"][3] = {"operation": "blur-filter", "parameters": {"sharpness_min": 6.0}}

@@ -141,7 +141,7 @@ def details(database: Database, store: ObjectStore, reference: str, *, now_s: fl
         version=version,
         versions=tuple(datasets.numbers_of(database, version.name)),
         samples=progress.count_samples(database, version.id),
-        stages=tuple(_with_ends(counts.get(stage, StageCount(stage=stage)), ended) for stage in STAGES),
+        stages=_with_ends(version.records, counts, ended),
         indexes=tuple(indexes),
         dead_letters=tuple(map(DeadLetterView.of, results.first_letters(database, version.id, count_max=LETTERS_MAX))),
         dead=sum(dead for dead, _ in ended.values()),
@@ -158,10 +158,20 @@ def _made_by_recipe(database: Database, version: DatasetVersion) -> Outcomes | N
         return None
 
 
-def _with_ends(count: StageCount, ended: Mapping[str, tuple[int, int]]) -> StageCount:
-    """Return a count with the dead letters and the dropped samples as they are now."""
-    dead, dropped = ended.get(count.stage, (0, 0))
-    return dataclasses.replace(count, dead=dead, dropped=dropped)
+def _with_ends(
+    records: int, counts: Mapping[str, StageCount], ended: Mapping[str, tuple[int, int]]
+) -> tuple[StageCount, ...]:
+    """Return the counts of all stages, with dead letters and dropped samples as they are now.
+
+    A record that was rejected after it went through (a doubled id), or was made again, counts as made no more.
+    """
+    stages = []
+    for stage in STAGES:
+        dead, dropped = ended.get(stage, (0, 0))
+        records = max(0, records - dead - dropped)
+        count = counts.get(stage, StageCount(stage=stage))
+        stages.append(dataclasses.replace(count, misses=min(count.misses, records), dead=dead, dropped=dropped))
+    return tuple(stages)
 
 
 def adopt_tombstones(database: Database, store: ObjectStore, manifests: list[str]) -> None:

@@ -236,6 +236,17 @@ def test_replay_after_a_fix_brings_the_samples_into_the_next_version(tmp_path: P
     assert ingest(clean, source, own).manifest == second.manifest
 
 
+def test_a_doubled_id_counts_as_dead_and_not_as_made(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.register("plain", write_source(tmp_path / "source"))
+    home.process(make_spec(["plain"], sequence_tokens=128))
+    shown = hub.show_dataset(home.registry, home.objects, "plain")
+    left = shown.version.records
+    for stage in shown.stages:
+        assert stage.misses + stage.dead + stage.dropped == left
+        left -= stage.dead + stage.dropped
+
+
 def test_replay_of_a_plain_dataset_seals_its_index_again(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.register("plain", write_source(tmp_path / "source"))

@@ -12,6 +12,7 @@ from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.registry import blobs, datasets
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
+from polyreme_datahub.registry.rebuild import store_document
 from polyreme_datahub.sandbox.count_pages import PageCounter
 from polyreme_datahub.sources.found import Found
 from polyreme_datahub.sources.open import describe_files, describe_generated, identity_of
@@ -38,7 +39,15 @@ def add_dataset(
         with _page_counter() as count_pages:
             description, records = describe_files(str(source), store=store, count_pages=count_pages, progress=progress)
     digest = identity_of(description)
-    return datasets.add_version(database, name=name, source=description, digest=digest, records=records, now_s=now_s())
+    return datasets.add_version(
+        database,
+        name=name,
+        source=description,
+        digest=digest,
+        records=records,
+        now_s=now_s(),
+        store_first=store_document(lakehouse.store),
+    )
 
 
 @contextlib.contextmanager

@@ -37,4 +37,4 @@ def test_a_processed_dataset_is_tagged_split_collected_and_trained_on_by_its_tag
     assert {count.misses for count in again.stages} == {0}
     assert lifecycle.untag(home.registry, "two", "good")
     hub.remove_dataset(home.registry, "two/first")
-    assert lifecycle.rebuild_registry(*urls).versions == 3
+    assert lifecycle.rebuild_registry(*urls).versions == 4

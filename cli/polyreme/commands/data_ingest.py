@@ -27,7 +27,7 @@ RECIPE_BYTES_MAX = 1 << 20
 
 def ingest(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(help="A .jsonl file or a folder, here or in s3://, or a dataset: NAME or NAME@N.")],
+    source: Annotated[str, typer.Argument(help="A .jsonl file or a folder, here or in s3://, or a dataset: NAME@N.")],
     recipe: Annotated[str, typer.Option(help="YAML file of the recipe, or the name of one that ships.")],
     name: Annotated[str, typer.Option(help="Dataset that gets the new version.")],
     workers: Annotated[int, typer.Option(help="Samples that are worked on at once.", min=1, max=WORKERS_MAX)] = 2,

@@ -106,7 +106,7 @@ def summary(rounds: list[dict[str, dict[str, Any]]], samples: int) -> dict[str, 
         ours: round(statistics.median(map(float.__sub__, cpus[ours], cpus[theirs])) * 1000, 2)
         for ours, theirs in (pairs["embedded_floor"], pairs["servers_floor"])
     }
-    figures["servers_cpu_ms_per_sample"] = {
+    figures["server_processes_cpu_ms"] = {
         name: round(statistics.median(each) * 1000, 2) for name, each in servers.items()
     }
     return figures

@@ -27,7 +27,7 @@ from polyreme_datahub.registry.rebuild import store_document
 from polyreme_datahub.registry.rows import StageCount
 from polyreme_datahub.runner.flow import INGEST, Flow
 from polyreme_datahub.runner.flow_meter import FlowMeter, OperationProgress
-from polyreme_datahub.runner.flow_run import FlowHandler, Sources, Surroundings, run_flow, run_items
+from polyreme_datahub.runner.flow_run import Sources, Surroundings, remake, run_flow, run_seal
 from polyreme_datahub.runner.outcomes import Outcomes, outcomes_of
 from polyreme_datahub.runner.owners import owner_name
 from polyreme_datahub.runner.pool import BACKOFF_S
@@ -178,31 +178,13 @@ class Ingestion:
             self._database,
             self._around.lakehouse,
             flow,
-            remake=lambda version, first, count: self._remake(flow, version, first, count),
+            remake=lambda *ordinals: remake(self._around, flow, ordinals, shared={}, sources=self._sources),
             owner=self._around.owner,
             now_s=self._now_s,
             on_counts=lambda _item, counts: meter.add(counts),
         )
-        due = work.unwritten(version)
-        work_items.add(self._database, due)
-        work_items.reopen(self._database, [item.key for item in due])
-        key = work.flow_key(version)
-
-        def done() -> bool:
-            return not work_items.open_count(self._database, key, SEAL)
-
-        run_items(self._around, [SEAL], flow=key, handler=lambda: work, done=done)
+        run_seal(self._around, work, work.unwritten(version), again=True)
         return work.finish(version)
-
-    def _remake(self, flow: Flow, version: DatasetVersion, first: int, count: int) -> None:
-        """Make what is stored of some ordinals again, from the source."""
-        handler = FlowHandler(
-            self._around, flow, shared={}, sources=self._sources, on_counts=lambda _item, _counts: None
-        )
-        try:
-            handler.chain.remake(version, first, count)
-        finally:
-            handler.close()
 
     def _register(self, name: str, version: DatasetVersion, recipe: Recipe, manifest: JoinedManifest) -> DatasetVersion:
         if not manifest.samples:

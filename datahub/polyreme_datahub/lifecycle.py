@@ -86,7 +86,7 @@ def subset(
         name: Dataset of the new version.
         where: Expression over the columns: ``measure_width >= 512 and measure_height >= 512``.
         steps: Steps whose small outputs are columns, each after its inputs.
-        columns: Names that the expression may use, besides the columns of a sealed version's manifest.
+        columns: Names that the expression may use, in addition to the columns of a sealed version's manifest.
 
     Raises:
         PredicateInvalidError: If the expression breaks a rule.

@@ -28,13 +28,13 @@ from polyreme_datahub.operations.encode_text import TokenizeParameters
 from polyreme_datahub.operations.fit_pages import ComposeParameters
 from polyreme_datahub.operations.values import Blob, Value
 from polyreme_datahub.recipes.recipe import Recipe, Step, build_recipe
-from polyreme_datahub.registry import datasets, progress, results, work_items
+from polyreme_datahub.registry import datasets, progress, results
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.rows import Action, Letter, StageCount
 from polyreme_datahub.registry.work_items import WorkItem
 from polyreme_datahub.runner.flow import INGEST, Flow
-from polyreme_datahub.runner.flow_run import FlowHandler, Sources, Surroundings, run_flow, run_items
+from polyreme_datahub.runner.flow_run import Sources, Surroundings, remake, run_flow, run_seal
 from polyreme_datahub.runner.index_work import INDEX, IndexParameters, IndexWork
 from polyreme_datahub.runner.owners import owner_name
 from polyreme_datahub.runner.pool import BACKOFF_S
@@ -217,7 +217,7 @@ class Processing:
         for version in self._versions.values():
             manifests = progress.manifests_of(self._database, parameters.key(version))
             if not manifests or not all(self._can_be_used(manifest) for manifest in manifests):
-                self._seal(flow, shared, parameters, tokenizer, version, anew=bool(manifests))
+                self._seal(flow, shared, parameters, tokenizer, version, again=bool(manifests))
             self._check_noted(progress.find_index(self._database, parameters.key(version)).manifest)
 
     def _seal(
@@ -228,41 +228,22 @@ class Processing:
         tokenizer: TextTokenizer,
         version: DatasetVersion,
         *,
-        anew: bool,
+        again: bool,
     ) -> None:
-        """Write the index of one version; ``anew`` where there is one that can't be used."""
+        """Write the index of one version; ``again`` where there is one that can't be used."""
         indexer = IndexWork(
             self._database,
             self._lakehouse,
             flow,
             parameters=parameters,
             tokenizer=tokenizer,
-            remake=lambda version, first, count: self._remake(flow, shared, version, first, count),
+            remake=lambda *ordinals: remake(self._around, flow, ordinals, shared=shared, sources=self._sources),
             owner=self._around.owner,
             now_s=self._now_s,
             on_counts=self._counted,
         )
-        items = indexer.items(version)
-        work_items.add(self._database, items)
-        if anew:
-            work_items.reopen(self._database, [item.key for item in items])
-        key = items[0].flow
-
-        def done() -> bool:
-            return not work_items.open_count(self._database, key, INDEX)
-
-        run_items(self._around, [INDEX], flow=key, handler=lambda: indexer, done=done)
+        run_seal(self._around, indexer, indexer.items(version), again=again)
         progress.put_index(self._database, indexer.finish(version), now_s=self._now_s())
-
-    def _remake(self, flow: Flow, shared: Mapping[str, Value], version: DatasetVersion, first: int, count: int) -> None:
-        """Make what is stored of some ordinals again, from the source."""
-        handler = FlowHandler(
-            self._around, flow, shared=shared, sources=self._sources, on_counts=lambda _item, _counts: None
-        )
-        try:
-            handler.chain.remake(version, first, count)
-        finally:
-            handler.close()
 
     def _can_be_used(self, manifest: str) -> bool:
         """Check an index: every byte of it where damage was found, else what opening it needs."""
@@ -329,7 +310,7 @@ class Processing:
                 try:
                     records = self._records(version, first)
                 except (ObjectNotFoundError, IndexDamagedError):
-                    self._remake(pages, {}, version, first, CORPUS_PAGE)
+                    remake(self._around, pages, (version, first, CORPUS_PAGE), shared={}, sources=self._sources)
                     records = self._records(version, first)
                 for record in records:
                     counts.update(turn["content"] for turn in json.loads(record)["conversations"])

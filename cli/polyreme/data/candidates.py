@@ -59,7 +59,7 @@ class CandidateReader:
         self._parsed: OrderedDict[tuple[str, int], tuple[TrainingJob, str] | None] = OrderedDict()
 
     def read(self, manifest: Manifest) -> Candidate | None:
-        """Return the candidate that an object is; None for a job whose data nobody has to prepare."""
+        """Return the candidate that an object is; None for a job whose data needs no preparation."""
         metadata: dict[str, Any] = manifest["metadata"]
         if metadata.get("deletionTimestamp") or _finished(manifest):
             return None

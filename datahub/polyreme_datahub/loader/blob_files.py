@@ -4,7 +4,7 @@ Copies lie in one folder of the machine, which the ranks of all runs share. A co
 ``DIGEST.partial``, checked against its digest, then renamed; one process fetches, under the lock ``DIGEST.lock``, while
 the others wait for it. Nothing is synced: a copy that a crash tore does not pass the checks of its reader, who has it
 fetched again. Whoever maps a copy holds a shared lock on its file, which the kernel drops with the last map; so the
-copies that nobody maps can be removed, the least recently used first, once the folder reaches its limit.
+copies that no process maps can be removed, the least recently used first, once the folder reaches its limit.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class CopiedBlobs:
                 path.unlink(missing_ok=True)
 
     def _make_room(self, partial: BinaryIO, size_bytes: int) -> None:
-        """Reserve the bytes of a blob, and remove copies that nobody maps until they fit.
+        """Reserve the bytes of a blob, and remove copies that no process maps until they fit.
 
         Raises:
             EnvironmentFailedError: If the copies in use leave no room.
@@ -312,7 +312,7 @@ def _unreadable(digest: str, why: str) -> IndexDamagedError:
 
 
 def _remove_unused(path: Path) -> bool:
-    """Remove a copy that nobody maps, or what a killed fetch left."""
+    """Remove a copy that no process maps, or what a killed fetch left."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

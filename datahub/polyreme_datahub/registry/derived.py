@@ -1,6 +1,6 @@
 """Versions derived from a version: a subset by expression, and splits that no group of samples crosses.
 
-A derived version is written under a draft's name and published by one transaction, so that nobody sees a part of it.
+A derived version is written under a draft's name and published by one transaction, so that no reader sees a part of it.
 A draft whose writer died is removed later (``remove_drafts``).
 """
 

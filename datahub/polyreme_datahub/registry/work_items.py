@@ -66,7 +66,7 @@ def claim(
     ttl_s: float,
     count_max: int,
 ) -> list[Claimed]:
-    """Lease items that are open, due, and leased to nobody; the try is counted in the same transaction.
+    """Lease items that are open, due, and not leased; the try is counted in the same transaction.
 
     Args:
         database: The registry.
@@ -107,7 +107,7 @@ def claim_one(database: Database, key: str, owner: str, *, now_s: float, ttl_s: 
 
 
 def renew(database: Database, keys: Collection[str], owner: str, *, now_s: float, ttl_s: float) -> set[str]:
-    """Extend leases; return the keys that this owner still holds (also late, if nobody else took them)."""
+    """Extend leases; return the keys that this owner still holds (also late, if no other owner took them)."""
 
     def work(connection: Connection) -> set[str]:
         held: set[str] = set()

@@ -19,6 +19,8 @@ from polyreme_datahub.registry.work_items import WorkItem
 from polyreme_datahub.sources.chunks import chunks_of
 
 INGEST = "ingest"
+GROUP = 4096
+"""Ordinals of one item that seals. A border of groups is a border of shards, so the bytes depend on nothing else."""
 ITEMS_MIN, ITEM_RECORDS_MIN = 16, 64
 """A version of few records is cut into more items than it has chunks, so that workers end at about the same time:
 into ``ITEMS_MIN``, but not into items of less than ``ITEM_RECORDS_MIN`` records."""
@@ -122,7 +124,17 @@ class Flow:
             return self.items(after, self.versions[done.version_id])
         return [self.item(after, done.version_id, done.first, done.count)]
 
-    def barriers_after(self, stage: Stage, version_id: int) -> list[WorkItem]:
-        """Return the barrier that opens when no item of a stage is open any more, if one follows."""
-        after = self.stage_after(stage)
-        return self.items(after, self.versions[version_id]) if after is not None and after.is_barrier else []
+
+def group_items(key: str, stage: str, version: DatasetVersion) -> list[WorkItem]:
+    """Return the items that seal a version by groups of ``GROUP`` ordinals, leased under the name ``key``."""
+    return [
+        WorkItem(
+            key=f"{key}/{stage}/{version.id}/{first:012d}",
+            flow=key,
+            stage=stage,
+            version_id=version.id,
+            first=first,
+            count=min(GROUP, version.records - first),
+        )
+        for first in range(0, version.records, GROUP)
+    ]

@@ -161,6 +161,46 @@ def run_flow(
     )
 
 
+def remake(
+    around: Surroundings,
+    flow: Flow,
+    ordinals: tuple[DatasetVersion, int, int],
+    *,
+    shared: Mapping[str, Value],
+    sources: Sources,
+) -> None:
+    """Recompute what is stored of some ordinals (version, first, count), from the source on."""
+    handler = FlowHandler(around, flow, shared=shared, sources=sources, on_counts=_ignore)
+    try:
+        handler.chain.remake(*ordinals)
+    finally:
+        handler.close()
+
+
+def run_seal(around: Surroundings, sealer: Handler, items: Sequence[WorkItem], *, again: bool) -> None:
+    """Do the items of one seal; errors as ``run_flow``.
+
+    Args:
+        around: What work needs of its process.
+        sealer: Does the items.
+        items: Items of one stage and one key; none: nothing is to be done.
+        again: Whether those that are done are done again.
+    """
+    if not items:
+        return
+    flow, stage = items[0].flow, items[0].stage
+    work_items.add(around.database, items)
+    if again:
+        work_items.reopen(around.database, [item.key for item in items])
+    run_items(
+        around,
+        [stage],
+        flow=flow,
+        handler=lambda: sealer,
+        done=lambda: not work_items.open_count(around.database, flow, stage),
+    )
+
+
 def run_items(
     around: Surroundings,
     stages: Sequence[str],

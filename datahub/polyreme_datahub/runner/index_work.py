@@ -22,15 +22,13 @@ from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.rows import Action, IndexRow, Letter, Results, StageCount
 from polyreme_datahub.registry.work_items import WorkItem
-from polyreme_datahub.runner.flow import Flow
+from polyreme_datahub.runner.flow import Flow, group_items
 from polyreme_datahub.runner.inputs import Inputs
 from polyreme_datahub.runner.walk import PAGE, Walk, Walked
 from polyreme_datahub.tokens import TextTokenizer
 
 INDEX = "index"
 VERSION = 3
-GROUP = 4096
-"""Ordinals of one item. A border of groups is a border of shards, so the bytes depend on nothing else."""
 COMPOSE, TOKENIZE = "compose", "tokenize"
 
 
@@ -96,18 +94,7 @@ class IndexWork:
 
     def items(self, version: DatasetVersion) -> list[WorkItem]:
         """Return the items of a version's index."""
-        key = self._parameters.key(version)
-        return [
-            WorkItem(
-                key=f"{key}/{INDEX}/{version.id}/{first:012d}",
-                flow=key,
-                stage=INDEX,
-                version_id=version.id,
-                first=first,
-                count=min(GROUP, version.records - first),
-            )
-            for first in range(0, version.records, GROUP)
-        ]
+        return group_items(self._parameters.key(version), INDEX, version)
 
     def do(self, item: WorkItem) -> None:
         """Write the shards of an item's ordinals; written twice, they are the same bytes.

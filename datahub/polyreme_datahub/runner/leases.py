@@ -63,7 +63,7 @@ class Leases:
         work_items.release(self._database, key, self._owner, due_s=due_s, error=error, counts_try=counts_try)
 
     def close(self) -> None:
-        """Stop renewing; what is still held is given back at once, so that nobody waits for it."""
+        """Stop renewing; what is still held is given back at once, so that no worker waits for it."""
         self._closed.set()
         self._thread.join()
         with self._lock:

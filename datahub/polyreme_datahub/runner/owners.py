@@ -20,7 +20,7 @@ def owner_name() -> str:
 
 
 def free_dead_owners(database: Database, flow: str) -> None:
-    """Give back what dead processes of this machine hold of a flow, so that nobody waits for their leases."""
+    """Give back what dead processes of this machine hold of a flow, so that no worker waits for their leases."""
     for owner in work_items.owners_of(database, flow):
         if _is_dead(owner):
             work_items.free_owner(database, owner)

@@ -22,7 +22,7 @@ from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.rows import Action, Results, StageCount
 from polyreme_datahub.registry.work_items import WorkItem
-from polyreme_datahub.runner.flow import Flow
+from polyreme_datahub.runner.flow import Flow, group_items
 from polyreme_datahub.runner.inputs import Inputs
 from polyreme_datahub.runner.sample_files import (
     BASE,
@@ -38,8 +38,6 @@ from polyreme_datahub.runner.walk import Walk, Walked
 
 SEAL = "seal"
 VERSION = 1
-GROUP = 4096
-"""Ordinals of one item. A border of groups is a border of shards, so the bytes depend on nothing else."""
 PAGE = 32
 """Samples whose images are in memory at once."""
 
@@ -80,18 +78,7 @@ class SealWork:
 
     def items(self, version: DatasetVersion) -> list[WorkItem]:
         """Return the items of a version's groups."""
-        key = self.flow_key(version)
-        return [
-            WorkItem(
-                key=f"{key}/{SEAL}/{version.id}/{first:012d}",
-                flow=key,
-                stage=SEAL,
-                version_id=version.id,
-                first=first,
-                count=min(GROUP, version.records - first),
-            )
-            for first in range(0, version.records, GROUP)
-        ]
+        return group_items(self.flow_key(version), SEAL, version)
 
     def unwritten(self, version: DatasetVersion) -> list[WorkItem]:
         """Return the items whose shards are not there: never written, of other samples, or lost."""

@@ -21,7 +21,7 @@ from polyreme_datahub.objects import open_store
 from polyreme_datahub.recipes.files import read_shipped, shipped_recipes
 from polyreme_datahub.registry.engine import open_database
 from polyreme_datahub.registry.rebuild import rebuild_registry
-from polyreme_datahub.runner import sample_seal
+from polyreme_datahub.runner import flow
 from polyreme_datahub.runner.flow_meter import OperationProgress
 from polyreme_datahub.sources.samples import SamplesSource
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
@@ -108,7 +108,7 @@ def test_the_sealed_samples_are_what_the_last_step_left(tmp_path: Path) -> None:
 
 
 def test_two_runs_and_two_homes_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_seal, "GROUP", 5)
+    monkeypatch.setattr(flow, "GROUP", 5)
     source, homes = write_source(tmp_path / "source"), [Home(tmp_path / "one"), Home(tmp_path / "two")]
     for home in homes:
         home.folder.mkdir()
@@ -123,7 +123,7 @@ def test_two_runs_and_two_homes_give_the_same_bytes(tmp_path: Path, monkeypatch:
 def test_killed_at_any_commit_it_continues_to_the_same_version(
     tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sample_seal, "GROUP", 5)
+    monkeypatch.setattr(flow, "GROUP", 5)
     home, source = Home(tmp_path), write_source(tmp_path / "source")
     commits = 0
 

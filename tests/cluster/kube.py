@@ -25,7 +25,7 @@ from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
 from polyreme_operator.forwarding_port import ForwardingPort
 from polyreme_operator.port import CLUSTER_SCOPED, PAGE_OBJECTS, ClusterPort, ListPage, Manifest, ObjectRef, WatchEvent
 from tests.contract.adapters import Harness
-from tools.cluster.binaries import cache_folder, missing_programs
+from tools.cluster.binaries import missing_programs, program_path
 from tools.cluster.cluster import FOLDER, down, named_cluster, up
 from tools.cluster.servers import Servers
 
@@ -74,7 +74,7 @@ def kubectl(kubeconfig: str, *arguments: str) -> str:
     Raises:
         AssertionError: If there is no kubectl, or it fails.
     """
-    built = cache_folder(os.environ) / "kubectl"
+    built = program_path("kubectl", os.environ)
     program = str(built) if built.exists() else shutil.which("kubectl")
     assert program is not None, "no kubectl: `make cluster-up` builds one, or have one on PATH"
     done = subprocess.run(

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tools.cluster.binaries import cache_folder
+from tools.cluster.binaries import program_path
 
 END_S = 30.0
 LINES_SHOWN = 60
@@ -54,7 +54,7 @@ def laptop(
     The operator has its Lease in that namespace too, unless ``operator_options`` say what it is started with.
     """
     environment = {**os.environ, "KUBECONFIG": str(own_kubeconfig(kubeconfig, folder, namespace))}
-    environment["PATH"] = f"{cache_folder(os.environ)}{os.pathsep}{os.environ['PATH']}"
+    environment["PATH"] = f"{program_path('kubectl', os.environ).parent}{os.pathsep}{os.environ['PATH']}"
     home = folder / "home"
     names = [word for node in nodes for word in ("--name", node)]
     node = [sys.executable, "-m", "polyreme.main", "--home", str(home), "node", *names]
@@ -81,7 +81,7 @@ def own_kubeconfig(kubeconfig: str, folder: Path, namespace: str) -> Path:
     path = folder / "kubeconfig"
     path.write_bytes(Path(kubeconfig).read_bytes())
     path.chmod(0o600)
-    program = cache_folder(os.environ) / "kubectl"
+    program = program_path("kubectl", os.environ)
     command = [str(program) if program.exists() else "kubectl", "--kubeconfig", str(path)]
     subprocess.run(
         [*command, "config", "set-context", "--current", f"--namespace={namespace}"], check=True, capture_output=True

@@ -24,7 +24,7 @@ from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
 from polyreme_operator.port import Manifest, NotFoundError, ObjectRef
 from tests.cluster.kube import api_client, kubectl, new_namespace
 from tests.contract.manifests import job as sample_job
-from tools.cluster.binaries import cache_folder
+from tools.cluster.binaries import program_path
 
 DEVICE = labels.RESOURCE_DEVICE
 LOG = b"rank 1 says hello\n"
@@ -160,7 +160,7 @@ def test_kubectl_finds_the_plugin_and_passes_its_exit_code(
 
 def kubectl_finds(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run kubectl as a person does: it looks for plugins on PATH, and takes no option before a plugin's name."""
-    program = cache_folder(os.environ) / "kubectl"
+    program = program_path("kubectl", os.environ)
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=60)
 
 

@@ -1,7 +1,8 @@
-"""The programs of a control plane: found in ``KUBEBUILDER_ASSETS``, else built from pinned Go modules, once a user.
+"""The programs of a cluster: found in ``KUBEBUILDER_ASSETS``, else built from pinned Go modules, once per user.
 
-Each program is built to a temporary name and renamed, under a lock, so that a build that was killed goes on where it
-was, and two builds at a time do the work once.
+Each program has a folder of its own in the cache, named after what it is built from: adding a program rebuilds no
+other. It is built to a temporary name and renamed, under a lock, so that a build that was killed continues where it
+stopped, and two builds at a time do the work once.
 """
 
 import re
@@ -9,12 +10,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tools import build_cache
-from tools.build_cache import BuildError, locked, say
+from tools.build_cache import BuildError, built, say
 
 SOURCES = Path(__file__).parent / "go"
 ASSETS = "KUBEBUILDER_ASSETS"
@@ -87,76 +89,91 @@ PROGRAMS = (
     ),
     Program(name="stages", module="kwok", package="./stages", version_of="sigs.k8s.io/kwok", usual_s=1),
 )
+CONTROL_PLANE = (
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubectl",
+    "certificate",
+    "kwok",
+    "stages",
+)
+"""What a cluster of fake nodes needs."""
+_BY_NAME = {program.name: program for program in PROGRAMS}
 
 
-def programs(environment: Mapping[str, str]) -> dict[str, Path]:
-    """Return the path of every program, and build those that are nowhere yet.
+def programs(environment: Mapping[str, str], names: Iterable[str] = CONTROL_PLANE) -> dict[str, Path]:
+    """Return the path of each of these programs, and build those that are nowhere yet.
 
     Raises:
         BuildError: If Go is missing, or a build fails.
     """
-    places = _places(environment)
-    if missing_programs(environment):
-        cache = cache_folder(environment)
-        with locked(cache, busy=f"another build is under way in {cache}: waiting for it"):
-            _build([program for program in PROGRAMS if not places[program.name].exists()], cache, environment)
-    return places
+    wanted = list(names)
+    _build([_BY_NAME[name] for name in missing_programs(environment, wanted)], environment)
+    return {name: program_path(name, environment) for name in wanted}
 
 
-def missing_programs(environment: Mapping[str, str]) -> list[str]:
+def missing_programs(environment: Mapping[str, str], names: Iterable[str] = CONTROL_PLANE) -> list[str]:
     """Return the names of the programs that ``programs`` would build."""
-    return [name for name, path in _places(environment).items() if not path.exists()]
+    return [name for name in names if not program_path(name, environment).exists()]
 
 
-def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Return the folder of the built programs: another one for other sources."""
-    return build_cache.cache_folder(environment, "kubernetes", _sources())
+def program_path(name: str, environment: Mapping[str, str]) -> Path:
+    """Return where a program is, or will be once it is built.
 
-
-def _sources() -> Iterator[bytes]:
-    yield repr(PROGRAMS).encode()
-    for path in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
-        yield f"{path.relative_to(SOURCES)}\0".encode() + path.read_bytes()
-
-
-def _places(environment: Mapping[str, str]) -> dict[str, Path]:
-    """Where each program is or will be."""
-    assets, cache = environment.get(ASSETS), cache_folder(environment)
+    Raises:
+        BuildError: If ``KUBEBUILDER_ASSETS`` names no folder.
+    """
+    assets = environment.get(ASSETS)
     if assets and not Path(assets).is_dir():
         raise BuildError(f"{ASSETS} is no folder: {assets}")
-    given = {} if not assets else {p.name: Path(assets, p.name) for p in PROGRAMS if Path(assets, p.name).is_file()}
-    return {program.name: cache / program.name for program in PROGRAMS} | given
+    if assets and Path(assets, name).is_file():
+        return Path(assets, name)
+    return build_cache.cache_folder(environment, name, _sources(_BY_NAME[name])) / name
 
 
-def _build(missing: list[Program], cache: Path, environment: Mapping[str, str]) -> None:
+def _sources(program: Program) -> Iterator[bytes]:
+    """Yield what decides a program's content: go.sum only verifies what go.mod pins."""
+    yield repr((program.package, program.version_flags)).encode()
+    module = SOURCES / program.module
+    yield (module / "go.mod").read_bytes()
+    if program.package.startswith("./"):
+        for path in sorted(path for path in (module / program.package).rglob("*") if path.is_file()):
+            yield f"{path.relative_to(module)}\0".encode() + path.read_bytes()
+
+
+def _build(missing: list[Program], environment: Mapping[str, str]) -> None:
     if missing and shutil.which("go", path=environment.get("PATH", "")) is None:
         go = re.search(r"^go (\S+)", (SOURCES / "kubernetes/go.mod").read_text(), re.MULTILINE)
         raise BuildError(
             f"no Go on PATH to build {', '.join(program.name for program in missing)}: install Go "
             f"{go[1] if go else ''} or newer, or name a cluster by KUBECONFIG, or a folder of programs by {ASSETS}"
         )
-    total_s = sum(program.usual_s for program in missing)
     if missing:
-        say(f"building {len(missing)} programs into {cache}, once: about {total_s} s on two free cores")
+        total_s = sum(program.usual_s for program in missing)
+        parent = program_path(missing[0].name, environment).parent.parent
+        say(f"building {len(missing)} programs into {parent}, once: about {total_s} s on two free cores")
     for number, program in enumerate(missing, start=1):
         say(f"[{number}/{len(missing)}] building {program.name}, usually {program.usual_s} s")
         started_s = time.monotonic()
-        _build_one(program, cache, environment)
+        path = program_path(program.name, environment)
+        built(path, partial(_build_one, program, path, environment))
         say(f"[{number}/{len(missing)}] built {program.name} in {time.monotonic() - started_s:.0f} s")
 
 
-def _build_one(program: Program, cache: Path, environment: Mapping[str, str]) -> None:
+def _build_one(program: Program, path: Path, environment: Mapping[str, str]) -> None:
     version = _pinned_version(program)
     minor = version.split(".")[1]
     settings = [f"-X {flag.format(version=version, minor=minor)}" for flag in program.version_flags]
-    temporary = cache / f".{program.name}.partial"
+    temporary = path.with_name(f".{program.name}.partial")
     command = ["go", "build", "-trimpath", "-buildvcs=false", "-mod=readonly"]
     command += ["-ldflags", " ".join(["-s", "-w", *settings]), "-o", str(temporary), program.package]
     variables = {**environment, "CGO_ENABLED": "0", "GOWORK": "off"}
     done = subprocess.run(command, cwd=SOURCES / program.module, env=variables, stdout=sys.stderr, check=False)
     if done.returncode != 0:
         raise BuildError(f"go build of {program.name} {version} exited with {done.returncode}; it said why above")
-    temporary.replace(cache / program.name)
+    temporary.replace(path)
 
 
 def _pinned_version(program: Program) -> str:

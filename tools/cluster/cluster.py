@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tools.build_cache import BuildError, say
-from tools.cluster.binaries import programs
+from tools.cluster.binaries import PROGRAMS, programs
 from tools.cluster.control_plane import KUBECONFIG_NAME, ControlPlane
 from tools.cluster.server_folder import ServerFolder
 from tools.cluster.servers import Servers
@@ -51,7 +51,7 @@ def build(folder: Path, environment: Mapping[str, str]) -> None:
         BuildError: If a program can't be had.
     """
     if not named_cluster(folder, environment):
-        programs(environment)
+        programs(environment, [program.name for program in PROGRAMS])
 
 
 def down(folder: Path) -> None:

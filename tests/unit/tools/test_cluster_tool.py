@@ -1,5 +1,6 @@
 """The tool behind `make cluster-up`, as far as it goes without Go and without a cluster."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ import pytest
 
 from polyreme_system.files import read_json, write_json
 from tools.build_cache import BuildError
-from tools.cluster.binaries import PROGRAMS, cache_folder, missing_programs, programs
+from tools.cluster import binaries
+from tools.cluster.binaries import CONTROL_PLANE, PROGRAMS, missing_programs, program_path, programs
 from tools.cluster.cluster import down, named_cluster, up
 from tools.cluster.servers import STATE_NAME, ServerError, Servers, free_ports
 
@@ -34,16 +36,32 @@ def test_programs_are_taken_from_the_assets_and_then_from_the_cache(tmp_path: Pa
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": "", "KUBEBUILDER_ASSETS": str(assets)}
     with pytest.raises(BuildError, match="no folder"):
         programs(environment)
-    cache = cache_folder(environment)
-    for folder in (assets, cache):
-        folder.mkdir(parents=True)
+    assets.mkdir()
     (assets / "etcd").touch()
-    assert missing_programs(environment) == [program.name for program in PROGRAMS if program.name != "etcd"]
-    for program in PROGRAMS:
-        (cache / program.name).touch()
+    assert missing_programs(environment) == [name for name in CONTROL_PLANE if name != "etcd"]
+    for name in CONTROL_PLANE:
+        program_path(name, environment).parent.mkdir(parents=True, exist_ok=True)
+        program_path(name, environment).touch()
     found = programs(environment)
     assert found["etcd"] == assets / "etcd"
-    assert found["kubectl"] == cache / "kubectl"
+    assert found["kubectl"].parent.name.startswith("kubectl-")
+
+
+def test_each_program_is_named_after_its_own_sources_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    copy = tmp_path / "go"
+    shutil.copytree(binaries.SOURCES, copy)
+    monkeypatch.setattr(binaries, "SOURCES", copy)
+    names = [program.name for program in PROGRAMS]
+
+    def moved_by(path: str, text: str) -> set[str]:
+        before = {name: program_path(name, environment) for name in names}
+        (copy / path).write_text(text)
+        return {name for name in names if program_path(name, environment) != before[name]}
+
+    assert moved_by("kwok/stages/main.go", "package main") == {"stages"}
+    assert moved_by("etcd/go.mod", "module other") == {"etcd"}
+    assert moved_by("kubernetes/go.sum", "") == set()
 
 
 def test_a_build_that_was_killed_leaves_no_program(tmp_path: Path) -> None:

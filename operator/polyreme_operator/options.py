@@ -6,10 +6,12 @@ import argparse
 import dataclasses
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
+from polyreme_api.url_passwords import has_password
 from polyreme_operator.logging_setup import LogFormat
 from polyreme_operator.reconcile.binding import BindingMode
 from polyreme_operator.reconcile.worker_pods import PodDefaults
@@ -21,6 +23,9 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 SECONDS_MAX = 86_400.0
 _LEVELS = ("debug", "info", "warning", "error")
+_CREDENTIALS = frozenset({"AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PGPASSWORD", "POLYREME_TOPICS_TOKEN"})
+"""Variables that are themselves secrets."""
+_OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         api_url=given.api_url,
         checkpoint_root=given.checkpoint_root,
         environment=tuple(given.environment),
+        worker_secret=given.worker_secret,
         binding=given.binding,
         launcher_rbac=given.launcher_rbac,
     )
@@ -101,8 +107,17 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         type=_variable,
         action="append",
-        default=[_variable(pair) for pair in said("ENVIRONMENT", "").split()],
-        help="environment variable of every worker, such as the registry's URL; may be repeated",
+        default=_variables(parser, said("ENVIRONMENT", "")),
+        help="environment variable of every worker, such as the object store's URL; may be repeated. It is readable in "
+        "every pod's spec, so a URL with a password is refused: see --worker-secret",
+    )
+    parser.add_argument(
+        "--worker-secret",
+        metavar="NAME",
+        type=_object_name,
+        default=said("WORKER_SECRET", "") or None,
+        help="Secret in each job's namespace whose keys become environment variables of its workers, such as "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; a job whose namespace lacks it waits and says so",
     )
     parser.add_argument(
         "--grow-cooldown-seconds",
@@ -157,8 +172,31 @@ def _seconds(text: str) -> float:
 def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise argparse.ArgumentTypeError(f"not a variable: {text!r}, expected NAME=VALUE")
+        raise argparse.ArgumentTypeError(f"not a variable: {name!r}, expected NAME=VALUE")
+    if name in _CREDENTIALS:
+        raise argparse.ArgumentTypeError(
+            f"{name} is a secret, which every pod's spec would show; put it into a Secret that --worker-secret names"
+        )
+    if has_password(value):
+        raise argparse.ArgumentTypeError(
+            f"{name} holds a password inside a URL, which every pod's spec would show; remove it, and put the "
+            "credentials into a Secret that --worker-secret names (for a database: PGUSER and PGPASSWORD)"
+        )
     return name, value
+
+
+def _variables(parser: argparse.ArgumentParser, text: str) -> list[tuple[str, str]]:
+    """Read the variables that the environment gives; a wrong one ends the process as a wrong argument does."""
+    try:
+        return [_variable(pair) for pair in text.split()]
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"{VARIABLE_PREFIX}ENVIRONMENT: {error}")
+
+
+def _object_name(text: str) -> str:
+    if not _OBJECT_NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"not a Secret's name: {text!r}, expected lower-case letters, digits, - and .")
+    return text
 
 
 def _address(text: str) -> tuple[str, int]:

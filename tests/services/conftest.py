@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, text
 from tools.services.services import shared
 
 DATABASE_PASSWORD = "hush-hush"
-"""In the URL of every database; the server of these tests trusts its own user and ignores it."""
+"""Given to every database; the server of these tests trusts its own user and ignores it."""
 _numbers = itertools.count()
 
 
@@ -38,10 +38,11 @@ def pulsar_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def database(postgresql_server: str) -> str:
-    """URL of a new database, with a password."""
+def database(postgresql_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of a new database; its password is in this process's environment."""
+    monkeypatch.setenv("PGPASSWORD", DATABASE_PASSWORD)
     host = parse_qs(urlsplit(postgresql_server).query)["host"][0]
-    server = f"postgresql+psycopg2://postgres:{DATABASE_PASSWORD}@/{{}}?host={host}"
+    server = f"postgresql+psycopg2://postgres@/{{}}?host={host}"
     name = f"test_{os.getpid()}_{next(_numbers)}"
     engine = create_engine(server.format("postgres"), isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:

@@ -43,9 +43,10 @@ def ended(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("change", "code", "sentence"),
     [
-        (("postgres:", "nobody:"), ExitCode.ENVIRONMENT, 'role "nobody" does not exist; change POLYREME_DATABASE_URL'),
+        (("postgres@", "nobody@"), ExitCode.ENVIRONMENT, 'role "nobody" does not exist; change POLYREME_DATABASE_URL'),
         (("/test_", "/absent_"), ExitCode.ENVIRONMENT, "does not exist; change POLYREME_DATABASE_URL"),
         (("host=", "host=/nowhere"), ExitCode.ENVIRONMENT, "registry failed after 6 tries"),
+        (("postgres@", f"postgres:{SECRET}@"), ExitCode.USAGE, "set PGPASSWORD; change POLYREME_DATABASE_URL"),
         (("+psycopg2", "+asyncpg"), ExitCode.USAGE, "no registry for"),
         (("postgresql+psycopg2", "mysql"), ExitCode.USAGE, "no registry for"),
     ],

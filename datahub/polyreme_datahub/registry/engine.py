@@ -15,8 +15,9 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 from polyreme_api.environment import DATABASE_URL
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.url_passwords import has_password
 from polyreme_datahub.errors import RegistryDamagedError, RegistryFailedError
-from polyreme_datahub.locations import HIDDEN, masked
+from polyreme_datahub.locations import masked
 from polyreme_datahub.registry.migrate import migrate
 
 TRIES_MAX = 6
@@ -93,17 +94,15 @@ class Database:
         raise AssertionError("the last try returns or raises")
 
     def _reason(self, error: DBAPIError) -> str:
-        """Return the server's first line, without the password."""
-        reason = " ".join(str(error.orig).partition("\n")[0].split())
-        password = self._engine.url.password
-        return reason.replace(str(password), HIDDEN) if password else reason
+        """Return the server's first line."""
+        return " ".join(str(error.orig).partition("\n")[0].split())
 
 
 def open_database(url: str) -> Database:
     """Open the registry at ``url`` and bring it to this release's schema.
 
     Raises:
-        InvalidConfigError: If the URL is not one of SQLite's file or PostgreSQL's.
+        InvalidConfigError: If the URL is not one of SQLite's file or PostgreSQL's, or holds a password.
         RegistryFailedError: If the database can't be reached.
     """
     try:
@@ -112,6 +111,12 @@ def open_database(url: str) -> Database:
         raise _unknown(url) from error
     if parsed.drivername not in DRIVERS:
         raise _unknown(url)
+    if parsed.password or has_password(url):
+        raise InvalidConfigError(
+            "the registry's URL holds a password, which process lists and pod specs would show; remove it, and set "
+            "PGPASSWORD",
+            field=DATABASE_URL,
+        )
     engine = _sqlite(parsed) if parsed.get_backend_name() == "sqlite" else _postgresql(parsed)
     database = Database(engine, sleep=time.sleep)  # noqa: TID251 - the shell
     database._try(lambda: migrate(engine))  # noqa: SLF001 - the constructor of this class, in effect

@@ -15,6 +15,7 @@ from polyreme_api import environment, labels
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
 from polyreme_operator.reconcile.observe import Failure, began_s, current_pods, lost_places
+from polyreme_operator.reconcile.pod_waiting import explain
 from polyreme_operator.types.actions import DeletePod
 from polyreme_operator.types.reasons import Cause
 from polyreme_operator.types.snapshot import JobSnapshot
@@ -118,7 +119,8 @@ def _late_start(snapshot: JobSnapshot, spec: TrainingJobSpec, attempt: AttemptSt
     if late_s is None or now_s < late_s:
         return None
     timeout_s = spec.health.start_timeout_seconds
-    words = f"{started(snapshot)} of {attempt.replicas} pods started in {timeout_s} s"
+    why = explain(current_pods(snapshot).values())
+    words = f"{started(snapshot)} of {attempt.replicas} pods started in {timeout_s} s{'; ' if why else ''}{why}"
     return Failure(cause=Cause.START_TIMED_OUT, message=words)
 
 

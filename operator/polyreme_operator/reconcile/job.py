@@ -29,6 +29,7 @@ from polyreme_operator.reconcile.observe import (
     current_record,
     silence_deadline_s,
 )
+from polyreme_operator.reconcile.pod_waiting import explain
 from polyreme_operator.reconcile.quarantine import with_degraded
 from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.reconcile.stopping import STOP_GRACE_S, StopFor
@@ -166,7 +167,8 @@ def _observed(
         after.set(ConditionType.PODS_READY, True, Reason.JOINED)
     else:
         refused = "" if snapshot.refusal is None else f"; {snapshot.refusal.message}"
-        words = f"{running} of {attempt.replicas} pods run{refused}"
+        waits = "" if not (why := explain(pods.values())) else f"; {why}"
+        words = f"{running} of {attempt.replicas} pods run{refused}{waits}"
         after.set(ConditionType.PODS_READY, False, Reason.WAITING_FOR_PODS, words)
     reason = RUNNING_PHASES[phase] if released else Reason.STARTING
     if stall is None:

@@ -10,6 +10,7 @@ from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import Outcome, ProgressRecord, RankExit, name_stopped
 from polyreme_operator.placement.eligible import tolerated
 from polyreme_operator.reconcile.hang import find_stall
+from polyreme_operator.reconcile.pod_waiting import explain
 from polyreme_operator.types.reasons import Cause
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.timestamps import parse_time_or
@@ -289,9 +290,10 @@ def _silence(
     joins_since_s = _joins_since_s(snapshot, started_s)
     if not released and joins_since_s is not None and now_s - joins_since_s >= timeout_s:
         joined = 0 if record is None else record.joined
+        why = explain(current_pods(snapshot).values())
         return Failure(
             cause=Cause.START_TIMED_OUT,
-            message=f"{joined} of {attempt.replicas} workers joined in {timeout_s} s",
+            message=f"{joined} of {attempt.replicas} workers joined in {timeout_s} s{'; ' if why else ''}{why}",
             replace=frozenset(range(attempt.replicas)),
         )
     return None

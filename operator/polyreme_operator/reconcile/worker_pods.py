@@ -31,7 +31,9 @@ class PodDefaults:
     checkpoint_root: str = "file:///var/lib/polyreme/checkpoints"
     """Checkpoints of jobs without a location are stored under ``<root>/<namespace>/<name>``."""
     environment: tuple[tuple[str, str], ...] = ()
-    """Further variables, such as the URLs of the registry and the object store."""
+    """Further variables, such as the URL of the object store; every pod's spec shows them."""
+    worker_secret: str | None = None
+    """Secret in the job's namespace whose keys become variables of the worker's container."""
     binding: BindingMode = "NodeName"
     launcher_rbac: bool = False
     """Whether each job gets a Role for its launcher; the embedded cluster issues its own tokens and needs none."""
@@ -206,7 +208,8 @@ class WorkerPods:
     def _common_body(self, spec: TrainingJobSpec, defaults: PodDefaults) -> dict[str, Any]:
         body: dict[str, Any] = copy.deepcopy(spec.workers.template.get("spec") or {})
         containers = body.get("containers") or [{}]
-        containers[0] = _worker(containers[0], spec) if self._own else _launcher(containers[0], spec, defaults)
+        worker = _worker(containers[0], spec) if self._own else _launcher(containers[0], spec, defaults)
+        containers[0] = _with_secret(worker, defaults.worker_secret)
         name = labels.job_object_name(self._job.name, self._job.uid)
         secret_volume = {"name": "polyreme", "secret": {"secretName": name}}
         return {
@@ -240,6 +243,13 @@ def _worker(given: dict[str, Any], spec: TrainingJobSpec) -> dict[str, Any]:
         spec.workers.device_resource: str(spec.workers.devices),
     }
     return {"name": "worker", **given, "resources": {**(given.get("resources") or {}), "limits": limits}}
+
+
+def _with_secret(container: dict[str, Any], name: str | None) -> dict[str, Any]:
+    """Take variables from a Secret; those of the template and of the contract take precedence."""
+    if name is None:
+        return container
+    return {**container, "envFrom": [{"secretRef": {"name": name}}, *(container.get("envFrom") or [])]}
 
 
 def _variables(job: JobView, attempt: AttemptStatus, *, defaults: PodDefaults, checkpoint_url: str) -> dict[str, str]:

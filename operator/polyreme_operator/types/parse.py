@@ -22,6 +22,7 @@ from polyreme_operator.port import Manifest
 from polyreme_operator.types.intents import INTENTS_KEY, Intents, parse_intents
 from polyreme_operator.types.inventory import HOST_LEVEL, PODS, Constraints, Requests, Taint
 from polyreme_operator.types.plans import PlanRequest
+from polyreme_operator.types.pod_waiting import waiting_of
 from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.resources import allocatable, canonical, constraints_of, pod_requests
 from polyreme_operator.types.timestamps import parse_time_or
@@ -270,6 +271,7 @@ def parse_pod(manifest: Manifest, *, seen_s: float | None = None, known: PodView
         conditions=_kept(tuple((entry["type"], entry["status"]) for entry in conditions)),
         unschedulable_since_s=None if refused is None else _refused_since_s(refused, seen_s, known),
         unschedulable="" if refused is None else str(refused.get("message") or ""),
+        waiting=waiting_of(status, None if known is None else known.waiting),
     )
 
 

@@ -14,6 +14,7 @@ from polyreme_api.progress import ProgressRecord
 from polyreme_operator.port import ObjectRef
 from polyreme_operator.types.inventory import Constraints, LevelView, Requests, Taint
 from polyreme_operator.types.plans import PlanRequest
+from polyreme_operator.types.pod_waiting import Waiting
 from polyreme_operator.types.reasons import Reason
 from polyreme_planner.plan import Plan
 
@@ -63,6 +64,8 @@ class PodView:
     """Since when it is unschedulable."""
     unschedulable: str = ""
     """The scheduler's message about it."""
+    waiting: Waiting | None = None
+    """Why a container of it can't be started."""
 
     @property
     def place(self) -> str:

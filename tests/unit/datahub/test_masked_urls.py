@@ -21,6 +21,10 @@ DATABASES = [
     f"me:{SECRET}@host",
     f"postgresql+pg8000:///db?user=me&password={SECRET}",
     f"://a@b:{SECRET}@host",
+    f"postgresql+psycopg2://me:{SECRET}@host/db",
+    f"postgresql+psycopg2://me:a/{SECRET}@host/db",
+    f"postgresql+psycopg2://host/db?user=me&password={SECRET}",
+    f"postgresql+psycopg2:///db?host=/run&password={SECRET}",
 ]
 OBJECTS = [
     f"s3://me:{SECRET}@bucket/prefix",

@@ -40,6 +40,9 @@ def test_flags_go_before_variables() -> None:
         ["--metrics-address", "8080"],
         ["--metrics-address", ":99999"],
         ["--environment", "no-value"],
+        ["--environment", "DATABASE=postgresql://me:hush-hush@db/registry"],
+        ["--environment", "AWS_SECRET_ACCESS_KEY=hush-hush"],
+        ["--worker-secret", "No Name"],
         ["--log-format", "xml"],
         ["--name", "x"],
         ["--grow-cooldown-seconds", "soon"],
@@ -51,4 +54,24 @@ def test_what_cannot_be_is_refused_with_its_name(arguments: list[str], capsys: p
     with pytest.raises(SystemExit) as caught:
         parse(arguments, {})
     assert caught.value.code == 2
-    assert arguments[0] in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert arguments[0] in said
+    assert "hush-hush" not in said
+
+
+def test_a_password_in_the_environment_s_own_list_is_refused_in_one_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse([], {"POLYREME_OPERATOR_ENVIRONMENT": "A=1 DATABASE=postgresql://me:hush-hush@db/registry"})
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert "POLYREME_OPERATOR_ENVIRONMENT: DATABASE holds a password inside a URL" in said
+    assert "--worker-secret" in said
+    assert "hush-hush" not in said
+
+
+def test_the_workers_secret_is_named_by_a_flag_or_a_variable() -> None:
+    assert parse([], {}).settings.defaults.worker_secret is None
+    assert parse(["--worker-secret", "store"], {}).settings.defaults.worker_secret == "store"
+    assert parse([], {"POLYREME_OPERATOR_WORKER_SECRET": "store"}).settings.defaults.worker_secret == "store"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import logging
-import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import get_args
 
 from polyreme_api.url_passwords import has_password
+from polyreme_operator.arguments import LOOPBACK, Arguments, level
 from polyreme_operator.logging_setup import LogFormat
 from polyreme_operator.reconcile.binding import BindingMode
 from polyreme_operator.reconcile.worker_pods import PodDefaults
@@ -19,10 +17,7 @@ from polyreme_operator.scheduler import Limits
 from polyreme_operator.settings import Settings
 
 VARIABLE_PREFIX = "POLYREME_OPERATOR_"
-NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 SECONDS_MAX = 86_400.0
-_LEVELS = ("debug", "info", "warning", "error")
 _CREDENTIALS = frozenset({"AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PGPASSWORD", "POLYREME_TOPICS_TOKEN"})
 """Variables that are themselves secrets."""
 _OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
@@ -47,7 +42,7 @@ class Options:
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
     """Read the command line; argparse ends the process with 2 where it is wrong."""
-    given = _parser(environment).parse_args(arguments)
+    given = _arguments(environment).parse_args(arguments)
     host, port = given.metrics_address
     defaults = PodDefaults(
         image=given.image,
@@ -68,38 +63,56 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         host=host,
         port=port,
         log_format=LogFormat(given.log_format),
-        log_level=logging.getLevelNamesMapping()[given.log_level.upper()],
+        log_level=level(given.log_level),
     )
 
 
-def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
-    defaults = PodDefaults()
-    parser = argparse.ArgumentParser(
-        prog="polyreme-operator",
-        description="Run TrainingJobs on the cluster of KUBECONFIG, or on the cluster that this process is a pod of.",
-        epilog=f"Each option can be set by a variable: {VARIABLE_PREFIX}NAMESPACE for --namespace, and so on.",
-        allow_abbrev=False,
+def _arguments(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    arguments = Arguments(
+        "polyreme-operator",
+        "Run TrainingJobs on the cluster of KUBECONFIG, or on the cluster that this process is a pod of.",
+        prefix=VARIABLE_PREFIX,
+        environment=environment,
     )
-
-    def said(name: str, default: str) -> str:
-        return environment.get(VARIABLE_PREFIX + name, default)
-
+    arguments.add_namespace("namespace of the leader Lease and the intents")
+    _add_workers(arguments)
+    parser, given = arguments.parser, arguments.given
     parser.add_argument(
-        "--namespace", default=said("NAMESPACE", _own_namespace()), help="namespace of the leader Lease and the intents"
+        "--grow-cooldown-seconds",
+        metavar="SECONDS",
+        type=_seconds,
+        default=given("GROW_COOLDOWN_SECONDS", f"{Limits().grow_cooldown_s:g}"),
+        help="shortest time that an elastic job runs before it is stopped to continue with more workers",
     )
+    parser.add_argument(
+        "--data-gate",
+        action=argparse.BooleanOptionalAction,
+        default=given("DATA_GATE", "false") == "true",
+        help="admit a job only when its data is ready, which polyreme-datahub or polyreme node reports; without one of "
+        "them, jobs would wait forever",
+    )
+    arguments.add_metrics_address()
+    arguments.add_logging()
+    return parser
+
+
+def _add_workers(arguments: Arguments) -> None:
+    """Add what worker pods get."""
+    defaults = PodDefaults()
+    parser, given = arguments.parser, arguments.given
     modes = [mode for mode in get_args(BindingMode) if mode != "NodeName"]
     parser.add_argument(
         "--binding",
         choices=modes,
-        default=said("BINDING", "NodeAffinity"),
+        default=given("BINDING", "NodeAffinity"),
         help="who binds pods: kube-scheduler (NodeAffinity), or the operator itself, on nodes with the taint "
         "polyreme.dev/owned (GangBinder)",
     )
-    parser.add_argument("--image", default=said("IMAGE", defaults.image), help="image of workers whose job names none")
-    parser.add_argument("--api-url", default=said("API_URL", defaults.api_url), help="API server as pods reach it")
+    parser.add_argument("--image", default=given("IMAGE", defaults.image), help="image of workers whose job names none")
+    parser.add_argument("--api-url", default=given("API_URL", defaults.api_url), help="API server as pods reach it")
     parser.add_argument(
         "--checkpoint-root",
-        default=said("CHECKPOINT_ROOT", defaults.checkpoint_root),
+        default=given("CHECKPOINT_ROOT", defaults.checkpoint_root),
         help="URL for the checkpoints of jobs that name no location",
     )
     parser.add_argument(
@@ -107,56 +120,24 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         type=_variable,
         action="append",
-        default=_variables(parser, said("ENVIRONMENT", "")),
-        help="environment variable of every worker, such as the object store's URL; may be repeated. It is readable in "
-        "every pod's spec, so a URL with a password is refused: see --worker-secret",
+        default=_variables(arguments, given("ENVIRONMENT", "")),
+        help="environment variable of every worker, such as the object store's URL; may be repeated. Every pod's spec "
+        "shows it, so a URL with a password is refused: see --worker-secret",
     )
     parser.add_argument(
         "--worker-secret",
         metavar="NAME",
         type=_object_name,
-        default=said("WORKER_SECRET", "") or None,
+        default=given("WORKER_SECRET", "") or None,
         help="Secret in each job's namespace whose keys become environment variables of its workers, such as "
         "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; a job whose namespace lacks it waits and says so",
     )
     parser.add_argument(
-        "--grow-cooldown-seconds",
-        metavar="SECONDS",
-        type=_seconds,
-        default=said("GROW_COOLDOWN_SECONDS", f"{Limits().grow_cooldown_s:g}"),
-        help="shortest time that an elastic job runs before it is stopped to continue with more workers",
-    )
-    parser.add_argument(
         "--launcher-rbac",
         action=argparse.BooleanOptionalAction,
-        default=said("LAUNCHER_RBAC", "true") == "true",
+        default=given("LAUNCHER_RBAC", "true") == "true",
         help="give each job a Role for its launcher",
     )
-    parser.add_argument(
-        "--data-gate",
-        action=argparse.BooleanOptionalAction,
-        default=said("DATA_GATE", "false") == "true",
-        help="admit a job only when its data is ready, which polyreme-datahub or polyreme node reports; without one of "
-        "them, jobs would wait forever",
-    )
-    parser.add_argument(
-        "--metrics-address",
-        metavar="HOST:PORT",
-        type=_address,
-        default=said("METRICS_ADDRESS", "127.0.0.1:0"),
-        help="where /metrics, /healthz and /readyz are served; port 0 takes a free one, and beyond loopback who reads "
-        "metrics must show a token",
-    )
-    parser.add_argument("--log-format", choices=[*LogFormat], default=said("LOG_FORMAT", LogFormat.JSON))
-    parser.add_argument("--log-level", choices=_LEVELS, default=said("LOG_LEVEL", "info"))
-    return parser
-
-
-def _own_namespace() -> str:
-    try:
-        return NAMESPACE_FILE.read_text().strip()
-    except OSError:
-        return Settings().namespace
 
 
 def _seconds(text: str) -> float:
@@ -185,27 +166,15 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _variables(parser: argparse.ArgumentParser, text: str) -> list[tuple[str, str]]:
+def _variables(arguments: Arguments, text: str) -> list[tuple[str, str]]:
     """Read the variables that the environment gives; a wrong one ends the process as a wrong argument does."""
     try:
         return [_variable(pair) for pair in text.split()]
     except argparse.ArgumentTypeError as error:
-        parser.error(f"{VARIABLE_PREFIX}ENVIRONMENT: {error}")
+        arguments.refuse("ENVIRONMENT", str(error))
 
 
 def _object_name(text: str) -> str:
     if not _OBJECT_NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(f"not a Secret's name: {text!r}, expected lower-case letters, digits, - and .")
     return text
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise argparse.ArgumentTypeError(f"not an address: {text!r}, expected HOST:PORT, where HOST may be empty")
-    return host.strip("[]"), int(port)
-
-
-def in_cluster() -> bool:
-    """Tell whether this is a pod whose cluster is meant."""
-    return "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ

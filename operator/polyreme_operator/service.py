@@ -19,12 +19,13 @@ from polyreme_api.exit_codes import ExitCode
 from polyreme_operator import election, metrics_server
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import Connection, from_kubeconfig, from_service_account
+from polyreme_operator.arguments import in_cluster
 from polyreme_operator.cluster_cache import WATCHED_KINDS
 from polyreme_operator.controller import run_operator
 from polyreme_operator.instrumented_client import InstrumentedCluster
 from polyreme_operator.kopf_feed import KopfFeed, own_kinds, wait_until_served
 from polyreme_operator.logging_setup import set_up
-from polyreme_operator.options import Options, in_cluster
+from polyreme_operator.options import Options
 from polyreme_operator.plan_worker import ProcessPlanner
 from polyreme_operator.port import PAGE_OBJECTS
 from polyreme_operator.publishing.metrics import Metrics

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polyreme.data.controller import JOBS_MAX
 from polyreme.paths import Home
+from polyreme_operator.arguments import Arguments, level
 from polyreme_operator.logging_setup import LogFormat
 
 VARIABLE_PREFIX = "POLYREME_DATAHUB_"
-NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-DEFAULT_NAMESPACE = "polyreme-system"
 JOBS_MOST = 64
-_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,58 +36,45 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
     Raises:
         InvalidConfigError: If the home is a file.
     """
-    given = _parser(environment).parse_args(arguments)
+    given = _arguments(environment).parse_args(arguments)
     return Options(
         home=Home.locate(given.home),
         namespace=given.namespace,
         jobs_namespace=given.jobs_namespace or None,
         jobs_max=given.jobs_max,
         log_format=LogFormat(given.log_format),
-        log_level=logging.getLevelNamesMapping()[given.log_level.upper()],
+        log_level=level(given.log_level),
     )
 
 
-def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="polyreme-datahub",
-        description="Prepare the data of TrainingJobs on the cluster of KUBECONFIG, or on the cluster that this "
-        "process is a pod of, and report on it: jobs then wait for their data in the queue, if the operator runs with "
-        "--data-gate. The registry and the object store are those of POLYREME_DATABASE_URL and POLYREME_OBJECTS_URL, "
-        "or lie in the home.",
-        epilog=f"Each option can be set by a variable: {VARIABLE_PREFIX}NAMESPACE for --namespace, and so on.",
-        allow_abbrev=False,
+def _arguments(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    arguments = Arguments(
+        "polyreme-datahub",
+        "Prepare the data of TrainingJobs on the cluster of KUBECONFIG, or on the cluster that this process is a pod "
+        "of, and report on it: jobs then wait for their data in the queue, if the operator runs with --data-gate. The "
+        "registry and the object store are those of POLYREME_DATABASE_URL and POLYREME_OBJECTS_URL, or lie in the "
+        "home.",
+        prefix=VARIABLE_PREFIX,
+        environment=environment,
     )
-
-    def said(name: str, default: str) -> str:
-        return environment.get(VARIABLE_PREFIX + name, default)
-
-    parser.add_argument(
-        "--namespace", default=said("NAMESPACE", _own_namespace()), help="namespace of the leader Lease"
-    )
+    arguments.add_namespace("namespace of the leader Lease")
+    parser, given = arguments.parser, arguments.given
     parser.add_argument(
         "--jobs-namespace",
-        default=said("JOBS_NAMESPACE", ""),
+        default=given("JOBS_NAMESPACE", ""),
         help="prepare the data of this namespace's jobs only; default: all",
     )
     parser.add_argument(
         "--jobs-max",
         type=_count,
-        default=said("JOBS_MAX", str(JOBS_MAX)),
+        default=given("JOBS_MAX", str(JOBS_MAX)),
         help=f"jobs whose data is prepared at once, at most {JOBS_MOST}",
     )
     parser.add_argument(
         "--home", type=Path, default=None, help="folder of logs and of embedded stores (default: POLYREME_HOME)"
     )
-    parser.add_argument("--log-format", choices=[*LogFormat], default=said("LOG_FORMAT", LogFormat.JSON))
-    parser.add_argument("--log-level", choices=_LEVELS, default=said("LOG_LEVEL", "info"))
+    arguments.add_logging()
     return parser
-
-
-def _own_namespace() -> str:
-    try:
-        return NAMESPACE_FILE.read_text().strip()
-    except OSError:
-        return DEFAULT_NAMESPACE
 
 
 def _count(text: str) -> int:

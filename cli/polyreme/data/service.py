@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import random
 import secrets
 import signal
@@ -19,6 +18,7 @@ from polyreme_api.exit_codes import ExitCode
 from polyreme_operator import election
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import Connection, from_kubeconfig, from_service_account
+from polyreme_operator.arguments import in_cluster
 from polyreme_operator.logging_setup import set_up
 from polyreme_operator.port import ClusterPort
 from polyreme_system.clock import SystemClock
@@ -33,8 +33,7 @@ def run_service(options: Options) -> int:
     set_up(options.log_format, level=options.log_level)
     try:
         options.home.prepare_data()
-        in_cluster = "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ
-        asyncio.run(_until_told(options, from_service_account() if in_cluster else from_kubeconfig()))
+        asyncio.run(_until_told(options, from_service_account() if in_cluster() else from_kubeconfig()))
     except PolyremeError as error:
         _log.error("%s", error)
         return int(error.exit_code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _USER_INFO = re.compile(r"[a-z][a-z0-9+.-]*://[^:/@?#\[\s]*:(?!\d{1,5}(?:/|$))[^@\s]+@", re.IGNORECASE)
-"""``scheme://user:password@``. A password may hold a slash, as database drivers accept; a port does not count."""
+"""A user and a password before ``@``. A password may hold a slash, as database drivers accept; a port is none."""
 _PARAMETER = re.compile(
     r"[a-z][a-z0-9+.-]*:/[^?\s]*\?(?:[^\s]*&)?(?:password|passwd|pwd|sslpassword|secret|token)=[^&\s]", re.IGNORECASE
 )

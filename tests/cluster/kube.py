@@ -9,7 +9,6 @@ import functools
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,7 +24,7 @@ from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
 from polyreme_operator.forwarding_port import ForwardingPort
 from polyreme_operator.port import CLUSTER_SCOPED, PAGE_OBJECTS, ClusterPort, ListPage, Manifest, ObjectRef, WatchEvent
 from tests.contract.adapters import Harness
-from tools.cluster.binaries import missing_programs, program_path
+from tools.cluster.binaries import client_path, missing_programs
 from tools.cluster.cluster import FOLDER, down, named_cluster, up
 from tools.cluster.servers import Servers
 
@@ -72,11 +71,10 @@ def kubectl(kubeconfig: str, *arguments: str) -> str:
     """Run kubectl and return what it prints.
 
     Raises:
-        AssertionError: If there is no kubectl, or it fails.
+        AssertionError: If it fails.
+        BuildError: If there is no kubectl.
     """
-    built = program_path("kubectl", os.environ)
-    program = str(built) if built.exists() else shutil.which("kubectl")
-    assert program is not None, "no kubectl: `make cluster-up` builds one, or have one on PATH"
+    program = client_path("kubectl", os.environ)
     done = subprocess.run(
         [program, "--kubeconfig", kubeconfig, *arguments], capture_output=True, text=True, check=False, timeout=READY_S
     )

@@ -34,6 +34,8 @@ class Program:
     """Module whose version the program bears."""
     version_flags: tuple[str, ...] = ()
     """Variables that the linker sets; ``{version}`` stands for the version, ``{minor}`` for its second number."""
+    tags: str = ""
+    """Build tags, with commas between them."""
     usual_s: int
     """Cold build on two cores."""
 
@@ -88,6 +90,30 @@ PROGRAMS = (
         usual_s=55,
     ),
     Program(name="stages", module="kwok", package="./stages", version_of="sigs.k8s.io/kwok", usual_s=1),
+    Program(
+        name="helm",
+        module="helm",
+        package="helm.sh/helm/v3/cmd/helm",
+        version_of="helm.sh/helm/v3",
+        version_flags=("helm.sh/helm/v3/internal/version.version={version}",),
+        usual_s=60,
+    ),
+    Program(
+        name="kubeconform",
+        module="kubeconform",
+        package="github.com/yannh/kubeconform/cmd/kubeconform",
+        version_of="github.com/yannh/kubeconform",
+        usual_s=3,
+    ),
+    Program(
+        name="promtool",
+        module="promtool",
+        package="github.com/prometheus/prometheus/cmd/promtool",
+        version_of="github.com/prometheus/prometheus",
+        # Without its service discovery it needs no client of a dozen clouds.
+        tags="remove_all_sd",
+        usual_s=85,
+    ),
 )
 CONTROL_PLANE = (
     "etcd",
@@ -100,6 +126,8 @@ CONTROL_PLANE = (
     "stages",
 )
 """What a cluster of fake nodes needs."""
+CLIENTS = ("kubectl", "helm", "kubeconform", "promtool")
+"""What tests need beside any cluster, also beside one that KUBECONFIG names."""
 _BY_NAME = {program.name: program for program in PROGRAMS}
 
 
@@ -133,9 +161,24 @@ def program_path(name: str, environment: Mapping[str, str]) -> Path:
     return build_cache.cache_folder(environment, name, _sources(_BY_NAME[name])) / name
 
 
+def client_path(name: str, environment: Mapping[str, str]) -> Path:
+    """Return a program that was built, else the one of that name on PATH.
+
+    Raises:
+        BuildError: If there is neither.
+    """
+    path = program_path(name, environment)
+    if path.exists():
+        return path
+    found = shutil.which(name, path=environment.get("PATH", ""))
+    if found is None:
+        raise BuildError(f"no {name}: `make servers` builds one, or install it on PATH")
+    return Path(found)
+
+
 def _sources(program: Program) -> Iterator[bytes]:
     """Yield what decides a program's content: go.sum only verifies what go.mod pins."""
-    yield repr((program.package, program.version_flags)).encode()
+    yield repr((program.package, program.version_flags, *program.tags.split())).encode()
     module = SOURCES / program.module
     yield (module / "go.mod").read_bytes()
     if program.package.startswith("./"):
@@ -167,7 +210,7 @@ def _build_one(program: Program, path: Path, environment: Mapping[str, str]) -> 
     minor = version.split(".")[1]
     settings = [f"-X {flag.format(version=version, minor=minor)}" for flag in program.version_flags]
     temporary = path.with_name(f".{program.name}.partial")
-    command = ["go", "build", "-trimpath", "-buildvcs=false", "-mod=readonly"]
+    command = ["go", "build", "-trimpath", "-buildvcs=false", "-mod=readonly", f"-tags={program.tags}"]
     command += ["-ldflags", " ".join(["-s", "-w", *settings]), "-o", str(temporary), program.package]
     variables = {**environment, "CGO_ENABLED": "0", "GOWORK": "off"}
     done = subprocess.run(command, cwd=SOURCES / program.module, env=variables, stdout=sys.stderr, check=False)

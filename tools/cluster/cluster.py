@@ -1,11 +1,12 @@
 """What can be done with the cluster of a folder: up, down, status."""
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tools.build_cache import BuildError, say
-from tools.cluster.binaries import PROGRAMS, programs
+from tools.cluster.binaries import CLIENTS, PROGRAMS, programs
 from tools.cluster.control_plane import KUBECONFIG_NAME, ControlPlane
 from tools.cluster.server_folder import ServerFolder
 from tools.cluster.servers import Servers
@@ -45,12 +46,15 @@ def named_cluster(folder: Path, environment: Mapping[str, str]) -> str | None:
 
 
 def build(folder: Path, environment: Mapping[str, str]) -> None:
-    """Build what is missing, so that a later ``up`` takes seconds; nothing where KUBECONFIG names a cluster.
+    """Build what is missing, so that a later ``up`` takes seconds; only clients where KUBECONFIG names a cluster.
 
     Raises:
         BuildError: If a program can't be had.
     """
-    if not named_cluster(folder, environment):
+    if named_cluster(folder, environment):
+        path = environment.get("PATH", "")
+        programs(environment, [name for name in CLIENTS if shutil.which(name, path=path) is None])
+    else:
         programs(environment, [program.name for program in PROGRAMS])
 
 

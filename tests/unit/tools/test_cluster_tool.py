@@ -11,7 +11,7 @@ import pytest
 from polyreme_system.files import read_json, write_json
 from tools.build_cache import BuildError
 from tools.cluster import binaries
-from tools.cluster.binaries import CONTROL_PLANE, PROGRAMS, missing_programs, program_path, programs
+from tools.cluster.binaries import CONTROL_PLANE, PROGRAMS, client_path, missing_programs, program_path, programs
 from tools.cluster.cluster import down, named_cluster, up
 from tools.cluster.servers import STATE_NAME, ServerError, Servers, free_ports
 
@@ -62,6 +62,18 @@ def test_each_program_is_named_after_its_own_sources_alone(tmp_path: Path, monke
     assert moved_by("kwok/stages/main.go", "package main") == {"stages"}
     assert moved_by("etcd/go.mod", "module other") == {"etcd"}
     assert moved_by("kubernetes/go.sum", "") == set()
+
+
+def test_a_client_is_the_one_that_was_built_else_the_one_on_path(tmp_path: Path) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": str(tmp_path)}
+    with pytest.raises(BuildError, match="no helm: `make servers` builds one"):
+        client_path("helm", environment)
+    (tmp_path / "helm").touch(mode=0o755)
+    assert client_path("helm", environment) == tmp_path / "helm"
+    built = program_path("helm", environment)
+    built.parent.mkdir(parents=True)
+    built.touch()
+    assert client_path("helm", environment) == built
 
 
 def test_a_build_that_was_killed_leaves_no_program(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """``make soak-pipeline``: the data pipeline on real servers, all of whose processes are killed again and again.
 
-``SAMPLES=`` samples, 20,000 unless told, one in a hundred of them bad; ``KILLS=`` kills, 40 unless told, as many of
-workers, the publisher, the broker, the S3 server and PostgreSQL. Connections are cut and requests refused with 503.
+``SAMPLES=`` samples, 45,000 unless told (20,000 take six minutes, and memory is compared at minute ten), one in a
+hundred of them bad; ``KILLS=`` kills, 40 unless told, as many of workers, the publisher, the broker, the S3 server and
+PostgreSQL. Connections are cut and requests refused with 503.
 What comes of it must be, bit for bit, what one undisturbed process makes.
 """
 
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.services.pipeline_faults import KINDS, Faults, Outcome, plant, undisturbed
 
-SAMPLES, KILLS = 20_000, 40
+SAMPLES, KILLS = 45_000, 40
 BAD_SHARE = 100
 KILLS_EACH_MIN = 5
 LIMIT_S = 3 * 3600.0
@@ -45,7 +46,9 @@ def main() -> int:
     bar: dict[str, Any] = {"lost": 0, "doubled": 0, "manifest_identical": 1, "wrong_dead_letters": 0}
     bar |= {"made_again": 0, "pss_growth_ratio": GROWTH_BAR}
     ok = all(figures[name] == wanted for name, wanted in bar.items() if name != "pss_growth_ratio")
-    ok = ok and (figures["pss_growth_ratio"] or 0.0) <= GROWTH_BAR
+    # A short run has no minute ten; the whole one must.
+    growth_ratio = figures["pss_growth_ratio"]
+    ok = ok and (samples < SAMPLES if growth_ratio is None else growth_ratio <= GROWTH_BAR)
     ok = ok and (kills < KILLS or min(outcome.kills.values()) >= KILLS_EACH_MIN)
     sys.stdout.write(json.dumps({"name": "soak-pipeline", "figures": figures, "bar": bar, "ok": ok}) + "\n")
     return 0 if ok else 1

@@ -36,11 +36,14 @@ TWO_CORES := -n 2 --dist loadfile
 TWO_CLUSTERS := $(if $(KUBECONFIG),,$(TWO_CORES) --no-loadscope-reorder)
 CLUSTER := PYTHONPATH=. $(BIN)/python -m tools.cluster
 SERVICES := PYTHONPATH=. $(BIN)/python -m tools.services
+IMAGE_TOOL := PYTHONPATH=. $(BIN)/python -m tools.images
+IMAGE_OPTIONS = $(if $(BASE),--base $(BASE)) $(if $(BUILDER),--builder $(BUILDER)) $(if $(PREFIX),--prefix $(PREFIX)) \
+	$(if $(TAG),--tag $(TAG)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(THIN),--thin $(THIN))
 BENCHMARKS := $(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks/*/run.py))
 GPU_PEERS := $(or $(POLYREME_GPU_PEERS),$(HOME)/.cache/polyreme/gpu-peers)
 SOAKS := $(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py))
 
-.PHONY: help setup quickstart lint check test test-concurrent test-serial test-whole test-servers test-all test-services servers services-up services-down services-status cluster-up cluster-down test-cluster test-device docs lock format clean bench gpu-peers
+.PHONY: help setup quickstart lint check test test-concurrent test-serial test-whole test-servers test-all test-services servers services-up services-down services-status cluster-up cluster-down test-cluster test-device images images-load docs lock format clean bench gpu-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -110,6 +113,13 @@ cluster-up: $(DEV) ## a Kubernetes control plane on this machine (KUBECONFIG, KU
 
 cluster-down: $(DEV) ## stop what cluster-up started, and nothing else
 	@$(CLUSTER) down
+
+images: $(DEV) ## build the images into build/images (IMAGES="operator datahub" THIN= BASE=IMAGE|local BUILDER= PREFIX= TAG= ENGINE=)
+	@$(IMAGE_TOOL) build $(IMAGES) $(IMAGE_OPTIONS)
+
+images-load: $(DEV) ## load the archives of build/images into the nodes of a cluster (CLUSTER=kind|kind-NAME|k3s|local)
+	@test "$(origin CLUSTER)" = "command line" || { echo "which cluster? make images-load CLUSTER=kind|kind-NAME|k3s|local" >&2; exit 2; }
+	@$(IMAGE_TOOL) load $(CLUSTER)
 
 test-cluster: $(DEV) ## the tests on a real API server: the one that is up, or one of their own
 	@$(CLUSTER) build > /dev/null

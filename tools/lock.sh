@@ -10,5 +10,14 @@ compile() {
 compile "$@" --group bootstrap --output-file requirements/uv.lock.txt
 compile "$@" pyproject.toml --extra run --group build --output-file requirements/run.lock
 # What a run uses and what is tested are the same versions.
-compile "$@" pyproject.toml --extra run --extra operator --extra services --group dev --constraints requirements/run.lock \
-  --output-file requirements/dev.lock
+compile "$@" pyproject.toml --extra run --extra datahub-service --extra kubectl --group dev \
+  --constraints requirements/run.lock --output-file requirements/dev.lock
+# Images install the versions that were tested, and only those of their role.
+role() {
+  compile pyproject.toml "${@:2}" --constraints requirements/dev.lock --output-file "requirements/$1.lock"
+}
+role operator --extra operator
+role datahub --extra datahub-service
+role trainer --extra trainer
+role cli --extra kubectl --extra services
+compile --group build --constraints requirements/dev.lock --output-file requirements/build.lock

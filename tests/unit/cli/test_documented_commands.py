@@ -37,7 +37,7 @@ def check(command: str, *, whole: bool) -> None:
     """Fail where a command, an option or, of a whole command, an argument is wrong."""
     first, *rest = words(command)
     if first == "make":
-        (target,) = rest
+        (target,) = (word for word in rest if "=" not in word)
         assert re.search(rf"^(\.PHONY: .*)?\b{re.escape(target)}\b.*:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     elif first == "pip":
         extras = set(re.fullmatch(r"\.\[(.*)\]", rest[-1])[1].split(","))  # type: ignore[index]

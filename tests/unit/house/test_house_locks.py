@@ -14,16 +14,26 @@ from packaging.utils import canonicalize_name
 from tools import repo_checks
 
 ROOT = Path(__file__).parents[3]
-LOCKS = ("requirements/uv.lock.txt", "requirements/run.lock", "requirements/dev.lock")
+TESTED = "requirements/dev.lock"
+IMAGE_EXTRAS = {
+    "operator": ("operator",),
+    "datahub": ("datahub-service",),
+    "trainer": ("trainer",),
+    "cli": ("kubectl", "services"),
+}
 PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)(?P<rest>(?:[^\n]*\\\n)*[^\n]*)", re.MULTILINE)
 NOT_OF_A_LOCK = re.compile(r"://|(?<![\w.])/\w|--(?:find-links|index-url|extra-index-url|trusted-host)")
 EXTRAS = {
     "requirements/uv.lock.txt": (),
+    "requirements/build.lock": (),
     "requirements/run.lock": ("run",),
-    "requirements/dev.lock": ("run", "operator", "services"),
+    "requirements/dev.lock": ("run", "datahub-service", "kubectl"),
+    **{f"requirements/{image}.lock": extras for image, extras in IMAGE_EXTRAS.items()},
 }
-GROUPS = {
+LOCKS = tuple(EXTRAS)
+GROUPS = dict.fromkeys(LOCKS, ()) | {
     "requirements/uv.lock.txt": ("bootstrap",),
+    "requirements/build.lock": ("build",),
     "requirements/run.lock": ("build",),
     "requirements/dev.lock": ("dev",),
 }
@@ -106,9 +116,16 @@ def test_a_lock_holds_no_address_and_no_path(name: str) -> None:
     assert NOT_OF_A_LOCK.findall((ROOT / name).read_text()) == []
 
 
-def test_a_run_and_its_tests_use_the_same_versions() -> None:
-    run, dev = (pins((ROOT / name).read_text()) for name in ("requirements/run.lock", "requirements/dev.lock"))
-    assert {name: versions for name, versions in run.items() if dev.get(name) != versions} == {}
+@pytest.mark.parametrize("name", [name for name in LOCKS if name not in {TESTED, "requirements/uv.lock.txt"}])
+def test_what_runs_and_what_is_in_images_has_the_versions_that_are_tested(name: str) -> None:
+    lock, tested = (pins((ROOT / path).read_text()) for path in (name, TESTED))
+    assert {package: versions for package, versions in lock.items() if tested.get(package) != versions} == {}
+
+
+def test_the_operators_image_has_no_torch_and_the_trainers_no_client_of_kubernetes() -> None:
+    operator, trainer = (pins((ROOT / f"requirements/{name}.lock").read_text()) for name in ("operator", "trainer"))
+    assert "torch" not in operator
+    assert not {"kubernetes", "kopf"} & set(trainer)
 
 
 def test_every_library_that_is_imported_is_asked_for() -> None:
@@ -119,7 +136,7 @@ def test_every_library_that_is_imported_is_asked_for() -> None:
         for path, text in repo_checks.tracked_texts(ROOT).items()
         if path.suffix == ".py" and path.parts[0] in roots
     }
-    asked = {canonicalize_name(wish.name) for wish in wanted(project(), ("run", "operator", "services"), ("dev",))}
+    asked = {canonicalize_name(wish.name) for wish in wanted(project(), EXTRAS[TESTED], ("dev",))}
     ours = {path.name for root in repo_checks.SOURCE_ROOTS for path in (ROOT / root).iterdir()} | {"tests", "tools"}
     sources = packages_distributions()
     imported = {offence.rpartition(" ")[2].partition(".")[0] for offence in repo_checks.foreign_imports(texts, ours)}

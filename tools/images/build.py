@@ -1,0 +1,154 @@
+"""Build the images of polyreme and write them as archives, which every kind of cluster can load."""
+
+import os
+import subprocess
+import tarfile
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.build_cache import BuildError, say
+from tools.images import base, pip_settings
+from tools.images.engine import Build, Engine
+from tools.s3.server import program as s3_program
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "build/images"
+PYTHON_IMAGES = ("operator", "datahub", "trainer", "cli")
+IMAGES = (*PYTHON_IMAGES, "s3")
+THIN_SUFFIX = "-thin"
+PUBLIC_BASE = "python:3.11-slim-bookworm"
+SOURCE = "https://polyreme.dev"
+"""Address in the label of the source, unless SOURCE names another."""
+LOCAL_NAMES = {name: f"localhost/polyreme-{name}" for name in ("base", "builder", "versitygw")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What to build."""
+
+    images: Sequence[str] = IMAGES
+    thin: Sequence[str] = ()
+    """Of the images with Python, those to build without packages of others as well."""
+    base: str = PUBLIC_BASE
+    builder: str | None = None
+    """Image with pip and the base's Python; the base itself, unless it is given."""
+    prefix: str = "polyreme"
+    tag: str = ""
+    """The version of the project, unless it is given."""
+    cached: bool = True
+
+
+def build(wish: Wish, engine: Engine, environment: Mapping[str, str], *, folder: Path = FOLDER) -> dict[str, Path]:
+    """Build images, and return the archive of each by its file's name.
+
+    Raises:
+        BuildError: If a name is unknown, or an engine fails.
+    """
+    unknown = [name for name in wish.images if name not in IMAGES]
+    unknown += [name for name in wish.thin if name not in PYTHON_IMAGES]
+    if unknown:
+        raise BuildError(f"no image is called {', '.join(unknown)}: there are {', '.join(IMAGES)}; s3 is never thin")
+    folder.mkdir(parents=True, exist_ok=True)
+    local = wish.base == base.LOCAL
+    arguments = _arguments(environment) | (_local_images(engine, environment) if local else _public(wish))
+    archives: dict[str, Path] = {}
+    with tempfile.TemporaryDirectory() as secrets_folder:
+        secrets = pip_settings.secrets(Path(secrets_folder), environment)
+        for name, thin in [*((name, False) for name in wish.images), *((name, True) for name in wish.thin)]:
+            file = name + (THIN_SUFFIX if thin else "")
+            called = f"{wish.prefix}/{name}:{wish.tag or version()}"
+            one = Build(
+                name=called + (THIN_SUFFIX if thin else ""),
+                containerfile=ROOT / "images" / ("s3.Containerfile" if name == "s3" else "Containerfile"),
+                context=ROOT,
+                target=None if name == "s3" else name,
+                arguments=_of(name, arguments) | ({"PACKAGES": "none"} if thin else {}),
+                secrets={} if name == "s3" else secrets,
+                local=local,
+                cached=wish.cached,
+            )
+            say(f"building {one.name}{' without packages of others' if thin else ''}")
+            engine.build(one)
+            archives[file] = folder / f"{file}.tar"
+            engine.save(one.name, archives[file], called=called)
+    return archives
+
+
+def version() -> str:
+    """Return the version of the project, which images, chart and wheel share."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return str(project["version"])
+
+
+def revision() -> str:
+    """Return the commit that is built, marked when the checkout differs from it; nothing outside git."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--abbrev=40", "--match=", "--dirty"],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    return described.stdout.strip()
+
+
+def _arguments(environment: Mapping[str, str]) -> dict[str, str]:
+    return {"VERSION": version(), "REVISION": revision(), "SOURCE": environment.get("SOURCE") or SOURCE}
+
+
+def _public(wish: Wish) -> dict[str, str]:
+    return {"BASE": wish.base, "BUILDER": wish.builder or wish.base}
+
+
+def _of(image: str, arguments: Mapping[str, str]) -> dict[str, str]:
+    """Arguments that the Containerfile of an image declares."""
+    others = {"BASE", "BUILDER"} if image == "s3" else {"VERSITYGW"}
+    return {name: value for name, value in arguments.items() if name not in others}
+
+
+def _local_images(engine: Engine, environment: Mapping[str, str]) -> dict[str, str]:
+    """Images that are made on this machine: base and builder by debootstrap, the S3 server by this machine's Go."""
+    tars = dict(base.tar_files(environment))
+    with tempfile.TemporaryDirectory() as folder:
+        tars["versitygw"] = Path(folder, "versitygw.tar")
+        _write_program(s3_program(environment), tars["versitygw"])
+        names = {name: f"{LOCAL_NAMES[name]}:{_key(name, tars, environment)}" for name in tars}
+        for name, image in names.items():
+            if not engine.has(image):
+                _import(engine, image, tars[name])
+    return {"BASE": names["base"], "BUILDER": names["builder"], "VERSITYGW": names["versitygw"]}
+
+
+def _key(name: str, tars: Mapping[str, Path], environment: Mapping[str, str]) -> str:
+    """Tag of a local image: the hash in the name of the cache's folder."""
+    folder = s3_program(environment).parent if name == "versitygw" else tars[name].parent
+    return folder.name.rpartition("-")[2]
+
+
+def _import(engine: Engine, image: str, tar: Path) -> None:
+    """Make an image of one layer from a tar file, by a context that holds nothing else."""
+    with tempfile.TemporaryDirectory(dir=tar.parent) as context:
+        os.link(tar, Path(context, tar.name))
+        containerfile = Path(context, "Containerfile")
+        containerfile.write_text((ROOT / "images/base.Containerfile").read_text())
+        Path(context, "Containerfile.dockerignore").write_text("Containerfile*\n")
+        engine.build(
+            Build(
+                name=image,
+                containerfile=containerfile,
+                context=Path(context),
+                arguments={"ROOT": tar.name},
+                local=True,
+            )
+        )
+
+
+def _write_program(program: Path, path: Path) -> None:
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        member = tarfile.TarInfo("versitygw")
+        member.size, member.mode, member.mtime = program.stat().st_size, 0o755, base.EPOCH_S
+        with program.open("rb") as file:
+            archive.addfile(member, file)

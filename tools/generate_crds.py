@@ -1,8 +1,12 @@
 """Write what is generated from the API's types: the CRDs and the pages of their fields (``--check`` only compares)."""
 
+import hashlib
+import json
 import re
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -12,6 +16,11 @@ from tools.reference_pages import reference_page
 
 ROOT = Path(__file__).parent.parent
 CRDS = Path("manifests/crds")
+CHART_CRDS = Path("charts/polyreme/files/crds")
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+VERSION_ANNOTATION = "polyreme.dev/crd-version"
+DIGEST_ANNOTATION = "polyreme.dev/crd-digest"
+DIGEST_CHARACTERS = 16
 PAGES = Path("docs/reference")
 NUMBER = re.compile(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?")
 HEADER = "# Generated from api/polyreme_api by tools/generate_crds.py; do not edit.\n"
@@ -36,7 +45,8 @@ def outputs() -> dict[Path, str]:
     texts: dict[Path, str] = {}
     for definition in DEFINITIONS:
         manifest = crd(definition)
-        texts[crd_path(definition)] = crd_yaml(manifest)
+        for folder in (CRDS, CHART_CRDS):
+            texts[folder / crd_path(definition).name] = crd_yaml(annotated(manifest))
         texts[page_path(definition)] = reference_page(manifest)
     return texts
 
@@ -49,6 +59,17 @@ def crd_path(definition: Definition) -> Path:
 def page_path(definition: Definition) -> Path:
     """Return where the page of a kind's fields lies."""
     return PAGES / f"{definition.kind.lower()}.md"
+
+
+def annotated(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Add what the chart decides by: the version, a digest of the content, and that Helm keeps it."""
+    content = json.dumps(manifest, sort_keys=True).encode()
+    annotations = {
+        VERSION_ANNOTATION: VERSION,
+        DIGEST_ANNOTATION: hashlib.sha256(content).hexdigest()[:DIGEST_CHARACTERS],
+        "helm.sh/resource-policy": "keep",
+    }
+    return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
 
 
 def crd_yaml(manifest: dict[str, object]) -> str:

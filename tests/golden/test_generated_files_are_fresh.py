@@ -12,7 +12,17 @@ import yaml
 from polyreme_api.crd.definitions import DEFINITIONS, JOB, Definition, crd
 from polyreme_api.crd.pod_template import KEEPS_UNKNOWN
 from tools import generate_crds, pod_template_schema
-from tools.generate_crds import ROOT, crd_path, outputs, page_path
+from tools.generate_crds import (
+    CHART_CRDS,
+    CRDS,
+    DIGEST_ANNOTATION,
+    ROOT,
+    VERSION_ANNOTATION,
+    annotated,
+    crd_path,
+    outputs,
+    page_path,
+)
 
 
 @pytest.mark.parametrize("path", sorted(outputs()), ids=str)
@@ -21,10 +31,11 @@ def test_a_generated_file_is_fresh(path: Path) -> None:
 
 
 def test_there_is_a_file_and_a_page_for_each_kind_and_for_nothing_else() -> None:
-    assert {path.name for path in (ROOT / "manifests/crds").glob("*.yaml")} == {
-        crd_path(one).name for one in DEFINITIONS
-    }
-    assert set(outputs()) == {path(one) for one in DEFINITIONS for path in (crd_path, page_path)}
+    names = {crd_path(one).name for one in DEFINITIONS}
+    folders = (CRDS, CHART_CRDS)
+    for folder in folders:
+        assert {path.name for path in (ROOT / folder).glob("*.yaml")} == names
+    assert set(outputs()) == {page_path(one) for one in DEFINITIONS} | {f / name for f in folders for name in names}
 
 
 def test_kubectl_apply_of_the_folder_brings_every_kind() -> None:
@@ -35,7 +46,16 @@ def test_kubectl_apply_of_the_folder_brings_every_kind() -> None:
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.kind)
 def test_the_file_holds_the_crd(definition: Definition) -> None:
-    assert yaml.safe_load((ROOT / crd_path(definition)).read_text(encoding="utf-8")) == crd(definition)
+    held = yaml.safe_load((ROOT / crd_path(definition)).read_text(encoding="utf-8"))
+    assert held == annotated(crd(definition))
+    del held["metadata"]["annotations"]
+    assert held == crd(definition)
+
+
+def test_another_content_has_another_digest() -> None:
+    one, other = (annotated(crd(definition)) for definition in DEFINITIONS[:2])
+    assert one["metadata"]["annotations"][VERSION_ANNOTATION] == other["metadata"]["annotations"][VERSION_ANNOTATION]
+    assert one["metadata"]["annotations"][DIGEST_ANNOTATION] != other["metadata"]["annotations"][DIGEST_ANNOTATION]
 
 
 def test_numbers_that_are_text_are_quoted_for_readers_of_yaml_1_2() -> None:

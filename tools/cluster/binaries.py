@@ -20,6 +20,8 @@ from tools.build_cache import BuildError, built, say
 
 SOURCES = Path(__file__).parent / "go"
 ASSETS = "KUBEBUILDER_ASSETS"
+HELM_KUBERNETES_MINOR = 37
+"""Of k8s.io/client-go in Helm's go.mod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,15 @@ PROGRAMS = (
         module="helm",
         package="helm.sh/helm/v3/cmd/helm",
         version_of="helm.sh/helm/v3",
-        version_flags=("helm.sh/helm/v3/internal/version.version={version}",),
+        # Without the last four it takes itself for a client of Kubernetes 1.20.
+        version_flags=(
+            "helm.sh/helm/v3/internal/version.version={version}",
+            *(
+                f"helm.sh/helm/v3/pkg/{package}.k8sVersion{part}"
+                for package in ("chartutil", "lint/rules")
+                for part in ("Major=1", f"Minor={HELM_KUBERNETES_MINOR}")
+            ),
+        ),
         usual_s=60,
     ),
     Program(

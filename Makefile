@@ -25,8 +25,8 @@ RUN := $(if $(wildcard $(DEV)),$(DEV),$(VENV)/.setup/run-$(KEY))
 SETUP_TIMES := $(if $(wildcard $(RUN)),,$(VENV)/.setup-times.json)
 
 CONCURRENT := $(wildcard tests/unit tests/property tests/contract tests/simulator tests/golden)
-OTHER := $(filter-out $(CONCURRENT) tests/cluster tests/device tests/services tests/soak,$(patsubst %/,%,$(wildcard tests/*/)))
-ANYWHERE := not cluster and not device and not services
+OTHER := $(filter-out $(CONCURRENT) tests/cluster tests/device tests/nodes tests/services tests/soak,$(patsubst %/,%,$(wildcard tests/*/)))
+ANYWHERE := not cluster and not device and not nodes and not services
 ALONE := parallel
 # Property tests draw other examples with each commit, and the same ones whenever a commit is tested again (tests/conftest.py).
 SEED ?= $(or $(shell git rev-parse --short=12 HEAD 2> /dev/null),0)
@@ -43,7 +43,7 @@ BENCHMARKS := $(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks/*/run.py))
 GPU_PEERS := $(or $(POLYREME_GPU_PEERS),$(HOME)/.cache/polyreme/gpu-peers)
 SOAKS := $(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py))
 
-.PHONY: help setup quickstart lint check test test-concurrent test-serial test-whole test-servers test-all test-services servers services-up services-down services-status cluster-up cluster-down test-cluster test-device images images-load docs lock format clean bench gpu-peers
+.PHONY: help setup quickstart lint check test test-concurrent test-serial test-whole test-servers test-all test-services servers services-up services-down services-status cluster-up cluster-down test-cluster test-nodes test-device images images-load docs lock format clean bench gpu-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -74,7 +74,7 @@ test: $(DEV) ## set up and pass the tests that need no server
 	@$(BIN)/python tools/run_targets.py lint test-concurrent test-serial test-whole
 
 test-servers: $(DEV) ## the tests on real servers: PostgreSQL, Pulsar, S3, Kubernetes; gets what it needs once
-	@$(BIN)/python tools/run_targets.py servers test-services test-cluster
+	@$(BIN)/python tools/run_targets.py servers test-services test-cluster test-nodes
 
 test-all: $(DEV) ## both: what CI runs
 	@# The servers are built beside the tests that need none, with what these leave of the cores; who needs one waits.
@@ -108,8 +108,8 @@ services-down: $(DEV) ## stop what services-up started, and delete its data
 services-status: $(DEV) ## which of the services run
 	@$(SERVICES) status
 
-cluster-up: $(DEV) ## a Kubernetes control plane on this machine (KUBECONFIG, KUBEBUILDER_ASSETS, or built once with Go)
-	@$(CLUSTER) up
+cluster-up: $(DEV) ## a Kubernetes control plane on this machine (KUBECONFIG, KUBEBUILDER_ASSETS, or built once with Go); with NODES=2, nodes that run pods
+	@$(CLUSTER) up --nodes $(or $(NODES),0)
 
 cluster-down: $(DEV) ## stop what cluster-up started, and nothing else
 	@$(CLUSTER) down
@@ -124,6 +124,10 @@ images-load: $(DEV) ## load the archives of build/images into the nodes of a clu
 test-cluster: $(DEV) ## the tests on a real API server: the one that is up, or one of their own
 	@$(CLUSTER) build > /dev/null
 	@$(PYTEST) $(TWO_CLUSTERS) -m cluster --junit-xml=build/reports/$@.xml tests/cluster
+
+test-nodes: $(DEV) ## the tests on nodes that run pods in containers (root): those that KUBECONFIG names, or on this machine
+	@$(CLUSTER) build > /dev/null
+	@$(PYTEST) --timeout=900 -m nodes --junit-xml=build/reports/$@.xml tests/nodes
 
 format: $(DEV) ## rewrite the sources in the house's format
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .

@@ -64,6 +64,20 @@ def _kubernetes(name: str, usual_s: int) -> Program:
     )
 
 
+_CONTAINERD = "github.com/containerd/containerd/v2"
+
+
+def _containerd(name: str, usual_s: int) -> Program:
+    return Program(
+        name=name,
+        module="containerd",
+        package=f"{_CONTAINERD}/cmd/{name}",
+        version_of=_CONTAINERD,
+        version_flags=(f"{_CONTAINERD}/version.Version={{version}}",),
+        usual_s=usual_s,
+    )
+
+
 PROGRAMS = (
     Program(
         name="etcd",
@@ -124,6 +138,20 @@ PROGRAMS = (
         tags="remove_all_sd",
         usual_s=85,
     ),
+    _kubernetes("kubelet", 14),
+    _kubernetes("kube-proxy", 8),
+    _containerd("containerd", 43),
+    _containerd("containerd-shim-runc-v2", 4),
+    _containerd("ctr", 10),
+    Program(name="pause", module="containerd", package="./pause", version_of=_CONTAINERD, usual_s=1),
+    Program(
+        name="coredns",
+        module="coredns",
+        package=".",
+        version_of="github.com/coredns/coredns",
+        version_flags=("github.com/coredns/coredns/coremain.GitCommit={version}",),
+        usual_s=60,
+    ),
 )
 CONTROL_PLANE = (
     "etcd",
@@ -138,6 +166,8 @@ CONTROL_PLANE = (
 """What a cluster of fake nodes needs."""
 CLIENTS = ("kubectl", "helm", "kubeconform", "promtool")
 """What tests need beside any cluster, also beside one that KUBECONFIG names."""
+NODES = ("kubelet", "kube-proxy", "containerd", "containerd-shim-runc-v2", "ctr", "pause", "coredns")
+"""What real nodes need besides."""
 _BY_NAME = {program.name: program for program in PROGRAMS}
 
 
@@ -191,7 +221,7 @@ def _sources(program: Program) -> Iterator[bytes]:
     yield repr((program.package, program.version_flags, *program.tags.split())).encode()
     module = SOURCES / program.module
     yield (module / "go.mod").read_bytes()
-    if program.package.startswith("./"):
+    if program.package.startswith("."):
         for path in sorted(path for path in (module / program.package).rglob("*") if path.is_file()):
             yield f"{path.relative_to(module)}\0".encode() + path.read_bytes()
 

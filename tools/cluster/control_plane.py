@@ -1,8 +1,12 @@
-"""etcd, API server, controller-manager, scheduler and KWOK on loopback, each waited for until it says it is well."""
+"""etcd, API server, controller-manager, scheduler and KWOK, each waited for until it says it is well.
+
+All listen on loopback, but for the API server of a cluster with nodes.
+"""
 
 import base64
 import json
 import secrets
+import signal
 import ssl
 import subprocess
 import sys
@@ -10,9 +14,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tools.cluster.access import Access
 from tools.cluster.servers import Server, Servers, dump, free_ports
 
 HOST = "127.0.0.1"
@@ -25,6 +31,24 @@ REVISIONS_SPENT = 20
 KWOK_NODES = "kwok.x-k8s.io/node=fake"
 """Nodes with this annotation are KWOK's: they and their pods exist on paper only."""
 
+ADMIN = "admin"
+SERVICE_NAMES = ("10.0.0.1", "kubernetes.default.svc", "kubernetes.default", "kubernetes")
+"""What pods call the API server."""
+LOST_S = 16
+"""Silence after which a node is not ready, a third of Kubernetes' own: tests wait for it."""
+TOLERATED_S = 20
+"""Time that pods stay bound to a lost node, instead of five minutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForNodes:
+    """What a control plane does differently when its cluster has nodes."""
+
+    address: str
+    """Where nodes and pods reach the API server."""
+    users: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Groups by name of the users that nodes are."""
+
 
 class ControlPlane:
     """One control plane in one folder.
@@ -34,16 +58,29 @@ class ControlPlane:
         programs: Paths of the programs by name.
         servers: Where the processes are written down.
         api_options: Further options of the API server.
+        nodes: What nodes need of it, if there are any.
     """
 
     def __init__(
-        self, folder: Path, programs: Mapping[str, Path], servers: Servers, *, api_options: Sequence[str] = ()
+        self,
+        folder: Path,
+        programs: Mapping[str, Path],
+        servers: Servers,
+        *,
+        api_options: Sequence[str] = (),
+        nodes: ForNodes | None = None,
     ) -> None:
         self._folder, self._programs, self._servers = folder, programs, servers
-        self._api_options = api_options
+        self._api_options, self._nodes = api_options, nodes
+        self._host = nodes.address if nodes else HOST
         self._ports = dict(zip(("etcd", "peer", "api", "controllers", "scheduler", "kwok"), free_ports(6), strict=True))
-        self._token = secrets.token_hex(16)
-        self._url = f"https://{HOST}:{self._ports['api']}"
+        users = (ADMIN, *(nodes.users if nodes else ()))
+        self.access = Access(
+            url=f"https://{self._host}:{self._ports['api']}",
+            keys=folder / "keys",
+            tokens={user: secrets.token_hex(16) for user in users},
+        )
+        self._url = self.access.url
         self._kubeconfig = folder / KUBECONFIG_NAME
 
     def start(self) -> Path:
@@ -54,10 +91,11 @@ class ControlPlane:
         """
         for name in ("keys", "certificates"):
             (self._folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
-        subprocess.run([self._programs["certificate"], self._folder / "keys"], check=True)
+        names = (self._host, *SERVICE_NAMES) if self._nodes else ()
+        subprocess.run([self._programs["certificate"], self._folder / "keys", *names], check=True)
         self._start_etcd()
         api = self._start_api_server()
-        self._write_kubeconfig()
+        self.access.write_kubeconfig(self._kubeconfig, user=ADMIN)
         controllers = self._start_controllers()
         scheduler = self._start_scheduler()
         kwok = self._start_kwok()
@@ -98,14 +136,16 @@ class ControlPlane:
         keys = self._folder / "keys"
         tokens = keys / "tokens.csv"
         tokens.touch(mode=0o600)
-        tokens.write_text(f'{self._token},admin,admin,"system:masters"\n')
+        groups = {ADMIN: ("system:masters",), **(self._nodes.users if self._nodes else {})}
+        rows = [f'{self.access.tokens[user]},{user},{user},"{",".join(of)}"\n' for user, of in groups.items()]
+        tokens.write_text("".join(rows))
         server = self._servers.start(
             "kube-apiserver",
             [
                 self._programs["kube-apiserver"],
                 f"--etcd-servers=http://{HOST}:{self._ports['etcd']}",
-                f"--bind-address={HOST}",
-                f"--advertise-address={HOST}",
+                f"--bind-address={self._host}",
+                f"--advertise-address={self._host}",
                 f"--secure-port={self._ports['api']}",
                 f"--cert-dir={self._folder / 'certificates'}",
                 f"--tls-cert-file={keys / 'server.crt'}",
@@ -116,17 +156,31 @@ class ControlPlane:
                 f"--token-auth-file={tokens}",
                 "--authorization-mode=Node,RBAC",
                 "--service-cluster-ip-range=10.0.0.0/16",
-                # Endpoints refuse a loopback address, and nothing here goes through the kubernetes Service.
-                "--endpoint-reconciler-type=none",
+                *self._options_for_nodes(),
                 "--kubelet-preferred-address-types=InternalIP",
                 "--allow-privileged=true",
                 "--max-requests-inflight=2000",
                 "--max-mutating-requests-inflight=1000",
                 *self._api_options,
             ],
+            # The connections of nodes end with their network, unheard: it would wait for them.
+            stop_signal=signal.SIGKILL if self._nodes else signal.SIGTERM,
         )
         self._wait(server, f"{self._url}/readyz", what="API server's readiness")
         return server
+
+    def _options_for_nodes(self) -> list[str]:
+        if not self._nodes:
+            # Endpoints refuse a loopback address, and nothing here goes through the kubernetes Service.
+            return ["--endpoint-reconciler-type=none"]
+        keys = self._folder / "keys"
+        return [
+            "--enable-admission-plugins=NodeRestriction",
+            f"--kubelet-client-certificate={keys / 'kubelet-client.crt'}",
+            f"--kubelet-client-key={keys / 'kubelet-client.key'}",
+            f"--default-not-ready-toleration-seconds={TOLERATED_S}",
+            f"--default-unreachable-toleration-seconds={TOLERATED_S}",
+        ]
 
     def _start_controllers(self) -> Server:
         keys = self._folder / "keys"
@@ -141,6 +195,7 @@ class ControlPlane:
                 f"--root-ca-file={keys / 'server.crt'}",
                 f"--service-account-private-key-file={keys / 'accounts.key'}",
                 "--leader-elect=false",
+                *([f"--node-monitor-grace-period={LOST_S}s", "--node-monitor-period=2s"] if self._nodes else ()),
                 "--kube-api-qps=1000",
                 "--kube-api-burst=2000",
             ],
@@ -183,23 +238,6 @@ class ControlPlane:
             ],
         )
 
-    def _write_kubeconfig(self) -> None:
-        authority = base64.b64encode((self._folder / "keys/server.crt").read_bytes()).decode()
-        context = {"cluster": "polyreme-test", "user": "admin"}
-        dump(
-            self._kubeconfig,
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "polyreme-test",
-                "clusters": [
-                    {"name": "polyreme-test", "cluster": {"server": self._url, "certificate-authority-data": authority}}
-                ],
-                "users": [{"name": "admin", "user": {"token": self._token}}],
-                "contexts": [{"name": "polyreme-test", "context": context}],
-            },
-        )
-
     def _wait(self, server: Server, url: str, *, what: str) -> None:
         started_s = time.monotonic()
         print(f"waiting for {what}", end=" ", file=sys.stderr, flush=True)
@@ -209,7 +247,7 @@ class ControlPlane:
     def _answers(self, url: str) -> bool:
         try:
             if url.startswith(self._url):
-                _call(url, token=self._token, authority=self._folder / "keys/server.crt")
+                _call(url, token=self.access.tokens[ADMIN], authority=self._folder / "keys/server.crt")
             else:
                 _call(url)
         except (OSError, ValueError):

@@ -110,6 +110,21 @@ class Servers:
                 raise ServerError(f"no {what} within {timeout_s:.0f} s; {server.name}'s log ends\n{self._tail(server)}")
             time.sleep(POLL_S)
 
+    def named(self, name: str) -> Server | None:
+        """Return the newest server of a name, if one was started."""
+        return next((server for server in reversed(self.all) if server.name == name), None)
+
+    def kill(self, server: Server) -> None:
+        """End a server by SIGKILL, and forget it."""
+        if server.lives:
+            os.kill(server.pid, signal.SIGKILL)
+        while server.lives:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(server.pid, os.WNOHANG)
+            time.sleep(POLL_S)
+        self.all = [known for known in self.all if known != server]
+        self._record()
+
     def stop(self) -> list[str]:
         """Stop what was started, newest first, and nothing else; return the names of those that were running."""
         stopped = []

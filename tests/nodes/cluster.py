@@ -1,0 +1,145 @@
+"""The cluster with nodes under test: the one that KUBECONFIG names, or one that the tests bring up."""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.cluster.binaries import program_path
+from tools.cluster.cluster import FOLDER, down, kill_node, load, named_cluster, start_node, up
+from tools.cluster.nodes.addons import Kubectl
+from tools.cluster.nodes.probe import refusal
+from tools.cluster.servers import ServerError
+
+ROOT = Path(__file__).parents[2]
+NODES = 2
+PATIENCE_S = 120.0
+POLL_S = 0.2
+RESTRICTED = {
+    "pod-security.kubernetes.io/enforce": "restricted",
+    "pod-security.kubernetes.io/enforce-version": "latest",
+}
+HARDENED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+"""What the restricted level asks of a container."""
+
+Manifest = dict[str, Any]
+
+
+class Cluster:
+    """A cluster whose nodes run pods.
+
+    Args:
+        kubeconfig: Of the cluster.
+        folder: Folder of the cluster that the tests brought up; None for another one.
+    """
+
+    def __init__(self, kubeconfig: Path, folder: Path | None) -> None:
+        self.kubeconfig, self.folder = kubeconfig, folder
+        self.kubectl = Kubectl(program_path("kubectl", os.environ), kubeconfig)
+
+    def load(self, archives: Sequence[Path]) -> None:
+        """Import images into every node."""
+        load(self._own(), os.environ, archives)
+
+    def kill_kubelet(self, node: str) -> None:
+        """Kill the kubelet of a node."""
+        kill_node(self._own(), os.environ, node)
+
+    def start_kubelet(self, node: str) -> None:
+        """Start the kubelet of a node again."""
+        start_node(self._own(), os.environ, node)
+
+    def _own(self) -> Path:
+        assert self.folder is not None, "not in the power of these tests on a cluster that KUBECONFIG names"
+        return self.folder
+
+    def get(self, *words: str) -> Manifest:
+        """Return an object, or a list."""
+        found: Manifest = json.loads(self.kubectl("get", *words, "-o", "json"))
+        return found
+
+    def until(self, holds: Callable[[], Any], what: str, *, patience_s: float = PATIENCE_S) -> Any:
+        """Poll until something holds, and return it."""
+        deadline_s = time.monotonic() + patience_s
+        while True:
+            with contextlib.suppress(ServerError):
+                if found := holds():
+                    return found
+            assert time.monotonic() < deadline_s, f"never: {what}"
+            time.sleep(POLL_S)
+
+    def until_pod(self, name: str, phase: str, *, namespace: str, patience_s: float = PATIENCE_S) -> Manifest:
+        """Wait until a pod is in a phase, and return it."""
+        seen: list[Manifest] = []
+
+        def holds() -> bool:
+            seen[:] = [self.get("--namespace", namespace, "pod", name)]
+            return bool(seen[0]["status"].get("phase") == phase)
+
+        try:
+            self.until(holds, f"pod {name} is {phase}", patience_s=patience_s)
+        except AssertionError as error:
+            events = self.kubectl("--namespace", namespace, "events")
+            raise AssertionError(f"{error}: {json.dumps([each['status'] for each in seen])}\n{events}") from None
+        return seen[0]
+
+    @contextlib.contextmanager
+    def namespace(self, name: str, labels: Mapping[str, str] = RESTRICTED) -> Iterator[str]:
+        """Have a namespace, which enforces the restricted level, until the block ends."""
+        self.kubectl.apply(
+            [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": dict(labels)}}]
+        )
+        try:
+            self.until(lambda: self.get("--namespace", name, "serviceaccount", "default"), "its service account")
+            yield name
+        finally:
+            self.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def pod(name: str, image: str, *, args: Sequence[str] = (), command: Sequence[str] = ()) -> Manifest:
+    """A pod that the restricted level admits."""
+    container = {
+        "name": "main",
+        "image": image,
+        "imagePullPolicy": "Never",
+        "args": list(args),
+        "securityContext": HARDENED,
+        "resources": {"limits": {"cpu": "1", "memory": "128Mi"}},
+    }
+    if command:
+        container["command"] = list(command)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [container],
+        },
+    }
+
+
+@contextlib.contextmanager
+def cluster_for_tests() -> Iterator[Cluster]:
+    """Have the cluster that KUBECONFIG names, or have one of our own; skip where the machine refuses that."""
+    folder = (ROOT / FOLDER).with_name("nodes")
+    if given := named_cluster(folder, os.environ):
+        yield Cluster(Path(given), None)
+        return
+    if refused := refusal():
+        pytest.skip(f"this machine refuses {refused}")
+    try:
+        yield Cluster(Path(up(folder, os.environ, nodes=NODES)), folder)
+    finally:
+        down(folder)

@@ -1,0 +1,18 @@
+// Command coredns is CoreDNS with the plugins that a test cluster needs; the usual one also links the SDKs of three
+// clouds.
+package main
+
+import (
+	"github.com/coredns/coredns/core/dnsserver"
+	"github.com/coredns/coredns/coremain"
+	_ "github.com/coredns/coredns/plugin/cache"
+	_ "github.com/coredns/coredns/plugin/errors"
+	_ "github.com/coredns/coredns/plugin/health"
+	_ "github.com/coredns/coredns/plugin/kubernetes"
+	_ "github.com/coredns/coredns/plugin/ready"
+)
+
+func main() {
+	dnsserver.Directives = []string{"errors", "health", "ready", "cache", "kubernetes"}
+	coremain.Run()
+}

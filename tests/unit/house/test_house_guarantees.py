@@ -14,7 +14,7 @@ PAGE = ROOT / "docs" / "guarantees.md"
 ROWS_MIN = 50
 ROW = re.compile(r"^\| [^|]+ \| `(?P<path>[\w/]+\.py)::(?P<name>\w+)` \| (?P<tier>[\w-]+) \| [^|]+ \|$", re.MULTILINE)
 NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
-SERVERS = ("tests/cluster/", "tests/services/")
+SERVERS = ("tests/cluster/", "tests/nodes/", "tests/services/")
 
 
 def offences(page: str, root: Path) -> Iterator[str]:

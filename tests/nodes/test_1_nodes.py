@@ -53,13 +53,12 @@ def test_a_start_that_was_killed_half_way_leaves_nothing_after_down(tmp_path: Pa
     starting = subprocess.Popen(
         command, cwd=ROOT, env={**environment, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL
     )
-    while Servers(folder).named(begun) is None:
+    sandbox = Sandbox(folder)
+    while Servers(folder).named(begun) is None or not sandbox.cgroup.processes():
         assert starting.poll() is None
         time.sleep(POLL_S)
     starting.send_signal(signal.SIGKILL)
     starting.wait()
-    sandbox = Sandbox(folder)
-    assert sandbox.cgroup.processes()
     down(folder)
     assert not sandbox.cgroup.folders
     assert {path.name for path in folder.iterdir()} <= {"logs", "state.json", ".lock"}

@@ -22,7 +22,8 @@ READY_S_MAX = 20.0
 NETWORKS = range(1, 255)
 """Second-last byte of the cluster's network; 198.18.0.0/15 is kept free for tests of networks (RFC 2544)."""
 RECORD = "sandbox.json"
-_JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1"; shift; done; shift; exec "$@"'
+# Who can't join, since a "down" came first, ends.
+_JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 1; shift; done; shift; exec "$@"'
 _HOLD = """
 set -eu
 mount --make-rshared /

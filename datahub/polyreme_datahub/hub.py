@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from polyreme_datahub.processing import ProcessReport, Progress
     from polyreme_datahub.registry.datasets import DatasetVersion
     from polyreme_datahub.registry.engine import Database
+    from polyreme_datahub.registry.rows import StageCount
+    from polyreme_datahub.registry.work_items import WorkItem
     from polyreme_datahub.runner.flow_meter import OperationProgress
+    from polyreme_datahub.runner.flow_run import Surroundings
     from polyreme_datahub.runner.replay import ReplayReport
     from polyreme_datahub.sources.found import Found
     from polyreme_datahub.topics.types import Topics
@@ -121,6 +124,7 @@ def process(
     job: str = "",
     progress: Callable[[Progress], None] | None = None,
     workers: int = 2,
+    only_seals: bool = False,
 ) -> ProcessReport:
     """Process a job's datasets, and write the plan object that its ranks wait for.
 
@@ -134,25 +138,17 @@ def process(
         job: Identity of the job (its uid). Versions are pinned by the first call for a job; an empty one pins nothing.
         progress: Called from worker threads after each chunk.
         workers: Threads.
+        only_seals: Leave the flows to workers of other processes, which need topics; plan, wait and seal here.
 
     Raises:
         DatasetNotFoundError: Naming the nearest names there are.
         InvalidConfigError: If a source changed since it was registered.
         EnvironmentFailedError: If store or registry stay away; the next call goes on from there.
     """
-    from polyreme_datahub.objects import open_store
     from polyreme_datahub.processing import Processing
 
-    with _database(registry_url) as database, _topics(topics_url) as topics:
-        processing = Processing(
-            database,
-            open_store(objects_url),
-            now_s=_now_s,
-            progress=progress,
-            workers=workers,
-            topics=topics,
-        )
-        return processing.process(spec, job=job)
+    with _surroundings(registry_url, objects_url, topics_url, workers=workers, only_seals=only_seals) as around:
+        return Processing(around, progress=progress).process(spec, job=job)
 
 
 def ingest(
@@ -186,18 +182,9 @@ def ingest(
         EnvironmentFailedError: If store or registry stay away; the next call goes on from there.
     """
     from polyreme_datahub.ingestion import Ingestion
-    from polyreme_datahub.objects import open_store
 
-    with _database(registry_url) as database, _topics(topics_url) as topics:
-        ingestion = Ingestion(
-            database,
-            open_store(objects_url),
-            now_s=_now_s,
-            progress=progress,
-            workers=workers,
-            topics=topics,
-        )
-        return ingestion.ingest(source, name, recipe)
+    with _surroundings(registry_url, objects_url, topics_url, workers=workers) as around:
+        return Ingestion(around, progress=progress).ingest(source, name, recipe)
 
 
 def estimate_ingest(
@@ -254,7 +241,8 @@ def work(
     objects_url: str,
     topics_url: str,
     stopped: Callable[[], bool],
-    progress: Callable[[str, int], None] | None = None,
+    on_counts: Callable[[Sequence[StageCount]], None] | None = None,
+    on_item: Callable[[WorkItem, float, bool], None] | None = None,
     workers: int = 2,
 ) -> None:
     """Do work items of any flow until stopped: a worker beside those that wait for their data.
@@ -265,34 +253,20 @@ def work(
         objects_url: As in ``register``.
         topics_url: As in ``process``.
         stopped: Asked several times a second.
-        progress: Called with the name of an operation and the samples that it has done.
+        on_counts: Called after each commit with what it brought, from worker threads.
+        on_item: Called after each try of an item, with its time [s] and whether it is done, from worker threads.
         workers: Threads, each with one sandboxed child.
 
     Raises:
         EnvironmentFailedError: If store or registry stay away; what was not done is still due.
     """
-    from polyreme_datahub.lakehouse import Lakehouse
-    from polyreme_datahub.objects import open_store
-    from polyreme_datahub.registry.rows import StageCount
-    from polyreme_datahub.registry.work_items import WorkItem
-    from polyreme_datahub.runner.flow_run import Surroundings, serve
-    from polyreme_datahub.runner.owners import owner_name
+    from polyreme_datahub.runner.flow_run import serve
 
     def counted(_: WorkItem, counts: Sequence[StageCount]) -> None:
-        for count in counts:
-            if progress is not None and (done := count.misses + count.dead + count.dropped):
-                progress(count.stage, done)
+        if on_counts is not None:
+            on_counts(counts)
 
-    with _database(registry_url) as database, _topics(topics_url) as topics:
-        around = Surroundings(
-            database=database,
-            lakehouse=Lakehouse(open_store(objects_url)),
-            owner=owner_name(),
-            now_s=_now_s,
-            steady_s=time.monotonic,  # noqa: TID251 - the shell
-            workers=workers,
-            topics=topics,
-        )
+    with _surroundings(registry_url, objects_url, topics_url, workers=workers, on_item=on_item) as around:
         serve(around, stages, stopped=stopped, on_counts=counted)
 
 
@@ -371,6 +345,17 @@ def link(objects_url: str, digest: str, *, seconds: int) -> str:
     from polyreme_datahub.lakehouse_admin import presigned_link
 
     return presigned_link(objects_url, blob_key(digest), seconds=seconds)
+
+
+@contextmanager
+def _surroundings(registry_url: str, objects_url: str, topics_url: str, **settings: Any) -> Iterator[Surroundings]:
+    from polyreme_datahub.lakehouse import Lakehouse
+    from polyreme_datahub.objects import open_store
+    from polyreme_datahub.runner.flow_run import Surroundings
+
+    with _database(registry_url) as database, _topics(topics_url) as topics:
+        lakehouse = Lakehouse(open_store(objects_url))
+        yield Surroundings(database=database, lakehouse=lakehouse, topics=topics, **settings)
 
 
 @contextmanager

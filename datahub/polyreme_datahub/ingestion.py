@@ -7,36 +7,28 @@ manifest. A run may be killed at any line and run again: what is committed is re
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.store import ObjectStore
 from polyreme_datahub.dataset_views import DeadLetterView, check_name
 from polyreme_datahub.index.join_manifests import JoinedManifest
-from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.processing import resolve
 from polyreme_datahub.recipes.recipe import Recipe, parse_recipe, recipe_content
 from polyreme_datahub.registration import add_dataset
 from polyreme_datahub.registry import datasets, progress, work_items
 from polyreme_datahub.registry.datasets import DatasetVersion
-from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.rebuild import store_document
 from polyreme_datahub.registry.rows import StageCount
 from polyreme_datahub.runner.flow import INGEST, Flow
 from polyreme_datahub.runner.flow_meter import FlowMeter, OperationProgress
 from polyreme_datahub.runner.flow_run import Sources, Surroundings, remake, run_flow, run_seal
 from polyreme_datahub.runner.outcomes import Outcomes, outcomes_of
-from polyreme_datahub.runner.owners import owner_name
-from polyreme_datahub.runner.pool import BACKOFF_S
 from polyreme_datahub.runner.sample_seal import SEAL, SealWork
 from polyreme_datahub.runner.sealed_version import put_rows
-from polyreme_datahub.sandbox.tasks import Limits
 from polyreme_datahub.sources.bucket import SCHEME
 from polyreme_datahub.sources.samples import KIND
-from polyreme_datahub.topics.types import Topics
 
 SOURCE = "source"
 """Last part of the name of the dataset that holds the records."""
@@ -78,34 +70,17 @@ class IngestReport:
 
 
 class Ingestion:
-    """One run of a recipe over a source."""
+    """One run of a recipe over a source.
 
-    def __init__(
-        self,
-        database: Database,
-        store: ObjectStore,
-        *,
-        now_s: Callable[[], float] = time.time,  # noqa: TID251 - the shell's default
-        steady_s: Callable[[], float] = time.monotonic,  # noqa: TID251 - the shell's default
-        progress: Callable[[OperationProgress], None] | None = None,
-        workers: int = 2,
-        backoff_s: float = BACKOFF_S,
-        limits: Limits | None = None,
-        topics: Topics | None = None,
-    ) -> None:
-        self._database, self._store, self._report = database, store, progress
-        self._around = Surroundings(
-            database=database,
-            lakehouse=Lakehouse(store),
-            owner=owner_name(),
-            now_s=now_s,
-            steady_s=steady_s,
-            workers=workers,
-            limits=limits or Limits(),
-            backoff_s=backoff_s,
-            topics=topics,
-        )
-        self._now_s, self._sources = now_s, Sources()
+    Args:
+        around: What work needs of its process.
+        progress: Called from worker threads after each commit.
+    """
+
+    def __init__(self, around: Surroundings, *, progress: Callable[[OperationProgress], None] | None = None) -> None:
+        self._around, self._report = around, progress
+        self._database, self._store = around.database, around.lakehouse.store
+        self._now_s, self._sources = around.now_s, Sources()
 
     def ingest(self, source: str | Path | Mapping[str, Any], name: str, recipe: Mapping[str, Any]) -> IngestReport:
         """Ingest a source; see ``polyreme_datahub.hub.ingest``."""

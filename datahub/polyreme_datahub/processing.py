@@ -10,19 +10,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore
+from polyreme_api.store import ObjectExistsError, ObjectNotFoundError
 from polyreme_datahub.digests import action_key, action_prefix, canonical_json, digest_bytes, digest_value
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.check import can_open, is_whole
 from polyreme_datahub.index.damage import drop_notes, is_noted
 from polyreme_datahub.index.format import parse_plan, plan_key, seal_plan
 from polyreme_datahub.job_data import longest_pack, plan_data
-from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.operations.declare import find_operation
 from polyreme_datahub.operations.encode_text import TokenizeParameters
 from polyreme_datahub.operations.fit_pages import ComposeParameters
@@ -36,14 +34,10 @@ from polyreme_datahub.registry.work_items import WorkItem
 from polyreme_datahub.runner.flow import INGEST, Flow
 from polyreme_datahub.runner.flow_run import Sources, Surroundings, remake, run_flow, run_seal
 from polyreme_datahub.runner.index_work import INDEX, IndexParameters, IndexWork
-from polyreme_datahub.runner.owners import owner_name
-from polyreme_datahub.runner.pool import BACKOFF_S
 from polyreme_datahub.runner.stored import Stored
-from polyreme_datahub.sandbox.tasks import Limits
 from polyreme_datahub.sources.digits import sample_sources
 from polyreme_datahub.sources.open import describe_generated
 from polyreme_datahub.tokens import OPERATION, VERSION, TextTokenizer, train_tokenizer
-from polyreme_datahub.topics.types import Topics
 from polyreme_planner.plan import shape_of
 
 IMAGE_SHARE = 2
@@ -103,37 +97,17 @@ def job_steps(images: ComposeParameters) -> list[Step]:
 
 
 class Processing:
-    """One run over a job's data."""
+    """One run over a job's data.
 
-    def __init__(
-        self,
-        database: Database,
-        store: ObjectStore,
-        *,
-        now_s: Callable[[], float] = time.time,  # noqa: TID251 - the shell's default
-        steady_s: Callable[[], float] = time.monotonic,  # noqa: TID251 - the shell's default
-        progress: Callable[[Progress], None] | None = None,
-        workers: int = 2,
-        backoff_s: float = BACKOFF_S,
-        limits: Limits | None = None,
-        topics: Topics | None = None,
-    ) -> None:
-        self._database = database
-        self._store = store
-        self._lakehouse = Lakehouse(store)
-        self._progress = progress
-        self._around = Surroundings(
-            database=database,
-            lakehouse=self._lakehouse,
-            owner=owner_name(),
-            now_s=now_s,
-            steady_s=steady_s,
-            workers=workers,
-            limits=limits or Limits(),
-            backoff_s=backoff_s,
-            topics=topics,
-        )
-        self._now_s = now_s
+    Args:
+        around: What work needs of its process.
+        progress: Called from worker threads after each commit.
+    """
+
+    def __init__(self, around: Surroundings, *, progress: Callable[[Progress], None] | None = None) -> None:
+        self._around, self._progress = around, progress
+        self._database, self._lakehouse = around.database, around.lakehouse
+        self._store, self._now_s = around.lakehouse.store, around.now_s
         self._counts: dict[tuple[int, str], StageCount] = {}
         self._lock = threading.Lock()
         self._versions: dict[int, DatasetVersion] = {}

@@ -20,7 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from polyreme_api.clock import Clock
 from polyreme_operator.adapters.kubernetes.connection import Connection
-from polyreme_operator.publishing.metrics import Metrics
+from polyreme_operator.metric_registry import MetricRegistry
 
 METRICS_PATH = "/metrics"
 ALLOWED_FRESH_S = 60.0
@@ -98,7 +98,7 @@ class AccessReviewer:
             if response.status == 401:
                 connection.forget_token()
             if response.status >= 300:
-                raise ReviewError(f"{kind} refused: {response.status}; the operator needs the right to create it")
+                raise ReviewError(f"{kind} refused: {response.status}; this account needs the right to create it")
         status = json.loads(body).get("status")
         return status if isinstance(status, dict) else {}
 
@@ -133,7 +133,7 @@ class CachedReviewer:
 
 
 def application(
-    metrics: Metrics, *, reviewer: Reviewer | None, is_ready: Callable[[], bool], is_alive: Callable[[], bool]
+    metrics: MetricRegistry, *, reviewer: Reviewer | None, is_ready: Callable[[], bool], is_alive: Callable[[], bool]
 ) -> web.Application:
     """Return the server's application.
 
@@ -165,7 +165,7 @@ def application(
 
 
 async def serve(
-    metrics: Metrics,
+    metrics: MetricRegistry,
     *,
     host: str = "",
     port: int,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from polyreme.paths import Home
 from polyreme_api.environment import TOPICS_URL
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from polyreme_datahub.registry.rows import StageCount
 
 STAGES = "compose,tokenize"
 """Stages of a job's data: each is named after the last operation of its chain."""
@@ -28,6 +31,15 @@ def worker(
         str, typer.Option(help="Chains to work on, by the names of their last operations, with commas between.")
     ] = STAGES,
     workers: Annotated[int, typer.Option(help="Samples that are worked on at once.", min=1, max=WORKERS_MAX)] = 2,
+    metrics_address: Annotated[
+        str | None,
+        typer.Option(
+            envvar="POLYREME_DATA_WORKER_METRICS_ADDRESS",
+            metavar="HOST:PORT",
+            help="Run as a service: /metrics, /healthz and /readyz are served here, the log is JSON, and the process "
+            "waits for servers that are away instead of ending.",
+        ),
+    ] = None,
 ) -> int:
     """Work on data flows until stopped: several workers, on any machines, share the work of each flow.
 
@@ -39,28 +51,41 @@ def worker(
 
       polyreme data worker --operations embed --workers 1
     """
-    from polyreme_datahub.hub import work
-
     home: Home = context.obj
-    home.prepare_data()
-    if not home.topics_url:
-        raise InvalidConfigError(
-            "a worker needs topics that other processes share, and none are named", field=TOPICS_URL
-        )
     stages = [name.strip() for name in operations.split(",") if name.strip()]
     if not stages:
         raise InvalidConfigError("no operation is named", field="--operations")
     stopped = threading.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda _number, _frame: stopped.set())
+    if metrics_address is not None:
+        from polyreme.data.worker_service import WorkerService
+
+        WorkerService(home, stages, workers=workers, address=metrics_address).run(stopped)
+        return int(ExitCode.OK)
+    _work(home, stages, workers, stopped)
+    return int(ExitCode.OK)
+
+
+def _work(home: Home, stages: list[str], workers: int, stopped: threading.Event) -> None:
+    """Work in the foreground; a server that stays away ends it."""
+    from polyreme_datahub.hub import work
+
+    home.prepare_data()
+    if not home.topics_url:
+        raise InvalidConfigError(
+            "a worker needs topics that other processes share, and none are named", field=TOPICS_URL
+        )
     done: Counter[str] = Counter()
 
     def tell() -> None:
         if not stopped.is_set() and done:
             note(", ".join(f"{name} {count:,} samples" for name, count in sorted(done.items())))
 
-    def count(name: str, samples: int) -> None:
-        done[name] += samples
+    def counted(counts: Sequence[StageCount]) -> None:
+        for count in counts:
+            if worked := count.misses + count.dead + count.dropped:
+                done[count.stage] += worked
 
     note(f"working on {', '.join(stages)}; Ctrl-C stops after what is in hand")
     clock = _Repeating(TOLD_EVERY_S, tell)
@@ -71,12 +96,11 @@ def worker(
             objects_url=home.objects_url,
             topics_url=home.topics_url,
             stopped=stopped.is_set,
-            progress=count,
+            on_counts=counted,
             workers=workers,
         )
     finally:
         clock.cancel()
-    return int(ExitCode.OK)
 
 
 class _Repeating:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -17,7 +18,14 @@ from polyreme.data.reporter import OutdatedError, Reporter
 from polyreme_api import labels
 from polyreme_api.clock import Clock
 from polyreme_api.data_report import DataState
-from polyreme_api.errors import DataDamagedError, InvalidConfigError, NotFoundError, PolyremeError, RefusedError
+from polyreme_api.errors import (
+    DataDamagedError,
+    EnvironmentFailedError,
+    InvalidConfigError,
+    NotFoundError,
+    PolyremeError,
+    RefusedError,
+)
 from polyreme_api.job import TrainingJob
 from polyreme_operator.port import ClusterPort, PortError, WatchEvent, WatchEventType
 from polyreme_operator.port import NotFoundError as NoSuchKindError
@@ -110,6 +118,16 @@ class DataController:
         self._checked_s: dict[str, float] = {}
         self._gone: set[str] = set()
         self._wake = asyncio.Event()
+
+    def jobs_by_state(self) -> dict[str, int]:
+        """Count the jobs by the state of their data: ``Waiting`` for those that nothing is reported about."""
+        return Counter("Waiting" if job.state is None else str(job.state) for job in self._jobs.values())
+
+    def retry_now(self) -> None:
+        """Try what failed again at once: its servers answer again. Refused data keeps its time."""
+        failed = {uid for uid, job in self._jobs.items() if job.state is DataState.FAILED}
+        self._retries = {uid: retry for uid, retry in self._retries.items() if uid not in failed}
+        self._wake.set()
 
     async def run(self) -> None:
         """Prepare what is missing, until cancelled."""
@@ -300,5 +318,9 @@ class DataController:
                     if not await self._preparation.is_whole(job.job):
                         reporter = Reporter(self._cluster, self._clock, ref=job.ref, uid=job.uid, about=job.about)
                         await reporter.report(DataState.MISSING, "processed data is gone or damaged")
+                except EnvironmentFailedError as error:
+                    # The others would wait for the same server.
+                    _log.info("can't look at the data of %s and of others: %s", job.ref, error)
+                    break
                 except Exception as error:  # noqa: BLE001 - one job must not stop the others
                     _log.info("can't look at the data of %s: %s: %s", job.ref, type(error).__name__, error)

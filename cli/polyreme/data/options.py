@@ -26,6 +26,9 @@ class Options:
     jobs_namespace: str | None
     """Whose jobs; None: all."""
     jobs_max: int
+    host: str
+    """Address of the metrics and probes; empty is every one."""
+    port: int
     log_format: LogFormat
     log_level: int
 
@@ -42,6 +45,8 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         namespace=given.namespace,
         jobs_namespace=given.jobs_namespace or None,
         jobs_max=given.jobs_max,
+        host=given.metrics_address[0],
+        port=given.metrics_address[1],
         log_format=LogFormat(given.log_format),
         log_level=level(given.log_level),
     )
@@ -73,6 +78,7 @@ def _arguments(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser.add_argument(
         "--home", type=Path, default=None, help="folder of logs and of embedded stores (default: POLYREME_HOME)"
     )
+    arguments.add_metrics_address()
     arguments.add_logging()
     return parser
 

@@ -1,4 +1,7 @@
-"""The process ``polyreme-datahub``: of several replicas, the one that holds the Lease prepares data."""
+"""The process ``polyreme-datahub``: of several replicas, the one that holds the Lease prepares data.
+
+A server that is wrong or away ends nothing: the process stays, is not ready, and every job that waits says why.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,23 @@ import random
 import secrets
 import signal
 import socket
+import threading
+from collections.abc import AsyncIterator
 
 from polyreme.data.controller import DataController
+from polyreme.data.health import GuardedPreparation, Health
+from polyreme.data.metrics import DataMetrics
 from polyreme.data.options import Options
 from polyreme.data.preparation import LocalPreparation
+from polyreme.data.work_watch import WorkWatch
+from polyreme.paths import Home
 from polyreme_api.errors import PolyremeError
 from polyreme_api.exit_codes import ExitCode
-from polyreme_operator import election
+from polyreme_datahub.probe import Probe
+from polyreme_operator import election, metrics_server
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import Connection, from_kubeconfig, from_service_account
-from polyreme_operator.arguments import in_cluster
+from polyreme_operator.arguments import LOOPBACK, in_cluster
 from polyreme_operator.logging_setup import set_up
 from polyreme_operator.port import ClusterPort
 from polyreme_system.clock import SystemClock
@@ -32,7 +42,6 @@ def run_service(options: Options) -> int:
     """Prepare data until SIGTERM or SIGINT; return the exit code."""
     set_up(options.log_format, level=options.log_level)
     try:
-        options.home.prepare_data()
         asyncio.run(_until_told(options, from_service_account() if in_cluster() else from_kubeconfig()))
     except PolyremeError as error:
         _log.error("%s", error)
@@ -50,30 +59,106 @@ async def _until_told(options: Options, connection: Connection) -> None:
 
 
 async def _connected(options: Options, connection: Connection) -> None:
-    async with KubernetesCluster(connection) as cluster:
-        await serve(cluster, options)
+    service = DataService(options)
+    async with KubernetesCluster(connection) as cluster, asyncio.TaskGroup() as tasks:
+        tasks.create_task(service.answer_probes(connection), name="probes")
+        await service.run(cluster)
 
 
-async def serve(cluster: ClusterPort, options: Options) -> None:
-    """Contend for the Lease, and prepare data while this replica holds it, until cancelled."""
-    clock = SystemClock()
+class StoreChecks(Probe):
+    """The servers of a home, and its folders."""
 
-    async def run() -> None:
-        controller = DataController(
-            cluster,
-            LocalPreparation(options.home),
-            clock,
-            namespace=options.jobs_namespace,
-            jobs_max=options.jobs_max,
+    def __init__(self, home: Home) -> None:
+        super().__init__(
+            registry_url=home.registry_url,
+            objects_url=home.objects_url,
+            topics_url=home.topics_url,
+            now_s=SystemClock().now_s,
         )
-        await controller.run()
+        self._home = home
 
-    await election.lead(
-        cluster,
-        clock,
-        identity=f"{socket.gethostname()}_{secrets.token_hex(4)}",
-        namespace=options.namespace,
-        rng=random.Random(),
-        run=run,
-        name=LEASE_NAME,
-    )
+    def check(self) -> None:
+        """Ask each server, after the folders are made; raises the first error."""
+        self._home.prepare_data()
+        super().check()
+
+
+class DataService:
+    """The controller of one process, with what it shows of itself.
+
+    Args:
+        options: How the command was called.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options, self._clock = options, SystemClock()
+        self._metrics, self._checks = DataMetrics(), StoreChecks(options.home)
+        self._controller: DataController | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.health = Health(self._checks, steady_s=self._clock.steady_s, on_recovered=self._recovered)
+        self._metrics.ready.set_function(lambda: float(self.health.ready))
+
+    async def answer_probes(self, connection: Connection) -> None:
+        """Serve metrics and probes, until cancelled."""
+        options = self._options
+        reviewer = metrics_server.CachedReviewer(metrics_server.AccessReviewer(connection), self._clock)
+        await metrics_server.serve(
+            self._metrics,
+            host=options.host,
+            port=options.port,
+            reviewer=None if options.host in LOOPBACK else reviewer,
+            is_ready=lambda: self.health.ready,
+            started=lambda port: _log.info("metrics and probes are served", extra={"port": port}),
+        )
+
+    async def run(self, cluster: ClusterPort) -> None:
+        """Contend for the Lease, and prepare data while this replica holds it, until cancelled."""
+        self._loop = asyncio.get_running_loop()
+        async with self._checking():
+            await election.lead(
+                cluster,
+                self._clock,
+                identity=f"{socket.gethostname()}_{secrets.token_hex(4)}",
+                namespace=self._options.namespace,
+                rng=random.Random(),
+                run=lambda: self._lead(cluster),
+                name=LEASE_NAME,
+            )
+
+    async def _lead(self, cluster: ClusterPort) -> None:
+        options = self._options
+        preparation = GuardedPreparation(LocalPreparation(options.home), self.health)
+        controller = DataController(
+            cluster, preparation, self._clock, namespace=options.jobs_namespace, jobs_max=options.jobs_max
+        )
+        watch = WorkWatch(self._checks, self._metrics, self._clock, jobs=controller.jobs_by_state)
+        self._controller = controller
+        self._metrics.leader.set(1)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(controller.run(), name="controller")
+                tasks.create_task(watch.run(), name="work")
+        finally:
+            self._controller = None
+            self._metrics.clear_gauges()
+
+    @contextlib.asynccontextmanager
+    async def _checking(self) -> AsyncIterator[None]:
+        """Check the servers in a thread."""
+        stopped = threading.Event()
+        thread = threading.Thread(target=self.health.run, args=(stopped,), name="checks", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            # A check that waits for a server must not hold up the end: the thread ends with the process.
+            stopped.set()
+
+    def _recovered(self) -> None:
+        """Let jobs that failed try again; called by the checking thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._retry)
+
+    def _retry(self) -> None:
+        if self._controller is not None:
+            self._controller.retry_now()

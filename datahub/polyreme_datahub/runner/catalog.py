@@ -33,6 +33,7 @@ def describe(flow: Flow, shared: Mapping[str, Value]) -> dict[str, Any]:
             {
                 "step": step.name,
                 "operation": step.operation.path,
+                "device": step.operation.device,
                 "inputs": list(step.inputs),
                 "parameters": dataclasses.asdict(step.parameters),
             }

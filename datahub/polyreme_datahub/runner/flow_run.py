@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from polyreme_datahub.lakehouse import Lakehouse
@@ -18,9 +19,9 @@ from polyreme_datahub.runner.barrier_work import BarrierWork
 from polyreme_datahub.runner.catalog import CatalogHandler, describe
 from polyreme_datahub.runner.chain_work import ChainWork
 from polyreme_datahub.runner.flow import Flow
-from polyreme_datahub.runner.owners import free_dead_owners
+from polyreme_datahub.runner.owners import free_dead_owners, owner_name
 from polyreme_datahub.runner.pace import CommitPace
-from polyreme_datahub.runner.pool import BACKOFF_S, Handler, Pool
+from polyreme_datahub.runner.pool import BACKOFF_S, Handler, OnItem, Pool
 from polyreme_datahub.sandbox.sandbox import Sandbox
 from polyreme_datahub.sandbox.tasks import Limits, SandboxStep
 from polyreme_datahub.sources.open import open_source
@@ -29,6 +30,7 @@ from polyreme_datahub.topics.memory import InProcessTopics
 from polyreme_datahub.topics.types import Topics
 
 OnCounts = Callable[[WorkItem, Sequence[StageCount]], None]
+DEFAULT_WORKERS = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,13 +39,18 @@ class Surroundings:
 
     database: Database
     lakehouse: Lakehouse
-    owner: str
+    owner: str = dataclasses.field(default_factory=owner_name)
     """Name of this process, unique among all that ever ran."""
-    now_s: Callable[[], float]
-    steady_s: Callable[[], float]
-    workers: int
+    now_s: Callable[[], float] = time.time  # noqa: TID251 - the shell's default
+    steady_s: Callable[[], float] = time.monotonic  # noqa: TID251 - the shell's default
+    workers: int = DEFAULT_WORKERS
+    """Threads of this process."""
+    only_seals: bool = False
+    """Whether flows are left to workers of other processes, and this one waits for them and seals."""
     topics: Topics | None = None
     """The bus between processes; None: this process works alone."""
+    on_item: OnItem | None = None
+    """Called after each try of an item, from worker threads."""
     limits: Limits = dataclasses.field(default_factory=Limits)
     backoff_s: float = BACKOFF_S
 
@@ -158,6 +165,7 @@ def run_flow(
         handler=handler,
         done=lambda: open_barriers(around.database, flow, now_s=around.now_s()),
         topics=around.topics,
+        workers=0 if around.only_seals and around.topics is not None else around.workers,
     )
 
 
@@ -209,6 +217,7 @@ def run_items(
     handler: Callable[[], Handler],
     done: Callable[[], bool],
     topics: Topics | None = None,
+    workers: int | None = None,
 ) -> None:
     """Do the items of some stages of one flow until ``done``; errors as ``run_flow``."""
     if done():
@@ -223,10 +232,12 @@ def run_items(
         flow=flow,
         stages=stages,
         handler=handler,
-        workers=around.workers,
+        workers=around.workers if workers is None else workers,
         owner=around.owner,
         now_s=around.now_s,
         backoff_s=around.backoff_s,
+        steady_s=around.steady_s,
+        on_item=around.on_item,
     ).run_until(done)
 
 
@@ -252,6 +263,8 @@ def serve(around: Surroundings, stages: Sequence[str], *, stopped: Callable[[], 
         owner=around.owner,
         now_s=around.now_s,
         backoff_s=around.backoff_s,
+        steady_s=around.steady_s,
+        on_item=around.on_item,
     ).run_until(stopped)
 
 

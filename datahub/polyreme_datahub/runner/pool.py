@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -29,6 +30,10 @@ OUTAGES_MAX = 8
 """Failures of the environment in a row, over all workers, before the pool gives up: some 10 s, retries apart."""
 TRIES_MAX = 6
 """Tries of one item that our own code failed."""
+
+
+OnItem = Callable[[WorkItem, float, bool], None]
+"""Takes an item, the time that a try of it took [s], and whether it is done."""
 
 
 class Handler(Protocol):
@@ -56,6 +61,8 @@ class Pool:
         owner: Name of this process.
         now_s: Wall clock [s].
         backoff_s: Wait after the first failure [s].
+        steady_s: A clock that never jumps [s].
+        on_item: Called after each try of an item, from worker threads.
     """
 
     def __init__(
@@ -70,10 +77,13 @@ class Pool:
         owner: str,
         now_s: Callable[[], float],
         backoff_s: float = BACKOFF_S,
+        steady_s: Callable[[], float] = time.monotonic,  # noqa: TID251 - the shell's default
+        on_item: OnItem | None = None,
     ) -> None:
         self._handler = handler
         self._flow, self._stages = flow, tuple(reversed(stages))
         self._now_s, self._backoff_s = now_s, backoff_s
+        self._steady_s, self._on_item = steady_s, on_item
         self._leases = Leases(database, owner, now_s=now_s)
         self.publisher = Publisher(database, topics, stages, now_s=now_s, flow=flow)
         self._stopped = threading.Event()
@@ -165,7 +175,7 @@ class Pool:
                 claimed = claim()
                 if claimed is None:
                     return True
-                handler.do(claimed.item)
+                self._handle(handler, claimed.item)
                 self._leases.forget(claimed.item.key)
                 self._outages = 0
             except Exception as error:  # noqa: BLE001 - raised again when the tries are used up
@@ -175,6 +185,15 @@ class Pool:
                     return False
         self.publisher.wake()
         return True
+
+    def _handle(self, handler: Handler, item: WorkItem) -> None:
+        begun_s, done = self._steady_s(), False
+        try:
+            handler.do(item)
+            done = True
+        finally:
+            if self._on_item is not None:
+                self._on_item(item, self._steady_s() - begun_s, done)
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:

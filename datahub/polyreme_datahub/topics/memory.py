@@ -115,6 +115,9 @@ class InProcessTopics:
         """Whether the bus was closed."""
         return self._closed
 
+    def check(self) -> None:
+        """Do nothing: it is in this process."""
+
     def close(self) -> None:
         """Wake every receiver; they get nothing more."""
         with self._changed:

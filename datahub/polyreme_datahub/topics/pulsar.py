@@ -38,6 +38,8 @@ SEND_S_MAX = 10.0
 """Longest time that a message waits for the broker before its send has failed."""
 PENDING_MAX = 1000
 """Messages of one topic that wait for the broker's answer."""
+LOOKED_UP = "check"
+"""Topic that a check looks up; nothing is ever sent to it."""
 AHEAD_MAX = 1
 """Messages of one partition that a consumer holds before it is asked for them: the others' idle time."""
 
@@ -161,6 +163,10 @@ class PulsarTopics:
             ),
         )
         return PulsarSubscription(consumer, self._closed, lambda reason: self._failed(f"receiving of {group}", reason))
+
+    def check(self) -> None:
+        """Look a topic up, which takes a connection and the token."""
+        self._try("looking a topic up", lambda: self._client.get_topic_partitions(self._topic(LOOKED_UP)))
 
     def close(self) -> None:
         """Close every producer and consumer; what was not acknowledged goes to others."""

@@ -103,6 +103,14 @@ class Topics(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """Ask the bus whether it answers.
+
+        Raises:
+            EnvironmentFailedError: If it can't be reached, or refuses.
+        """
+        ...
+
     def close(self) -> None:
         """Let every receiver return; nothing is sent or received any more."""
         ...

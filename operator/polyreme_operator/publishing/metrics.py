@@ -8,14 +8,14 @@ some of their training.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import Gauge
 
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import Accounting, RestartRecord
+from polyreme_operator.metric_registry import MetricRegistry
 from polyreme_operator.reconcile.observe import current_record
 from polyreme_operator.types.observer import CycleReport
 from polyreme_operator.types.reasons import ConditionType, Reason, Scope
@@ -23,7 +23,6 @@ from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
 
-PREFIX = "polyreme"
 GOODPUT_JOBS_MAX = 200
 """Jobs with series of their own; the one whose status was written least recently is evicted first."""
 TRAINING_JOBS_MAX = 50
@@ -38,24 +37,11 @@ _RESTARTS = frozenset({Scope.PROCESS.value, Scope.POD.value, Scope.GANG.value})
 _STARTS = frozenset({Scope.START.value, Scope.RESUME.value})
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
-    """One metric, as documented in the reference."""
-
-    name: str
-    type: str
-    labels: tuple[str, ...]
-    help: str
-
-
-class Metrics:
-    """The operator's metrics, in their own registry; an ``Observer``."""
+class Metrics(MetricRegistry):
+    """The operator's metrics; an ``Observer``."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.described: list[Described] = []
-        self._gauges: list[tuple[Gauge, bool]] = []
-        """Each metric, and whether it has labels."""
+        super().__init__()
         self._jobs: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self.pending_jobs = self._gauge("pending_jobs", "Waiting jobs, by queue and reason.", "queue", "reason")
         self.admission_wait_seconds = self._histogram(
@@ -147,10 +133,6 @@ class Metrics:
             "layer",
         )
         self._training: OrderedDict[str, tuple[str, str]] = OrderedDict()
-
-    def render(self) -> bytes:
-        """Return the exposition text, version 0.0.4."""
-        return generate_latest(self.registry)
 
     # ----------------------------------------------------------------------------------------- what has been written
 
@@ -292,11 +274,7 @@ class Metrics:
     def leads(self, leading: bool) -> None:
         """Note whether this replica leads; otherwise drop figures about the cluster, which are stale."""
         if not leading:
-            for gauge, labelled in self._gauges:
-                if labelled:
-                    gauge.clear()
-                else:
-                    gauge.set(0)
+            self.clear_gauges()
             self._jobs.clear()
             self._training.clear()
         self.leader.set(int(leading))
@@ -315,25 +293,6 @@ class Metrics:
         self.api_requests_total.labels(verb, kind, code).inc()
         if status:
             self.status_writes_total.labels(code).inc()
-
-    # ------------------------------------------------------------------------------------------------------------ make
-
-    def _counter(self, name: str, help_: str, *labels: str) -> Counter:
-        self._describe(name, "counter", labels, help_)
-        return Counter(name, help_, labels, namespace=PREFIX, registry=self.registry)
-
-    def _gauge(self, name: str, help_: str, *labels: str) -> Gauge:
-        self._describe(name, "gauge", labels, help_)
-        gauge = Gauge(name, help_, labels, namespace=PREFIX, registry=self.registry)
-        self._gauges.append((gauge, bool(labels)))
-        return gauge
-
-    def _histogram(self, name: str, help_: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        self._describe(name, "histogram", labels, help_)
-        return Histogram(name, help_, labels, namespace=PREFIX, registry=self.registry, buckets=buckets)
-
-    def _describe(self, name: str, kind: str, labels: tuple[str, ...], help_: str) -> None:
-        self.described.append(Described(name=f"{PREFIX}_{name}", type=kind, labels=labels, help=help_))
 
 
 def goodput(accounting: Accounting) -> float | None:

@@ -45,6 +45,10 @@ class TopicsContract:
     def message(self, key: str, *, body: str = "{}") -> Message:
         return Message(key=key, pipeline="p", topic=self.topic, body=body)
 
+    def test_a_bus_that_answers_passes_the_check(self, bus: Topics) -> None:
+        bus.check()
+        bus.check()
+
     def test_a_message_is_lent_to_one_consumer_of_a_group_and_to_every_group(self, bus: Topics) -> None:
         one, two = (bus.subscribe([self.topic, self.later_topic], group=self.group) for _ in range(2))
         other = bus.subscribe([self.topic], group=f"{self.group}-other")

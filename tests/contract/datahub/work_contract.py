@@ -17,7 +17,7 @@ from sqlalchemy import Connection, text
 
 from polyreme_datahub.digests import action_key, digest_value
 from polyreme_datahub.lakehouse import Artifact
-from polyreme_datahub.registry import bulk, datasets, flows, lineage, results, schema, work_items
+from polyreme_datahub.registry import backlog, bulk, datasets, flows, lineage, results, schema, work_items
 from polyreme_datahub.registry.engine import Database, open_database
 from polyreme_datahub.registry.lineage import StepKeys
 from polyreme_datahub.registry.rows import Action, Drop, Letter, Output, Results, SampleRow, StageCount
@@ -65,6 +65,30 @@ class WorkContract:
         datasets.add_version(database, name="a", source={}, digest="x", records=100, now_s=1.0)
         yield database
         database.close()
+
+    def test_the_backlog_counts_open_items_of_all_flows_by_operation_and_device(self, opened: Database) -> None:
+        steps = [{"step": "decode", "device": "cpu"}, {"step": "embed", "device": "gpu"}, {"step": "old"}]
+        for flow in ("f", "g"):
+            flows.add_flow(opened, flow, {"steps": steps}, now_s=1.0)
+        mine = [item(at, flow=flow, stage="decode") for flow in ("f", "g") for at in range(3)]
+        work_items.add(opened, [*mine, item(0, stage="embed"), item(0, stage="old"), item(0, flow="h", stage="lost")])
+        work_items.claim_one(opened, mine[0].key, "o", now_s=10.0, ttl_s=30.0)
+        work_items.claim_one(opened, mine[1].key, "o", now_s=10.0, ttl_s=30.0)
+        made = Results(version_id=1, counts=[StageCount(stage="decode", misses=1)])
+        results.commit(opened, made, finished=mine[1], owner="o", now_s=20.0)
+        reader = backlog.BacklogReader(opened)
+        seen = [(one.operation, one.device, one.items, one.records, one.leased) for one in reader.read(now_s=25.0)]
+        assert seen == [
+            ("decode", "cpu", 5, 50, 1),
+            ("embed", "gpu", 1, 10, 0),
+            ("lost", "cpu", 1, 10, 0),
+            ("old", "cpu", 1, 10, 0),
+        ]
+        assert [one.leased for one in reader.read(now_s=45.0)] == [0, 0, 0, 0]
+        assert backlog.done_since(opened, 15.0) == {"decode": 1}
+        assert backlog.done_since(opened, 20.0) == {}
+        results.commit(opened, outcome(1, "x"), finished=mine[2], owner="o", now_s=30.0)
+        assert backlog.dead_letters(opened) == {"decode": 1}
 
     def test_threads_claim_each_item_exactly_once(self, opened: Database) -> None:
         work_items.add(opened, [item(at) for at in range(ITEMS)])

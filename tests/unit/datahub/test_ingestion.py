@@ -17,12 +17,14 @@ from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key, digest_bytes
 from polyreme_datahub.index.sample_shards import SampleShards
 from polyreme_datahub.ingestion import Ingestion, IngestReport
+from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.recipes.files import read_shipped, shipped_recipes
 from polyreme_datahub.registry.engine import open_database
 from polyreme_datahub.registry.rebuild import rebuild_registry
 from polyreme_datahub.runner import flow
 from polyreme_datahub.runner.flow_meter import OperationProgress
+from polyreme_datahub.runner.flow_run import Surroundings
 from polyreme_datahub.sources.samples import SamplesSource
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
 
@@ -271,9 +273,8 @@ def test_progress_says_what_waits(tmp_path: Path) -> None:
     database = open_database(f"sqlite:///{tmp_path}/registry.sqlite")
     now = iter(range(10_000))
     store = open_store(f"file://{tmp_path}/objects")
-    Ingestion(database, store, steady_s=lambda: float(next(now)), progress=seen.append, workers=1).ingest(
-        str(write_source(tmp_path / "source")), "pages", recipe()
-    )
+    around = Surroundings(database=database, lakehouse=Lakehouse(store), steady_s=lambda: float(next(now)), workers=1)
+    Ingestion(around, progress=seen.append).ingest(str(write_source(tmp_path / "source")), "pages", recipe())
     decode = [one for one in seen if one.operation == "decode"]
     assert decode[0].rate_per_s is not None
     assert decode[0].left_s is not None

@@ -9,9 +9,11 @@ import pytest
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.store import Data, ObjectStore, StoreFailedError
+from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.processing import Processing
 from polyreme_datahub.registry.engine import open_database
+from polyreme_datahub.runner.flow_run import Surroundings
 from tests.unit.datahub.jobs import Home, digits, make_spec
 from tests.unit.datahub.stores import PassingStore
 
@@ -45,8 +47,9 @@ def test_a_full_disk_ends_the_run_and_the_next_run_goes_on(tmp_path: Path, write
     home.register("two", digits(2, pages=600))
     spec = make_spec(["two"])
     database = open_database(home.registry)
+    lakehouse = Lakehouse(FullStore(open_store(home.objects), writes=writes))
     with pytest.raises(EnvironmentFailedError) as failed:
-        Processing(database, FullStore(open_store(home.objects), writes=writes), backoff_s=0.001).process(spec, job="")
+        Processing(Surroundings(database=database, lakehouse=lakehouse, backoff_s=0.001)).process(spec, job="")
     assert failed.value.exit_code is ExitCode.ENVIRONMENT
     database.close()
     report = home.process(spec)

@@ -60,8 +60,23 @@ Labels nest if all nodes with the same value at a level are in one domain of the
 nodes lack a label, the condition `Ready` names the nodes and the label; running jobs are not affected.
 """,
     "NodeFaultPolicy": """\
-Rules for the reaction to signs of a faulty node. This version defines the kind and validates it; there is no controller
-yet that carries out policies.
+Which nodes with a fault are taken out of service, and how many at once. Begin with `mode: Observe`, read in the
+status what it would do, then enable one fault class after another:
+
+```yaml
+apiVersion: polyreme.dev/v1alpha1
+kind: NodeFaultPolicy
+metadata: {name: gpus}
+spec:
+  mode: Enforce
+  classes: [gpu-lost]
+  nodeSelector: {example.com/pool: training}
+```
+
+A node that is taken out gets the taint `polyreme.dev/health=<class>:NoSchedule`, the label
+`polyreme.dev/health=<state>` and an annotation of that name with owner, reason, evidence and next examination. Removing
+the taint by hand is a release: the same evidence does not take the node out again. Two policies that select the same
+node are both refused for that node.
 """,
 }
 

@@ -4,10 +4,32 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from polyreme_api.fields import Condition, Name, Part, StatusPart
+from polyreme_api.fields import Condition, Message, Name, Part, Seconds, StatusPart, Time
 from polyreme_api.metadata import ClusterMeta, Object
 
 RULES_MAX = 64
+CHARGES_MAX = 2_000
+"""Nodes that one policy may have out of service at once, whatever its percentage says: its status must stay small."""
+FaultClass = Literal[
+    "gpu-lost",
+    "gpu-memory",
+    "gpu-hang",
+    "gpu-link",
+    "gpu-firmware",
+    "gpu-power",
+    "gpu-thermal",
+    "application",
+    "pcie",
+    "nic",
+    "network-link",
+    "disk",
+    "kernel",
+    "node-software",
+    "clock",
+    "planned",
+    "node-lost",
+    "performance",
+]
 
 
 class NodeConditionMatch(Part):
@@ -35,6 +57,9 @@ class FaultRule(Part):
     """Number of times that it must be seen within the window."""
     window_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 86_400
     """Sliding window of ``count``."""
+    fault_class: FaultClass | None = None
+    """Class of what the rule matches; none: that of the fault table. A code that the table lacks is only counted
+    unless its rule names a class."""
 
     @model_validator(mode="after")
     def _matches_something(self) -> "FaultRule":
@@ -47,22 +72,32 @@ class Breaker(Part):
     """Stops acting when too much of the cluster looks faulty, since then the detector is probably at fault."""
 
     nodes_percent: Annotated[int, Field(ge=1, le=100)] = 10
-    """Largest share of the selected nodes that may be out of service because of this policy."""
+    """Largest share of the selected nodes that may be out of service at once, for any reason; one node always may. If
+    more would have to go, none goes, and the breaker stays latched until a person changes ``reset``."""
     window_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
-    """Time window over which faults are counted for the breaker."""
+    """How long a node counts at least, even if it is back in service."""
+    reset: Annotated[str, Field(max_length=128)] = ""
+    """Any text; a change of it resets a latched breaker. Say why, such as ``2026-11-23 ada: replaced the detector``."""
 
 
 class NodeFaultPolicySpec(Part):
     """How faulty nodes are handled."""
 
     mode: Literal["Observe", "Enforce"] = "Observe"
-    """``Observe`` reports what it would do; ``Enforce`` does it."""
+    """``Observe`` reports what it would do; ``Enforce`` does it, for the classes in ``classes``."""
+    classes: Annotated[list[FaultClass], Field(max_length=32)] = Field(default_factory=list)
+    """Fault classes for which ``Enforce`` acts; faults of all other classes are only counted."""
     node_selector: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=32)] = Field(
         default_factory=dict
     )
     """Labels of the nodes that the policy is for; empty: all."""
     rules: Annotated[list[FaultRule], Field(max_length=RULES_MAX)] = Field(default_factory=list)
-    """Ordered rules; the first match decides."""
+    """Ordered rules; the first match decides. Without a match the fault table does."""
+    examine_seconds: Annotated[Seconds, Field(ge=1)] = 300
+    """Time from a taint to its first examination; the time doubles with each that finds the fault still there, up to an
+    hour. An examination that finds it gone lifts the taint."""
+    probation_seconds: Seconds = 3_600
+    """How long a node that is back in service counts as risky; a fault in this time escalates."""
     breaker: Breaker = Field(default_factory=Breaker)
     """How much may be taken out of service at once."""
 
@@ -72,6 +107,45 @@ class NodeFaultPolicySpec(Part):
         if doubled := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"rules: two rules are named {doubled[0]!r}; names are unique, rename one")
         return self
+
+
+class FaultCount(StatusPart):
+    """Nodes with a fault of one class."""
+
+    fault_class: Annotated[str, Field(max_length=63)]
+    """Fault class."""
+    nodes: Annotated[int, Field(ge=0)] = 0
+    """Nodes that show such a fault now."""
+    would_take_out: Annotated[int, Field(ge=0)] = 0
+    """Those of them that would be out of service if the class were enforced."""
+
+
+class BreakerCharge(StatusPart):
+    """A node that counts towards the breaker's limit."""
+
+    node: Annotated[str, Field(max_length=253)]
+    """Name of the node."""
+    at: Time
+    """When it was charged, before it was tainted."""
+    released_at: Time = ""
+    """When it was back in service."""
+
+
+class BreakerStatus(StatusPart):
+    """State of the breaker; written by compare-and-swap before a node is tainted."""
+
+    latched: bool = False
+    """Whether nothing is taken out or repaired until a person changes ``spec.breaker.reset``."""
+    since: Time = ""
+    """Since when it is latched."""
+    message: Annotated[Message, Field(max_length=32_768)] = ""
+    """What it refused."""
+    limit: Annotated[int, Field(ge=0)] = 0
+    """How many nodes may be out of service at once."""
+    reset: Annotated[str, Field(max_length=128)] = ""
+    """Value of ``spec.breaker.reset`` that was last obeyed."""
+    charges: Annotated[list[BreakerCharge], Field(max_length=CHARGES_MAX)] = Field(default_factory=list)
+    """Nodes that count."""
 
 
 class NodeFaultPolicyStatus(StatusPart):
@@ -84,7 +158,15 @@ class NodeFaultPolicyStatus(StatusPart):
     nodes: Annotated[int, Field(ge=0)] = 0
     """Nodes that are selected."""
     out_of_service: Annotated[int, Field(ge=0)] = 0
-    """Nodes that are out of service because of this policy."""
+    """Selected nodes that have the taint, set by this policy or by a person."""
+    would_take_out: Annotated[int, Field(ge=0)] = 0
+    """Nodes that would be out of service if every class were enforced."""
+    unknown: Annotated[int, Field(ge=0)] = 0
+    """Nodes with a condition that can't be examined, such as those with a silent agent."""
+    faults: Annotated[list[FaultCount], Field(max_length=32)] = Field(default_factory=list)
+    """Nodes with a fault, by class."""
+    breaker: BreakerStatus = Field(default_factory=BreakerStatus)
+    """State of the breaker."""
 
 
 class NodeFaultPolicy(Object):

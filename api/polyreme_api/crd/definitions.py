@@ -130,7 +130,9 @@ FAULT_POLICY = Definition(
     columns=(
         _column("Mode", "string", ".spec.mode", "Whether it acts or only reports what it would do."),
         _column("Nodes", "integer", ".status.nodes", "Nodes that are selected."),
-        _column("Out", "integer", ".status.outOfService", "Nodes that are out of service because of it."),
+        _column("Out", "integer", ".status.outOfService", "Selected nodes that are out of service."),
+        _column("Would", "integer", ".status.wouldTakeOut", "Nodes that would be if every class were enforced."),
+        _column("Latched", "boolean", ".status.breaker.latched", "Whether the breaker stops it."),
         _READY,
         _REASON,
         _AGE,

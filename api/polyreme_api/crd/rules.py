@@ -382,6 +382,7 @@ LIST_KEYS: Mapping[tuple[str, str], str] = {
     ("TrainingQueueStatus", "conditions"): "type",
     ("ClusterTopologyStatus", "conditions"): "type",
     ("NodeFaultPolicyStatus", "conditions"): "type",
+    ("NodeFaultPolicyStatus", "faults"): "faultClass",
     ("TrainingQueueStatus", "usage"): "resource",
     ("TrainingQueueStatus", "decayed"): "resource",
     ("ClusterTopologyStatus", "domains"): "level",

@@ -1,5 +1,6 @@
 """Build the images of polyreme and write them as archives, which every kind of cluster can load."""
 
+import hashlib
 import os
 import subprocess
 import tarfile
@@ -22,6 +23,7 @@ THIN_SUFFIX = "-thin"
 PUBLIC_BASE = "python:3.11-slim-bookworm"
 SOURCE = "https://polyreme.dev"
 """Address in the label of the source, unless SOURCE names another."""
+TAG_CHARACTERS = 12
 LOCAL_NAMES = {name: f"localhost/polyreme-{name}" for name in ("base", "builder", "versitygw")}
 
 
@@ -115,17 +117,17 @@ def _local_images(engine: Engine, environment: Mapping[str, str]) -> dict[str, s
     with tempfile.TemporaryDirectory() as folder:
         tars["versitygw"] = Path(folder, "versitygw.tar")
         _write_program(s3_program(environment), tars["versitygw"])
-        names = {name: f"{LOCAL_NAMES[name]}:{_key(name, tars, environment)}" for name in tars}
+        names = {name: f"{LOCAL_NAMES[name]}:{_content_tag(tar)}" for name, tar in tars.items()}
         for name, image in names.items():
             if not engine.has(image):
                 _import(engine, image, tars[name])
     return {"BASE": names["base"], "BUILDER": names["builder"], "VERSITYGW": names["versitygw"]}
 
 
-def _key(name: str, tars: Mapping[str, Path], environment: Mapping[str, str]) -> str:
-    """Tag of a local image: the hash in the name of the cache's folder."""
-    folder = s3_program(environment).parent if name == "versitygw" else tars[name].parent
-    return folder.name.rpartition("-")[2]
+def _content_tag(tar: Path) -> str:
+    """Tag of a local image: the history of what is built on it holds its name, so one content has one name."""
+    with tar.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:TAG_CHARACTERS]
 
 
 def _import(engine: Engine, image: str, tar: Path) -> None:

@@ -14,7 +14,7 @@ from tools.cluster.binaries import program_path
 from tools.cluster.cluster import FOLDER, down, kill_node, load, named_cluster, start_node, up
 from tools.cluster.nodes.addons import Kubectl
 from tools.cluster.nodes.probe import refusal
-from tools.cluster.servers import ServerError
+from tools.cluster.servers import ServerError, Servers
 
 ROOT = Path(__file__).parents[2]
 NODES = 2
@@ -139,7 +139,9 @@ def cluster_for_tests() -> Iterator[Cluster]:
         return
     if refused := refusal():
         pytest.skip(f"this machine refuses {refused}")
+    ours = not Servers(folder).are_up
     try:
         yield Cluster(Path(up(folder, os.environ, nodes=NODES)), folder)
     finally:
-        down(folder)
+        if ours:
+            down(folder)

@@ -17,6 +17,9 @@ from polyreme_operator.types.views import JobView
 TOKEN_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 RBAC_VERSION = "rbac.authorization.k8s.io/v1"
 SECRET_FOLDER = "/var/run/secrets/polyreme.dev"
+POD_FOLDER = "/var/lib/polyreme/pod"
+WRITABLE = {"polyreme-pod": POD_FOLDER, "polyreme-tmp": "/tmp"}  # noqa: S108 - the pod's own
+"""Volumes of a launcher's own, by name: its user may write nowhere else, and the root file system may be read-only."""
 GRACE_EXTRA_S = 10
 """Time beyond the checkpoint's grace period for a pod to end."""
 
@@ -211,13 +214,14 @@ class WorkerPods:
         worker = _worker(containers[0], spec) if self._own else _launcher(containers[0], spec, defaults)
         containers[0] = _with_secret(worker, defaults.worker_secret)
         name = labels.job_object_name(self._job.name, self._job.uid)
-        secret_volume = {"name": "polyreme", "secret": {"secretName": name}}
+        own = [{"name": volume, "emptyDir": {}} for volume in _writable(containers[0])]
+        own.append({"name": "polyreme", "secret": {"secretName": name}})
         return {
             "terminationGracePeriodSeconds": spec.checkpoint.preemption_grace_seconds + GRACE_EXTRA_S,
             **pod_security.restricted({**body, "containers": containers}),
             "restartPolicy": "Never",
             "subdomain": name,
-            "volumes": [*(body.get("volumes") or []), *([] if self._own else [secret_volume])],
+            "volumes": [*(body.get("volumes") or []), *([] if self._own else own)],
         }
 
 
@@ -227,13 +231,23 @@ def checkpoint_url(job: JobView, spec: TrainingJobSpec, defaults: PodDefaults) -
 
 
 def _launcher(given: dict[str, Any], spec: TrainingJobSpec, defaults: PodDefaults) -> dict[str, Any]:
-    mount = {"name": "polyreme", "mountPath": SECRET_FOLDER, "readOnly": True}
+    mounts: list[dict[str, Any]] = [
+        *(given.get("volumeMounts") or []),
+        {"name": "polyreme", "mountPath": SECRET_FOLDER, "readOnly": True},
+    ]
+    taken = {mount.get("mountPath") for mount in mounts}
+    own = [{"name": name, "mountPath": path} for name, path in WRITABLE.items() if path not in taken]
     return {
         "image": defaults.image,
         "command": list(defaults.command),
         **_worker({"name": "launcher", **given}, spec),
-        "volumeMounts": [*(given.get("volumeMounts") or []), mount],
+        "volumeMounts": [*mounts, *own],
     }
+
+
+def _writable(container: dict[str, Any]) -> list[str]:
+    """Return the names of the volumes of our own that a container mounts."""
+    return [mount["name"] for mount in container.get("volumeMounts") or [] if mount.get("name") in WRITABLE]
 
 
 def _worker(given: dict[str, Any], spec: TrainingJobSpec) -> dict[str, Any]:
@@ -268,7 +282,7 @@ def _variables(job: JobView, attempt: AttemptStatus, *, defaults: PodDefaults, c
         api_url=defaults.api_url,
         token_file=TOKEN_FILE,
         secret_file=f"{SECRET_FOLDER}/{labels.SECRET_KEY}",
-        pod_directory="/var/lib/polyreme/pod",
+        pod_directory=POD_FOLDER,
         checkpoint_url=checkpoint_url,
     ).render()
 

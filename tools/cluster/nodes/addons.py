@@ -1,4 +1,4 @@
-"""What is applied to a cluster with nodes: CoreDNS, a default storage class with a pool of volumes, devices."""
+"""What is applied to a cluster with nodes: CoreDNS, a default storage class with a pool of volumes."""
 
 import json
 import subprocess
@@ -42,21 +42,21 @@ class Kubectl:
         return done.stdout
 
     def apply(self, manifests: Sequence[Any]) -> None:
-        """Create or change objects."""
-        self("apply", "--server-side", "--force-conflicts", "-f", "-", given=yaml.safe_dump_all(manifests))
+        """Create or change objects; as JSON, in which text is never read as a number."""
+        self(
+            "apply",
+            "--server-side",
+            "--force-conflicts",
+            "-f",
+            "-",
+            given=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(manifests)}),
+        )
 
 
 def apply_addons(kubectl: Kubectl, folder: Path) -> None:
     """Apply them all."""
     volumes = [_volume(folder / "volumes" / str(number), number) for number in range(VOLUMES)]
     kubectl.apply([*yaml.safe_load_all(MANIFESTS.read_text()), *volumes])
-
-
-def advertise(kubectl: Kubectl, node: str, resource: str, count: int) -> None:
-    """Have a node offer devices, as a device plugin does; a kubelet that starts again offers none."""
-    amounts = {resource: str(count)}
-    patch = json.dumps({"status": {"capacity": amounts, "allocatable": amounts}})
-    kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", patch)
 
 
 def _volume(path: Path, number: int) -> dict[str, Any]:

@@ -6,18 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyreme_api.labels import RESOURCE_DEVICE
 from tools.build_cache import say
 from tools.cluster.access import Access
-from tools.cluster.nodes.addons import Kubectl, advertise, apply_addons
+from tools.cluster.nodes.addons import Kubectl, apply_addons
 from tools.cluster.nodes.images import write_archive
 from tools.cluster.nodes.node import POD_NETWORK, Node, node_name
 from tools.cluster.nodes.sandbox import Sandbox
 from tools.cluster.servers import Server, ServerError, Servers, dump
 
 NODES_MAX = 8
-DEVICES = 2
-"""Devices that each node offers."""
 IMAGES = "images"
 """Folder of the archives that every node needs."""
 READY_S_MAX = 120.0
@@ -80,14 +77,13 @@ class Nodes:
         say(f"{len(self.all)} nodes ready in {time.monotonic() - started_s:.1f} s")
 
     def _wait_ready(self, node: Node, kubelet: Server, kubectl: Kubectl, *, since: str = "") -> None:
-        """Wait until a node says that it is ready, later than ``since``, and have it offer its devices."""
+        """Wait until a node says that it is ready, later than ``since``."""
 
         def holds() -> bool:
             ready = condition(kubectl, "node", node.name, kind="Ready")
             return ready.get("status") == "True" and ready["lastHeartbeatTime"] != since
 
         self._servers.wait(kubelet, holds, what=f"readiness of {node.name}", timeout_s=READY_S_MAX)
-        advertise(kubectl, node.name, RESOURCE_DEVICE, DEVICES)
 
     def kill_kubelet(self, node: Node) -> None:
         """End a kubelet by SIGKILL.
@@ -104,7 +100,6 @@ class Nodes:
         """Start a kubelet again, and wait until its node is ready; nothing where it runs."""
         kubelet = self._servers.named(node.kubelet_server)
         if kubelet is None or not kubelet.lives:
-            # A kubelet that starts takes back what its node offers, before it says that it is ready.
             since = condition(kubectl, "node", node.name, kind="Ready").get("lastHeartbeatTime", "")
             self._wait_ready(node, node.start_kubelet(access), kubectl, since=since)
 

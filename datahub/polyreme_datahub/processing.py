@@ -26,7 +26,7 @@ from polyreme_datahub.operations.encode_text import TokenizeParameters
 from polyreme_datahub.operations.fit_pages import ComposeParameters
 from polyreme_datahub.operations.values import Blob, Value
 from polyreme_datahub.recipes.recipe import Recipe, Step, build_recipe
-from polyreme_datahub.registry import datasets, progress, results
+from polyreme_datahub.registry import datasets, progress, results, work_items
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.rows import Action, Letter, StageCount
@@ -46,6 +46,8 @@ LETTERS_MAX = 1000
 CORPUS_RECORDS_MAX = 200_000
 """Records of one version that the tokenizer is trained on."""
 CORPUS_PAGE = 256
+SHOW_EVERY_S = 1.0
+"""Time between two reports of what workers of other processes have done."""
 STAGES = (INGEST, "decode", "compose", "tokenize", INDEX)
 """What a job's data goes through, in order."""
 
@@ -111,7 +113,7 @@ class Processing:
         self._counts: dict[tuple[int, str], StageCount] = {}
         self._lock = threading.Lock()
         self._versions: dict[int, DatasetVersion] = {}
-        self._sources = Sources()
+        self._sources, self._shown_s = Sources(), float("-inf")
 
     def process(self, spec: TrainingJobSpec, *, job: str) -> ProcessReport:
         """Process the data of a spec; see ``polyreme_datahub.hub.process``."""
@@ -168,8 +170,29 @@ class Processing:
 
     def _run(self, recipe: Recipe, shared: Mapping[str, Value]) -> Flow:
         flow = Flow(recipe=recipe, versions=self._versions)
-        run_flow(self._around, flow, shared=shared, sources=self._sources, on_counts=self._counted)
+        shows = self._around.only_seals and self._progress is not None
+        run_flow(
+            self._around,
+            flow,
+            shared=shared,
+            sources=self._sources,
+            on_counts=self._counted,
+            on_look=(lambda: self._show_done(flow)) if shows else lambda: None,
+        )
         return flow
+
+    def _show_done(self, flow: Flow) -> None:
+        """Report what workers of other processes have done, from the registry, now and then."""
+        now_s = self._around.steady_s()
+        if now_s - self._shown_s < SHOW_EVERY_S or self._progress is None:
+            return
+        self._shown_s = now_s
+        done = work_items.done_records(self._database, flow.id)
+        total = sum(version.records for version in self._versions.values())
+        for stage in flow.stages:
+            chain = () if stage.chain is None else stage.chain.steps
+            for name in (*((INGEST,) if stage.reads_source else ()), *(step.name for step in chain)):
+                self._progress(Progress(stage=name, done=min(total, done.get(stage.name, 0)), total=total))
 
     def _encode(self, images: ComposeParameters, digest: str, data: bytes) -> tuple[Flow, dict[str, Value]]:
         """Encode the text of every sample with the tokenizer."""

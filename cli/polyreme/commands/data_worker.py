@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polyreme.data.stages import STAGES
 from polyreme.output import note
 from polyreme.paths import Home
 from polyreme_api.environment import TOPICS_URL
@@ -19,8 +20,6 @@ from polyreme_api.exit_codes import ExitCode
 if TYPE_CHECKING:
     from polyreme_datahub.registry.rows import StageCount
 
-STAGES = "compose,tokenize"
-"""Stages of a job's data: each is named after the last operation of its chain."""
 TOLD_EVERY_S = 10.0
 WORKERS_MAX = 256
 

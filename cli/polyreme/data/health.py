@@ -23,6 +23,7 @@ RETRY_MAX_S = 15.0
 LOG_EVERY_S = 60.0
 """Shortest time between two lines about the same trouble."""
 POLL_S = 0.2
+TROUBLE_EVERY_S = 2.0
 FIRST_CHECK_S = 120.0
 """Longest time that work waits for the first check."""
 
@@ -109,15 +110,17 @@ class Health:
 class GuardedPreparation:
     """A preparation that begins nothing while servers are away: jobs wait with the reason instead.
 
-    What is wrong with the service is so never taken for a verdict on a job's data.
+    What is wrong with the service is so never taken for a verdict on a job's data. A job that is at work meanwhile
+    waits, and shows the trouble beside its progress.
 
     Args:
         preparation: Prepares the data.
         health: State of the servers.
+        held_up: Returns what holds up jobs at work for another reason; empty for nothing.
     """
 
-    def __init__(self, preparation: Preparation, health: Health) -> None:
-        self._preparation, self._health = preparation, health
+    def __init__(self, preparation: Preparation, health: Health, *, held_up: Callable[[], str] = lambda: "") -> None:
+        self._preparation, self._health, self._held_up = preparation, health, held_up
 
     async def prepare(self, job: TrainingJob, progress: Callable[[Mapping[str, Any]], None]) -> Prepared:
         """Process the data of a job; raises EnvironmentFailedError with the trouble while there is one."""
@@ -126,7 +129,12 @@ class GuardedPreparation:
                 break
             await asyncio.sleep(POLL_S)
         self._refuse()
-        return await self._preparation.prepare(job, progress)
+        watching = asyncio.create_task(self._watch(progress))
+        try:
+            return await self._preparation.prepare(job, progress)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
     async def is_whole(self, job: TrainingJob) -> bool:
         """Tell whether the processed data of a job is still there."""
@@ -136,6 +144,16 @@ class GuardedPreparation:
     async def forget(self, uid: str) -> None:
         """Release what is kept for a job."""
         await self._preparation.forget(uid)
+
+    async def _watch(self, progress: Callable[[Mapping[str, Any]], None]) -> None:
+        """Report what holds up the job, and its end."""
+        said = ""
+        while True:
+            trouble = self._health.trouble or self._held_up()
+            if trouble != said:
+                progress({"trouble": trouble})
+                said = trouble
+            await asyncio.sleep(TROUBLE_EVERY_S)
 
     def _refuse(self) -> None:
         if self._health.trouble:

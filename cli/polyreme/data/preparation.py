@@ -29,10 +29,11 @@ class LocalPreparation:
 
     Args:
         home: Where the registry and the objects are.
+        only_seals: Whether the work of flows is left to workers of other processes; this one plans, waits and seals.
     """
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    def __init__(self, home: Home, *, only_seals: bool = False) -> None:
+        self._home, self._only_seals = home, only_seals
 
     async def prepare(self, job: TrainingJob, progress: Callable[[Mapping[str, Any]], None]) -> Prepared:
         """Process the data of a job."""
@@ -50,6 +51,7 @@ class LocalPreparation:
             uid=uid,
             progress=progress,
             say=lambda words: _log.info("data of %s: %s", uid, words),
+            only_seals=self._only_seals,
         )
         try:
             await work.run()

@@ -17,6 +17,7 @@ from polyreme_api.data_report import (
     DataState,
     OperationProgress,
     data_digest,
+    progress_words,
     read_report,
 )
 from polyreme_api.errors import InvalidConfigError
@@ -49,6 +50,7 @@ class Reporter:
         self._cluster, self._clock = cluster, clock
         self._ref, self._uid, self._about = ref, uid, about
         self._progress: dict[str, OperationProgress] = {}
+        self._trouble = ""
         self._changed = asyncio.Event()
 
     async def state(self) -> DataState | None:
@@ -65,7 +67,11 @@ class Reporter:
         return report.state if report is not None and report.about == self._about else None
 
     def note(self, line: Mapping[str, Any]) -> None:
-        """Take a progress line of the data pipeline; ``follow`` reports it."""
+        """Take a progress line of the data pipeline, or what holds it up (``trouble``); ``follow`` reports it."""
+        if "trouble" in line:
+            self._trouble = str(line["trouble"])
+            self._changed.set()
+            return
         name = str(line.get("operation") or line.get("stage") or "")[:63]
         if not name or (name not in self._progress and len(self._progress) >= OPERATIONS_MAX):
             return
@@ -79,10 +85,17 @@ class Reporter:
             await self._changed.wait()
             self._changed.clear()
             try:
-                await self.report(DataState.PROCESSING)
+                await self.report(DataState.PROCESSING, self._words())
             except (PortError, OutdatedError) as error:
                 _log.info("progress of %s is not reported: %s", self._ref, error)
             await self._clock.sleep(PROGRESS_EVERY_S)
+
+    def _words(self) -> str:
+        """Return the message while data is processed: none, unless something holds it up."""
+        if not self._trouble:
+            return ""
+        words = progress_words(tuple(self._progress.values()))
+        return f"{words}; {self._trouble}" if words else self._trouble
 
     async def report(self, state: DataState, message: str = "", *, plan: str = "") -> Manifest:
         """Report a state, with the progress so far while data is processed; return the job as it is then.

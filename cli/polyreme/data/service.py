@@ -20,11 +20,13 @@ from polyreme.data.health import GuardedPreparation, Health
 from polyreme.data.metrics import DataMetrics
 from polyreme.data.options import Options
 from polyreme.data.preparation import LocalPreparation
-from polyreme.data.work_watch import WorkWatch
+from polyreme.data.work_watch import PoolScaler, WorkerPools, WorkWatch
 from polyreme.paths import Home
-from polyreme_api.errors import PolyremeError
+from polyreme_api.environment import TOPICS_URL
+from polyreme_api.errors import InvalidConfigError, PolyremeError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_datahub.probe import Probe
+from polyreme_datahub.runner.pool_sizes import PoolLimits
 from polyreme_operator import election, metrics_server
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import Connection, from_kubeconfig, from_service_account
@@ -66,19 +68,26 @@ async def _connected(options: Options, connection: Connection) -> None:
 
 
 class StoreChecks(Probe):
-    """The servers of a home, and its folders."""
+    """The servers of a home, and its folders.
 
-    def __init__(self, home: Home) -> None:
+    Args:
+        home: Names the servers.
+        needs_topics: Whether topics must be named, since other processes work.
+    """
+
+    def __init__(self, home: Home, *, needs_topics: bool) -> None:
         super().__init__(
             registry_url=home.registry_url,
             objects_url=home.objects_url,
             topics_url=home.topics_url,
             now_s=SystemClock().now_s,
         )
-        self._home = home
+        self._home, self._needs_topics = home, needs_topics
 
     def check(self) -> None:
         """Ask each server, after the folders are made; raises the first error."""
+        if self._needs_topics and not self._home.topics_url:
+            raise InvalidConfigError("workers need topics that processes share, and none are named", field=TOPICS_URL)
         self._home.prepare_data()
         super().check()
 
@@ -92,7 +101,7 @@ class DataService:
 
     def __init__(self, options: Options) -> None:
         self._options, self._clock = options, SystemClock()
-        self._metrics, self._checks = DataMetrics(), StoreChecks(options.home)
+        self._metrics, self._checks = DataMetrics(), StoreChecks(options.home, needs_topics=options.workers is not None)
         self._controller: DataController | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.health = Health(self._checks, steady_s=self._clock.steady_s, on_recovered=self._recovered)
@@ -127,11 +136,16 @@ class DataService:
 
     async def _lead(self, cluster: ClusterPort) -> None:
         options = self._options
-        preparation = GuardedPreparation(LocalPreparation(options.home), self.health)
+        scaler = self._scaler(cluster)
+        preparation = GuardedPreparation(
+            LocalPreparation(options.home, only_seals=scaler is not None),
+            self.health,
+            held_up=lambda: "" if scaler is None else scaler.trouble,
+        )
         controller = DataController(
             cluster, preparation, self._clock, namespace=options.jobs_namespace, jobs_max=options.jobs_max
         )
-        watch = WorkWatch(self._checks, self._metrics, self._clock, jobs=controller.jobs_by_state)
+        watch = WorkWatch(self._checks, self._metrics, self._clock, jobs=controller.jobs_by_state, scaler=scaler)
         self._controller = controller
         self._metrics.leader.set(1)
         try:
@@ -141,6 +155,22 @@ class DataService:
         finally:
             self._controller = None
             self._metrics.clear_gauges()
+
+    def _scaler(self, cluster: ClusterPort) -> PoolScaler | None:
+        """Return what sizes the Deployments of workers, if there are any."""
+        named = self._options.workers
+        if named is None:
+            return None
+        limits = {"cpu": PoolLimits(most=named.most, threads=named.threads)}
+        if named.gpu_most:
+            limits["gpu"] = PoolLimits(most=named.gpu_most, threads=named.threads)
+        pools = WorkerPools(
+            deployment=named.deployment,
+            namespace=self._options.namespace,
+            operations=frozenset(named.operations),
+            limits=limits,
+        )
+        return PoolScaler(cluster, pools, self._metrics)
 
     @contextlib.asynccontextmanager
     async def _checking(self) -> AsyncIterator[None]:

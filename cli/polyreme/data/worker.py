@@ -1,4 +1,6 @@
-"""``python -m polyreme.data.worker HOME JOB UID PARENT``: processes a job's datasets.
+"""``python -m polyreme.data.worker HOME JOB UID PARENT [seals]``: processes a job's datasets.
+
+With ``seals`` the flows are left to workers of other processes.
 
 Progress goes to standard output, one line of JSON at a time.
 """
@@ -21,6 +23,8 @@ from polyreme_api.exit_codes import ExitCode
 from polyreme_system.files import write_json
 from polyreme_system.parent_death import end_with_parent
 
+SEALS = "seals"
+
 
 def main() -> int:
     """Process; return an exit code."""
@@ -28,7 +32,7 @@ def main() -> int:
     end_with_parent(int(sys.argv[4]), signal.SIGTERM)
     home, job_file = Home(path=Path(sys.argv[1])), Path(sys.argv[2])
     try:
-        _process(home, job_file, uid=sys.argv[3])
+        _process(home, job_file, uid=sys.argv[3], only_seals=sys.argv[5:] == [SEALS])
     except PolyremeError as error:
         _say({"error": str(error)})
         return int(error.exit_code)
@@ -42,7 +46,7 @@ def main() -> int:
     return int(ExitCode.OK)
 
 
-def _process(home: Home, job_file: Path, *, uid: str) -> None:
+def _process(home: Home, job_file: Path, *, uid: str, only_seals: bool) -> None:
     from polyreme_datahub.hub import process
 
     job = read_job(job_file)
@@ -52,6 +56,7 @@ def _process(home: Home, job_file: Path, *, uid: str) -> None:
         objects_url=home.objects_url,
         topics_url=home.topics_url,
         job=uid,
+        only_seals=only_seals,
         progress=lambda progress: _say(dataclasses.asdict(progress)),
     )
     stages: list[dict[str, Any]] = []

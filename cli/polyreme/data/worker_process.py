@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from polyreme.data.worker import SEALS
 from polyreme.paths import Home
 from polyreme.processes import is_stopped
 from polyreme_api.errors import (
@@ -52,6 +53,7 @@ class DataWork:
         uid: UID of the job, by which its data versions are pinned.
         progress: Called with each progress line.
         say: Called with a sentence for the person who watches.
+        only_seals: Whether the flows are left to workers of other processes.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class DataWork:
         uid: str,
         progress: Callable[[Mapping[str, Any]], None],
         say: Callable[[str], None],
+        only_seals: bool = False,
     ) -> None:
         self._home = home
         self._job_file = job_file
@@ -70,6 +73,7 @@ class DataWork:
         self._uid = uid
         self._progress = progress
         self._say = say
+        self._mode = (SEALS,) if only_seals else ()
         self._closed = False
         self._process: asyncio.subprocess.Process | None = None
 
@@ -113,6 +117,7 @@ class DataWork:
                 str(self._job_file),
                 self._uid,
                 str(os.getpid()),
+                *self._mode,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,

@@ -11,7 +11,6 @@ from polyreme.data.health import RETRY_MAX_S, RETRY_S, Health
 from polyreme.data.metrics import DataMetrics
 from polyreme.data.service import StoreChecks
 from polyreme.paths import Home
-from polyreme_api.environment import TOPICS_URL
 from polyreme_api.errors import InvalidConfigError, PolyremeError
 from polyreme_datahub.hub import work
 from polyreme_operator import metrics_server
@@ -41,7 +40,7 @@ class WorkerService:
         self._home, self._stages, self._workers = home, stages, workers
         self._host, self._port = _parsed(address)
         self._clock, self._metrics = SystemClock(), DataMetrics()
-        self.health = Health(_WorkerChecks(home), steady_s=self._clock.steady_s)
+        self.health = Health(StoreChecks(home, needs_topics=True), steady_s=self._clock.steady_s)
         self._metrics.ready.set_function(lambda: float(self.health.ready))
 
     def run(self, stopped: threading.Event) -> None:
@@ -101,16 +100,6 @@ class WorkerService:
         except PolyremeError as error:
             return _NoReviewer(str(error))
         return metrics_server.CachedReviewer(metrics_server.AccessReviewer(connection), self._clock)
-
-
-class _WorkerChecks(StoreChecks):
-    def check(self) -> None:
-        """Ask each server; topics must be named."""
-        if not self._home.topics_url:
-            raise InvalidConfigError(
-                "a worker needs topics that other processes share, and none are named", field=TOPICS_URL
-            )
-        super().check()
 
 
 class _NoReviewer:

@@ -131,9 +131,23 @@ class Sources:
 
 
 def run_flow(
-    around: Surroundings, flow: Flow, *, shared: Mapping[str, Value], sources: Sources, on_counts: OnCounts
+    around: Surroundings,
+    flow: Flow,
+    *,
+    shared: Mapping[str, Value],
+    sources: Sources,
+    on_counts: OnCounts,
+    on_look: Callable[[], None] = lambda: None,
 ) -> None:
     """Do everything of a flow that is not done.
+
+    Args:
+        around: What work needs of its process.
+        flow: The flow.
+        shared: Values that its steps share, by name.
+        sources: Opened sources.
+        on_counts: Called after each commit of this process, from worker threads.
+        on_look: Called whenever this thread looks whether the flow is done.
 
     Raises:
         EnvironmentFailedError: If store, registry or sources stay away; what was not done is still due.
@@ -158,12 +172,16 @@ def run_flow(
         # The topics of a bus are shared with other flows.
         return CatalogHandler(around.database, around.lakehouse, of_flow)
 
+    def done() -> bool:
+        on_look()
+        return open_barriers(around.database, flow, now_s=around.now_s())
+
     run_items(
         around,
         [stage.name for stage in flow.stages],
         flow=flow.id,
         handler=handler,
-        done=lambda: open_barriers(around.database, flow, now_s=around.now_s()),
+        done=done,
         topics=around.topics,
         workers=0 if around.only_seals and around.topics is not None else around.workers,
     )

@@ -10,7 +10,6 @@
 app.kubernetes.io/name: {{ index . 1 }}
 app.kubernetes.io/part-of: polyreme
 app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
-helm.sh/chart: {{ $root.Chart.Name }}-{{ $root.Chart.Version }}
 {{- end }}
 
 {{- define "polyreme.metadata" -}}
@@ -183,13 +182,18 @@ metadata:
 {{- end }}
 
 {{- define "polyreme.fromMetricsReaders" -}}
-{{- with .Values.networkPolicies.metricsNamespaces }}
+{{- with .Values.networkPolicies.metricsNamespaces -}}
 - from:
     - namespaceSelector:
         matchExpressions:
           - {key: kubernetes.io/metadata.name, operator: In, values: [{{ join ", " . }}]}
   ports: [{port: 8080}]
-{{- else }}
+{{- else -}}
 - ports: [{port: 8080}]
 {{- end }}
+{{- end }}
+
+{{/* Deployment of the datahub's workers on one kind of device: polyreme.workersName "gpu" */}}
+{{- define "polyreme.workersName" -}}
+polyreme-datahub-workers{{ if ne . "cpu" }}-{{ . }}{{ end }}
 {{- end }}

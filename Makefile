@@ -43,7 +43,7 @@ BENCHMARKS := $(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks/*/run.py))
 GPU_PEERS := $(or $(POLYREME_GPU_PEERS),$(HOME)/.cache/polyreme/gpu-peers)
 SOAKS := $(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py))
 
-.PHONY: help setup quickstart lint check test test-concurrent test-serial test-whole test-servers test-all test-services servers services-up services-down services-status cluster-up cluster-down test-cluster test-nodes test-device images images-load docs lock format clean bench gpu-peers
+.PHONY: help setup quickstart lint check test test-concurrent test-serial test-whole test-servers test-all test-services servers services-up services-down services-status cluster-up cluster-down test-cluster test-nodes test-device images images-load docs manifests lock format clean bench gpu-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -137,6 +137,9 @@ docs: $(DEV) ## regenerate the generated pages, check every link
 	@$(BIN)/python tools/exit_codes.py docs/reference/exit-codes.md
 	@$(BIN)/python tools/metrics_page.py docs/reference/metrics.md
 	@$(BIN)/python tools/links.py
+
+manifests: $(DEV) ## write manifests/ and the chart's golden files from charts/polyreme (by Helm, built once)
+	@PYTHONPATH=. $(BIN)/python -m tools.charts
 
 lock: $(DEV) ## renew the locks from pyproject.toml (UPGRADE=1 for newer versions)
 	@BIN=$(BIN) tools/lock.sh $(if $(UPGRADE),--upgrade)

@@ -23,13 +23,14 @@ from tests.cluster.test_training_on_kubernetes import PATIENCE_S, Machine, finis
 
 SYSTEM = "polyreme-system"
 BAD = "bad/pages"
+RIGHTS = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
 
 
 def datahub_kubeconfig(kubeconfig: str, folder: Path) -> Path:
     """Give the controller its rights, as the manifest does, and return a kubeconfig of its service account."""
     documents = list(yaml.safe_load_all((ROOT / "manifests/datahub.yaml").read_text()))
     rights = folder / "datahub-rights.yaml"
-    rights.write_text(yaml.safe_dump_all([each for each in documents if each["kind"] != "Deployment"]))
+    rights.write_text(yaml.safe_dump_all([each for each in documents if each["kind"] in RIGHTS]))
     kubectl(kubeconfig, "apply", "-f", str(ROOT / "manifests/namespace.yaml"), "-f", str(rights))
     token = kubectl(kubeconfig, "create", "token", "polyreme-datahub", "--namespace", SYSTEM).strip()
     content: dict[str, Any] = yaml.safe_load(kubectl(kubeconfig, "config", "view", "--raw", "--minify", "--flatten"))

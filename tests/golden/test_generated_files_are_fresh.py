@@ -39,8 +39,10 @@ def test_there_is_a_file_and_a_page_for_each_kind_and_for_nothing_else() -> None
 
 
 def test_kubectl_apply_of_the_folder_brings_every_kind() -> None:
-    """``kubectl apply -f`` does not look into subfolders: a link beside the other manifests stands for each file."""
-    links = [path for path in (ROOT / "manifests").glob("*.yaml") if path.is_symlink()]
+    """It reads files in the order of their names and no subfolders: links stand for the CRDs and the namespace."""
+    first, *links = sorted(path for path in (ROOT / "manifests").glob("*.yaml") if path.is_symlink())
+    assert first.resolve() == (ROOT / "manifests/namespace.yaml").resolve()
+    assert first == min((ROOT / "manifests").glob("*.yaml"))
     assert sorted(link.resolve() for link in links) == sorted((ROOT / "manifests/crds").resolve().glob("*.yaml"))
 
 

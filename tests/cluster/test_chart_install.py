@@ -178,7 +178,7 @@ def test_an_upgrade_in_production_keeps_the_size_of_the_worker_pool(cluster: Ins
     # Two operators, two controllers and one worker, in a namespace of the restricted level.
     until(lambda: len(cluster.ours("pods")) == 5, "every Deployment has its pods")
     cluster.kubectl("scale", "deployment/polyreme-datahub-workers", "-n", NAMESPACE, "--replicas=3")
-    cluster.upgrade(*PRODUCTION, "datahub.workers.kinds.cpu.samples=4")
+    cluster.upgrade(*PRODUCTION, "datahub.workers.threads=4")
     workers = cluster.get("deployment", "polyreme-datahub-workers")["spec"]
     assert workers["replicas"] == 3
     assert "--workers=4" in workers["template"]["spec"]["containers"][0]["args"]

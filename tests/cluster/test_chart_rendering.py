@@ -101,7 +101,7 @@ def test_runbook_links_begin_as_the_values_say() -> None:
     [
         (["replicas=2"], "at '': additional properties 'replicas' not allowed"),
         (["operator.replica=2"], "at '/operator': additional properties 'replica' not allowed"),
-        (["datahub.workers.kinds.tpu.samples=2"], "additional properties 'tpu' not allowed"),
+        (["datahub.workers.tpu.maxReplicas=2"], "additional properties 'tpu' not allowed"),
         (["profile=staging"], "at '/profile': value must be one of 'development', 'production'"),
         (["devices.perNode=many"], "at '/devices/perNode': value must be 'auto'"),
         (["operator.args={data-gate}"], "at '/operator/args/0': 'data-gate' does not match pattern '^-'"),
@@ -110,11 +110,11 @@ def test_runbook_links_begin_as_the_values_say() -> None:
         ([*PRODUCTION, "objectStore.url="], "objectStore.url is empty: the production profile needs it"),
         (
             [*PRODUCTION, "topics.url="],
-            "topics.url is empty: the workers of datahub.workers.kinds share work by topics",
+            "topics.url is empty: the datahub's workers share work by topics; name a broker",
         ),
         ([*PRODUCTION, "devices.perNode=2"], "devices.perNode is 2: nodes of the production profile offer their own"),
         (["topics.url=pulsar://broker.example/a/b"], "topics.url is set, but the development profile brings its own"),
-        (["datahub.workers.kinds.cpu.minReplicas=9"], "datahub.workers.kinds.cpu: minReplicas 9 is more than maxRep"),
+        (["datahub.workers.cpu.maxReplicas=0"], "at '/datahub/workers/cpu/maxReplicas': minimum: got 0, want 1"),
         ([f"database.url=postgresql://me:{PASSWORD}@db.example/x"], "database.url holds a password"),
         ([f"database.url=postgresql://me@db.example/x?password={PASSWORD}"], "database.url holds a password"),
         ([f"topics.url=pulsar://token:{PASSWORD}@broker.example:6650"], "topics.url holds a password"),

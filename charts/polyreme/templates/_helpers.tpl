@@ -193,7 +193,14 @@ metadata:
 {{- end }}
 {{- end }}
 
-{{/* Deployment of the datahub's workers on one kind of device: polyreme.workersName "gpu" */}}
+{{/* Deployments of the datahub's workers, by device, with commas between; empty: there are none. */}}
+{{- define "polyreme.workerPools" -}}
+{{- if and (eq .Values.profile "production") .Values.datahub.workers.enabled -}}
+cpu{{ if gt (int .Values.datahub.workers.gpu.maxReplicas) 0 }},gpu{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* Name of one of them: polyreme.workersName "gpu" */}}
 {{- define "polyreme.workersName" -}}
 polyreme-datahub-workers{{ if ne . "cpu" }}-{{ . }}{{ end }}
 {{- end }}

@@ -14,14 +14,15 @@ from collections import ChainMap, defaultdict
 from collections.abc import Set as AbstractSet
 
 from polyreme_api import labels
-from polyreme_api.ownership import owner_of_job_object
 from polyreme_operator.cache.absent_nodes import AbsentNodes
 from polyreme_operator.cache.children import ChildIndex
+from polyreme_operator.cache.health import HealthIndex
 from polyreme_operator.cache.jobs import JobIndex, is_ours
+from polyreme_operator.cache.kinds import begins, is_others, pod_changes, settled
 from polyreme_operator.cache.leases import LeaseIndex, lease_ref
 from polyreme_operator.cache.nodes import NodeTable
 from polyreme_operator.cache.plan_book import PlanBook, with_plans
-from polyreme_operator.cache.pods import PodChange, PodIndex
+from polyreme_operator.cache.pods import PodIndex
 from polyreme_operator.cache.seen_versions import VOID, SeenVersions
 from polyreme_operator.cache.usage import UsageLedger
 from polyreme_operator.port import Manifest, ObjectRef, WatchEvent, WatchEventType
@@ -45,23 +46,19 @@ from polyreme_operator.types.parse import (
     parse_unreadable_job,
     priority_of,
 )
-from polyreme_operator.types.parse_settings import parse_priority_class, parse_queue, parse_topology
+from polyreme_operator.types.parse_node import parse_health_node
+from polyreme_operator.types.parse_settings import (
+    parse_fault_policy,
+    parse_priority_class,
+    parse_queue,
+    parse_topology,
+)
 from polyreme_operator.types.plans import JobPlans, PlanRequest
 from polyreme_operator.types.queues import QueueView
 from polyreme_operator.types.reasons import Reason, Scope
 from polyreme_operator.types.snapshot import JobSnapshot, Refusal
 from polyreme_operator.types.views import JobView, NodeView, TopologyView
 
-WATCHED_KINDS = (
-    "TrainingJob",
-    "TrainingQueue",
-    "ClusterTopology",
-    "PriorityClass",
-    "Pod",
-    "Node",
-    "Lease",
-    "ConfigMap",
-)
 _FRESH_SCOPES = frozenset({Scope.START, Scope.RESUME, Scope.GANG})
 """Scopes of attempts that replace every pod."""
 _log = logging.getLogger(__name__)
@@ -70,8 +67,12 @@ _log = logging.getLogger(__name__)
 class ClusterCache:
     """Views by object, with the indices that decisions need."""
 
-    def __init__(self, *, data_gate: bool = False) -> None:
+    def __init__(self, *, data_gate: bool = False, node_health: bool = False) -> None:
         self._data_gate = data_gate
+        self._node_health = node_health
+        self.health = HealthIndex()
+        self.fences_held = False
+        """Whether no node counts as lost, since too many are not ready at once."""
         self.nodes = NodeTable()
         self.ledger = UsageLedger(self.nodes)
         self.jobs = JobIndex(self.ledger)
@@ -106,7 +107,7 @@ class ClusterCache:
     def put(self, manifest: Manifest, *, now_s: float, listed_at: int | None = None) -> Changes:
         """Store one object, unless a newer state is known; ``listed_at`` is the version of the list that it is from."""
         ref, version = ObjectRef.of(manifest), int(manifest["metadata"]["resourceVersion"])
-        if ref not in self.versions and _is_others(ref.kind, manifest):
+        if ref not in self.versions and is_others(ref.kind, manifest):
             return Changes()
         if listed_at is not None and self.versions.shows_restore(ref, version, listed_at=listed_at):
             self.void_versions(f"{ref} is listed at version {version} and was seen at {self.versions.of(ref)}")
@@ -334,9 +335,12 @@ class ClusterCache:
             case "Pod":
                 pod = parse_pod(manifest, seen_s=now_s, known=self._pods.known(ref))
                 job = None if pod is None else self.jobs.views.get(pod.job_uid)
-                return _pod_changes(self._pods.put(ref, pod, job, foreign=lambda: parse_foreign_pod(manifest)))
+                return pod_changes(self._pods.put(ref, pod, job, foreign=lambda: parse_foreign_pod(manifest)))
             case "Node":
-                return self._put_node(self._absent_nodes.seen(parse_node(manifest), now_s))
+                changes = self._put_node(self._absent_nodes.seen(parse_node(manifest), now_s))
+                if self._node_health:
+                    changes.health = self.health.put_node(parse_health_node(manifest), now_s)
+                return changes
             case "Lease":
                 lease = parse_lease(manifest, seen_s=now_s, known=self._leases.known(ref))
                 if lease is None:
@@ -385,6 +389,8 @@ class ClusterCache:
                 return Changes() if topology is None else self._put_topology(topology)
             case "PriorityClass":
                 return self._put_priority(ref.name, parse_priority_class(manifest))
+            case labels.KIND_FAULT_POLICY:
+                return Changes(health=self.health.put_policy(parse_fault_policy(manifest)))
             case _:
                 return Changes()
 
@@ -395,17 +401,26 @@ class ClusterCache:
             self._present[ref.kind].add(ref)
         if self._job_refs.get(ref) is None:
             self._leases.adopt(job)
-            changes |= _pod_changes(self._pods.adopt(job))
+            changes |= pod_changes(self._pods.adopt(job))
         self._job_refs[ref] = job.uid
         before, attempt = self.jobs.views.get(job.uid), job.attempt
-        if before is not None and attempt is not None and attempt.scope != Scope.PROCESS and _begins(before, job):
+        if before is not None and attempt is not None and attempt.scope != Scope.PROCESS and begins(before, job):
             self.children.begin(job.uid, fresh=attempt.scope in _FRESH_SCOPES)
         change = self.jobs.put(self._with_plans(job))
         changes.capacity |= change.freed
         changes.asks |= change.asks
         return changes
 
+    def hold_fences(self, held: bool) -> Changes:
+        """Count no node as lost, or count them again."""
+        self.fences_held, changes = held, Changes()
+        for node in [view for view in self.nodes.views.values() if not view.ready]:
+            changes |= self._put_node(node)
+        return self._noted(changes)
+
     def _put_node(self, node: NodeView) -> Changes:
+        if node.held != (self.fences_held and not node.ready):
+            node = dataclasses.replace(node, held=not node.held)
         before = self.nodes.put(node)
         if before == node:
             return Changes()
@@ -413,7 +428,7 @@ class ClusterCache:
         return Changes(jobs=set(self.ledger.jobs_on(node.name)) if health_changed else set(), capacity=True)
 
     def _queues_changed(self, before: QueueView | None, after: QueueView | None) -> Changes:
-        if before is not None and after is not None and _settled(before) == _settled(after):
+        if before is not None and after is not None and settled(before) == settled(after):
             return Changes()
         self._tree = QueueTree.of(sorted(self.queues.values(), key=lambda queue: queue.name))
         return Changes(capacity=True)
@@ -444,10 +459,11 @@ class ClusterCache:
             case "TrainingJob":
                 return self._forget_job(ref)
             case "Pod":
-                return _pod_changes(self._pods.remove(ref))
+                return pod_changes(self._pods.remove(ref))
             case "Node":
                 jobs = set(self.ledger.jobs_on(ref.name))
-                return Changes(jobs=jobs, capacity=self.nodes.remove(ref.name) is not None)
+                gone = self.nodes.remove(ref.name) is not None
+                return Changes(jobs=jobs, capacity=gone, health=self.health.remove_node(ref.name))
             case "Lease":
                 return Changes(jobs=self._leases.remove(ref))
             case "TrainingQueue":
@@ -458,6 +474,8 @@ class ClusterCache:
                 return self._put_topology(None) if known else Changes()
             case "PriorityClass":
                 return self._put_priority(ref.name, None)
+            case labels.KIND_FAULT_POLICY:
+                return Changes(health=self.health.remove_policy(ref.name))
             case "ConfigMap" if was_present and ref.name == labels.INTENTS_NAME:
                 _log.warning("%s is missing: every unfinished admission is cancelled before the next one", ref)
                 self._intents, self._settled = Intents(known=False), set()
@@ -476,24 +494,3 @@ class ClusterCache:
         self._asking.discard(uid)
         self.pending_reasons.forget(uid)
         return Changes(jobs={uid}, capacity=self.jobs.remove(uid).freed)
-
-
-def _pod_changes(change: PodChange) -> Changes:
-    return Changes(jobs=set(change.jobs), capacity=change.freed)
-
-
-def _is_others(kind: str, manifest: Manifest) -> bool:
-    """Tell whether an unknown object is of no interest: nothing of it is stored, not even its version."""
-    if kind == "ConfigMap":
-        return bool(manifest["metadata"]["name"] != labels.INTENTS_NAME)
-    return kind == "Lease" and owner_of_job_object(manifest["metadata"]) is None
-
-
-def _begins(before: JobView, after: JobView) -> bool:
-    number = 0 if before.attempt is None else before.attempt.number
-    return after.attempt is not None and after.attempt.number != number
-
-
-def _settled(queue: QueueView) -> QueueView:
-    """Return a queue without its status, which the operator writes itself."""
-    return dataclasses.replace(queue, resource_version="", used_seconds=(), used_at_s=0.0)

@@ -17,7 +17,9 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from polyreme_api import labels
 from polyreme_api.clock import Clock, MonotonicWallClock
 from polyreme_api.errors import RetryableError
-from polyreme_operator.cluster_cache import WATCHED_KINDS, ClusterCache
+from polyreme_operator.cache.kinds import watched_kinds
+from polyreme_operator.cluster_cache import ClusterCache
+from polyreme_operator.health_worker import HealthWorker
 from polyreme_operator.plan_worker import InlinePlanner, Planner, Planning
 from polyreme_operator.port import ClusterPort, ConflictError, InvalidObjectError, NotFoundError, ObjectRef, PortError
 from polyreme_operator.publishing.event_recorder import EventRecorder
@@ -106,7 +108,7 @@ class _Controller:
     ) -> None:
         self._clock, self._settings, self._rng = clock, settings, rng
         self._observer = observer
-        self._cache = ClusterCache(data_gate=settings.data_gate)
+        self._cache = ClusterCache(data_gate=settings.data_gate, node_health=settings.node_health)
         self._events = EventRecorder(
             port,
             clock,
@@ -140,14 +142,27 @@ class _Controller:
         self._wanting: dict[str, int] = defaultdict(int)
         """By job, the number of the scheduler's writes that wait for its lock."""
         self._watcher = Watcher(port, clock, self._cache, settings, rng, note=self._note)
+        self._health = HealthWorker(
+            port,
+            clock,
+            self._cache,
+            settings,
+            refresh=self._writer.refresh,
+            note=self._note,
+            emit=emit,
+            observer=observer,
+            synced=lambda: self._watcher.synced,
+        )
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            for kind in WATCHED_KINDS:
+            for kind in watched_kinds(health=self._settings.node_health):
                 tasks.create_task(self._watcher.follow(kind), name=f"watch-{kind}")
             tasks.create_task(self._events.run(), name="events")
             tasks.create_task(self._write_informational(), name="status-updates")
             tasks.create_task(self._planning.run(), name="planning")
+            if self._settings.node_health:
+                tasks.create_task(self._health.run(), name="node-health")
             await self._dispatch(tasks)
 
     # ------------------------------------------------------------------------------------------------------- observe
@@ -161,6 +176,8 @@ class _Controller:
         if changes.jobs:
             self._queue.add(*sorted(changes.jobs))
             self._planning.look()
+        if changes.health or changes.asks:
+            self._health.look()
         if changes.capacity or changes.asks:
             self._queue.add(SCHEDULE)
         if changes.taken and self._watcher.synced:

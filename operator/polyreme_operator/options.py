@@ -59,6 +59,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
             defaults=defaults,
             limits=Limits(grow_cooldown_s=given.grow_cooldown_seconds),
             data_gate=given.data_gate,
+            node_health=given.node_health,
         ),
         host=host,
         port=port,
@@ -90,6 +91,12 @@ def _arguments(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         default=given("DATA_GATE", "false") == "true",
         help="admit a job only when its data is ready, which polyreme-datahub or polyreme node reports; without one of "
         "them, jobs would wait forever",
+    )
+    parser.add_argument(
+        "--node-health",
+        action=argparse.BooleanOptionalAction,
+        default=given("NODE_HEALTH", "true") == "true",
+        help="carry out NodeFaultPolicies; without any, nothing is done to nodes",
     )
     arguments.add_metrics_address()
     arguments.add_logging()

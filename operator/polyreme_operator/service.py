@@ -20,7 +20,7 @@ from polyreme_operator import election, metrics_server
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import Connection, from_kubeconfig, from_service_account
 from polyreme_operator.arguments import in_cluster
-from polyreme_operator.cluster_cache import WATCHED_KINDS
+from polyreme_operator.cache.kinds import watched_kinds
 from polyreme_operator.controller import run_operator
 from polyreme_operator.instrumented_client import InstrumentedCluster
 from polyreme_operator.kopf_feed import KopfFeed, own_kinds, wait_until_served
@@ -80,7 +80,7 @@ class _Shell:
     ) -> None:
         self._options, self._connection, self._port = options, connection, port
         self._metrics, self._clock = metrics, clock
-        self._kinds = own_kinds(WATCHED_KINDS)
+        self._kinds = own_kinds(watched_kinds(health=options.settings.node_health))
         self._feed = KopfFeed(port, self._kinds, clock, only={"ConfigMap": options.settings.namespace})
         self._stop = asyncio.Event()
         self._work: asyncio.Future[None] | None = None

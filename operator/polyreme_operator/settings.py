@@ -18,6 +18,10 @@ class Settings:
     data_gate: bool = False
     """Whether a job is admitted only when a datahub controller has reported its data as ready. Without such a
     controller, no job that trains on data would start."""
+    node_health: bool = False
+    """Whether NodeFaultPolicies are watched and carried out."""
+    health_every_s: float = 0.05
+    """Shortest time between two decisions about the health of nodes, which batches changes."""
     relist_s: float = 300.0
     """How often every kind is listed again, to find changes that a watch missed."""
     limits: Limits = dataclasses.field(default_factory=Limits)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from polyreme_api.clock import MonotonicWallClock
 from polyreme_api.errors import RetryableError
-from polyreme_operator.cluster_cache import WATCHED_KINDS, ClusterCache
+from polyreme_operator.cache.kinds import watched_kinds
+from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.port import ClusterPort, GoneError, NotFoundError, ObjectRef, PortError
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.changes import Changes
@@ -44,7 +45,7 @@ class Watcher:
     ) -> None:
         self._port, self._clock, self._cache, self._settings, self._rng = port, clock, cache, settings, rng
         self._note = note
-        self._unsynced = set(WATCHED_KINDS)
+        self._unsynced = set(watched_kinds(health=settings.node_health))
         self._stepped_s = 0.0
         """The last reported step of the wall clock."""
         self._leases_unwatched_since_s: float | None = None

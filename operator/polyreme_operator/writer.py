@@ -12,7 +12,8 @@ from polyreme_api import labels
 from polyreme_api.clock import Clock
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.ownership import job_owner
-from polyreme_operator.cluster_cache import WATCHED_KINDS, ClusterCache
+from polyreme_operator.cache.kinds import WATCHED_KINDS
+from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.port import (
     STATUS_SUBRESOURCE,
     AlreadyExistsError,

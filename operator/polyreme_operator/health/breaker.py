@@ -12,6 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from polyreme_api.fault_policy import CHARGES_MAX
 
+LATE_S = 60.0
+"""Longest time that a write may be under way: a charge counts for so long at least, since a taint may still land."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
@@ -76,7 +79,7 @@ def settled(
             charges.append(dataclasses.replace(charge, released_s=0.0) if charge.released_s else charge)
             continue
         released_s = charge.released_s or now_s
-        if charge.node in present and now_s - charge.at_s < window_s:
+        if charge.node in present and now_s - charge.at_s < max(window_s, LATE_S):
             charges.append(dataclasses.replace(charge, released_s=released_s))
     after = dataclasses.replace(state, charges=tuple(charges))
     if reset != state.reset:

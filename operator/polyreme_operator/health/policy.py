@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from typing import Any
 
 from polyreme_operator.health.signs import Sign
 
@@ -68,7 +69,7 @@ class PolicyView:
     examine_s: float = 300.0
     """Time from a taint to its first examination."""
     probation_s: float = 3_600.0
-    status: Mapping[str, object] = dataclasses.field(default_factory=dict, compare=False)
+    status: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
     """As it was last written."""
 
     def selects(self, tags: Mapping[str, str]) -> bool:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from polyreme_api import labels
+
+AGENT_CONDITION = f"{labels.GROUP}/Agent"
+"""Condition by which the node agent says which of its collectors work."""
 AGENT_SILENT_S = 180.0
 """How long the agent's heartbeat may stand still before its conditions count as unknown."""
 SIGNS_MAX = 64

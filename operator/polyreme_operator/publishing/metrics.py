@@ -72,6 +72,7 @@ class Metrics(MetricRegistry):
             "job",
         )
         self._add_training()
+        self._add_node_health()
         self.lost_gpu_seconds_total = self._counter(
             "lost_gpu_seconds_total", "GPU-seconds that produced no retained step.", "cause"
         )
@@ -105,6 +106,21 @@ class Metrics(MetricRegistry):
         )
         self.model_objects = self._gauge("model_objects", "Objects in the operator's cache.", "kind")
         self.leader = self._gauge("leader", "1 while this replica leads.")
+
+    def _add_node_health(self) -> None:
+        """Add the metrics of NodeFaultPolicies."""
+        self.node_faults_total = self._counter(
+            "node_faults_total",
+            "Faults of nodes, by class and by what was done (Observe...: only counted).",
+            "class",
+            "action",
+        )
+        self.detect_to_taint_seconds = self._histogram(
+            "detect_to_taint_seconds",
+            "Time from the first sight of a node's condition to its stored taint.",
+            _DECISION_S,
+        )
+        self.node_health = self._gauge("node_health", "Nodes by state of their health.", "state")
 
     def _add_training(self) -> None:
         """Add the metrics that ranks report with their newest step."""
@@ -211,6 +227,20 @@ class Metrics(MetricRegistry):
     def on_object_unreadable(self, kind: str) -> None:
         """Count an object that can't be read."""
         self.unreadable_objects_total.labels(kind).inc()
+
+    def on_node_fault(self, fault_class: str, action: str) -> None:
+        """Count a fault of a node."""
+        self.node_faults_total.labels(fault_class, action).inc()
+
+    def on_node_tainted(self, after_s: float) -> None:
+        """Time a taint."""
+        self.detect_to_taint_seconds.observe(after_s)
+
+    def on_node_states(self, states: Mapping[str, int]) -> None:
+        """Replace the number of nodes by state."""
+        self.node_health.clear()
+        for state, nodes in states.items():
+            self.node_health.labels(state).set(nodes)
 
     def _count_restarts(self, before: TrainingJobStatus, after: TrainingJobStatus) -> None:
         known = {(record.attempt, record.at) for record in before.restart_records}

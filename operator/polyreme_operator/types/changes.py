@@ -28,6 +28,8 @@ class Changes:
     """Whether the scheduler has something to decide."""
     taken: bool = False
     """Whether capacity that was free before is used now."""
+    health: bool = False
+    """Whether the health of nodes must be decided again."""
     unreadable: tuple[Unreadable, ...] = ()
     """Objects that are ignored."""
 
@@ -38,5 +40,6 @@ class Changes:
             capacity=self.capacity or other.capacity,
             asks=self.asks or other.asks,
             taken=self.taken or other.taken,
+            health=self.health or other.health,
             unreadable=self.unreadable + other.unreadable,
         )

@@ -62,6 +62,18 @@ class Observer(Protocol):
         """An object of this kind can't be read."""
         ...
 
+    def on_node_fault(self, fault_class: str, action: str) -> None:
+        """A fault of a node was acted on, or, with an action ``Observe...``, only counted."""
+        ...
+
+    def on_node_tainted(self, after_s: float) -> None:
+        """A taint was stored, so long after the operator first saw the condition that asked for it."""
+        ...
+
+    def on_node_states(self, states: Mapping[str, int]) -> None:
+        """The state of nodes was decided; ``states`` counts the nodes of each."""
+        ...
+
 
 class NullObserver:
     """Observer that does nothing."""
@@ -85,4 +97,13 @@ class NullObserver:
         """Do nothing."""
 
     def on_object_unreadable(self, kind: str) -> None:
+        """Do nothing."""
+
+    def on_node_fault(self, fault_class: str, action: str) -> None:
+        """Do nothing."""
+
+    def on_node_tainted(self, after_s: float) -> None:
+        """Do nothing."""
+
+    def on_node_states(self, states: Mapping[str, int]) -> None:
         """Do nothing."""

@@ -20,20 +20,29 @@ from polyreme_api.ownership import owner_of_job_object, owner_of_pod
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.intents import INTENTS_KEY, Intents, parse_intents
-from polyreme_operator.types.inventory import HOST_LEVEL, PODS, Constraints, Requests, Taint
+from polyreme_operator.types.inventory import PODS, Constraints, Requests
+from polyreme_operator.types.parse_node import OWNED_TAINT, kept, parse_node
 from polyreme_operator.types.plans import PlanRequest
 from polyreme_operator.types.pod_waiting import waiting_of
 from polyreme_operator.types.reasons import Reason
-from polyreme_operator.types.resources import allocatable, canonical, constraints_of, pod_requests
+from polyreme_operator.types.resources import canonical, constraints_of, pod_requests
 from polyreme_operator.types.timestamps import parse_time_or
-from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, NodeView, PodPhase, PodView
+from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, PodPhase, PodView
 from polyreme_planner.plan import Plan
 
-RISK = f"{labels.GROUP}/risk"
-"""Annotation or label of a node with its failure probability, from 0 to 1."""
-OWNED_TAINT = f"{labels.GROUP}/owned"
-"""Taint of nodes on which only the operator binds pods."""
-_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+__all__ = [
+    "OWNED_TAINT",
+    "lacks_class",
+    "parse_foreign_pod",
+    "parse_intents_object",
+    "parse_job_view",
+    "parse_lease",
+    "parse_node",
+    "parse_pod",
+    "parse_unreadable_job",
+    "priority_of",
+    "tolerations_of",
+]
 _SPECS_KEPT = 1024
 
 
@@ -268,7 +277,7 @@ def parse_pod(manifest: Manifest, *, seen_s: float | None = None, known: PodView
         exit_code=None if ended is None else int(ended.get("exitCode", 0)),
         reason=intern(status.get("reason") or ""),
         message="" if ended is None else str(ended.get("message") or ""),
-        conditions=_kept(tuple((entry["type"], entry["status"]) for entry in conditions)),
+        conditions=kept(tuple((entry["type"], entry["status"]) for entry in conditions)),
         unschedulable_since_s=None if refused is None else _refused_since_s(refused, seen_s, known),
         unschedulable="" if refused is None else str(refused.get("message") or ""),
         waiting=waiting_of(status, None if known is None else known.waiting),
@@ -296,34 +305,6 @@ def parse_foreign_pod(manifest: Manifest) -> ForeignPod | None:
     if not spec.get("nodeName") or status.get("phase") in {PodPhase.SUCCEEDED, PodPhase.FAILED}:
         return None
     return _foreign(intern(spec["nodeName"]), pod_requests(spec))
-
-
-def parse_node(manifest: Manifest) -> NodeView:
-    """Parse a node."""
-    metadata, status, spec = manifest["metadata"], manifest.get("status") or {}, manifest.get("spec") or {}
-    ready = next((entry for entry in status.get("conditions") or () if entry["type"] == "Ready"), None)
-    is_ready = ready is not None and ready["status"] == "True"
-    since = parse_time_or(ready.get("lastTransitionTime"), 0.0) if ready is not None else 0.0
-    tags: Mapping[str, str] = metadata.get("labels") or {}
-    taints = spec.get("taints") or ()
-    return NodeView(
-        name=intern(metadata["name"]),
-        allocatable=allocatable(status.get("allocatable") or status.get("capacity")),
-        ready=is_ready,
-        not_ready_since_s=None if is_ready else since,
-        unschedulable=bool(spec.get("unschedulable")),
-        out_of_service=any(taint["key"] == _OUT_OF_SERVICE for taint in taints),
-        labels=_kept(tuple(sorted((k, v) for k, v in tags.items() if k != HOST_LEVEL))),
-        host=intern(tags.get(HOST_LEVEL, metadata["name"])),
-        taints=_kept(
-            tuple(
-                Taint(key=taint["key"], value=taint.get("value") or "", effect=taint.get("effect", "NoSchedule"))
-                for taint in taints
-            )
-        ),
-        risk=_risk((metadata.get("annotations") or {}).get(RISK) or tags.get(RISK)),
-        owned=any(taint["key"] == OWNED_TAINT for taint in taints),
-    )
 
 
 def parse_lease(manifest: Manifest, *, seen_s: float, known: LeaseView | None = None) -> LeaseView | None:
@@ -462,20 +443,6 @@ def _named_node(term: Mapping[str, Any]) -> str:
 def _refuses(condition: Mapping[str, Any]) -> bool:
     named = condition["type"], condition["status"], condition.get("reason")
     return named == ("PodScheduled", "False", "Unschedulable")
-
-
-def _risk(text: str | None) -> float:
-    """Parse a failure probability; an invalid one counts as 0, since other controllers write it."""
-    try:
-        return min(1.0, max(0.0, float(text or 0.0)))
-    except ValueError:
-        return 0.0
-
-
-@functools.lru_cache(maxsize=4096)
-def _kept(value: Any) -> Any:
-    """Return a shared instance of an equal value, to save memory."""
-    return value
 
 
 @functools.lru_cache(maxsize=4096)

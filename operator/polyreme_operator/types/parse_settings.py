@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.alias_generators import to_camel
 
+from polyreme_api.fault_policy import NodeFaultPolicySpec
 from polyreme_api.queue import TrainingQueueSpec, TrainingQueueStatus
 from polyreme_api.topology import DEFAULT_TOPOLOGY, ClusterTopologySpec, ClusterTopologyStatus
+from polyreme_operator.health.policy import Answer, PolicyView, Rule
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.inventory import LevelView
 from polyreme_operator.types.queues import QueueView, Quota, Reclaim, StopPolicy
@@ -80,6 +83,46 @@ def parse_topology(manifest: Manifest) -> TopologyView | None:
             for level in (manifest.get("spec") or {}).get("levels") or ()
         ),
         status=_own_word(manifest, ClusterTopologyStatus),
+    )
+
+
+def parse_fault_policy(manifest: Manifest) -> PolicyView:
+    """Parse a NodeFaultPolicy.
+
+    Raises:
+        ValueError: If a field of the spec is not what its definition says.
+    """
+    _check(manifest, NodeFaultPolicySpec)
+    metadata, status = manifest["metadata"], manifest.get("status") or {}
+    fields = {to_camel(name) for name in NodeFaultPolicySpec.model_fields}
+    given = {name: value for name, value in (manifest.get("spec") or {}).items() if name in fields}
+    spec = NodeFaultPolicySpec.model_validate(given)
+    return PolicyView(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        generation=metadata.get("generation", 0),
+        enforce=spec.mode == "Enforce",
+        classes=frozenset(spec.classes),
+        selector=tuple(sorted(spec.node_selector.items())),
+        rules=tuple(
+            Rule(
+                name=rule.name,
+                answer=Answer(rule.action),
+                codes=frozenset(f"Xid{xid}" for xid in rule.on_xids),
+                conditions=frozenset((match.type, match.status) for match in rule.on_node_conditions),
+                count=rule.count,
+                window_s=float(rule.window_seconds),
+                fault_class=rule.fault_class or "",
+            )
+            for rule in spec.rules
+        ),
+        nodes_percent=spec.breaker.nodes_percent,
+        window_s=float(spec.breaker.window_seconds),
+        reset=spec.breaker.reset,
+        examine_s=float(spec.examine_seconds),
+        probation_s=float(spec.probation_seconds),
+        status=status,
     )
 
 

@@ -11,6 +11,7 @@ from polyreme_api.data_report import DataReport
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import ProgressRecord
+from polyreme_operator.health.record import Leave
 from polyreme_operator.port import ObjectRef
 from polyreme_operator.types.inventory import Constraints, LevelView, Requests, Taint
 from polyreme_operator.types.plans import PlanRequest
@@ -110,6 +111,14 @@ class NodeView:
     risk: float = 0.0
     owned: bool = False
     """Whether it has the taint of nodes on which the operator binds pods."""
+    leave: Leave = Leave.STAY
+    """How workers leave it, since it is out of service."""
+    leave_since_s: float = 0.0
+    """Since when."""
+    fault: str = ""
+    """Why, for people."""
+    held: bool = False
+    """Whether it is part of a mass outage: its pods don't count as lost then, however long it is not ready."""
 
     def capacity(self, resource: str) -> int:
         """Return the allocatable amount of a resource."""
@@ -118,7 +127,8 @@ class NodeView:
     @property
     def health(self) -> tuple[object, ...]:
         """The part of its state that matters to jobs running there."""
-        return self.ready, self.not_ready_since_s, self.unschedulable, self.out_of_service, self.taints
+        state = self.ready, self.not_ready_since_s, self.unschedulable, self.out_of_service, self.taints
+        return *state, self.leave, self.held
 
     @property
     def usable(self) -> bool:
@@ -127,8 +137,8 @@ class NodeView:
 
     def lost(self, now_s: float, *, node_lost_s: float) -> bool:
         """Tell whether its pods count as lost."""
-        if self.out_of_service:
-            return True
+        if self.out_of_service or self.held:
+            return self.out_of_service
         return self.not_ready_since_s is not None and now_s - self.not_ready_since_s >= node_lost_s
 
 

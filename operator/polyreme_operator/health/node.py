@@ -1,0 +1,64 @@
+"""A node as the health of nodes sees it: conditions, taints and the record that is kept on it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from polyreme_operator.health.record import HEALTH, Record, render
+from polyreme_operator.health.signs import ConditionView
+from polyreme_operator.health.states import taint_value
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HealthNode:
+    """A node."""
+
+    name: str
+    uid: str = ""
+    resource_version: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Without the label of its health."""
+    label: str = ""
+    """Value of the label of its health."""
+    annotation: str = ""
+    """Text of its record; empty: it has none."""
+    taints: tuple[Mapping[str, Any], ...] = ()
+    """As stored, since a patch replaces all of them."""
+    conditions: tuple[ConditionView, ...] = ()
+    """All but the agent's heartbeat."""
+    agent: str | None = None
+    """Status of the agent's heartbeat; None: no agent has reported."""
+    beat: str | None = None
+    """Time of that heartbeat, as the agent wrote it."""
+    not_ready_since_s: float | None = None
+    """By the clock that wrote it."""
+
+    @property
+    def tainted(self) -> bool:
+        """Whether it has our taint."""
+        return any(taint.get("key") == HEALTH for taint in self.taints)
+
+    @property
+    def judged(self) -> tuple[object, ...]:
+        """What its state depends on: all but versions and heartbeats."""
+        return self.uid, self.labels, self.label, self.annotation, self.taints, self.conditions, self.agent
+
+
+def patch_of(node: HealthNode, record: Record | None) -> dict[str, Any]:
+    """Return the one patch of taint, label and annotation; taints of others stay as they are."""
+    others = [dict(taint) for taint in node.taints if taint.get("key") != HEALTH]
+    out = record is not None and record.state.is_out
+    label = None if record is None or record.state.value == "healthy" else record.state.value
+    patch: dict[str, Any] = {
+        "metadata": {
+            "labels": {HEALTH: label},
+            "annotations": {HEALTH: None if record is None else render(record)},
+        }
+    }
+    if record is not None and out:
+        patch["spec"] = {"taints": [*others, {"key": HEALTH, "value": taint_value(record), "effect": "NoSchedule"}]}
+    elif node.tainted:
+        patch["spec"] = {"taints": others}
+    return patch

@@ -1,0 +1,149 @@
+"""Status of a policy: what its nodes show, what it has taken out and would take out, and the state of its breaker."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.fault_policy import BreakerCharge, BreakerStatus, FaultCount, NodeFaultPolicyStatus
+from polyreme_api.fields import Condition
+from polyreme_api.times import parse_rfc3339, rfc3339
+from polyreme_operator.health.breaker import BreakerState, Charge
+from polyreme_operator.health.policy import PolicyView
+
+READY = "Ready"
+SELECTS_NOTHING = "the nodeSelector {selector} matches no node: nothing is observed; change spec.nodeSelector"
+
+
+class PolicyReason(StrEnum):
+    """Reasons of a policy's condition ``Ready``."""
+
+    ENFORCING = "Enforcing"
+    OBSERVING = "Observing"
+    NO_CLASSES = "NoClasses"
+    """It is to enforce, and no class is enabled."""
+    SELECTS_NOTHING = "SelectsNothing"
+    OVERLAP = "Overlap"
+    """Another policy selects some of its nodes; neither acts on these."""
+    BREAKER_LATCHED = "BreakerLatched"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSummary:
+    """What one node contributes to the status of its policy."""
+
+    classes: frozenset[str] = frozenset()
+    """Classes of the faults that it shows."""
+    grave: frozenset[str] = frozenset()
+    """Those for which it would be taken out."""
+    out: bool = False
+    unknown: bool = False
+
+
+def breaker_of(status: Mapping[str, Any]) -> BreakerState:
+    """Read the breaker from a policy's status.
+
+    A status that can't be read counts as a latched breaker: what it had charged is unknown.
+    """
+    try:
+        found = NodeFaultPolicyStatus.model_validate(status).breaker
+        charges = tuple(
+            Charge(
+                node=each.node,
+                at_s=parse_rfc3339(each.at),
+                released_s=parse_rfc3339(each.released_at) if each.released_at else 0.0,
+            )
+            for each in found.charges
+        )
+        since_s = parse_rfc3339(found.since) if found.since else 0.0
+    except (ValidationError, InvalidConfigError) as error:
+        said = str(error).splitlines()[0][:256]
+        return BreakerState(latched=True, message=f"the breaker's state can't be read: {said}; reset it")
+    return BreakerState(
+        charges=charges, latched=found.latched, since_s=since_s, message=found.message, reset=found.reset
+    )
+
+
+def status_of(
+    policy: PolicyView,
+    nodes: Sequence[NodeSummary],
+    breaker: BreakerState,
+    *,
+    limit: int,
+    overlap: str,
+    now_s: float,
+) -> dict[str, Any]:
+    """Return the status of a policy as it is written."""
+    shown, grave = Counter[str](), Counter[str]()
+    for node in nodes:
+        shown.update(node.classes)
+        grave.update(node.grave)
+    status = NodeFaultPolicyStatus(
+        observed_generation=policy.generation,
+        conditions=[_ready(policy, len(nodes), breaker, overlap, now_s)],
+        nodes=len(nodes),
+        out_of_service=sum(node.out for node in nodes),
+        would_take_out=sum(bool(node.grave) and not node.out for node in nodes),
+        unknown=sum(node.unknown for node in nodes),
+        faults=[
+            FaultCount(fault_class=name, nodes=count, would_take_out=grave[name])
+            for name, count in sorted(shown.items())[:32]
+        ],
+        breaker=BreakerStatus(
+            latched=breaker.latched,
+            since=rfc3339(breaker.since_s) if breaker.since_s else "",
+            message=breaker.message,
+            limit=limit,
+            reset=breaker.reset,
+            charges=[
+                BreakerCharge(
+                    node=charge.node,
+                    at=rfc3339(charge.at_s),
+                    released_at=rfc3339(charge.released_s) if charge.released_s else "",
+                )
+                for charge in breaker.charges
+            ],
+        ),
+    )
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _ready(policy: PolicyView, selected: int, breaker: BreakerState, overlap: str, now_s: float) -> Condition:
+    reason, message = PolicyReason.ENFORCING, f"acts on {', '.join(sorted(policy.classes))}"
+    if breaker.latched:
+        reason, message = PolicyReason.BREAKER_LATCHED, breaker.message
+    elif overlap:
+        reason, message = PolicyReason.OVERLAP, overlap
+    elif not selected:
+        selector = ", ".join(f"{name}={value}" for name, value in policy.selector) or "(all nodes)"
+        reason, message = PolicyReason.SELECTS_NOTHING, SELECTS_NOTHING.format(selector=selector)
+    elif not policy.enforce:
+        reason, message = PolicyReason.OBSERVING, "counts what it would do; set spec.mode to Enforce to act"
+    elif not policy.classes:
+        reason, message = PolicyReason.NO_CLASSES, "no class is enabled, so nothing is done; name some in spec.classes"
+    truth: Literal["True", "False"] = "True" if reason in {PolicyReason.ENFORCING, PolicyReason.OBSERVING} else "False"
+    entries = policy.status.get("conditions")
+    known: Mapping[str, Any] = next(
+        (entry for entry in (entries if isinstance(entries, list) else ()) if entry.get("type") == READY), {}
+    )
+    moved = known.get("status") != truth or not known.get("lastTransitionTime")
+    return Condition(
+        type=READY,
+        status=truth,
+        reason=reason.value,
+        message=message,
+        last_transition_time=rfc3339(now_s) if moved else known["lastTransitionTime"],
+        observed_generation=policy.generation,
+    )
+
+
+def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the merge patch from one status to another: changed fields, whole; None for removed ones."""
+    changed = {name: value for name, value in after.items() if before.get(name) != value}
+    return {**changed, **{name: None for name in before if name not in after}}

@@ -1,0 +1,398 @@
+"""Carries out decisions about the health of nodes: charges the breaker, then writes taint, label and record.
+
+One task decides about the nodes that have changed, or whose examination is due. A node is tainted only after the policy
+that asks for it has stored the charge, and each node is written in one patch with its resource version, so that a
+change by another client is never overwritten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+
+from polyreme_api import labels
+from polyreme_api.clock import Clock
+from polyreme_operator.cluster_cache import ClusterCache
+from polyreme_operator.health import breaker, table
+from polyreme_operator.health.node import HealthNode, patch_of
+from polyreme_operator.health.outage import is_mass_outage
+from polyreme_operator.health.policy import PolicyView, overlap_message, policy_of
+from polyreme_operator.health.record import NodeState, Record, parse
+from polyreme_operator.health.signs import Reading, read_conditions
+from polyreme_operator.health.states import NodeFacts, Note, Step, decide
+from polyreme_operator.health.status import NodeSummary, breaker_of, difference, status_of
+from polyreme_operator.port import (
+    STATUS_SUBRESOURCE,
+    ClusterPort,
+    ConflictError,
+    InvalidObjectError,
+    Manifest,
+    NotFoundError,
+    ObjectRef,
+    PortError,
+)
+from polyreme_operator.settings import Settings
+from polyreme_operator.types.actions import EmitEvent
+from polyreme_operator.types.changes import Changes
+from polyreme_operator.types.observer import Observer
+
+DRAIN_LOOK_S = 2.0
+"""How often it is checked whether the workers have left a node that drains."""
+STATUS_EVERY_S = 1.0
+"""Shortest time between two writes of a policy's status that only inform."""
+SILENCE_LOOK_S = 30.0
+"""How often it is checked whether an agent has fallen silent on a node that is out of service."""
+_log = logging.getLogger(__name__)
+
+
+class HealthWorker:
+    """Task of the operator that keeps the state of every node.
+
+    Args:
+        port: The cluster.
+        clock: Time of decisions.
+        cache: What is known of the cluster.
+        settings: Settings of the installation.
+        refresh: Reads one object into the cache.
+        note: Called with the effects of each change.
+        emit: Queues an event.
+        observer: Receives reports, for metrics.
+        synced: Tells whether every kind has been listed.
+    """
+
+    def __init__(
+        self,
+        port: ClusterPort,
+        clock: Clock,
+        cache: ClusterCache,
+        settings: Settings,
+        *,
+        refresh: Callable[[ObjectRef], Awaitable[Manifest | None]],
+        note: Callable[[Changes], None],
+        emit: Callable[[EmitEvent], None],
+        observer: Observer,
+        synced: Callable[[], bool],
+    ) -> None:
+        self._port, self._clock, self._cache, self._settings = port, clock, cache, settings
+        self._refresh, self._note, self._emit, self._observer = refresh, note, emit, observer
+        self._synced = synced
+        self._writes = asyncio.Semaphore(settings.writes_max)
+        self._wake = asyncio.Event()
+        self._timers: list[tuple[float, str]] = []
+        self._due_s: dict[str, float] = {}
+        self._selected: dict[str, set[str]] = defaultdict(set)
+        """Nodes by the one policy that selects them."""
+        self._policies_of: dict[str, tuple[str, ...]] = {}
+        self._summaries: dict[str, NodeSummary] = {}
+        self._states: dict[str, NodeState] = {}
+        self._observed: dict[str, frozenset[str]] = {}
+        """By node, the faults that were counted without acting on them."""
+        self._told: dict[str, str] = {}
+        """By node, what could not be read and was reported."""
+        self._status_at_s: dict[str, float] = {}
+
+    def look(self) -> None:
+        """Note that nodes or policies have changed."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Decide and write until cancelled."""
+        failures = 0
+        while True:
+            self._wake.clear()
+            wait_s = self._settings.idle_s
+            if self._synced():
+                try:
+                    await self._pass()
+                    failures, wait_s = 0, self._next_s()
+                except PortError as error:
+                    failures += 1
+                    wait_s = self._settings.backoff_s(failures)
+                    _log.info("health of nodes is decided again in %.2f s: %s", wait_s, error)
+                except Exception:  # noqa: BLE001 - no error of a decision may stop the operator
+                    failures += 1
+                    wait_s = self._settings.backoff_s(failures)
+                    _log.exception("deciding about the health of nodes raised an error")
+            if failures:
+                await self._clock.sleep(wait_s)
+                continue
+            await self._clock.sleep(self._settings.health_every_s)
+            try:
+                async with asyncio.timeout(max(0.0, wait_s)):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    # -------------------------------------------------------------------------------------------------------- decide
+
+    async def _pass(self) -> None:
+        now_s, index = self._clock.now_s(), self._cache.health
+        names = sorted({*index.take_dirty(), *self._due(now_s)})
+        try:
+            steps = self._decide_all(names, now_s)
+            self._hold_fences()
+            allowed = await self._charge(steps, now_s)
+            await self._write_all(steps, allowed)
+        except BaseException:
+            index.touch(*names)
+            raise
+        self._observer.on_node_states(Counter(state.value for state in self._states.values()))
+
+    def _decide_all(self, names: list[str], now_s: float) -> dict[str, Step]:
+        index, steps = self._cache.health, {}
+        for name in names:
+            node = index.nodes.get(name)
+            self._select(name, node)
+            if node is None:
+                for known in (self._summaries, self._states, self._observed, self._told, self._due_s):
+                    known.pop(name, None)
+                continue
+            try:
+                steps[name] = self._decide(node, now_s)
+            except Exception:  # noqa: BLE001 - one node must not stop the others; it is left as it is
+                _log.exception("deciding about the health of node %s raised an error", name)
+        return steps
+
+    def _select(self, name: str, node: HealthNode | None) -> None:
+        """Note which policy a node has."""
+        for policy in self._policies_of.pop(name, ()):
+            self._selected[policy].discard(name)
+        if node is not None:
+            _, names = policy_of(dict(node.labels), list(self._cache.health.policies.values()))
+            self._policies_of[name] = names
+            for policy in names:
+                self._selected[policy].add(name)
+
+    def _policy(self, name: str) -> PolicyView | None:
+        names = self._policies_of.get(name, ())
+        return self._cache.health.policies.get(names[0]) if len(names) == 1 else None
+
+    def _decide(self, node: HealthNode, now_s: float) -> Step:
+        policy, silent = self._policy(node.name), self._cache.health.is_silent(node.name, now_s)
+        record, broken = parse(node.annotation)
+        reading = self._read(node, policy, silent=silent, now_s=now_s)
+        facts = NodeFacts(
+            name=node.name,
+            reading=reading,
+            record=record,
+            broken=broken,
+            tainted=node.tainted,
+            workers=sum(1 for _ in self._cache.ledger.jobs_on(node.name)),
+            policy=policy,
+            latched=policy is not None and breaker_of(policy.status).latched,
+        )
+        step = decide(facts, now_s)
+        self._summaries[node.name] = NodeSummary(
+            classes=frozenset(each.fault_class for each in step.judged),
+            grave=frozenset(each.fault_class for each in step.judged if each.grave),
+            out=node.tainted,
+            unknown=bool(reading.unknown),
+        )
+        self._states[node.name] = NodeState.HEALTHY if record is None else record.state
+        self._tell(node, broken or "; ".join(reading.problems))
+        self._count_observed(node, step)
+        self._remind(node.name, step, now_s)
+        return step
+
+    def _read(self, node: HealthNode, policy: PolicyView | None, *, silent: bool, now_s: float) -> Reading:
+        own = {} if policy is None else {kind: status for rule in policy.rules for kind, status in rule.conditions}
+        return read_conditions(
+            node.conditions,
+            decode=table.decode,
+            lookup=table.lookup,
+            polarity=lambda kind: own.get(kind) or table.polarity(kind),
+            is_agents=table.is_agents,
+            silent=silent,
+            now_s=now_s,
+        )
+
+    def _tell(self, node: HealthNode, problem: str) -> None:
+        """Report once what can't be read of a node."""
+        if self._told.get(node.name, "") == problem:
+            return
+        self._told[node.name] = problem
+        if problem:
+            self._emit(_event(node, Note(reason="NodeHealthUnreadable", message=problem, warning=True), "told"))
+
+    def _count_observed(self, node: HealthNode, step: Step) -> None:
+        """Count faults that are seen and not acted on, once as long as they are shown."""
+        seen = {each.sign.key: each for each in step.judged if not each.enforced}
+        for key in sorted(seen.keys() - self._observed.get(node.name, frozenset())):
+            self._observer.on_node_fault(seen[key].fault_class, f"Observe{seen[key].answer}")
+        if seen or node.name in self._observed:
+            self._observed[node.name] = frozenset(seen)
+
+    def _remind(self, name: str, step: Step, now_s: float) -> None:
+        at_s = step.wake_at_s
+        if step.record is not None and step.record.state is NodeState.DRAINING:
+            at_s = min(now_s + DRAIN_LOOK_S, at_s or now_s + DRAIN_LOOK_S)
+        if at_s is None:
+            self._due_s.pop(name, None)
+            return
+        self._due_s[name] = at_s
+        heapq.heappush(self._timers, (at_s, name))
+
+    def _due(self, now_s: float) -> list[str]:
+        found = []
+        while self._timers and self._timers[0][0] <= now_s:
+            at_s, name = heapq.heappop(self._timers)
+            if self._due_s.get(name) == at_s:
+                found.append(name)
+        return found
+
+    def _next_s(self) -> float:
+        now_s = self._clock.now_s()
+        times_s = [self._timers[0][0]] if self._timers else []
+        times_s += [at_s for at_s in self._status_at_s.values() if at_s > now_s]
+        return min([self._settings.idle_s, *(at_s - now_s for at_s in times_s)])
+
+    def _hold_fences(self) -> None:
+        """Fence no node during an outage of so many that the view of them has probably failed."""
+        index = self._cache.health
+        enforced = any(policy.enforce for policy in index.policies.values())
+        held = enforced and is_mass_outage(list(index.not_ready_since_s.values()), len(index.nodes))
+        if held != self._cache.fences_held:
+            _log.warning(
+                "%s of %s nodes are not ready: %s",
+                len(index.not_ready_since_s),
+                len(index.nodes),
+                "none of them counts as lost" if held else "nodes count as lost again",
+            )
+            self._note(self._cache.hold_fences(held))
+
+    # -------------------------------------------------------------------------------------------------------- charge
+
+    async def _charge(self, steps: Mapping[str, Step], now_s: float) -> set[str]:
+        """Store the charges of the nodes to take out; return the nodes that may be."""
+        allowed: set[str] = set()
+        for name, policy in sorted(self._cache.health.policies.items()):
+            wanted = [node for node in self._mine(name) if node in steps and steps[node].needs_charge]
+            allowed |= await self._charge_policy(policy, sorted(wanted), now_s)
+        return allowed
+
+    def _mine(self, policy: str) -> set[str]:
+        """Return the nodes that a policy selects alone."""
+        return {node for node in self._selected[policy] if len(self._policies_of[node]) == 1}
+
+    async def _charge_policy(self, policy: PolicyView, wanted: list[str], now_s: float) -> set[str]:
+        index, selected = self._cache.health, self._selected[policy.name]
+        out, limit = selected & index.tainted, breaker.limit_of(len(selected), policy.nodes_percent)
+        stored = breaker_of(policy.status)
+        state = breaker.settled(
+            stored,
+            out=out,
+            wanted=wanted,
+            present=index.nodes,
+            reset=policy.reset,
+            window_s=policy.window_s,
+            now_s=now_s,
+        )
+        granted = breaker.grant(state, wanted, out=out, limit=limit, now_s=now_s)
+        charges = granted.state.charges != stored.charges or granted.state.latched != stored.latched
+        due_s = self._status_at_s.get(policy.name, 0.0)
+        if not charges and due_s > now_s:
+            return set(granted.nodes)
+        overlapping = {node for node in selected if len(self._policies_of[node]) > 1}
+        others = {name for node in overlapping for name in self._policies_of[node]}
+        status = status_of(
+            policy,
+            [self._summaries[node] for node in sorted(selected) if node in self._summaries],
+            granted.state,
+            limit=limit,
+            overlap=overlap_message(policy.name, sorted(others), sorted(overlapping)) if overlapping else "",
+            now_s=now_s,
+        )
+        patch = difference(policy.status, status)
+        if patch and not await self._write_policy(policy, patch):
+            index.touch(*wanted)
+            return set()
+        self._status_at_s[policy.name] = now_s + STATUS_EVERY_S
+        if granted.state.latched and not stored.latched:
+            ref = ObjectRef(kind=labels.KIND_FAULT_POLICY, name=policy.name)
+            key = f"latched-{int(granted.state.since_s)}"
+            self._emit(
+                EmitEvent(
+                    ref=ref,
+                    uid=policy.uid,
+                    reason="BreakerLatched",
+                    message=granted.state.message,
+                    warning=True,
+                    key=key,
+                )
+            )
+        return set(granted.nodes)
+
+    async def _write_policy(self, policy: PolicyView, patch: Manifest) -> bool:
+        """Write a policy's status by compare-and-swap; tell whether it was stored."""
+        ref = ObjectRef(kind=labels.KIND_FAULT_POLICY, name=policy.name)
+        try:
+            result = await self._port.patch(
+                ref, {"status": patch}, resource_version=policy.resource_version, subresource=STATUS_SUBRESOURCE
+            )
+        except (ConflictError, NotFoundError):
+            await self._refresh(ref)
+            self._wake.set()
+            return False
+        self._note(self._cache.put(result, now_s=self._clock.now_s()))
+        return True
+
+    # --------------------------------------------------------------------------------------------------------- write
+
+    async def _write_all(self, steps: Mapping[str, Step], allowed: set[str]) -> None:
+        """Write the nodes concurrently.
+
+        Raises:
+            PortError: The first that a write met; the others were tried too.
+        """
+        writes = []
+        for name, step in steps.items():
+            node = self._cache.health.nodes.get(name)
+            if node is None:
+                continue
+            record, notes, changed = step.record, step.notes, step.changed
+            if step.needs_charge and name not in allowed:
+                record, notes, changed = step.refusable, (), step.refusable != parse(node.annotation)[0]
+            if changed:
+                writes.append(self._write(node, record, notes, step))
+        results = await asyncio.gather(*writes, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _write(self, node: HealthNode, record: Record | None, notes: tuple[Note, ...], step: Step) -> None:
+        ref, index = ObjectRef(kind="Node", name=node.name), self._cache.health
+        shown_s = index.shown_s.get(node.name)
+        try:
+            async with self._writes:
+                result = await self._port.patch(ref, patch_of(node, record), resource_version=node.resource_version)
+        except (ConflictError, NotFoundError):
+            await self._refresh(ref)
+            index.touch(node.name)
+            self._wake.set()
+            return
+        except InvalidObjectError as error:
+            self._tell(node, f"the API server refuses the record of its health: {error}")
+            return
+        now_s = self._clock.now_s()
+        self._note(self._cache.put(result, now_s=now_s))
+        worst = step.gravest
+        if record is not None and record.state.is_out and not node.tainted and worst is not None:
+            self._observer.on_node_fault(worst.fault_class, worst.answer.value)
+            if shown_s is not None:
+                self._observer.on_node_tainted(now_s - shown_s)
+        for note in notes:
+            self._emit(_event(node, note, str(int(now_s))))
+
+
+def _event(node: HealthNode, note: Note, key: str) -> EmitEvent:
+    return EmitEvent(
+        ref=ObjectRef(kind="Node", name=node.name),
+        uid=node.uid,
+        reason=note.reason,
+        message=note.message,
+        warning=note.warning,
+        key=f"{note.reason}-{key}".lower(),
+    )

@@ -43,7 +43,7 @@ BENCHMARKS := $(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks/*/run.py))
 GPU_PEERS := $(or $(POLYREME_GPU_PEERS),$(HOME)/.cache/polyreme/gpu-peers)
 SOAKS := $(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py))
 
-.PHONY: help setup quickstart lint check test test-concurrent test-serial test-whole test-servers test-all test-services servers services-up services-down services-status cluster-up cluster-down test-cluster test-nodes test-device images images-load docs manifests lock format clean bench gpu-peers
+.PHONY: help setup quickstart lint check test test-concurrent test-serial test-whole test-servers test-all test-services servers services-up services-down services-status cluster-up cluster-down test-cluster test-nodes test-device images images-load release-check audit docs manifests lock format clean bench gpu-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -150,6 +150,21 @@ bench-%: $(DEV) ## one benchmark
 
 # The GPU suite is by itself: without a CUDA device it ends with code 7.
 bench: $(addprefix bench-,$(filter-out gpu,$(BENCHMARKS))) ## every benchmark that needs no accelerator, one after the other
+
+# twine and pip-audit, from a lock of their own: they bring 40 packages that nothing else needs.
+RELEASE_TOOLS := build/release/tools
+$(RELEASE_TOOLS)/.made: requirements/release.lock $(DEV)
+	@rm -rf $(RELEASE_TOOLS); $(BIN)/uv venv --quiet --python $(BIN)/python $(RELEASE_TOOLS)
+	@$(BIN)/uv pip install --quiet --python $(RELEASE_TOOLS)/bin/python --require-hashes --no-deps -r $<
+	@touch $@
+
+release-check: $(RELEASE_TOOLS)/.made ## wheel, sdist, each extra alone, one version of wheel, chart and images
+	@PYTHONPATH=. $(BIN)/python -m tools.release_check
+
+# --strict: a package that could not be looked up is a failure, and not an audit.
+audit: $(RELEASE_TOOLS)/.made ## known vulnerabilities of what images and developers install; asks the package index
+	@$(RELEASE_TOOLS)/bin/pip-audit --strict --progress-spinner off --disable-pip --require-hashes \
+		$(foreach lock,operator datahub trainer cli dev,-r requirements/$(lock).lock)
 
 gpu-peers: $(DEV) ## whom the GPU suite compares with, in a folder of their own
 	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target "$(GPU_PEERS)" -r benchmarks/gpu/peers.txt

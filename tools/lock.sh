@@ -21,3 +21,4 @@ role datahub --extra datahub-service
 role trainer --extra trainer
 role cli --extra kubectl --extra services
 compile --group build --constraints requirements/dev.lock --output-file requirements/build.lock
+compile --group release --output-file requirements/release.lock

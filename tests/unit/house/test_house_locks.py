@@ -26,14 +26,18 @@ NOT_OF_A_LOCK = re.compile(r"://|(?<![\w.])/\w|--(?:find-links|index-url|extra-i
 EXTRAS = {
     "requirements/uv.lock.txt": (),
     "requirements/build.lock": (),
+    "requirements/release.lock": (),
     "requirements/run.lock": ("run",),
     "requirements/dev.lock": ("run", "datahub-service", "kubectl"),
     **{f"requirements/{image}.lock": extras for image, extras in IMAGE_EXTRAS.items()},
 }
 LOCKS = tuple(EXTRAS)
+NEVER_TOGETHER = (TESTED, "requirements/uv.lock.txt", "requirements/release.lock")
+"""Tools that are installed apart from what is tested."""
 GROUPS = dict.fromkeys(LOCKS, ()) | {
     "requirements/uv.lock.txt": ("bootstrap",),
     "requirements/build.lock": ("build",),
+    "requirements/release.lock": ("release",),
     "requirements/run.lock": ("build",),
     "requirements/dev.lock": ("dev",),
 }
@@ -116,7 +120,7 @@ def test_a_lock_holds_no_address_and_no_path(name: str) -> None:
     assert NOT_OF_A_LOCK.findall((ROOT / name).read_text()) == []
 
 
-@pytest.mark.parametrize("name", [name for name in LOCKS if name not in {TESTED, "requirements/uv.lock.txt"}])
+@pytest.mark.parametrize("name", [name for name in LOCKS if name not in NEVER_TOGETHER])
 def test_what_runs_and_what_is_in_images_has_the_versions_that_are_tested(name: str) -> None:
     lock, tested = (pins((ROOT / path).read_text()) for path in (name, TESTED))
     assert {package: versions for package, versions in lock.items() if tested.get(package) != versions} == {}

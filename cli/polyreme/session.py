@@ -21,7 +21,8 @@ from typing import Any
 from polyreme import preflight
 from polyreme.cluster import NODE, LocalCluster, open_cluster
 from polyreme.data.keeper import DataKeeper, is_quick
-from polyreme.data.preparation import prepared
+from polyreme.data.pinning import pin_versions, release_run
+from polyreme.data.preparation import prepared, references
 from polyreme.data.worker_process import DataWork
 from polyreme.fault_injection import inject
 from polyreme.fault_options import Injection, check_injection
@@ -105,6 +106,7 @@ def _serve(home: Home, run: RunDirectory, job: TrainingJob, settings: SessionSet
     for words in [*preflight.warnings(job), *(preflight.damaged_checkpoints(run, job) if known else ())]:
         note(words)
     if settings.fresh:
+        release_run(home, run)
         _set_aside(run.path)
         _set_aside(run.checkpoints)
     token = _begin(run, job)
@@ -205,6 +207,7 @@ class _Session:
             report=report,
             reporter=reporter,
             made=lambda: prepared(run.data_report),
+            pin=lambda: pin_versions(self._home.registry_url, known.metadata.uid, references(run.data_report)),
         )
         mended = False
         try:
@@ -318,6 +321,8 @@ class _Session:
         )
 
     def _conclude(self, job: TrainingJob) -> RunOutcome:
+        if job.status.finished:
+            release_run(self._home, self._run)
         records = read_records_at(checkpoint_url(self._run, job))
         moments, now = self._timeline.moments, self._timeline.now()
         publish(self._home, self._run, job, records, moments, now=now)

@@ -85,22 +85,29 @@ def show_dataset(registry_url: str, objects_url: str, reference: str) -> Dataset
         return details(database, open_store(objects_url), reference, now_s=_now_s())
 
 
-def remove_dataset(registry_url: str, reference: str) -> list[str]:
+def remove_dataset(registry_url: str, objects_url: str, reference: str) -> list[str]:
     """Delete a dataset, or one version of it, from the registry; return the versions that are gone.
 
     Args:
         registry_url: As in ``register``.
+        objects_url: As in ``register``.
         reference: ``name`` or ``name@number``.
 
     Raises:
         DatasetNotFoundError: Naming the nearest names there are.
+        VersionPinnedError: If a job needs one of them.
     """
-    from polyreme_datahub.registry import datasets
+    from polyreme_datahub.objects import open_store
+    from polyreme_datahub.registry import datasets, rebuild
 
+    store = open_store(objects_url)
     with _database(registry_url) as database:
         found = datasets.find_version(database, reference)
         number = found.number if "@" in reference else None
-        return [f"{found.name}@{gone}" for gone in datasets.remove_versions(database, found.name, number)]
+        removed = datasets.remove_versions(database, found.name, number, mark_first=rebuild.mark_removed(store))
+    for gone in removed:
+        rebuild.delete_samples(store, found.name, gone)
+    return [f"{found.name}@{gone}" for gone in removed]
 
 
 def check_datasets(registry_url: str, spec: TrainingJobSpec) -> None:

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 COLUMNS = ("ordinal", "sample_id")
 """Columns that every version has."""
+DRAFT_S = 86_400.0
+"""Age of a draft whose writer is taken for dead: no derivation takes so long [s]."""
+WORK_S = 7 * 86_400.0
+"""Time for which the work items of a flow that ended are kept [s]."""
+PURGED_MAX = 10_000
+"""Work items that one transaction deletes."""
 
 
 def tag(registry_url: str, reference: str, name: str) -> DatasetVersion:
@@ -150,6 +156,8 @@ def collect_garbage(
 ) -> CollectionReport:
     """Condemn what nothing reaches, and delete what was condemned a grace ago; may be killed and run again.
 
+    Rows go, too: drafts of derived versions whose writer died, and work items of flows that ended a week ago.
+
     Args:
         registry_url: As in ``hub.register``.
         objects_url: As in ``hub.register``.
@@ -162,10 +170,17 @@ def collect_garbage(
     from polyreme_datahub.lakehouse import Lakehouse
     from polyreme_datahub.objects import open_store
     from polyreme_datahub.registry.collection import GRACE_S, collect
+    from polyreme_datahub.registry.derived import remove_drafts
+    from polyreme_datahub.registry.work_items import purge
 
     store = open_store(objects_url)
     wait_s = GRACE_S if grace_s is None else grace_s
     with _database(registry_url) as database:
+        if not dry_run:
+            while remove_drafts(database, older_than_s=_now_s() - DRAFT_S):
+                pass
+            while purge(database, older_than_s=_now_s() - WORK_S, count_max=PURGED_MAX):
+                pass
         return collect(database, store, Lakehouse(store).get_parts, now_s=_now_s, grace_s=wait_s, dry_run=dry_run)
 
 
@@ -219,7 +234,7 @@ def _derive(
     from polyreme_datahub.objects import open_store
     from polyreme_datahub.registry.datasets import find_version
     from polyreme_datahub.registry.derived import derive, rows_with_columns
-    from polyreme_datahub.registry.rebuild import store_document
+    from polyreme_datahub.registry.rebuild import seal_samples, store_document
     from polyreme_datahub.sources.samples import KIND
     from polyreme_datahub.version_facts import sealed_rows
 
@@ -228,17 +243,20 @@ def _derive(
         wanted = derivations(version)
         for one in wanted:
             check_name(one.name)
+        store = open_store(objects_url)
+        lakehouse = Lakehouse(store)
         sealed = version.source["kind"] == KIND and not steps
-        return derive(
+        made = derive(
             database,
             wanted,
-            sealed_rows(database, Lakehouse(open_store(objects_url)), version)
-            if sealed
-            else rows_with_columns(database, version.id, steps),
+            sealed_rows(database, lakehouse, version) if sealed else rows_with_columns(database, version.id, steps),
             token=secrets.token_hex(8),
             now_s=_now_s(),
-            store_first=store_document(open_store(objects_url)),
+            store_first=store_document(store),
         )
+        for one in made:
+            seal_samples(database, store, one, lakehouse.get_parts)
+        return made
 
 
 @contextmanager

@@ -135,7 +135,7 @@ def rm(
             f"dataset {name} is used by {', '.join(users[:USERS_SHOWN_MAX])}; delete those runs first: polyreme runs rm"
         )
     confirm(f"delete dataset {name}?", yes=yes)
-    removed = remove_dataset(home.registry_url, name)
+    removed = remove_dataset(home.registry_url, home.objects_url, name)
     emit(
         "DeletedDataset",
         {"deleted": removed} if output is Format.JSON else {"deleted": ", ".join(removed)},

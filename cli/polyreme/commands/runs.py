@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from polyreme.data.pinning import release_run
 from polyreme.formatting import size
 from polyreme.output import Format, confirm, emit, nearest, note
 from polyreme.paths import PREVIOUS_SUFFIX, Home, RunDirectory
@@ -237,6 +238,7 @@ def rm(
     with serving(run):
         size_bytes = sum(file.stat().st_size for folder in present for file in folder.rglob("*") if file.is_file())
         confirm(f"delete {', '.join(map(str, present))} ({size(size_bytes)})?", yes=yes)
+        release_run(context.obj, run)
         for folder in present:
             shutil.rmtree(folder)
     deleted = [str(folder) for folder in present]

@@ -76,6 +76,14 @@ class Preparation(Protocol):
         """
         ...
 
+    async def kept(self) -> set[str]:
+        """Return the UIDs of jobs that something is kept for.
+
+        Raises:
+            PolyremeError: If the store can't tell.
+        """
+        ...
+
     async def forget(self, uid: str) -> None:
         """Release what is kept for a job that has finished or was deleted."""
         ...
@@ -117,6 +125,7 @@ class DataController:
         self._retries: dict[str, _Retry] = {}
         self._checked_s: dict[str, float] = {}
         self._gone: set[str] = set()
+        self._listed = asyncio.Event()
         self._wake = asyncio.Event()
 
     def jobs_by_state(self) -> dict[str, int]:
@@ -135,6 +144,7 @@ class DataController:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow(), name="watch")
                 tasks.create_task(self._check(), name="check")
+                tasks.create_task(self._find_left(), name="left")
                 tasks.create_task(self._dispatch(), name="dispatch")
         finally:
             await self._cancel(list(self._work))
@@ -177,6 +187,7 @@ class DataController:
             token = page.continue_
             if token is None:
                 self._replace(found)
+                self._listed.set()
                 return page.resource_version
 
     def _take(self, event: WatchEvent) -> None:
@@ -197,6 +208,19 @@ class DataController:
         self._gone |= self._jobs.keys() - found.keys()
         self._jobs = found
         self._wake.set()
+
+    async def _find_left(self) -> None:
+        """Find, once, the jobs that finished or were deleted while no controller ran, and forget them."""
+        await self._listed.wait()
+        while True:
+            try:
+                # Read after the list: something is kept for a job only after it was listed.
+                self._gone |= await self._preparation.kept() - self._jobs.keys()
+                self._wake.set()
+                return
+            except Exception as error:  # noqa: BLE001 - the registry may be away for long
+                _log.info("can't tell what is kept for jobs that are gone, retrying: %s", error)
+                await self._clock.sleep(CHECK_EVERY_S)
 
     # ------------------------------------------------------------------------------------------------------ dispatch
 

@@ -141,6 +141,11 @@ class GuardedPreparation:
         self._refuse()
         return await self._preparation.is_whole(job)
 
+    async def kept(self) -> set[str]:
+        """Return the UIDs of jobs that something is kept for."""
+        self._refuse()
+        return await self._preparation.kept()
+
     async def forget(self, uid: str) -> None:
         """Release what is kept for a job."""
         await self._preparation.forget(uid)

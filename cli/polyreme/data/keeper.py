@@ -47,6 +47,7 @@ class DataKeeper:
         report: Called with each sentence about damage, for the person who watches and for the report.
         reporter: Reports to the operator, which admits the job when its data is ready.
         made: Returns what the pipeline made, once it has.
+        pin: Keeps the versions that it was made from, from removal; called in a thread.
     """
 
     def __init__(
@@ -59,9 +60,10 @@ class DataKeeper:
         report: Callable[[str], None],
         reporter: Reporter,
         made: Callable[[], Prepared],
+        pin: Callable[[], None],
     ) -> None:
         self._work, self._objects_url, self._job = work, objects_url, job
-        self._reporter, self._made = reporter, made
+        self._reporter, self._made, self._pin = reporter, made, pin
         self._clock, self._report = clock, report
         self._in_bucket = urlsplit(objects_url).scheme == "s3"
         self._reported: set[tuple[str, str]] = set()
@@ -136,6 +138,7 @@ class DataKeeper:
         await self._report_made()
 
     async def _report_made(self) -> None:
+        await asyncio.to_thread(self._pin)
         made = self._made()
         await self._reporter.report(DataState.PROCESSED, made.message, plan=made.plan)
 

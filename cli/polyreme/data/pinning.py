@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
+
+from polyreme.paths import Home, RunDirectory
+from polyreme_api.errors import PolyremeError
+from polyreme_system.files import read_json
 
 if TYPE_CHECKING:
     from polyreme_datahub.registry.engine import Database
 
 
-def pin_versions(registry_url: str, uid: str, references: Sequence[str]) -> None:
+HOLDERS_PAGE = 1_000
+
+_log = logging.getLogger(__name__)
+
+
+def pin_versions(registry_url: str, holder: str, references: Sequence[str]) -> None:
     """Pin versions for a job; pinning again changes nothing.
 
     Args:
         registry_url: The registry.
-        uid: UID of the job.
+        holder: UID of the job, after the name of the controller that prepares its data, if there is one.
         references: ``name@number`` of each version.
 
     Raises:
@@ -27,11 +37,11 @@ def pin_versions(registry_url: str, uid: str, references: Sequence[str]) -> None
 
     with _opened(registry_url) as database:
         versions = [datasets.find_version(database, reference).id for reference in references]
-        pins.pin(database, uid, versions, now_s=time.time())
+        pins.pin(database, holder, versions, now_s=time.time())
 
 
-def release_versions(registry_url: str, uid: str) -> None:
-    """Release what a job pins.
+def release_versions(registry_url: str, *holders: str) -> None:
+    """Release what jobs pin.
 
     Raises:
         EnvironmentFailedError: If the registry stays away.
@@ -39,7 +49,39 @@ def release_versions(registry_url: str, uid: str) -> None:
     from polyreme_datahub.registry import pins
 
     with _opened(registry_url) as database:
-        pins.release(database, uid)
+        for holder in holders:
+            pins.release(database, holder)
+
+
+def holders(registry_url: str, prefix: str) -> list[str]:
+    """Return who pins versions, of the names with a prefix.
+
+    Raises:
+        EnvironmentFailedError: If the registry stays away.
+    """
+    from polyreme_datahub.registry import pins
+
+    found: list[str] = []
+    with _opened(registry_url) as database:
+        after = prefix
+        while page := pins.holders_after(database, after, count_max=HOLDERS_PAGE):
+            mine = [holder for holder in page if holder.startswith(prefix)]
+            found += mine
+            if len(mine) < len(page):
+                break
+            after = page[-1]
+    return found
+
+
+def release_run(home: Home, run: RunDirectory) -> None:
+    """Release what a run of this machine pins; a registry that is away is logged, and costs a version its removal."""
+    uid = (read_json(run.identity_file) or {}).get("uid") or (read_json(run.data_report) or {}).get("job")
+    if not uid or not home.has_data:
+        return
+    try:
+        release_versions(home.registry_url, str(uid))
+    except PolyremeError as error:
+        _log.warning("versions that run %s has pinned are not released: %s", run.name, error)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polyreme.data.controller import Prepared
-from polyreme.data.pinning import pin_versions, release_versions
+from polyreme.data.pinning import holders, pin_versions, release_versions
 from polyreme.data.worker_process import DataWork
 from polyreme.job_files import write_job
 from polyreme.paths import Home
@@ -30,10 +30,13 @@ class LocalPreparation:
     Args:
         home: Where the registry and the objects are.
         only_seals: Whether the work of flows is left to workers of other processes; this one plans, waits and seals.
+        scope: Names the jobs that a controller sees, among all whose data lie in this registry: what is pinned under
+            it for a job that is gone is released. Empty: the folders of jobs in this home say which ones it had.
     """
 
-    def __init__(self, home: Home, *, only_seals: bool = False) -> None:
+    def __init__(self, home: Home, *, only_seals: bool = False, scope: str = "") -> None:
         self._home, self._only_seals = home, only_seals
+        self._prefix = f"{scope}/" if scope else ""
 
     async def prepare(self, job: TrainingJob, progress: Callable[[Mapping[str, Any]], None]) -> Prepared:
         """Process the data of a job."""
@@ -58,9 +61,17 @@ class LocalPreparation:
         finally:
             await work.close()
         report = folder / REPORT_NAME
-        references = [row["dataset"] for row in (read_json(report) or {}).get("datasets", ())]
-        await asyncio.to_thread(pin_versions, self._home.registry_url, uid, references)
+        await asyncio.to_thread(pin_versions, self._home.registry_url, self._prefix + uid, references(report))
         return prepared(report)
+
+    async def kept(self) -> set[str]:
+        """Return the UIDs of jobs that something is kept for."""
+        folders = self._home.path / "data" / "jobs"
+        found = {folder.name for folder in folders.iterdir()} if folders.is_dir() else set()
+        if self._prefix:
+            pinned = await asyncio.to_thread(holders, self._home.registry_url, self._prefix)
+            found |= {holder.removeprefix(self._prefix) for holder in pinned}
+        return found
 
     async def is_whole(self, job: TrainingJob) -> bool:
         """Tell whether the processed data of a job is still there."""
@@ -70,13 +81,19 @@ class LocalPreparation:
     async def forget(self, uid: str) -> None:
         """Release the job's versions, and remove its folder."""
         try:
-            await asyncio.to_thread(release_versions, self._home.registry_url, uid)
+            # Without its prefix: pinned by an older release.
+            await asyncio.to_thread(release_versions, self._home.registry_url, self._prefix + uid, uid)
         except PolyremeError as error:
             _log.warning("versions that job %s has pinned are not released: %s", uid, error)
         await asyncio.to_thread(shutil.rmtree, self._folder(uid), ignore_errors=True)
 
     def _folder(self, uid: str) -> Path:
         return self._home.path / "data" / "jobs" / uid
+
+
+def references(report_file: Path) -> list[str]:
+    """Return the dataset versions (``name@number``) that the pipeline's process used for a job."""
+    return [row["dataset"] for row in (read_json(report_file) or {}).get("datasets", ())]
 
 
 def prepared(report_file: Path) -> Prepared:

@@ -32,10 +32,11 @@ from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import Connection, from_kubeconfig, from_service_account
 from polyreme_operator.arguments import LOOPBACK, in_cluster
 from polyreme_operator.logging_setup import set_up
-from polyreme_operator.port import ClusterPort
+from polyreme_operator.port import ClusterPort, ObjectRef, PortError
 from polyreme_system.clock import SystemClock
 
 LEASE_NAME = "polyreme-datahub"
+LEASE_RETRY_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ class DataService:
         options = self._options
         scaler = self._scaler(cluster)
         preparation = GuardedPreparation(
-            LocalPreparation(options.home, only_seals=scaler is not None),
+            LocalPreparation(options.home, only_seals=scaler is not None, scope=await self._scope(cluster)),
             self.health,
             held_up=lambda: "" if scaler is None else scaler.trouble,
         )
@@ -155,6 +156,17 @@ class DataService:
         finally:
             self._controller = None
             self._metrics.clear_gauges()
+
+    async def _scope(self, cluster: ClusterPort) -> str:
+        """Name the jobs of this installation: others may have theirs in the same registry."""
+        ref = ObjectRef(kind="Lease", namespace=self._options.namespace, name=LEASE_NAME)
+        while True:
+            try:
+                lease = await cluster.get(ref)
+                return f"{lease['metadata']['uid']}/{self._options.jobs_namespace or '*'}"
+            except PortError as error:
+                _log.info("can't read the Lease, retrying: %s", error)
+                await self._clock.sleep(LEASE_RETRY_S)
 
     def _scaler(self, cluster: ClusterPort) -> PoolScaler | None:
         """Return what sizes the Deployments of workers, if there are any."""

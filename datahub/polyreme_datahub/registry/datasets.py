@@ -199,10 +199,22 @@ def newest_versions(database: Database, *, after: str, count_max: int) -> list[D
     return database.read(work)
 
 
-def remove_versions(database: Database, name: str, number: int | None) -> list[int]:
+def remove_versions(
+    database: Database,
+    name: str,
+    number: int | None,
+    *,
+    mark_first: Callable[[str, int], None] = lambda _name, _number: None,
+) -> list[int]:
     """Delete versions of a dataset, all or one, and what was made of them; return their numbers.
 
     Blobs of the lakehouse stay until garbage collection: other datasets may hold the same bytes.
+
+    Args:
+        database: The registry.
+        name: Name of the dataset.
+        number: The version; None: all.
+        mark_first: Marks a version's document before its row goes (``rebuild.mark_removed``); perhaps more than once.
 
     Raises:
         VersionPinnedError: If a job or a checkpoint needs one of them.
@@ -214,6 +226,7 @@ def remove_versions(database: Database, name: str, number: int | None) -> list[i
         rows = connection.execute(select(table.c.id, table.c.number).where(chosen).with_for_update()).all()
         _refuse_pinned(connection, name, [(row.id, row.number) for row in rows])
         for row in rows:
+            mark_first(name, row.number)
             for made in _MADE_OF_A_VERSION:
                 connection.execute(delete(made).where(made.c.version_id == row.id))
             for sent in (schema.messages, schema.tries):

@@ -1,9 +1,10 @@
 """The registry's versions as objects beside the lakehouse, and the registry rebuilt from them.
 
 ``versions/<name>/<number>.json`` says all that the version's row says; it is stored before the row is committed.
-``versions/<name>/<number>/samples-<first>.jsonl`` lists samples, and where their records and raw objects lie;
-``versions/<name>/<number>/sealed.json`` is written last and has the digest of each list. What operations made is not
-listed: it is made again, or found again where two stores share it.
+A removed version's object is replaced by a mark before its row goes. Of a subset or a split, whose samples stand in the
+registry alone, ``versions/<name>/<number>/samples-<first>.jsonl`` lists the samples, and where their records and raw
+objects lie; ``versions/<name>/<number>/sealed.json`` is written last and has the digest of each list. What operations
+made is not listed: it is made again, or found again where two stores share it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from polyreme_datahub.registry.rows import SampleRow, columns
 
 FORMAT = 1
 VERSIONS = "versions/"
+SEALED = "sealed.json"
+REMOVED = "removed"
 PAGE_SAMPLES = 10_000
 """Samples of one list, about."""
 SHOWN_MAX = 1000
@@ -43,7 +46,7 @@ class RebuildReport:
     samples: int = 0
     artifacts: int = 0
     unsealed: list[str] = dataclasses.field(default_factory=list)
-    """Versions whose samples were never listed whole: processing ingests them again."""
+    """Versions whose samples are not listed: processing ingests them again."""
     damaged: list[str] = dataclasses.field(default_factory=list)
     """Objects that can't be read as what they should be, at most ``SHOWN_MAX``; the others were restored."""
 
@@ -57,13 +60,35 @@ def store_document(store: ObjectStore) -> Callable[[VersionDocument], None]:
 
     def put(document: VersionDocument) -> None:
         content = {"format": FORMAT, **dataclasses.asdict(document), "source": dict(document.source)}
-        store.put(f"{VERSIONS}{document.name}/{document.number}.json", canonical_json(content))
+        # A removed version may have had the number before.
+        store.delete(f"{_folder(document.name, document.number)}{SEALED}")
+        store.put(_key(document.name, document.number), canonical_json(content))
 
     return put
 
 
+def mark_removed(store: ObjectStore) -> Callable[[str, int], None]:
+    """Return what ``remove_versions`` calls before it commits: a rebuilt registry has the version no more."""
+
+    def mark(name: str, number: int) -> None:
+        try:
+            store.get(_key(name, number))
+        except ObjectNotFoundError:
+            return
+        store.put(_key(name, number), canonical_json({"format": FORMAT, "name": name, "number": number, REMOVED: True}))
+
+    return mark
+
+
+def delete_samples(store: ObjectStore, name: str, number: int) -> None:
+    """Delete the lists of a removed version's samples."""
+    store.delete(f"{_folder(name, number)}{SEALED}")
+    for info in store.list(_folder(name, number)):
+        store.delete(info.key)
+
+
 def seal_samples(database: Database, store: ObjectStore, version: DatasetVersion, read: Read) -> int:
-    """List the samples of a version whose ingest is complete; return their number. Again, it writes the same.
+    """List the samples of a version that has all of them; return their number. Again, it writes the same.
 
     Args:
         database: The registry.
@@ -71,7 +96,7 @@ def seal_samples(database: Database, store: ObjectStore, version: DatasetVersion
         version: The version.
         read: Returns the bytes of artifacts (``Lakehouse.get_parts``).
     """
-    folder = f"{VERSIONS}{version.name}/{version.number}/"
+    folder = _folder(version.name, version.number)
     digests: dict[str, str] = {}
     count = 0
     for page in _pages(database, version.id):
@@ -86,7 +111,7 @@ def seal_samples(database: Database, store: ObjectStore, version: DatasetVersion
         digests[name] = digest_bytes(content)
         count += len(page)
     sealed = {"format": FORMAT, "name": version.name, "number": version.number, "samples": count, "lists": digests}
-    store.put(f"{folder}sealed.json", canonical_json(sealed))
+    store.put(f"{folder}{SEALED}", canonical_json(sealed))
     return count
 
 
@@ -97,10 +122,12 @@ def rebuild_registry(database: Database, store: ObjectStore) -> RebuildReport:
     """
     report = RebuildReport()
     for info in store.list(VERSIONS):
-        if not info.key.endswith(".json") or info.key.endswith("/sealed.json"):
+        if not info.key.endswith(".json") or info.key.endswith(f"/{SEALED}"):
             continue
         try:
             document = _document(store.get(info.key))
+            if document is None:
+                continue
             restored = database.write(partial(_restore_version, document=document))
             if restored is None:
                 continue
@@ -114,9 +141,9 @@ def rebuild_registry(database: Database, store: ObjectStore) -> RebuildReport:
 def _restore_samples(
     database: Database, store: ObjectStore, document: VersionDocument, version_id: int, report: RebuildReport
 ) -> None:
-    folder = f"{VERSIONS}{document.name}/{document.number}/"
+    folder = _folder(document.name, document.number)
     try:
-        sealed = _parsed(store.get(f"{folder}sealed.json"))
+        sealed = _parsed(store.get(f"{folder}{SEALED}"))
     except ObjectNotFoundError:
         _note(report.unsealed, f"{document.name}@{document.number}")
         return
@@ -164,8 +191,19 @@ def _pages(database: Database, version_id: int) -> Iterator[list[SampleRow]]:
         yield page
 
 
-def _document(content: bytes) -> VersionDocument:
+def _key(name: str, number: int) -> str:
+    return f"{VERSIONS}{name}/{number}.json"
+
+
+def _folder(name: str, number: int) -> str:
+    return f"{VERSIONS}{name}/{number}/"
+
+
+def _document(content: bytes) -> VersionDocument | None:
+    """Return what an object says; None if its version was removed."""
     value = dict(_parsed(content))
+    if value.get(REMOVED) is True:
+        return None
     fields = {field.name: value.get(field.name) for field in dataclasses.fields(VersionDocument)}
     kinds: dict[str, Any] = {"name": str, "number": int, "source": dict, "digest": str, "records": int}
     for name, kind in kinds.items():

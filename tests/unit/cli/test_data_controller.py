@@ -31,6 +31,7 @@ class Pipeline:
         self.forgotten: list[str] = []
         self.errors: list[PolyremeError] = []
         self.gone: set[str] = set()
+        self.left: set[str] = set()
         self.most = 0
         self._at_work = 0
 
@@ -52,6 +53,9 @@ class Pipeline:
 
     async def is_whole(self, job: TrainingJob) -> bool:
         return job.metadata.name not in self.gone
+
+    async def kept(self) -> set[str]:
+        return set(self.left)
 
     async def forget(self, uid: str) -> None:
         self.forgotten.append(uid)
@@ -283,5 +287,18 @@ def test_a_report_that_is_malformed_or_about_other_data_is_replaced() -> None:
             await asyncio.sleep(2 * SOON_S)
             assert admitted(stage, "j")
             assert admitted(stage, "k")
+
+    stage.run(story)
+
+
+def test_jobs_that_ended_while_no_controller_ran_are_released_at_its_start() -> None:
+    stage, pipeline = gated(), Pipeline()
+
+    async def story() -> None:
+        uid = stage.add_job("j")
+        pipeline.left = {uid, "uid-of-a-job-that-is-gone"}
+        async with controlling(stage, pipeline):
+            await asyncio.sleep(SOON_S)
+            assert pipeline.forgotten == ["uid-of-a-job-that-is-gone"]
 
     stage.run(story)

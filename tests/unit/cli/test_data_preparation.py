@@ -1,6 +1,7 @@
 """What a controller prepares on this machine: data in the registry of a home, pinned while its job needs it."""
 
 import asyncio
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from polyreme.data.controller import Prepared
 from polyreme.data.keeper import QUICK_RECORDS_MAX, DataKeeper, is_quick
+from polyreme.data.pinning import pin_versions, release_run
 from polyreme.data.preparation import LocalPreparation
 from polyreme.data.reporter import Reporter
 from polyreme.data.worker_process import DataWork
@@ -22,6 +24,7 @@ from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
 from polyreme_operator.port import ObjectRef
 from polyreme_system.clock import SystemClock
+from polyreme_system.files import write_json
 from tests.unit.operator.operator_scenes import job_manifest
 
 TURNS = '[{"role": "user", "content": "one?"}, {"role": "assistant", "content": "two"}]'
@@ -52,9 +55,9 @@ def test_prepared_data_is_whole_and_its_versions_are_pinned_until_the_job_is_gon
         assert made.plan.startswith("plans/")
         assert await preparation.is_whole(job)
         with pytest.raises(RefusedError, match=job.metadata.uid):
-            remove_dataset(home.registry_url, "own/pages")
+            remove_dataset(home.registry_url, home.objects_url, "own/pages")
         await preparation.forget(job.metadata.uid)
-        assert remove_dataset(home.registry_url, "own/pages") == ["own/pages@1"]
+        assert remove_dataset(home.registry_url, home.objects_url, "own/pages") == ["own/pages@1"]
 
     asyncio.run(story())
     assert lines
@@ -93,6 +96,7 @@ def test_a_run_reports_on_its_own_data(
     home.prepare_data()
     store, clock = Store(new_uid=lambda: "u-1", now_s=lambda: 1.0), SystemClock()
     cluster = EmbeddedCluster(store)
+    pinned: list[str] = []
     manifest = job_manifest()
     del manifest["metadata"]["uid"], manifest["metadata"]["resourceVersion"], manifest["status"]
     job = parse_job(store.create(manifest))
@@ -111,6 +115,7 @@ def test_a_run_reports_on_its_own_data(
         report=lambda _: None,
         reporter=reporter,
         made=lambda: Prepared(plan="plans/p.json", message="3 samples"),
+        pin=lambda: pinned.append(job.metadata.uid),
     )
 
     async def story() -> None:
@@ -121,6 +126,37 @@ def test_a_run_reports_on_its_own_data(
 
     asyncio.run(story())
     assert report_of(store) == (state, message)
+    assert pinned == ([job.metadata.uid] if state is DataState.PROCESSED else [])
+
+
+def test_a_run_releases_its_versions_when_it_is_finished_or_deleted(tmp_path: Path) -> None:
+    home = home_with(tmp_path, [f'{{"conversations": {TURNS}}}'])
+    run = home.run("default", "r")
+    release_run(home, run)
+    write_json(run.identity_file, {"uid": "uid-r"})
+    pin_versions(home.registry_url, "uid-r", ["own/pages@1"])
+    with pytest.raises(RefusedError, match="uid-r"):
+        remove_dataset(home.registry_url, home.objects_url, "own/pages")
+    release_run(home, run)
+    assert remove_dataset(home.registry_url, home.objects_url, "own/pages") == ["own/pages@1"]
+
+
+def test_what_controllers_keep_is_told_apart_by_their_scopes(tmp_path: Path) -> None:
+    home, job = home_with(tmp_path, [f'{{"conversations": {TURNS}}}']), job_on("own/pages")
+    uid = job.metadata.uid
+
+    async def story() -> None:
+        mine, other = LocalPreparation(home, scope="lease-a/*"), LocalPreparation(home, scope="lease-b/*")
+        await mine.prepare(job, lambda _line: None)
+        pin_versions(home.registry_url, "lease-b/*/elsewhere", ["own/pages@1"])
+        shutil.rmtree(home.path / "data" / "jobs")
+        assert (await mine.kept(), await other.kept()) == ({uid}, {"elsewhere"})
+        await mine.forget(uid)
+        assert (await mine.kept(), await other.kept()) == (set(), {"elsewhere"})
+        await other.forget("elsewhere")
+        assert remove_dataset(home.registry_url, home.objects_url, "own/pages") == ["own/pages@1"]
+
+    asyncio.run(story())
 
 
 def test_ranks_start_at_once_only_for_a_known_and_small_amount_of_data(tmp_path: Path) -> None:

@@ -36,5 +36,12 @@ def test_a_processed_dataset_is_tagged_split_collected_and_trained_on_by_its_tag
     again = hub.process(make_spec(["two@good"]), registry_url=home.registry, objects_url=home.objects)
     assert {count.misses for count in again.stages} == {0}
     assert lifecycle.untag(home.registry, "two", "good")
-    hub.remove_dataset(home.registry, "two/first")
-    assert lifecycle.rebuild_registry(*urls).versions == 4
+    kept = lifecycle.subset(*urls, "two", "two/last", "ordinal >= 20")
+    hub.remove_dataset(*urls, "two/first")
+    lost = (f"sqlite:///{tmp_path}/lost.sqlite", home.objects)
+    rebuilt = lifecycle.rebuild_registry(*lost)
+    assert rebuilt.versions == 4, "what was removed stays so"
+    assert "two/first" not in [each.name for each in hub.list_datasets(lost[0])]
+    assert (rebuilt.samples, kept.records) == (60 + 40, 40), "samples that only the registry had"
+    anew = lifecycle.subset(*urls, "two", "two/first", "ordinal < 20")
+    assert (anew.reference, lifecycle.rebuild_registry(*lost).versions) == ("two/first@1", 5)

@@ -18,7 +18,7 @@ from tools.cluster.servers import ServerError, Servers
 
 ROOT = Path(__file__).parents[2]
 NODES = 2
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 POLL_S = 0.2
 RESTRICTED = {
     "pod-security.kubernetes.io/enforce": "restricted",

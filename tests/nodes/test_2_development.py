@@ -1,0 +1,49 @@
+"""The chart's development profile: one command, and the quickstart's job trains in pods on data that pods made."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.nodes import packages
+from tests.nodes.cluster import Cluster
+from tests.nodes.release import JOBS, SYSTEM, Release, created, job, prepare, values
+from tests.services.test_runs_on_servers import STEPS, shortened
+
+
+@pytest.fixture(scope="module")
+def release(cluster: Cluster) -> Release:
+    """The release, which the tests of this module move on from state to state."""
+    prepare(cluster)
+    return Release(cluster)
+
+
+@pytest.mark.slow
+def test_the_quickstarts_job_succeeds_in_pods_on_data_that_pods_made(
+    cluster: Cluster, release: Release, tmp_path: Path
+) -> None:
+    release.install(values(cluster, jobs={"namespaces": [JOBS]}, devices={"perNode": 2}))
+    nodes = cluster.get("nodes")["items"]
+    assert [node["status"]["allocatable"]["polyreme.dev/device"] for node in nodes] == ["2"] * len(nodes)
+    with created(cluster, job(cluster, shortened("first", tmp_path))) as first:
+        status = first.until_succeeded()
+        pods = first.pods
+    assert status["attempt"]["number"] == 1
+    assert status["step"] == STEPS
+    assert {pod["spec"]["nodeName"] for pod in pods} == {node["metadata"]["name"] for node in nodes}
+    for pod in pods:
+        sources = [set(volume) - {"name"} for volume in pod["spec"]["volumes"] if volume["name"] != packages.CLAIM]
+        assert not any({"hostPath", "persistentVolumeClaim", "nfs"} & source for source in sources)
+
+
+@pytest.mark.slow
+def test_an_uninstall_leaves_the_jobs_their_kinds_and_the_volume(cluster: Cluster, release: Release) -> None:
+    release.uninstall()
+    kept = {"configmap/kube-root-ca.crt", "serviceaccount/default", "configmap/polyreme-intents"}
+
+    def left() -> set[str]:
+        kinds = "all,secrets,configmaps,serviceaccounts,roles,rolebindings,networkpolicies,poddisruptionbudgets"
+        return set(cluster.kubectl("--namespace", SYSTEM, "get", kinds, "-o", "name").split())
+
+    cluster.until(lambda: left() <= kept, "all but what the controllers made is gone")
+    assert {crd["metadata"]["name"] for crd in cluster.get("crds")["items"]} >= {"trainingjobs.polyreme.dev"}
+    assert "/polyreme-datahub" in cluster.kubectl("--namespace", SYSTEM, "get", "pvc", "-o", "name")

@@ -13,7 +13,7 @@ from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotF
 from polyreme_api.history import COMMIT_MARKER, attempt_key
 from polyreme_api.job import TrainingJob
 from polyreme_api.store import ObjectStore
-from polyreme_launcher.urls import checkpoint_folder, local_folder, weights_place
+from polyreme_launcher.urls import checkpoint_folder, export_place, weights_place
 from polyreme_planner.checkpoint_model import check_model
 from polyreme_planner.curriculum import curriculum_stages, shape_at
 from polyreme_planner.hardware import PROCESSOR
@@ -84,7 +84,8 @@ def check_folders(run: RunDirectory, job: TrainingJob) -> None:
     if folder is not None and job.spec.checkpoint.location is not None:
         places["spec.checkpoint.location"] = folder
     if job.spec.export is not None and job.spec.export.location is not None:
-        places["spec.export.location"] = local_folder(job.spec.export.location, field="spec.export.location")
+        exported = export_place(job.spec.export.location)
+        places |= {"spec.export.location": exported} if isinstance(exported, Path) else {}
     if job.spec.model.weights is not None:
         place = weights_place(job.spec.model.weights.location)
         places |= {"spec.model.weights.location": place} if isinstance(place, Path) else {}

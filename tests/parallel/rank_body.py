@@ -167,7 +167,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
         ),
         weights=Path(request["weights"]) if "weights" in request else None,
         tokenizer=request["tokenizer"].encode() if "tokenizer" in request else None,
-        export_directory=Path(request["export"]) if "export" in request else None,
+        export_to=Path(request["export"]) if "export" in request else None,
     )
 
 
@@ -246,11 +246,11 @@ def offline(request: Mapping[str, Any], _rank: int, settings: TrainSettings) -> 
 
 def start_from(_request: Mapping[str, Any], _rank: int, settings: TrainSettings) -> int:
     """Begin with weights, and export them before any step."""
-    assert settings.export_directory is not None
+    assert isinstance(settings.export_to, Path)
     with open_world(settings.rank, settings.layout) as world:
         state = open_state(settings, world.meshes, media_token=MEDIA)
         initial_weights.begin(state, settings, world.meshes, group=world.checkpoint_group)
-        export(state, settings, world.meshes, settings.export_directory, tokens=Pages.token_ids)
+        export(state, settings, world.meshes, settings.export_to, tokens=Pages.token_ids)
     return 0
 
 

@@ -25,13 +25,14 @@ from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
 from polyreme_datahub.objects import open_store
-from polyreme_launcher.urls import checkpoint_folder, local_folder, weights_place
+from polyreme_launcher.urls import checkpoint_folder, export_place, weights_place
 from polyreme_planner.curriculum import curriculum_stages, kinds_of_packs
 from polyreme_planner.optimizer_state import divides_update
 from polyreme_planner.plan import Plan
 from polyreme_planner.plan_inputs import setting_of
 from polyreme_planner.refusals import out_of_memory
 from polyreme_system.clock import SystemClock
+from polyreme_trainer.export.stored import StoredExport
 from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.parallel.device import full_memory, take_device
 from polyreme_trainer.parallel.pipeline import PipelineSettings
@@ -127,7 +128,7 @@ def _train(environment: Mapping[str, str]) -> int:
     source, evaluation = _open_data(environment, job.spec)
     settings = settings_of(environment, rank, job.spec, plan)
     settings = dataclasses.replace(settings, rank=dataclasses.replace(settings.rank, device_type=device))
-    if settings.export_directory is not None or settings.weights is not None:
+    if settings.export_to is not None or settings.weights is not None:
         settings = dataclasses.replace(settings, tokenizer=_open_tokenizer(environment, job.spec))
     try:
         return train_rank(settings, source=source, evaluation=evaluation, sink=sink, clock=clock)
@@ -163,9 +164,6 @@ def settings_of(
             f"ranks do not fit the plan: WORLD_SIZE is {rank.world_size}, plan {plan.hash} has {plan.layout.world}"
         )
     weights = spec.model.weights
-    exported = environment.get(names.EXPORT_URL) if spec.export is not None else None
-    if spec.export is not None and spec.export.location:
-        exported = spec.export.location
     return TrainSettings(
         rank=RankSettings(
             rank=rank.rank,
@@ -205,8 +203,18 @@ def settings_of(
         parameter_sharding=ParameterSharding(spec.training.parameter_sharding),
         optimizer=_optimizer_settings(spec, plan),
         evaluation=_evaluation_settings(spec),
-        export_directory=local_folder(exported, field="spec.export.location") if exported else None,
+        export_to=_export_place(environment, rank, spec),
     )
+
+
+def _export_place(
+    environment: Mapping[str, str], rank: RankEnvironment, spec: TrainingJobSpec
+) -> Path | StoredExport | None:
+    """Where the model goes: the job's location, the installation's, or a folder beside the checkpoints."""
+    if spec.export is None:
+        return None
+    beside = f"{rank.checkpoint_url.rstrip('/')}/export"
+    return export_place(spec.export.location or environment.get(names.EXPORT_URL) or beside)
 
 
 def _copy_files(environment: Mapping[str, str]) -> tuple[int, int] | None:

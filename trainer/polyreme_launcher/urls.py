@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 from polyreme_api.errors import InvalidConfigError
 
 if TYPE_CHECKING:
+    from polyreme_trainer.export.stored import StoredExport
     from polyreme_trainer.weights.locations import Folder
 
 
@@ -38,6 +39,24 @@ def weights_place(url: str) -> Path | Folder:
 
     try:
         return StoredFolder(open_store(url), url)
+    except InvalidConfigError as error:
+        raise InvalidConfigError(error.message, field=field) from error
+
+
+def export_place(url: str) -> Path | StoredExport:
+    """Turn the location of an export into a folder of this machine, or a place in a bucket.
+
+    Raises:
+        InvalidConfigError: If it is another kind of URL.
+    """
+    field = "spec.export.location"
+    if urlsplit(url).scheme != "s3":
+        return local_folder(url, field=field)
+    from polyreme_datahub.objects import open_store
+    from polyreme_trainer.export.stored import StoredExport
+
+    try:
+        return StoredExport(open_store(url), url)
     except InvalidConfigError as error:
         raise InvalidConfigError(error.message, field=field) from error
 

@@ -203,7 +203,8 @@ class Export(Part):
     format: Literal["HuggingFace"] = "HuggingFace"
     """Names and files by Hugging Face's conventions: sharded safetensors and config.json."""
     location: Url | None = None
-    """URL of the folder; the default is the run's own."""
+    """URL of the folder, ``file://`` or ``s3://``; the default is the run's own, on a cluster ``export`` beside the
+    checkpoints."""
 
 
 class Scheduling(Part):

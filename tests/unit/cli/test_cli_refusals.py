@@ -122,7 +122,14 @@ REFUSALS: dict[str, tuple[Change, list[str]]] = {
         put("model.weights", {"location": "s3://me:private" + "@bucket/weights"}),
         ["an s3:// URL has credentials", "spec.model.weights.location"],
     ),
-    "an export into a bucket": (put("export.location", "s3://bucket/root"), ["s3://", "spec.export.location"]),
+    "an export somewhere else": (
+        put("export.location", "gs://bucket/root"),
+        ["gs://", "file:///absolute/path", "spec.export.location"],
+    ),
+    "an export into a bucket, with credentials": (
+        put("export.location", "s3://me:private" + "@bucket/root"),
+        ["an s3:// URL has credentials", "spec.export.location"],
+    ),
 }
 FILES: dict[str, tuple[str | bytes, list[str]]] = {
     "two documents": (yaml.safe_dump(manifest()) + "---\n" + yaml.safe_dump(manifest()), ["holds 2 YAML documents"]),

@@ -103,9 +103,9 @@ PARTS: dict[str, type[BaseModel]] = {
 }
 
 
-def settings(spec: dict[str, Any]) -> TrainSettings:
+def settings(spec: dict[str, Any], *, exported: str = "file:///export") -> TrainSettings:
     parsed = TrainingJobSpec.model_validate(spec)
-    environment = {names.EXPORT_URL: "file:///export"}
+    environment = {names.EXPORT_URL: exported}
     rank = RankEnvironment(
         rank=1,
         local_rank=1,
@@ -188,8 +188,16 @@ def test_what_is_no_field_comes_from_the_environment() -> None:
     assert seen.checkpoint.folder == Path("/checkpoints")
     assert seen.checkpoint.resume_from == "a000002-s00000005"
     assert (seen.rank.rank, seen.rank.world, seen.rank.attempt) == (1, 4, 3)
-    assert seen.export_directory == Path("/export")
-    assert settings({**SPEC, "export": None}).export_directory is None
+    assert seen.export_to == Path("/export")
+    assert settings({**SPEC, "export": None}).export_to is None
+
+
+def test_an_export_goes_where_the_job_says_else_where_the_installation_says_else_beside_the_checkpoints(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # no request is made
+    assert str(settings(changed("export.location", "s3://bucket/models")).export_to) == "s3://bucket/models"
+    assert settings(SPEC, exported="").export_to == Path("/checkpoints/export")
 
 
 def test_other_ranks_than_the_plans_are_refused() -> None:

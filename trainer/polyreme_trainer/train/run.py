@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+import tempfile
 from pathlib import Path
 
 import torch
@@ -21,6 +23,7 @@ from polyreme_trainer.checkpoint.host_copy import HostCopies
 from polyreme_trainer.checkpoint.load import load_checkpoint, name_unusable, open_checkpoint
 from polyreme_trainer.checkpoint.retention import Rule
 from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity
+from polyreme_trainer.export.stored import StoredExport
 from polyreme_trainer.parallel.world import World, open_world
 from polyreme_trainer.train.checkpoint_content import adopted, content, restored
 from polyreme_trainer.train.evaluation import evaluate, write_evaluation
@@ -108,9 +111,9 @@ def _train(
                 return ExitCode.STOPPED
         if evaluation is not None:
             _evaluate(settings, state, source, evaluation, world, reporter=reporter)
-        if settings.export_directory is not None:
+        if settings.export_to is not None:
             reporter.phase(RankPhase.EXPORTING)
-            _export(settings, state, source, world, settings.export_directory)
+            _export(settings, state, source, world, settings.export_to)
         reporter.phase(RankPhase.DONE)
         return int(ExitCode.OK)
 
@@ -170,12 +173,22 @@ def _evaluate(
         write_evaluation(settings.checkpoint.store, settings.rank.attempt, result)
 
 
-def _export(settings: TrainSettings, state: TrainState, source: BatchSource, world: World, directory: Path) -> None:
-    """Write the trained model, unless a newer attempt has begun."""
+def _export(
+    settings: TrainSettings, state: TrainState, source: BatchSource, world: World, place: Path | StoredExport
+) -> None:
+    """Write the trained model, unless a newer attempt has begun; for a bucket it is written to this disk first."""
     if settings.rank.rank == 0:
         check_not_fenced(settings.checkpoint.store, settings.rank.attempt)
     as_trained = dataclasses.replace(settings, shape=settings.shape_at(state.step))
-    export(state, as_trained, world.meshes, directory, tokens=source.token_ids)
+    with contextlib.ExitStack() as stack:
+        if isinstance(place, Path):
+            directory = place
+        else:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="polyreme-export-")), "model")
+        export(state, as_trained, world.meshes, directory, tokens=source.token_ids)
+        if isinstance(place, StoredExport) and settings.rank.rank == 0:
+            check_not_fenced(settings.checkpoint.store, settings.rank.attempt)
+            place.upload(directory)
 
 
 def _writer(settings: TrainSettings, world: World, reporter: Reporter) -> CheckpointWriter:

@@ -15,6 +15,7 @@ from polyreme_planner.curriculum import CurriculumStage, shape_at, stage_at
 from polyreme_planner.layout import Layout
 from polyreme_planner.schedules import V_SHAPED
 from polyreme_planner.shapes import ModelShape
+from polyreme_trainer.export.stored import StoredExport
 from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
 from polyreme_trainer.parallel.flat_buffers import BUCKET_SCALARS
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
@@ -164,8 +165,8 @@ class TrainSettings:
     """Sharding of the parameters; with sharded parameters the optimizer's state is sharded too."""
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
-    export_directory: Path | None = None
-    """Folder for the trained model, written by rank 0 after the last step; None for no export."""
+    export_to: Path | StoredExport | None = None
+    """Folder, or place in a bucket, of the trained model, which rank 0 writes after the last step; None: no export."""
     tokenizer: bytes | None = None
     """``tokenizer.json`` to put beside the exported model, and to compare with that of ``weights``."""
 

@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import json
+import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,8 @@ from tools.charts.render import CHART, NAMESPACE, RELEASE, HelmError, helm
 
 CLASS = "polyreme-test"
 CRDS = ("clustertopologies", "nodefaultpolicies", "trainingjobs", "trainingqueues")
+PAGE = ROOT / "docs/how-to/install.md"
+README = ROOT / "README.md"
 OURS = "app.kubernetes.io/part-of=polyreme"
 NAMESPACED = "deployments,pods,services,secrets,configmaps,roles,rolebindings,serviceaccounts,networkpolicies,pdb"
 PRODUCTION = (
@@ -256,3 +260,37 @@ def test_manifests_without_helm_are_the_same_installation(cluster: Installation)
     with storage(cluster):
         cluster.install()
         assert set(cluster.ours("deployments")) == applied
+
+
+def test_the_pages_helm_commands_and_objects_are_taken(cluster: Installation, tmp_path: Path) -> None:
+    """As they are written and in their order; production only as a dry run, since it would need other servers."""
+    text = PAGE.read_text(encoding="utf-8")
+    commands = [shlex.split(line) for line in re.findall(r"^    (helm .*)$", text, re.MULTILINE)]
+    assert [words[1] for words in commands] == ["install", "install", *["upgrade"] * 3, "rollback", "uninstall"]
+    assert "    " + shlex.join(commands[0]) in README.read_text(encoding="utf-8").splitlines()
+    policy, production = "", tmp_path / "production.yaml"
+    for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
+        if "kind: NetworkPolicy" in block:
+            policy = block
+        else:
+            production.write_text(block)
+    (tmp_path / "policy.yaml").write_text(policy)
+    cluster.kubectl("apply", "--dry-run=server", "-f", str(tmp_path / "policy.yaml"))
+
+    def run(words: list[str], *more: str) -> str:
+        places = {"charts/polyreme": str(CHART), "production.yaml": str(production)}
+        return helm(*(places.get(word, word) for word in words[1:]), *more, kubeconfig=cluster.kubeconfig)
+
+    development, productive, registry, metrics, upgrade, *rest = commands
+    run(productive, "--dry-run=server")
+    with storage(cluster):
+        run(development)
+        run(registry)
+        image = cluster.get("deployment", "polyreme-operator")["spec"]["template"]["spec"]
+        assert image["containers"][0]["image"].startswith("registry.example/mirror/polyreme/operator:")
+        assert image["imagePullSecrets"] == [{"name": "registry"}]
+        with pytest.raises(HelmError, match=r'no matches for kind "(ServiceMonitor|PrometheusRule)"'):
+            run(metrics)
+        for words in (upgrade, *rest):
+            run(words)
+    assert cluster.ours(NAMESPACED) == []

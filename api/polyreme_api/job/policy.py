@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from polyreme_api.fields import Name, Part, Seconds
+from polyreme_api.fields import SECONDS_MAX, Name, Part, Seconds
 from polyreme_api.job.status import COUNTED_RESTARTS_MAX, RESTART_RECORDS_MAX
 
 RestartScope = Literal["RestartProcess", "RestartPod", "RestartGang", "Fail", "Ignore"]
@@ -58,6 +58,21 @@ class Backoff(Part):
     """Longest wait."""
 
 
+class OnNodeFault(Part):
+    """What the job does when a node that it runs on is taken out of service, and how long that may take.
+
+    Its workers on that node get other nodes near those of the workers that stay, any number of them at once.
+    """
+
+    action: Literal["Now", "Checkpoint", "Finish"] = "Checkpoint"
+    """``Now``: the workers move at once, and work since the newest checkpoint is lost. ``Checkpoint``: the ranks save a
+    checkpoint first. ``Finish``: the job runs on and leaves the node when it ends, or as ``Checkpoint`` after the
+    deadline."""
+    deadline_seconds: Annotated[int, Field(ge=1, le=SECONDS_MAX)] | None = None
+    """``Checkpoint``: how long saving may take, after which the workers move without; none:
+    ``checkpoint.preemptionGraceSeconds``. ``Finish``: how long the job may stay on the node; none: until it ends."""
+
+
 class FailurePolicy(Part):
     """Rules and budgets of recovery."""
 
@@ -73,6 +88,8 @@ class FailurePolicy(Part):
     """Wait between restarts."""
     rules: Annotated[list[FailureRule], Field(max_length=20)] = Field(default_factory=list)
     """Ordered rules; the first match decides. Without a match the default sequence of recovery applies."""
+    on_node_fault: OnNodeFault = Field(default_factory=OnNodeFault)
+    """What happens when a node is taken out of service."""
 
 
 class Hang(Part):

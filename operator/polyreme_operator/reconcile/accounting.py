@@ -179,12 +179,18 @@ def _split_steps(record: ProgressRecord | None, wall_s: float, *, all_kept: bool
     return kept_s, min(wall_s - kept_s, (trained - kept) * record.step_seconds)
 
 
+_BY_MOVES = frozenset({Scope.PROCESS.value, Scope.POD.value, Scope.GANG.value})
+
+
 def _began_by(status: TrainingJobStatus) -> Cause:
     attempt = status.attempt
     if attempt is not None and status.restart_records and status.restart_records[-1].attempt == attempt.number - 1:
         return Cause(status.restart_records[-1].cause)
     if attempt is not None and attempt.scope == Scope.RESIZE:
         return Cause.RESIZE
+    if attempt is not None and attempt.scope in _BY_MOVES:
+        # No failure called for it.
+        return Cause.NODE_FAULT
     if attempt is not None and attempt.scope == Scope.RESUME and status.condition(ConditionType.PREEMPTED) is not None:
         return Cause.PREEMPTED
     return Cause.STARTING

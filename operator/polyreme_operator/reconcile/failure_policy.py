@@ -64,7 +64,7 @@ class GiveUp:
 
 Verdict: TypeAlias = Healthy | Restart | GiveUp
 
-EXCUSED = frozenset({Cause.HOST_RESTARTED, Cause.UNSCHEDULABLE, Cause.EVICTED, Cause.CREATE_REFUSED})
+EXCUSED = frozenset({Cause.HOST_RESTARTED, Cause.UNSCHEDULABLE, Cause.EVICTED, Cause.CREATE_REFUSED, Cause.NODE_FAULT})
 """Causes outside the job: they count against no budget, but each repetition waits longer."""
 REFUSALS_MAX = 20
 """Consecutive refusals (``CreateRefused``) after which a job fails even if ``maxRestarts`` allows more."""

@@ -15,7 +15,7 @@ from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import Outcome, ProgressRecord, RankPhase
 from polyreme_api.times import rfc3339
 from polyreme_operator.port import ObjectRef
-from polyreme_operator.reconcile import binding, environment_runtime, stopping, transition, worker_pods
+from polyreme_operator.reconcile import binding, environment_runtime, evacuation, stopping, transition, worker_pods
 from polyreme_operator.reconcile.accounting import settlement_due_s
 from polyreme_operator.reconcile.data_gate import awaits_data, pending_data
 from polyreme_operator.reconcile.events import events_of
@@ -32,7 +32,7 @@ from polyreme_operator.reconcile.observe import (
 from polyreme_operator.reconcile.pod_waiting import explain
 from polyreme_operator.reconcile.quarantine import with_degraded
 from polyreme_operator.reconcile.status_builder import StatusBuilder
-from polyreme_operator.reconcile.stopping import STOP_GRACE_S, StopFor
+from polyreme_operator.reconcile.stopping import STOP_GRACE_S
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.types.actions import (
     Action,
@@ -112,6 +112,9 @@ def _running(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float, default
         return _fail(snapshot, verdict.reason, verdict.message, verdict.failure, now_s)
     if isinstance(verdict, Restart):
         return _restart(snapshot, attempt, verdict, now_s)
+    if left := evacuation.leaving(snapshot, spec, now_s):
+        asked = transition.stop_for_move(job, now_s, message=evacuation.message_of(left))
+        return Decision(actions=_status_write(snapshot, asked))
     children = _children(snapshot, spec, defaults)
     if snapshot.lease is None:
         # No pod is created before the Lease exists: it tells whether the attempt was released before.
@@ -274,12 +277,12 @@ def _stopping(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Dec
     if _succeeded(snapshot):
         return _succeed(snapshot, now_s)
     stop = stopping.requested_stop(job)
-    if stop is None or (stop.why is StopFor.RESIZE and spec.suspend):
+    if stop is None or (stop.why in stopping.CONTINUES and spec.suspend):
         return Decision(actions=_status_write(snapshot, transition.stop_for_suspend(job, now_s)))
     ended = environment_runtime.endings(snapshot, spec)
     if not stopping.has_stopped(snapshot, now_s):
         return Decision(actions=ended, wake_at_s=stopping.stop_deadline_s(job, stop, now_s))
-    if stop.why is StopFor.RESIZE:
+    if stop.why in stopping.CONTINUES:
         # Placement is the scheduler's decision: ``schedule`` begins the attempt.
         return Decision(reschedule=True)
     if not snapshot.lease_read and snapshot.lease is not None:
@@ -374,11 +377,14 @@ def _next_deadline_s(snapshot: JobSnapshot, spec: TrainingJobSpec) -> float | No
     placed = () if attempt is None else dict.fromkeys(attempt.placement.node_by_index())
     nodes = [snapshot.nodes[name] for name in placed if name in snapshot.nodes]
     times_s = [
-        node.not_ready_since_s + spec.health.node_lost_seconds for node in nodes if node.not_ready_since_s is not None
+        node.not_ready_since_s + spec.health.node_lost_seconds
+        for node in nodes
+        if node.not_ready_since_s is not None and not node.held
     ]
     times_s += [
         pod.unschedulable_since_s + UNSCHEDULABLE_S for pod in snapshot.pods if pod.unschedulable_since_s is not None
     ]
+    times_s += [due_s for node in nodes if (due_s := evacuation.finish_deadline_s(node, spec)) is not None]
     environment = environment_runtime.is_used(spec)
     silent_s = (environment_runtime.start_deadline_s if environment else silence_deadline_s)(snapshot, spec)
     refused_s = None if snapshot.refusal is None else snapshot.refusal.since_s + REFUSED_S

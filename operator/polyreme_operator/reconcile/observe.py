@@ -9,6 +9,7 @@ from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import Outcome, ProgressRecord, RankExit, name_stopped
 from polyreme_operator.placement.eligible import tolerated
+from polyreme_operator.reconcile.evacuation import Departure, departure_of
 from polyreme_operator.reconcile.hang import find_stall
 from polyreme_operator.reconcile.pod_waiting import explain
 from polyreme_operator.types.reasons import Cause
@@ -172,6 +173,14 @@ def _lost_place(
     view = snapshot.nodes.get(node)
     if view is not None and view.lost(now_s, node_lost_s=spec.health.node_lost_seconds):
         return _Lost(Cause.NODE_LOST, f"node {node} is lost", move=True)
+    departure = Departure.STAY if view is None else departure_of(view, spec, now_s)
+    if view is not None and departure is not Departure.STAY:
+        record = current_record(snapshot)
+        # Before the ranks run there is nothing to save; while they stop, they are saving it.
+        trains = record is not None and record.released
+        stops = snapshot.job.attempt is not None and snapshot.job.attempt.desired == "Stop"
+        if departure is Departure.NOW or not (trains or stops or spec.workers.runtime.mode == "Environment"):
+            return _Lost(Cause.NODE_FAULT, f"node {node} is out of service ({view.fault})", move=True)
     # A worker can't return to a node that is absent, cordoned, or tainted since.
     leaves = view is None or view.unschedulable or not tolerated(snapshot.job.constraints.tolerations, view.taints)
     if pod is None:
@@ -209,6 +218,7 @@ _DEEPEST_FIRST = (
     Cause.POD_LOST,
     Cause.EVICTED,
     Cause.UNSCHEDULABLE,
+    Cause.NODE_FAULT,
     Cause.HOST_RESTARTED,
 )
 """The first of these causes is reported. Causes that no budget counts come last: they must be the only ones."""

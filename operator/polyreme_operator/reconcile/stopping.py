@@ -2,9 +2,9 @@
 
 The request is a status write that sets ``desired: Stop`` and the reason; launchers checkpoint and report an outcome.
 ``has_stopped`` tells when the outcome is known or the deadline has passed. A second write then closes the attempt and
-withdraws its admission (``transition.give_back``), or begins the next attempt (``transition.resize``). Pods are deleted
-after that write. Until the last one is gone its place stays charged and the job is not admitted again. An operator that
-dies between any two of these steps finds the next one in the status.
+withdraws its admission (``transition.give_back``), or begins the next attempt (``transition.resize``, ``move``).
+Pods are deleted after that write. Until the last one is gone its place stays charged and the job is not admitted again.
+An operator that dies between any two of these steps finds the next one in the status.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class StopFor(StrEnum):
     PREEMPTION = "Preemption"
     DRAIN = "Drain"
     RESIZE = "Resize"
+    MOVE = "Move"
+    """Workers leave nodes that were taken out of service; the others keep theirs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,11 @@ class Stop:
     """None if the recorded time can't be read; the request then counts as made just now."""
     deadline_s: float | None = None
     """Deadline of the request itself; without one the job's grace period counts from ``asked_s``."""
+
+
+_KEEPS_ADMISSION: dict[str, StopFor] = {Cause.RESIZE.value: StopFor.RESIZE, Cause.NODE_FAULT.value: StopFor.MOVE}
+"""Stops after which the job continues at once, by the reason of its condition Restarting."""
+CONTINUES = frozenset(_KEEPS_ADMISSION.values())
 
 
 def requested_stop(job: JobView) -> Stop | None:
@@ -58,9 +65,20 @@ def requested_stop(job: JobView) -> Stop | None:
     if suspended is not None:
         return Stop(why=StopFor.SUSPEND, asked_s=parse_time_or(suspended.last_transition_time, None))
     restarting = status.condition(ConditionType.RESTARTING)
-    if restarting is not None and restarting.status == "True" and restarting.reason == Cause.RESIZE:
-        return Stop(why=StopFor.RESIZE, asked_s=parse_time_or(restarting.last_transition_time, None))
+    if restarting is not None and restarting.status == "True" and restarting.reason in _KEEPS_ADMISSION:
+        asked_s = parse_time_or(restarting.last_transition_time, None)
+        why = _KEEPS_ADMISSION[restarting.reason]
+        return Stop(
+            why=why, asked_s=asked_s, deadline_s=_move_deadline_s(job, asked_s) if why is StopFor.MOVE else None
+        )
     return None
+
+
+def _move_deadline_s(job: JobView, asked_s: float | None) -> float | None:
+    asked = None if job.spec is None else job.spec.failure_policy.on_node_fault
+    if asked is None or asked_s is None or asked.action != "Checkpoint" or asked.deadline_seconds is None:
+        return None
+    return asked_s + asked.deadline_seconds
 
 
 def stop_grace_s(spec: TrainingJobSpec) -> float:
@@ -115,5 +133,9 @@ def given_back_for(job: JobView, stop: Stop) -> tuple[Reason, str]:
             return Reason.PREEMPTED, words
         case StopFor.DRAIN if asked is not None:
             return Reason.QUEUE_STOPPED, f"stopped because its queue {asked.by_name} is drained"
+        case StopFor.MOVE:
+            restarting = job.status.condition(ConditionType.RESTARTING)
+            why = "" if restarting is None else restarting.message
+            return Reason.EVICTED, f"{why}; there is no room for its workers near the others"
         case _:
             return Reason.SUSPENDED, "stopped on request"

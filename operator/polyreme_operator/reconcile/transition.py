@@ -83,6 +83,12 @@ def stop_for_resize(job: JobView, now_s: float) -> TrainingJobStatus:
     return after.drop(ConditionType.RESTARTING).set(ConditionType.RESTARTING, True, Cause.RESIZE).build()
 
 
+def stop_for_move(job: JobView, now_s: float, *, message: str) -> TrainingJobStatus:
+    """Ask a running attempt to checkpoint and stop, since workers must leave their nodes; the others keep theirs."""
+    after = StatusBuilder(job, now_s).request_stop(checkpoint=True)
+    return after.drop(ConditionType.RESTARTING).set(ConditionType.RESTARTING, True, Cause.NODE_FAULT, message).build()
+
+
 def stop_for_suspend(job: JobView, now_s: float) -> TrainingJobStatus:
     """Ask a running attempt to checkpoint and stop, as its user wants."""
     after = StatusBuilder(job, now_s).request_stop(checkpoint=True)
@@ -110,7 +116,7 @@ def _stop_for_others(
 ) -> TrainingJobStatus:
     assert job.spec is not None, "a job that can't be read is left alone"
     stop = stopping.requested_stop(job)
-    if stop is not None and stop.why is not StopFor.RESIZE:
+    if stop is not None and stop.why not in stopping.CONTINUES:
         return job.status
     grace_s = float(job.spec.checkpoint.preemption_grace_seconds)
     asked = Preemption(
@@ -121,6 +127,9 @@ def _stop_for_others(
     return after.set(ConditionType.RUNNING, False, Reason.PREEMPTING).build()
 
 
+_CAUSES = {StopFor.SUSPEND: Cause.SUSPEND, StopFor.MOVE: Cause.NODE_FAULT}
+
+
 def give_back(snapshot: JobSnapshot, stop: Stop, now_s: float) -> TrainingJobStatus:
     """Close an attempt that has stopped for good, and withdraw its admission.
 
@@ -128,12 +137,12 @@ def give_back(snapshot: JobSnapshot, stop: Stop, now_s: float) -> TrainingJobSta
     """
     job = snapshot.job
     assert job.spec is not None, "a job that can't be read is left alone"
-    suspends = stop.why is StopFor.SUSPEND
+    suspends, moves = stop.why is StopFor.SUSPEND, stop.why is StopFor.MOVE
     reason, message = stopping.given_back_for(job, stop)
     after = StatusBuilder(job, now_s)
-    after.close_attempt(current_record(snapshot), ended_by=Cause.SUSPEND if suspends else Cause.PREEMPTED)
+    after.close_attempt(current_record(snapshot), ended_by=_CAUSES.get(stop.why, Cause.PREEMPTED))
     after.withdraw(reason, message).drop(ConditionType.RESTARTING, ConditionType.RESIZE_REFUSED)
-    if suspends:
+    if suspends or moves:
         after.drop(ConditionType.PREEMPTED)
     else:
         after.set(ConditionType.PREEMPTED, True, reason, message)
@@ -151,6 +160,28 @@ def _record_preemption(after: StatusBuilder) -> None:
     if asked is not None:
         records = [*status.preemptions, PreemptionRecord(by=asked.by, at=asked.requested_at)]
         after.update(preemptions=records[-PREEMPTION_RECORDS_MAX:], preemption_count=status.preemption_count + 1)
+
+
+def stops_for_move(job: JobView) -> bool:
+    """Tell whether the attempt was asked to stop so that workers can leave their nodes."""
+    stop = stopping.requested_stop(job)
+    return stop is not None and stop.why is StopFor.MOVE
+
+
+def move(snapshot: JobSnapshot, nodes: Sequence[str], replace: Collection[int], now_s: float) -> TrainingJobStatus:
+    """Begin a new attempt after a stop for a move; workers that are not in ``replace`` keep their pods and nodes."""
+    job = snapshot.job
+    assert job.spec is not None, "a job that can't be read is left alone"
+    after = StatusBuilder(job, now_s).close_attempt(current_record(snapshot), ended_by=Cause.NODE_FAULT)
+    fixed = environment_runtime.is_used(job.spec)  # its pods know their peers from their environment
+    whole = fixed or len(replace) == len(nodes)
+    begin_attempt(
+        after,
+        nodes=nodes,
+        replace=range(len(nodes)) if whole else replace,
+        scope=Scope.GANG if whole and len(nodes) > 1 else Scope.POD if replace else Scope.PROCESS,
+    )
+    return after.build()
 
 
 def stops_for_resize(job: JobView) -> bool:

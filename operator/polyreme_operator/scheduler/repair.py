@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.workers import Topology
 from polyreme_api.progress import Outcome
 from polyreme_operator.reconcile import transition
+from polyreme_operator.reconcile.evacuation import leaving
 from polyreme_operator.reconcile.failure_policy import Restart, judge
-from polyreme_operator.reconcile.observe import current_record
+from polyreme_operator.reconcile.observe import current_record, lost_places
 from polyreme_operator.reconcile.quarantine import blaming
+from polyreme_operator.reconcile.stopping import has_stopped, requested_stop
 from polyreme_operator.scheduler.cycle import SchedulingCycle
 from polyreme_operator.scheduler.domains import domain_rows, is_torn, rows_of
 from polyreme_operator.scheduler.gangs import gang_of
@@ -34,7 +37,12 @@ def repair(cycle: SchedulingCycle) -> None:
 
 def _repair_job(cycle: SchedulingCycle, job: JobView) -> None:
     attempt, spec = job.attempt, job.spec
-    if attempt is None or spec is None or attempt.desired == "Stop" or job.uid not in cycle.cluster.running:
+    if attempt is None or spec is None or job.uid not in cycle.cluster.running:
+        return
+    if transition.stops_for_move(job):
+        _move(cycle, job, spec)
+        return
+    if attempt.desired == "Stop":
         return
     snapshot = cycle.snapshot(job)
     record = current_record(snapshot)
@@ -54,6 +62,28 @@ def _repair_job(cycle: SchedulingCycle, job: JobView) -> None:
     for index, node in found.items():
         nodes[index] = node
     cycle.write(job, transition.restart(snapshot, verdict, nodes, cycle.now_s))
+
+
+def _move(cycle: SchedulingCycle, job: JobView, spec: TrainingJobSpec) -> None:
+    """Begin the next attempt of a job that has stopped so that workers can leave their nodes."""
+    snapshot, stop = cycle.snapshot(job), requested_stop(job)
+    if stop is None or not has_stopped(snapshot, cycle.now_s) or cycle.must_read(job):
+        return
+    record = current_record(snapshot)
+    if job.attempt is None or (record is not None and record.outcome is Outcome.SUCCEEDED):
+        return
+    nodes, lost = job.attempt.placement.node_by_index(), lost_places(snapshot, spec, cycle.now_s)
+    moved, replaced = set(leaving(snapshot, spec, cycle.now_s)), set[int]()
+    if lost is not None:
+        moved, replaced = moved | lost.move, set(lost.replace)
+    if moved:
+        found = _places(cycle, job, nodes, sorted(moved))
+        if found is None:
+            cycle.write(job, transition.give_back(snapshot, stop, cycle.now_s))
+            return
+        for index, node in found.items():
+            nodes[index] = node
+    cycle.write(job, transition.move(snapshot, nodes, sorted(moved | replaced), cycle.now_s))
 
 
 def _places(cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: Sequence[int]) -> dict[int, str] | None:

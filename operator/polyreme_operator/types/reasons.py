@@ -119,6 +119,8 @@ class Cause(StrEnum):
     HOST_RESTARTED = "HostRestarted"
     """The process that ran the pods was restarted; nothing about the job failed, so no budget pays for it."""
     NODE_LOST = "NodeLost"
+    NODE_FAULT = "NodeFault"
+    """A node of the job was taken out of service by a NodeFaultPolicy or a person; no budget pays for it."""
     START_TIMED_OUT = "StartTimedOut"
     HUNG = "Hung"
     STOPPED = "Stopped"

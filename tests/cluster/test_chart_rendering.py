@@ -24,6 +24,7 @@ PASSWORD = "hunter2"
 NO_CRD = "ServiceMonitor,PrometheusRule"
 """Kinds of the Prometheus operator, which the cluster lacks; promtool checks the rules."""
 CLIENTS_S = 60.0
+TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +138,21 @@ def test_an_old_kubernetes_is_refused() -> None:
 def test_credentials_without_a_cluster_are_new_each_time_unless_a_secret_is_named() -> None:
     assert rendered() != rendered()
     assert rendered(settings=["bundledS3.existingSecret=mine"]) == rendered(settings=["bundledS3.existingSecret=mine"])
+
+
+def test_only_containers_that_call_the_api_server_have_a_token() -> None:
+    """The S3 server and the workers face data of strangers."""
+    holders = set()
+    for values in EXAMPLES:
+        for manifest in yaml.safe_load_all(rendered(values, settings=["crds.install=false"])):
+            if manifest["kind"] == "Deployment":
+                pod = manifest["spec"]["template"]["spec"]
+                containers = [*pod.get("initContainers", ()), *pod["containers"]]
+                mounted = pod.get("automountServiceAccountToken", True)
+                holders |= {
+                    c["name"] for c in containers if mounted or TOKEN in {m["mountPath"] for m in c["volumeMounts"]}
+                }
+    assert holders == {"operator", "datahub", "device-advertiser"}
 
 
 def test_no_template_makes_a_custom_resource_or_a_pod_that_is_not_restricted() -> None:

@@ -87,7 +87,7 @@ securityContext:
 startupProbe:
   httpGet: {path: /healthz, port: metrics}
   periodSeconds: 2
-  failureThreshold: 60
+  failureThreshold: 120
 livenessProbe:
   httpGet: {path: /healthz, port: metrics}
   periodSeconds: 10

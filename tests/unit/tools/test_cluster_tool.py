@@ -64,6 +64,11 @@ def test_each_program_is_named_after_its_own_sources_alone(tmp_path: Path, monke
     assert moved_by("kubernetes/go.sum", "") == set()
 
 
+def test_helm_takes_itself_for_a_client_of_the_kubernetes_that_it_is_built_with() -> None:
+    pinned = (binaries.SOURCES / "helm/go.mod").read_text()
+    assert f"\tk8s.io/client-go v0.{binaries.HELM_KUBERNETES_MINOR}." in pinned
+
+
 def test_a_client_is_the_one_that_was_built_else_the_one_on_path(tmp_path: Path) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": str(tmp_path)}
     with pytest.raises(BuildError, match="no helm: `make servers` builds one"):

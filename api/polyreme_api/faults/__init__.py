@@ -1,0 +1,1 @@
+"""Faults of nodes: the table of codes."""

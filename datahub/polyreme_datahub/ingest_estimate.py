@@ -147,6 +147,6 @@ def _tasks(source: Source, ordinals: list[int], probe: _Probe) -> Iterator[Sampl
         except BadRecordError:
             probe.refused += 1
             continue
-        probe.read += len(canonical_json(raw.content)) + sum(map(len, raw.blobs))
         blobs = {blob.digest: blob for blob in map(Blob, raw.blobs)}
+        probe.read += len(canonical_json(raw.content)) + sum(len(blob.data) for blob in blobs.values())
         yield SampleTask(key=str(ordinal), values={RECORD: Value(data=raw.content, blobs=blobs)})

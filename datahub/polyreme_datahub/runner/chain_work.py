@@ -8,6 +8,7 @@ child or by its source's own rules, never because this process died.
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -34,6 +35,8 @@ from polyreme_datahub.sources.types import Source
 
 WINDOW_BYTES_MAX = 32 * 2**20
 """Bytes of inputs that one item holds in memory."""
+REMEMBERED_BYTES_MIN, REMEMBERED_MAX = 64 * 2**10, 1024
+"""Stored bytes that a worker remembers, so that a document is stored once and not with each of its pages."""
 
 
 class Sandbox(Protocol):
@@ -63,6 +66,8 @@ class _Pending:
     counts: dict[str, StageCount] = dataclasses.field(default_factory=dict)
     reused: set[str] = dataclasses.field(default_factory=set)
     """Digests of stored bytes that were found and not made."""
+    stored: Collection[str] = ()
+    """Digests of raw bytes that this worker has stored before."""
 
     @property
     def size_bytes(self) -> int:
@@ -104,6 +109,7 @@ class ChainWork:
         self._database, self._lakehouse, self._flow = database, lakehouse, flow
         self._sandboxes, self._sources = sandboxes, sources
         self._opened: dict[Device, Sandbox] = {}
+        self._stored: OrderedDict[str, None] = OrderedDict()
         self._owner, self._now_s, self._pace, self._on_counts = owner, now_s, pace, on_counts
         self._inputs = Inputs(database, lakehouse, constants=flow.recipe.constants)
         self._keys = {version.id: Keys(version.digest, flow.recipe.constants) for version in flow.versions.values()}
@@ -119,7 +125,8 @@ class ChainWork:
         version, keys = self._flow.versions[item.version_id], self._keys[item.version_id]
         letters = results.letters_between(self._database, version.id, first=item.first, count=item.count)
         drops = results.drops_between(self._database, version.id, first=item.first, count=item.count)
-        pending = _Pending(keys, {letter.key for letter in letters} | {drop.key for drop in drops})
+        ends = {letter.key for letter in letters} | {drop.key for drop in drops}
+        pending = _Pending(keys, ends, stored=self._stored.keys())
         samples = self._samples(item, stage, version, letters)
         hits = resolve(samples, stage.steps, keys, outputs_of=self._outputs_of, ends=pending.ends)
         pending.reused = {digest for sample in samples for digest in _stored(sample)}
@@ -255,9 +262,12 @@ class ChainWork:
             return None
         sample.sample_id, sample.record = raw.sample_id, digest_bytes(content)
         pending.samples.append(SampleRow(ordinal=sample.ordinal, sample_id=sample.sample_id, record=sample.record))
-        blobs = {blob.digest: blob for blob in map(Blob, raw.blobs)}
+        digests = raw.digests or map(digest_bytes, raw.blobs)
+        blobs = {digest: Blob(data, digest=digest) for digest, data in zip(digests, raw.blobs, strict=True)}
         pending.parts[sample.record] = content
-        pending.parts |= {blob.digest: blob.data for blob in blobs.values()}
+        # The document of many pages is stored once, not with every part that is committed.
+        pending.parts |= {digest: blob.data for digest, blob in blobs.items() if digest not in pending.stored}
+        pending.reused |= blobs.keys() & pending.stored
         pending.count(INGEST, misses=1)
         if not sample.missing:
             return None
@@ -344,10 +354,18 @@ class ChainWork:
         if not written and not finished:
             raise LeaseLostError(f"work item {item.key} was taken over by another worker")
         self._on_counts(item, counts)
+        self._remember(pending.parts)
         for part in (pending.samples, pending.actions, pending.letters, pending.drops):
             part.clear()
         pending.parts.clear()
         pending.counts.clear()
+
+    def _remember(self, parts: Mapping[str, bytes]) -> None:
+        for digest, data in parts.items():
+            if len(data) >= REMEMBERED_BYTES_MIN:
+                self._stored[digest] = None
+        while len(self._stored) > REMEMBERED_MAX:
+            self._stored.popitem(last=False)
 
     def _outputs_of(self, keys: Collection[str]) -> Mapping[str, Output]:
         return known_outputs(self._database, keys)

@@ -27,6 +27,7 @@ class Inputs:
 
     def tasks(self, samples: Sequence[Sample], *, window_bytes_max: int) -> Iterator[SampleTask]:
         """Yield a task for each sample that misses a step, with the values and the blobs that its steps read."""
+        last: dict[str, bytes] = {}
         for first in range(0, len(samples), SAMPLES_MAX):
             some = samples[first : first + SAMPLES_MAX]
             values = self._values(some)
@@ -34,7 +35,9 @@ class Inputs:
             places = results.places_of(self._database, {digest for digests in wanted.values() for digest in digests})
             for window in _windows(some, wanted, places, window_bytes_max):
                 needed = {digest for sample in window for digest in wanted[sample.ordinal]}
-                blobs = self._get(needed, places)
+                # A document's pages follow one another: it is in the window before, too.
+                known = {digest: last[digest] for digest in needed & last.keys()}
+                blobs = last = known | self._get(needed - known.keys(), places)
                 for sample in window:
                     mine = {
                         name: Value(
@@ -108,13 +111,19 @@ def _windows(
     bytes_max: int,
 ) -> Iterator[list[Sample]]:
     window: list[Sample] = []
-    size_bytes = 0
+    size_bytes, held = 0, set[str]()
     for sample in samples:
-        more = sum(places[digest].length for digest in wanted[sample.ordinal] if digest in places)
-        if window and size_bytes + more > bytes_max:
+        fresh = wanted[sample.ordinal] - held
+        if window and size_bytes + _length(fresh, places) > bytes_max:
             yield window
-            window, size_bytes = [], 0
+            window, size_bytes, held = [], 0, set()
+            fresh = wanted[sample.ordinal]
         window.append(sample)
-        size_bytes += more
+        size_bytes += _length(fresh, places)
+        held |= fresh
     if window:
         yield window
+
+
+def _length(digests: Collection[str], places: Mapping[str, Artifact]) -> int:
+    return sum(places[digest].length for digest in digests if digest in places)

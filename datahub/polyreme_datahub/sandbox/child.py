@@ -251,8 +251,11 @@ def main(tasks: int, outcomes: int, status: int, parent: int) -> None:
 
 
 def _serve(child: Child, tasks: int, outcomes: int, *, cpu_s: int) -> None:
+    kept: dict[str, bytes] = {}
     while (frame := receive(tasks)) is not None:
         group, raw = frame[0]["tasks"], frame[1]
+        raw |= {digest: kept[digest] for digest in frame[0]["known"]}
+        kept = {digest: raw[digest] for digest in frame[0]["keep"]}
         allow_cpu(cpu_s * len(group))
         samples = child.run(group, {digest: Blob(data, digest=digest) for digest, data in raw.items()})
         made = {digest: data for sample in samples for digest, data in sample.new.items()}

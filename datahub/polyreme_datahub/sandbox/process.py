@@ -79,6 +79,9 @@ class ChildProcess:
         self._pieces: list[bytes] = []
         self.used = False
         """Whether it has run a sample before."""
+        self._last: frozenset[str] = frozenset()
+        self._kept: frozenset[str] = frozenset()
+        """Digests of the blobs of the last frame, and of those that the child keeps."""
         task_end, self._tasks = os.pipe()
         self._outcomes, outcome_end = os.pipe()
         status = _shared_page()
@@ -114,6 +117,18 @@ class ChildProcess:
     def step(self) -> int:
         """Number of the step that the child noted last."""
         return int(STATUS.unpack_from(self._status, 0)[0])
+
+    def send_tasks(self, tasks: Sequence[Mapping[str, Any]], blobs: Mapping[str, bytes]) -> None:
+        """Queue a frame of tasks; what the child keeps is not sent again.
+
+        It keeps what two frames in a row name, such as the document of many pages, for as long as every frame names it.
+        """
+        named = frozenset(blobs)
+        known = named & self._kept
+        self._kept = named & (self._kept | self._last)
+        self._last = named
+        fresh = {digest: data for digest, data in blobs.items() if digest not in known}
+        self.send({"tasks": list(tasks), "known": sorted(known), "keep": sorted(self._kept)}, fresh)
 
     def send(self, header: Mapping[str, Any], blobs: Mapping[str, bytes]) -> None:
         """Queue a frame; ``receive`` writes it as the pipe takes it."""

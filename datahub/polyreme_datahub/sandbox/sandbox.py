@@ -249,7 +249,7 @@ class Sandbox:
             self._start()
         assert self._child is not None
         tasks = [{"key": task.key, "values": _header(task.values), "steps": task.steps} for task in group.tasks]
-        self._child.send({"tasks": tasks}, _blobs_of(group.tasks))
+        self._child.send_tasks(tasks, _blobs_of(group.tasks))
 
     def _start(self) -> None:
         while self._child is None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
+from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.sources.listing import Entry, Listing
 from polyreme_datahub.sources.names import shown
@@ -19,6 +22,9 @@ from polyreme_datahub.sources.records import (
 )
 from polyreme_datahub.sources.trees import Tree
 from polyreme_datahub.sources.types import RawRecord
+
+DOCUMENTS_BYTES_MAX = 256 * 2**20
+"""Bytes of documents that are kept while their pages are read; one larger than this is kept alone."""
 
 
 class ListedFiles:
@@ -78,8 +84,9 @@ class ListedFolder:
 
     def __init__(self, tree: Tree, listing: Listing) -> None:
         self._tree, self._listing = tree, listing
-        self._document: tuple[str, bytes] = ("", b"")
-        """The newest document: its pages are read one after the other."""
+        self._documents: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
+        """The newest documents and their digests, by path: several threads read the pages of one after the other."""
+        self._lock = threading.Lock()
 
     def record_id(self, ordinal: int) -> str:
         """Name a record by its file's path, and its page from 1."""
@@ -100,8 +107,17 @@ class ListedFolder:
     def _page(self, entry: Entry, sample_id: str) -> RawRecord:
         if entry.problem:
             raise BadRecordError(entry.problem, rule=entry.rule, sample_id=sample_id)
-        path, data = self._document
-        if path != entry.path:
+        with self._lock:
+            document = self._documents.get(entry.path)
+        if document is None:
             data = self._tree.read(entry)
-            self._document = (entry.path, data)
-        return page_record(sample_id, data, entry.page)
+            document = data, digest_bytes(data)
+            self._keep(entry.path, document)
+        return page_record(sample_id, *document, entry.page)
+
+    def _keep(self, path: str, document: tuple[bytes, str]) -> None:
+        with self._lock:
+            self._documents[path] = document
+            size_bytes = sum(len(data) for data, _ in self._documents.values())
+            while len(self._documents) > 1 and size_bytes > DOCUMENTS_BYTES_MAX:
+                size_bytes -= len(self._documents.popitem(last=False)[1][0])

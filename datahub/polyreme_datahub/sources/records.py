@@ -60,9 +60,8 @@ def is_document(name: str) -> bool:
     return name.lower().endswith(PDF)
 
 
-def page_record(sample_id: str, document: bytes, page: int) -> RawRecord:
+def page_record(sample_id: str, document: bytes, digest: str, page: int) -> RawRecord:
     """Return the record of a page, as the operation ``pdf-pages`` takes it; nothing answers its question yet."""
-    digest = digest_bytes(document)
     content = {
         "id": sample_id,
         "kind": "pdf",
@@ -71,7 +70,7 @@ def page_record(sample_id: str, document: bytes, page: int) -> RawRecord:
         "page": page,
         "conversations": [{"role": "user", "content": FOLDER_QUESTION}],
     }
-    return RawRecord(sample_id=sample_id, content=content, blobs=[document])
+    return RawRecord(sample_id=sample_id, content=content, blobs=[document], digests=[digest])
 
 
 def named_files(content: Any) -> list[str]:

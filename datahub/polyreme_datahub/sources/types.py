@@ -19,6 +19,9 @@ class RawRecord:
     content: Mapping[str, Any]
     """At least ``id``, ``kind`` and ``conversations``; canonical form is what the record's digest is of."""
     blobs: Sequence[bytes]
+    digests: Sequence[str] = ()
+    """Of the blobs, from a source that knows them: one that gives the same bytes with many records digests them once.
+    Empty: they are computed."""
 
 
 class Source(Protocol):

@@ -4,32 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from polyreme_api.faults.classes import FaultClass
 from polyreme_api.fields import Condition, Message, Name, Part, Seconds, StatusPart, Time
 from polyreme_api.metadata import ClusterMeta, Object
 
 RULES_MAX = 64
 CHARGES_MAX = 2_000
 """Nodes that one policy may have out of service at once, whatever its percentage says: its status must stay small."""
-FaultClass = Literal[
-    "gpu-lost",
-    "gpu-memory",
-    "gpu-hang",
-    "gpu-link",
-    "gpu-firmware",
-    "gpu-power",
-    "gpu-thermal",
-    "application",
-    "pcie",
-    "nic",
-    "network-link",
-    "disk",
-    "kernel",
-    "node-software",
-    "clock",
-    "planned",
-    "node-lost",
-    "performance",
-]
 
 
 class NodeConditionMatch(Part):

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Literal, get_args
 
-from polyreme_api.fault_policy import FaultClass
+from polyreme_api.faults.classes import FaultClass
 
 FaultAction = Literal["None", "Watch", "RestartApplication", "Reset", "Reboot", "Replace", "Support"]
 """What a fault asks for: nothing, counting, a restart of the ranks, a reset of the device, a reboot, another node, or a

@@ -2,79 +2,67 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
-from polyreme_api import labels
-from polyreme_operator.health.signs import AGENT_CONDITION, ConditionView, Event, Row
-
-AGENTS = f"{labels.GROUP}/"
-"""Beginning of the types of conditions that the node agent writes."""
-STICKY_S = 3 * 3_600.0
-_STICKY = frozenset({74, 79, 95, 109, 119})
-"""XIDs that come back although the condition is clear for a while (source S)."""
-_XIDS: Mapping[tuple[str, str], tuple[int, ...]] = {
-    ("gpu-lost", "Reboot"): (79,),
-    ("gpu-memory", "Reset"): (48, 95, 140),
-    ("gpu-memory", "Support"): (64,),
-    ("gpu-memory", "Watch"): (63, 92, 94),
-    ("gpu-hang", "Reset"): (46, 62, 109, 110, 143, 158),
-    ("gpu-firmware", "Reset"): (119, 120),
-    ("gpu-link", "Reboot"): (74,),
-    ("gpu-link", "Reset"): (136, 155),
-    ("gpu-power", "Support"): (54,),
-    ("application", "RestartApplication"): (13, 31),
-}
-_OTHERS: Mapping[str, tuple[str, str]] = {
-    "GPUMissing": ("gpu-lost", "Reboot"),
-    "LinkDowned": ("network-link", "Replace"),
-    "LinkFlap": ("network-link", "Watch"),
-    "KernelDeadlock": ("kernel", "Reboot"),
-    "ReadonlyFilesystem": ("disk", "Reboot"),
-    "FrequentKubeletRestart": ("node-software", "Support"),
-    "FrequentDockerRestart": ("node-software", "Support"),
-    "FrequentContainerdRestart": ("node-software", "Support"),
-    "NTPProblem": ("clock", "Support"),
-}
-_PROBLEM_DETECTOR = frozenset(name for name in _OTHERS if name not in {"GPUMissing", "LinkDowned", "LinkFlap"})
-"""Conditions of node-problem-detector."""
+from polyreme_api.faults.table import fault_table
+from polyreme_api.node_report import CONDITION_AGENT, CONDITION_PREFIX
+from polyreme_api.node_report import decode as decode_message
+from polyreme_operator.health.signs import ConditionView, Event, Row
 
 
-def _rows() -> dict[str, Row]:
-    rows = {
-        f"Xid{xid}": Row(
-            code=f"Xid{xid}",
-            fault_class=fault_class,
-            action=action,
-            sticky_s=STICKY_S if xid in _STICKY else 0.0,
-            fatal=action in {"Reset", "Reboot", "Support"},
+@functools.cache
+def rows() -> Mapping[str, Row]:
+    """Return the rows of the fault table by code."""
+    return {
+        code: Row(
+            code=code,
+            fault_class=row.fault_class,
+            action=row.action,
+            count=row.count,
+            window_s=row.window_s,
+            sticky_s=row.sticky_s,
+            fatal=row.fatal,
         )
-        for (fault_class, action), xids in _XIDS.items()
-        for xid in xids
-    }
-    return rows | {
-        code: Row(code=code, fault_class=fault_class, action=action) for code, (fault_class, action) in _OTHERS.items()
+        for code, row in fault_table().items()
     }
 
 
-ROWS = _rows()
+@functools.cache
+def _detectors() -> frozenset[str]:
+    """Return the types of conditions of node-problem-detector and its like."""
+    return frozenset(code for code, row in fault_table().items() if row.is_condition)
 
 
 def lookup(condition: str, code: str) -> Row | None:
     """Return the row of a code; a detector's condition without a known code has the row of its type."""
-    return ROWS.get(code) or ROWS.get(condition)
+    return rows().get(code) or rows().get(condition)
 
 
 def polarity(condition: str) -> str | None:
     """Return the status by which a condition shows a fault; None: it is none of the detectors'."""
-    detector = condition in _PROBLEM_DETECTOR or (condition.startswith(AGENTS) and condition != AGENT_CONDITION)
-    return "True" if detector else None
+    ours = condition.startswith(CONDITION_PREFIX) and condition != CONDITION_AGENT
+    return "True" if ours or condition in _detectors() else None
 
 
 def is_agents(condition: str) -> bool:
     """Tell whether the node agent writes a condition."""
-    return condition.startswith(AGENTS)
+    return condition.startswith(CONDITION_PREFIX)
 
 
 def decode(condition: ConditionView) -> tuple[Sequence[Event], str]:
-    """Read the events of a condition: by its reason alone, where its message has no machine-readable part."""
-    return (Event(code=condition.reason or condition.type),), ""
+    """Read the events of a condition: by its reason alone, where it is not the node agent's or names no event."""
+    if not is_agents(condition.type):
+        return (), ""
+    events, problem = decode_message(condition.message)
+    return tuple(
+        Event(
+            code=event.code,
+            device=event.device,
+            count=event.count,
+            last_s=float(event.last_s),
+            boot=event.boot,
+            action=event.action,
+        )
+        for event in events
+    ), problem

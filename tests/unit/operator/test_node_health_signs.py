@@ -7,6 +7,8 @@ import json
 
 import pytest
 
+from polyreme_api.node_report import NodeEvent, encode
+from polyreme_operator.health import table
 from polyreme_operator.health.policy import Answer, PolicyView, Rule, judge, overlap_message, policy_of
 from polyreme_operator.health.record import RECORD_BYTES_MAX, Record, parse, render
 from polyreme_operator.health.signs import ConditionView, Event, Reading, Row, read_conditions
@@ -114,3 +116,30 @@ def test_foreign_text_is_no_record(text: str) -> None:
 def test_no_text_is_no_record_and_a_whole_one_reads_back() -> None:
     assert parse(None) == (None, "")
     assert parse(render(Record())) == (Record(), "")
+
+
+def test_the_agents_messages_are_read_with_the_shipped_table() -> None:
+    message = encode("a sentence", [NodeEvent(code="Xid79", device="0000:3b:00", count=2, last_s=900, action="Reset")])
+    conditions = (
+        ConditionView(type=GPU, status="True", reason="Xid79", message=message),
+        ConditionView(type="polyreme.dev/Network", status="True", reason="LinkDowned", message="x" * 1_000_000),
+        ConditionView(type="polyreme.dev/Agent", status="False", reason="Works", message="a sentence"),
+        ConditionView(type="KernelDeadlock", status="True", reason="DockerHung", message="two\nlines"),
+    )
+    reading = read_conditions(
+        conditions,
+        decode=table.decode,
+        lookup=table.lookup,
+        polarity=table.polarity,
+        is_agents=table.is_agents,
+        silent=False,
+        now_s=1000.0,
+    )
+    assert [(sign.row.fault_class, sign.row.action, sign.count, sign.known) for sign in reading.signs] == [
+        ("kernel", "Reboot", 1, True),
+        ("gpu-lost", "Reset", 2, True),
+        ("network-link", "Replace", 1, True),
+    ]
+    assert reading.problems == (
+        "condition polyreme.dev/Network: its message has 1000000 characters, at most 1024 are read",
+    )

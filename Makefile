@@ -82,7 +82,8 @@ test-all: $(DEV) ## both: what CI runs
 	building=$$!; status=0; $(MAKE) test || status=1; $(MAKE) test-servers || status=1; \
 	kill $$building 2> /dev/null || true; exit $$status
 
-servers: $(DEV) ## get the S3 server and Kubernetes (by Go) and Pulsar (by Maven), once for all checkouts
+servers: $(DEV) ## get the S3 server and Kubernetes (by Go), Pulsar (by Maven) and, as root, Debian packages, once for all checkouts
+	@PYTHONPATH=. $(BIN)/python -m tools.debian_packages
 	@$(SERVICES) build
 	@$(CLUSTER) build
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-ANNOTATION = "org.opencontainers.image.ref.name"
+NAMES = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
+"""Annotations that hold an image's name: docker's whole name is in the first, buildah's in the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +52,18 @@ def read(path: Path) -> Archive:
     with tarfile.open(path) as outer:
         try:
             (found,) = _json(outer, "index.json")["manifests"]
-        except KeyError as error:
-            raise ValueError(f"{path.name} is no OCI archive: it has no index.json with manifests") from error
-        manifest = _json(outer, _blob_name(found["digest"]))
-        return Archive(
-            path=path,
-            name=found.get("annotations", {}).get(ANNOTATION, ""),
-            digest=found["digest"],
-            config=_json(outer, _blob_name(manifest["config"]["digest"]))["config"],
-            layers=tuple(Layer(digest=layer["digest"], bytes=layer["size"]) for layer in manifest["layers"]),
-        )
+            manifest = _json(outer, _blob_name(found["digest"]))
+            config = _json(outer, _blob_name(manifest["config"]["digest"]))["config"]
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"{path.name} is no OCI archive of one image: {error}") from error
+    annotations = found.get("annotations", {})
+    return Archive(
+        path=path,
+        name=next((annotations[key] for key in NAMES if key in annotations), ""),
+        digest=found["digest"],
+        config=config,
+        layers=tuple(Layer(digest=layer["digest"], bytes=layer["size"]) for layer in manifest["layers"]),
+    )
 
 
 def _blob_name(digest: str) -> str:

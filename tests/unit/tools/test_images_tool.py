@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tools.build_cache import BuildError
-from tools.images import load, pip_settings
+from tools.images import archive, load, pip_settings
 from tools.images.build import IMAGES, PYTHON_IMAGES, Wish, build
 from tools.images.engine import Build, full_name
 
@@ -147,6 +150,48 @@ def test_another_cluster_is_sent_to_a_registry() -> None:
 def test_loading_without_archives_says_what_to_run() -> None:
     with pytest.raises(BuildError, match="run make images first"):
         load.load("kind", [])
+
+
+def write_archive(path: Path, files: Mapping[str, object]) -> None:
+    with tarfile.open(path, "w") as packed:
+        for name, content in files.items():
+            data = json.dumps(content).encode()
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            packed.addfile(member, io.BytesIO(data))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "name"),
+    [
+        ({"org.opencontainers.image.ref.name": "docker.io/polyreme/s3:1"}, "docker.io/polyreme/s3:1"),
+        (
+            {"org.opencontainers.image.ref.name": "1", "io.containerd.image.name": "docker.io/polyreme/s3:1"},
+            "docker.io/polyreme/s3:1",
+        ),
+    ],
+    ids=["buildah", "docker"],
+)
+def test_an_archive_is_read_as_either_engine_writes_it(
+    tmp_path: Path, annotations: Mapping[str, str], name: str
+) -> None:
+    config = {"User": "65532:65532"}
+    layers = [{"digest": "sha256:c", "size": 7}]
+    files = {
+        "index.json": {"manifests": [{"digest": "sha256:a", "annotations": annotations}]},
+        "blobs/sha256/a": {"config": {"digest": "sha256:b"}, "layers": layers},
+        "blobs/sha256/b": {"config": config},
+    }
+    write_archive(tmp_path / "a.tar", files)
+    image = archive.read(tmp_path / "a.tar")
+    assert (image.name, image.digest, image.config) == (name, "sha256:a", config)
+    assert [layer.bytes for layer in image.layers] == [7]
+
+
+def test_an_archive_of_another_format_is_refused_with_its_name(tmp_path: Path) -> None:
+    write_archive(tmp_path / "old.tar", {"manifest.json": []})
+    with pytest.raises(ValueError, match=r"old\.tar is no OCI archive of one image: .*index\.json"):
+        archive.read(tmp_path / "old.tar")
 
 
 def arguments(text: str) -> Mapping[str, str]:

@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
             case "build":
                 _build(options)
             case "load":
-                load.load(options.cluster, options.archives or sorted(options.folder.glob("*.tar")))
+                load.load(options.cluster, options.archives or load.whole(options.folder))
             case _:
                 for path in sorted(options.folder.glob("*.tar")):
                     _show(path)
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     building.add_argument("--no-cache", action="store_true", help="build every layer again")
     loading = commands.add_parser("load")
     loading.add_argument("cluster", help="kind, kind-NAME, k3s or local")
-    loading.add_argument("archives", nargs="*", type=Path, help="those of the folder by default")
+    loading.add_argument("archives", nargs="*", type=Path, help="by default, those of the folder that are not thin")
     commands.add_parser("base")
     showing = commands.add_parser("show")
     for one in (building, loading, showing):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.build_cache import BuildError
+from tools.images.build import THIN_SUFFIX
 
 LOCAL = "local"
 
@@ -31,6 +32,11 @@ def command(cluster: str, archive: Path) -> list[str]:
         f"CLUSTER={cluster}: write kind, kind-NAME, k3s or local; "
         "other clusters pull from a registry (docs/how-to/images.md)"
     )
+
+
+def whole(folder: Path) -> list[Path]:
+    """Return the archives of a folder that are not thin: those have the same names, and need a volume."""
+    return [path for path in sorted(folder.glob("*.tar")) if not path.stem.endswith(THIN_SUFFIX)]
 
 
 def load(cluster: str, archives: Sequence[Path]) -> None:

@@ -147,6 +147,12 @@ def test_another_cluster_is_sent_to_a_registry() -> None:
         load.load("gke", [Path("a.tar")])
 
 
+def test_thin_archives_are_loaded_only_when_they_are_named(tmp_path: Path) -> None:
+    for name in ("trainer.tar", "trainer-thin.tar", "s3.tar"):
+        (tmp_path / name).touch()
+    assert [path.name for path in load.whole(tmp_path)] == ["s3.tar", "trainer.tar"]
+
+
 def test_loading_without_archives_says_what_to_run() -> None:
     with pytest.raises(BuildError, match="run make images first"):
         load.load("kind", [])

@@ -83,7 +83,7 @@ test-all: $(DEV) ## both: what CI runs
 	kill $$building 2> /dev/null || true; exit $$status
 
 servers: $(DEV) ## get the S3 server and Kubernetes (by Go), Pulsar (by Maven) and, as root, Debian packages, once for all checkouts
-	@PYTHONPATH=. $(BIN)/python -m tools.debian_packages
+	@PYTHONPATH=. $(BIN)/python -m tools.debian
 	@$(SERVICES) build
 	@$(CLUSTER) build
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tools import debian
 from tools.cluster.binaries import program_path
 from tools.cluster.cluster import FOLDER, down, kill_node, load, named_cluster, start_node, up
 from tools.cluster.nodes.addons import Kubectl
@@ -137,7 +138,7 @@ def cluster_for_tests() -> Iterator[Cluster]:
     if given := named_cluster(folder, os.environ):
         yield Cluster(Path(given), None)
         return
-    if refused := refusal():
+    if refused := debian.install([*debian.FOR_NODES, *debian.FOR_IMAGES]) or refusal():
         pytest.skip(f"this machine refuses {refused}")
     ours = not Servers(folder).are_up
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.nodes.cluster import ROOT, Cluster, pod
+from tools import debian
 from tools.cluster.cluster import down
 from tools.cluster.nodes.images import image_name
 from tools.cluster.nodes.probe import refusal
@@ -45,7 +46,7 @@ def test_a_restricted_pod_runs_and_another_is_refused(cluster: Cluster) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("begun", ["namespaces", "node-1-kubelet"])
 def test_a_start_that_was_killed_half_way_leaves_nothing_after_down(tmp_path: Path, begun: str) -> None:
-    if refused := refusal():
+    if refused := debian.install(debian.FOR_NODES) or refusal():
         pytest.skip(f"this machine refuses {refused}")
     folder = tmp_path / "cluster"
     command = [sys.executable, "-m", "tools.cluster", "up", "--nodes", "1", "--folder", str(folder)]

@@ -9,10 +9,10 @@ from tools.cluster.access import Access
 from tools.cluster.nodes.images import image_name
 from tools.cluster.nodes.sandbox import Sandbox
 from tools.cluster.servers import Server, Servers, dump
+from tools.debian import CNI_FOLDERS
 
 POD_NETWORK = "10.244.0.0/16"
 DNS_ADDRESS = "10.0.0.10"
-CNI_FOLDERS = ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni")
 READY_S_MAX = 60.0
 LEASE_S = 16
 """Duration of a node's Lease: the kubelet renews it in a quarter of it."""

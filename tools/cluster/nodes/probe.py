@@ -15,18 +15,8 @@ from pathlib import Path
 
 from tools.build_cache import BuildError
 from tools.cluster.nodes.cgroups import hierarchies
-from tools.cluster.nodes.node import cni_folder
+from tools.debian import FOR_NODES, missing_packages
 
-PACKAGES = {
-    "runc": "runc",
-    "iptables": "iptables",
-    "conntrack": "conntrack",
-    "ip": "iproute2",
-    "nsenter": "util-linux",
-    "unshare": "util-linux",
-    "mount": "mount",
-}
-"""Debian's package of each program."""
 NAMESPACES = {
     "CLONE_NEWNS": 0x00020000,
     "CLONE_NEWUTS": 0x04000000,
@@ -48,11 +38,8 @@ def check_programs() -> None:
     Raises:
         BuildError: If some are missing, with the packages that bring them.
     """
-    missing = [name for name in PACKAGES if shutil.which(name) is None]
-    if missing:
-        packages = " ".join(sorted({PACKAGES[name] for name in missing}))
-        raise BuildError(f"nodes need {', '.join(missing)}, and PATH has none of them: apt-get install {packages}")
-    cni_folder()
+    if packages := missing_packages(FOR_NODES):
+        raise BuildError(f"nodes need programs that are not on PATH: apt-get install {' '.join(packages)}")
 
 
 def refusal() -> str | None:

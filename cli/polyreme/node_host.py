@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import secrets
 import signal
 from collections.abc import Mapping, Sequence
@@ -86,7 +87,10 @@ class _Host:
             await cluster.list("Node", limit=1)
             leaders = LeaderSockets()
             kubelets = [self._kubelet(cluster, node, leaders) for node in self._settings.nodes]
-            preparation = LocalPreparation(self._home)
+            # Another cluster's jobs may have their data in this home, too.
+            cluster_name = hashlib.sha256(connection.url.encode()).hexdigest()[:12]
+            scope = f"node-{cluster_name}/{self._settings.namespace or '*'}"
+            preparation = LocalPreparation(self._home, scope=scope)
             data = DataController(cluster, preparation, self._clock, namespace=self._settings.namespace, jobs_max=1)
             resource, count = self._settings.resource, self._settings.devices
             note(f"nodes {', '.join(self._settings.nodes)} with {count} of {resource} each serve; Ctrl-C ends them")

@@ -58,7 +58,7 @@ def test_the_controller_prepares_nothing_itself_and_a_killed_worker_costs_nothin
     alone = Home(path=tmp_path / "alone")
     alone.prepare_data()
     hub.register(alone.registry_url, alone.objects_url, DATASET, digits(2, pages=PAGES))
-    expected = asyncio.run(LocalPreparation(alone).prepare(job(), lambda _line: None))
+    expected = asyncio.run(LocalPreparation(alone, scope="alone").prepare(job(), lambda _line: None))
 
     variables = {DATABASE_URL: database, TOPICS_URL: pulsar_server, OBJECTS_URL: f"{bucket}/objects"}
     hub.register(database, variables[OBJECTS_URL], DATASET, digits(2, pages=PAGES))
@@ -74,7 +74,7 @@ def test_the_controller_prepares_nothing_itself_and_a_killed_worker_costs_nothin
                 first.send_signal(signal.SIGKILL)
                 first.wait()
 
-        controller = LocalPreparation(Home(path=tmp_path / "controller"), only_seals=True)
+        controller = LocalPreparation(Home(path=tmp_path / "controller"), scope="here", only_seals=True)
         made = asyncio.run(controller.prepare(job(), progress))
         assert first.returncode == -signal.SIGKILL
         assert second.poll() is None

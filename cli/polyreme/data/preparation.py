@@ -31,12 +31,11 @@ class LocalPreparation:
         home: Where the registry and the objects are.
         only_seals: Whether the work of flows is left to workers of other processes; this one plans, waits and seals.
         scope: Names the jobs that a controller sees, among all whose data lie in this registry: what is pinned under
-            it for a job that is gone is released. Empty: the folders of jobs in this home say which ones it had.
+            it for a job that is gone is released.
     """
 
-    def __init__(self, home: Home, *, only_seals: bool = False, scope: str = "") -> None:
-        self._home, self._only_seals = home, only_seals
-        self._prefix = f"{scope}/" if scope else ""
+    def __init__(self, home: Home, *, scope: str, only_seals: bool = False) -> None:
+        self._home, self._only_seals, self._prefix = home, only_seals, f"{scope}/"
 
     async def prepare(self, job: TrainingJob, progress: Callable[[Mapping[str, Any]], None]) -> Prepared:
         """Process the data of a job."""
@@ -66,12 +65,8 @@ class LocalPreparation:
 
     async def kept(self) -> set[str]:
         """Return the UIDs of jobs that something is kept for."""
-        folders = self._home.path / "data" / "jobs"
-        found = {folder.name for folder in folders.iterdir()} if folders.is_dir() else set()
-        if self._prefix:
-            pinned = await asyncio.to_thread(holders, self._home.registry_url, self._prefix)
-            found |= {holder.removeprefix(self._prefix) for holder in pinned}
-        return found
+        pinned = await asyncio.to_thread(holders, self._home.registry_url, self._prefix)
+        return {holder.removeprefix(self._prefix) for holder in pinned}
 
     async def is_whole(self, job: TrainingJob) -> bool:
         """Tell whether the processed data of a job is still there."""

@@ -49,7 +49,7 @@ def test_prepared_data_is_whole_and_its_versions_are_pinned_until_the_job_is_gon
     lines: list[Mapping[str, Any]] = []
 
     async def story() -> None:
-        preparation = LocalPreparation(home)
+        preparation = LocalPreparation(home, scope="here/*")
         made = await preparation.prepare(job, lines.append)
         assert made.message == "1 sample; 1 dead letter"
         assert made.plan.startswith("plans/")

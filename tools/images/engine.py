@@ -64,6 +64,8 @@ class Buildah:
     def build(self, build: Build) -> None:
         """Build with layers, one time for all files, and nothing of this machine."""
         command = ["buildah", "build", "--quiet", "--isolation=chroot", "--layers", "--identity-label=false"]
+        # Or the container of a stage without steps stays, with its mount.
+        command += ["--force-rm"]
         command += [f"--timestamp={EPOCH_S}", f"--ignorefile={build.containerfile}.dockerignore"]
         command += ["--pull-never"] if build.local else ["--pull=false"]
         command += [] if build.cached else ["--no-cache"]

@@ -38,7 +38,7 @@ PRODUCTION = (
 
 
 class Installation:
-    """A cluster without any trace of polyreme, and Helm."""
+    """A cluster with polyreme's CRDs alone, and Helm."""
 
     def __init__(self, kubeconfig: str) -> None:
         self.kubeconfig = kubeconfig
@@ -73,12 +73,21 @@ class Installation:
         return str(caught.value)
 
     def reset(self) -> None:
-        """Take every trace away, whatever the last test left."""
+        """Take every trace away, whatever the last test left, but CRDs that belong to no release."""
         self.helm("uninstall", RELEASE, "--ignore-not-found", "--wait")
         self.kubectl("delete", "pvc", "--all", "-n", NAMESPACE, "--wait=false")
         self.kubectl("delete", "clusterroles,clusterrolebindings", "-l", OURS)
         self.kubectl("delete", NAMESPACED, "-n", NAMESPACE, "-l", OURS)
-        self.kubectl("delete", "crd", "--ignore-not-found", *(f"{plural}.polyreme.dev" for plural in CRDS))
+        if any(self.is_touched(plural) for plural in CRDS):
+            apply_crds(self.kubeconfig)
+
+    def is_touched(self, plural: str) -> bool:
+        """Tell whether a CRD belongs to a release, or has another version or digest than ours."""
+        found = annotations(self, plural)
+        own = yaml.safe_load((ROOT / f"manifests/crds/polyreme.dev_{plural}.yaml").read_text())["metadata"][
+            "annotations"
+        ]
+        return "meta.helm.sh/release-name" in found or any(found.get(key) != value for key, value in own.items())
 
 
 def _sets(settings: tuple[str, ...]) -> list[str]:
@@ -87,14 +96,13 @@ def _sets(settings: tuple[str, ...]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def namespaced(kubeconfig: str) -> Iterator[str]:
-    """The release's namespace, at the restricted level; afterwards the cluster has our CRDs again."""
+    """The release's namespace, at the restricted level."""
     for namespace in (NAMESPACE, "research"):
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
         _apply(kubeconfig, {"kind": "Namespace", "metadata": {"name": namespace, "labels": labels}})
     yield kubeconfig
     Installation(kubeconfig).reset()
     kubectl(kubeconfig, "delete", "namespace", "research", "--wait=false")
-    apply_crds(kubeconfig)
 
 
 @pytest.fixture
@@ -125,8 +133,9 @@ def _apply(kubeconfig: str, manifest: dict[str, Any]) -> None:
 
 
 def test_development_installs_upgrades_rolls_back_and_leaves_only_what_the_docs_say(cluster: Installation) -> None:
+    adopt = "crds.adopt=true"
     with storage(cluster):
-        said = cluster.install("jobs.namespaces={default,research}")
+        said = cluster.install("jobs.namespaces={default,research}", adopt, options=("--take-ownership",))
         assert "kubectl apply -f manifests/samples/quickstart.yaml" in said
         first = cluster.credentials("polyreme-s3", NAMESPACE)
         assert len(first["AWS_SECRET_ACCESS_KEY"]) == 40
@@ -136,7 +145,7 @@ def test_development_installs_upgrades_rolls_back_and_leaves_only_what_the_docs_
         until(lambda: len(cluster.ours("pods")) == 4, "two operators, the datahub and the device advertiser have pods")
         claims = cluster.get("pvc", "polyreme-datahub")["metadata"]["uid"]
 
-        cluster.upgrade("jobs.namespaces={default}", "operator.logLevel=debug")
+        cluster.upgrade("jobs.namespaces={default}", adopt, "operator.logLevel=debug")
         assert cluster.credentials("polyreme-s3", NAMESPACE) == first
         assert cluster.credentials("polyreme-object-store", "default") == first
         assert "polyreme-object-store" not in cluster.kubectl("get", "secrets", "-n", "research", "-o", "name")
@@ -153,7 +162,9 @@ def test_development_installs_upgrades_rolls_back_and_leaves_only_what_the_docs_
         assert cluster.get("pvc", "polyreme-datahub")["metadata"]["uid"] == claims
         assert cluster.ours(NAMESPACED) == []
         assert cluster.ours("clusterroles,clusterrolebindings") == []
-        assert all(cluster.get("crd", f"{plural}.polyreme.dev") for plural in CRDS)
+        for plural in CRDS:
+            assert annotations(cluster, plural)["meta.helm.sh/release-name"] == RELEASE
+            assert f"[CustomResourceDefinition] {plural}.polyreme.dev" in said
 
         cluster.install()
         assert cluster.get("pvc", "polyreme-datahub")["metadata"]["uid"] == claims
@@ -189,7 +200,6 @@ def test_an_upgrade_in_production_keeps_the_size_of_the_worker_pool(cluster: Ins
 
 
 def test_crds_that_exist_already_are_left_adopted_or_refused(cluster: Installation) -> None:
-    apply_crds(cluster.kubeconfig)
     cluster.install(*PRODUCTION)
     assert "meta.helm.sh/release-name" not in annotations(cluster, "trainingjobs")
     changed = {"metadata": {"annotations": {"polyreme.dev/crd-digest": "0"}}}

@@ -26,17 +26,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="first of those seeds")
     parser.add_argument("--processes", type=int, default=2, help="processes to use")
     parser.add_argument("--until-violation", action="store_true", help="stop at the first seed that breaks a rule")
+    parser.add_argument("--health", action="store_true", help="nodes have agents, and a NodeFaultPolicy is enforced")
     options = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
     if options.seed is not None:
-        return _replay(options.seed, anomaly=options.anomaly, until_violation=options.until_violation)
+        return _replay(options)
     return _many(options)
 
 
-def _replay(seeds: list[int], *, anomaly: str | None, until_violation: bool) -> int:
+def _replay(options: argparse.Namespace) -> int:
     broken = 0
-    for seed in seeds:
-        result = simulate(seed, anomaly=anomaly)
+    for seed in options.seed:
+        result = simulate(seed, anomaly=options.anomaly, health=options.health)
         broken += bool(result.violations)
         for violation in result.violations:
             sys.stdout.write(f"{violation}\n")
@@ -44,7 +45,7 @@ def _replay(seeds: list[int], *, anomaly: str | None, until_violation: bool) -> 
             f"seed {seed}: trace {result.trace}, {result.changes} writes, {result.attempts} attempts, "
             f"{result.succeeded} jobs succeeded, {len(result.violations)} violations\n"
         )
-        if broken and until_violation:
+        if broken and options.until_violation:
             break
     return 1 if broken else 0
 
@@ -52,7 +53,9 @@ def _replay(seeds: list[int], *, anomaly: str | None, until_violation: bool) -> 
 def _many(options: argparse.Namespace) -> int:
     began_s = time.perf_counter()  # reported only; no decision depends on it
     seeds = range(options.first, options.first + options.seeds)
-    campaign = run_campaign(seeds, processes=options.processes, until_violation=options.until_violation)
+    campaign = run_campaign(
+        seeds, processes=options.processes, until_violation=options.until_violation, health=options.health
+    )
     sys.stdout.write(table(campaign) + "\n")
     for result in campaign.broken[:SHOWN_MAX]:
         sys.stdout.write(replay(result) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import gc
 import itertools
 import logging
@@ -134,6 +135,7 @@ def run_campaign(
     *,
     processes: int,
     until_violation: bool = False,
+    health: bool = False,
     on_done: Callable[[int, int], None] | None = None,
 ) -> Campaign:
     """Run seeds.
@@ -142,13 +144,14 @@ def run_campaign(
         seeds: Which.
         processes: On so many processes.
         until_violation: Whether to stop at the first seed that breaks a rule.
+        health: Whether nodes have agents and the operator a NodeFaultPolicy.
         on_done: Told, after each seed, how many are done and how many of them broke a rule.
     """
     reached: Counter[tuple[str, str]] = Counter()
     broken: list[Result] = []
     attempts = succeeded = done = 0
     with concurrent.futures.ProcessPoolExecutor(processes, initializer=_quiet) as pool:
-        for result in pool.map(simulate, seeds, chunksize=CHUNK_SEEDS):
+        for result in pool.map(functools.partial(simulate, health=health), seeds, chunksize=CHUNK_SEEDS):
             done += 1
             reached.update(result.reached)
             attempts += result.attempts

@@ -18,6 +18,7 @@ from polyreme_simulator.batches import BatchFacts
 from polyreme_simulator.capacity import CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView, LauncherView
 from polyreme_simulator.data_facts import DataFacts
+from polyreme_simulator.health_facts import HealthFacts
 from polyreme_simulator.leaders import LeaderFacts
 from polyreme_simulator.observed_state import AttemptFact, ObservedState
 from polyreme_simulator.ownership import is_malformed, owner_uid
@@ -50,6 +51,7 @@ class Facts(ObservedState):
         self.successors = SuccessorFacts(self)
         self.anomalies = AnomalyFacts(self, capacity=self.capacity, batches=self.batches)
         self.data = DataFacts(self, capacity=self.capacity, anomalies=self.anomalies)
+        self.health = HealthFacts(self, capacity=self.capacity)
         self.waiting = WaitingFacts(self, capacity=self.capacity, anomalies=self.anomalies, data=self.data)
         self.places = PlaceFacts(
             self, capacity=self.capacity, batches=self.batches, anomalies=self.anomalies, data=self.data
@@ -103,6 +105,7 @@ class Facts(ObservedState):
                 pass
         self.capacity.changed(change, world)
         self.waiting.changed(change, world)
+        self.health.changed(change, world)
 
     def landing(self, sent_s: float) -> None:
         """A write of the operator lands now that was sent then."""
@@ -297,6 +300,7 @@ class Facts(ObservedState):
                 self.broke("no orphan at the end", f"pod {pod['metadata']['name']} is {phase}", world)
         self._check_orphans(world)
         self.anomalies.check_end(world)
+        self.health.check_end(world)
 
     def _check_orphans(self, world: ClusterView) -> None:
         for kind in CHILDREN:

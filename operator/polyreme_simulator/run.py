@@ -21,6 +21,7 @@ from polyreme_simulator.chaos import Chaos
 from polyreme_simulator.datahub import DataHub, is_gated
 from polyreme_simulator.event_loop import VirtualLoop
 from polyreme_simulator.faults import NO_FAULTS, PortFaults
+from polyreme_simulator.health_agents import HealthAgents
 from polyreme_simulator.invariants import Facts
 from polyreme_simulator.ownership import is_malformed
 from polyreme_simulator.profiles import BEGINS, Profile, profile_of
@@ -44,6 +45,8 @@ PEACE_S = 1500.0
 """Longest time after the faults until every job has finished."""
 SETTLE_S = 120.0
 """Time to clean up after the last job."""
+EXAMINED_S = 900.0
+"""Time until every node has been examined again: examinations are at most twice as far apart as faults last."""
 LATE_S = 10.0
 LONGEST_CHANGE_S = 62.0
 REPLICA_NAMES = ("a", "b")
@@ -84,18 +87,20 @@ class Result:
     """How often each fault came about at each point."""
 
 
-def simulate(seed: int, *, faults: bool = True, anomaly: str | None = None) -> Result:
+def simulate(seed: int, *, faults: bool = True, anomaly: str | None = None, health: bool = False) -> Result:
     """Run one seed; the same seed gives the same trace.
 
     Args:
         seed: Which.
         faults: Whether anything goes wrong.
         anomaly: The class of anomalies, in place of the seed's own.
+        health: Whether nodes have agents and the operator a NodeFaultPolicy.
     """
     with _without_collector():
         loop = VirtualLoop()
         asyncio.set_event_loop(loop)
-        simulation = _Simulation(loop, seed, faults=faults, anomaly=class_of(seed) if anomaly is None else anomaly)
+        anomaly = class_of(seed) if anomaly is None else anomaly
+        simulation = _Simulation(loop, seed, faults=faults, anomaly=anomaly, health=health)
         try:
             return loop.run_until_complete(simulation.run())
         except Exception as error:  # noqa: BLE001 - an actor's error is a violation of its seed, and ends no campaign
@@ -119,7 +124,7 @@ def _without_collector() -> Iterator[None]:
 
 
 class _Simulation:
-    def __init__(self, loop: VirtualLoop, seed: int, *, faults: bool, anomaly: str) -> None:
+    def __init__(self, loop: VirtualLoop, seed: int, *, faults: bool, anomaly: str, health: bool) -> None:
         self._loop, self._seed = loop, seed
         self._rng = random.Random(seed)
         self._facts = Facts()
@@ -137,6 +142,7 @@ class _Simulation:
                 settings=Settings(
                     relist_s=60.0,
                     data_gate=is_gated(seed),
+                    node_health=health,
                     defaults=PodDefaults(
                         binding=self._scenario.binding,
                         launcher_rbac=self._scenario.launcher_rbac,
@@ -158,6 +164,7 @@ class _Simulation:
             self._reached,
         )
         self._datahub = DataHub(self._world, random.Random(f"datahub of seed {seed}")) if is_gated(seed) else None
+        self._agents = HealthAgents(self._world, random.Random(f"agents of seed {seed}")) if health else None
         self._submitted: list[dict[str, Any]] = []
         """Specifications of all jobs."""
 
@@ -172,11 +179,15 @@ class _Simulation:
             world.after(from_s + within_s, lambda number=number: self._submit(f"j{number}"))  # type: ignore[misc]
         if self._datahub is not None:
             self._datahub.begin(FAULTS_S, faults=self._enabled)
+        if self._agents is not None:
+            self._agents.begin(FAULTS_S, faults=self._enabled)
         replicas = [self._loop.create_task(replica.keep()) for replica in self._replicas]
         if self._enabled:
             await self._disturb()
         for number in range(scenario.late_jobs):
             world.soon(LATE_S, lambda number=number: self._submit(f"late{number}"))  # type: ignore[misc]
+        if self._agents is not None:
+            self._agents.end()
         await asyncio.sleep(LATE_S)
         if self._enabled and (scenario.profile.calm_jobs or not self._finished()):
             await self._change_in_calm()
@@ -228,13 +239,16 @@ class _Simulation:
             self._facts.waiting.look(self._world)
             self._facts.data.look(self._world)
             self._facts.anomalies.look(self._world)
+            self._facts.health.look(self._world)
 
     async def _wait_for_the_end(self) -> None:
         await self._watch(PEACE_S)
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(SETTLE_S if self._agents is None else EXAMINED_S)
 
     def _submit(self, name: str) -> None:
         job = draw_job(name, self._scenario, self._rng, before=self._submitted)
+        if self._agents is not None:
+            self._agents.ask(job)
         self._submitted.append(job["spec"])
         uid = self._world.store.create(job)["metadata"]["uid"]
         self._world.steps[uid] = job["spec"]["training"]["steps"]

@@ -22,9 +22,12 @@ SOURCES = (("api", "polyreme_api"), ("operator", "polyreme_operator"), ("trainer
 SHOWN_BY: dict[str, tuple[int, ...]] = {
     "absent_node_is_lost": (9, 24),
     "data_of_another_spec_counts": (61,),
+    "examination_looks_at_nothing": (3,),
     "first_data_report_stays": (13,),
+    "foreign_taint_dropped": (4,),
     "lease_known_by_its_label": (7, 22),
     "malformed_object_raises": (12, 27),
+    "node_tainted_without_a_charge": (1,),
     "replacement_does_not_wait": (0, 1),
     "reservation_ignored": (8,),
     "success_not_looked_for": (33,),
@@ -34,14 +37,17 @@ CAUGHT_WITHIN = {
     "bound_without_uid": 10,
     "data_of_another_spec_counts": 150,
     "delete_without_uid": 10,
+    "examination_looks_at_nothing": 20,
     "exclusive_domains_leak": 10,
     "first_data_report_stays": 40,
     "foreign_pods_not_counted": 10,
+    "foreign_taint_dropped": 20,
     "hang_on_one_signal": 60,
     "intents_not_settled": 45,
     "leader_runs_on": 12,
     "lease_known_by_its_label": 60,
     "malformed_object_raises": 60,
+    "node_tainted_without_a_charge": 20,
     "place_lost_with_the_admission": 66,
     "preemption_without_deadline": 20,
     "quota_forgets_its_borrowing_limit": 10,
@@ -60,6 +66,8 @@ CAUGHT_WITHIN = {
     "victim_preempted_twice": 10,
 }
 """Seeds, from 0 on, within which each of these must be seen."""
+OF_HEALTH = frozenset({"examination_looks_at_nothing", "foreign_taint_dropped", "node_tainted_without_a_charge"})
+"""Bugs that only seeds with a NodeFaultPolicy can see."""
 QUICKLY_MAX = 20
 """Bugs that are seen within so many seeds are the tests' to see, too; the others are so by seeds of their own."""
 
@@ -83,7 +91,7 @@ def shown_by(bug: str, directory: Path) -> int | None:
     seeds = [str(seed) for seed in SHOWN_BY.get(bug, ())]
     if not seeds:
         return None
-    said = _simulate(directory, "--seed", *seeds, "--until-violation")
+    said = _simulate(directory, "--seed", *seeds, "--until-violation", *_health(bug))
     return next((int(found["seed"]) for found in _REPLAYED.finditer(said) if found["violations"] != "0"), None)
 
 
@@ -95,9 +103,13 @@ def first_caught(bug: str, directory: Path, *, processes: int = 1) -> int | None
         directory: Where it is planted.
         processes: Processes to use.
     """
-    seeds = ("--seeds", str(CAUGHT_WITHIN[bug]), "--processes", str(processes), "--until-violation")
+    seeds = ("--seeds", str(CAUGHT_WITHIN[bug]), "--processes", str(processes), "--until-violation", *_health(bug))
     figures: dict[str, Any] = json.loads(_simulate(directory, *seeds).splitlines()[-1])["figures"]
     return int(figures["seeds"]) if figures["violations"] else None
+
+
+def _health(bug: str) -> tuple[str, ...]:
+    return ("--health",) if bug in OF_HEALTH else ()
 
 
 def _simulate(directory: Path, *arguments: str) -> str:

@@ -9,10 +9,15 @@ import sys
 import pytest
 
 from polyreme_simulator.campaign import WRITE_FAULTS, replay, run_campaign, table
+from polyreme_simulator.health_agents import FAULTS as HEALTH_FAULTS
 from polyreme_simulator.run import simulate
 
 SEEDS = range(200)
 """About 300 s of one core. `make soak-sim` runs more, and asks that they reach every fault at every point."""
+
+HEALTH_SEEDS = range(30)
+"""About 45 s of one core."""
+HEALTH_EVENTS = (*HEALTH_FAULTS, "breaker latched", "node draining", "node repairing", "node returned")
 
 
 @pytest.mark.slow
@@ -23,6 +28,15 @@ def test_no_seed_breaks_a_rule_and_every_fault_strikes_every_write() -> None:
     assert not campaign.broken, "\n".join(map(replay, campaign.broken))
     unreached_writes = [(fault, point) for fault, point in campaign.unreached if fault in WRITE_FAULTS]
     assert unreached_writes == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_seed_with_faulty_nodes_breaks_a_rule() -> None:
+    """Agents that lie and fall silent, breakers, releases: with these the rules of nodes hold, and all others too."""
+    campaign = run_campaign(HEALTH_SEEDS, processes=os.cpu_count() or 1, health=True)
+    assert not campaign.broken, "\n".join(map(replay, campaign.broken))
+    assert [event for event in HEALTH_EVENTS if not campaign.reached.get((event, ""))] == []
 
 
 @pytest.mark.slow

@@ -189,7 +189,7 @@ def _out(facts: NodeFacts, record: Record, judged: tuple[Judged, ...], now_s: fl
         lifted = _examined(facts, after, judged, now_s)
         if lifted is not None:
             return lifted
-        after = _renewed(after, now_s)
+        after = _renewed(after, EXAMINE_S if facts.policy is None else facts.policy.examine_s, now_s)
     return _emptied(facts, after), ()
 
 
@@ -215,9 +215,9 @@ def _examined(
     return after, (Note(reason="NodeReturned", message=message),)
 
 
-def _renewed(record: Record, now_s: float) -> Record:
+def _renewed(record: Record, first_s: float, now_s: float) -> Record:
     times = record.examinations + 1
-    update = {"examinations": times, "examine_at_s": now_s + min(EXAMINE_MAX_S, EXAMINE_S * 2.0 ** min(times, 8))}
+    update = {"examinations": times, "examine_at_s": now_s + min(EXAMINE_MAX_S, first_s * 2.0 ** min(times, 12))}
     return record.model_copy(update=update)
 
 

@@ -1,0 +1,148 @@
+"""Rules for the health of nodes: taints have owners, the breaker holds, and what is well comes back."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from polyreme_local.api_server.record import Change
+from polyreme_operator.health.breaker import limit_of
+from polyreme_operator.health.record import HEALTH, NodeState, Record, parse
+from polyreme_operator.port import Manifest, WatchEventType
+from polyreme_simulator.capacity import CapacityFacts
+from polyreme_simulator.cluster_view import ClusterView
+from polyreme_simulator.observed_state import ObservedState
+
+GRAVE = frozenset({"Xid48", "GPUMissing"})
+KERNEL = "KernelDeadlock"
+GPU = "polyreme.dev/GPU"
+OWNED_WITHIN_S = 20.0
+"""Time within which a taint that a person added has an owner on record."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Seen:
+    """What was last seen of one node."""
+
+    tainted: bool = False
+    since_s: float = 0.0
+    record: Record | None = None
+    others: tuple[Any, ...] = ()
+    shown: tuple[tuple[str, str, str], ...] = ()
+    released: tuple[tuple[str, str, str], ...] | None = None
+    """What it showed when a person removed the taint; None once it shows something else."""
+
+
+class HealthFacts:
+    """Taints of nodes, and whether each is as it should be.
+
+    Args:
+        observed: What the store's log showed; a broken rule is noted there.
+        capacity: When the operator can know what is.
+    """
+
+    def __init__(self, observed: ObservedState, *, capacity: CapacityFacts) -> None:
+        self._observed, self._capacity = observed, capacity
+        self.percent: int | None = None
+        """Share of the nodes that the policy's breaker allows; None: there is no policy in this seed."""
+        self.nodes = 0
+        """Number of nodes at the beginning."""
+        self.enforced_s = float("-inf")
+        """When last a policy was enforced."""
+        self._seen: dict[str, _Seen] = {}
+
+    def changed(self, change: Change, world: ClusterView) -> None:
+        """Take a change of a node."""
+        if self.percent is None or change.record.kind != "Node":
+            return
+        name = change.record.name
+        if change.type is WatchEventType.DELETED:
+            self._seen.pop(name, None)
+            return
+        before, node = self._seen.get(name, _Seen()), change.record.manifest
+        after = _seen(node)
+        after.since_s = before.since_s if before.tainted == after.tainted else world.time_s()
+        after.released = before.released if before.shown == after.shown else None
+        lifted = before.tainted and not after.tainted
+        if lifted and after.record == before.record:
+            # The operator lifts a taint and changes the record in one write: this was a person.
+            after.released = after.shown
+            world.reached["node released by hand", ""] += 1
+        self._seen[name] = after
+        if before.record != after.record and before.record is not None and before.others != after.others:
+            self._observed.broke("taints of others are left alone", f"{name}: {before.others} {after.others}", world)
+        if after.tainted and not before.tainted and after.record is not None and after.record.state.is_out:
+            self._check_taint(name, before, after.record, world)
+        if lifted and after.record != before.record:
+            world.reached["node returned", ""] += 1
+            if before.record is not None and before.record.is_persons:
+                self._observed.broke("what a person took out only a person brings back", name, world)
+            if _is_faulty(after):
+                self._observed.broke("a node returns when its fault is gone", f"{name} shows {after.shown}", world)
+
+    def _check_taint(self, name: str, before: _Seen, record: Record, world: ClusterView) -> None:
+        world.reached[f"node {record.state}", ""] += 1
+        if not record.owner or not record.examine_at_s:
+            self._observed.broke("every taint has an owner and an examination", f"{name}: {record}", world)
+        if not record.owner.startswith("policy/"):
+            return
+        out = sorted(each for each, seen in self._seen.items() if seen.tainted and _is_policys(seen))
+        limit = limit_of(self.nodes, self.percent or 0)
+        if len(out) > limit:
+            self._observed.broke("never more out than the breaker allows", f"{out}, limit {limit}", world)
+        if world.time_s() - self.enforced_s > self._late_s(world):
+            self._observed.broke("nothing is done without a policy that enforces", name, world)
+        if before.released is not None and before.released == before.shown:
+            self._observed.broke("a release holds", f"{name} still shows {before.shown}", world)
+
+    def look(self, world: ClusterView) -> None:
+        """Check what must hold once the faults are over."""
+        if self.percent is None or self._capacity.blind(world):
+            return
+        for name, seen in self._seen.items():
+            if not seen.tainted:
+                continue
+            since_s = max(seen.since_s, world.calm_since_s)
+            owned = seen.record is not None and seen.record.owner and seen.record.examine_at_s
+            if not owned and world.time_s() - since_s > OWNED_WITHIN_S:
+                self._observed.broke("every taint has an owner and an examination", f"{name} since {since_s}", world)
+
+    def check_end(self, world: ClusterView) -> None:
+        """Check that every node is back whose fault is gone."""
+        for name, seen in self._seen.items():
+            if self.percent is not None and seen.tainted:
+                self._observed.broke("no healthy node stays out forever", f"{name}: {seen.record}", world)
+
+    def _late_s(self, world: ClusterView) -> float:
+        """Return how long a write may still land that was right when it was sent."""
+        return world.time_s() - self._capacity.known_since_s(world)
+
+
+def _seen(node: Manifest) -> _Seen:
+    taints = (node.get("spec") or {}).get("taints") or ()
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return _Seen(
+        tainted=any(taint["key"] == HEALTH for taint in taints),
+        record=parse((node["metadata"].get("annotations") or {}).get(HEALTH))[0],
+        others=tuple(sorted(taint["key"] for taint in taints if taint["key"] != HEALTH)),
+        shown=tuple(
+            sorted(
+                (each["type"], each["status"], each.get("reason", "")) for each in conditions if each["type"] != "Ready"
+            )
+        ),
+    )
+
+
+def _is_faulty(seen: _Seen) -> bool:
+    return any(
+        status == "True" and ((kind == GPU and reason in GRAVE) or kind == KERNEL)
+        for kind, status, reason in seen.shown
+    )
+
+
+def _is_policys(seen: _Seen) -> bool:
+    return (
+        seen.record is not None
+        and seen.record.owner.startswith("policy/")
+        and seen.record.state is not NodeState.HEALTHY
+    )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 
 from polyreme.cli_errors import invoke as run_app
-from polyreme.plugin.commands import change, show
+from polyreme.plugin.commands import change, nodes, show
 
 HELP = """Show and change the training jobs of a cluster.
 
@@ -24,6 +24,8 @@ Examples:
 
   kubectl polyreme top                   step, speed and goodput of running jobs
 
+  kubectl polyreme nodes                 nodes that are out of service, why, and what would bring them back
+
 Exit codes: 0 success, 1 internal error, 2 usage, 3 not found, 4 refused by the state or the API server, 5 timed out,
 6 stopped on request, 7 the cluster does not answer.
 """
@@ -37,6 +39,9 @@ app.command(name="queue")(show.queue)
 app.command(name="topology")(show.topology)
 app.command(name="top")(show.top)
 app.command(name="logs")(show.logs)
+app.command(name="nodes")(nodes.nodes)
+app.command(name="quarantine")(nodes.quarantine)
+app.command(name="release")(nodes.release)
 app.command(name="suspend")(change.suspend)
 app.command(name="resume")(change.resume)
 app.command(name="scale")(change.scale)

@@ -1,0 +1,165 @@
+"""Nodes as `kubectl polyreme nodes` shows them, and the two changes that people make: quarantine and release."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from polyreme.plugin.snapshot import list_all
+from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
+from polyreme_api.times import rfc3339
+from polyreme_operator.health.node import HealthNode, patch_of
+from polyreme_operator.health.record import Leave, NodeState, Record, parse
+from polyreme_operator.health.signs import Reading, read_conditions
+from polyreme_operator.health.states import quarantined_by, released_by
+from polyreme_operator.health.table import decode, is_agents, lookup, polarity
+from polyreme_operator.port import ClusterPort, ConflictError, ObjectRef
+from polyreme_operator.port import NotFoundError as PortNotFoundError
+from polyreme_operator.types.parse_node import parse_health_node
+
+TRIES_MAX = 8
+"""A patch that meets another version is worked out again this often."""
+HEADINGS = ("NODE", "STATE", "SINCE", "OWNER", "WHY", "BACK WHEN")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    """One node, for people and for programs."""
+
+    name: str
+    state: str
+    since: str = ""
+    owner: str = ""
+    why: str = ""
+    back: str = ""
+    """What would bring it back."""
+    risk: float = 0.0
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The cells of its line."""
+        return self.name, self.state, self.since, self.owner, self.why, self.back
+
+
+async def read_nodes(cluster: ClusterPort) -> list[HealthNode]:
+    """Read every node."""
+    return [parse_health_node(item) for item in await list_all(cluster, "Node")]
+
+
+def rows_of(nodes: Iterable[HealthNode], *, everything: bool) -> list[NodeRow]:
+    """Return the nodes that are out or at risk, or all of them."""
+    rows = [_row(node) for node in sorted(nodes, key=lambda node: node.name)]
+    return [row for row in rows if everything or row.state != NodeState.HEALTHY]
+
+
+async def quarantine(
+    cluster: ClusterPort, name: str, *, who: str, reason: str, for_s: float, evict: bool, now_s: float
+) -> None:
+    """Take a node out of service for a person.
+
+    Raises:
+        InvalidConfigError: Without a reason.
+        RefusedError: If the node is out of service already.
+    """
+    if not reason.strip():
+        raise InvalidConfigError("a quarantine needs a reason; give one by --reason")
+
+    def change(node: HealthNode, record: Record) -> Record:
+        if node.tainted:
+            raise RefusedError(f"node {name} is out of service already: {record.owner}, {record.reason}")
+        until_s = now_s + for_s if for_s > 0.0 else 0.0
+        leave = Leave.EVICT if evict else Leave.DRAIN
+        return quarantined_by(record, who=who, reason=reason, until_s=until_s, leave=leave, at_s=now_s)
+
+    await _change(cluster, name, change)
+
+
+async def release(cluster: ClusterPort, name: str, *, who: str, reason: str, now_s: float) -> None:
+    """Return a node to service; the faults that it shows now don't take it out again.
+
+    Raises:
+        InvalidConfigError: Without a reason.
+        RefusedError: If the node is not out of service.
+    """
+    if not reason.strip():
+        raise InvalidConfigError("a release needs a reason; give one by --reason")
+
+    def change(node: HealthNode, record: Record) -> Record:
+        if not node.tainted:
+            raise RefusedError(f"node {name} is not out of service")
+        return released_by(record, _reading(node, now_s).signs, who=who, reason=reason, at_s=now_s)
+
+    await _change(cluster, name, change)
+
+
+async def _change(cluster: ClusterPort, name: str, change: Callable[[HealthNode, Record], Record]) -> None:
+    """Patch a node as it was seen; if it changed meanwhile, the change is worked out again."""
+    ref = ObjectRef(kind="Node", name=name)
+    for attempt in range(TRIES_MAX):
+        try:
+            node = parse_health_node(await cluster.get(ref))
+        except PortNotFoundError as error:
+            raise NotFoundError(f"there is no node {name!r}", field="NODE") from error
+        after = change(node, parse(node.annotation)[0] or Record())
+        try:
+            await cluster.patch(ref, patch_of(node, after), resource_version=node.resource_version)
+        except ConflictError:
+            if attempt == TRIES_MAX - 1:
+                raise
+        else:
+            return
+
+
+def _reading(node: HealthNode, now_s: float) -> Reading:
+    return read_conditions(
+        node.conditions,
+        decode=decode,
+        lookup=lookup,
+        polarity=polarity,
+        is_agents=is_agents,
+        silent=False,
+        now_s=now_s,
+    )
+
+
+def _row(node: HealthNode) -> NodeRow:
+    record, broken = parse(node.annotation)
+    if broken or (node.tainted and record is None):
+        why = broken or "the taint was added by hand, and no operator has seen it yet"
+        return NodeRow(name=node.name, state="unknown", why=why, back="the operator examines it")
+    record = record or Record()
+    why = ", ".join(part for part in (record.fault_class, record.evidence or record.reason) if part)
+    return NodeRow(
+        name=node.name,
+        state=record.state.value,
+        since=_time(record.since_s) if record.state is not NodeState.HEALTHY else "",
+        owner=record.owner,
+        why=why,
+        back=_back(node.name, record),
+        risk=record.risk,
+    )
+
+
+def _back(name: str, record: Record) -> str:
+    release_ = f"kubectl polyreme release {name}"
+    if record.state is NodeState.RETIRED:
+        return f"a person: {release_}"
+    if record.is_persons and not record.until_s:
+        return f"{record.owner}: {release_}"
+    if record.state.is_out:
+        repair = f"{record.action}, then " if record.action else ""
+        fault = f"{record.condition} is clear" if record.condition else "nothing is wrong"
+        return f"{repair}an examination at {_time(record.examine_at_s)} that finds that {fault}"
+    if record.state is NodeState.PROBATION:
+        return f"in service; probation until {_time(record.examine_at_s)}"
+    return ""
+
+
+def _time(at_s: float) -> str:
+    return rfc3339(at_s)[:19] + "Z" if at_s else ""
+
+
+def data_of(row: NodeRow) -> dict[str, Any]:
+    """Return a row for programs."""
+    return dataclasses.asdict(row)

@@ -1,0 +1,60 @@
+"""`kubectl polyreme nodes`, `quarantine` and `release`, on the embedded cluster."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from polyreme.plugin import nodes
+from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
+from polyreme_local.api_server.cluster import EmbeddedCluster
+from polyreme_local.api_server.store import Store
+from polyreme_operator.health.record import HEALTH
+from polyreme_operator.port import ObjectRef
+
+NOW_S = 1_800_000_000.0
+FOREIGN = {"key": "example.com/keep", "effect": "NoSchedule"}
+
+
+def _cluster() -> EmbeddedCluster:
+    numbers = iter(range(1000))
+    store = Store(new_uid=lambda: f"{next(numbers):08x}", now_s=lambda: NOW_S)
+    faulty = [{"type": "polyreme.dev/GPU", "status": "True", "reason": "Xid79", "message": "fell off the bus"}]
+    for name, conditions in (("a", []), ("b", faulty)):
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {"taints": [FOREIGN]}}
+        store.create({**node, "status": {"conditions": conditions}})
+    return EmbeddedCluster(store)
+
+
+def test_a_quarantine_is_shown_with_its_reason_and_a_release_ends_it() -> None:
+    async def story() -> None:
+        cluster = _cluster()
+        await nodes.quarantine(cluster, "b", who="ada", reason="new cable", for_s=0.0, evict=False, now_s=NOW_S)
+        row = nodes.rows_of(await nodes.read_nodes(cluster), everything=False)[0]
+        assert (row.name, row.state, row.owner) == ("b", "quarantined", "person/ada")
+        assert "new cable" in row.why
+        assert row.back == "person/ada: kubectl polyreme release b"
+        with pytest.raises(RefusedError, match="out of service already"):
+            await nodes.quarantine(cluster, "b", who="eve", reason="again", for_s=0.0, evict=False, now_s=NOW_S)
+        await nodes.release(cluster, "b", who="ada", reason="replaced", now_s=NOW_S + 60.0)
+        node = await cluster.get(ObjectRef(kind="Node", name="b"))
+        assert node["spec"]["taints"] == [FOREIGN]
+        assert "Xid79" in node["metadata"]["annotations"][HEALTH]
+        assert nodes.rows_of(await nodes.read_nodes(cluster), everything=False) == []
+        assert len(nodes.rows_of(await nodes.read_nodes(cluster), everything=True)) == 2
+
+    asyncio.run(story())
+
+
+def test_wrong_changes_are_refused_in_one_sentence() -> None:
+    async def story() -> None:
+        cluster = _cluster()
+        with pytest.raises(NotFoundError, match="there is no node 'z'"):
+            await nodes.release(cluster, "z", who="", reason="r", now_s=NOW_S)
+        with pytest.raises(RefusedError, match="is not out of service"):
+            await nodes.release(cluster, "a", who="", reason="r", now_s=NOW_S)
+        with pytest.raises(InvalidConfigError, match="needs a reason"):
+            await nodes.quarantine(cluster, "a", who="", reason=" ", for_s=0.0, evict=False, now_s=NOW_S)
+
+    asyncio.run(story())

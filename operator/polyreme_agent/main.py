@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from polyreme_api.exit_codes import ExitCode
+
 SOCKET = Path("/run/polyreme-agent/reader.sock")
 
 
@@ -35,14 +37,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
     if options.command == "reader":
-        return _read(options)
-    if not options.node:
+        _read(options)
+    elif not options.node:
         parser.error("--node is empty: name the node, or set NODE_NAME from spec.nodeName")
-    return _report(options)
+    else:
+        _report(options)
+    return ExitCode.OK
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(0)
+    raise SystemExit(ExitCode.OK)
 
 
 def _now_s() -> float:
@@ -57,7 +61,7 @@ def _sleep(seconds: float) -> None:
     time.sleep(seconds)  # noqa: TID251 - the processes' own clock
 
 
-def _read(options: argparse.Namespace) -> int:
+def _read(options: argparse.Namespace) -> None:
     from polyreme_agent.infiniband import InfiniBand
     from polyreme_agent.kernel_log import KernelLog
     from polyreme_agent.ledger import Ledger
@@ -92,13 +96,11 @@ def _read(options: argparse.Namespace) -> int:
         uptime_s=_uptime_s,
         sleep=_sleep,
     ).run()
-    return 0
 
 
-def _report(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> None:
     from polyreme_agent.node_status import NodeStatus, Server
     from polyreme_agent.reporter import Reporter
 
     status = NodeStatus(Server.in_cluster(os.environ), options.node)
     Reporter(options.socket, status, uptime_s=_uptime_s, wall_s=_now_s, random=random.Random().random).run()
-    return 0

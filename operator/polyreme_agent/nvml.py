@@ -18,8 +18,11 @@ STUCK_S: Final = 60.0
 EVENTS_MAX: Final = 64
 """XIDs of one look."""
 _RECOVERY_FIELD = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
-_RECOVERY: Final = {0: "None", 1: "Reset", 2: "Reboot", 3: "Watch", 4: "Reset"}
-"""``nvmlDeviceGpuRecoveryAction_t`` of driver 570: none, reset, reboot, drain P2P, drain and reset."""
+_RECOVERY: Final = {0: "None", 1: "Reset", 2: "Reboot", 3: "Watch", 4: "Reset", 5: "Watch", 6: "Reset", 7: "Reboot"}
+"""``nvmlDeviceGpuRecoveryAction_t`` of driver 580: none, reset, reboot, drain P2P, drain and reset, recover the
+IMEX domain, reset of the bus, reboot of the system."""
+_NO_DRIVER: Final = frozenset({9, 12})
+"""NVML_ERROR_DRIVER_NOT_LOADED and NVML_ERROR_LIBRARY_NOT_FOUND."""
 _LOST: Final = frozenset({15, 16})
 """NVML_ERROR_GPU_IS_LOST and NVML_ERROR_RESET_REQUIRED."""
 _UNSUPPORTED: Final = frozenset({2, 3, 6, 13})
@@ -51,9 +54,8 @@ class Nvml:
         except ImportError:
             return self._absent("nvidia-ml-py is not installed")
         except Exception as error:  # noqa: BLE001 - NVMLError has no name before the library is there
-            code = getattr(error, "value", None)
             self._library = None
-            if code in {9, 12}:  # driver not loaded, library not found
+            if getattr(error, "value", None) in _NO_DRIVER:
                 return self._absent("NVIDIA's driver is not loaded")
             return Look(state=State.FAILED, why=f"NVML: {str(error)[:120]}")
 

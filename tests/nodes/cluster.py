@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from polyreme_api.labels import RESOURCE_DEVICE
 from tools import debian
 from tools.cluster.binaries import program_path
 from tools.cluster.cluster import FOLDER, down, kill_node, load, named_cluster, start_node, up
 from tools.cluster.nodes.addons import Kubectl
 from tools.cluster.nodes.probe import refusal
+from tools.cluster.nodes.sandbox import Sandbox
 from tools.cluster.servers import ServerError, Servers
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +60,21 @@ class Cluster:
     def start_kubelet(self, node: str) -> None:
         """Start the kubelet of a node again."""
         start_node(self._own(), os.environ, node)
+
+    def freeze(self, node: str, frozen: bool) -> None:
+        """Stop every container of a node where it is, as when a machine hangs, or let them go on."""
+        Sandbox(self._own()).cgroup.child(node).freeze(frozen)
+
+    def offer(self, node: str, devices: int) -> None:
+        """Have a node offer devices, as a device plugin does."""
+        amounts = {RESOURCE_DEVICE: str(devices)}
+        patch = json.dumps({"status": {"capacity": amounts, "allocatable": amounts}})
+        self.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", patch)
+
+    @property
+    def gateway(self) -> str:
+        """Address of this machine as pods see it: of ours, or what POLYREME_GATEWAY says of a cluster that is named."""
+        return Sandbox(self.folder).gateway if self.folder else os.environ["POLYREME_GATEWAY"]
 
     def _own(self) -> Path:
         assert self.folder is not None, "not in the power of these tests on a cluster that KUBECONFIG names"

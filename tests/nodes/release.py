@@ -54,8 +54,8 @@ def values(cluster: Cluster, **more: Any) -> dict[str, Any]:
         mounted = {"volumes": packages.VOLUMES, "volumeMounts": packages.MOUNTS}
         found["operator"] |= mounted
         found["datahub"]["controller"] |= mounted
-        for kind in found["datahub"].get("workers", {}).get("kinds", {}).values():
-            kind.update(mounted)
+        if "workers" in found["datahub"]:
+            found["datahub"]["workers"]["cpu"].update(mounted)
     return found
 
 

@@ -30,7 +30,7 @@ def shortened(name: str, folder: Path, **spec: Any) -> Path:
     sets = job["spec"]["evaluation"]["sets"][:1]
     job["spec"]["evaluation"] = {**job["spec"]["evaluation"], "sets": sets, "samplesMax": 8, "answerTokensMax": 2}
     job["spec"]["checkpoint"]["everySteps"] = STEPS // 2
-    job["spec"] |= {key: {**job["spec"][key], **value} for key, value in spec.items()}
+    job["spec"] |= {key: {**job["spec"].get(key, {}), **value} for key, value in spec.items()}
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(job))
     return path

@@ -16,6 +16,7 @@ from typing import Any
 from polyreme.processes import is_same_process, started_at_s
 from polyreme_system.files import read_json, write_json
 
+LOOPBACK = "127.0.0.1"
 STATE_NAME = "state.json"
 POLL_S = 0.05
 STOP_S = 10.0
@@ -156,19 +157,21 @@ def _end(server: Server) -> None:
         time.sleep(POLL_S)
 
 
-def http_status(port: int, path: str, *, timeout_s: float = 1.0) -> int | None:
-    """Return the status that a server on loopback answers with; None when it does not answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+def http_status(
+    port: int, path: str, *, host: str = LOOPBACK, headers: Mapping[str, str] | None = None, timeout_s: float = 1.0
+) -> int | None:
+    """Return the status that a server answers with; None when it does not answer."""
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-        connection.request("GET", path)
+        connection.request("GET", path, headers=dict(headers or {}))
         return connection.getresponse().status
     return None
 
 
-def free_ports(count: int) -> list[int]:
-    """Return loopback ports that nobody listens on; they are given out together, so they differ."""
+def free_ports(count: int, *, host: str = LOOPBACK) -> list[int]:
+    """Return ports of an address that nobody listens on; they are given out together, so they differ."""
     with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        sockets = [held.enter_context(socket.create_server((host, 0))) for _ in range(count)]
         return [int(listener.getsockname()[1]) for listener in sockets]
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.build_cache import BuildError, built, cache_folder, say
-from tools.cluster.servers import Server, Servers, free_ports, http_status
+from tools.cluster.servers import LOOPBACK, Server, Servers, free_ports, http_status
 from tools.services.guard import held
 
 SOURCES = Path(__file__).parent / "go"
@@ -43,11 +43,12 @@ class Buckets:
         folder: Folder of the buckets; what the server keeps beside the objects is next to it.
         servers: Those that this one belongs to.
         buckets: Names of the buckets to make.
+        host: Address that it listens on.
     """
 
-    def __init__(self, folder: Path, servers: Servers, buckets: tuple[str, ...]) -> None:
-        self._folder, self._servers, self._buckets = folder, servers, buckets
-        (self._port,) = free_ports(1)
+    def __init__(self, folder: Path, servers: Servers, buckets: tuple[str, ...], *, host: str = LOOPBACK) -> None:
+        self._folder, self._servers, self._buckets, self._host = folder, servers, buckets, host
+        (self._port,) = free_ports(1, host=host)
         self._credentials = {"ROOT_ACCESS_KEY": "polyreme", "ROOT_SECRET_KEY": secrets.token_urlsafe(24)}
         self._server: Server | None = None
 
@@ -62,7 +63,7 @@ class Buckets:
             [
                 program(os.environ),
                 "--quiet",
-                f"--port=127.0.0.1:{self._port}",
+                f"--port={self._host}:{self._port}",
                 "posix",
                 f"--sidecar={sidecar}",
                 self._folder,
@@ -75,12 +76,12 @@ class Buckets:
         assert self._server is not None
         self._servers.wait(
             self._server,
-            lambda: http_status(self._port, "/") is not None,
+            lambda: http_status(self._port, "/", host=self._host) is not None,
             what="the S3 server's answer",
             timeout_s=READY_S_MAX,
         )
         return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._port}",
+            "AWS_ENDPOINT_URL": f"http://{self._host}:{self._port}",
             "AWS_REGION": "us-east-1",
             "AWS_ACCESS_KEY_ID": self._credentials["ROOT_ACCESS_KEY"],
             "AWS_SECRET_ACCESS_KEY": self._credentials["ROOT_SECRET_KEY"],

@@ -19,11 +19,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.services", description=__doc__)
     parser.add_argument("command", choices=["up", "down", "status", "build"])
     parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--host", help="listen on this address, with passwords; by default on loopback, without")
     options = parser.parse_args(arguments)
     try:
         match options.command:
             case "up":
-                for name, value in sorted(up(options.folder).items()):
+                for name, value in sorted(up(options.folder, host=options.host).items()):
                     print(f"export {name}={shlex.quote(value)}")
             case "down":
                 down(options.folder)

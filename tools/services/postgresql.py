@@ -1,4 +1,4 @@
-"""A PostgreSQL server on a socket in a folder that only its owner enters.
+"""A PostgreSQL server on a socket in a folder that only its owner enters, or on an address, with a password.
 
 The server is the one on PATH, else Debian's newest, else the wheel that the tests install. PostgreSQL refuses to run as
 root: then another account runs it.
@@ -8,6 +8,7 @@ import contextlib
 import importlib.util
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from tools.build_cache import BuildError
-from tools.cluster.servers import Server, ServerError, Servers
+from tools.cluster.servers import Server, ServerError, Servers, free_ports
 
 ACCOUNTS = ("postgres", "pgserver", "nobody")
 """Whom root lets run the server: the first that exists."""
@@ -27,7 +28,6 @@ USER = "postgres"
 LINK_NAME = "postgresql"
 READY_S_MAX = 60.0
 OPTIONS = {
-    "listen_addresses": "",
     "max_connections": "200",
     "max_wal_size": "2GB",
     "fsync": "on",
@@ -48,10 +48,13 @@ class Postgresql:
     Args:
         folder: Folder of the services; a link in it leads to the data.
         servers: Those of that folder.
+        host: Address that it listens on as well, where it asks for a password.
     """
 
-    def __init__(self, folder: Path, servers: Servers) -> None:
-        self._link, self._servers = folder / LINK_NAME, servers
+    def __init__(self, folder: Path, servers: Servers, *, host: str | None = None) -> None:
+        self._link, self._servers, self._host = folder / LINK_NAME, servers, host
+        self._port = free_ports(1, host=host)[0] if host else 5432
+        self._password = secrets.token_urlsafe(24)
         self._server: Server | None = None
 
     def start(self) -> None:
@@ -67,8 +70,12 @@ class Postgresql:
             done = subprocess.run(command, cwd=data, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise ServerError(f"initdb exited with {done.returncode}: {(done.stderr or done.stdout).strip()}")
+            if self._host:
+                with (data / "pg_hba.conf").open("a") as rules:
+                    rules.write("host all all 0.0.0.0/0 scram-sha-256\n")
         data = self._link.resolve()
-        settings = {**OPTIONS, "unix_socket_directories": str(data)}
+        settings = {**OPTIONS, "unix_socket_directories": str(data), "port": str(self._port)}
+        settings |= {"listen_addresses": self._host or ""}
         command = [programs / "postgres", "-D", data, *(f"--{name}={value}" for name, value in settings.items())]
         # SIGTERM would wait for the clients to leave.
         self._server = self._servers.start("postgresql", _as_account(command, account), stop_signal=signal.SIGINT)
@@ -77,20 +84,28 @@ class Postgresql:
         """Wait for the server and create its database; return the variables that a client finds it by."""
         assert self._server is not None
         self._servers.wait(self._server, self._answers, what="PostgreSQL's answer", timeout_s=READY_S_MAX)
+        if self._host:
+            url = f"postgresql+psycopg2://{self._host}:{self._port}/{DATABASE}"
+            return {"POLYREME_DATABASE_URL": url, "PGUSER": DATABASE, "PGPASSWORD": self._password}
         query = urlencode({"user": USER, "host": self._link.resolve()}, safe="/")
         return {"POLYREME_DATABASE_URL": f"postgresql+psycopg2:///{DATABASE}?{query}"}
 
     def _answers(self) -> bool:
         import psycopg2
-        from psycopg2.errors import DuplicateDatabase
+        from psycopg2.errors import DuplicateDatabase, DuplicateObject
 
         try:
-            connection = psycopg2.connect(host=str(self._link.resolve()), user=USER, dbname="postgres")
+            connection = psycopg2.connect(host=str(self._link.resolve()), port=self._port, user=USER, dbname="postgres")
         except psycopg2.OperationalError:
             return False
-        with contextlib.closing(connection), contextlib.suppress(DuplicateDatabase):
+        with contextlib.closing(connection):
             connection.autocommit = True
-            connection.cursor().execute(f"CREATE DATABASE {DATABASE}")
+            if self._host:
+                with contextlib.suppress(DuplicateObject):
+                    connection.cursor().execute(f"CREATE ROLE {DATABASE} LOGIN PASSWORD %s", (self._password,))
+            with contextlib.suppress(DuplicateDatabase):
+                owner = DATABASE if self._host else USER
+                connection.cursor().execute(f"CREATE DATABASE {DATABASE} OWNER {owner}")
         return True
 
 

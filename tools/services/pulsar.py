@@ -1,8 +1,12 @@
 """A standalone Pulsar (broker, bookie and metadata in one JVM) from the jars that Maven fetches, once per user."""
 
+import base64
+import hmac
 import http
+import json
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import time
@@ -11,10 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tools.build_cache import BuildError, built, cache_folder, say
-from tools.cluster.servers import Server, Servers, free_ports, http_status
+from tools.cluster.servers import LOOPBACK, Server, Servers, free_ports, http_status
 
 POM = Path(__file__).parent / "maven/pom.xml"
 LOGGING = Path(__file__).parent / "log4j2.properties"
+ROLE = "polyreme"
+KEY_BYTES = 32
 GIVEN = "PULSAR_JARS"
 """Variable that names a folder of jars instead."""
 USUAL_S = 25
@@ -28,8 +34,6 @@ TTL_S = 600
 LOG_LINES_SHOWN = 15
 CONFIGURATION = {
     "clusterName": "standalone",
-    "bindAddress": "127.0.0.1",
-    "advertisedAddress": "127.0.0.1",
     "managedLedgerDefaultEnsembleSize": 1,
     "managedLedgerDefaultWriteQuorum": 1,
     "managedLedgerDefaultAckQuorum": 1,
@@ -60,11 +64,13 @@ class Pulsar:
     Args:
         folder: Folder of the services.
         servers: Those of that folder.
+        host: Address that it listens on, where it asks for a token; by default loopback, without one.
     """
 
-    def __init__(self, folder: Path, servers: Servers) -> None:
+    def __init__(self, folder: Path, servers: Servers, *, host: str | None = None) -> None:
         self._folder, self._servers = folder / "pulsar", servers
-        self._ports = free_ports(3)
+        self._host, self._key = host or LOOPBACK, secrets.token_bytes(KEY_BYTES) if host else None
+        self._ports = free_ports(3, host=self._host)
         self._server: Server | None = None
 
     def start(self) -> None:
@@ -73,7 +79,11 @@ class Pulsar:
         self._folder.mkdir(parents=True, exist_ok=True)
         broker, web, bookie = self._ports
         settings = {**CONFIGURATION, "brokerServicePort": broker, "webServicePort": web}
+        settings |= {"bindAddress": self._host, "advertisedAddress": self._host}
+        if self._key is not None:
+            settings |= _token_settings(self._key)
         configuration = self._folder / "standalone.conf"
+        configuration.touch(mode=0o600)
         configuration.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         self._server = self._servers.start(
             "pulsar",
@@ -99,10 +109,37 @@ class Pulsar:
         """Wait until the broker passes its own health check; return the variables that a client finds it by."""
         assert self._server is not None
         self._servers.wait(self._server, self._is_healthy, what="Pulsar's health", timeout_s=READY_S_MAX)
-        return {"POLYREME_TOPICS_URL": f"pulsar://127.0.0.1:{self._ports[0]}"}
+        variables = {"POLYREME_TOPICS_URL": f"pulsar://{self._host}:{self._ports[0]}"}
+        return variables if self._key is None else {**variables, "POLYREME_TOPICS_TOKEN": _token(self._key)}
 
     def _is_healthy(self) -> bool:
-        return http_status(self._ports[1], "/admin/v2/brokers/health", timeout_s=HEALTH_S_MAX) == http.HTTPStatus.OK
+        headers = {} if self._key is None else {"Authorization": f"Bearer {_token(self._key)}"}
+        path = "/admin/v2/brokers/health"
+        status = http_status(self._ports[1], path, host=self._host, headers=headers, timeout_s=HEALTH_S_MAX)
+        return status == http.HTTPStatus.OK
+
+
+def _token(key: bytes) -> str:
+    """Return a JSON Web Token for our role, signed with HMAC-SHA256."""
+    parts = [_base64(json.dumps(part).encode()) for part in ({"alg": "HS256", "typ": "JWT"}, {"sub": ROLE})]
+    signed = ".".join(parts)
+    return f"{signed}.{_base64(hmac.digest(key, signed.encode(), 'sha256'))}"
+
+
+def _base64(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).decode().rstrip("=")
+
+
+def _token_settings(key: bytes) -> dict[str, str]:
+    return {
+        "authenticationEnabled": "true",
+        "authorizationEnabled": "true",
+        "authenticationProviders": "org.apache.pulsar.broker.authentication.AuthenticationProviderToken",
+        "tokenSecretKey": f"data:;base64,{base64.b64encode(key).decode()}",
+        "superUserRoles": ROLE,
+        "brokerClientAuthenticationPlugin": "org.apache.pulsar.client.impl.auth.AuthenticationToken",
+        "brokerClientAuthenticationParameters": f"token:{_token(key)}",
+    }
 
 
 def jars_folder(environment: Mapping[str, str]) -> Path:

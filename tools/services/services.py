@@ -8,7 +8,7 @@ from pathlib import Path
 from polyreme_system.files import read_json, write_json
 from tools.build_cache import say
 from tools.cluster.server_folder import ServerFolder
-from tools.cluster.servers import Servers
+from tools.cluster.servers import LOOPBACK, Servers
 from tools.s3.server import ATTRIBUTES_NAME, Buckets, program
 from tools.services.guard import held
 from tools.services.postgresql import LINK_NAME, Postgresql
@@ -34,8 +34,13 @@ def build(names: Collection[str] = NAMES) -> None:
         jars_folder(os.environ)
 
 
-def up(folder: Path, names: Collection[str] = NAMES) -> dict[str, str]:
+def up(folder: Path, names: Collection[str] = NAMES, *, host: str | None = None) -> dict[str, str]:
     """Return the variables of services that run, and start them if they do not.
+
+    Args:
+        folder: Folder of the services.
+        names: Which of them.
+        host: Address that they listen on, each with a password or token; by default loopback.
 
     Raises:
         BuildError: If a program can't be had.
@@ -49,15 +54,15 @@ def up(folder: Path, names: Collection[str] = NAMES) -> dict[str, str]:
         if Servers(folder).are_up and known:
             say(f"the services in {folder} are up")
             return known
-        return place.start(lambda servers: _start(folder, servers, names))
+        return place.start(lambda servers: _start(folder, servers, names, host))
 
 
-def _start(folder: Path, servers: Servers, names: Collection[str]) -> dict[str, str]:
+def _start(folder: Path, servers: Servers, names: Collection[str], host: str | None) -> dict[str, str]:
     """All at a time: the slowest first, and none is waited for before every one is started."""
     makers: dict[str, Callable[[], Pulsar | Buckets | Postgresql]] = {
-        "pulsar": lambda: Pulsar(folder, servers),
-        "s3": lambda: Buckets(folder / "buckets", servers, (BUCKET,)),
-        "postgresql": lambda: Postgresql(folder, servers),
+        "pulsar": lambda: Pulsar(folder, servers, host=host),
+        "s3": lambda: Buckets(folder / "buckets", servers, (BUCKET,), host=host or LOOPBACK),
+        "postgresql": lambda: Postgresql(folder, servers, host=host),
     }
     services = [make() for name, make in makers.items() if name in names]
     for service in services:

@@ -33,7 +33,7 @@ class Cgroup:
 
     def make(self, child: str) -> "Cgroup":
         """Create the group and a child of it, with the processors and memory nodes of their parents."""
-        group = Cgroup(f"{self.name}/{child}", self._roots)
+        group = self.child(child)
         for root in self._roots:
             for folder in (root / self.name, root / group.name):
                 folder.mkdir(exist_ok=True)
@@ -50,6 +50,21 @@ class Cgroup:
         # A process of another PID namespace reads as 0.
         return found - {0, os.getpid()}
 
+    def freeze(self, frozen: bool) -> None:
+        """Stop every member where it is, as when a machine hangs, or let all of them go on."""
+        for folder in self.folders:
+            # Version 1, then version 2.
+            for name, word in (
+                ("freezer.state", "FROZEN" if frozen else "THAWED"),
+                ("cgroup.freeze", str(int(frozen))),
+            ):
+                if (folder / name).exists():
+                    (folder / name).write_text(word)
+
+    def child(self, name: str) -> "Cgroup":
+        """Return a child, whether or not it is there."""
+        return Cgroup(f"{self.name}/{name}", self._roots)
+
     def kill(self) -> int:
         """Kill every member, and those that they start meanwhile; return how many were killed.
 
@@ -57,6 +72,9 @@ class Cgroup:
             TimeoutError: If some are still there after ``END_S_MAX``.
         """
         deadline_s, killed = time.monotonic() + END_S_MAX, set[int]()
+        # Who is frozen dies only when it goes on.
+        for folder in sorted({path.parent for root in self.folders for path in root.rglob("freezer.state")}):
+            (folder / "freezer.state").write_text("THAWED")
         while members := self.processes():
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"processes {sorted(members)} of {self.name} outlive SIGKILL by {END_S_MAX:.0f} s")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from polyreme_operator.health.record import HEALTH
 from polyreme_operator.types.inventory import (
     HOST_LEVEL,
     BoolArray,
@@ -128,7 +129,12 @@ def _tolerations(text: str) -> Sequence[Mapping[str, Any]]:
 
 
 def tolerates(tolerations: Sequence[Mapping[str, Any]], taint: Taint) -> bool:
-    """Tell whether a taint is tolerated, by the rules of ``core/v1``."""
+    """Tell whether a taint is tolerated, by the rules of ``core/v1``; no job tolerates that its node is faulty.
+
+    A toleration without a key would otherwise bring a gang back to the node that it has just left.
+    """
+    if taint.key == HEALTH and taint.effect in REPELLING:
+        return False
     return taint.effect not in REPELLING or any(_matches_taint(toleration, taint) for toleration in tolerations)
 
 

@@ -76,7 +76,7 @@ def binds(snapshot: JobSnapshot, attempt: AttemptStatus) -> tuple[Bind, ...]:
     for index, pod in sorted(current_pods(snapshot).items()):
         node = snapshot.nodes.get(nodes[index])
         waits = pod.scheduler == SCHEDULER and not pod.node and not pod.deleting and not pod.ended
-        if waits and node is not None and node.owned:
+        if waits and node is not None and node.owned and not node.is_faulty:
             found.append(Bind(ref=pod.ref, uid=pod.uid, node=node.name))
     return tuple(found)
 

@@ -181,6 +181,8 @@ def _lost_place(
         stops = snapshot.job.attempt is not None and snapshot.job.attempt.desired == "Stop"
         if departure is Departure.NOW or not (trains or stops or spec.workers.runtime.mode == "Environment"):
             return _Lost(Cause.NODE_FAULT, f"node {node} is out of service ({view.fault})", move=True)
+    if view is not None and view.is_faulty and pod is not None and not pod.node and not pod.deleting and not pod.ended:
+        return _Lost(Cause.NODE_FAULT, f"node {node} was taken out of service before its pod was bound", move=True)
     # A worker can't return to a node that is absent, cordoned, or tainted since.
     leaves = view is None or view.unschedulable or not tolerated(snapshot.job.constraints.tolerations, view.taints)
     if pod is None:

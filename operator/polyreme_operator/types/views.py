@@ -11,7 +11,7 @@ from polyreme_api.data_report import DataReport
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import ProgressRecord
-from polyreme_operator.health.record import Leave
+from polyreme_operator.health.record import HEALTH, Leave
 from polyreme_operator.port import ObjectRef
 from polyreme_operator.types.inventory import Constraints, LevelView, Requests, Taint
 from polyreme_operator.types.plans import PlanRequest
@@ -134,6 +134,11 @@ class NodeView:
     def usable(self) -> bool:
         """Whether new pods may be placed here."""
         return self.ready and not self.unschedulable and not self.out_of_service
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether it has the taint of nodes that are out of service."""
+        return any(taint.key == HEALTH for taint in self.taints)
 
     def lost(self, now_s: float, *, node_lost_s: float) -> bool:
         """Tell whether its pods count as lost."""

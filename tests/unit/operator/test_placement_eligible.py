@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyreme_operator.placement.eligible import matches, slots_N, tolerates
+from polyreme_operator.placement.eligible import matches, slots_N, tolerated, tolerates
 from polyreme_operator.types.inventory import Constraints, Taint
 from tests.unit.operator.placement_scenes import cluster, gang, grid
 
@@ -134,3 +134,10 @@ def test_what_is_kept_for_one_version_is_bounded() -> None:
     for at in range(2000):
         slots_N(inventory, gang(1, constraints=Constraints(node_selector=(("gen", str(at)),))))
     assert len(inventory.memo["eligible"]) <= 512
+
+
+@pytest.mark.parametrize("toleration", [{"operator": "Exists"}, {"key": "polyreme.dev/health", "operator": "Exists"}])
+def test_no_job_tolerates_that_its_node_is_faulty(toleration: dict[str, str]) -> None:
+    faulty, other = Taint(key="polyreme.dev/health", value="gpu-lost"), Taint(key="polyreme.dev/health-of-others")
+    assert not tolerated(json.dumps([toleration]), [faulty])
+    assert tolerated(json.dumps([toleration]), [other]) == ("key" not in toleration)

@@ -29,6 +29,7 @@ app.command(name="worker")(worker)
 _OTHERS: tuple[Callable[..., None], ...] = (
     data_care.replay,
     data_care.gc,
+    data_care.rebuild_registry,
     data_care.link,
     data_versions.tag,
     data_versions.diff,

@@ -1,4 +1,4 @@
-"""``polyreme data``: replay of dead letters, garbage collection, links to blobs."""
+"""``polyreme data``: replay of dead letters, garbage collection, a lost registry, links to blobs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from polyreme.commands.data_ingest import plain
 from polyreme.formatting import size
 from polyreme.output import Format, confirm, emit, note
 from polyreme.paths import Home
+from polyreme.spinner import busy
+from polyreme_api.errors import DataDamagedError
 
 DAY_S = 86_400
 HOUR_S = 3600
@@ -78,6 +80,33 @@ def gc(
         return
     words = {one: f"{getattr(report, one)[0]:,} objects, {size(getattr(report, one)[1])}" for one in counts}
     emit("CollectionReport", words, output=output, columns=[(one, one) for one in counts])
+
+
+def rebuild_registry(context: typer.Context, output: OutputOption = Format.TABLE) -> None:
+    """Restore a lost registry from the object store: all versions, and samples that only a registry knew.
+
+    What the registry has already stays; the same command may be repeated. Tags, statistics and dead letters lie only in
+    the registry. Exit code 8 if objects could not be read as what they should be; all others are restored.
+
+    Example: POLYREME_DATABASE_URL=postgresql+psycopg2://db/empty polyreme data rebuild-registry
+    """
+    from polyreme_datahub.lifecycle import rebuild_registry as rebuild
+
+    home = _home(context)
+    with busy("reading the object store"):
+        report = rebuild(home.registry_url, home.objects_url)
+    columns = [(name, name) for name in ("versions", "samples", "artifacts")]
+    emit("RebuildReport", plain(report), output=output, columns=columns)
+    for reference in report.unsealed:
+        note(f"{reference}: its samples are not in the store; polyreme data ingest or polyreme run reads them again")
+    for damage in report.damaged:
+        note(f"not restored: {damage}")
+    if report.damaged:
+        raise DataDamagedError(
+            f"{len(report.damaged)} objects of {home.objects_url} could not be restored; restore them from a copy of "
+            "the object store and repeat the command",
+            field="POLYREME_OBJECTS_URL",
+        )
 
 
 def link(

@@ -1,0 +1,62 @@
+"""A NodeFaultPolicy on a real API server: the taint, the record and the charge, with the rights of the manifests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_operator.health.record import HEALTH, parse
+from polyreme_operator.port import Manifest, NotFoundError, ObjectRef
+from tests.cluster.operators import nodes
+
+PREFIX = "health"
+FOREIGN = {"key": "example.com/keep", "effect": "NoSchedule"}
+POLICY = ObjectRef(kind="NodeFaultPolicy", name="of-this-test")
+WITHIN_S = 30.0
+
+
+async def _until(cluster: KubernetesCluster, ref: ObjectRef, holds: Callable[[Manifest], Any]) -> Manifest:
+    until_s = time.monotonic() + WITHIN_S
+    while not holds(found := await cluster.get(ref)):
+        assert time.monotonic() < until_s, found
+        await asyncio.sleep(0.05)
+    return found
+
+
+def _taints(node: Manifest) -> list[str]:
+    return [taint["key"] for taint in node["spec"].get("taints") or ()]
+
+
+def test_a_fault_is_tainted_and_a_removed_taint_is_a_release(operated: str) -> None:
+    async def story() -> None:
+        async with KubernetesCluster(from_kubeconfig(operated)) as cluster, nodes(cluster, PREFIX, 3, devices=1):
+            ref = ObjectRef(kind="Node", name=f"{PREFIX}-1")
+            await cluster.patch(ref, {"metadata": {"labels": {"pool": PREFIX}}, "spec": {"taints": [FOREIGN]}})
+            spec = {"mode": "Enforce", "classes": ["gpu-lost"], "nodeSelector": {"pool": PREFIX}}
+            policy = {"apiVersion": "polyreme.dev/v1alpha1", "kind": POLICY.kind, "metadata": {"name": POLICY.name}}
+            made = await cluster.create({**policy, "spec": spec})
+            try:
+                await _until(cluster, POLICY, lambda found: (found.get("status") or {}).get("nodes") == 1)
+                sign = {"type": "polyreme.dev/GPU", "status": "True", "reason": "Xid79", "message": "fell off the bus"}
+                known = (await cluster.get(ref))["status"]["conditions"]
+                await cluster.patch(ref, {"status": {"conditions": [*known, sign]}}, subresource="status")
+                node = await _until(cluster, ref, lambda found: HEALTH in _taints(found))
+                assert FOREIGN["key"] in _taints(node)
+                record, why = parse(node["metadata"]["annotations"][HEALTH])
+                assert record is not None, why
+                assert (record.owner, record.reason) == (f"policy/{POLICY.name}", "Xid79")
+                status = (await cluster.get(POLICY))["status"]
+                assert [charge["node"] for charge in status["breaker"]["charges"]] == [ref.name]
+                await cluster.patch(ref, {"spec": {"taints": [FOREIGN]}})
+                node = await _until(cluster, ref, lambda found: "released" in found["metadata"]["annotations"][HEALTH])
+                assert HEALTH not in _taints(node)
+            finally:
+                with contextlib.suppress(NotFoundError):
+                    await cluster.delete(POLICY, uid=made["metadata"]["uid"])
+
+    asyncio.run(story())

@@ -74,13 +74,17 @@ class KernelLog:
                 if one is not None and len(found) < FINDINGS_MAX:
                     found.append(one)
             self.more = turn == RECORDS_MAX - 1
-        return Look(state=State.WORKS, occurred=tuple(found))
+        return Look(state=State.WORKS, why=self._lost_text(), occurred=tuple(found))
 
     def close(self) -> None:
         """Close the log; the next look opens it again, and records that were seen are skipped."""
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor, self._rest = None, b""
+
+    def _lost_text(self) -> str:
+        """Return a text that changes only when the number of lost records has doubled."""
+        return f"{1 << (self.lost.bit_length() - 1)} or more records were overwritten unread" if self.lost else ""
 
     def _record(self, line: bytes, boot_s: float) -> Finding | None:
         head = _FIRST.match(line)

@@ -19,7 +19,7 @@ LOOK_S: Final = 5.0
 """Time between two looks at everything but the kernel log, which wakes the reader."""
 REPORT_S: Final = 10.0
 """Longest time between two reports."""
-PAUSE_S: Final = 0.02
+PAUSE_S: Final = 0.05
 """Pause after a wakeup: a burst of lines is one look."""
 CONNECT_S: Final = 1.0
 SEND_S: Final = 2.0

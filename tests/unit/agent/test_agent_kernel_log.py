@@ -83,8 +83,9 @@ def test_only_the_kernels_own_records_count_each_once(tmp_path: Path) -> None:
     assert (log.read, log.foreign, log.lost) == (3, 1, 0)
     log.close()
     kernel_log(tmp_path, record(12, XID_79), record(20, MLX5))
-    assert [each.code for each in log.look().occurred] == ["HcaFault"]
-    assert log.lost == 7
+    look = log.look()
+    assert [each.code for each in look.occurred] == ["HcaFault"]
+    assert (log.lost, look.why) == (7, "4 or more records were overwritten unread")
     log.close()
 
 

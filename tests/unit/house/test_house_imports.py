@@ -53,6 +53,7 @@ def import_all(package: str, forbidden: set[str], *, without: tuple[str, ...] = 
         "polyreme_operator",
         "polyreme_local",
         "polyreme_simulator",
+        "polyreme_agent",
         "polyreme_datahub",
     ],
 )

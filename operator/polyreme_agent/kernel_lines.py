@@ -33,7 +33,12 @@ STARTS: Final = (
 _NVLINK5: Final = range(144, 151)
 _RECOVERY: Final = 154
 
-_XID = re.compile(r"NVRM: Xid \(PCI:(?P<pci>[0-9A-Fa-f:.]{7,16})\): (?P<xid>\d{1,4})(?![0-9])(?P<rest>.*)", re.ASCII)
+_XID = re.compile(
+    r"NVRM: Xid \(PCI:(?P<pci>[0-9A-Fa-f:.]{7,16})(?: GPU-I:\d{1,3})?(?: GPU-CI:\d{1,3})?\): "
+    r"(?P<xid>\d{1,4})(?![0-9])(?P<rest>.*)",
+    re.ASCII,
+)
+"""A GPU that is divided (MIG) adds its instance and compute instance."""
 _VERDICT = re.compile(
     r", GPU recovery action changed from 0x[0-9a-f]{1,4} \([^()]+\) to 0x[0-9a-f]{1,4} \((?P<action>[^()]{1,40})\)",
     re.ASCII,

@@ -17,6 +17,9 @@ HOLD_S: Final = 300.0
 ENTRIES_MAX: Final = 256
 TIMES_MAX: Final = 64
 """Occurrences whose times are kept, for counts within a window."""
+BEYOND_DRIVER: Final = frozenset({"Replace", "Support"})
+"""Actions that no driver asks for: its ``None`` means neither a reset nor a reboot, and says nothing about these."""
+RECOVERY_ACTION: Final = "GPURecoveryAction"
 REPAIRED: Final = frozenset({"Reset", "Reboot", "Replace", "Support"})
 """Actions without which a fault does not end."""
 GRAVITY: Final = ("None", "Watch", "RestartApplication", "Reset", "Reboot", "Support", "Replace")
@@ -27,6 +30,7 @@ LEVELS: Final = frozenset(
         "GPURowRemapFailed",
         "GPUDoubleBitError",
         "GPUUnknownAnswer",
+        RECOVERY_ACTION,
         "PCIeWidth",
         "PCIeSpeed",
         "PortDown",
@@ -74,6 +78,8 @@ class _Entry:
     """By collector: two that report the same fault count it once."""
     times: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=TIMES_MAX))
     last_s: float = 0.0
+    seen_s: float = 0.0
+    """When the agent learned of it last."""
     sequence: int = 0
     action: str = ""
     text: str = ""
@@ -100,20 +106,13 @@ class Ledger:
     def put(self, collector: str, look: Look, now_s: float) -> None:
         """Take in one look."""
         self._collectors[collector] = dataclasses.replace(look, present=(), occurred=(), verdicts=())
-        for finding in look.verdicts:
-            self._verdicts[finding.device] = finding.action
         if look.state is State.WORKS:
             for each in self._entries.values():
                 each.present.discard(collector)
         for finding in look.present:
-            found = self._entry(finding)
-            if found is not None:
-                entry = found
-                if collector not in entry.counts:
-                    entry.times.append(now_s)
-                entry.present.add(collector)
-                entry.counts[collector] = max(1, finding.count)
-                entry.last_s, entry.text = now_s, finding.text
+            self._present(collector, finding, now_s)
+        for finding in look.verdicts:
+            self._asked(collector, finding, now_s)
         for finding in look.occurred:
             self._occurred(collector, finding, now_s)
 
@@ -125,23 +124,47 @@ class Ledger:
             restored = self._entry(Finding(code=event.code, device=event.device))
             if restored is not None:
                 entry, source = restored, "kernel-log" if event.sequence else "before"
+                before = max(entry.counts.values(), default=0)
                 entry.counts[source] = max(entry.counts.get(source, 0), event.count)
                 entry.last_s, entry.sequence = (
                     max(entry.last_s, float(event.last_s)),
                     max(entry.sequence, event.sequence),
                 )
-                entry.times.append(entry.last_s)
+                entry.times.extend([entry.last_s] * min(max(0, event.count - before), TIMES_MAX))
                 entry.action = entry.action or event.action
 
     def conditions(self, now_s: float) -> tuple[Condition, ...]:
         """Return every condition, as it is now."""
         self._forget(now_s)
         events: dict[str, list[NodeEvent]] = {name: [] for name in SOURCES}
-        for key in sorted(self._entries):
+        for key in sorted(key for key in self._entries if self._is_shown(key, now_s)):
             events[self._detector(key[0])].append(self._event(key, now_s))
         return (*(self._condition(name, each) for name, each in events.items()), self._heartbeat())
 
     # ------------------------------------------------------------------------------------------------------- entries
+
+    def _present(self, collector: str, finding: Finding, now_s: float) -> None:
+        entry = self._entry(finding)
+        if entry is None:
+            return
+        if collector not in entry.counts:
+            entry.times.append(now_s)
+        entry.present.add(collector)
+        entry.counts[collector] = max(1, finding.count)
+        entry.last_s, entry.text = now_s, finding.text
+
+    def _asked(self, collector: str, finding: Finding, now_s: float) -> None:
+        """Take in the recovery action that a driver answered with; an answer from before a fault does not cover it."""
+        others = [
+            entry
+            for (code, device), entry in self._entries.items()
+            if device == finding.device and code != RECOVERY_ACTION
+        ]
+        if finding.action == "None" and any(entry.seen_s > (finding.at_s or now_s) for entry in others):
+            return
+        self._verdicts[finding.device] = finding.action
+        if finding.action != "None" and not others:
+            self._present(collector, finding, now_s)
 
     def _occurred(self, collector: str, finding: Finding, now_s: float) -> None:
         if finding.verdict:
@@ -153,10 +176,12 @@ class Ledger:
             return
         # A clock in the future would keep the fault for ever.
         at_s = min(finding.at_s or now_s, now_s)
+        before = max(entry.counts.values(), default=0)
         entry.counts[collector] = min(COUNT_MAX, entry.counts.get(collector, 0) + max(1, finding.count))
-        entry.last_s = max(entry.last_s, at_s)
-        if entry.counts[collector] >= max(entry.counts.values()):
-            entry.times.append(at_s)
+        entry.last_s, entry.seen_s = max(entry.last_s, at_s), now_s
+        entry.times.extend([at_s] * min(max(0, entry.counts[collector] - before), TIMES_MAX))
+        if self._verdicts.get(finding.device) == "None" and not finding.verdict:
+            del self._verdicts[finding.device]
         entry.sequence = max(entry.sequence, finding.sequence)
         entry.action, entry.text = finding.action or entry.action, finding.text
 
@@ -175,17 +200,28 @@ class Ledger:
 
     def _action(self, key: tuple[str, str]) -> str:
         """Return what a fault asks for: the driver's verdict outranks the table; an unknown code asks for nothing."""
+        row = self._table.get(key[0])
+        return self._said(key) or (row.action if row is not None else "None")
+
+    def _said(self, key: tuple[str, str]) -> str:
+        """Return what the driver asks for; empty: nothing that outranks the table."""
         code, device = key
-        said = self._verdicts.get(device, "") if device else ""
-        said = said or self._entries[key].action
-        row = self._table.get(code)
-        return said or (row.action if row is not None else "None")
+        verdict, row = self._verdicts.get(device, "") if device else "", self._table.get(code)
+        if verdict == "None" and row is not None and row.action in BEYOND_DRIVER:
+            verdict = ""
+        return verdict or self._entries[key].action
+
+    def _is_shown(self, key: tuple[str, str], now_s: float) -> bool:
+        entry = self._entries[key]
+        held = self._action(key) in REPAIRED or now_s - entry.last_s < HOLD_S
+        return bool(entry.present) or (held and key[0] not in LEVELS)
 
     def _forget(self, now_s: float) -> None:
+        """Drop faults that have ended; those that count within a window are kept unseen until it has passed."""
         for key, entry in list(self._entries.items()):
-            held = self._action(key) in REPAIRED or now_s - entry.last_s < HOLD_S
-            stays = bool(entry.present) or (held and key[0] not in LEVELS)
-            if not stays:
+            row = self._table.get(key[0])
+            counts = row is not None and now_s - entry.last_s < row.window_s and key[0] not in LEVELS
+            if not counts and not self._is_shown(key, now_s):
                 del self._entries[key]
 
     # ---------------------------------------------------------------------------------------------------- conditions
@@ -199,7 +235,6 @@ class Ledger:
         count = max(entry.counts.values(), default=1)
         if row is not None and row.window_s:
             count = max(1, sum(now_s - at_s <= row.window_s for at_s in entry.times))
-        said = (self._verdicts.get(key[1], "") if key[1] else "") or entry.action
         return NodeEvent(
             code=key[0],
             device=key[1],
@@ -207,7 +242,7 @@ class Ledger:
             last_s=int(entry.last_s),
             boot=self._boot,
             sequence=entry.sequence,
-            action=said,
+            action=self._said(key),
         )
 
     def _condition(self, name: str, events: list[NodeEvent]) -> Condition:

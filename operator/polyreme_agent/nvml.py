@@ -82,7 +82,7 @@ class Nvml:
         gpus = min(library.nvmlDeviceGetCount(), GPUS_MAX)
         present: list[Finding] = []
         verdicts: list[Finding] = []
-        answered = 0
+        answered, asked_s = 0, self._now_s()
         for index in range(gpus):
             try:
                 device = library.nvmlDeviceGetHandleByIndex(index)
@@ -98,7 +98,9 @@ class Nvml:
                 answered += 1
                 continue
             if action:
-                verdicts.append(Finding(code="GPURecoveryAction", device=name, action=action, verdict=True))
+                verdicts.append(
+                    Finding(code="GPURecoveryAction", device=name, at_s=asked_s, action=action, verdict=True)
+                )
         expected = max(self._expected(), gpus)
         if answered < expected:
             present.append(Finding(code="GPUMissing", text=f"{answered} of {expected} GPUs answer"))

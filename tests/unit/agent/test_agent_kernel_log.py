@@ -11,6 +11,8 @@ from polyreme_agent.kernel_lines import finding_of
 from polyreme_agent.kernel_log import KernelLog
 from tests.unit.agent.host_tree import MLX5, SXID, TO_NONE, TO_REBOOT, XID_31, XID_79, kernel_log, record
 
+# NVIDIA's page on memory errors of the A100 with MIG.
+MIG_94 = "NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No"
 COMMAND = "mlx5_core 0000:03:00.0: wait_func:1015:(pid 29): ACCESS_REG(0x805)"
 
 
@@ -20,6 +22,8 @@ COMMAND = "mlx5_core 0000:03:00.0: wait_func:1015:(pid 29): ACCESS_REG(0x805)"
         (XID_79, "Xid79", "0000:3b:00", ""),
         (XID_31, "Xid31", "0000:3b:00", ""),
         ("NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.", "Xid79", "0000:01:00", ""),
+        (MIG_94, "Xid94", "0000:01:00", ""),
+        (MIG_94.replace("GPU-I:05", "GPU-I:05 GPU-CI:01"), "Xid94", "0000:01:00", ""),
         ("NVRM: Xid (PCI:0000:01:00): 999, a new one", "Xid999", "0000:01:00", ""),
         (TO_REBOOT, "Xid154", "0000:3b:00", "Reboot"),
         (TO_NONE, "Xid154", "0000:3b:00", "None"),
@@ -57,6 +61,7 @@ def test_a_fault_is_read_with_its_device_and_the_drivers_action(text: str, code:
         f" {XID_79}",
         f"audit: comm={XID_79}",
         "NVRM: Xid (PCI:0000:3b:00): 79999, x",
+        "NVRM: Xid (PCI:0000:01:00 python): 79, x",
         "NVRM: Xid : 32, pid=2280636",
         "NVRM: Xid (PCI:0000:66:00): abc, pid=2280636",
         "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.86.15",

@@ -77,6 +77,42 @@ def test_the_drivers_verdict_outranks_the_table_and_ends_the_fault() -> None:
     assert node.events() == [("Xid79", 1, "Reset")]
 
 
+def _verdict(action: str, at_s: float) -> Finding:
+    return Finding(code="GPURecoveryAction", device=GPU, at_s=at_s, action=action, verdict=True)
+
+
+def test_what_the_driver_said_before_a_fault_does_not_cover_it() -> None:
+    node = _Node()
+    content = Look(state=State.WORKS, verdicts=(_verdict("None", node.now_s),))
+    node.ledger.put("nvml", content, node.now_s)
+    node.now_s += 2
+    node.kernel(XID_79)
+    assert node.events() == [("Xid79", 1, "")]
+    node.ledger.put("nvml", content, node.now_s + 1)  # the answer is older than the fault
+    node.now_s += 2 * HOLD_S
+    assert node.events() == [("Xid79", 1, "")]
+    node.ledger.put("nvml", Look(state=State.WORKS, verdicts=(_verdict("None", node.now_s),)), node.now_s)
+    assert node.events() == []
+
+
+def test_a_content_driver_does_not_end_what_asks_for_a_replacement() -> None:
+    node = _Node()
+    present = (Finding(code="GPURowRemapFailed", device=GPU),)
+    node.ledger.put(
+        "nvml", Look(state=State.WORKS, present=present, verdicts=(_verdict("None", node.now_s),)), node.now_s
+    )
+    assert node.events() == [("GPURowRemapFailed", 1, "")]
+
+
+def test_a_driver_that_asks_for_an_action_without_an_xid_is_a_fault_until_it_is_content() -> None:
+    node = _Node()
+    node.ledger.put("nvml", Look(state=State.WORKS, verdicts=(_verdict("Reboot", node.now_s),)), node.now_s)
+    assert node.events() == [("GPURecoveryAction", 1, "Reboot")]
+    node.now_s += 5
+    node.ledger.put("nvml", Look(state=State.WORKS, verdicts=(_verdict("None", node.now_s),)), node.now_s)
+    assert node.condition("GPU").status == "False"
+
+
 def _found(line: str, at_s: float) -> Finding:
     found = finding_of(line, at_s=at_s, sequence=99)
     assert found is not None
@@ -125,8 +161,24 @@ def test_counts_are_of_the_window_of_their_row() -> None:
     hung = "INFO: task kworker/0:1:12 blocked for more than 120 seconds."
     node.kernel(hung, hung.replace("12 b", "13 b"))
     assert node.events("Kernel") == [("HungTask", 2, "")]
-    node.now_s += HOLD_S - 1
-    assert node.events("Kernel") == [("HungTask", 2, "")]
+    node.now_s += HOLD_S
+    assert node.condition("Kernel").status == "False"
+    known = [NodeEvent(code="HungTask", count=2, last_s=1_000, boot=BOOT, sequence=2)]
+    restarted, replayed = _Node(), _Node()
+    replayed.kernel(hung, hung)
+    for each in (restarted, replayed):
+        each.ledger.restore(known)
+    for each in (node, restarted, replayed):
+        each.now_s = 1_000.0 + HOLD_S
+        each.put("kernel-log", Finding(code="HungTask", at_s=each.now_s, sequence=3))
+        assert each.events("Kernel") == [("HungTask", 3, "")]
+
+
+def test_an_occurrence_that_two_collectors_report_counts_once_in_its_window() -> None:
+    node = _Node()
+    for collector in ("nvml", "dcgm"):
+        node.put(collector, Finding(code="GPUThermalViolation", device=GPU, at_s=node.now_s))
+    assert node.events() == [("GPUThermalViolation", 1, "")]
 
 
 @pytest.mark.parametrize("at_s", [9e18, float("inf"), -5.0])

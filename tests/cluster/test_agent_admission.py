@@ -77,11 +77,14 @@ def _refusal(server: Server, node: str, body: dict[str, Any], *, until: str) -> 
     """Return how a write is refused; a policy that was just applied takes effect a moment later."""
     end_s = time.monotonic() + READY_S
     while True:
+        status = NodeStatus(server, node)
         try:
-            NodeStatus(server, node).patch(body)
+            status.patch(body)
             said = "stored"
         except WriteError as error:
             said = str(error)
+        finally:
+            status.close()
         if until in said or time.monotonic() > end_s:
             return said
         time.sleep(POLL_S)

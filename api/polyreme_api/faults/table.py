@@ -37,15 +37,20 @@ class FaultRow:
     """One row of the table."""
 
     code: str
-    fault_class: FaultClass
-    action: FaultAction
-    count: int
-    window_s: float
-    sticky_s: float
-    fatal: bool
-    is_condition: bool
-    sources: frozenset[str]
-    meaning: str
+    fault_class: str
+    """A ``FaultClass``, or ``unknown`` for a code that the table lacks."""
+    action: str
+    """A ``FaultAction``."""
+    count: int = 1
+    window_s: float = 0.0
+    """Sliding window of ``count``; 0: none."""
+    sticky_s: float = 0.0
+    """How long after its last event the taint is kept at least."""
+    fatal: bool = False
+    """Whether repetition on one device escalates."""
+    is_condition: bool = False
+    sources: frozenset[str] = frozenset()
+    meaning: str = ""
 
 
 @functools.cache
@@ -92,8 +97,8 @@ def _row(cells: Mapping[str, str], line: int) -> FaultRow:
     expect("window_s", int(cells["count"]) <= 1 or int(cells["window_s"]) > 0, "a window where count is above 1")
     return FaultRow(
         code=cells["code"],
-        fault_class=cells["class"],  # type: ignore[arg-type]
-        action=cells["action"],  # type: ignore[arg-type]
+        fault_class=cells["class"],
+        action=cells["action"],
         count=max(1, int(cells["count"])),
         window_s=float(cells["window_s"]),
         sticky_s=float(cells["sticky_s"]),

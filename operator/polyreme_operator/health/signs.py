@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from polyreme_api import labels
+from polyreme_api.faults.table import FaultRow
+from polyreme_api.node_report import COUNT_MAX, NodeEvent
 
-AGENT_CONDITION = f"{labels.GROUP}/Agent"
-"""Condition by which the node agent says which of its collectors work."""
 AGENT_SILENT_S = 180.0
 """How long the agent's heartbeat may stand still before its conditions count as unknown."""
 SIGNS_MAX = 64
 """Signs of one node that are judged at a time; the remaining ones are left for the next examination."""
-COUNT_MAX = 1_000_000_000
 _KNOWN = frozenset({"True", "False"})
 
 
@@ -28,39 +26,10 @@ class ConditionView:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A row of the fault table, as far as decisions read it."""
-
-    code: str
-    fault_class: str
-    action: str
-    count: int = 1
-    window_s: float = 0.0
-    """Sliding window of ``count``; 0: none."""
-    sticky_s: float = 0.0
-    """How long after its last event the taint is kept at least."""
-    fatal: bool = False
-    """Whether repetition on one device escalates."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """One event of a condition's machine-readable part."""
-
-    code: str
-    device: str = ""
-    count: int = 1
-    last_s: float = 0.0
-    boot: str = ""
-    action: str = ""
-    """The driver's own recovery action, which outranks the table's; empty: none."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
     """A fault that a node shows."""
 
-    row: Row
+    row: FaultRow
     condition: str
     """Type of the condition that shows it."""
     status: str = "True"
@@ -93,9 +62,9 @@ class Reading:
     """What could not be read, and why."""
 
 
-Decode = Callable[[ConditionView], tuple[Sequence[Event], str]]
-Lookup = Callable[[str, str], Row | None]
-"""Row by type of the condition and code; None if the table has none."""
+Decode = Callable[[ConditionView], tuple[Sequence[NodeEvent], str]]
+Lookup = Callable[[str, str], FaultRow | None]
+"""FaultRow by type of the condition and code; None if the table has none."""
 
 
 def read_conditions(
@@ -131,7 +100,7 @@ def read_conditions(
             events, problem = decode(condition)
             if problem:
                 problems.append(f"condition {condition.type}: {problem}")
-            events = events or (Event(code=condition.reason or condition.type),)
+            events = events or (NodeEvent(code=condition.reason or condition.type),)
             signs += [_sign(event, condition, lookup, now_s) for event in events]
         elif condition.status in _KNOWN and not (silent and is_agents(condition.type)):
             clear.add(condition.type)
@@ -144,10 +113,10 @@ def read_conditions(
     )
 
 
-def _sign(event: Event, condition: ConditionView, lookup: Lookup, now_s: float) -> Sign:
+def _sign(event: NodeEvent, condition: ConditionView, lookup: Lookup, now_s: float) -> Sign:
     row = lookup(condition.type, event.code)
     known = row is not None
-    row = row or Row(code=event.code[:128], fault_class="unknown", action="None")
+    row = row or FaultRow(code=event.code[:128], fault_class="unknown", action="None")
     if known and event.action:
         # The driver's own verdict outranks the table.
         row = dataclasses.replace(row, action=event.action)

@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from polyreme_api.faults.table import fault_table
-from polyreme_api.node_report import CONDITION_AGENT, CONDITION_PREFIX
+from polyreme_api.faults.table import FaultRow, fault_table
+from polyreme_api.node_report import CONDITION_AGENT, CONDITION_PREFIX, NodeEvent
 from polyreme_api.node_report import decode as decode_message
-from polyreme_operator.health.signs import ConditionView, Event, Row
-
-
-@functools.cache
-def rows() -> Mapping[str, Row]:
-    """Return the rows of the fault table by code."""
-    return {
-        code: Row(
-            code=code,
-            fault_class=row.fault_class,
-            action=row.action,
-            count=row.count,
-            window_s=row.window_s,
-            sticky_s=row.sticky_s,
-            fatal=row.fatal,
-        )
-        for code, row in fault_table().items()
-    }
+from polyreme_operator.health.signs import ConditionView
 
 
 @functools.cache
@@ -34,9 +17,9 @@ def _detectors() -> frozenset[str]:
     return frozenset(code for code, row in fault_table().items() if row.is_condition)
 
 
-def lookup(condition: str, code: str) -> Row | None:
+def lookup(condition: str, code: str) -> FaultRow | None:
     """Return the row of a code; a detector's condition without a known code has the row of its type."""
-    return rows().get(code) or rows().get(condition)
+    return fault_table().get(code) or fault_table().get(condition)
 
 
 def polarity(condition: str) -> str | None:
@@ -50,19 +33,8 @@ def is_agents(condition: str) -> bool:
     return condition.startswith(CONDITION_PREFIX)
 
 
-def decode(condition: ConditionView) -> tuple[Sequence[Event], str]:
+def decode(condition: ConditionView) -> tuple[Sequence[NodeEvent], str]:
     """Read the events of a condition: by its reason alone, where it is not the node agent's or names no event."""
     if not is_agents(condition.type):
         return (), ""
-    events, problem = decode_message(condition.message)
-    return tuple(
-        Event(
-            code=event.code,
-            device=event.device,
-            count=event.count,
-            last_s=float(event.last_s),
-            boot=event.boot,
-            action=event.action,
-        )
-        for event in events
-    ), problem
+    return decode_message(condition.message)

@@ -8,9 +8,10 @@ from sys import intern
 from typing import Any
 
 from polyreme_api import labels
+from polyreme_api.node_report import CONDITION_AGENT
 from polyreme_operator.health.node import HealthNode
 from polyreme_operator.health.record import HEALTH, Leave, parse
-from polyreme_operator.health.signs import AGENT_CONDITION, ConditionView
+from polyreme_operator.health.signs import ConditionView
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.inventory import HOST_LEVEL, Taint
 from polyreme_operator.types.resources import allocatable
@@ -73,7 +74,7 @@ def parse_health_node(manifest: Manifest) -> HealthNode:
     tags: Mapping[str, str] = metadata.get("labels") or {}
     entries = (status.get("conditions") or ())[:CONDITIONS_MAX]
     ready: Mapping[str, Any] = next((entry for entry in entries if entry["type"] == "Ready"), {})
-    agent = next((entry for entry in entries if entry["type"] == AGENT_CONDITION), None)
+    agent = next((entry for entry in entries if entry["type"] == CONDITION_AGENT), None)
     return HealthNode(
         name=intern(metadata["name"]),
         uid=metadata["uid"],
@@ -82,7 +83,7 @@ def parse_health_node(manifest: Manifest) -> HealthNode:
         label=tags.get(HEALTH, ""),
         annotation=(metadata.get("annotations") or {}).get(HEALTH) or "",
         taints=tuple(dict(taint) for taint in spec.get("taints") or ()),
-        conditions=kept(tuple(_condition(entry) for entry in entries if entry["type"] != AGENT_CONDITION)),
+        conditions=kept(tuple(_condition(entry) for entry in entries if entry["type"] != CONDITION_AGENT)),
         agent=None if agent is None else str(agent.get("status")),
         beat=None if agent is None else str(agent.get("lastHeartbeatTime") or ""),
         not_ready_since_s=None

@@ -7,13 +7,14 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polyreme_api.faults.table import FaultRow
 from polyreme_operator.health.breaker import BreakerState, grant, settled
 from polyreme_operator.health.record import RECORD_BYTES_MAX, NodeState, parse, render
-from polyreme_operator.health.signs import Reading, Row
+from polyreme_operator.health.signs import Reading
 from tests.unit.operator.node_health_scenes import BLIND, BUS, FLAP, POLICY, Node, bus_sign, shown
 
 LONG_S = 8 * 86_400.0
-ROWS = (BUS, FLAP, Row(code="Xid48", fault_class="gpu-lost", action="Reset", fatal=True, sticky_s=9_000.0))
+ROWS = (BUS, FLAP, FaultRow(code="Xid48", fault_class="gpu-lost", action="Reset", fatal=True, sticky_s=9_000.0))
 SIGNS = st.builds(
     lambda row, device, count, boot, at_s: bus_sign(row=row, device=device, count=count, boot=boot, at_s=at_s),
     st.sampled_from(ROWS),

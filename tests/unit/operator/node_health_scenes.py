@@ -5,19 +5,22 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from polyreme_api.faults.table import FaultRow
 from polyreme_operator.health.policy import PolicyView
 from polyreme_operator.health.record import Record
-from polyreme_operator.health.signs import Reading, Row, Sign
+from polyreme_operator.health.signs import Reading, Sign
 from polyreme_operator.health.states import NodeFacts, Step, decide
 
 CLASSES = frozenset({"gpu-lost", "gpu-link", "kernel"})
 POLICY = PolicyView(name="gpus", uid="p1", enforce=True, classes=CLASSES)
 GPU = "polyreme.dev/GPU"
-BUS = Row(code="Xid79", fault_class="gpu-lost", action="Reboot", fatal=True)
-FLAP = Row(code="LinkFlap", fault_class="gpu-link", action="Watch")
+BUS = FaultRow(code="Xid79", fault_class="gpu-lost", action="Reboot", fatal=True)
+FLAP = FaultRow(code="LinkFlap", fault_class="gpu-link", action="Watch")
 
 
-def bus_sign(*, count: int = 1, at_s: float = 0.0, device: str = "GPU-0", boot: str = "b1", row: Row = BUS) -> Sign:
+def bus_sign(
+    *, count: int = 1, at_s: float = 0.0, device: str = "GPU-0", boot: str = "b1", row: FaultRow = BUS
+) -> Sign:
     """Return the sign of a GPU that fell off the bus."""
     return Sign(row=row, condition=GPU, device=device, count=count, last_s=at_s, boot=boot, message="fell off the bus")
 

@@ -7,17 +7,18 @@ import json
 
 import pytest
 
+from polyreme_api.faults.table import FaultRow
 from polyreme_api.node_report import NodeEvent, encode
 from polyreme_operator.health import table
 from polyreme_operator.health.policy import Answer, PolicyView, Rule, judge, overlap_message, policy_of
 from polyreme_operator.health.record import RECORD_BYTES_MAX, Record, parse, render
-from polyreme_operator.health.signs import ConditionView, Event, Reading, Row, read_conditions
+from polyreme_operator.health.signs import ConditionView, Reading, read_conditions
 from tests.unit.operator.node_health_scenes import BUS, FLAP, GPU, POLICY, bus_sign
 
 AGENTS = "polyreme.dev/"
 
 
-def _read(*conditions: ConditionView, events: tuple[Event, ...] = (), silent: bool = False) -> Reading:
+def _read(*conditions: ConditionView, events: tuple[NodeEvent, ...] = (), silent: bool = False) -> Reading:
     return read_conditions(
         conditions,
         decode=lambda condition: (events, ""),
@@ -36,7 +37,7 @@ def test_a_condition_without_readable_events_is_one_sign_by_its_reason() -> None
 
 
 def test_impossible_counters_and_clocks_in_the_future_are_bounded() -> None:
-    event = Event(code="Xid79", count=10**30, last_s=9e9, boot="b" * 999)
+    event = NodeEvent(code="Xid79", count=10**30, last_s=9_000_000_000, boot="b" * 999)
     sign = _read(ConditionView(type=GPU, status="True"), events=(event,)).signs[0]
     assert (sign.count, sign.last_s, len(sign.boot)) == (10**9, 1000.0, 64)
 
@@ -48,7 +49,7 @@ def test_an_unknown_code_is_reported_and_triggers_nothing() -> None:
 
 
 def test_the_drivers_own_recovery_action_outranks_the_table() -> None:
-    sign = _read(ConditionView(type=GPU, status="True"), events=(Event(code="Xid79", action="Reset"),)).signs[0]
+    sign = _read(ConditionView(type=GPU, status="True"), events=(NodeEvent(code="Xid79", action="Reset"),)).signs[0]
     assert sign.row.action == "Reset"
 
 
@@ -74,7 +75,7 @@ def test_a_rule_overrides_a_row_of_the_table() -> None:
 
 
 def test_a_rule_on_a_code_that_the_table_lacks_is_enforced_only_with_a_class() -> None:
-    unknown = dataclasses.replace(bus_sign(row=Row(code="X", fault_class="unknown", action="None")), known=False)
+    unknown = dataclasses.replace(bus_sign(row=FaultRow(code="X", fault_class="unknown", action="None")), known=False)
     rule = Rule(name="x", answer=Answer.TAINT, codes=frozenset({"X"}))
     assert not judge(unknown, dataclasses.replace(POLICY, rules=(rule,)), 0.0).enforced
     named = dataclasses.replace(rule, fault_class="kernel")

@@ -83,9 +83,9 @@ test-all: $(DEV) ## both: what CI runs
 	kill $$building 2> /dev/null || true; exit $$status
 
 servers: $(DEV) ## get the S3 server and Kubernetes (by Go), Pulsar (by Maven) and, as root, Debian packages, once for all checkouts
-	@PYTHONPATH=. $(BIN)/python -m tools.debian
 	@$(SERVICES) build
 	@$(CLUSTER) build
+	@PYTHONPATH=. $(BIN)/python -m tools.debian
 
 test-concurrent: $(DEV) ## the tests that share nothing, on two cores
 	@$(PYTEST) $(TWO_CORES) -m "$(ANYWHERE) and not $(ALONE)" --junit-xml=build/reports/$@.xml $(CONCURRENT)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from tools.build_cache import say
+from tools.build_cache import BuildError, say
 
 INSTALL_S_MAX = 600.0
 LOCK_WAIT_S = 300
@@ -45,26 +45,29 @@ def missing_packages(programs: Iterable[str]) -> list[str]:
     return sorted({PACKAGES[program] for program in programs if shutil.which(program, path=path) is None})
 
 
-def install(programs: Iterable[str]) -> str | None:
-    """Install what is missing of some programs; return why that can't be, or None when all are there."""
+def install(programs: Iterable[str]) -> None:
+    """Install what is missing of some programs.
+
+    Raises:
+        BuildError: If that can't be done, with the command and the reason.
+    """
     wanted = list(programs)
     if not missing_packages(wanted):
-        return None
+        return
     command = f"apt-get install {' '.join(missing_packages(wanted))}"
     if os.geteuid() != 0:
-        return f"{command}: setuid(0) is refused, this is user {os.geteuid()}"
+        raise BuildError(f"{command}: only root may, this is user {os.geteuid()}; run it as root")
     if shutil.which("apt-get") is None:
-        return f"{command}: this is no Debian and no Ubuntu"
+        raise BuildError(f"{command}: this is no Debian and no Ubuntu; install these packages by hand")
     with LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (packages := missing_packages(wanted)):
-            return None
+            return
         say(f"{command}, once")
         # A fresh machine may know no packages, or others than its mirror has by now.
         for words in (["update"], ["install", "--yes", "--no-install-recommends", *packages]):
             if why := _apt_get(words):
-                return f"apt-get {' '.join(words)}: {why}"
-    return None
+                raise BuildError(f"apt-get {' '.join(words)}: {why}")
 
 
 def _apt_get(words: list[str]) -> str | None:
@@ -86,6 +89,9 @@ def _apt_get(words: list[str]) -> str | None:
 
 
 if __name__ == "__main__":
-    if reason := install(PACKAGES):
-        # No reason to stop: only images and nodes need these, and their tests say the same.
-        print(f"images can't be built here and nodes can't run: {reason}", file=sys.stderr)
+    try:
+        install(PACKAGES)
+    except BuildError as error:
+        print(f"images can't be built here and nodes can't run: {error}", file=sys.stderr)
+        # Another user than root can't have nodes in any case, and everything else works.
+        sys.exit(os.geteuid() == 0)

@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from polyreme_api.labels import RESOURCE_DEVICE
+from tests.machine import require
 from tools import debian
 from tools.cluster.binaries import program_path
 from tools.cluster.cluster import FOLDER, down, kill_node, load, named_cluster, start_node, up
 from tools.cluster.nodes.addons import Kubectl
-from tools.cluster.nodes.probe import refusal
 from tools.cluster.nodes.sandbox import Sandbox
 from tools.cluster.servers import ServerError, Servers
 
@@ -155,8 +153,7 @@ def cluster_for_tests() -> Iterator[Cluster]:
     if given := named_cluster(folder, os.environ):
         yield Cluster(Path(given), None)
         return
-    if refused := debian.install([*debian.FOR_NODES, *debian.FOR_IMAGES]) or refusal():
-        pytest.skip(f"this machine refuses {refused}")
+    require([*debian.FOR_NODES, *debian.FOR_IMAGES])
     ours = not Servers(folder).are_up
     try:
         yield Cluster(Path(up(folder, os.environ, nodes=NODES)), folder)

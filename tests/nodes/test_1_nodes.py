@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.machine import require
 from tests.nodes.cluster import ROOT, Cluster, pod
 from tools import debian
 from tools.cluster.cluster import down
 from tools.cluster.nodes.images import image_name
-from tools.cluster.nodes.probe import refusal
 from tools.cluster.nodes.sandbox import NETWORKS, Sandbox
 from tools.cluster.servers import Servers
 
@@ -46,8 +46,7 @@ def test_a_restricted_pod_runs_and_another_is_refused(cluster: Cluster) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("begun", ["namespaces", "node-1-kubelet"])
 def test_a_start_that_was_killed_half_way_leaves_nothing_after_down(tmp_path: Path, begun: str) -> None:
-    if refused := debian.install(debian.FOR_NODES) or refusal():
-        pytest.skip(f"this machine refuses {refused}")
+    require(debian.FOR_NODES)
     folder = tmp_path / "cluster"
     command = [sys.executable, "-m", "tools.cluster", "up", "--nodes", "1", "--folder", str(folder)]
     environment = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.machine import require
 from tools import debian
-from tools.cluster.nodes.probe import refusal
 from tools.images import archive, base
 from tools.images.build import PUBLIC_BASE, Wish, build, revision, version
 from tools.images.engine import Buildah
@@ -30,8 +30,7 @@ OF_THIS_MACHINE = re.compile(r"^(etc/pip\.conf|run/secrets/.*|var/cache/pip/.*|b
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> list[archive.Archive]:
     """Two archives: with layers that an earlier build may have left, and from nothing."""
-    if refused := debian.install(debian.FOR_IMAGES) or refusal():
-        pytest.skip(f"this machine refuses {refused}")
+    require(debian.FOR_IMAGES)
     wishes = [Wish(images=("operator",), base=_base(), cached=cached) for cached in (True, False)]
     folders = [tmp_path_factory.mktemp("images") for _ in wishes]
     environment = {**os.environ, "SOURCE": "https://source.example/polyreme", "PIP_TRUSTED_HOST": MIRROR}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.store import ObjectStore
 
 if TYPE_CHECKING:
     from polyreme_trainer.export.stored import StoredExport
@@ -34,13 +35,9 @@ def weights_place(url: str) -> Path | Folder:
     field = "spec.model.weights.location"
     if urlsplit(url).scheme != "s3":
         return local_folder(url, field=field)
-    from polyreme_datahub.objects import open_store
     from polyreme_trainer.weights.locations import StoredFolder
 
-    try:
-        return StoredFolder(open_store(url), url)
-    except InvalidConfigError as error:
-        raise InvalidConfigError(error.message, field=field) from error
+    return StoredFolder(_store(url, field=field), url)
 
 
 def export_place(url: str) -> Path | StoredExport:
@@ -52,11 +49,16 @@ def export_place(url: str) -> Path | StoredExport:
     field = "spec.export.location"
     if urlsplit(url).scheme != "s3":
         return local_folder(url, field=field)
-    from polyreme_datahub.objects import open_store
     from polyreme_trainer.export.stored import StoredExport
 
+    return StoredExport(_store(url, field=field), url)
+
+
+def _store(url: str, *, field: str) -> ObjectStore:
+    from polyreme_datahub.objects import open_store
+
     try:
-        return StoredExport(open_store(url), url)
+        return open_store(url)
     except InvalidConfigError as error:
         raise InvalidConfigError(error.message, field=field) from error
 

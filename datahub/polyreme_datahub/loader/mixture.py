@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,25 +37,24 @@ class Mixture:
                 field="data.sources",
             )
         self._source_N = _tabulate(self._shares, self.period)
-        self._before_KN = np.zeros((len(weights), self.period + 1), dtype=np.int64)
-        for source in range(len(weights)):
-            np.cumsum(self._source_N == source, out=self._before_KN[source, 1:])
 
     def sources(self, first: int, count: int) -> npt.NDArray[np.int64]:
         """Return the source of each of ``count`` slots from ``first`` on."""
-        return self._source_N[(first + np.arange(count)) % self.period]
+        return self._source_N[(first + np.arange(count)) % self.period].astype(np.int64)
 
     def taken(self, slots: int) -> list[int]:
         """Return how many of the first ``slots`` slots each source has."""
         rounds, rest = divmod(slots, self.period)
-        return [rounds * share + int(self._before_KN[at, rest]) for at, share in enumerate(self._shares)]
+        # Counted once a window, some milliseconds: a table of every prefix would grow with sources times period.
+        before_K = np.bincount(self._source_N[:rest], minlength=len(self._shares))
+        return [rounds * share + int(before) for share, before in zip(self._shares, before_K, strict=True)]
 
 
-def _tabulate(shares: Sequence[int], period: int) -> npt.NDArray[np.int64]:
+def _tabulate(shares: Sequence[int], period: int) -> npt.NDArray[np.unsignedinteger[Any]]:
     waiting = [(0, source) for source, share in enumerate(shares) if share]
     eligible: list[tuple[int, int]] = []
     taken = [0] * len(shares)
-    table = np.empty(period, dtype=np.int64)
+    table = np.empty(period, dtype=np.min_scalar_type(len(shares)))
     for slot in range(period):
         while waiting and waiting[0][0] <= slot:
             _, source = heapq.heappop(waiting)

@@ -41,7 +41,8 @@ class PackedBatch:
     document_offsets: Array
     """int32, D + 1 offsets into T, from 0 to T; a pack's padding is a document of its own."""
     patches_PC: Array
-    """float32 normalised pixels, channel-major within a patch, patches row-major within an image."""
+    """uint8 pixels, which the model normalises on its device, channel-major within a patch, patches row-major within an
+    image; float32 ones are normalised already."""
     grids_I2: Array
     """int32 rows and columns of each image [patches], in the order in which their tokens stand in T."""
     sample_ids: Sequence[str]

@@ -13,7 +13,7 @@ from polyreme_api.store import ObjectStore
 from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.loader.packing import pack
 from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError, StoredSample
-from polyreme_datahub.loader.source import CHANNELS, assemble, cut, normalise
+from polyreme_datahub.loader.source import CHANNELS, assemble, colored, cut
 from polyreme_datahub.loader.text import TokenText
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class HeldOutSource:
             sample_id=source.sample_id(sample),
             set_name=self._names[at],
             prompt_tokens=prompt_T.tolist(),
-            patches_PC=normalise(
+            patches_PC=colored(
                 stored.patches_P[: int(grids[:images].prod(axis=1).sum())], channels=source.manifest.channels
             ),
             grids_I2=grids[:images],

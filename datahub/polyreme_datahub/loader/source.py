@@ -1,4 +1,4 @@
-"""Packs for the trainer: cuts samples out of mapped indexes, shifts targets within each document, normalises patches.
+"""Packs for the trainer: cuts samples out of mapped indexes, shifts targets within each document.
 
 A sample whose bytes no longer fit their checksum stops the rank, or, with ``data.onDamage: Placeholder``, is replaced
 by a placeholder of the same length: pad tokens, no target, no patches. Every rank then keeps the same order. Shape
@@ -28,8 +28,6 @@ CHANNELS = 3
 PATCH_CACHE_BYTES_MAX = 64 * 2**20
 REPORTS_MAX = 1000
 """Damaged samples that one rank reports."""
-_NORMAL = ((np.arange(256, dtype=np.float32) / np.float32(255)) - np.float32(0.5)) / np.float32(0.5)
-"""Normalised value of each byte: mean 0.5, deviation 0.5, as Kimi-VL's image processor."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +38,7 @@ class Document:
 
     tokens_T: npt.NDArray[np.int64]
     targets_T: npt.NDArray[np.int64]
-    patches_PC: npt.NDArray[np.float32]
+    patches_PC: npt.NDArray[np.uint8]
     grids_I2: npt.NDArray[np.int32]
     sample_id: str
     unmasked: int
@@ -125,9 +123,9 @@ class PackedSource:
         ends = np.cumsum([0, *count_N])[np.cumsum([len(slots) for slots in packs])]
         return np.split(grids_I2, ends[:-1])
 
-    def patches(self, step: int, *, pack: int, images: Sequence[int]) -> npt.NDArray[np.float32]:
+    def patches(self, step: int, *, pack: int, images: Sequence[int]) -> npt.NDArray[np.uint8]:
         """Return the patches [P, C] of some images of a pack of ``step``, by their numbers in ``grids``, rising."""
-        found = [np.zeros((0, self._patch_values), np.float32)]
+        found = [np.zeros((0, self._patch_values), np.uint8)]
         first = 0
         for slot in self._order.packs(step)[pack]:
             grids_I2 = self._indexes[slot.source].grids(slot.sample)
@@ -138,11 +136,11 @@ class PackedSource:
 
     def _patches_of(
         self, slot: Slot, grids_I2: npt.NDArray[np.int32], images: Sequence[int]
-    ) -> Iterator[npt.NDArray[np.float32]]:
+    ) -> Iterator[npt.NDArray[np.uint8]]:
         """Cut images out of a sample; those of a damaged one are zero."""
         document = self._document(slot)
         edges = np.concatenate([[0], grids_I2.prod(axis=1, dtype=np.int64).cumsum()])
-        lost = np.zeros((int(edges[-1]), self._patch_values), np.float32) if document.lost_images else None
+        lost = np.zeros((int(edges[-1]), self._patch_values), np.uint8) if document.lost_images else None
         patches_PC = document.patches_PC if lost is None else lost
         return (patches_PC[edges[image] : edges[image + 1]] for image in images)
 
@@ -188,7 +186,7 @@ class PackedSource:
         return Document(
             np.full(length, self._ids.pad, dtype=np.int64),
             np.full(length, IGNORED_TARGET, dtype=np.int64),
-            np.zeros((0, self._patch_values), np.float32),
+            np.zeros((0, self._patch_values), np.uint8),
             np.zeros((0, 2), np.int32),
             f"hole:{index.sample_id(sample)}",
             0,
@@ -214,7 +212,7 @@ def cut(index: MappedIndex, sample: int, stored: StoredSample) -> Document:
     return Document(
         tokens_T,
         targets_T,
-        normalise(stored.patches_P, channels=index.manifest.channels),
+        colored(stored.patches_P, channels=index.manifest.channels),
         stored.grids_I2,
         index.sample_id(sample),
         int(np.count_nonzero(following)),
@@ -251,7 +249,7 @@ def assemble(packs: Sequence[Sequence[Document]], *, pack_tokens: int, pad: int,
         targets_T=targets_T,
         positions_T=np.arange(total) - np.repeat(bounds[:-1], np.diff(bounds)).astype(np.int64),
         document_offsets=bounds,
-        patches_PC=np.concatenate([np.zeros((0, values), np.float32), *(d.patches_PC for d in laid)]),
+        patches_PC=np.concatenate([np.zeros((0, values), np.uint8), *(d.patches_PC for d in laid)]),
         grids_I2=np.concatenate([np.zeros((0, 2), np.int32), *(d.grids_I2 for d in laid)]),
         sample_ids=[document.sample_id for document in laid],
         unmasked_tokens=sum(document.unmasked for document in laid),
@@ -270,7 +268,6 @@ def _lost(documents: Sequence[Document]) -> list[int]:
     ]
 
 
-def normalise(patches: npt.NDArray[np.uint8], *, channels: int) -> npt.NDArray[np.float32]:
-    """Turn bytes into normalised pixels [P, C]; gray patches are repeated over the channels."""
-    normal = _NORMAL[patches]
-    return np.tile(normal, (1, CHANNELS)) if channels == 1 else normal
+def colored(patches: npt.NDArray[np.uint8], *, channels: int) -> npt.NDArray[np.uint8]:
+    """Return patches [P, C] in colour: gray ones are repeated over the channels."""
+    return np.tile(patches, (1, CHANNELS)) if channels == 1 else patches

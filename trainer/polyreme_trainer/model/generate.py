@@ -249,9 +249,9 @@ def _prefill(
 def _features(model: KimiVL, prompts: Sequence[Prompt]) -> Tensor:
     """Encode the prompts' images, on the first stage."""
     values = model.shape.vision.channels * model.shape.vision.patch_px**2
-    patches = [np.asarray(prompt.patches_PC, dtype=np.float32).reshape(-1, values) for prompt in prompts]
+    patches = [np.asarray(prompt.patches_PC).reshape(-1, values) for prompt in prompts]
     # A copy, as in training: an answer must not depend on the alignment of NumPy's heap.
-    patches_PC = torch.tensor(np.concatenate([np.zeros((0, values), np.float32), *patches]), device=model.like.device)
+    patches_PC = torch.tensor(np.concatenate([np.zeros((0, values), np.uint8), *patches]), device=model.like.device)
     grids = [(int(rows), int(columns)) for prompt in prompts for rows, columns in np.asarray(prompt.grids_I2)]
     return model.image_features(patches_PC, grids)
 

@@ -44,6 +44,11 @@ class PositionTable(nn.Module):
         return out_PW
 
 
+def normalised(pixels_PC: Tensor) -> Tensor:
+    """Normalise bytes of pixels: mean 0.5, deviation 0.5, as Kimi-VL's image processor."""
+    return pixels_PC.to(torch.float32).sub_(127.5).div_(127.5)
+
+
 class PatchEmbedding(nn.Module):
     """A convolution whose stride is its kernel, so one product of flattened patches, plus positions."""
 
@@ -53,7 +58,9 @@ class PatchEmbedding(nn.Module):
         self.pos_emb = PositionTable(shape)
 
     def forward(self, patches_PC: Tensor, tap_PB: Tensor, weight_PB: Tensor) -> Tensor:
-        """Embed patches (float pixels, channel-major)."""
+        """Embed patches (channel-major; bytes of pixels, which are normalised here, or normalised floats)."""
+        if patches_PC.dtype == torch.uint8:
+            patches_PC = normalised(patches_PC)
         patches_PC = patches_PC.to(self.proj.weight.dtype)
         embedded_PW = F.linear(patches_PC, self.proj.weight.flatten(1), self.proj.bias)
         position_PW: Tensor = self.pos_emb(tap_PB, weight_PB)
@@ -144,7 +151,7 @@ class VisionTower(nn.Module):
         """Encode images.
 
         Args:
-            patches_PC: Normalised patches of all images, each image row-major.
+            patches_PC: Patches of all images, each image row-major: bytes of pixels, or normalised floats.
             grids: Rows and columns of each image [patches].
 
         Returns:

@@ -105,7 +105,8 @@ class KimiVL(nn.Module):
             tokens_T: int64 token ids.
             positions_T: int64 positions within each document.
             document_offsets: Host integers from 0 to T; attention never crosses one. ``attend`` replaces them.
-            patches_PC: Float patches of all images, in the order of their media tokens.
+            patches_PC: Patches of all images, in the order of their media tokens: bytes of pixels, or normalised
+                floats.
             grids: Host integers, rows and columns of each image [patches].
             stream_SD: Output of the section before; patches and grids are then not used.
             attend: Attention to a stream of which these tokens are a part.

@@ -31,7 +31,8 @@ NEIGHBOURS_MAX = 8
 """Most ranks that take each other's images: those of a node. With 256 ranks in one assignment, each microbatch had an
 all-to-all over all of them, and the assignment alone took 0.07 s of every rank."""
 
-Patches = npt.NDArray[np.float32]
+Patches = npt.NDArray[np.uint8 | np.float32]
+"""As the source has them."""
 
 SAVES_MIN = 200_000_000
 """Least operations of a forward that are worth an exchange there and one back: gloo takes 2 to 6 ms for both, in which
@@ -167,7 +168,7 @@ class ImageBalancer:
     ) -> Patches:
         """Read remote images, in order: those of one data-parallel rank lie pack by pack."""
         vision = self.shape.vision
-        found = [np.zeros((0, vision.channels * vision.patch_px**2), np.float32)]
+        found = [np.zeros((0, vision.channels * vision.patch_px**2), np.uint8)]
         for dp, mine in enumerate(packs):
             first = 0
             for pack in mine:
@@ -176,7 +177,7 @@ class ImageBalancer:
                     number - first for owner, number in remote_images if owner == dp and 0 <= number - first < count
                 ]
                 if images:
-                    found.append(np.asarray(source.patches(step, pack=pack, images=images), np.float32))
+                    found.append(np.asarray(source.patches(step, pack=pack, images=images)))
                 first += count
         return np.concatenate(found)
 

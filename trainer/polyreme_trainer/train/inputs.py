@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -24,7 +23,7 @@ from polyreme_trainer.model.segment_attention import Attend
 from polyreme_trainer.parallel.images import Deliver, FeatureRoutes, Places, share_images
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.parallel.ring import ContextRanks
-from polyreme_trainer.train.image_assignment import BalancedImages
+from polyreme_trainer.train.image_assignment import BalancedImages, Patches
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +145,7 @@ def to_inputs(
 class _Encoded:
     """Images that this rank encodes, and the route of features to their tokens."""
 
-    patches_PC: npt.NDArray[np.float32]
+    patches_PC: Patches
     grids: list[Grid]
     deliver: Deliver | None
 
@@ -198,9 +197,7 @@ def _images(grids: Sequence[Grid], sharing: Sharing) -> tuple[tuple[int, ...], .
     return share_images(costs, sharing.ranks // sharing.tp)
 
 
-def _patches(
-    patches_PC: npt.NDArray[np.float32], grids: Sequence[Grid], images: Sequence[int]
-) -> npt.NDArray[np.float32]:
+def _patches(patches_PC: Patches, grids: Sequence[Grid], images: Sequence[int]) -> Patches:
     edges = list(itertools.accumulate((rows * columns for rows, columns in grids), initial=0))
     return np.concatenate([patches_PC[:0], *(patches_PC[edges[image] : edges[image + 1]] for image in images)])
 

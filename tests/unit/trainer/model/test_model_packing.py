@@ -41,6 +41,13 @@ def test_packed_images_equal_images_alone(model: KimiVL, batch: Batch) -> None:
     assert feature == len(packed)
 
 
+def test_bytes_of_pixels_are_normalised_as_kimi_vls_processor_does(model: KimiVL, batch: Batch) -> None:
+    pixels_PC = torch.arange(batch.patches_PC.numel()).remainder_(256).to(torch.uint8).view_as(batch.patches_PC)
+    floats_PC = (pixels_PC.to(torch.float64) / 255 - 0.5) / 0.5
+    expected_MD = model.image_features(floats_PC.to(torch.float32), batch.grids)
+    torch.testing.assert_close(model.image_features(pixels_PC, batch.grids), expected_MD, rtol=0, atol=1e-5)
+
+
 def test_a_later_token_never_changes_an_earlier_one(model: KimiVL, batch: Batch) -> None:
     arguments = (batch.positions_T, batch.offsets, batch.patches_PC, batch.grids)
     before = model(batch.tokens_T, *arguments).hidden_TD

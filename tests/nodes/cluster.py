@@ -12,13 +12,15 @@ from polyreme_api.labels import RESOURCE_DEVICE
 from tests.machine import require
 from tools import debian
 from tools.cluster.binaries import program_path
-from tools.cluster.cluster import FOLDER, down, kill_node, load, named_cluster, start_node, up
+from tools.cluster.cluster import FOLDER, down, kill_node, load, named_cluster, start_node, tag_images, up
 from tools.cluster.nodes.addons import Kubectl
 from tools.cluster.nodes.sandbox import Sandbox
 from tools.cluster.servers import ServerError, Servers
 
 ROOT = Path(__file__).parents[2]
 NODES = 2
+AUDIT_POLICY = Path(__file__).with_name("audit.yaml")
+AUDIT_LOG = "logs/audit.log"
 PATIENCE_S = 300.0
 POLL_S = 0.2
 RESTRICTED = {
@@ -50,6 +52,10 @@ class Cluster:
     def load(self, archives: Sequence[Path]) -> None:
         """Import images into every node."""
         load(self._own(), os.environ, archives)
+
+    def tag(self, tag: str) -> None:
+        """Give our images a second tag in every node."""
+        tag_images(self._own(), os.environ, "docker.io/polyreme/", tag)
 
     def kill_kubelet(self, node: str) -> None:
         """Kill the kubelet of a node."""
@@ -156,7 +162,8 @@ def cluster_for_tests() -> Iterator[Cluster]:
     require([*debian.FOR_NODES, *debian.FOR_IMAGES])
     ours = not Servers(folder).are_up
     try:
-        yield Cluster(Path(up(folder, os.environ, nodes=NODES)), folder)
+        options = [f"--audit-policy-file={AUDIT_POLICY}", f"--audit-log-path={folder / AUDIT_LOG}"]
+        yield Cluster(Path(up(folder, os.environ, nodes=NODES, api_options=options)), folder)
     finally:
         if ours:
             down(folder)

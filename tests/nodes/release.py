@@ -26,6 +26,8 @@ JOBS = "default"
 """Namespace of the jobs."""
 DEPLOYMENTS = ("polyreme-operator", "polyreme-datahub")
 THIN = ("operator", "datahub", "trainer")
+DEVICES = 2
+"""Devices of a node: a gang of two workers with two devices each takes two nodes."""
 HELM_S_MAX = 300
 JOB_S_MAX = 600.0
 _WARM = "import torch, polyreme_trainer.train.loop, polyreme.data.main, polyreme_operator.service, pulsar, psycopg2"
@@ -57,6 +59,12 @@ def values(cluster: Cluster, **more: Any) -> dict[str, Any]:
         if "workers" in found["datahub"]:
             found["datahub"]["workers"]["cpu"].update(mounted)
     return found
+
+
+def production_values(cluster: Cluster, servers: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """Values of the production profile on some servers."""
+    cpu = {"maxReplicas": 2, "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}}}
+    return values(cluster, datahub={"controller": {}, "workers": {"cpu": cpu}}, **servers, **more)
 
 
 class Release:
@@ -184,3 +192,9 @@ def created(cluster: Cluster, manifest: Manifest) -> Iterator[Job]:
         yield Job(cluster, name)
     finally:
         cluster.kubectl("--namespace", JOBS, "delete", "trainingjob", name, "--wait=false")
+
+
+def inside(cluster: Cluster, pod: Manifest, program: str) -> str:
+    """Run Python in a job's pod."""
+    words = ("--namespace", JOBS, "exec", pod["metadata"]["name"], "--", "python", "-c", program)
+    return cluster.kubectl(*words)

@@ -14,9 +14,9 @@ from polyreme.records import RunRecords, read_records_at
 from polyreme_launcher.agent import PROCESSES_FILE
 from polyreme_operator.reconcile.worker_pods import POD_FOLDER
 from tests.e2e.polyreme_home import PolyremeHome
-from tests.nodes.cluster import Cluster, Manifest
-from tests.nodes.release import JOBS, SYSTEM, Job, Release, created, is_true, job, prepare, values
-from tests.nodes.servers import SECRET_VARIABLES, Outside, outside
+from tests.nodes.cluster import Cluster
+from tests.nodes.release import DEVICES, JOBS, SYSTEM, Job, Release, created, inside, is_true, job
+from tests.nodes.servers import SECRET_VARIABLES, Outside
 from tests.services.test_runs_on_servers import shortened
 from tools.services.services import BUCKET
 
@@ -26,7 +26,6 @@ NODE_LOST_S = 2
 """Beyond the time after which the cluster says that a node is not ready."""
 NAME = "quickstart"
 CHECKPOINTS = f"s3://{BUCKET}/checkpoints/{JOBS}/{NAME}"
-DEVICES = 2
 pytestmark = pytest.mark.slow
 ASK = """
 import json, ssl, urllib.error, urllib.request
@@ -66,28 +65,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, str]:
 
 
 @pytest.fixture(scope="module")
-def servers(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
-    """PostgreSQL, Pulsar and S3."""
-    with outside(cluster, tmp_path_factory.mktemp("servers")) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def release(cluster: Cluster, servers: Outside) -> Iterator[Release]:
-    """The release in the production profile."""
-    prepare(cluster)
-    for node in cluster.get("nodes")["items"]:
-        cluster.offer(node["metadata"]["name"], DEVICES)
-    cluster.kubectl.apply(servers.secrets())
-    found = Release(cluster)
-    cpu = {"maxReplicas": 2, "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}}}
-    found.install(values(cluster, datahub={"controller": {}, "workers": {"cpu": cpu}}, **servers.values()))
-    yield found
-    found.uninstall()
-
-
-@pytest.fixture(scope="module")
-def trained(cluster: Cluster, release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+def trained(cluster: Cluster, production: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """The job."""
     manifest = job(cluster, write_job(tmp_path_factory.mktemp("job")))
     with created(cluster, manifest) as made:
@@ -133,12 +111,6 @@ def test_a_trainers_token_touches_nothing_but_its_own_job_and_lease(cluster: Clu
     assert json.loads(said) == expected
     token = "/var/run/secrets/kubernetes.io/serviceaccount/token"
     assert inside(cluster, other, f"import os; print(os.path.exists({token!r}))").strip() == "False"
-
-
-def inside(cluster: Cluster, pod: Manifest, program: str) -> str:
-    """Run Python in a pod's container."""
-    words = ("--namespace", JOBS, "exec", pod["metadata"]["name"], "--", "python", "-c", program)
-    return cluster.kubectl(*words)
 
 
 def test_a_rank_that_is_killed_inside_its_container_comes_back_in_place(cluster: Cluster, trained: Job) -> None:

@@ -105,6 +105,18 @@ def load(folder: Path, environment: Mapping[str, str], archives: Sequence[Path])
     _nodes(folder, environment).load(archives)
 
 
+def tag_images(folder: Path, environment: Mapping[str, str], prefix: str, tag: str) -> None:
+    """Give the images whose name begins with a prefix a second tag in every node.
+
+    Raises:
+        ServerError: If no nodes are up.
+    """
+    for node in _nodes(folder, environment).all:
+        for name in node.ctr("images", "list", "--quiet").split():
+            if name.startswith(prefix) and "@" not in name:
+                node.ctr("images", "tag", "--force", name, f"{name.rpartition(':')[0]}:{tag}")
+
+
 def kill_node(folder: Path, environment: Mapping[str, str], name: str) -> None:
     """Kill a node's kubelet: the node is lost after some seconds, its containers go on.
 

@@ -1,0 +1,91 @@
+"""What is done to a cluster while a job trains: helm upgrade and rollback do not touch it, a drain moves it.
+
+One job goes through all tests of this module, in their order.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyreme_launcher.agent import PROCESSES_FILE
+from polyreme_operator.reconcile.worker_pods import POD_FOLDER
+from tests.nodes.cluster import Cluster
+from tests.nodes.release import DEVICES, SYSTEM, Job, Release, created, inside, is_true, job, production_values
+from tests.nodes.servers import Outside
+from tests.services.test_runs_on_servers import shortened
+
+PREVIOUS_CHART = Path(__file__).parent / "kept/polyreme-0.1.0.tgz"
+PREVIOUS_TAG = "previous"
+STEPS = 100_000
+DRAIN_S_MAX = 300
+RANKS = f"print(open('{POD_FOLDER}/{PROCESSES_FILE}').read())"
+pytestmark = pytest.mark.slow
+
+
+def state(cluster: Cluster, training: Job) -> dict[str, Any]:
+    """What an upgrade may not change."""
+    pods = training.pods
+    return {
+        "pods": [pod["metadata"]["uid"] for pod in pods],
+        "attempt": training.status["attempt"]["number"],
+        "ranks": [json.loads(inside(cluster, pod, RANKS))["ranks"] for pod in pods],
+    }
+
+
+@pytest.fixture(scope="module")
+def training(
+    cluster: Cluster, production: Release, servers: Outside, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Job]:
+    """A job that trains until it is deleted, started by the previous version."""
+    for node in cluster.get("nodes")["items"]:
+        cluster.offer(node["metadata"]["name"], DEVICES)
+    cluster.tag(PREVIOUS_TAG)
+    previous = production_values(cluster, servers.values(), image={"tag": PREVIOUS_TAG})
+    production.install(previous, chart=PREVIOUS_CHART)
+    folder = tmp_path_factory.mktemp("job")
+    with created(cluster, job(cluster, shortened("long", folder, training={"steps": STEPS}))) as made:
+        made.until(lambda status: status.get("step", 0) > 0 and is_true(status, "Running"), "it trains")
+        yield made
+
+
+def until_it_trains_on(training: Job, by: int = 2) -> None:
+    """Wait until it has trained some more steps."""
+    step = training.status["step"]
+    training.until(lambda status: status["step"] >= step + by and is_true(status, "Running"), "it trains on")
+
+
+def test_an_upgrade_and_a_rollback_leave_pods_attempt_and_ranks_of_a_job_alone(
+    cluster: Cluster, production: Release, servers: Outside, training: Job
+) -> None:
+    before = state(cluster, training)
+    operators = ("--namespace", SYSTEM, "pods", "-l", "app.kubernetes.io/name=polyreme-operator")
+    old = {pod["metadata"]["uid"] for pod in cluster.get(*operators)["items"]}
+    production.install(production_values(cluster, servers.values()))
+    assert old.isdisjoint(pod["metadata"]["uid"] for pod in cluster.get(*operators)["items"]), "nothing was upgraded"
+    until_it_trains_on(training)
+    assert state(cluster, training) == before
+    production.helm("rollback", "polyreme")
+    production.wait()
+    images = {each["image"] for pod in cluster.get(*operators)["items"] for each in pod["spec"]["containers"]}
+    assert {image.rpartition(":")[2] for image in images} == {PREVIOUS_TAG}
+    until_it_trains_on(training)
+    assert state(cluster, training) == before
+
+
+def test_a_drained_node_is_left_and_the_job_trains_on_elsewhere(cluster: Cluster, training: Job) -> None:
+    drained, other = (pod["spec"]["nodeName"] for pod in training.pods)
+    attempt = training.status["attempt"]["number"]
+    cluster.offer(other, 2 * DEVICES)
+    words = ("drain", drained, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--grace-period=5")
+    try:
+        cluster.kubectl(*words, f"--timeout={DRAIN_S_MAX}s", timeout_s=DRAIN_S_MAX + 10)
+        training.until(
+            lambda status: is_true(status, "Running") and status["attempt"]["number"] > attempt, "it trains elsewhere"
+        )
+        alive = [pod for pod in training.pods if "deletionTimestamp" not in pod["metadata"]]
+        assert {pod["spec"]["nodeName"] for pod in alive} == {other}
+    finally:
+        cluster.kubectl("uncordon", drained)

@@ -78,6 +78,13 @@ A node that is taken out gets the taint `polyreme.dev/health=<class>:NoSchedule`
 the taint by hand is a release: the same evidence does not take the node out again. Two policies that select the same
 node are both refused for that node.
 """,
+    "NodeIncident": """\
+Written by the operator, one for each time that a node was out of service: the fault and its evidence, each step with
+its reason, the jobs concerned and the device-seconds that they lost. Read them by `kubectl polyreme incidents` and
+`kubectl polyreme incident NAME`. At most 50 of a node and 5,000 in all are kept; the oldest ended ones are deleted
+first, open ones never. The annotation `polyreme.dev/health` of the node is the truth: deleting an incident changes
+nothing about its node, and an open one is written again.
+""",
 }
 
 

@@ -10,6 +10,7 @@ PLURAL_JOB = "trainingjobs"
 KIND_QUEUE = "TrainingQueue"
 KIND_TOPOLOGY = "ClusterTopology"
 KIND_FAULT_POLICY = "NodeFaultPolicy"
+KIND_INCIDENT = "NodeIncident"
 MANAGER = f"{GROUP}/operator"
 """Value of ``spec.managedBy`` for jobs that this operator manages; the default."""
 

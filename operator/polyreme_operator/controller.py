@@ -20,6 +20,7 @@ from polyreme_api.errors import RetryableError
 from polyreme_operator.cache.kinds import watched_kinds
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.health_worker import HealthWorker
+from polyreme_operator.incident_worker import IncidentWorker
 from polyreme_operator.plan_worker import InlinePlanner, Planner, Planning
 from polyreme_operator.port import ClusterPort, ConflictError, InvalidObjectError, NotFoundError, ObjectRef, PortError
 from polyreme_operator.publishing.event_recorder import EventRecorder
@@ -142,6 +143,9 @@ class _Controller:
         self._wanting: dict[str, int] = defaultdict(int)
         """By job, the number of the scheduler's writes that wait for its lock."""
         self._watcher = Watcher(port, clock, self._cache, settings, rng, note=self._note)
+        self._incidents = IncidentWorker(
+            port, clock, self._cache, settings, observer=observer, synced=lambda: self._watcher.synced
+        )
         self._health = HealthWorker(
             port,
             clock,
@@ -152,6 +156,7 @@ class _Controller:
             emit=emit,
             observer=observer,
             synced=lambda: self._watcher.synced,
+            history=self._incidents,
         )
 
     async def run(self) -> None:
@@ -163,6 +168,7 @@ class _Controller:
             tasks.create_task(self._planning.run(), name="planning")
             if self._settings.node_health:
                 tasks.create_task(self._health.run(), name="node-health")
+                tasks.create_task(self._incidents.run(), name="node-incidents")
             await self._dispatch(tasks)
 
     # ------------------------------------------------------------------------------------------------------- observe

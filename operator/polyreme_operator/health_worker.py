@@ -24,6 +24,7 @@ from polyreme_operator.health.record import NodeState, Record, parse
 from polyreme_operator.health.signs import Reading, read_conditions
 from polyreme_operator.health.states import NodeFacts, Note, Step, decide
 from polyreme_operator.health.status import NodeSummary, breaker_of, difference, status_of
+from polyreme_operator.incident_worker import IncidentWorker
 from polyreme_operator.port import (
     STATUS_SUBRESOURCE,
     ClusterPort,
@@ -61,6 +62,7 @@ class HealthWorker:
         emit: Queues an event.
         observer: Receives reports, for metrics.
         synced: Tells whether every kind has been listed.
+        history: Told of every record, and never waited for.
     """
 
     def __init__(
@@ -75,10 +77,11 @@ class HealthWorker:
         emit: Callable[[EmitEvent], None],
         observer: Observer,
         synced: Callable[[], bool],
+        history: IncidentWorker,
     ) -> None:
         self._port, self._clock, self._cache, self._settings = port, clock, cache, settings
         self._refresh, self._note, self._emit, self._observer = refresh, note, emit, observer
-        self._synced = synced
+        self._synced, self._history = synced, history
         self._writes = asyncio.Semaphore(settings.writes_max)
         self._wake = asyncio.Event()
         self._timers: list[tuple[float, str]] = []
@@ -86,6 +89,8 @@ class HealthWorker:
         self._selected: dict[str, set[str]] = defaultdict(set)
         """Nodes by the one policy that selects them."""
         self._policies_of: dict[str, tuple[str, ...]] = {}
+        self._decided: dict[str, HealthNode] = {}
+        """Nodes of this pass as they were decided about; they may change while charges are stored."""
         self._summaries: dict[str, NodeSummary] = {}
         self._states: dict[str, NodeState] = {}
         self._observed: dict[str, frozenset[str]] = {}
@@ -143,15 +148,18 @@ class HealthWorker:
 
     def _decide_all(self, names: list[str], now_s: float) -> dict[str, Step]:
         index, steps = self._cache.health, {}
+        self._decided.clear()
         for name in names:
             node = index.nodes.get(name)
             self._select(name, node)
             if node is None:
+                self._history.gone(name)
                 for known in (self._summaries, self._states, self._observed, self._told, self._due_s):
                     known.pop(name, None)
                 continue
             try:
                 steps[name] = self._decide(node, now_s)
+                self._decided[name] = node
             except Exception:  # noqa: BLE001 - one node must not stop the others; it is left as it is
                 _log.exception("deciding about the health of node %s raised an error", name)
         return steps
@@ -184,6 +192,7 @@ class HealthWorker:
             policy=policy,
             latched=policy is not None and breaker_of(policy.status).latched,
         )
+        self._history.saw(node, record)
         step = decide(facts, now_s)
         self._summaries[node.name] = NodeSummary(
             classes=frozenset(each.fault_class for each in step.judged),
@@ -352,6 +361,11 @@ class HealthWorker:
             node = self._cache.health.nodes.get(name)
             if node is None:
                 continue
+            if node.judged != self._decided[name].judged:
+                # It has changed since, such as by a person who released it: decide again.
+                self._cache.health.touch(name)
+                self._wake.set()
+                continue
             record, notes, changed = step.record, step.notes, step.changed
             if step.needs_charge and name not in allowed:
                 record, notes, changed = step.refusable, (), step.refusable != parse(node.annotation)[0]
@@ -378,6 +392,7 @@ class HealthWorker:
             return
         now_s = self._clock.now_s()
         self._note(self._cache.put(result, now_s=now_s))
+        self._history.saw(index.nodes.get(node.name, node), record, notes, step)
         worst = step.gravest
         if record is not None and record.state.is_out and not node.tainted and worst is not None:
             self._observer.on_node_fault(worst.fault_class, worst.answer.value)

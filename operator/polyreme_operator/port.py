@@ -24,6 +24,7 @@ KINDS = (
     "TrainingQueue",
     "ClusterTopology",
     "NodeFaultPolicy",
+    "NodeIncident",
     "Pod",
     "Node",
     "Service",
@@ -35,7 +36,9 @@ KINDS = (
     "RoleBinding",
     "PriorityClass",
 )
-CLUSTER_SCOPED = frozenset({"Node", "TrainingQueue", "ClusterTopology", "NodeFaultPolicy", "PriorityClass"})
+CLUSTER_SCOPED = frozenset(
+    {"Node", "TrainingQueue", "ClusterTopology", "NodeFaultPolicy", "NodeIncident", "PriorityClass"}
+)
 STATUS_SUBRESOURCE = "status"
 PAGE_OBJECTS = 500
 """Objects that one page of a list holds at most, unless the caller asks for fewer."""

@@ -22,6 +22,10 @@ class Settings:
     """Whether NodeFaultPolicies are watched and carried out."""
     health_every_s: float = 0.05
     """Shortest time between two decisions about the health of nodes, which batches changes."""
+    incidents_per_node: int = 50
+    """NodeIncidents of one node that are kept; the oldest ended ones are deleted first."""
+    incidents_max: int = 5_000
+    """NodeIncidents that are kept in all."""
     relist_s: float = 300.0
     """How often every kind is listed again, to find changes that a watch missed."""
     limits: Limits = dataclasses.field(default_factory=Limits)

@@ -294,12 +294,14 @@ BOUNDED: list[Case] = [
     ("NodeFaultPolicy", {"spec.mode": "On"}, ("spec.mode", '"On"', "Enforce")),
     ("NodeFaultPolicy", {"spec.rules": [{**XID, "action": "Reboot"}]}, ("spec.rules[0].action", '"Reboot"')),
     ("NodeFaultPolicy", {"spec.breaker": {"nodesPercent": 101}}, ("spec.breaker.nodesPercent", "101")),
+    ("NodeIncident", {"spec.node": ""}, ("spec.node", "should be at least 1 chars long")),
 ]
 
 BASES: dict[str, dict[str, Any]] = {
     "ClusterTopology": {"levels": [ZONE, RACK]},
     "TrainingQueue": {},
     "NodeFaultPolicy": {},
+    "NodeIncident": {"node": "n1", "since": "2026-01-31T12:00:00Z"},
 }
 
 

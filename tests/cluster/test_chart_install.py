@@ -22,7 +22,7 @@ from tests.cluster.operators import nodes
 from tools.charts.render import CHART, NAMESPACE, RELEASE, HelmError, helm
 
 CLASS = "polyreme-test"
-CRDS = ("clustertopologies", "nodefaultpolicies", "trainingjobs", "trainingqueues")
+CRDS = ("clustertopologies", "nodefaultpolicies", "nodeincidents", "trainingjobs", "trainingqueues")
 PAGE = ROOT / "docs/how-to/install.md"
 README = ROOT / "README.md"
 OURS = "app.kubernetes.io/part-of=polyreme"

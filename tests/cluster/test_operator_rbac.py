@@ -22,6 +22,8 @@ NEVER = (
     ("update", "nodes"),
     ("delete", "nodes"),
     ("patch", "nodefaultpolicies.polyreme.dev"),
+    ("patch", "nodeincidents.polyreme.dev"),
+    ("watch", "nodeincidents.polyreme.dev"),
     ("create", "trainingjobs.polyreme.dev"),
     ("patch", "trainingjobs.polyreme.dev"),
     ("update", "trainingjobs.polyreme.dev"),

@@ -1,4 +1,4 @@
-"""The four definitions: names, columns, subresources, schemas."""
+"""The five definitions: names, columns, subresources, schemas."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from polyreme_api import labels
 from polyreme_api.crd.rules import OBJECT_RULES, UNFILLED
 from polyreme_api.crd.translate import Schema, default_of, freeze, plain_text, schema_of
 from polyreme_api.fault_policy import NodeFaultPolicy
+from polyreme_api.incident import NodeIncident
 from polyreme_api.job.spec import TrainingJob
 from polyreme_api.queue import TrainingQueue
 from polyreme_api.topology import ClusterTopology
@@ -32,6 +33,8 @@ class Definition:
     scale: Mapping[str, str] | None = None
     mutable: frozenset[str] | None = None
     """Fields of the spec that may change; None: all."""
+    also: tuple[str, ...] = ()
+    """More short names."""
     unfilled: frozenset[str] = frozenset()
     """Parts of the spec that stay away where the user leaves them out."""
 
@@ -139,7 +142,26 @@ FAULT_POLICY = Definition(
     ),
 )
 
-DEFINITIONS = (JOB, QUEUE, TOPOLOGY, FAULT_POLICY)
+INCIDENT = Definition(
+    model=NodeIncident,
+    plural="nodeincidents",
+    short_name="incident",
+    also=("incidents",),
+    scope="Cluster",
+    columns=(
+        _column("Node", "string", ".spec.node", "Name of the node."),
+        _column("Class", "string", ".spec.faultClass", "Class of the fault."),
+        _column("Reason", "string", ".spec.reason", "Code of the fault."),
+        _column("State", "string", ".status.state", "State of the node, or ended."),
+        _column("Since", "date", ".spec.since", "Time since the node left service."),
+        _column("Device-hours", "string", ".status.deviceHours", "Device-hours that jobs lost."),
+        _column("Owner", "string", ".spec.owner", "Who took the node out.", wide=True),
+        _column("Device", "string", ".spec.device", "Device with the fault.", wide=True),
+        _column("Ended", "string", ".status.ended", "How the incident ended.", wide=True),
+    ),
+)
+
+DEFINITIONS = (JOB, QUEUE, TOPOLOGY, FAULT_POLICY, INCIDENT)
 
 
 def crd(definition: Definition) -> dict[str, Any]:
@@ -157,7 +179,7 @@ def crd(definition: Definition) -> dict[str, Any]:
                 "listKind": f"{kind}List",
                 "plural": definition.plural,
                 "singular": kind.lower(),
-                "shortNames": [definition.short_name],
+                "shortNames": [definition.short_name, *definition.also],
                 "categories": ["all", "training"] if definition.scope == "Namespaced" else ["training"],
             },
             "scope": definition.scope,

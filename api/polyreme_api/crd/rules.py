@@ -368,6 +368,7 @@ OBJECT_RULES: Mapping[str, tuple[Rule, ...]] = {
     ),
     "ClusterTopology": (_CLUSTER_NAME,),
     "NodeFaultPolicy": (_CLUSTER_NAME,),
+    "NodeIncident": (_CLUSTER_NAME,),
 }
 """Rules of whole objects, by kind: only they see the name."""
 
@@ -383,13 +384,16 @@ LIST_KEYS: Mapping[tuple[str, str], str] = {
     ("ClusterTopologyStatus", "conditions"): "type",
     ("NodeFaultPolicyStatus", "conditions"): "type",
     ("NodeFaultPolicyStatus", "faults"): "faultClass",
+    ("NodeIncidentStatus", "jobs"): "uid",
     ("TrainingQueueStatus", "usage"): "resource",
     ("TrainingQueueStatus", "decayed"): "resource",
     ("ClusterTopologyStatus", "domains"): "level",
 }
 """Lists that are maps, by the field that is their key: no two entries share it, and appliers merge them."""
 
-ATOMIC = frozenset({"TrainingJobStatus", "TrainingQueueStatus", "ClusterTopologyStatus", "NodeFaultPolicyStatus"})
+ATOMIC = frozenset(
+    {"TrainingJobStatus", "TrainingQueueStatus", "ClusterTopologyStatus", "NodeFaultPolicyStatus", "NodeIncidentStatus"}
+)
 """Types that one writer writes: the API server keeps their owner once, not by field. Half of a job was such entries."""
 
 UNFILLED = frozenset({"topology", "checkpoint", "failurePolicy", "health"})

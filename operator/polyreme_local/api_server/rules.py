@@ -12,7 +12,7 @@ from polyreme_operator.port import CLUSTER_SCOPED, KINDS, ConflictError, Invalid
 Validator = Callable[[Manifest], None]
 """Raises ``InvalidObjectError`` for an object that its schema refuses."""
 
-CUSTOM = frozenset({"TrainingJob", "TrainingQueue", "ClusterTopology", "NodeFaultPolicy"})
+CUSTOM = frozenset({"TrainingJob", "TrainingQueue", "ClusterTopology", "NodeFaultPolicy", "NodeIncident"})
 HAS_STATUS = CUSTOM | {"Pod", "Node", "Service"}
 """Kinds with a status subresource: the object's own writes leave ``status`` alone."""
 HAS_SPEC_GENERATION = CUSTOM | {"Pod"}

@@ -47,6 +47,7 @@ _APIS = {
         "trainingqueues": "TrainingQueue",
         "clustertopologies": "ClusterTopology",
         "nodefaultpolicies": "NodeFaultPolicy",
+        "nodeincidents": "NodeIncident",
     },
     "/apis/coordination.k8s.io/v1": {"leases": "Lease"},
     "/apis/rbac.authorization.k8s.io/v1": {"roles": "Role", "rolebindings": "RoleBinding"},

@@ -18,6 +18,8 @@ class HealthNode:
     name: str
     uid: str = ""
     resource_version: str = ""
+    hardware: str = ""
+    """The machine: its systemUUID, else the providerID; empty: neither is known."""
     labels: tuple[tuple[str, str], ...] = ()
     """Without the label of its health."""
     label: str = ""

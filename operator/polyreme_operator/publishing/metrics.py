@@ -121,6 +121,15 @@ class Metrics(MetricRegistry):
             _DECISION_S,
         )
         self.node_health = self._gauge("node_health", "Nodes by state of their health.", "state")
+        self.node_incident_lost_device_seconds_total = self._counter(
+            "node_incident_lost_device_seconds_total",
+            "Device-seconds that jobs lost to nodes that left service, by class of the fault.",
+            "class",
+        )
+        self.node_incidents_dropped_total = self._counter(
+            "node_incidents_dropped_total",
+            "Sights of nodes that were not added to the history: the queue or the history was full, or it was refused.",
+        )
 
     def _add_training(self) -> None:
         """Add the metrics that ranks report with their newest step."""
@@ -241,6 +250,14 @@ class Metrics(MetricRegistry):
         self.node_health.clear()
         for state, nodes in states.items():
             self.node_health.labels(state).set(nodes)
+
+    def on_incident_dropped(self) -> None:
+        """Count what the history lacks."""
+        self.node_incidents_dropped_total.inc()
+
+    def on_incident_cost(self, fault_class: str, device_s: float) -> None:
+        """Add the cost of an incident."""
+        self.node_incident_lost_device_seconds_total.labels(fault_class).inc(device_s)
 
     def _count_restarts(self, before: TrainingJobStatus, after: TrainingJobStatus) -> None:
         known = {(record.attempt, record.at) for record in before.restart_records}

@@ -74,6 +74,14 @@ class Observer(Protocol):
         """The state of nodes was decided; ``states`` counts the nodes of each."""
         ...
 
+    def on_incident_dropped(self) -> None:
+        """Something that happened to a node could not be added to the history."""
+        ...
+
+    def on_incident_cost(self, fault_class: str, device_s: float) -> None:
+        """It is known that an incident of this class cost a job so many device-seconds."""
+        ...
+
 
 class NullObserver:
     """Observer that does nothing."""
@@ -106,4 +114,10 @@ class NullObserver:
         """Do nothing."""
 
     def on_node_states(self, states: Mapping[str, int]) -> None:
+        """Do nothing."""
+
+    def on_incident_dropped(self) -> None:
+        """Do nothing."""
+
+    def on_incident_cost(self, fault_class: str, device_s: float) -> None:
         """Do nothing."""

@@ -79,6 +79,7 @@ def parse_health_node(manifest: Manifest) -> HealthNode:
         name=intern(metadata["name"]),
         uid=metadata["uid"],
         resource_version=metadata["resourceVersion"],
+        hardware=str((status.get("nodeInfo") or {}).get("systemUUID") or spec.get("providerID") or "")[:253],
         labels=kept(tuple(sorted((k, v) for k, v in tags.items() if k != HEALTH))),
         label=tags.get(HEALTH, ""),
         annotation=(metadata.get("annotations") or {}).get(HEALTH) or "",

@@ -8,6 +8,7 @@ import pytest
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.fault_policy import NodeFaultPolicy
+from polyreme_api.incident import NodeIncident
 from polyreme_api.kinds import KINDS
 from polyreme_api.queue import TrainingQueue
 from polyreme_api.topology import ClusterTopology
@@ -120,6 +121,7 @@ def test_every_kind_loads_as_its_type() -> None:
     assert isinstance(load_object(thing("TrainingQueue", None)), TrainingQueue)
     assert isinstance(load_object(thing("ClusterTopology", {"levels": [ZONE, RACK]})), ClusterTopology)
     assert isinstance(load_object(thing("NodeFaultPolicy", None)), NodeFaultPolicy)
+    assert isinstance(load_object(thing("NodeIncident", {"node": "n1", "since": "2026-01-31T12:00:00Z"})), NodeIncident)
 
 
 def test_the_defaults_of_a_queue_are_the_documented_ones() -> None:

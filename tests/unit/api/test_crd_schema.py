@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from polyreme_api import fault_policy as fault_types
 from polyreme_api import fields as field_types
+from polyreme_api import incident as incident_types
 from polyreme_api import queue as queue_types
 from polyreme_api import topology as topology_types
 from polyreme_api.crd.definitions import DEFINITIONS, JOB, MUTABLE, Definition, crd, object_schema
@@ -237,6 +238,7 @@ TYPES = {
         data_types,
         fault_types,
         field_types,
+        incident_types,
         model_types,
         policy_types,
         queue_types,
@@ -284,6 +286,8 @@ def test_what_one_writer_writes_whole_has_one_owner() -> None:
 
 def test_conditions_are_a_map_by_type() -> None:
     for found in OF_KIND.values():
+        if "status.conditions" not in found:
+            continue
         conditions = found["status.conditions"]
         assert conditions["x-kubernetes-list-type"] == "map"
         assert conditions["x-kubernetes-list-map-keys"] == ["type"]
@@ -307,6 +311,7 @@ def test_names_subresources_and_columns(definition: Definition) -> None:
 def test_the_short_names_are_the_documented_ones() -> None:
     assert {definition.kind: definition.short_name for definition in DEFINITIONS} == {
         "TrainingJob": "tj", "TrainingQueue": "tq", "ClusterTopology": "ct", "NodeFaultPolicy": "nfp",
+        "NodeIncident": "incident",
     }  # fmt: skip
 
 

@@ -38,6 +38,7 @@ RESOURCES = {
         Resource(kind="TrainingQueue", api_version=f"{GROUP}/{VERSION}", plural="trainingqueues"),
         Resource(kind="ClusterTopology", api_version=f"{GROUP}/{VERSION}", plural="clustertopologies"),
         Resource(kind="NodeFaultPolicy", api_version=f"{GROUP}/{VERSION}", plural="nodefaultpolicies"),
+        Resource(kind="NodeIncident", api_version=f"{GROUP}/{VERSION}", plural="nodeincidents"),
         Resource(kind="Role", api_version="rbac.authorization.k8s.io/v1", plural="roles"),
         Resource(kind="RoleBinding", api_version="rbac.authorization.k8s.io/v1", plural="rolebindings"),
         Resource(kind="PriorityClass", api_version="scheduling.k8s.io/v1", plural="priorityclasses"),

@@ -40,7 +40,7 @@ def invoke(app: typer.Typer, arguments: Sequence[str] | None, *, name: str) -> i
         if not str(error):
             # A command without arguments was answered by its help.
             return ExitCode.OK
-        note(f"{name}: {str(error).removesuffix('.')}; see {name} --help")
+        note(f"{name}: {str(error).removesuffix('.')}; see {_command(error, name)} --help")
         return ExitCode.USAGE
     except PolyremeError as error:
         note(f"{name}: {error}")
@@ -51,6 +51,16 @@ def invoke(app: typer.Typer, arguments: Sequence[str] | None, *, name: str) -> i
     except Exception as error:  # noqa: BLE001 - the outermost edge: what no code above expected is our own error
         return _unexpected(error, name)
     return int(result) if isinstance(result, int) else ExitCode.OK
+
+
+def _command(error: typer.TyperException, name: str) -> str:
+    """Return the command that an error is about, as a person types it."""
+    words: list[str] = []
+    context = getattr(error, "ctx", None)
+    while context is not None and context.parent is not None:
+        words.insert(0, context.info_name)
+        context = context.parent
+    return " ".join([name, *words])
 
 
 def _unexpected(error: Exception, name: str) -> int:

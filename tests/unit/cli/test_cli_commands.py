@@ -73,6 +73,12 @@ def test_every_help_has_an_example(command: list[str], call: Call) -> None:
     assert f"polyreme {' '.join(command)}" in shown
 
 
+def test_a_word_too_few_is_answered_with_the_help_of_its_own_command(call: Call) -> None:
+    code, _, said = call("data", "ingest", "pages", "--recipe", "captioned-pages")
+    assert code == ExitCode.USAGE
+    assert said == "polyreme: Missing parameter: name; see polyreme data ingest --help\n"
+
+
 @pytest.mark.parametrize("command", [["doctor"], ["version"], ["data", "ls"], ["runs", "ls"]], ids=" ".join)
 def test_a_table_and_json_say_the_same(command: list[str], call: Call) -> None:
     code, table, _ = call(*command)

@@ -139,4 +139,4 @@ def test_every_verb_has_a_help_with_an_example(capsys: pytest.CaptureFixture[str
 
 def test_a_wrong_option_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["get", "--nothing"]) == ExitCode.USAGE
-    assert "kubectl polyreme --help" in capsys.readouterr().err
+    assert "see kubectl polyreme get --help" in capsys.readouterr().err

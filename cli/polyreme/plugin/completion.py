@@ -40,7 +40,9 @@ def answers(words: Sequence[str], app: typer.Typer) -> list[str]:
         chosen = _chosen_namespace(before)
         found = [name for namespace, name in _jobs(before) if chosen in {None, namespace}]
     elif before[0] == "queue":
-        found = _queues(before)
+        found = _names(before, "TrainingQueue")
+    elif before[0] == "incident":
+        found = _names(before, "NodeIncident")
     else:
         found = []
     return [word for word in found if word.startswith(typed)]
@@ -77,8 +79,8 @@ def _jobs(words: Sequence[str]) -> list[tuple[str, str]]:
     return [(item["metadata"].get("namespace", ""), item["metadata"]["name"]) for item in _listed(words, "TrainingJob")]
 
 
-def _queues(words: Sequence[str]) -> list[str]:
-    return [item["metadata"]["name"] for item in _listed(words, "TrainingQueue")]
+def _names(words: Sequence[str], kind: str) -> list[str]:
+    return [item["metadata"]["name"] for item in _listed(words, kind)]
 
 
 def _listed(words: Sequence[str], kind: str) -> list[dict[str, dict[str, str]]]:

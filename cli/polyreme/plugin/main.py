@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 
 from polyreme.cli_errors import invoke as run_app
-from polyreme.plugin.commands import change, nodes, show
+from polyreme.plugin.commands import change, incidents, nodes, show
 
 HELP = """Show and change the training jobs of a cluster.
 
@@ -26,6 +26,8 @@ Examples:
 
   kubectl polyreme nodes                 nodes that are out of service, why, and what would bring them back
 
+  kubectl polyreme incidents             when nodes were out of service, and what it cost
+
 Exit codes: 0 success, 1 internal error, 2 usage, 3 not found, 4 refused by the state or the API server, 5 timed out,
 6 stopped on request, 7 the cluster does not answer.
 """
@@ -40,6 +42,8 @@ app.command(name="topology")(show.topology)
 app.command(name="top")(show.top)
 app.command(name="logs")(show.logs)
 app.command(name="nodes")(nodes.nodes)
+app.command(name="incidents")(incidents.incidents)
+app.command(name="incident")(incidents.incident)
 app.command(name="quarantine")(nodes.quarantine)
 app.command(name="release")(nodes.release)
 app.command(name="suspend")(change.suspend)

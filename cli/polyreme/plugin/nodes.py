@@ -9,6 +9,7 @@ from typing import Any
 from polyreme.plugin.snapshot import list_all
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
 from polyreme_api.times import rfc3339
+from polyreme_operator.health.incidents import escaped
 from polyreme_operator.health.node import HealthNode, patch_of
 from polyreme_operator.health.record import Leave, NodeState, Record, parse
 from polyreme_operator.health.signs import Reading, read_conditions
@@ -129,12 +130,12 @@ def _row(node: HealthNode) -> NodeRow:
         why = broken or "the taint was added by hand, and no operator has seen it yet"
         return NodeRow(name=node.name, state="unknown", why=why, back="the operator examines it")
     record = record or Record()
-    why = ", ".join(part for part in (record.fault_class, record.evidence or record.reason) if part)
+    why = escaped(", ".join(part for part in (record.fault_class, record.evidence or record.reason) if part))
     return NodeRow(
         name=node.name,
         state=record.state.value,
         since=_time(record.since_s) if record.state is not NodeState.HEALTHY else "",
-        owner=record.owner,
+        owner=escaped(record.owner),
         why=why,
         back=_back(node.name, record),
         risk=record.risk,
@@ -144,15 +145,17 @@ def _row(node: HealthNode) -> NodeRow:
 def _back(name: str, record: Record) -> str:
     release_ = f"kubectl polyreme release {name}"
     if record.state is NodeState.RETIRED:
-        return f"a person: {release_}"
+        return f"only a person returns it: {release_}"
     if record.is_persons and not record.until_s:
-        return f"{record.owner}: {release_}"
+        return f"{escaped(record.owner)} returns it: {release_}"
     if record.state.is_out:
-        repair = f"{record.action}, then " if record.action else ""
-        fault = f"{record.condition} is clear" if record.condition else "nothing is wrong"
-        return f"{repair}an examination at {_time(record.examine_at_s)} that finds that {fault}"
+        repair = f"after a {record.action}, " if record.action else ""
+        fault = f"that {escaped(record.condition)} is clear" if record.condition else "nothing wrong"
+        return f"{repair}an examination returns it that finds {fault}; the next is at {_time(record.examine_at_s)}"
     if record.state is NodeState.PROBATION:
-        return f"in service; probation until {_time(record.examine_at_s)}"
+        return f"it is in service, on probation until {_time(record.examine_at_s)}"
+    if record.state is NodeState.AT_RISK:
+        return "it is in service; its risk falls with time"
     return ""
 
 

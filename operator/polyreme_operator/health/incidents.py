@@ -279,7 +279,10 @@ def _changes(before: Record, after: Record) -> list[tuple[str, str]]:
     if before.state is not after.state:
         said = {
             NodeState.DRAINING: ("Draining", "workers leave by their job's failurePolicy.onNodeFault"),
-            NodeState.REPAIRING: ("Repairing", f"no worker is left on it; it needs {after.action or 'an examination'}"),
+            NodeState.REPAIRING: (
+                "Repairing",
+                f"no worker is left on it; it needs {f'a {after.action}' if after.action else 'an examination'}",
+            ),
             NodeState.RETIRED: ("Retired", f"{after.evidence}; only a person returns it"),
         }.get(after.state)
         if said is None and before.state is NodeState.DRAINING:

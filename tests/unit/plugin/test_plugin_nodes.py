@@ -34,7 +34,7 @@ def test_a_quarantine_is_shown_with_its_reason_and_a_release_ends_it() -> None:
         row = nodes.rows_of(await nodes.read_nodes(cluster), everything=False)[0]
         assert (row.name, row.state, row.owner) == ("b", "quarantined", "person/ada")
         assert "new cable" in row.why
-        assert row.back == "person/ada: kubectl polyreme release b"
+        assert row.back == "person/ada returns it: kubectl polyreme release b"
         with pytest.raises(RefusedError, match="out of service already"):
             await nodes.quarantine(cluster, "b", who="eve", reason="again", for_s=0.0, evict=False, now_s=NOW_S)
         await nodes.release(cluster, "b", who="ada", reason="replaced", now_s=NOW_S + 60.0)

@@ -61,6 +61,17 @@ class Breaker(Part):
     """Any text; a change of it resets a latched breaker. Say why, such as ``2026-11-23 ada: replaced the detector``."""
 
 
+class Probation(Part):
+    """What a node must prove under load before any job may use it again."""
+
+    loaded_seconds: Annotated[Seconds, Field(le=31_536_000)] = 0
+    """How long workers must run on a node that is back in service until its probation ends; until then only jobs with
+    ``acceptProbation`` are placed there. 0: any job is, and the probation ends after ``probationSeconds``."""
+    max_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 86_400
+    """Longest probation under ``loadedSeconds``: a node that no job has used for so long is examined, and is back in
+    full service if no fault is found."""
+
+
 class NodeFaultPolicySpec(Part):
     """How faulty nodes are handled."""
 
@@ -79,6 +90,8 @@ class NodeFaultPolicySpec(Part):
     hour. An examination that finds it gone lifts the taint."""
     probation_seconds: Seconds = 3_600
     """How long a node that is back in service counts as risky; a fault in this time escalates."""
+    probation: Probation = Field(default_factory=Probation)
+    """What it must prove under load in that time."""
     breaker: Breaker = Field(default_factory=Breaker)
     """How much may be taken out of service at once."""
 

@@ -83,7 +83,7 @@ class ClusterCache:
         self.versions = SeenVersions()
         self._present: dict[str, set[ObjectRef]] = defaultdict(set)
         self._job_refs: dict[ObjectRef, str] = {}
-        self._pods = PodIndex(self.nodes, self.ledger)
+        self.pods = PodIndex(self.nodes, self.ledger)
         self._leases = LeaseIndex()
         self._absent_nodes = AbsentNodes(lambda node: bool(self.ledger.jobs_on(node)))
         self._priorities: dict[str, int] = {}
@@ -215,7 +215,7 @@ class ClusterCache:
 
     def note_bound(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         """Remember that a pod was bound until the watch shows it, so that it is not bound twice."""
-        self._pods.note_bound(ref, uid=uid, node=node)
+        self.pods.note_bound(ref, uid=uid, node=node)
 
     def job(self, uid: str) -> JobView | None:
         """Return a job by UID."""
@@ -235,7 +235,7 @@ class ClusterCache:
         job = self.job(uid)
         if job is None:
             return None
-        pods, names, known = self._pods.by_job.get(uid, {}), self._places(uid), self.nodes.views
+        pods, names, known = self.pods.by_job.get(uid, {}), self._places(uid), self.nodes.views
         until_s, refusal = self.children.until_s(uid), self._refusals.get(uid)
         current = refusal is not None and job.attempt is not None and refusal.attempt == job.attempt.number
         return JobSnapshot(
@@ -266,7 +266,7 @@ class ClusterCache:
             exclusive=jobs.exclusive,
             victims_of=jobs.victims_of,
             asking=self._asking,
-            pods=self._pods.by_job,
+            pods=self.pods.by_job,
             leases=self._leases.by_job,
             nodes=ChainMap(self._absent(asking, now_s), self.nodes.views),
             tree=self._tree,
@@ -310,7 +310,7 @@ class ClusterCache:
     def _places(self, uid: str) -> set[str]:
         """Return the nodes that a job's pods and placement name."""
         job = self.job(uid)
-        names = {pod.place for pod in self._pods.by_job.get(uid, {}).values() if pod.place}
+        names = {pod.place for pod in self.pods.by_job.get(uid, {}).values() if pod.place}
         if job is not None and job.attempt is not None:
             names.update(job.attempt.placement.node_by_index())
         return names
@@ -333,9 +333,9 @@ class ClusterCache:
                 parse = functools.partial(parse_job_view, seen_s=now_s, data_gate=self._data_gate)
                 return self._put_job(ref, parse(manifest, known, priorities=self._priorities))
             case "Pod":
-                pod = parse_pod(manifest, seen_s=now_s, known=self._pods.known(ref))
+                pod = parse_pod(manifest, seen_s=now_s, known=self.pods.known(ref))
                 job = None if pod is None else self.jobs.views.get(pod.job_uid)
-                return pod_changes(self._pods.put(ref, pod, job, foreign=lambda: parse_foreign_pod(manifest)))
+                return pod_changes(self.pods.put(ref, pod, job, foreign=lambda: parse_foreign_pod(manifest)))
             case "Node":
                 changes = self._put_node(self._absent_nodes.seen(parse_node(manifest), now_s))
                 if self._node_health:
@@ -357,7 +357,7 @@ class ClusterCache:
     def _put_unreadable(self, ref: ObjectRef, manifest: Manifest, why: str) -> Changes:
         """Store an unreadable object: keep known jobs, pods and nodes (which get no new pods), remove others."""
         unreadable = Unreadable(ref=ref, uid=str(manifest["metadata"].get("uid", "")), why=why)
-        pod, node = self._pods.known(ref), self.nodes.views.get(ref.name) if ref.kind == "Node" else None
+        pod, node = self.pods.known(ref), self.nodes.views.get(ref.name) if ref.kind == "Node" else None
         if ref.kind == "TrainingJob":
             changes = self._put_unreadable_job(ref, manifest, why)
         elif pod is not None and pod.uid == unreadable.uid:
@@ -401,7 +401,7 @@ class ClusterCache:
             self._present[ref.kind].add(ref)
         if self._job_refs.get(ref) is None:
             self._leases.adopt(job)
-            changes |= pod_changes(self._pods.adopt(job))
+            changes |= pod_changes(self.pods.adopt(job))
         self._job_refs[ref] = job.uid
         before, attempt = self.jobs.views.get(job.uid), job.attempt
         if before is not None and attempt is not None and attempt.scope != Scope.PROCESS and begins(before, job):
@@ -459,7 +459,7 @@ class ClusterCache:
             case "TrainingJob":
                 return self._forget_job(ref)
             case "Pod":
-                return pod_changes(self._pods.remove(ref))
+                return pod_changes(self.pods.remove(ref))
             case "Node":
                 jobs = set(self.ledger.jobs_on(ref.name))
                 gone = self.nodes.remove(ref.name) is not None

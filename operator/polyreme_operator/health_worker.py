@@ -182,13 +182,15 @@ class HealthWorker:
         policy, silent = self._policy(node.name), self._cache.health.is_silent(node.name, now_s)
         record, broken = parse(node.annotation)
         reading = self._read(node, policy, silent=silent, now_s=now_s)
+        jobs = list(self._cache.ledger.jobs_on(node.name))
         facts = NodeFacts(
             name=node.name,
             reading=reading,
             record=record,
             broken=broken,
             tainted=node.tainted,
-            workers=sum(1 for _ in self._cache.ledger.jobs_on(node.name)),
+            workers=len(jobs),
+            loaded=self._cache.pods.runs_on(node.name, jobs),
             policy=policy,
             latched=policy is not None and breaker_of(policy.status).latched,
         )

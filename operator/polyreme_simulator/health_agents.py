@@ -50,6 +50,8 @@ class HealthAgents:
 
     def __init__(self, world: World, rng: random.Random) -> None:
         self._world, self._rng = world, rng
+        self._repairs_rng = random.Random(rng.getstate()[1][0])
+        """Draws of probations and repairs, apart from the others so that these stay as they were."""
         self._faults: dict[str, str] = {}
         """Code that each faulty node shows."""
         self._silent: set[str] = set()
@@ -92,6 +94,8 @@ class HealthAgents:
         if self._rng.random() < 0.5:
             asked["deadlineSeconds"] = self._rng.choice((2, 10, 30))
         job["spec"].setdefault("failurePolicy", {})["onNodeFault"] = asked
+        if self._repairs_rng.random() < 0.3:
+            job["spec"]["acceptProbation"] = True
 
     def _disturb(self) -> None:
         if not self._world.faulty:
@@ -226,6 +230,10 @@ class HealthAgents:
                 "classes": list(CLASSES),
                 "examineSeconds": self._rng.choice((3, 8, 15)),
                 "probationSeconds": self._rng.choice((5, 30)),
+                "probation": {
+                    "loadedSeconds": self._repairs_rng.choice((0, 3, 10)),
+                    "maxSeconds": self._repairs_rng.choice((10, 40)),
+                },
                 "breaker": {
                     "nodesPercent": self._world.facts.health.percent,
                     "windowSeconds": self._rng.choice((1, 20, 60)),

@@ -15,7 +15,16 @@ from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.data_facts import DataFacts
 from polyreme_simulator.observed_state import ObservedState
 
-ASKED = ("queueName", "priority", "priorityClassName", "preemptionPolicy", "workers", "topology", "minRuntimeSeconds")
+ASKED = (
+    "queueName",
+    "priority",
+    "priorityClassName",
+    "preemptionPolicy",
+    "workers",
+    "topology",
+    "minRuntimeSeconds",
+    "acceptProbation",
+)
 """Jobs that are equal in these fit in the same places: only their age is between them."""
 OVER = ("Admitted", "Succeeded", "Failed", "Suspended")
 

@@ -220,3 +220,6 @@ class Scheduling(Part):
     """Whether the job may preempt jobs of lower priority."""
     min_runtime_seconds: Seconds = 0
     """How long the job runs, once started, before it may be preempted."""
+    accept_probation: bool = False
+    """Whether workers may be placed on nodes that must prove themselves after a fault: these are free sooner, and fail
+    more often. See ``probation`` of the NodeFaultPolicy."""

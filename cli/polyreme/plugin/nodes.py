@@ -152,6 +152,9 @@ def _back(name: str, record: Record) -> str:
         repair = f"after a {record.action}, " if record.action else ""
         fault = f"that {escaped(record.condition)} is clear" if record.condition else "nothing wrong"
         return f"{repair}an examination returns it that finds {fault}; the next is at {_time(record.examine_at_s)}"
+    if record.state is NodeState.PROBATION and record.opt_in:
+        proven = f"after {record.loaded_s / 3_600.0:.1f} h of load"
+        return f"it is in service for jobs that accept it, on probation {proven} until {_time(record.examine_at_s)}"
     if record.state is NodeState.PROBATION:
         return f"it is in service, on probation until {_time(record.examine_at_s)}"
     if record.state is NodeState.AT_RISK:

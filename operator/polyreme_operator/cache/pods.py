@@ -7,12 +7,12 @@ quota, even if it names a job as its owner. Pods that outlive their job stay cha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from polyreme_operator.cache.nodes import NodeTable
 from polyreme_operator.cache.usage import UsageLedger, pod_charge
 from polyreme_operator.port import ObjectRef
-from polyreme_operator.types.views import ForeignPod, JobView, PodView
+from polyreme_operator.types.views import ForeignPod, JobView, PodPhase, PodView
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,6 +76,11 @@ class PodIndex:
     def known(self, ref: ObjectRef) -> PodView | None:
         """Return a cached pod of a job."""
         return self.by_job.get(self._jobs.get(ref, ""), {}).get(ref)
+
+    def runs_on(self, node: str, jobs: Iterable[str]) -> bool:
+        """Tell whether a worker of any of these jobs runs on a node."""
+        pods = (pod for uid in jobs for pod in self.by_job.get(uid, {}).values())
+        return any(pod.node == node and pod.phase is PodPhase.RUNNING for pod in pods)
 
     def note_bound(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         """Remember that a pod was bound until the watch shows it, so that it is not bound twice."""

@@ -69,6 +69,9 @@ class PolicyView:
     examine_s: float = 300.0
     """Time from a taint to its first examination."""
     probation_s: float = 3_600.0
+    loaded_s: float = 0.0
+    """Time under load that ends a probation; 0: ``probation_s`` does, and any job may use the node."""
+    probation_max_s: float = 86_400.0
     status: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
     """As it was last written."""
 

@@ -18,6 +18,9 @@ from polyreme_api.times import parse_rfc3339, rfc3339
 
 HEALTH = f"{labels.GROUP}/health"
 """Key of the taint (value: class of the fault), of the label (value: state) and of the annotation (value: record)."""
+PROBATION = f"{labels.GROUP}/probation"
+"""Key of the taint by which placement sees a node in probation under load. No node has it: it is in the operator's view
+alone, so that pods that are no workers are not kept away."""
 RECORD_BYTES_MAX = 16_384
 CODES_MAX = 16
 """Codes whose counts a record keeps; the one seen least recently is dropped first."""
@@ -124,6 +127,12 @@ class Record(_Part):
     """End of a person's quarantine, after which it is examined like any other; 0: when a person releases it."""
     recurrences: _Count = 0
     """Faults during probation, since the node was last healthy for a week."""
+    opt_in: bool = False
+    """Whether only jobs that accept it are placed on it during its probation."""
+    loaded_s: _Seconds = 0.0
+    """How long workers have run on it in this probation."""
+    loaded_at_s: _Seconds = 0.0
+    """Until when that is counted; 0: nothing ran there at the last look."""
     repairs_s: Annotated[tuple[_Seconds, ...], Field(max_length=REPAIRS_MAX)] = ()
     """When it returned from quarantine, newest last."""
     fatal_s: Annotated[dict[_Name, tuple[_Seconds, ...]], Field(max_length=DEVICES_MAX)] = Field(default_factory=dict)

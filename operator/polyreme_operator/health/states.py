@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from polyreme_operator.health import escalation
+from polyreme_operator.health import escalation, probation
 from polyreme_operator.health.policy import GRAVITY, Answer, Judged, PolicyView, judge
 from polyreme_operator.health.record import (
     CODES_MAX,
@@ -53,6 +53,8 @@ class NodeFacts:
     """Whether it has our taint."""
     workers: int = 0
     """Workers of any job that have not left it."""
+    loaded: bool = False
+    """Whether a worker runs on it."""
     policy: PolicyView | None = None
     """The one policy that selects it."""
     latched: bool = False
@@ -203,14 +205,11 @@ def _examined(
         return None
     if not record.condition and facts.reading.unknown:
         return None
-    probation_s = 3_600.0 if facts.policy is None else facts.policy.probation_s
     planned = record.is_persons
-    after = _in(record, NodeState.HEALTHY if planned else NodeState.PROBATION, now_s).model_copy(
-        update={
-            "repairs_s": record.repairs_s if planned else escalation.with_repair(record.repairs_s, now_s),
-            "examine_at_s": 0.0 if planned else now_s + probation_s,
-        }
-    )
+    after = _in(record, NodeState.HEALTHY if planned else NodeState.PROBATION, now_s)
+    if not planned:
+        repairs_s = escalation.with_repair(record.repairs_s, now_s)
+        after = probation.begun(after.model_copy(update={"repairs_s": repairs_s}), facts.policy, now_s)
     message = f"examined: {record.reason or 'the fault'} is gone; the taint is lifted"
     return after, (Note(reason="NodeReturned", message=message),)
 
@@ -255,7 +254,7 @@ def _in_service(facts: NodeFacts, record: Record, judged: tuple[Judged, ...], no
     kept = _forgotten(facts, record)
     enforced = [each for each in judged if each.enforced and _new_count(kept, each.sign)]
     watched = [each for each in enforced if GRAVITY[each.answer] >= GRAVITY[Answer.WATCH]]
-    calm, notes = _aged(kept, judged, now_s)
+    calm, notes = _aged(facts, kept, judged, now_s)
     calm = _with_risk(calm, [each for each in watched if not each.grave], now_s)
     worst = _gravest(each for each in enforced if each.grave)
     if worst is None or facts.policy is None:
@@ -295,12 +294,17 @@ def _quarantined(
     return after, Note(reason="NodeRetired" if retires else "NodeQuarantined", message=message, warning=True)
 
 
-def _aged(record: Record, judged: tuple[Judged, ...], now_s: float) -> tuple[Record, tuple[Note, ...]]:
-    """End a probation whose time is over."""
-    if record.state is not NodeState.PROBATION or now_s < record.examine_at_s:
+def _aged(
+    facts: NodeFacts, record: Record, judged: tuple[Judged, ...], now_s: float
+) -> tuple[Record, tuple[Note, ...]]:
+    """Count the load of a probation, and end one that is over."""
+    if record.state is not NodeState.PROBATION:
         return record, ()
-    if any(each.grave and each.enforced for each in judged):
+    record = probation.counted(record, loaded=facts.loaded, now_s=now_s)
+    if not probation.is_over(record, facts.policy, now_s) or any(each.grave and each.enforced for each in judged):
         return record, ()
+    if record.opt_in and facts.reading.unknown:
+        return record.model_copy(update={"examine_at_s": max(record.examine_at_s, now_s + EXAMINE_S)}), ()
     after = _in(record, NodeState.HEALTHY, now_s)
     return after, (Note(reason="NodeHealthy", message="its probation is over without a fault"),)
 
@@ -347,6 +351,8 @@ def _step(facts: NodeFacts, after: Record, judged: tuple[Judged, ...], notes: tu
     if stored is not None:
         timed = stored.state.is_out or stored.state is NodeState.PROBATION
         wake_at_s = stored.examine_at_s if timed else now_s + RISK_LOOK_S
+        if stored.state is NodeState.PROBATION and stored.opt_in:
+            wake_at_s = probation.look_at_s(stored, facts.policy, now_s)
     return Step(record=stored, changed=changed, judged=judged, notes=notes, wake_at_s=wake_at_s)
 
 
@@ -391,6 +397,9 @@ def _in(record: Record, state: NodeState, now_s: float) -> Record:
         "examine_at_s": 0.0,
         "examinations": 0,
         "until_s": 0.0,
+        "opt_in": False,
+        "loaded_s": 0.0,
+        "loaded_at_s": 0.0,
     }
     return record.model_copy(update=update)
 

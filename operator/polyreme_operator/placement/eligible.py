@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from polyreme_operator.health.record import HEALTH
+from polyreme_operator.health.record import HEALTH, PROBATION
 from polyreme_operator.types.inventory import (
     HOST_LEVEL,
     BoolArray,
@@ -131,10 +131,13 @@ def _tolerations(text: str) -> Sequence[Mapping[str, Any]]:
 def tolerates(tolerations: Sequence[Mapping[str, Any]], taint: Taint) -> bool:
     """Tell whether a taint is tolerated, by the rules of ``core/v1``; no job tolerates that its node is faulty.
 
-    A toleration without a key would otherwise bring a gang back to the node that it has just left.
+    A toleration without a key would otherwise bring a gang back to the node that it has just left, and would accept
+    nodes in probation.
     """
     if taint.key == HEALTH and taint.effect in REPELLING:
         return False
+    if taint.key == PROBATION:
+        tolerations = [each for each in tolerations if each.get("key") == PROBATION]
     return taint.effect not in REPELLING or any(_matches_taint(toleration, taint) for toleration in tolerations)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from polyreme_operator.health.record import PROBATION
 from polyreme_operator.placement.domains import Rooms, rooms_of, smallest_domain
 from polyreme_operator.placement.eligible import REMEMBERED_MAX, room_N, selected_N, tolerated_N
 from polyreme_operator.placement.topology_request import TopologyRequest, level_name, topology_request_of
@@ -34,8 +35,11 @@ NODE_RESOURCES = frozenset({CPU, MEMORY, PODS, "ephemeral-storage"})
 NAMED_MAX = 3
 """Resources, labels or taints named by a message."""
 _OUT = ("unschedulable", "not-ready", "unreachable", "out-of-service")
-_OUT_TOLERATIONS = [{"key": f"node.kubernetes.io/{why}", "operator": "Exists"} for why in _OUT]
 """Suffixes of the taints that Kubernetes sets on nodes that are cordoned or not available."""
+_OUT_TOLERATIONS = [
+    {"key": key, "operator": "Exists"} for key in (*(f"node.kubernetes.io/{why}" for why in _OUT), PROBATION)
+]
+"""Tolerations of taints that go by themselves."""
 
 
 def unsatisfiable(inventory: Inventory, request: GangRequest) -> Unschedulable | None:
@@ -161,8 +165,17 @@ def _lacking_domain(
 
 def tolerating_outages(asked: Constraints) -> str:
     """Return a template's tolerations and those of the taints that Kubernetes puts on nodes out of service."""
+    return _with(asked, _OUT_TOLERATIONS)
+
+
+def accepting_probation(asked: Constraints) -> str:
+    """Return a template's tolerations as they would be if its job accepted nodes in probation."""
+    return _with(asked, [{"key": PROBATION, "operator": "Exists"}])
+
+
+def _with(asked: Constraints, more: list[dict[str, str]]) -> str:
     given = json.loads(asked.tolerations) if asked.tolerations else []
-    return json.dumps([*given, *_OUT_TOLERATIONS])
+    return json.dumps([*given, *more])
 
 
 def counted(number: int, what: str) -> str:

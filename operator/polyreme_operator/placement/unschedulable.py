@@ -13,6 +13,7 @@ from polyreme_operator.placement.topology_request import TopologyRequest, level_
 from polyreme_operator.placement.tree import tree_of
 from polyreme_operator.placement.unsatisfiable import (
     NODE_RESOURCES,
+    accepting_probation,
     counted,
     tolerating_outages,
     unplaceable_worker,
@@ -57,9 +58,17 @@ def _lacking_nodes(
     free_N = by_devices_N > 0
     selected = selected_N(inventory, request.constraints)
     tolerated = tolerated_N(inventory, request.constraints.tolerations)
+    proven = tolerated_N(inventory, accepting_probation(request.constraints)) & ~tolerated
     taken = [
         (int(np.count_nonzero(free_N & ~selected)), "do not bear the labels that the pod template selects"),
-        (int(np.count_nonzero(free_N & selected & ~tolerated)), "have taints that the pod template does not tolerate"),
+        (
+            int(np.count_nonzero(free_N & selected & ~tolerated & ~proven)),
+            "have taints that the pod template does not tolerate",
+        ),
+        (
+            int(np.count_nonzero(free_N & selected & proven)),
+            "are in probation after a fault, and only jobs with acceptProbation use them",
+        ),
     ]
     left_N = free_N & selected & tolerated
     for resource, amount in request.requests:

@@ -18,6 +18,7 @@ from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
 from polyreme_api.metadata import ObjectMeta
 from polyreme_api.ownership import owner_of_job_object, owner_of_pod
 from polyreme_api.progress import ProgressRecord
+from polyreme_operator.health.record import PROBATION
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.intents import INTENTS_KEY, Intents, parse_intents
 from polyreme_operator.types.inventory import PODS, Constraints, Requests
@@ -395,7 +396,8 @@ def _spec_of(text: str) -> _SpecView:
 
 def _asked(spec: TrainingJobSpec, text: str) -> _SpecView:
     body: Mapping[str, Any] = spec.workers.template.get("spec") or {}
-    tolerant = {**body, "tolerations": tolerations_of(body)}
+    accepted = [{"key": PROBATION, "operator": "Exists"}] if spec.accept_probation else []
+    tolerant = {**body, "tolerations": [*tolerations_of(body), *accepted]}
     return _SpecView(
         spec,
         requests=_worker_requests(spec, body),

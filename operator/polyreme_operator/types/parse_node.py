@@ -10,7 +10,7 @@ from typing import Any
 from polyreme_api import labels
 from polyreme_api.node_report import CONDITION_AGENT
 from polyreme_operator.health.node import HealthNode
-from polyreme_operator.health.record import HEALTH, Leave, parse
+from polyreme_operator.health.record import HEALTH, PROBATION, Leave, NodeState, parse
 from polyreme_operator.health.signs import ConditionView
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.inventory import HOST_LEVEL, Taint
@@ -45,6 +45,8 @@ def parse_node(manifest: Manifest) -> NodeView:
         risk = max(risk, record.risk)
         if record.state.is_out and any(taint["key"] == HEALTH for taint in taints):
             leave, leave_since_s = record.leave, record.since_s
+        elif record.opt_in and record.state is NodeState.PROBATION:
+            taints = (*taints, {"key": PROBATION, "value": "", "effect": "NoSchedule"})
     return NodeView(
         name=intern(metadata["name"]),
         allocatable=allocatable(status.get("allocatable") or status.get("capacity")),

@@ -122,6 +122,8 @@ def parse_fault_policy(manifest: Manifest) -> PolicyView:
         reset=spec.breaker.reset,
         examine_s=float(spec.examine_seconds),
         probation_s=float(spec.probation_seconds),
+        loaded_s=float(spec.probation.loaded_seconds),
+        probation_max_s=float(spec.probation.max_seconds),
         status=status,
     )
 

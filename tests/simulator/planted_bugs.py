@@ -27,7 +27,7 @@ SHOWN_BY: dict[str, tuple[int, ...]] = {
     "foreign_taint_dropped": (4,),
     "lease_known_by_its_label": (7, 22),
     "malformed_object_raises": (12, 27),
-    "node_tainted_without_a_charge": (1,),
+    "node_tainted_without_a_charge": (2,),
     "replacement_does_not_wait": (0, 1),
     "reservation_ignored": (8,),
     "success_not_looked_for": (33,),

@@ -58,7 +58,7 @@ def _many(options: argparse.Namespace) -> int:
     )
     sys.stdout.write(table(campaign) + "\n")
     for result in campaign.broken[:SHOWN_MAX]:
-        sys.stdout.write(replay(result) + "\n")
+        sys.stdout.write(replay(result, health=options.health) + "\n")
     figures = {
         "seeds": campaign.seeds,
         "violations": len(campaign.broken),

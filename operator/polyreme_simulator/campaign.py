@@ -179,9 +179,10 @@ def table(campaign: Campaign) -> str:
     return "\n".join(rows)
 
 
-def replay(result: Result) -> str:
+def replay(result: Result, *, health: bool = False) -> str:
     """Return a broken rule and the command that shows it again."""
-    return f"seed {result.seed}: {result.violations[0]}\n    replay: python -m polyreme_simulator --seed {result.seed}"
+    command = f"python -m polyreme_simulator --seed {result.seed}{' --health' if health else ''}"
+    return f"seed {result.seed}: {result.violations[0]}\n    replay: {command}"
 
 
 def _cell(campaign: Campaign, cell: tuple[str, str]) -> str:

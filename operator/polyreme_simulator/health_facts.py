@@ -62,7 +62,8 @@ class HealthFacts:
         before, node = self._seen.get(name, _Seen()), change.record.manifest
         after = _seen(node)
         after.since_s = before.since_s if before.tainted == after.tainted else world.time_s()
-        after.released = before.released if before.shown == after.shown else None
+        # A release is kept in the record: where that was overwritten with text that can't be read, none is known.
+        after.released = before.released if before.shown == after.shown and after.record is not None else None
         lifted = before.tainted and not after.tainted
         if lifted and after.record == before.record:
             # The operator lifts a taint and changes the record in one write: this was a person. Without a record that

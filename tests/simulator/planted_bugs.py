@@ -21,6 +21,7 @@ PLANTED = Path(__file__).parent / "planted"
 SOURCES = (("api", "polyreme_api"), ("operator", "polyreme_operator"), ("trainer", "polyreme_launcher"))
 SHOWN_BY: dict[str, tuple[int, ...]] = {
     "absent_node_is_lost": (9, 24),
+    "breaker_forgets_charges": (1,),
     "data_of_another_spec_counts": (61,),
     "examination_looks_at_nothing": (3,),
     "first_data_report_stays": (13,),
@@ -31,10 +32,14 @@ SHOWN_BY: dict[str, tuple[int, ...]] = {
     "replacement_does_not_wait": (0, 1),
     "reservation_ignored": (8,),
     "success_not_looked_for": (33,),
+    "taint_lifted_by_time": (4,),
+    "taint_without_owner": (1,),
 }
 CAUGHT_WITHIN = {
     "absent_node_is_lost": 40,
     "bound_without_uid": 10,
+    "breaker_charged_without_version": 21,
+    "breaker_forgets_charges": 30,
     "data_of_another_spec_counts": 150,
     "delete_without_uid": 10,
     "examination_looks_at_nothing": 20,
@@ -62,11 +67,23 @@ CAUGHT_WITHIN = {
     "stale_progress_counts": 20,
     "status_written_without_version": 10,
     "success_not_looked_for": 80,
+    "taint_lifted_by_time": 30,
+    "taint_without_owner": 30,
     "usage_freed_with_the_attempt": 10,
     "victim_preempted_twice": 10,
 }
 """Seeds, from 0 on, within which each of these must be seen."""
-OF_HEALTH = frozenset({"examination_looks_at_nothing", "foreign_taint_dropped", "node_tainted_without_a_charge"})
+OF_HEALTH = frozenset(
+    {
+        "breaker_charged_without_version",
+        "breaker_forgets_charges",
+        "examination_looks_at_nothing",
+        "foreign_taint_dropped",
+        "node_tainted_without_a_charge",
+        "taint_lifted_by_time",
+        "taint_without_owner",
+    }
+)
 """Bugs that only seeds with a NodeFaultPolicy can see."""
 QUICKLY_MAX = 20
 """Bugs that are seen within so many seeds are the tests' to see, too; the others are so by seeds of their own."""
@@ -95,15 +112,17 @@ def shown_by(bug: str, directory: Path) -> int | None:
     return next((int(found["seed"]) for found in _REPLAYED.finditer(said) if found["violations"] != "0"), None)
 
 
-def first_caught(bug: str, directory: Path, *, processes: int = 1) -> int | None:
+def first_caught(bug: str, directory: Path, *, processes: int = 1, health: bool = False) -> int | None:
     """Return how many seeds it takes to see a bug that is planted in a directory; None if all within its bound miss it.
 
     Args:
         bug: Which.
         directory: Where it is planted.
         processes: Processes to use.
+        health: Whether nodes have agents and a policy, though the bug does not need them.
     """
-    seeds = ("--seeds", str(CAUGHT_WITHIN[bug]), "--processes", str(processes), "--until-violation", *_health(bug))
+    flags = ("--health",) if health else _health(bug)
+    seeds = ("--seeds", str(CAUGHT_WITHIN[bug]), "--processes", str(processes), "--until-violation", *flags)
     figures: dict[str, Any] = json.loads(_simulate(directory, *seeds).splitlines()[-1])["figures"]
     return int(figures["seeds"]) if figures["violations"] else None
 

@@ -394,7 +394,8 @@ class HealthWorker:
             return
         now_s = self._clock.now_s()
         self._note(self._cache.put(result, now_s=now_s))
-        self._history.saw(index.nodes.get(node.name, node), record, notes, step)
+        before = parse(node.annotation)[0]
+        self._history.saw(index.nodes.get(node.name, node), record, before=before, notes=notes, step=step)
         worst = step.gravest
         if record is not None and record.state.is_out and not node.tainted and worst is not None:
             self._observer.on_node_fault(worst.fault_class, worst.answer.value)

@@ -100,36 +100,57 @@ class IncidentWorker:
     # ------------------------------------------------------------------------------------------ from the health worker
 
     def saw(
-        self, node: HealthNode, record: Record | None, notes: tuple[Note, ...] = (), step: Step | None = None
+        self,
+        node: HealthNode,
+        record: Record | None,
+        *,
+        before: Record | None = None,
+        notes: tuple[Note, ...] = (),
+        step: Step | None = None,
     ) -> None:
-        """Note a record as it is stored; call it with every record, it ignores what it knows."""
-        if node.tainted != (record is not None and record.state.is_out):
-            # The record does not say yet what the taint is; the next decision repairs it.
+        """Note a record as it is stored; call it with every record, it ignores what it knows.
+
+        Args:
+            node: The node with this record.
+            record: The record.
+            before: The record that was replaced, if the caller knows.
+            notes: What the decision said.
+            step: The decision.
+        """
+        out = record is not None and record.state.is_out
+        if node.tainted and not out:
+            # A taint that has no record yet, or one that can't be read: the next decision writes it.
             return
-        before, first = self._last.get(node.name), node.name not in self._last
+        if out and not node.tainted:
+            # Its release is not on record yet.
+            self._last[node.name] = record
+            return
+        before = before or self._last.get(node.name)
+        if not notes and before == record and node.name in self._last:
+            return
         self._last[node.name] = record
-        if not notes and (before == record if not first else not concerns(record)):
-            return
         if not (concerns(before) or concerns(record) or node.name in self._found):
             return
         worst = None if step is None else step.gravest
         rule = "" if worst is None else worst.rule or FAULT_TABLE
+        at_s, hardware = self._clock.now_s(), node.hardware or node.uid
         self._put(
             Sight(
                 node=node.name,
-                at_s=self._clock.now_s(),
+                at_s=at_s,
                 record=record,
                 before=before,
                 notes=notes,
-                hardware=node.hardware or node.uid,
+                hardware=hardware,
                 rule=rule,
             )
         )
 
     def gone(self, name: str) -> None:
         """Note that a node was deleted."""
-        if self._last.pop(name, None) is not None or name in self._found:
-            self._put(Sight(node=name, at_s=self._clock.now_s(), gone=True))
+        before = self._last.pop(name, None)
+        if concerns(before) or name in self._found:
+            self._put(Sight(node=name, at_s=self._clock.now_s(), before=before, gone=True))
 
     def _put(self, sight: Sight) -> None:
         waiting = self._sights.get(sight.node)
@@ -201,8 +222,8 @@ class IncidentWorker:
             self._book(manifest)
         self._resync()
 
-    def _book(self, manifest: Manifest) -> None:
-        """Keep what is needed of a stored incident."""
+    def _book(self, manifest: Manifest, *, whole: bool = False) -> None:
+        """Keep what is needed of a stored incident; the whole of it if it is open, or asked for."""
         incident = parse_incident(manifest)
         if incident is None:
             return
@@ -210,7 +231,7 @@ class IncidentWorker:
         self._kept[incident.name] = Kept(name=incident.name, node=node, uid=incident.uid, ended_s=ended_s)
         of_node = self._found.setdefault(node, {})
         of_node.pop(incident.name, None)
-        if incident.is_open or incident.waits:
+        if whole or incident.is_open or incident.waits:
             of_node[incident.name] = incident
         if not of_node:
             del self._found[node]
@@ -256,13 +277,15 @@ class IncidentWorker:
     async def _write(self, name: str) -> bool:
         """Bring the incidents of one node up to date; tell whether anything was written."""
         sights = list(self._sights.get(name, ()))
-        known = self._found.get(name, {})
-        after = replayed(known, sights)
+        after = await self._replayed(name, sights)
+        known = dict(self._found.get(name, {}))
         wrote = False
         for incident in self._with_jobs(name, after):
             if incident != known.get(incident.name):
                 await self._store(incident)
                 wrote = True
+            elif not incident.is_open and not incident.waits:
+                self._found.get(name, {}).pop(incident.name, None)
         left = self._sights.get(name, [])[len(sights) :]
         if left:
             self._sights[name] = left
@@ -271,6 +294,17 @@ class IncidentWorker:
             self._sights.pop(name, None)
         self._remind(name)
         return wrote
+
+    async def _replayed(self, name: str, sights: list[Sight]) -> dict[str, Incident]:
+        """Return the incidents of a node after some sights; those that have ended before are read again."""
+        after = replayed(self._found.get(name, {}), sights)
+        missing = [each.name for each in after.values() if not each.uid and each.name in self._kept]
+        for each in missing:
+            try:
+                self._book(await self._port.get(ObjectRef(kind=labels.KIND_INCIDENT, name=each)), whole=True)
+            except NotFoundError:
+                self._forget(each, name)
+        return replayed(self._found.get(name, {}), sights) if missing else after
 
     def _with_jobs(self, name: str, incidents: dict[str, Incident]) -> list[Incident]:
         """Return the incidents of a node with their jobs, those that are over first, to keep open ones unique."""
@@ -331,7 +365,7 @@ class IncidentWorker:
                 ref, incident.status_patch(), resource_version=version, subresource=STATUS_SUBRESOURCE
             )
         except (AlreadyExistsError, ConflictError):
-            self._book(await self._port.get(ref))
+            self._book(await self._port.get(ref), whole=True)
             raise
         except NotFoundError:
             self._forget(incident.name, incident.spec.node)

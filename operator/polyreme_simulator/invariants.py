@@ -19,6 +19,7 @@ from polyreme_simulator.capacity import CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView, LauncherView
 from polyreme_simulator.data_facts import DataFacts
 from polyreme_simulator.health_facts import HealthFacts
+from polyreme_simulator.incident_facts import IncidentFacts
 from polyreme_simulator.leaders import LeaderFacts
 from polyreme_simulator.observed_state import AttemptFact, ObservedState
 from polyreme_simulator.ownership import is_malformed, owner_uid
@@ -52,6 +53,7 @@ class Facts(ObservedState):
         self.anomalies = AnomalyFacts(self, capacity=self.capacity, batches=self.batches)
         self.data = DataFacts(self, capacity=self.capacity, anomalies=self.anomalies)
         self.health = HealthFacts(self, capacity=self.capacity)
+        self.incidents = IncidentFacts(self, capacity=self.capacity)
         self.waiting = WaitingFacts(self, capacity=self.capacity, anomalies=self.anomalies, data=self.data)
         self.places = PlaceFacts(
             self, capacity=self.capacity, batches=self.batches, anomalies=self.anomalies, data=self.data
@@ -106,6 +108,7 @@ class Facts(ObservedState):
         self.capacity.changed(change, world)
         self.waiting.changed(change, world)
         self.health.changed(change, world)
+        self.incidents.changed(change, world)
 
     def landing(self, sent_s: float) -> None:
         """A write of the operator lands now that was sent then."""
@@ -301,6 +304,7 @@ class Facts(ObservedState):
         self._check_orphans(world)
         self.anomalies.check_end(world)
         self.health.check_end(world)
+        self.incidents.check_end(world)
 
     def _check_orphans(self, world: ClusterView) -> None:
         for kind in CHILDREN:

@@ -22,6 +22,7 @@ from polyreme_simulator.datahub import DataHub, is_gated
 from polyreme_simulator.event_loop import VirtualLoop
 from polyreme_simulator.faults import NO_FAULTS, PortFaults
 from polyreme_simulator.health_agents import HealthAgents
+from polyreme_simulator.incident_facts import OF_ALL_MAX, OF_NODE_MAX
 from polyreme_simulator.invariants import Facts
 from polyreme_simulator.ownership import is_malformed
 from polyreme_simulator.profiles import BEGINS, Profile, profile_of
@@ -143,6 +144,8 @@ class _Simulation:
                     relist_s=60.0,
                     data_gate=is_gated(seed),
                     node_health=health,
+                    incidents_per_node=OF_NODE_MAX,
+                    incidents_max=OF_ALL_MAX,
                     defaults=PodDefaults(
                         binding=self._scenario.binding,
                         launcher_rbac=self._scenario.launcher_rbac,

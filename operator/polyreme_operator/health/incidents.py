@@ -38,6 +38,7 @@ _FIRST_STEPS = 16
 _SLUG_CHARACTERS_MAX = 39
 _TIMED_BY_RECORD = frozenset({"Quarantined", "Returned", "Released", "Healthy"})
 """Steps whose time the record holds."""
+_TAKEN_OUT = frozenset({"NodeQuarantined", "NodeRetired"})
 _REPLACED_BY_NEWEST = frozenset({"Examined"})
 """Of these steps in a row only the newest is kept."""
 
@@ -162,7 +163,10 @@ def replayed(known: Mapping[str, Incident], sights: Iterable[Sight]) -> dict[str
     """
     found = dict(known)
     for sight in sights:
-        record = sight.record
+        record, before = sight.record, sight.before
+        if before is not None and before.state.is_out and (name := name_of(sight.node, before.since_s)) not in found:
+            # It was not seen while it was out, such as by an operator that has just started.
+            found[name] = _begun(name, dataclasses.replace(sight, rule="", notes=()), before)
         if record is not None and record.state.is_out and not sight.gone:
             name = name_of(sight.node, record.since_s)
             _end_others(found, name, record.since_s)
@@ -235,7 +239,10 @@ def _begun(name: str, sight: Sight, record: Record) -> Incident:
         owner=escaped(record.owner, 253),
         rule=escaped(sight.rule, 63),
     )
-    return Incident(name=name, spec=spec)
+    why = f"by {spec.owner or 'an unknown owner'}: {spec.fault_class}, {spec.evidence or spec.reason}"
+    incident = Incident(name=name, spec=spec).with_status(state=record.state.value)
+    said = next((note.message for note in sight.notes if note.reason in _TAKEN_OUT), why)
+    return with_step(incident, "Quarantined", record.since_s, said)
 
 
 def _end_others(found: dict[str, Incident], name: str, at_s: float) -> None:

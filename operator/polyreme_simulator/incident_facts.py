@@ -1,0 +1,108 @@
+"""Rules for the history of nodes: each time that a node is out has one incident, and their number is bounded."""
+
+from __future__ import annotations
+
+from polyreme_local.api_server.record import Change
+from polyreme_operator.health.incidents import Incident, concerns, name_of, parse_incident
+from polyreme_operator.health.record import HEALTH, parse
+from polyreme_operator.port import Manifest, WatchEventType
+from polyreme_simulator.capacity import BLIND_S, CapacityFacts
+from polyreme_simulator.cluster_view import ClusterView
+from polyreme_simulator.observed_state import ObservedState
+
+OF_NODE_MAX = 2
+"""Incidents of a node that the simulated installation keeps; few, so that seeds reach it."""
+OF_ALL_MAX = 16
+RACING = 2
+"""By how many two leaders may exceed the limits while faults last."""
+
+
+class IncidentFacts:
+    """Times that nodes were out, and their incidents.
+
+    Args:
+        observed: What the store's log showed; a broken rule is noted there.
+        capacity: When the operator can know what is.
+    """
+
+    def __init__(self, observed: ObservedState, *, capacity: CapacityFacts) -> None:
+        self._observed, self._capacity = observed, capacity
+        self._outages: dict[str, float] = {}
+        """Since when each outage was on record, by the name of its incident; not those that nothing can tell of."""
+        self._now: dict[str, str] = {}
+        """The outage that each node's record shows."""
+        self._concerned: set[str] = set()
+        """Nodes that are out or on probation."""
+        self._ever: set[str] = set()
+        self._incidents: dict[str, Incident] = {}
+        self._written: set[str] = set()
+
+    def changed(self, change: Change, world: ClusterView) -> None:
+        """Take a change of a node or an incident."""
+        deleted = change.type is WatchEventType.DELETED
+        match change.record.kind:
+            case "Node":
+                self._node_changed(change.record.name, None if deleted else change.record.manifest, world)
+            case "NodeIncident":
+                self._incident_changed(change.record.name, change.record.manifest, deleted=deleted, world=world)
+            case _:
+                pass
+
+    def _node_changed(self, name: str, node: Manifest | None, world: ClusterView) -> None:
+        metadata = {} if node is None else node["metadata"]
+        record, broken = parse((metadata.get("annotations") or {}).get(HEALTH))
+        tainted = node is not None and any(
+            taint["key"] == HEALTH for taint in (node.get("spec") or {}).get("taints") or ()
+        )
+        before = self._now.get(name)
+        (self._concerned.add if concerns(record) else self._concerned.discard)(name)
+        if node is None or broken:
+            # What was on record only for a short while may be known to nothing any more.
+            if before is not None and world.time_s() - self._outages.get(before, 0.0) < BLIND_S:
+                self._outages.pop(before, None)
+            self._now.pop(name, None)
+        elif record is None or not record.state.is_out:
+            self._now.pop(name, None)
+        elif tainted:
+            outage = name_of(name, record.since_s)
+            self._now[name] = outage
+            if outage not in self._ever:
+                self._ever.add(outage)
+                self._outages[outage] = world.time_s()
+
+    def _incident_changed(self, name: str, manifest: Manifest, *, deleted: bool, world: ClusterView) -> None:
+        incident = parse_incident(manifest)
+        if incident is None:
+            self._observed.broke("an incident can be read", name, world)
+            return
+        if deleted:
+            self._incidents.pop(name, None)
+            if incident.is_open:
+                self._observed.broke("no open incident is deleted", name, world)
+            world.reached["incident deleted", ""] += 1
+            return
+        new = name not in self._incidents
+        self._incidents[name] = incident
+        if not new:
+            return
+        self._written.add(name)
+        world.reached["incident written", ""] += 1
+        node = incident.spec.node
+        if name != name_of(node, incident.since_s) or name not in self._ever:
+            self._observed.broke("an incident is of a time that its node was out", name, world)
+        slack = RACING if self._capacity.blind(world) else 0
+        of_node = sum(each.spec.node == node for each in self._incidents.values())
+        if of_node > OF_NODE_MAX + slack or len(self._incidents) > OF_ALL_MAX + slack:
+            self._observed.broke("the history is bounded", f"{of_node} of {node}, {len(self._incidents)}", world)
+
+    def check_end(self, world: ClusterView) -> None:
+        """Check the history once nothing has happened for long."""
+        for outage in sorted(self._outages.keys() - self._written):
+            self._observed.broke("each time that a node was out has an incident", outage, world)
+        for name, incident in sorted(self._incidents.items()):
+            if incident.is_open and incident.spec.node not in self._concerned:
+                self._observed.broke("an incident ends with its taint", f"{name}: {incident.status.state}", world)
+            if incident.waits and not incident.is_open:
+                world.reached["incident's cost open at the end", ""] += 1
+            if incident.status.lost_seconds:
+                world.reached["incident with a cost", ""] += 1

@@ -17,7 +17,14 @@ SEEDS = range(200)
 
 HEALTH_SEEDS = range(30)
 """About 45 s of one core."""
-HEALTH_EVENTS = (*HEALTH_FAULTS, "breaker latched", "node draining", "node repairing", "node returned")
+HEALTH_EVENTS = (
+    *HEALTH_FAULTS,
+    "breaker latched",
+    "node draining",
+    "node repairing",
+    "node returned",
+    "incident written",
+)
 
 
 @pytest.mark.slow

@@ -240,7 +240,7 @@ def _begun(name: str, sight: Sight, record: Record) -> Incident:
         rule=escaped(sight.rule, 63),
     )
     why = f"by {spec.owner or 'an unknown owner'}: {spec.fault_class}, {spec.evidence or spec.reason}"
-    incident = Incident(name=name, spec=spec).with_status(state=record.state.value)
+    incident = Incident(name=name, spec=spec).with_status(state=record.state.value, device_hours="0.00")
     said = next((note.message for note in sight.notes if note.reason in _TAKEN_OUT), why)
     return with_step(incident, "Quarantined", record.since_s, said)
 

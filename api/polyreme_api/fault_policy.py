@@ -72,6 +72,50 @@ class Probation(Part):
     full service if no fault is found."""
 
 
+class RepairHook(Part):
+    """A Job that carries out one action on a node that is out of service and empty."""
+
+    action: Literal["Reset", "Reboot", "Replace"]
+    """Action, as the fault table names it for a fault; where it does not help, the next one that has a hook is tried,
+    in the order of these values."""
+    template: Name
+    """PodTemplate (``core/v1``) in the namespace of repairs from which the Job's pod is made. Who may write
+    PodTemplates there decides what runs on nodes; a policy only chooses among them."""
+    run_on: Literal["Node", "Cluster"] = "Node"
+    """``Node``: the pod runs on the faulty node. ``Cluster``: anywhere, as a call of a cloud or of a BMC."""
+    deadline_seconds: Annotated[int, Field(ge=1, le=86_400)] = 900
+    """How long the Job may take."""
+    attempts: Annotated[int, Field(ge=1, le=5)] = 1
+    """How often the action is tried before the next one is."""
+
+
+class CheckHook(Part):
+    """A Job that tests a node after each repair, on the node itself."""
+
+    template: Name
+    """PodTemplate (``core/v1``) in the namespace of repairs from which the Job's pod is made."""
+    deadline_seconds: Annotated[int, Field(ge=1, le=86_400)] = 900
+    """How long the Job may take."""
+
+
+class Repairs(Part):
+    """How nodes that are out of service are repaired; without hooks people do it."""
+
+    hooks: Annotated[list[RepairHook], Field(max_length=3)] = Field(default_factory=list)
+    """Hooks by action, at most one each. When all have failed, the node is retired."""
+    check: CheckHook | None = None
+    """What must succeed after a repair before the node is examined; none: the examination decides alone."""
+    settle_seconds: Annotated[int, Field(ge=1, le=86_400)] = 600
+    """How long after a repair the fault may still be shown, since a node that boots takes its time."""
+
+    @model_validator(mode="after")
+    def _one_hook_by_action(self) -> "Repairs":
+        actions = [hook.action for hook in self.hooks]
+        if doubled := sorted({action for action in actions if actions.count(action) > 1}):
+            raise ValueError(f"repairs.hooks: two hooks have the action {doubled[0]}; keep one")
+        return self
+
+
 class NodeFaultPolicySpec(Part):
     """How faulty nodes are handled."""
 
@@ -94,6 +138,9 @@ class NodeFaultPolicySpec(Part):
     """What it must prove under load in that time."""
     breaker: Breaker = Field(default_factory=Breaker)
     """How much may be taken out of service at once."""
+    repairs: Repairs = Field(default_factory=Repairs)
+    """Hooks that repair nodes. They run only if the operator was installed with ``operator.repairs.enabled``, and never
+    while the breaker is latched."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "NodeFaultPolicySpec":

@@ -22,6 +22,22 @@ CONDITION_AGENT = f"{CONDITION_PREFIX}Agent"
 """The agent's heartbeat: which detectors work, and which have nothing to examine."""
 CONDITIONS = tuple(CONDITION_PREFIX + name for name in ("GPU", "GPULink", "Network", "PCIe", "Kernel", "Storage"))
 """Types of the detectors' conditions; ``True``: a fault is there."""
+RECOVERY_ACTION = "GPURecoveryAction"
+STATES = frozenset(
+    {
+        "GPUMissing",
+        "GPURowRemapPending",
+        "GPURowRemapFailed",
+        "GPUDoubleBitError",
+        "GPUUnknownAnswer",
+        RECOVERY_ACTION,
+        "PCIeWidth",
+        "PCIeSpeed",
+        "PortDown",
+        "HcaLost",
+    }
+)
+"""Codes of states, which end when they are gone; all others are events."""
 MESSAGE_CHARACTERS_MAX = 1_024
 SENTENCE_CHARACTERS_MAX = 256
 EVENTS_MAX = 16

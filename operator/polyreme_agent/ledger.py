@@ -10,7 +10,15 @@ from typing import Final
 
 from polyreme_agent.findings import Finding, Look, State
 from polyreme_api.faults.table import FaultRow
-from polyreme_api.node_report import CONDITION_AGENT, CONDITION_PREFIX, COUNT_MAX, NodeEvent, encode
+from polyreme_api.node_report import (
+    CONDITION_AGENT,
+    CONDITION_PREFIX,
+    COUNT_MAX,
+    RECOVERY_ACTION,
+    STATES,
+    NodeEvent,
+    encode,
+)
 
 HOLD_S: Final = 300.0
 """How long a fault is shown that asks for no repair; others are shown until the node boots or the driver is content."""
@@ -19,25 +27,9 @@ TIMES_MAX: Final = 64
 """Occurrences whose times are kept, for counts within a window."""
 BEYOND_DRIVER: Final = frozenset({"Replace", "Support"})
 """Actions that no driver asks for: its ``None`` means neither a reset nor a reboot, and says nothing about these."""
-RECOVERY_ACTION: Final = "GPURecoveryAction"
 REPAIRED: Final = frozenset({"Reset", "Reboot", "Replace", "Support"})
 """Actions without which a fault does not end."""
 GRAVITY: Final = ("None", "Watch", "RestartApplication", "Reset", "Reboot", "Support", "Replace")
-LEVELS: Final = frozenset(
-    {
-        "GPUMissing",
-        "GPURowRemapPending",
-        "GPURowRemapFailed",
-        "GPUDoubleBitError",
-        "GPUUnknownAnswer",
-        RECOVERY_ACTION,
-        "PCIeWidth",
-        "PCIeSpeed",
-        "PortDown",
-        "HcaLost",
-    }
-)
-"""Codes of states, which end when they are gone; all others are events."""
 _DETECTORS: Final = {
     "gpu-link": "GPULink",
     "pcie": "PCIe",
@@ -119,7 +111,7 @@ class Ledger:
     def restore(self, events: Iterable[NodeEvent]) -> None:
         """Take in what the conditions said before the agent started again; faults of other boots have ended."""
         for event in events:
-            if event.boot != self._boot or event.code in LEVELS:
+            if event.boot != self._boot or event.code in STATES:
                 continue
             restored = self._entry(Finding(code=event.code, device=event.device))
             if restored is not None:
@@ -214,13 +206,13 @@ class Ledger:
     def _is_shown(self, key: tuple[str, str], now_s: float) -> bool:
         entry = self._entries[key]
         held = self._action(key) in REPAIRED or now_s - entry.last_s < HOLD_S
-        return bool(entry.present) or (held and key[0] not in LEVELS)
+        return bool(entry.present) or (held and key[0] not in STATES)
 
     def _forget(self, now_s: float) -> None:
         """Drop faults that have ended; those that count within a window are kept unseen until it has passed."""
         for key, entry in list(self._entries.items()):
             row = self._table.get(key[0])
-            counts = row is not None and now_s - entry.last_s < row.window_s and key[0] not in LEVELS
+            counts = row is not None and now_s - entry.last_s < row.window_s and key[0] not in STATES
             if not counts and not self._is_shown(key, now_s):
                 del self._entries[key]
 

@@ -30,6 +30,7 @@ from polyreme_operator.reconcile.events import events_of, unreadable_event
 from polyreme_operator.reconcile.job import reconcile
 from polyreme_operator.reconcile.quarantine import JobFaultError
 from polyreme_operator.reconcile.rebase import rebased
+from polyreme_operator.repair_worker import RepairWorker
 from polyreme_operator.scheduler import Batch, Stopwatch, schedule
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.actions import Action, Decision, EmitEvent, ReadLease, WriteStatus
@@ -146,6 +147,7 @@ class _Controller:
         self._incidents = IncidentWorker(
             port, clock, self._cache, settings, observer=observer, synced=lambda: self._watcher.synced
         )
+        self._repairs = RepairWorker(port, clock, self._cache, settings, emit=emit, look=self._look_at_nodes)
         self._health = HealthWorker(
             port,
             clock,
@@ -157,7 +159,11 @@ class _Controller:
             observer=observer,
             synced=lambda: self._watcher.synced,
             history=self._incidents,
+            repairs=self._repairs,
         )
+
+    def _look_at_nodes(self) -> None:
+        self._health.look()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -169,6 +175,7 @@ class _Controller:
             if self._settings.node_health:
                 tasks.create_task(self._health.run(), name="node-health")
                 tasks.create_task(self._incidents.run(), name="node-incidents")
+                tasks.create_task(self._repairs.run(), name="node-repairs")
             await self._dispatch(tasks)
 
     # ------------------------------------------------------------------------------------------------------- observe

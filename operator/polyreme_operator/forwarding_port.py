@@ -90,6 +90,10 @@ class ForwardingPort:
         call = Call(verb="bind", ref=ref, uid=uid)
         await self._forward(call, lambda: self._port.bind(ref, uid=uid, node=node))
 
+    async def evict(self, ref: ObjectRef, *, uid: str) -> None:
+        """Ask for the eviction of a pod."""
+        await self._forward(Call(verb="evict", ref=ref, uid=uid), lambda: self._port.evict(ref, uid=uid))
+
     async def _forward(self, call: Call, act: Callable[[], Awaitable[_Answer]]) -> _Answer:  # noqa: ARG002
         """Make a call of the port behind this one; ``act`` makes it."""
         return await act()

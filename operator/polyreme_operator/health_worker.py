@@ -18,12 +18,13 @@ from polyreme_api.clock import Clock
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.health import breaker, table
 from polyreme_operator.health.breaker import BreakerState
+from polyreme_operator.health.facts import NodeFacts, Note, Step
 from polyreme_operator.health.node import HealthNode, patch_of
 from polyreme_operator.health.outage import is_mass_outage
 from polyreme_operator.health.policy import PolicyView, overlap_message, policy_of
 from polyreme_operator.health.record import NodeState, Record, parse
 from polyreme_operator.health.signs import Reading, read_conditions
-from polyreme_operator.health.states import NodeFacts, Note, Step, decide
+from polyreme_operator.health.states import decide
 from polyreme_operator.health.status import NodeSummary, breaker_of, difference, status_of
 from polyreme_operator.incident_worker import IncidentWorker
 from polyreme_operator.port import (
@@ -36,6 +37,7 @@ from polyreme_operator.port import (
     ObjectRef,
     PortError,
 )
+from polyreme_operator.repair_worker import RepairWorker
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.actions import EmitEvent
 from polyreme_operator.types.changes import Changes
@@ -64,6 +66,7 @@ class HealthWorker:
         observer: Receives reports, for metrics.
         synced: Tells whether every kind has been listed.
         history: Told of every record, and never waited for.
+        repairs: Carries out the repairs that records ask for.
     """
 
     def __init__(
@@ -79,10 +82,11 @@ class HealthWorker:
         observer: Observer,
         synced: Callable[[], bool],
         history: IncidentWorker,
+        repairs: RepairWorker,
     ) -> None:
         self._port, self._clock, self._cache, self._settings = port, clock, cache, settings
         self._refresh, self._note, self._emit, self._observer = refresh, note, emit, observer
-        self._synced, self._history = synced, history
+        self._synced, self._history, self._repairs = synced, history, repairs
         self._writes = asyncio.Semaphore(settings.writes_max)
         self._wake = asyncio.Event()
         self._timers: list[tuple[float, str]] = []
@@ -157,6 +161,7 @@ class HealthWorker:
             self._select(name, node)
             if node is None:
                 self._history.gone(name)
+                self._repairs.gone(name)
                 for known in (self._summaries, self._states, self._observed, self._told, self._due_s):
                     known.pop(name, None)
                 continue
@@ -195,6 +200,7 @@ class HealthWorker:
         record, broken = parse(node.annotation)
         reading = self._read(node, policy, silent=silent, now_s=now_s)
         jobs = list(self._cache.ledger.jobs_on(node.name))
+        self._repairs.saw(node, record, policy)
         facts = NodeFacts(
             name=node.name,
             reading=reading,
@@ -205,6 +211,10 @@ class HealthWorker:
             loaded=self._cache.pods.runs_on(node.name, jobs),
             policy=policy,
             latched=policy is not None and self._breaker(policy).latched,
+            repairs=self._settings.repairs,
+            claimed=node.claimed,
+            others=self._repairs.others(node.name),
+            job=self._repairs.sight(node.name),
         )
         self._history.saw(node, record)
         step = decide(facts, now_s)

@@ -14,6 +14,7 @@ from polyreme_api import labels
 from polyreme_api.clock import Clock
 from polyreme_api.incident import JOBS_MAX
 from polyreme_operator.cluster_cache import ClusterCache
+from polyreme_operator.health.facts import Note, Step
 from polyreme_operator.health.incidents import (
     FAULT_TABLE,
     Incident,
@@ -27,7 +28,6 @@ from polyreme_operator.health.incidents import (
 )
 from polyreme_operator.health.node import HealthNode
 from polyreme_operator.health.record import Record, parse
-from polyreme_operator.health.states import Note, Step
 from polyreme_operator.port import (
     STATUS_SUBRESOURCE,
     AlreadyExistsError,

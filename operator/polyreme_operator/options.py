@@ -60,6 +60,8 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
             limits=Limits(grow_cooldown_s=given.grow_cooldown_seconds),
             data_gate=given.data_gate,
             node_health=given.node_health,
+            repairs=given.repairs,
+            repairs_namespace=given.repairs_namespace or given.namespace,
         ),
         host=host,
         port=port,
@@ -97,6 +99,17 @@ def _arguments(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         default=given("NODE_HEALTH", "true") == "true",
         help="carry out NodeFaultPolicies; without any, nothing is done to nodes",
+    )
+    parser.add_argument(
+        "--repairs",
+        action=argparse.BooleanOptionalAction,
+        default=given("REPAIRS", "false") == "true",
+        help="run the hooks of NodeFaultPolicies as Jobs, and evict other pods of nodes to be repaired",
+    )
+    parser.add_argument(
+        "--repairs-namespace",
+        default=given("REPAIRS_NAMESPACE", ""),
+        help="namespace of the hooks' PodTemplates and Jobs; empty: the operator's own",
     )
     arguments.add_metrics_address()
     arguments.add_logging()

@@ -32,6 +32,8 @@ KINDS = (
     "Secret",
     "ConfigMap",
     "Event",
+    "Job",
+    "PodTemplate",
     "Role",
     "RoleBinding",
     "PriorityClass",
@@ -221,5 +223,16 @@ class ClusterPort(Protocol):
             ConflictError: If its UID is another, it has a node already (also if it is this one), it is being deleted,
                 or it waits at a scheduling gate.
             InvalidObjectError: If the object is no pod, or the node has no name.
+        """
+        ...
+
+    async def evict(self, ref: ObjectRef, *, uid: str) -> None:
+        """Ask for the eviction of the pod that has this UID, which budgets of its owner may refuse.
+
+        Raises:
+            NotFoundError: If there is no such pod.
+            ConflictError: If its UID is another.
+            TooManyRequestsError: If a PodDisruptionBudget refuses it now.
+            InvalidObjectError: If the object is no pod.
         """
         ...

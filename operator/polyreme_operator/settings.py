@@ -20,6 +20,10 @@ class Settings:
     controller, no job that trains on data would start."""
     node_health: bool = False
     """Whether NodeFaultPolicies are watched and carried out."""
+    repairs: bool = False
+    """Whether hooks of NodeFaultPolicies may repair nodes."""
+    repairs_namespace: str = "polyreme-system"
+    """Namespace of the hooks' PodTemplates and Jobs."""
     health_every_s: float = 0.05
     """Shortest time between two decisions about the health of nodes, which batches changes."""
     incidents_per_node: int = 50

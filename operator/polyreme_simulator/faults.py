@@ -66,7 +66,7 @@ class PortFaults:
 
 
 NO_FAULTS = PortFaults()
-_WRITES = frozenset({"create", "patch", "delete", "bind"})
+_WRITES = frozenset({"create", "patch", "delete", "bind", "evict"})
 TOUCHED = "example.com/touched"
 """Annotation that another client sets a moment before a write lands."""
 

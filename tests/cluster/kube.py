@@ -222,6 +222,9 @@ class OneNamespace(ForwardingPort):
     async def bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         await super().bind(self._ref(ref), uid=uid, node=node)
 
+    async def evict(self, ref: ObjectRef, *, uid: str) -> None:
+        await super().evict(self._ref(ref), uid=uid)
+
     def _real(self, namespace: str | None) -> str:
         return self._namespace if namespace in {None, "default"} else f"{self._namespace}-{namespace}"
 

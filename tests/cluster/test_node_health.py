@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
 from polyreme_operator.health.record import HEALTH, parse
-from polyreme_operator.port import Manifest, NotFoundError, ObjectRef
+from polyreme_operator.port import Manifest, NotFoundError, ObjectRef, TooManyRequestsError
+from tests.cluster.kube import kubectl
 from tests.cluster.operators import nodes
 
 PREFIX = "health"
@@ -58,5 +61,31 @@ def test_a_fault_is_tainted_and_a_removed_taint_is_a_release(operated: str) -> N
             finally:
                 with contextlib.suppress(NotFoundError):
                     await cluster.delete(POLICY, uid=made["metadata"]["uid"])
+
+    asyncio.run(story())
+
+
+def test_an_eviction_is_refused_by_a_budget(operated: str) -> None:
+    pod: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "guarded", "namespace": "default", "labels": {"app": "guarded"}},
+        "spec": {"containers": [{"name": "main", "image": "none"}], "nodeName": "nowhere"},
+    }
+    budget = ("create", "poddisruptionbudget", "guarded", "--selector=app=guarded", "--min-available=1")
+
+    async def story() -> None:
+        async with KubernetesCluster(from_kubeconfig(operated)) as cluster:
+            made = await cluster.create(pod)
+            ref, uid = ObjectRef.of(made), made["metadata"]["uid"]
+            try:
+                await cluster.patch(ref, {"status": {"phase": "Running"}}, subresource="status")
+                kubectl(operated, *budget)
+                with pytest.raises(TooManyRequestsError):
+                    await cluster.evict(ref, uid=uid)
+                assert "deletionTimestamp" not in (await cluster.get(ref))["metadata"]
+            finally:
+                kubectl(operated, "delete", "poddisruptionbudget", "guarded", "--ignore-not-found")
+                await cluster.delete(ref, uid=uid, grace_period_s=0)
 
     asyncio.run(story())

@@ -135,3 +135,18 @@ def test_roles_are_written_and_go_with_their_owner(opener: Opener, tmp_path: Pat
         await until_gone(harness, *created)
 
     run(opener, tmp_path, story)
+
+
+def test_an_eviction_deletes_the_pod_of_that_uid_and_no_other_kind(opener: Opener, tmp_path: Path) -> None:
+    async def story(harness: Harness) -> None:
+        created, other = await harness.cluster.create(unbound()), await harness.cluster.create(config())
+        with pytest.raises(ConflictError):
+            await harness.cluster.evict(ref(created), uid="00000000-0000-0000-0000-000000000000")
+        await harness.cluster.evict(ref(created), uid=uid(created))
+        await until_gone(harness, created)
+        with pytest.raises(NotFoundError):
+            await harness.cluster.evict(ref(created), uid=uid(created))
+        with pytest.raises(InvalidObjectError):
+            await harness.cluster.evict(ref(other), uid=uid(other))
+
+    run(opener, tmp_path, story)

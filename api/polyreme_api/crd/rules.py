@@ -335,6 +335,13 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             plain="a rule has either onXids or onNodeConditions; set exactly one",
         ),
     ),
+    "Repairs": (
+        Rule(
+            rule="!has(self.hooks) || self.hooks.all(a, self.hooks.exists_one(b, b.action == a.action))",
+            words="two hooks have the same action, seen {self.hooks.map(h, h.action)}; keep one",
+            plain="two hooks have the same action; keep one",
+        ),
+    ),
     "NodeFaultPolicySpec": (
         Rule(
             rule="!has(self.rules) || self.rules.all(a, self.rules.exists_one(b, b.name == a.name))",

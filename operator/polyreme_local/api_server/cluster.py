@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from polyreme_local.api_server.store import BOOKMARK_EVERY, Store
-from polyreme_operator.port import PAGE_OBJECTS, GoneError, ListPage, Manifest, ObjectRef, WatchEvent, WatchEventType
+from polyreme_operator.port import (
+    PAGE_OBJECTS,
+    GoneError,
+    InvalidObjectError,
+    ListPage,
+    Manifest,
+    ObjectRef,
+    WatchEvent,
+    WatchEventType,
+)
 
 WATCH_BATCH = 500
 
@@ -90,6 +99,13 @@ class EmbeddedCluster:
     async def bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         """Give a pod to a node."""
         self.store.bind(ref, uid=uid, node=node)
+        await self._written()
+
+    async def evict(self, ref: ObjectRef, *, uid: str) -> None:
+        """Delete a pod, as its eviction does where it has no budget."""
+        if ref.kind != "Pod":
+            raise InvalidObjectError(f"eviction refused: {ref} is no pod", field="kind")
+        self.store.delete(ref, uid=uid)
         await self._written()
 
     async def _written(self) -> None:

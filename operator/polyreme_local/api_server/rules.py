@@ -13,7 +13,7 @@ Validator = Callable[[Manifest], None]
 """Raises ``InvalidObjectError`` for an object that its schema refuses."""
 
 CUSTOM = frozenset({"TrainingJob", "TrainingQueue", "ClusterTopology", "NodeFaultPolicy", "NodeIncident"})
-HAS_STATUS = CUSTOM | {"Pod", "Node", "Service"}
+HAS_STATUS = CUSTOM | {"Pod", "Node", "Service", "Job"}
 """Kinds with a status subresource: the object's own writes leave ``status`` alone."""
 HAS_SPEC_GENERATION = CUSTOM | {"Pod"}
 OBJECT_BYTES_MAX = 1_500_000

@@ -41,7 +41,9 @@ _APIS = {
         "secrets": "Secret",
         "configmaps": "ConfigMap",
         "events": "Event",
+        "podtemplates": "PodTemplate",
     },
+    "/apis/batch/v1": {"jobs": "Job"},
     f"/apis/{GROUP}/{VERSION}": {
         PLURAL_JOB: "TrainingJob",
         "trainingqueues": "TrainingQueue",
@@ -123,6 +125,7 @@ class ApiServer:
         app.router.add_delete(f"{path}/{{name}}", bound("delete", self._delete))
         if kind == "Pod":
             app.router.add_post(f"{path}/{{name}}/binding", bound("bind", self._bind))
+            app.router.add_post(f"{path}/{{name}}/eviction", bound("evict", self._evict))
 
     def _authenticated(self, request: web.Request) -> Rights:
         """Return what the caller may do; before anything of the body is read."""
@@ -202,6 +205,14 @@ class ApiServer:
         if not isinstance(uid, str) or not isinstance(node, str):
             raise InvalidObjectError(f"binding of {ref} names no UID or no node", field="metadata.uid, target.name")
         await self._cluster.bind(ref, uid=uid, node=node)
+        return web.json_response({"kind": "Status", "status": "Success"}, status=201)
+
+    async def _evict(self, request: web.Request, ref: ObjectRef) -> web.StreamResponse:
+        eviction = await _body(request)
+        uid = ((eviction.get("deleteOptions") or {}).get("preconditions") or {}).get("uid")
+        if not isinstance(uid, str):
+            raise InvalidObjectError(f"eviction of {ref} names no UID", field="deleteOptions.preconditions.uid")
+        await self._cluster.evict(ref, uid=uid)
         return web.json_response({"kind": "Status", "status": "Success"}, status=201)
 
 

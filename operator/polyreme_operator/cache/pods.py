@@ -82,6 +82,10 @@ class PodIndex:
         pods = (pod for uid in jobs for pod in self.by_job.get(uid, {}).values())
         return any(pod.node == node and pod.phase is PodPhase.RUNNING for pod in pods)
 
+    def others_on(self, node: str) -> list[ObjectRef]:
+        """Return the pods on a node that are no workers and would leave it if it were emptied."""
+        return sorted(ref for ref, pod in self._foreign.items() if pod.node == node and not pod.stays)
+
     def note_bound(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         """Remember that a pod was bound until the watch shows it, so that it is not bound twice."""
         pods = self.by_job.get(self._jobs.get(ref, ""), {})

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from polyreme_operator.health.owners import OURS, REPAIR_OWNER
 from polyreme_operator.health.record import HEALTH, Record, render
 from polyreme_operator.health.signs import ConditionView
 from polyreme_operator.health.states import taint_value
@@ -28,6 +29,10 @@ class HealthNode:
     """Text of its record; empty: it has none."""
     taints: tuple[Mapping[str, Any], ...] = ()
     """As stored, since a patch replaces all of them."""
+    repair_owner: str = ""
+    """Its annotation of that name."""
+    claimed: str = ""
+    """Another tool that repairs it or takes it away; empty: none."""
     conditions: tuple[ConditionView, ...] = ()
     """All but the agent's heartbeat."""
     agent: str | None = None
@@ -45,7 +50,16 @@ class HealthNode:
     @property
     def judged(self) -> tuple[object, ...]:
         """What its state depends on: all but versions and heartbeats."""
-        return self.uid, self.labels, self.label, self.annotation, self.taints, self.conditions, self.agent
+        return (
+            self.uid,
+            self.labels,
+            self.label,
+            self.annotation,
+            self.taints,
+            self.conditions,
+            self.agent,
+            self.claimed,
+        )
 
 
 def patch_of(node: HealthNode, record: Record | None) -> dict[str, Any]:
@@ -59,6 +73,9 @@ def patch_of(node: HealthNode, record: Record | None) -> dict[str, Any]:
             "annotations": {HEALTH: None if record is None else render(record)},
         }
     }
+    owner = OURS if record is not None and record.repair is not None else ""
+    if node.repair_owner in {"", OURS} and node.repair_owner != owner:
+        patch["metadata"]["annotations"][REPAIR_OWNER] = owner or None
     if record is not None and out:
         patch["spec"] = {"taints": [*others, {"key": HEALTH, "value": taint_value(record), "effect": "NoSchedule"}]}
     elif node.tainted:

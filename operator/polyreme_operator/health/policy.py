@@ -51,6 +51,19 @@ class Rule:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Hook:
+    """A Job that repairs or checks a node."""
+
+    action: str = ""
+    """Action that it carries out; empty: it checks."""
+    template: str
+    """PodTemplate in the namespace of repairs."""
+    on_node: bool = True
+    deadline_s: float = 900.0
+    attempts: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyView:
     """A NodeFaultPolicy."""
 
@@ -72,6 +85,10 @@ class PolicyView:
     loaded_s: float = 0.0
     """Time under load that ends a probation; 0: ``probation_s`` does, and any job may use the node."""
     probation_max_s: float = 86_400.0
+    hooks: tuple[Hook, ...] = ()
+    check: Hook | None = None
+    settle_s: float = 600.0
+    """How long after a repair the fault may still be shown."""
     status: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
     """As it was last written."""
 

@@ -93,6 +93,57 @@ class Release(_Part):
     at_s: _Seconds = 0.0
 
 
+class RepairAction(StrEnum):
+    """Actions that hooks carry out; each is graver than the one before it."""
+
+    RESET = "Reset"
+    REBOOT = "Reboot"
+    REPLACE = "Replace"
+
+
+class RepairPhase(StrEnum):
+    """Phases of a repair."""
+
+    WAIT = "Wait"
+    """The next attempt is chosen and not begun."""
+    REPAIR = "Repair"
+    CHECK = "Check"
+    SETTLE = "Settle"
+    """Its Jobs have succeeded, and the fault has to be gone."""
+    STOP = "Stop"
+    """Its Job is being deleted."""
+
+
+class StopThen(StrEnum):
+    """What follows when a Job is gone that was stopped."""
+
+    NEXT = "Next"
+    """The next attempt."""
+    SAME = "Same"
+    """The same attempt, later."""
+    END = "End"
+    """Nothing: the node is in service."""
+
+
+class Repair(_Part):
+    """The repair that is under way."""
+
+    action: RepairAction
+    attempt: Annotated[int, Field(ge=1, le=5)] = 1
+    phase: RepairPhase
+    job: Annotated[str, Field(max_length=63)] = ""
+    """Name of its Job."""
+    uid: Annotated[str, Field(max_length=64)] = ""
+    """UID of its Job, once it was seen."""
+    at_s: _Seconds = 0.0
+    """When the phase began."""
+    deadline_s: _Seconds = 0.0
+    """When the phase ends at the latest; 0: not before its Job exists."""
+    then: StopThen = StopThen.NEXT
+    why: Annotated[str, Field(max_length=128)] = ""
+    """Why it is stopped."""
+
+
 class Seen(_Part):
     """What was last counted of one code on one device."""
 
@@ -127,6 +178,9 @@ class Record(_Part):
     """End of a person's quarantine, after which it is examined like any other; 0: when a person releases it."""
     recurrences: _Count = 0
     """Faults during probation, since the node was last healthy for a week."""
+    repair: Repair | None = None
+    repaired_at_s: _Seconds = 0.0
+    """When a repair reported success: what was seen of events before then is no fault any more."""
     opt_in: bool = False
     """Whether only jobs that accept it are placed on it during its probation."""
     loaded_s: _Seconds = 0.0

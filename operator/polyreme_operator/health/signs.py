@@ -58,6 +58,8 @@ class Reading:
     """Types of conditions that were examined and show no fault."""
     unknown: tuple[str, ...] = ()
     """Types of conditions that can't be examined."""
+    cured: bool = False
+    """Whether events were left out that a repair has cured."""
     problems: tuple[str, ...] = ()
     """What could not be read, and why."""
 

@@ -7,9 +7,9 @@ can't be examined stays out, and is examined again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 
-from polyreme_operator.health import escalation, probation
+from polyreme_operator.health import escalation, probation, repair, repaired
+from polyreme_operator.health.facts import NodeFacts, Note, Step, gravest
 from polyreme_operator.health.policy import GRAVITY, Answer, Judged, PolicyView, judge
 from polyreme_operator.health.record import (
     CODES_MAX,
@@ -21,10 +21,12 @@ from polyreme_operator.health.record import (
     NodeState,
     Record,
     Release,
+    RepairPhase,
     Seen,
 )
+from polyreme_operator.health.repair_rules import is_due, may_begin, notes_of
 from polyreme_operator.health.risk import AT_RISK, HALF_LIFE_S, PROBATION_RISK, decayed, raised, risk_of
-from polyreme_operator.health.signs import Reading, Sign
+from polyreme_operator.health.signs import Sign
 
 EXAMINE_S = 300.0
 EXAMINE_MAX_S = 3_600.0
@@ -40,67 +42,10 @@ _LEAVE = {Answer.TAINT: Leave.STAY, Answer.DRAIN: Leave.DRAIN, Answer.EVICT: Lea
 _GRAVER_LEAVE = (Leave.STAY, Leave.DRAIN, Leave.EVICT)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
-    """What is known of one node when its state is decided."""
-
-    name: str
-    reading: Reading = dataclasses.field(default_factory=Reading)
-    record: Record | None = None
-    broken: str = ""
-    """Why its annotation can't be trusted; empty: it can, or there is none."""
-    tainted: bool = False
-    """Whether it has our taint."""
-    workers: int = 0
-    """Workers of any job that have not left it."""
-    loaded: bool = False
-    """Whether a worker runs on it."""
-    policy: PolicyView | None = None
-    """The one policy that selects it."""
-    latched: bool = False
-    """Whether the breaker of that policy is latched."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """What happened, for an event."""
-
-    reason: str
-    message: str
-    warning: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """The next state of a node."""
-
-    record: Record | None
-    """Record to store; None: the node needs none."""
-    changed: bool = False
-    """Whether node and record differ from what is stored."""
-    needs_charge: bool = False
-    """Whether this takes the node out of service, which the breaker must allow first."""
-    refusable: Record | None = None
-    """Record to store instead if the breaker does not allow it."""
-    judged: tuple[Judged, ...] = ()
-    notes: tuple[Note, ...] = ()
-    wake_at_s: float | None = None
-    """When time alone may change the decision."""
-
-    @property
-    def out(self) -> bool:
-        """Whether the node has the taint afterwards."""
-        return self.record is not None and self.record.state.is_out
-
-    @property
-    def gravest(self) -> Judged | None:
-        """The gravest sign that takes, or would take, the node out of service."""
-        return _gravest(each for each in self.judged if each.grave)
-
-
 def decide(facts: NodeFacts, now_s: float) -> Step:
     """Decide the next state of a node."""
     now_s = round(now_s, 3)
+    facts = dataclasses.replace(facts, reading=repaired.read(facts.reading, facts.record))
     judged = tuple(judge(sign, facts.policy, now_s) for sign in facts.reading.signs)
     record = facts.record or Record()
     if facts.tainted and not record.state.is_out:
@@ -176,23 +121,27 @@ def _released(facts: NodeFacts, record: Record, now_s: float) -> tuple[Record, t
 
 
 def _out(facts: NodeFacts, record: Record, judged: tuple[Judged, ...], now_s: float) -> tuple[Record, tuple[Note, ...]]:
-    after = record
+    after = repair.advanced(record, facts.policy, facts.job, node=facts.name, now_s=now_s)
     new = [each for each in judged if each.grave and each.enforced and _new_count(record, each.sign)]
     if new:
         after = _counted(after, [each.sign for each in new], now_s)
-        worst = _gravest(new)
+        worst = gravest(new)
         assert worst is not None, "there is at least one"
         if not record.is_persons:
             after = _graver(after, worst, now_s)
     if record.is_persons and not (record.until_s and now_s >= record.until_s):
         if now_s >= record.examine_at_s:
             after = after.model_copy(update={"examine_at_s": record.until_s or now_s + PERSONS_EXAMINE_S})
-    elif now_s >= record.examine_at_s:
+    elif is_due(after, now_s):
         lifted = _examined(facts, after, judged, now_s)
         if lifted is not None:
             return lifted
         after = _renewed(after, EXAMINE_S if facts.policy is None else facts.policy.examine_s, now_s)
-    return _emptied(facts, after), ()
+    after = repair.settled(after, facts.policy, now_s)
+    after = _emptied(facts, after)
+    if may_begin(facts, after) and facts.policy is not None:
+        after = repair.begun(after, facts.policy, node=facts.name, now_s=now_s)
+    return after, notes_of(record, after)
 
 
 def _examined(
@@ -224,6 +173,8 @@ def _emptied(facts: NodeFacts, record: Record) -> Record:
     """Follow what still runs on a tainted node."""
     if record.state is NodeState.RETIRED:
         return record
+    if record.repair is not None and record.repair.phase is not RepairPhase.WAIT:
+        return record
     state = NodeState.QUARANTINED
     if record.leave is not Leave.STAY and facts.workers:
         state = NodeState.DRAINING
@@ -251,12 +202,13 @@ def _graver(record: Record, worst: Judged, now_s: float) -> Record:
 
 
 def _in_service(facts: NodeFacts, record: Record, judged: tuple[Judged, ...], now_s: float) -> Step:
-    kept = _forgotten(facts, record)
+    kept = repair.advanced(_forgotten(facts, record), facts.policy, facts.job, node=facts.name, now_s=now_s)
+    kept = repaired.forgotten(kept, facts.reading)
     enforced = [each for each in judged if each.enforced and _new_count(kept, each.sign)]
     watched = [each for each in enforced if GRAVITY[each.answer] >= GRAVITY[Answer.WATCH]]
     calm, notes = _aged(facts, kept, judged, now_s)
     calm = _with_risk(calm, [each for each in watched if not each.grave], now_s)
-    worst = _gravest(each for each in enforced if each.grave)
+    worst = gravest(each for each in enforced if each.grave)
     if worst is None or facts.policy is None:
         return _step(facts, calm, judged, notes, now_s)
     refusable = _settled(calm, now_s)
@@ -351,6 +303,8 @@ def _step(facts: NodeFacts, after: Record, judged: tuple[Judged, ...], notes: tu
     if stored is not None:
         timed = stored.state.is_out or stored.state is NodeState.PROBATION
         wake_at_s = stored.examine_at_s if timed else now_s + RISK_LOOK_S
+        if stored.repair is not None:
+            wake_at_s = max(now_s + 1.0, min(wake_at_s, stored.repair.deadline_s or now_s + repair.CREATE_S))
         if stored.state is NodeState.PROBATION and stored.opt_in:
             wake_at_s = probation.look_at_s(stored, facts.policy, now_s)
     return Step(record=stored, changed=changed, judged=judged, notes=notes, wake_at_s=wake_at_s)
@@ -359,6 +313,8 @@ def _step(facts: NodeFacts, after: Record, judged: tuple[Judged, ...], notes: tu
 def _settled(record: Record, now_s: float) -> Record | None:
     """Drop a record that says nothing any more."""
     if record.state is not NodeState.HEALTHY or record.risk > 0.0 or record.seen:
+        return record
+    if record.repair is not None or record.repaired_at_s:
         return record
     touched_s = max(record.since_s, 0.0 if record.released is None else record.released.at_s)
     lately = touched_s > 0.0 and now_s - touched_s < FORGET_S
@@ -397,6 +353,7 @@ def _in(record: Record, state: NodeState, now_s: float) -> Record:
         "examine_at_s": 0.0,
         "examinations": 0,
         "until_s": 0.0,
+        "repair": repair.ended(record.repair, now_s),
         "opt_in": False,
         "loaded_s": 0.0,
         "loaded_at_s": 0.0,
@@ -427,10 +384,6 @@ def _named(sign: Sign) -> str:
 
 def _worn_out(sign: Sign) -> str:
     return f"{escalation.FATAL_MAX} fatal errors of {sign.device or 'one device'} in 24 h; last: {sign.row.code}"
-
-
-def _gravest(judged: Iterable[Judged]) -> Judged | None:
-    return max(judged, key=lambda each: (GRAVITY[each.answer], each.sign.row.fatal, each.sign.last_s), default=None)
 
 
 def _new_count(record: Record, sign: Sign) -> int:

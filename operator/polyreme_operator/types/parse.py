@@ -45,6 +45,10 @@ __all__ = [
     "tolerations_of",
 ]
 _SPECS_KEPT = 1024
+STAYING = frozenset({"DaemonSet", "Node"})
+"""Owners of pods that stay on a node that is emptied."""
+MIRROR = "kubernetes.io/config.mirror"
+"""Annotation of pods that a kubelet runs from its own files."""
 
 
 def parse_job_view(
@@ -305,7 +309,10 @@ def parse_foreign_pod(manifest: Manifest) -> ForeignPod | None:
     spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
     if not spec.get("nodeName") or status.get("phase") in {PodPhase.SUCCEEDED, PodPhase.FAILED}:
         return None
-    return _foreign(intern(spec["nodeName"]), pod_requests(spec))
+    metadata = manifest["metadata"]
+    owners = {str(owner.get("kind")) for owner in metadata.get("ownerReferences") or ()}
+    stays = bool(owners & STAYING) or MIRROR in (metadata.get("annotations") or {})
+    return _foreign(intern(spec["nodeName"]), pod_requests(spec), stays)
 
 
 def parse_lease(manifest: Manifest, *, seen_s: float, known: LeaseView | None = None) -> LeaseView | None:
@@ -448,8 +455,8 @@ def _refuses(condition: Mapping[str, Any]) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _foreign(node: str, requests: Requests) -> ForeignPod:
-    return ForeignPod(node=node, requests=requests)
+def _foreign(node: str, requests: Requests, stays: bool) -> ForeignPod:
+    return ForeignPod(node=node, requests=requests, stays=stays)
 
 
 def _terminated(status: Mapping[str, Any]) -> Mapping[str, Any] | None:

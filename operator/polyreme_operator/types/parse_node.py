@@ -10,6 +10,7 @@ from typing import Any
 from polyreme_api import labels
 from polyreme_api.node_report import CONDITION_AGENT
 from polyreme_operator.health.node import HealthNode
+from polyreme_operator.health.owners import REPAIR_OWNER, other_owner
 from polyreme_operator.health.record import HEALTH, PROBATION, Leave, NodeState, parse
 from polyreme_operator.health.signs import ConditionView
 from polyreme_operator.port import Manifest
@@ -74,6 +75,7 @@ def parse_health_node(manifest: Manifest) -> HealthNode:
     """Parse what the health of a node is decided from."""
     metadata, status, spec = manifest["metadata"], manifest.get("status") or {}, manifest.get("spec") or {}
     tags: Mapping[str, str] = metadata.get("labels") or {}
+    notes: Mapping[str, Any] = metadata.get("annotations") or {}
     entries = (status.get("conditions") or ())[:CONDITIONS_MAX]
     ready: Mapping[str, Any] = next((entry for entry in entries if entry["type"] == "Ready"), {})
     agent = next((entry for entry in entries if entry["type"] == CONDITION_AGENT), None)
@@ -84,7 +86,9 @@ def parse_health_node(manifest: Manifest) -> HealthNode:
         hardware=str((status.get("nodeInfo") or {}).get("systemUUID") or spec.get("providerID") or "")[:253],
         labels=kept(tuple(sorted((k, v) for k, v in tags.items() if k != HEALTH))),
         label=tags.get(HEALTH, ""),
-        annotation=(metadata.get("annotations") or {}).get(HEALTH) or "",
+        annotation=notes.get(HEALTH) or "",
+        repair_owner=str(notes.get(REPAIR_OWNER) or ""),
+        claimed=other_owner(notes, spec.get("taints") or ()),
         taints=tuple(dict(taint) for taint in spec.get("taints") or ()),
         conditions=kept(tuple(_condition(entry) for entry in entries if entry["type"] != CONDITION_AGENT)),
         agent=None if agent is None else str(agent.get("status")),

@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 from polyreme_api.fault_policy import NodeFaultPolicySpec
 from polyreme_api.queue import TrainingQueueSpec, TrainingQueueStatus
 from polyreme_api.topology import DEFAULT_TOPOLOGY, ClusterTopologySpec, ClusterTopologyStatus
-from polyreme_operator.health.policy import Answer, PolicyView, Rule
+from polyreme_operator.health.policy import Answer, Hook, PolicyView, Rule
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.inventory import LevelView
 from polyreme_operator.types.queues import QueueView, Quota, Reclaim, StopPolicy
@@ -124,6 +124,20 @@ def parse_fault_policy(manifest: Manifest) -> PolicyView:
         probation_s=float(spec.probation_seconds),
         loaded_s=float(spec.probation.loaded_seconds),
         probation_max_s=float(spec.probation.max_seconds),
+        hooks=tuple(
+            Hook(
+                action=hook.action,
+                template=hook.template,
+                on_node=hook.run_on == "Node",
+                deadline_s=float(hook.deadline_seconds),
+                attempts=hook.attempts,
+            )
+            for hook in spec.repairs.hooks
+        ),
+        check=None
+        if (check := spec.repairs.check) is None
+        else Hook(template=check.template, deadline_s=float(check.deadline_seconds)),
+        settle_s=float(spec.repairs.settle_seconds),
         status=status,
     )
 

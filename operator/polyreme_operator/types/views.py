@@ -90,6 +90,8 @@ class ForeignPod:
 
     node: str
     requests: Requests
+    stays: bool = False
+    """Whether it stays on a node that is emptied: a DaemonSet's, or one that the kubelet runs by itself."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ SETTINGS = Settings(node_health=True, retry_max_s=5.0)
 class HealthStage(Stage):
     """A cluster whose nodes have conditions of the agent."""
 
-    def __init__(self, nodes: int = 20) -> None:
-        super().__init__(SETTINGS)
+    def __init__(self, nodes: int = 20, settings: Settings = SETTINGS) -> None:
+        super().__init__(settings)
         for at in range(nodes):
             self.store.create(node_manifest(f"n{at}", 2, taints=[FOREIGN] if at == 0 else []))
 

@@ -6,10 +6,11 @@ import dataclasses
 from typing import Any
 
 from polyreme_api.faults.table import FaultRow
+from polyreme_operator.health.facts import NodeFacts, Step
 from polyreme_operator.health.policy import PolicyView
 from polyreme_operator.health.record import Record
 from polyreme_operator.health.signs import Reading, Sign
-from polyreme_operator.health.states import NodeFacts, Step, decide
+from polyreme_operator.health.states import decide
 
 CLASSES = frozenset({"gpu-lost", "gpu-link", "kernel"})
 POLICY = PolicyView(name="gpus", uid="p1", enforce=True, classes=CLASSES)

@@ -215,6 +215,18 @@ class KubernetesCluster:
         }
         await self._call("POST", object_path(ref, "binding"), query=_WRITES, body=body, what=f"bind of {ref} to {node}")
 
+    async def evict(self, ref: ObjectRef, *, uid: str) -> None:
+        """Ask for the eviction of the pod that has this UID."""
+        if ref.kind != "Pod":
+            raise InvalidObjectError(f"eviction refused: {ref} is no pod", field="kind")
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": ref.name, "namespace": ref.namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }
+        await self._call("POST", object_path(ref, "eviction"), body=body, what=f"eviction of {ref}")
+
     async def _call(
         self,
         method: str,

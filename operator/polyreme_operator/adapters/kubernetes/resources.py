@@ -32,6 +32,8 @@ RESOURCES = {
         Resource(kind="Secret", api_version="v1", plural="secrets"),
         Resource(kind="ConfigMap", api_version="v1", plural="configmaps"),
         Resource(kind="Event", api_version="v1", plural="events"),
+        Resource(kind="Job", api_version="batch/v1", plural="jobs"),
+        Resource(kind="PodTemplate", api_version="v1", plural="podtemplates"),
         Resource(kind="Deployment", api_version="apps/v1", plural="deployments"),
         Resource(kind="Lease", api_version="coordination.k8s.io/v1", plural="leases"),
         Resource(kind="TrainingJob", api_version=f"{GROUP}/{VERSION}", plural=PLURAL_JOB),

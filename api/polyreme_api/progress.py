@@ -23,6 +23,12 @@ EXITS_MAX = 64
 """Rank exits that one record carries; the first ones tell the cause."""
 
 
+PRE_CHECK_FINDINGS_MAX = 32
+"""Workers that one report names as bad; the rest is found by the next attempt's checks."""
+PRE_CHECK_RUNS_MAX = 512
+PRE_CHECK_CHARACTERS_MAX = 256
+
+
 class RankPhase(StrEnum):
     """What the ranks are doing."""
 
@@ -111,6 +117,28 @@ class RoutingByLayer(_Record):
     """Rows beyond the capacity of an expert."""
 
 
+class PreCheckFinding(_Record):
+    """A worker that failed a check."""
+
+    index: int = Field(ge=0)
+    reason: Annotated[str, Field(max_length=63)]
+    """Code in the fault table, such as ``PreCheckComputeSlow``."""
+    message: Annotated[str, Field(max_length=PRE_CHECK_CHARACTERS_MAX)] = ""
+
+
+class PreCheckReport(_Record):
+    """Checks of the nodes before the ranks start."""
+
+    done: bool = False
+    passed: Annotated[tuple[tuple[int, int], ...], Field(max_length=PRE_CHECK_RUNS_MAX)] = ()
+    """Workers that were checked and passed: first index and count of consecutive ones."""
+    failed: Annotated[tuple[PreCheckFinding, ...], Field(max_length=PRE_CHECK_FINDINGS_MAX)] = ()
+    warning: Annotated[str, Field(max_length=PRE_CHECK_CHARACTERS_MAX)] = ""
+    """What was found and names no worker."""
+    waits: Annotated[str, Field(max_length=PRE_CHECK_CHARACTERS_MAX)] = ""
+    """What the checks wait for, until they are done."""
+
+
 class ProgressRecord(_Record):
     """The newest state of an attempt, as it stands on the job's Lease."""
 
@@ -145,6 +173,8 @@ class ProgressRecord(_Record):
     """Ranks, of all workers, whose process is stopped (state T)."""
     leaving: Annotated[tuple[int, ...], Field(max_length=EXITS_MAX)] = ()
     """Workers whose launcher was asked to end, or says nothing any more."""
+    pre_check: PreCheckReport | None = None
+    """Checks of the nodes before the ranks start; None: there are none."""
     outcome: Outcome | None = None
     message: str = Field(default="", max_length=MESSAGE_CHARACTERS_MAX)
     updated_at_s: float = 0.0

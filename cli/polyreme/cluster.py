@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from polyreme_local.api_server.server import ApiServer
 from polyreme_local.api_server.tokens import TokenTable
 from polyreme_local.kubelet.container import job_of
 from polyreme_local.kubelet.kubelet import ProcessKubelet
+from polyreme_local.kubelet.leader_sockets import LeaderSockets
 from polyreme_operator.controller import run_operator
 from polyreme_operator.port import (
     STATUS_SUBRESOURCE,
@@ -59,7 +61,7 @@ class LocalCluster:
         self,
         *,
         port: EmbeddedCluster,
-        kubelet: ProcessKubelet,
+        kubelets: Sequence[ProcessKubelet],
         ref: ObjectRef,
         settings: Settings,
         checkpoints: Path,
@@ -67,7 +69,7 @@ class LocalCluster:
         lost: asyncio.Future[EnvironmentFailedError],
     ) -> None:
         self._port = port
-        self._kubelet = kubelet
+        self._kubelets = kubelets
         self._ref = ref
         self._settings = settings
         self._clock = clock
@@ -84,7 +86,8 @@ class LocalCluster:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._until_lost(), name="journal")
-                tasks.create_task(self._kubelet.run(), name="kubelet")
+                for kubelet in self._kubelets:
+                    tasks.create_task(self._serve_node(kubelet), name="kubelet")
                 tasks.create_task(
                     run_operator(
                         self._port,
@@ -97,6 +100,13 @@ class LocalCluster:
                 )
         except BaseExceptionGroup as group:
             raise _deepest(group) from group
+
+    async def _serve_node(self, kubelet: ProcessKubelet) -> None:
+        first = self._kubelets[0]
+        if kubelet is not first:
+            # The first one ends what an earlier host left in the folder that all share.
+            await first.registered.wait()
+        await kubelet.run()
 
     async def _until_lost(self) -> None:
         raise await asyncio.shield(self._lost)
@@ -133,7 +143,8 @@ class LocalCluster:
 
     def kill_pods(self) -> None:
         """End every pod's processes at once."""
-        self._kubelet.kill()
+        for kubelet in self._kubelets:
+            kubelet.kill()
 
     async def job(self) -> TrainingJob:
         """Return the job as it is now."""
@@ -167,10 +178,10 @@ class LocalCluster:
 
     def find(self, injection: Injection) -> int | None:
         """Find the pid that a fault shall strike, among the processes that run now."""
-        folders = self._kubelet.pod_directory("")
+        folders = self._kubelets[0].pod_directory("")
         for path in sorted(folders.glob(f"*/{PROCESSES_FILE}")):
             known = read_json(path) or {}
-            if self._kubelet.pid(path.parent.name) != known.get("launcher"):
+            if known.get("launcher") not in {kubelet.pid(path.parent.name) for kubelet in self._kubelets}:
                 continue
             ranks = known.get("ranks", {})
             if injection.fault != "kill-launcher" and str(injection.target) in ranks:
@@ -198,6 +209,55 @@ def _deepest(error: BaseException) -> BaseException:
     return error
 
 
+async def _node_names(port: EmbeddedCluster, nodes: int) -> list[str]:
+    """Return the nodes to serve: as many as asked for, and those that pods of an earlier call may have."""
+    names = [NODE, *(f"{NODE}-{number}" for number in range(1, nodes))]
+    known = [node["metadata"]["name"] for node in (await port.list("Node")).items]
+    return list(dict.fromkeys([*names, *known]))
+
+
+def _kubelets(
+    port: EmbeddedCluster,
+    nodes: Sequence[str],
+    *,
+    job: TrainingJob,
+    devices: int | None,
+    faults: Mapping[int, str],
+    directory: Path,
+    clock: Clock,
+    run_token: str,
+    api_url: str,
+    tokens: TokenTable,
+    variables: Mapping[str, str],
+) -> list[ProcessKubelet]:
+    """Return a kubelet for each node; without a number of devices, all nodes but one have room for the gang."""
+    workers, leaders = job.spec.workers, LeaderSockets()
+    if devices is None and len(nodes) == 1:
+        devices = max(DEVICES_LEAST, workers.replicas * workers.devices)
+    least = workers.devices * math.ceil(workers.replicas / max(1, len(nodes) - 1))
+    return [
+        ProcessKubelet(
+            port,
+            node=node,
+            devices=least if devices is None else devices // len(nodes),
+            directory=directory,
+            clock=clock,
+            run_token=run_token,
+            api_url=api_url,
+            token_for=lambda pod: tokens.for_job(
+                namespace=pod["metadata"]["namespace"], job=job_of(pod)[0], uid=job_of(pod)[1]
+            ),
+            device_resource=workers.device_resource,
+            # All are one place of every level, as they are one machine.
+            node_labels=node_labels(job, NODE),
+            variables={**variables, **({names.CHECK_FAULT: faults[number]} if number in faults else {})},
+            leaders=leaders,
+            ends_leftovers=number == 0,
+        )
+        for number, node in enumerate(nodes)
+    ]
+
+
 @contextlib.asynccontextmanager
 async def open_cluster(
     home: Home,
@@ -209,16 +269,18 @@ async def open_cluster(
     clock: Clock,
     recover: Recover | None = None,
     data_gate: bool = True,
+    nodes: int = 1,
+    node_faults: Mapping[int, str] | None = None,
 ) -> AsyncIterator[LocalCluster]:
     """Open the run's embedded cluster: replay its journal, or rebuild what it lost, and listen on loopback.
 
-    With ``data_gate`` no pod is started before the job's data is reported as ready.
+    With ``data_gate`` no pod is started before the job's data is reported as ready. ``nodes`` is how many nodes this
+    machine is divided into, ``node_faults`` what the checks before training find on some of them, by number.
 
     Raises:
         RefusedError: If another process holds the journal.
         EnvironmentFailedError: If the disk or the loopback address refuses.
     """
-    wanted = job.spec.workers.replicas * job.spec.workers.devices
     lost: asyncio.Future[EnvironmentFailedError] = asyncio.get_running_loop().create_future()
     async with open_store(
         run.journal_file, clock=clock, run_token=token, on_failure=lost.set_result, recover=recover
@@ -227,19 +289,17 @@ async def open_cluster(
         tokens = TokenTable()
         server = ApiServer(port, tokens=tokens)
         url = await server.start()
-        kubelet = ProcessKubelet(
+        kubelets = _kubelets(
             port,
-            node=NODE,
-            devices=devices if devices is not None else max(DEVICES_LEAST, wanted),
+            await _node_names(port, nodes),
+            job=job,
+            devices=devices,
+            faults=node_faults or {},
             directory=run.pods,
             clock=clock,
             run_token=token,
             api_url=url,
-            token_for=lambda pod: tokens.for_job(
-                namespace=pod["metadata"]["namespace"], job=job_of(pod)[0], uid=job_of(pod)[1]
-            ),
-            device_resource=job.spec.workers.device_resource,
-            node_labels=node_labels(job, NODE),
+            tokens=tokens,
             # By the processes' own environment: what stands in a pod stands in the journal.
             variables=store_variables(home),
         )
@@ -260,7 +320,7 @@ async def open_cluster(
         try:
             yield LocalCluster(
                 port=port,
-                kubelet=kubelet,
+                kubelets=kubelets,
                 ref=ref,
                 settings=settings,
                 checkpoints=checkpoint_folder(checkpoint_url(run, job)) or run.checkpoints,

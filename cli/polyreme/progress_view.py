@@ -148,7 +148,7 @@ class Watcher:
         pace_s = current.step_seconds if current else None
         return RunView(
             job=job.metadata.name,
-            sentence=_sentence(job) + self._stillness(current, pace_s),
+            sentence=_checks(current) or _sentence(job) + self._stillness(current, pace_s),
             phase=current.phase.value if current else "",
             attempt=self.attempt,
             step=step,
@@ -229,6 +229,12 @@ def _sentence(job: TrainingJob) -> str:
     """Say how the job stands where no column says the word."""
     word, words = verdict(job)
     return f"{word.lower()}: {words}" if word in _TOLD and not words.startswith(word.lower()) else words
+
+
+def _checks(progress: ProgressRecord | None) -> str:
+    """Say what the checks of the nodes wait for; empty when they are done, or there are none."""
+    report = None if progress is None else progress.pre_check
+    return "" if report is None else report.waits
 
 
 def _idle(job: TrainingJob) -> bool:

@@ -25,7 +25,7 @@ from polyreme.data.pinning import pin_versions, release_run
 from polyreme.data.preparation import prepared, references
 from polyreme.data.worker_process import DataWork
 from polyreme.fault_injection import inject
-from polyreme.fault_options import Injection, check_injection
+from polyreme.fault_options import NODE_FAULTS, Injection, check_injection
 from polyreme.job_files import read_job, write_job
 from polyreme.outcome import RunOutcome, outcome_of
 from polyreme.output import note
@@ -68,6 +68,17 @@ class SessionSettings:
     fresh: bool = False
     injections: tuple[Injection, ...] = ()
     devices: int | None = None
+    nodes: int = 1
+
+    @property
+    def step_injections(self) -> tuple[Injection, ...]:
+        """Faults that strike after a step."""
+        return tuple(injection for injection in self.injections if not injection.of_node)
+
+    @property
+    def node_faults(self) -> dict[int, str]:
+        """Faults that checks find, by the node's number."""
+        return {each.target: NODE_FAULTS[each.fault] for each in self.injections if each.of_node}
 
 
 def serve(home: Home, job: TrainingJob, settings: SessionSettings) -> RunOutcome:
@@ -97,8 +108,15 @@ def _serve(home: Home, run: RunDirectory, job: TrainingJob, settings: SessionSet
     workers = job.spec.workers
     for injection in settings.injections:
         ranks = workers.replicas * workers.devices
-        check_injection(injection, ranks=ranks, workers=workers.replicas, steps=job.spec.training.steps)
-    if settings.injections and checkpoint_folder(checkpoint_url(run, job)) is None:
+        check_injection(
+            injection,
+            ranks=ranks,
+            workers=workers.replicas,
+            steps=job.spec.training.steps,
+            nodes=settings.nodes,
+            checks=job.spec.pre_checks.enabled,
+        )
+    if settings.step_injections and checkpoint_folder(checkpoint_url(run, job)) is None:
         raise InvalidConfigError(
             "faults can't be injected with checkpoints in a bucket, expected a local folder",
             field="--inject or spec.checkpoint.location",
@@ -165,6 +183,8 @@ class _Session:
                 clock=self._clock,
                 recover=self._recover if resumed else None,
                 data_gate=not is_quick(self._home, self._job),
+                nodes=self._settings.nodes,
+                node_faults=self._settings.node_faults,
             ) as cluster:
                 await cluster.apply(self._job)
                 remember_uid(self._run, (await cluster.job()).metadata.uid)
@@ -219,7 +239,7 @@ class _Session:
         if not mended:
             return
         async with _background(
-            cluster.serve(), *(self._fault(injection, cluster, watcher) for injection in self._settings.injections)
+            cluster.serve(), *(self._fault(injection, cluster, watcher) for injection in self._settings.step_injections)
         ) as failed:
             tasks = {
                 asyncio.create_task(watcher.until_finished(), name="watch"),

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from polyreme_api.clock import Clock
 from polyreme_api.environment import PodEnvironment, RankEnvironment
 from polyreme_api.errors import PolyremeError
 from polyreme_api.exit_codes import ExitCode
+from polyreme_launcher.check_children import CheckProcesses
 from polyreme_launcher.exit_message import short_sentence
 from polyreme_launcher.leader_agent import LeaderAgent
 from polyreme_launcher.peers import FollowerLink
@@ -27,6 +29,7 @@ from polyreme_launcher.protocol import leader as leader_machine
 from polyreme_launcher.protocol.messages import Message
 from polyreme_launcher.rank_processes import RankParent
 from polyreme_launcher.shared_copies import CopyFiles
+from polyreme_launcher.urls import checkpoint_folder
 from polyreme_system.files import write_atomically
 
 TICK_S = 0.5
@@ -62,6 +65,16 @@ class Launcher:
         )
         self._ranks = RankParent(
             environment=environment, on_exit=self._on_rank_exit, on_forked=self._record_processes, on_fail=self._fail
+        )
+        variables = {name: value for name, value in environment.items() if name not in _NOT_FOR_RANKS}
+        self._checks = CheckProcesses(
+            self._ranks,
+            pod=self._pod,
+            environment=variables,
+            folder=checkpoint_folder(self._pod.checkpoint_url) or self._directory,
+            on_checked=lambda check, report: self._feed(
+                machine.CheckEnded(attempt=check.attempt, serial=check.serial, report=report)
+            ),
         )
         self._leader_agent: LeaderAgent | None = None
         self._link: FollowerLink | None = None
@@ -101,6 +114,7 @@ class Launcher:
                 clock=self._clock,
                 to_own_follower=self._on_message,
                 on_fail=self._fail,
+                serve_checks=self._serve_checks,
             )
             await self._leader_agent.start()
             self._feed(machine.LeaderConnected())
@@ -133,7 +147,15 @@ class Launcher:
     def _on_message(self, message: Message) -> None:
         self._feed(machine.FromLeader(message=message))
 
+    def _serve_checks(self, listener: socket.socket, address: str, request: leader_machine.MeetForChecks) -> None:
+        self._checks.serve(
+            listener, attempt=request.attempt, serial=request.serial, seconds=request.seconds, address=address
+        )
+
     def _on_rank_exit(self, attempt: int, rank: int, code: int | None, number: int | None, error: str) -> None:
+        if rank < 0:
+            self._checks.on_exit(attempt, rank, code, number, error)
+            return
         if rank == 0 and self._pipe is not None:
             # Its last messages are handled before its exit.
             self._pipe.drain()
@@ -156,6 +178,10 @@ class Launcher:
                     asyncio.get_running_loop().call_soon(self._leader_agent.from_own_follower, message)
                 elif self._link is not None:
                     self._link.send(message)
+            case machine.RunCheck(check=check):
+                self._checks.run(check)
+            case machine.StopChecks():
+                self._checks.stop()
             case machine.ForkRanks():
                 self._fork(effect)
             case machine.KillRanks():

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 from polyreme_api.clock import Clock
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_launcher.api_client import ApiAwayError, ApiClient, ApiGoneError, ApiRefusedError
+from polyreme_launcher.protocol.check_rounds import CheckOrder
+from polyreme_launcher.protocol.check_verdict import ALL_REDUCE, Limits
 from polyreme_launcher.protocol.leader import AttemptView
 from polyreme_launcher.protocol.messages import LINE_BYTES_MAX
 
 if TYPE_CHECKING:
+    from polyreme_api.job.pre_checks import PreChecks
     from polyreme_api.job.status import AttemptStatus
 
 RETRY_FIRST_S = 0.2
@@ -108,7 +111,7 @@ def attempt_view(manifest: dict[str, Any]) -> AttemptView:
 
     try:
         attempt = AttemptStatus.model_validate(manifest["status"]["attempt"])
-        TrainingJobSpec.model_validate(manifest["spec"])
+        spec = TrainingJobSpec.model_validate(manifest["spec"])
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -134,4 +137,27 @@ def attempt_view(manifest: dict[str, Any]) -> AttemptView:
         replacements=attempt.replacement_by_index,
         job_json=job_json,
         plan_json=plan_json,
+        checks=_check_order(spec.pre_checks, attempt),
+    )
+
+
+def _check_order(asked: PreChecks, attempt: AttemptStatus) -> CheckOrder | None:
+    order, least = attempt.pre_checks, asked.minimums
+    if order is None:
+        return None
+    minimums = {
+        "Compute": least.compute_gflops,
+        "Memory": least.memory_mb_per_second,
+        "Disk": least.disk_mb_per_second,
+        ALL_REDUCE: least.all_reduce_mb_per_second,
+    }
+    limits = Limits(
+        percent_of_median=asked.min_percent_of_median,
+        minimums={check: float(rate) for check, rate in minimums.items() if rate is not None},
+    )
+    return CheckOrder(
+        timeout_s=float(asked.timeout_seconds),
+        limits=limits,
+        passed=order.passed_indices,
+        warn_only=order.warn_only,
     )

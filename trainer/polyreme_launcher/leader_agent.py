@@ -46,6 +46,7 @@ class LeaderAgent:
         clock: Clock.
         to_own_follower: Takes the leader's messages to index 0.
         on_fail: Called with an error that the launcher cannot survive.
+        serve_checks: Called with a listening socket, its address and the request, to let pairs of a check meet there.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class LeaderAgent:
         clock: Clock,
         to_own_follower: Callable[[Message], None],
         on_fail: Callable[[PolyremeError], None],
+        serve_checks: Callable[[socket.socket, str, machine.MeetForChecks], None],
     ) -> None:
+        self._serve_checks = serve_checks
         self._pod, self._launcher = pod, launcher
         self._clock = clock
         self._to_own_follower = to_own_follower
@@ -135,6 +138,9 @@ class LeaderAgent:
                 self._server.drop(index, replacement)
             case machine.FixResume(attempt=attempt):
                 self._spawn(self._fix_resume(attempt))
+            case machine.MeetForChecks():
+                # After the present effects, since the answer is an event.
+                asyncio.get_running_loop().call_soon(self._meet_for_checks, effect)
             case machine.RenewLease(record=record):
                 self._lease.put(record)
             case _:
@@ -206,13 +212,28 @@ class LeaderAgent:
         print(f"attempt {attempt} is refused: {why}", file=sys.stderr)
         self.feed(machine.AttemptRefused(attempt=attempt, message=short_sentence(why), code=int(code)))
 
+    def _meet_for_checks(self, request: machine.MeetForChecks) -> None:
+        address, port = "", 0
+        try:
+            listener, address = self._listen()
+        except OSError as error:
+            print(f"pairs of workers can't be checked: {error.strerror}", file=sys.stderr)
+        else:
+            with listener:
+                port = listener.getsockname()[1]
+                self._serve_checks(listener, address, request)
+        self.feed(machine.ChecksMeet(attempt=request.attempt, serial=request.serial, address=address, port=port))
+
+    def _listen(self) -> tuple[socket.socket, str]:
+        """Open a listening socket that the other workers reach."""
+        host = self._pod.leader_address.rpartition(":")[0]
+        return socket.create_server((host if host.startswith("127.") else "", 0), backlog=BACKLOG), host
+
     def _listen_for_ranks(self) -> tuple[str, int]:
         """Open the rendezvous' listening socket here, so that no other process can have its port."""
         if self.master is not None:
             self.master.close()
-        host = self._pod.leader_address.rpartition(":")[0]
-        loopback = host.startswith("127.")
-        self.master = socket.create_server((host if loopback else "", 0), backlog=BACKLOG)
+        self.master, host = self._listen()
         return host, self.master.getsockname()[1]
 
     def _listener(self) -> socket.socket:

@@ -25,6 +25,7 @@ from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
 from polyreme_datahub.objects import open_store
+from polyreme_launcher import check_process
 from polyreme_launcher.urls import checkpoint_folder, export_place, weights_place
 from polyreme_planner.curriculum import curriculum_stages, kinds_of_packs
 from polyreme_planner.optimizer_state import divides_update
@@ -60,7 +61,9 @@ _log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Train this rank; return its exit code."""
+    """Train this rank, or check its node; return its exit code."""
+    if names.CHECK in os.environ:
+        return check_process.main(os.environ)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
     last_error = LastError()
     logging.getLogger().addHandler(last_error)

@@ -9,6 +9,7 @@ from polyreme_api.fields import Seconds
 from polyreme_api.job.data import Data, Evaluation
 from polyreme_api.job.model import ModelPart, Training
 from polyreme_api.job.policy import FailurePolicy, Health
+from polyreme_api.job.pre_checks import PreChecks
 from polyreme_api.job.status import TrainingJobStatus
 from polyreme_api.job.workers import STAGES_MEET, Checkpoint, Export, Parallelism, Scheduling, Topology, Workers
 from polyreme_api.labels import MANAGER
@@ -46,6 +47,8 @@ class TrainingJobSpec(Scheduling):
     """Rules and budgets of recovery."""
     health: Health = Field(default_factory=Health)
     """Timeouts for heartbeats, nodes, starts and hangs."""
+    pre_checks: PreChecks = Field(default_factory=PreChecks)
+    """Checks of the nodes before training."""
     suspend: bool = False
     """Save a checkpoint, stop, and release the devices until this is false again."""
     managed_by: Annotated[str, Field(min_length=1, max_length=63)] = MANAGER

@@ -44,6 +44,21 @@ def replacements_by_index(runs: Sequence[Sequence[int]]) -> dict[int, int]:
     return numbers
 
 
+class PreCheckOrder(StatusPart):
+    """Which nodes the launchers check before they release an attempt."""
+
+    passed: Annotated[list[Run], Field(max_length=15_000)] = Field(default_factory=list)
+    """Workers whose node has passed recently: pairs of 1 (passed) or 0 and count of consecutive indices, from index 0;
+    0 after the last pair. They are checked only as partners of others."""
+    warn_only: bool = False
+    """Whether the attempt trains even if a worker fails, since workers were moved as often as allowed."""
+
+    @property
+    def passed_indices(self) -> frozenset[int]:
+        """Workers whose node has passed recently."""
+        return frozenset(replacements_by_index(self.passed))
+
+
 class AttemptStatus(StatusPart):
     """The attempt: all ranks of one rendezvous. An in-place restart is a new attempt."""
 
@@ -70,6 +85,8 @@ class AttemptStatus(StatusPart):
     """When the attempt was recorded."""
     scope: Annotated[str, Field(max_length=32)] = "Start"
     """How it came about: Start, RestartProcess, RestartPod, RestartGang, Resize, Resume."""
+    pre_checks: PreCheckOrder | None = None
+    """Checks before its ranks start; none: the job asks for none."""
 
     def replacement(self, index: int) -> int:
         """Return the replacement number of a worker index."""

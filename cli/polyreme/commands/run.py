@@ -31,6 +31,7 @@ def run(
     devices: Annotated[
         int | None, typer.Option(min=1, max=4096, help="Devices that this machine offers.", show_default="enough")
     ] = None,
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Nodes that this machine is divided into.")] = 1,
     output: OutputOption = Format.TABLE,
 ) -> int:
     """Train a job on this machine, as a cluster would: pods become processes.
@@ -44,6 +45,8 @@ def run(
 
       polyreme run job.yaml --inject kill-rank=1@130 --inject stop-rank=0@200
 
+      polyreme run job.yaml --nodes 5 --inject slow-node=1
+
       polyreme run job.yaml --fresh -o json
     """
     from polyreme.signals import cancel_on_signals
@@ -55,7 +58,8 @@ def run(
 
     home: Home = context.obj
     injections = [parse_injection(text) for text in inject or ()]
-    outcome = serve(home, read_job(job), SessionSettings(fresh=fresh, injections=tuple(injections), devices=devices))
+    settings = SessionSettings(fresh=fresh, injections=tuple(injections), devices=devices, nodes=nodes)
+    outcome = serve(home, read_job(job), settings)
     emit(
         "Run",
         outcome.to_row(),

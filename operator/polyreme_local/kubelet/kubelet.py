@@ -69,6 +69,7 @@ class ProcessKubelet:
         heartbeat_s: How often the node shows that it lives; None where nobody asks, as in the embedded cluster.
         node_labels: Labels of the node, as its places in the topology.
         leaders: Sockets of the jobs' leaders, shared with the other nodes of this host.
+        ends_leftovers: Whether to end what an earlier host left in the folder; False for further nodes with one folder.
 
     Raises:
         EnvironmentFailedError: If this is no Linux: without its process descriptors and parent-death signals nothing
@@ -91,6 +92,7 @@ class ProcessKubelet:
         heartbeat_s: float | None = None,
         node_labels: Mapping[str, str] | None = None,
         leaders: LeaderSockets | None = None,
+        ends_leftovers: bool = True,
     ) -> None:
         if sys.platform != "linux":
             raise EnvironmentFailedError(f"pods run as processes on Linux only: this is {sys.platform}")
@@ -116,16 +118,20 @@ class ProcessKubelet:
         self._labels = dict(node_labels or {})
         self._leaders = leaders or LeaderSockets()
         self._life, self._life_held = os.pipe()
+        self._ends_leftovers = ends_leftovers
+        self.registered = asyncio.Event()
+        """Set when the node is registered, and nothing of an earlier host is left."""
 
     async def run(self) -> None:
         """End what an earlier host left, register the node, then run pods until cancelled."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        killed = await asyncio.to_thread(end_leftovers, self._directory)
+        killed = await asyncio.to_thread(end_leftovers, self._directory) if self._ends_leftovers else []
         if killed:
             _log.warning("killed %d processes left by an earlier host: %s", len(killed), killed)
         beating: asyncio.Task[None] | None = None
         try:
             await self._register()
+            self.registered.set()
             if self._heartbeat_s is not None:
                 beats = beat(self._cluster, self._node, every_s=self._heartbeat_s, clock=self._clock)
                 beating = asyncio.get_running_loop().create_task(beats)

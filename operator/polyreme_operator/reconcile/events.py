@@ -24,6 +24,7 @@ _ON_CHANGE: tuple[tuple[ConditionType, frozenset[str], bool], ...] = (
     (ConditionType.DATA_READY, frozenset({Reason.DATA_REFUSED, Reason.PROCESSING_FAILED, Reason.DATA_MISSING}), True),
     (ConditionType.DATA_READY, frozenset({Reason.DATA_PROCESSED}), False),
     (ConditionType.SUSPENDED, frozenset({Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED}), False),
+    (ConditionType.NODES_CHECKED, frozenset({Reason.CHECKS_FAILED}), True),
     (ConditionType.RUNNING, frozenset({Reason.STALLED}), True),
     (ConditionType.RESIZE_REFUSED, frozenset({Reason.NO_FIT}), True),
     (ConditionType.DEGRADED, frozenset({Reason.INTERNAL_ERROR, Reason.STATUS_REFUSED, Reason.UNREADABLE}), True),

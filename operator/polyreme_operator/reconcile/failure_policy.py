@@ -16,7 +16,7 @@ from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.policy import FailureRule
 from polyreme_api.job.status import COUNTED_RESTARTS_MAX, RESTART_RECORDS_MAX, EarlierRestarts, RestartRecord
 from polyreme_api.times import rfc3339
-from polyreme_operator.reconcile import environment_runtime
+from polyreme_operator.reconcile import environment_runtime, pre_checks
 from polyreme_operator.reconcile.hang import futile_restarts
 from polyreme_operator.reconcile.observe import (
     SECRET_RENEWED,
@@ -64,7 +64,16 @@ class GiveUp:
 
 Verdict: TypeAlias = Healthy | Restart | GiveUp
 
-EXCUSED = frozenset({Cause.HOST_RESTARTED, Cause.UNSCHEDULABLE, Cause.EVICTED, Cause.CREATE_REFUSED, Cause.NODE_FAULT})
+EXCUSED = frozenset(
+    {
+        Cause.HOST_RESTARTED,
+        Cause.UNSCHEDULABLE,
+        Cause.EVICTED,
+        Cause.CREATE_REFUSED,
+        Cause.NODE_FAULT,
+        Cause.PRE_CHECK,
+    }
+)
 """Causes outside the job: they count against no budget, but each repetition waits longer."""
 REFUSALS_MAX = 20
 """Consecutive refusals (``CreateRefused``) after which a job fails even if ``maxRestarts`` allows more."""
@@ -79,6 +88,10 @@ def judge(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Verdict
     failure = failure or find_refusal(snapshot, now_s)
     if failure is None:
         return Healthy()
+    if failure.cause is Cause.PRE_CHECK and pre_checks.exhausted(spec, snapshot.job.status):
+        moved = pre_checks.moves(snapshot.job.status)
+        words = f"workers were moved {moved} times in a row because of failed checks; last: {failure.message}"
+        return GiveUp(failure=failure, reason=Reason.CHECKS_FAILED, message=words)
     rule = _matching_rule(snapshot, spec, failure)
     if rule is not None and rule.action == "Fail":
         return GiveUp(failure=failure, reason=Reason.FAILURE_POLICY, message=f"{_rule_name(rule)}: {failure.message}")

@@ -15,7 +15,15 @@ from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import Outcome, ProgressRecord, RankPhase
 from polyreme_api.times import rfc3339
 from polyreme_operator.port import ObjectRef
-from polyreme_operator.reconcile import binding, environment_runtime, evacuation, stopping, transition, worker_pods
+from polyreme_operator.reconcile import (
+    binding,
+    environment_runtime,
+    evacuation,
+    pre_checks,
+    stopping,
+    transition,
+    worker_pods,
+)
 from polyreme_operator.reconcile.accounting import settlement_due_s
 from polyreme_operator.reconcile.data_gate import awaits_data, pending_data
 from polyreme_operator.reconcile.events import events_of
@@ -174,6 +182,13 @@ def _observed(
         words = f"{running} of {attempt.replicas} pods run{refused}{waits}"
         after.set(ConditionType.PODS_READY, False, Reason.WAITING_FOR_PODS, words)
     reason = RUNNING_PHASES[phase] if released else Reason.STARTING
+    report = None if record is None else record.pre_check
+    if report is not None and report.done:
+        holds = not (report.failed or report.warning)
+        words = "; ".join(filter(None, (report.warning, "" if record is None else pre_checks.message(record))))
+        after.set(ConditionType.NODES_CHECKED, holds, Reason.CHECKS_PASSED if holds else Reason.CHECKS_FAILED, words)
+    elif report is not None and not released:
+        after.set(ConditionType.NODES_CHECKED, False, Reason.CHECKING_NODES, report.waits)
     if stall is None:
         after.set(ConditionType.RUNNING, released and reason in _WORKING, reason)
     elif _is_new(snapshot):

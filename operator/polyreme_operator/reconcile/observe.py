@@ -9,6 +9,7 @@ from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import Outcome, ProgressRecord, RankExit, name_stopped
 from polyreme_operator.placement.eligible import tolerated
+from polyreme_operator.reconcile import pre_checks
 from polyreme_operator.reconcile.evacuation import Departure, departure_of
 from polyreme_operator.reconcile.hang import find_stall
 from polyreme_operator.reconcile.pod_waiting import explain
@@ -77,6 +78,11 @@ def find_failure(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> 
         return gone
     if snapshot.secret_renewed and 0 < len(current_pods(snapshot)) < attempt.replicas:
         return Failure(cause=Cause.POD_LOST, message=SECRET_RENEWED, replace=frozenset(range(attempt.replicas)))
+    bad = pre_checks.failed_workers(attempt, record)
+    if bad and record is not None and attempt.desired == "Run":
+        moved = frozenset(bad)
+        message = pre_checks.message(record)
+        return Failure(cause=Cause.PRE_CHECK, message=message, index=bad[0], replace=moved, move=moved)
     if record is not None and attempt.desired == "Run":
         exited = _failed_exit(record.exits)
         if exited is not None:
@@ -122,7 +128,7 @@ def silence_deadline_s(snapshot: JobSnapshot, spec: TrainingJobSpec) -> float | 
     beat_s = None if heard_s is None else heard_s + spec.health.heartbeat_timeout_seconds
     if joins_since_s is None or (record is not None and record.released):
         return beat_s
-    start_s = joins_since_s + spec.health.start_timeout_seconds
+    start_s = joins_since_s + _start_timeout_s(spec, attempt)
     return start_s if beat_s is None else min(start_s, beat_s)
 
 
@@ -298,17 +304,21 @@ def _silence(
             replace=frozenset({0}),
         )
     released = record is not None and record.released
-    timeout_s = spec.health.start_timeout_seconds
+    start_s = _start_timeout_s(spec, attempt)
     joins_since_s = _joins_since_s(snapshot, started_s)
-    if not released and joins_since_s is not None and now_s - joins_since_s >= timeout_s:
+    if not released and joins_since_s is not None and now_s - joins_since_s >= start_s:
         joined = 0 if record is None else record.joined
         why = explain(current_pods(snapshot).values())
         return Failure(
             cause=Cause.START_TIMED_OUT,
-            message=f"{joined} of {attempt.replicas} workers joined in {timeout_s} s{'; ' if why else ''}{why}",
+            message=f"{joined} of {attempt.replicas} workers joined in {start_s:g} s{'; ' if why else ''}{why}",
             replace=frozenset(range(attempt.replicas)),
         )
     return None
+
+
+def _start_timeout_s(spec: TrainingJobSpec, attempt: AttemptStatus) -> float:
+    return spec.health.start_timeout_seconds + pre_checks.start_extension_s(spec, attempt)
 
 
 def _joins_since_s(snapshot: JobSnapshot, started_s: float) -> float | None:

@@ -19,7 +19,7 @@ from polyreme_api.job.status import (
     replacement_runs,
 )
 from polyreme_api.times import rfc3339
-from polyreme_operator.reconcile import environment_runtime, stopping
+from polyreme_operator.reconcile import environment_runtime, pre_checks, stopping
 from polyreme_operator.reconcile.failure_policy import Restart
 from polyreme_operator.reconcile.observe import current_record
 from polyreme_operator.reconcile.status_builder import StatusBuilder
@@ -266,6 +266,7 @@ def begin_attempt(
         placement=Placement.of(list(nodes)),
         started_at=rfc3339(after.now_s),
         scope=scope.value,
+        pre_checks=None if job.spec is None else pre_checks.order(job.spec, after.build(), passed=()),
     )
     kept = 0 if before is None or scope in {Scope.START, Scope.RESUME} else min(before.replicas, len(nodes))
     here = kept - sum(1 for index in replace if index < kept)
@@ -274,6 +275,10 @@ def begin_attempt(
         after.update(layout=str(plan.layout), recompute=plan.recompute_label)
     for kind in (ConditionType.PODS_READY, ConditionType.RUNNING):
         after.set(kind, False, Reason.STARTING)
+    if attempt.pre_checks is not None:
+        after.set(ConditionType.NODES_CHECKED, False, Reason.STARTING)
+    else:
+        after.drop(ConditionType.NODES_CHECKED)
     _set_admitted(after, nodes)
 
 

@@ -12,7 +12,18 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from polyreme_api.exit_codes import ExitCode
-from polyreme_launcher.protocol.messages import Beat, Directive, Exited, Finish, Joined, Leaving, Message, Release
+from polyreme_launcher.protocol.messages import (
+    Beat,
+    Check,
+    Checked,
+    Directive,
+    Exited,
+    Finish,
+    Joined,
+    Leaving,
+    Message,
+    Release,
+)
 
 LEADER_SILENCE_MAX_S = 15.0
 """A follower that receives nothing from the leader for this long ends its ranks and joins again."""
@@ -58,6 +69,15 @@ class RanksSampled:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckEnded:
+    """The processes of a check have ended."""
+
+    attempt: int
+    serial: int
+    report: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed; sent at least every second."""
 
@@ -70,7 +90,9 @@ class StopRequested:
     """Time that ranks have to checkpoint; then they are killed."""
 
 
-FollowerEvent: TypeAlias = LeaderConnected | LeaderLost | FromLeader | RankExited | RanksSampled | Tick | StopRequested
+FollowerEvent: TypeAlias = (
+    LeaderConnected | LeaderLost | FromLeader | RankExited | RanksSampled | CheckEnded | Tick | StopRequested
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +113,18 @@ class ForkRanks:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class KillRanks:
     """End every rank with SIGKILL, even a stopped one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunCheck:
+    """Start the processes of a check, and kill those of an older one; ``CheckEnded`` answers."""
+
+    check: Check
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StopChecks:
+    """Kill the processes of checks, also those where pairs meet."""
 
 
 class RankSignal(StrEnum):
@@ -116,7 +150,7 @@ class ExitProcess:
     code: int
 
 
-FollowerEffect: TypeAlias = SendToLeader | ForkRanks | KillRanks | SignalRanks | ExitProcess
+FollowerEffect: TypeAlias = SendToLeader | RunCheck | StopChecks | ForkRanks | KillRanks | SignalRanks | ExitProcess
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +180,10 @@ class FollowerState:
     """The newest sample of the living ranks."""
     kill_at_s: float | None = None
     """When ranks that were asked to stop are killed."""
+    check: Check | None = None
+    """The newest check of this attempt."""
+    checked: Checked | None = None
+    """Its result, repeated to a leader that asks again."""
 
     @property
     def attempt(self) -> int:
@@ -177,6 +215,8 @@ class FollowerMachine:
                 return _on_message(heard, message)
             case RankExited():
                 return _on_exit(state, event)
+            case CheckEnded():
+                return _on_check_ended(state, event)
             case RanksSampled():
                 return (state, ()) if event == state.sample else (dataclasses.replace(state, sample=event), ())
             case Tick():
@@ -198,6 +238,8 @@ def _on_message(state: FollowerState, message: Message) -> Step:
     match message:
         case Directive():
             return _on_directive(state, message)
+        case Check():
+            return _on_check(state, message)
         case Release():
             return _on_release(state, message)
         case Finish(code=code):
@@ -214,9 +256,12 @@ def _on_directive(state: FollowerState, directive: Directive) -> Step:
         return _end(dataclasses.replace(state, directive=directive), ExitCode.FENCED)
     before = state.directive
     state = dataclasses.replace(state, directive=directive)
+    stop: tuple[FollowerEffect, ...] = ()
+    if before is None or directive.attempt > before.attempt or not directive.run:
+        state, stop = _without_check(state)
     if before is None or directive.attempt > before.attempt:
-        return (state, (KillRanks(),)) if state.live else (state, _joined(state))
-    return state, (*_asked(before, directive, live=bool(state.live)), *_joined(state))
+        return (state, (*stop, KillRanks())) if state.live else (state, (*stop, *_joined(state)))
+    return state, (*stop, *_asked(before, directive, live=bool(state.live)), *_joined(state))
 
 
 def _asked(before: Directive, now: Directive, *, live: bool) -> tuple[FollowerEffect, ...]:
@@ -236,10 +281,38 @@ def _on_release(state: FollowerState, release: Release) -> Step:
         return state, ()
     if state.live or state.forked_attempt >= directive.attempt:
         return state, ()
+    state, stop = _without_check(state)
     forked = dataclasses.replace(
         state, live=frozenset(state.ranks), forked_attempt=directive.attempt, exits=(), sample=None, kill_at_s=None
     )
-    return forked, (ForkRanks(directive=directive, release=release),)
+    return forked, (*stop, ForkRanks(directive=directive, release=release))
+
+
+def _on_check(state: FollowerState, check: Check) -> Step:
+    directive, known = state.directive, state.check
+    if directive is None or check.attempt != directive.attempt or not directive.run:
+        return state, ()
+    if state.live or state.forked_attempt >= directive.attempt:
+        return state, ()
+    if known is not None and check.serial <= known.serial:
+        again = check.serial == known.serial and state.checked is not None
+        return state, (SendToLeader(message=state.checked),) if again and state.checked is not None else ()
+    return dataclasses.replace(state, check=check, checked=None), (RunCheck(check=check),)
+
+
+def _on_check_ended(state: FollowerState, event: CheckEnded) -> Step:
+    known = state.check
+    if known is None or (event.attempt, event.serial) != (known.attempt, known.serial) or state.checked is not None:
+        return state, ()
+    checked = Checked(attempt=event.attempt, serial=event.serial, report=event.report)
+    return dataclasses.replace(state, checked=checked), (SendToLeader(message=checked),)
+
+
+def _without_check(state: FollowerState) -> Step:
+    """End the checks of this attempt, if there are any."""
+    if state.check is None:
+        return state, ()
+    return dataclasses.replace(state, check=None, checked=None), (StopChecks(),)
 
 
 def _on_exit(state: FollowerState, event: RankExited) -> Step:

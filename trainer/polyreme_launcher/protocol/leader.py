@@ -1,24 +1,27 @@
 """The state machine of index 0's launcher: follows ``status.attempt``, holds the barrier, keeps the job's Lease.
 
 Invariants for every order of events: an attempt is released only when every index has joined it with the right
-replacement, its resume point is fixed by this leader, and the Lease says so (every reader of the Lease then knows that
-ranks may live); never for an older attempt than the newest seen; success is reported only when every rank of every
-index exited 0 and rank 0's last record said so.
+replacement, the checks of its nodes are done, its resume point is fixed by this leader, and the Lease says so (every
+reader of the Lease then knows that ranks may live); never for an older attempt than the newest seen; success is
+reported only when every rank of every index exited 0 and rank 0's last record said so.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import TypeAlias
 
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.progress import MESSAGE_CHARACTERS_MAX, Outcome, ProgressRecord, RankExit, RankPhase
+from polyreme_launcher.protocol import check_rounds as rounds
 from polyreme_launcher.protocol.follower import Tick
 from polyreme_launcher.protocol.leader_events import (
     AttemptRefused,
     AttemptView,
     Broadcast,
+    ChecksMeet,
     DropPeer,
     Fenced,
     FixResume,
@@ -27,6 +30,7 @@ from polyreme_launcher.protocol.leader_events import (
     LeaderEffect,
     LeaderEvent,
     LeaseWritten,
+    MeetForChecks,
     PeerConnected,
     PeerLost,
     ProgressFromRank,
@@ -34,10 +38,9 @@ from polyreme_launcher.protocol.leader_events import (
     ResumeFixed,
     SendTo,
 )
-from polyreme_launcher.protocol.messages import Beat, Directive, Exited, Finish, Joined, Leaving, Release
+from polyreme_launcher.protocol.messages import Beat, Checked, Directive, Exited, Finish, Joined, Leaving, Release
 from polyreme_launcher.protocol.records import (
-    cause_of,
-    failure_exits,
+    concluded,
     is_urgent,
     with_leaving,
     with_rank_record,
@@ -48,6 +51,7 @@ __all__ = [
     "AttemptRefused",
     "AttemptView",
     "Broadcast",
+    "ChecksMeet",
     "DropPeer",
     "Fenced",
     "FixResume",
@@ -58,6 +62,7 @@ __all__ = [
     "LeaderMachine",
     "LeaderState",
     "LeaseWritten",
+    "MeetForChecks",
     "PeerConnected",
     "PeerLost",
     "ProgressFromRank",
@@ -86,6 +91,10 @@ class LeaderState:
     joined: frozenset[int] = frozenset()
     launchers: Mapping[int, str] = dataclasses.field(default_factory=dict)
     """The process that joined last, by index; after the release, the processes that received it."""
+    checks: rounds.Rounds | None = None
+    """Checks of the nodes; None: not begun, or begun again when every index has joined."""
+    check_serial: int = 0
+    """Serial number of the newest round."""
     resume: ResumeFixed | None = None
     fixing: bool = False
     released: bool = False
@@ -141,8 +150,8 @@ def _dispatch(state: LeaderState, event: LeaderEvent, now_s: float) -> Step:
             return _on_lost(state, event)
         case FromPeer():
             return _on_peer(state, event)
-        case ResumeFixed():
-            return _on_resume(state, event)
+        case ResumeFixed() | ChecksMeet():
+            return _on_resume(state, event) if isinstance(event, ResumeFixed) else _on_checks_meet(state, event)
         case AttemptRefused():
             return _on_refused(state, event)
         case ProgressFromRank(record=record):
@@ -233,6 +242,8 @@ def _on_peer(state: LeaderState, event: FromPeer) -> Step:
     match message:
         case Joined() if message.attempt == attempt.number and message.index == event.index:
             return _on_joined(state, attempt, message)
+        case Checked() if message.attempt == attempt.number and state.checks is not None:
+            return _with_checks(state, rounds.take(state.checks, event.index, message.serial, message.report))
         case Exited() if message.attempt == attempt.number and message.rank // attempt.devices == event.index:
             return _on_exited(state, message)
         case Beat() if state.announced and event.index < attempt.replicas:
@@ -270,7 +281,51 @@ def _on_joined(state: LeaderState, attempt: AttemptView, joined: Joined) -> Step
         # The connection broke between release and fork: the ranks of this index still wait for it.
         return state, (SendTo(index=joined.index, message=_release(state.resume)),)
     state = _counted(dataclasses.replace(state, joined=state.joined | {joined.index}, launchers=launchers))
+    if state.checks is not None and attempt.checks is not None:
+        # The connection broke during a check: it may not have heard of it, or its report may be lost.
+        check = rounds.message(state.checks, attempt.checks, attempt.number, joined.index)
+        if check is not None:
+            return _settle(state, (SendTo(index=joined.index, message=check),))
     return _settle(state, ())
+
+
+def _on_checks_meet(state: LeaderState, event: ChecksMeet) -> Step:
+    attempt = state.attempt
+    if attempt is None or event.attempt != attempt.number or state.checks is None or state.released:
+        return state, ()
+    return _with_checks(state, rounds.met(state.checks, event.serial, event.address, event.port), asks=True)
+
+
+def _with_checks(state: LeaderState, checks: rounds.Rounds, *, asks: bool = False) -> Step:
+    """Take a new state of the checks: ask the workers of a round that begins, and report.
+
+    Args:
+        state: The leader's.
+        checks: The new state.
+        asks: Whether a round begins although its number is the same.
+    """
+    attempt, record = state.attempt, state.record
+    if attempt is None or record is None or attempt.checks is None or record.outcome is not None:
+        return state, ()
+    before = state.checks
+    checks = rounds.advance(checks, attempt.checks)
+    report = rounds.report_of(checks)
+    changes: dict[str, object] = {"pre_check": report}
+    if checks.bad and checks.done and not attempt.checks.warn_only:
+        message = "; ".join(f"worker {each.index}: {each.message}" for each in report.failed)
+        changes |= {"outcome": Outcome.FAILED, "message": message[:MESSAGE_CHARACTERS_MAX]}
+    state = dataclasses.replace(
+        state, checks=checks, check_serial=checks.serial, record=record.model_copy(update=changes)
+    )
+    if checks.done:
+        return (state, ()) if "outcome" in changes else _settle(state, ())
+    if not asks and before is not None and before.serial == checks.serial:
+        return state, ()
+    if checks.needs_address:
+        seconds = math.ceil(attempt.checks.round_s)
+        return state, (MeetForChecks(attempt=attempt.number, serial=checks.serial, seconds=seconds),)
+    asked = ((index, rounds.message(checks, attempt.checks, attempt.number, index)) for index in checks.members)
+    return state, tuple(SendTo(index=index, message=check) for index, check in asked if check is not None)
 
 
 def _on_other_process(state: LeaderState, joined: Joined) -> LeaderState:
@@ -331,7 +386,24 @@ def _settle(state: LeaderState, effects: tuple[LeaderEffect, ...]) -> Step:
         return state, effects
     gathered = len(state.joined) == attempt.replicas
     if not (attempt.run and gathered and not state.released):
-        return dataclasses.replace(state, record=_concluded(state, attempt, record)), effects
+        ended = concluded(
+            record,
+            state.exits,
+            run=attempt.run,
+            ranks=attempt.replicas * attempt.devices,
+            devices=attempt.devices,
+            announced=state.announced,
+            success_recorded=state.success_recorded,
+        )
+        return dataclasses.replace(state, record=ended), effects
+    if attempt.checks is not None and (state.checks is None or not state.checks.done):
+        if state.checks is not None or record.outcome is not None:
+            return state, effects
+        begun = rounds.begin(attempt.checks, replicas=attempt.replicas, serial=state.check_serial + 1)
+        checking, asked = _with_checks(state, begun)
+        return checking, (*effects, *asked)
+    if record.outcome is not None:
+        return state, effects
     if (resume := state.resume) is not None:
         record = record.model_copy(update={"released": True, "resumed_from_step": resume.step})
         return dataclasses.replace(state, released=True, record=record), effects
@@ -347,25 +419,6 @@ def _release(resume: ResumeFixed) -> Release:
         master_port=resume.master_port,
         resume_from=resume.resume_from,
     )
-
-
-def _concluded(state: LeaderState, attempt: AttemptView, record: ProgressRecord) -> ProgressRecord:
-    """Put the exits that show a cause, and the outcome once there is one, on the record."""
-    failures = failure_exits(state.exits.values(), run=attempt.run, leaving=record.leaving, devices=attempt.devices)
-    failed = tuple(RankExit(rank=exited.rank, code=exited.code, signal=exited.signal) for exited in failures)
-    changes: dict[str, object] = {}
-    if failed != record.exits:
-        changes = {"exits": failed, "message": cause_of(failures)[:MESSAGE_CHARACTERS_MAX]}
-    ended = len(state.exits) == attempt.replicas * attempt.devices
-    all_zero = ended and all(exited.code == ExitCode.OK for exited in state.exits.values())
-    if all_zero and state.success_recorded:
-        changes |= {"outcome": Outcome.SUCCEEDED, "phase": RankPhase.DONE}
-    elif not attempt.run and (ended or not state.announced):
-        changes["outcome"] = Outcome.STOPPED
-    elif all_zero and record.outcome is None:
-        message = "every rank exited with 0, but rank 0's last record does not report success"
-        changes |= {"outcome": Outcome.FAILED, "message": message}
-    return record.model_copy(update=changes) if changes else record
 
 
 def _on_progress(state: LeaderState, record: ProgressRecord) -> LeaderState:
@@ -400,11 +453,24 @@ def _on_tick(state: LeaderState, now_s: float) -> Step:
         state = dataclasses.replace(state, beat_at_s=now_s)
         effects.append(Broadcast(message=Beat()))
     state = _without_silent(state, now_s)
+    state, checking = _check_on_tick(state, now_s)
+    effects += checking
     record = state.record
     if record is not None and now_s - state.renewed_at_s >= RENEW_EVERY_S:
         state = dataclasses.replace(state, renewed_at_s=now_s)
         effects.append(RenewLease(record=record))
     return state, tuple(effects)
+
+
+def _check_on_tick(state: LeaderState, now_s: float) -> Step:
+    attempt, checks = state.attempt, state.checks
+    if attempt is None or attempt.checks is None or checks is None or checks.done or not attempt.run:
+        return state, ()
+    if len(state.joined) < attempt.replicas:
+        # A worker that has lost its connection says nothing about its node: begin again when it is back.
+        return dataclasses.replace(state, checks=None), ()
+    after = rounds.tick(checks, attempt.checks, now_s)
+    return _with_checks(state, after) if after is not checks else (state, ())
 
 
 def _without_silent(state: LeaderState, now_s: float) -> LeaderState:

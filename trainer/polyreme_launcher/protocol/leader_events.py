@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.progress import ProgressRecord
+from polyreme_launcher.protocol.check_rounds import CheckOrder
 from polyreme_launcher.protocol.follower import ExitProcess, Tick
 from polyreme_launcher.protocol.messages import Message
 
@@ -25,6 +26,8 @@ class AttemptView:
     """Replacement number by index, for those that are not 0."""
     job_json: str
     plan_json: str
+    checks: CheckOrder | None = None
+    """Checks before the ranks start; None: there are none."""
 
     def replacement(self, index: int) -> int:
         """Return the replacement number of the pod that may fill an index's place."""
@@ -108,6 +111,16 @@ class Fenced:
     Lease."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ChecksMeet:
+    """Where the pairs of a check's round meet; port 0: no port is free."""
+
+    attempt: int
+    serial: int
+    address: str
+    port: int
+
+
 LeaderEvent: TypeAlias = (
     JobChanged
     | PeerConnected
@@ -118,6 +131,7 @@ LeaderEvent: TypeAlias = (
     | ProgressFromRank
     | LeaseWritten
     | Fenced
+    | ChecksMeet
     | Tick
 )
 
@@ -153,10 +167,19 @@ class FixResume:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MeetForChecks:
+    """Open a place where the pairs of a check's round meet; ``ChecksMeet`` answers."""
+
+    attempt: int
+    serial: int
+    seconds: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RenewLease:
     """Write the record to the job's Lease; a newer one replaces one that is not yet written."""
 
     record: ProgressRecord
 
 
-LeaderEffect: TypeAlias = SendTo | Broadcast | DropPeer | FixResume | RenewLease | ExitProcess
+LeaderEffect: TypeAlias = SendTo | Broadcast | DropPeer | FixResume | MeetForChecks | RenewLease | ExitProcess

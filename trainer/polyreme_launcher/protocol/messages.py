@@ -1,7 +1,7 @@
 """Messages between leader and followers: one JSON object per line, bounded.
 
-Leader to follower: ``Directive``, ``Release``, ``Finish``, ``Beat``. Follower to leader: ``Joined``, ``Exited``,
-``Leaving``, ``Beat``.
+Leader to follower: ``Directive``, ``Check``, ``Release``, ``Finish``, ``Beat``. Follower to leader: ``Joined``,
+``Checked``, ``Exited``, ``Leaving``, ``Beat``.
 """
 
 from __future__ import annotations
@@ -39,6 +39,30 @@ class Release:
     master_address: str
     master_port: int
     resume_from: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Check this worker's node before the attempt's ranks start; a newer serial number ends an older check."""
+
+    attempt: int
+    serial: int
+    partners: tuple[int, ...]
+    """The two workers between which an all-reduce is checked, in the order of their ranks; none: each worker alone."""
+    address: str
+    port: int
+    """Where the pairs meet."""
+    seconds: int
+    """How long the check may take."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What a check has measured."""
+
+    attempt: int
+    serial: int
+    report: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +112,10 @@ class Exited:
     """The rank's last message, if it ended by an error of its own."""
 
 
-Message: TypeAlias = Directive | Release | Finish | Beat | Leaving | Joined | Exited
+Message: TypeAlias = Directive | Check | Checked | Release | Finish | Beat | Leaving | Joined | Exited
 
 _TYPES: dict[str, type[Message]] = {
-    cls.__name__: cls for cls in (Directive, Release, Finish, Beat, Leaving, Joined, Exited)
+    cls.__name__: cls for cls in (Directive, Check, Checked, Release, Finish, Beat, Leaving, Joined, Exited)
 }
 _VALUES: dict[str, tuple[type, ...]] = {
     "int": (int,),

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from polyreme_api.exit_codes import ExitCode
-from polyreme_api.progress import EXITS_MAX, ProgressRecord
+from polyreme_api.progress import (
+    EXITS_MAX,
+    MESSAGE_CHARACTERS_MAX,
+    Outcome,
+    ProgressRecord,
+    RankExit,
+    RankPhase,
+)
 from polyreme_launcher.protocol.messages import Beat, Exited
 
 _FROM_RANK = frozenset(
@@ -34,6 +41,7 @@ def _urgent(record: ProgressRecord) -> tuple[object, ...]:
         record.outcome,
         record.resumed_from_step,
         record.message,
+        record.pre_check is not None and (record.pre_check.done, record.pre_check.failed),
     )
 
 
@@ -91,3 +99,41 @@ def failure_exits(exits: Iterable[Exited], *, run: bool, leaving: Collection[int
         return one.code != ExitCode.OK and not stopped_with_another
 
     return [one for one in exits if is_failure(one)][:EXITS_MAX]
+
+
+def concluded(
+    record: ProgressRecord,
+    exits: Mapping[int, Exited],
+    *,
+    run: bool,
+    ranks: int,
+    devices: int,
+    announced: bool,
+    success_recorded: bool,
+) -> ProgressRecord:
+    """Put the exits that show a cause, and the outcome once there is one, on the record.
+
+    Args:
+        record: The record so far.
+        exits: Exits of the attempt's ranks, by rank.
+        run: Whether ranks shall run.
+        ranks: Ranks of the attempt.
+        devices: Ranks of a worker.
+        announced: Whether the followers were notified of the release.
+        success_recorded: Whether rank 0's last record says that the attempt succeeded.
+    """
+    failures = failure_exits(exits.values(), run=run, leaving=record.leaving, devices=devices)
+    failed = tuple(RankExit(rank=exited.rank, code=exited.code, signal=exited.signal) for exited in failures)
+    changes: dict[str, object] = {}
+    if failed != record.exits:
+        changes = {"exits": failed, "message": cause_of(failures)[:MESSAGE_CHARACTERS_MAX]}
+    ended = len(exits) == ranks
+    all_zero = ended and all(exited.code == ExitCode.OK for exited in exits.values())
+    if all_zero and success_recorded:
+        changes |= {"outcome": Outcome.SUCCEEDED, "phase": RankPhase.DONE}
+    elif not run and (ended or not announced):
+        changes["outcome"] = Outcome.STOPPED
+    elif all_zero and record.outcome is None:
+        message = "every rank exited with 0, but rank 0's last record does not report success"
+        changes |= {"outcome": Outcome.FAILED, "message": message}
+    return record.model_copy(update=changes) if changes else record

@@ -90,7 +90,6 @@ async def measure(server: Server, options: argparse.Namespace) -> dict[str, Any]
         async with _plain_client(server):
             plain.append(await _fail(server, names[: options.many]))
         await _reset(server, names)
-        print(f"  {bursts[-1]} {ours[-1]} {plain[-1]}", file=sys.stderr, flush=True)
     async with _operated(server, percent=PERCENT):
         overshoot, most, limit = await _overshoot(server, names)
     pairs = [mine["wall_s"] / theirs["wall_s"] for mine, theirs in zip(ours, plain, strict=True)]
@@ -157,28 +156,35 @@ async def _plain_client(server: Server) -> AsyncIterator[None]:
                     async with writes.get(path) as response:
                         node = json.loads(await response.read())
 
+        def take(node: Manifest) -> None:
+            name = node["metadata"]["name"]
+            shows = any(each["type"] == SIGN["type"] for each in node["status"].get("conditions") or ())
+            if shows and name not in seen:
+                seen.add(name)
+                task = asyncio.create_task(taint(node))
+                tasks.add(task)
+
         async def follow() -> None:
-            path = f"/api/v1/nodes?watch=1&resourceVersion={version}"
-            async with watches.get(path, timeout=aiohttp.ClientTimeout(total=None)) as response:
-                response.raise_for_status()
-                while line := await response.content.readline():
-                    node = json.loads(line)["object"]
-                    name = node["metadata"]["name"]
-                    shows = any(each["type"] == SIGN["type"] for each in node["status"].get("conditions") or ())
-                    if shows and name not in seen:
-                        seen.add(name)
-                        task = asyncio.create_task(taint(node))
-                        tasks.add(task)
-                        task.add_done_callback(tasks.discard)
+            since = version
+            while True:
+                # The server ends watches that can't keep up with a burst: they resume, as every client does.
+                path = f"/api/v1/nodes?watch=1&resourceVersion={since}"
+                async with watches.get(path, timeout=aiohttp.ClientTimeout(total=None)) as response:
+                    response.raise_for_status()
+                    while line := await response.content.readline():
+                        node = json.loads(line)["object"]
+                        since = node["metadata"]["resourceVersion"]
+                        take(node)
 
         following = asyncio.create_task(follow())
         await asyncio.sleep(SETTLE_S)
         try:
             yield
-            if following.done():
-                following.result()
         finally:
-            following.cancel()
+            for task in (following, *tasks):
+                if task.done():
+                    task.result()
+                task.cancel()
             await asyncio.gather(following, *tasks, return_exceptions=True)
 
 
@@ -250,12 +256,15 @@ async def _fail(server: Server, names: Sequence[str]) -> dict[str, float]:
     stored = _taints(written)
     delays_ms = sorted((stored[name].stored_s - shown[name].received_s) * 1e3 for name in names)
     began_s = min(each.received_s for each in shown.values())
-    return {
+    figures = {
         "p50_ms": statistics.median(delays_ms),
         "p99_ms": delays_ms[-1 - len(delays_ms) // 100],
         "wall_s": max(stored[name].stored_s for name in names) - began_s,
         "conditions_s": max(each.stored_s for each in shown.values()) - began_s,
+        "charges": sum(each.resource == "nodefaultpolicies/status" for each in written),
     }
+    print(f"  {len(names)} nodes: {figures}, load {load_average()}", file=sys.stderr, flush=True)
+    return figures
 
 
 async def _show(session: aiohttp.ClientSession, name: str) -> None:

@@ -23,6 +23,7 @@ from polyreme_operator.adapters.kubernetes.connection import Connection, from_ku
 from polyreme_operator.port import Manifest, ObjectRef
 from tools.cluster.binaries import programs
 from tools.cluster.cluster import down, up
+from tools.cluster.servers import Servers
 
 ROOT = Path(__file__).parents[2]
 AT_ONCE = 64
@@ -52,6 +53,7 @@ AUDIT_POLICY: Manifest = {
             "verbs": ["create", "delete"],
             "resources": [{"group": "", "resources": ["pods"]}],
         },
+        {"level": "Metadata", "verbs": ["patch"], "resources": [{"group": "", "resources": ["pods/status"]}]},
         {"level": "None"},
     ],
 }
@@ -153,10 +155,25 @@ def in_server(measure: Callable[[Server], Coroutine[Any, Any, _Result]]) -> _Res
         environment = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
         try:
             kubeconfig = up(folder / "cluster", environment, api_options=options)
-            _install(kubeconfig)
+            _let_pods_run(folder / "cluster")
+            install(kubeconfig, sorted((ROOT / "manifests/crds").glob("*.yaml")))
             return asyncio.run(run(kubeconfig, folder))
         finally:
             down(folder / "cluster")
+
+
+def _let_pods_run(folder: Path) -> None:
+    """Start KWOK without its stage that ends the pods of Jobs as soon as they run."""
+    stages = folder / "stages.yaml"
+    kept = [stage for stage in stages.read_text().split("\n---\n") if "name: pod-complete" not in stage]
+    stages.write_text("\n---\n".join(kept))
+    servers = Servers(folder)
+    kwok = servers.named("kwok")
+    if kwok is None:
+        raise RuntimeError("KWOK was not started")
+    command = Path(f"/proc/{kwok.pid}/cmdline").read_text().rstrip("\0").split("\0")
+    servers.kill(kwok)
+    servers.start("kwok", command)
 
 
 @contextlib.contextmanager
@@ -165,11 +182,18 @@ def _folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def _install(kubeconfig: str) -> None:
-    kubectl = str(programs(os.environ)["kubectl"])
-    files = [word for path in sorted((ROOT / "manifests/crds").glob("*.yaml")) for word in ("-f", str(path))]
-    for verb in (("apply", "--server-side"), ("wait", "--for=condition=Established")):
-        subprocess.run([kubectl, "--kubeconfig", kubeconfig, *verb, *files], check=True, capture_output=True)
+def install(kubeconfig: str, paths: Sequence[Path]) -> None:
+    """Apply definitions of kinds, and wait until they are served."""
+    kubectl = [str(programs(os.environ)["kubectl"]), "--kubeconfig", kubeconfig]
+    files = [word for path in paths for word in ("-f", str(path))]
+    subprocess.run([*kubectl, "apply", "--server-side", *files], check=True, capture_output=True)
+    wait = [*kubectl, "wait", "--for=condition=Established", *files]
+    # kubectl fails at once where a definition has no condition yet.
+    until_s = time.monotonic() + READY_S
+    while (done := subprocess.run(wait, check=False, capture_output=True, text=True)).returncode:
+        if time.monotonic() > until_s:
+            raise RuntimeError(f"kinds are not served after {READY_S:.0f} s: {done.stderr[-500:]}")
+        time.sleep(POLL_S)
 
 
 async def create_nodes(server: Server, count: int, *, devices: int = 8, racks: int = 0) -> list[str]:

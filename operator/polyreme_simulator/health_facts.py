@@ -66,9 +66,9 @@ class HealthFacts:
         after.released = before.released if before.shown == after.shown and after.record is not None else None
         lifted = before.tainted and not after.tainted
         if lifted and after.record == before.record:
-            # The operator lifts a taint and changes the record in one write: this was a person. Without a record that
-            # can be read, the operator can't know that there was a taint.
-            after.released = None if after.record is None else after.shown
+            # The operator lifts a taint and changes the record in one write: this was a person. Without a record of the
+            # taint, the operator can't know that there was one.
+            after.released = after.shown if after.record is not None and after.record.state.is_out else None
             world.reached["node released by hand", ""] += 1
         self._seen[name] = after
         if before.record != after.record and before.record is not None and before.others != after.others:

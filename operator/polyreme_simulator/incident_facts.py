@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from polyreme_local.api_server.record import Change
+from polyreme_operator.election import LEASE_NAME
 from polyreme_operator.health.incidents import Incident, concerns, name_of, parse_incident
 from polyreme_operator.health.record import HEALTH, parse
 from polyreme_operator.port import Manifest, WatchEventType
@@ -13,6 +14,8 @@ from polyreme_simulator.observed_state import ObservedState
 OF_NODE_MAX = 2
 """Incidents of a node that the simulated installation keeps; few, so that seeds reach it."""
 OF_ALL_MAX = 16
+HANDOVER_S = 30.0
+"""Longest time from the end of a leader to the next one's Lease."""
 RACING = 2
 """By how many two leaders may exceed the limits while faults last."""
 
@@ -29,6 +32,10 @@ class IncidentFacts:
         self._observed, self._capacity = observed, capacity
         self._outages: dict[str, float] = {}
         """Since when each outage was on record, by the name of its incident; not those that nothing can tell of."""
+        self._ended_s: dict[str, float] = {}
+        """Until when it was."""
+        self._leaders: list[tuple[float, str]] = []
+        """Since when each replica led, and its identity."""
         self._now: dict[str, str] = {}
         """The outage that each node's record shows."""
         self._concerned: set[str] = set()
@@ -45,6 +52,10 @@ class IncidentFacts:
                 self._node_changed(change.record.name, None if deleted else change.record.manifest, world)
             case "NodeIncident":
                 self._incident_changed(change.record.name, change.record.manifest, deleted=deleted, world=world)
+            case "Lease" if change.record.name == LEASE_NAME:
+                holder = (change.record.manifest.get("spec") or {}).get("holderIdentity") or ""
+                if not self._leaders or self._leaders[-1][1] != holder:
+                    self._leaders.append((world.time_s(), holder))
             case _:
                 pass
 
@@ -60,15 +71,30 @@ class IncidentFacts:
             # What was on record only for a short while may be known to nothing any more.
             if before is not None and world.time_s() - self._outages.get(before, 0.0) < BLIND_S:
                 self._outages.pop(before, None)
-            self._now.pop(name, None)
+            self._over(name, world)
         elif record is None or not record.state.is_out:
-            self._now.pop(name, None)
+            self._over(name, world)
         elif tainted:
             outage = name_of(name, record.since_s)
+            if self._now.get(name) != outage:
+                self._over(name, world)
             self._now[name] = outage
             if outage not in self._ever:
                 self._ever.add(outage)
                 self._outages[outage] = world.time_s()
+
+    def _over(self, name: str, world: ClusterView) -> None:
+        """Note that a node's record shows its outage no longer."""
+        outage = self._now.pop(name, None)
+        if outage is not None:
+            self._ended_s[outage] = world.time_s()
+
+    def _may_be_lost(self, outage: str) -> bool:
+        """Tell whether a short outage was known only to a replica that has ended before it could be written."""
+        began_s, ended_s = self._outages[outage], self._ended_s.get(outage, float("inf"))
+        if ended_s - began_s >= BLIND_S:
+            return False
+        return any(began_s <= at_s <= ended_s + HANDOVER_S for at_s, _ in self._leaders)
 
     def _incident_changed(self, name: str, manifest: Manifest, *, deleted: bool, world: ClusterView) -> None:
         incident = parse_incident(manifest)
@@ -98,6 +124,9 @@ class IncidentFacts:
     def check_end(self, world: ClusterView) -> None:
         """Check the history once nothing has happened for long."""
         for outage in sorted(self._outages.keys() - self._written):
+            if self._may_be_lost(outage):
+                world.reached["incident lost with its leader", ""] += 1
+                continue
             self._observed.broke("each time that a node was out has an incident", outage, world)
         for name, incident in sorted(self._incidents.items()):
             if incident.is_open and incident.spec.node not in self._concerned:

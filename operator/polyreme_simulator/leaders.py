@@ -23,6 +23,9 @@ class LeaderFacts:
         self._renewed_s: dict[str, float] = {}
         self._awake_s: dict[str, float] = {}
         self._holder = ""
+        """Last replica that had the Lease."""
+        self._named = ""
+        """Holder that the Lease names; empty: it was given back."""
         self._began_s: dict[str, float] = {}
         self.rules_since_s = 0.0
         """When the present leader sent its first write: before that it has listed every kind."""
@@ -30,6 +33,10 @@ class LeaderFacts:
     def renewed(self, manifest: Manifest, world: ClusterView) -> None:
         """Take a change of the operator's Lease."""
         holder = (manifest.get("spec") or {}).get("holderIdentity") or ""
+        if holder != self._named:
+            # Whoever takes the Lease lists every kind again, also if it gave it back itself a moment ago.
+            self._began_s.pop(holder, None)
+            self._named = holder
         if holder:
             self._renewed_s[holder] = world.time_s()
         if holder and self._holder and holder != self._holder:

@@ -98,7 +98,13 @@ def _packs(source: Any, step: int) -> str:
     batch = source.packs(step, first=0, count=source.packs_in(step))
     grids = source.grids(step, first=0, count=source.packs_in(step))
     assert [tuple(pair) for grid in grids for pair in grid] == [tuple(pair) for pair in batch.grids_I2]
-    arrays = (batch.tokens_T, batch.targets_T, batch.positions_T, batch.document_offsets, _NORMAL[np.asarray(batch.patches_PC)])
+    arrays = (
+        batch.tokens_T,
+        batch.targets_T,
+        batch.positions_T,
+        batch.document_offsets,
+        _NORMAL[np.asarray(batch.patches_PC)],
+    )
     return _digest(b"".join(np.ascontiguousarray(array).tobytes() for array in (*arrays, batch.grids_I2)))
 
 

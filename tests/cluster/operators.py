@@ -14,7 +14,8 @@ import yaml
 
 from polyreme_api import labels
 from polyreme_operator.port import ClusterPort, ConflictError, Manifest, NotFoundError, ObjectRef
-from tests.cluster.kube import ROOT, kubectl
+from tests.cluster.kube import kubectl
+from tools.charts.render import VALUES, rendered
 
 NAMESPACE = "polyreme-system"
 ACCOUNT = "polyreme-operator"
@@ -25,10 +26,12 @@ POLL_S = 0.2
 SIDE_BY_SIDE = 32
 
 
-def install(kubeconfig: str, folder: Path) -> Path:
+def install(kubeconfig: str, folder: Path, binding: str = "NodeAffinity") -> Path:
     """Apply everything but the Deployment, and return a kubeconfig of the operator's service account."""
-    for name in ("namespace", "rbac"):
-        kubectl(kubeconfig, "apply", "-f", str(ROOT / f"manifests/{name}.yaml"))
+    texts = rendered(VALUES, settings=[f"operator.binding={binding}"], templates=["namespace", "rbac"])
+    rights = folder / "rights.yaml"
+    rights.write_text(texts)
+    kubectl(kubeconfig, "apply", "-f", str(rights))
     token = kubectl(kubeconfig, "create", "token", ACCOUNT, "--namespace", NAMESPACE, "--duration", "2h").strip()
     content: dict[str, Any] = yaml.safe_load(kubectl(kubeconfig, "config", "view", "--raw", "--minify", "--flatten"))
     content["users"][0]["user"] = {"token": token}

@@ -28,8 +28,7 @@ WORKS = Condition(type=CONDITION_AGENT, status="False", reason="Works", message=
 def server(kubeconfig: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The API server, by a token that is bound to a pod on the node ``agent-own``."""
     folder = tmp_path_factory.mktemp("agent")
-    for file in ("namespace.yaml", "rbac.yaml", "admission.yaml", "daemonset.yaml"):
-        kubectl(kubeconfig, "apply", "-f", str(ROOT / "manifests/agent" / file))
+    kubectl(kubeconfig, "apply", "-k", str(ROOT / "manifests/agent"))
     for node in (OWN, OTHER):
         _create(kubeconfig, folder, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})
     container = {"name": "reporter", "image": "polyreme/operator"}

@@ -64,7 +64,7 @@ def bound_by_us(kubeconfig: str, tmp_path_factory: pytest.TempPathFactory) -> It
     """Path of the kubeconfig of a cluster on which the operator runs and binds pods by itself."""
     folder = tmp_path_factory.mktemp("operator")
     log = folder / "operator.log"
-    with replica(install(kubeconfig, folder), log, "--binding", "GangBinder"):
+    with replica(install(kubeconfig, folder, "GangBinder"), log, "--binding", "GangBinder"):
         yield kubeconfig
     assert '"level": "error"' not in log.read_text(), log.read_text()[-4000:]
 

@@ -52,7 +52,7 @@ def test_a_gang_is_launched_and_bound_and_goes_with_its_job(kubeconfig: str, tmp
     async def story(cluster: KubernetesCluster, namespace: str) -> None:
         log = tmp_path / "operator.log"
         async with nodes(cluster, namespace, 4, devices=3, owned=mode == "GangBinder") as resource:
-            with replica(install(kubeconfig, tmp_path), log, "--binding", mode):
+            with replica(install(kubeconfig, tmp_path, mode), log, "--binding", mode):
                 await cluster.create(gang("small", namespace, resource, WORKERS))
                 pods = await until_bound(cluster, namespace, WORKERS)
                 assert Counter(pod["spec"]["nodeName"] for pod in pods) == {f"{namespace}-{at}": 3 for at in range(4)}
@@ -81,7 +81,7 @@ def test_killing_the_leader_again_and_again_during_a_launch_doubles_and_loses_no
     rng = random.Random(11)
 
     async def story(cluster: KubernetesCluster, namespace: str) -> None:
-        account = install(kubeconfig, tmp_path)
+        account = install(kubeconfig, tmp_path, "GangBinder")
         options = ("--binding", "GangBinder")
         replicas = [Replica(account, tmp_path / f"replica-{at}.log", *options) for at in range(2)]
         seen: dict[int, set[str]] = {}

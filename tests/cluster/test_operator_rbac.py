@@ -17,6 +17,7 @@ NEVER = (
     ("get", "pods/log"),
     ("create", "pods/exec"),
     ("create", "pods/eviction"),
+    ("create", "pods/binding"),
     ("patch", "pods"),
     ("patch", "nodes/status"),
     ("update", "nodes"),

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 NODES = 2
 AUDIT_POLICY = Path(__file__).with_name("audit.yaml")
 AUDIT_LOG = "logs/audit.log"
+BACKUP = "etcd-backup"
 PATIENCE_S = 300.0
 POLL_S = 0.2
 RESTRICTED = {
@@ -65,13 +68,46 @@ class Cluster:
         """Start the kubelet of a node again."""
         start_node(self._own(), os.environ, node)
 
+    def back_up(self) -> None:
+        """Copy what etcd holds."""
+        with self._without(["etcd"]) as folder:
+            shutil.rmtree(folder / BACKUP, ignore_errors=True)
+            shutil.copytree(folder / "etcd", folder / BACKUP)
+
+    def restore(self) -> None:
+        """Have etcd hold what it held then: resource versions go back."""
+        with self._without(["kube-apiserver", "etcd"]) as folder:
+            shutil.rmtree(folder / "etcd")
+            (folder / BACKUP).rename(folder / "etcd")
+
+    def restart_control_plane(self) -> None:
+        """Kill etcd and the API server, and start them again."""
+        with self._without(["kube-apiserver", "etcd"]):
+            pass
+
+    @contextlib.contextmanager
+    def _without(self, names: Sequence[str]) -> Iterator[Path]:
+        """Kill servers of the control plane, and start them again after the block, the last one first."""
+        folder = self._own()
+        servers = Servers(folder)
+        commands = {}
+        for name in names:
+            server = servers.named(name)
+            assert server is not None
+            commands[name] = Path(f"/proc/{server.pid}/cmdline").read_text().rstrip("\0").split("\0")
+            servers.kill(server)
+        yield folder
+        for name in reversed(names):
+            servers.start(name, commands[name], stop_signal=signal.SIGKILL)
+        self.until(lambda: self.kubectl("get", "--raw", "/readyz"), "the API server is ready")
+
     def freeze(self, node: str, frozen: bool) -> None:
         """Stop every container of a node where it is, as when a machine hangs, or let them go on."""
         Sandbox(self._own()).cgroup.child(node).freeze(frozen)
 
-    def offer(self, node: str, devices: int) -> None:
-        """Have a node offer devices, as a device plugin does."""
-        amounts = {RESOURCE_DEVICE: str(devices)}
+    def offer(self, node: str, devices: int | None) -> None:
+        """Have a node offer devices, as a device plugin does; None: it is no longer there."""
+        amounts = {RESOURCE_DEVICE: None if devices is None else str(devices)}
         patch = json.dumps({"status": {"capacity": amounts, "allocatable": amounts}})
         self.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", patch)
 

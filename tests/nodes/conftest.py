@@ -1,13 +1,14 @@
 """Every test of this folder has a cluster whose nodes run pods in containers; all share one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.nodes.cluster import Cluster, cluster_for_tests
-from tests.nodes.release import DEVICES, Release, prepare, production_values
+from tests.nodes.release import Release, prepare
 from tests.nodes.servers import Outside, outside
+from tests.nodes.story import in_production, losses_of_embedded
 
 FOLDER = Path(__file__).parent
 
@@ -33,13 +34,20 @@ def servers(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="session")
-def production(cluster: Cluster, servers: Outside) -> Iterator[Release]:
-    """The release in the production profile, for all modules that come after the development profile's."""
+def prepared(cluster: Cluster) -> Cluster:
+    """The cluster, with our images and what pods mount."""
     prepare(cluster)
-    for node in cluster.get("nodes")["items"]:
-        cluster.offer(node["metadata"]["name"], DEVICES)
-    cluster.kubectl.apply(servers.secrets())
-    release = Release(cluster)
-    release.install(production_values(cluster, servers.values()))
-    yield release
-    release.uninstall()
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def production(prepared: Cluster, servers: Outside) -> Iterator[Release]:
+    """The release in the production profile, for all modules that come after the development profile's."""
+    with in_production(prepared, servers) as release:
+        yield release
+
+
+@pytest.fixture(scope="session")
+def losses(tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, str]:
+    """The losses of an embedded run of the job, to the last bit."""
+    return losses_of_embedded(tmp_path_factory.mktemp("embedded"))

@@ -6,6 +6,7 @@ from typing import Any
 CLAIM = "packages"
 MOUNTED_AT = "/opt/packages"
 """On PYTHONPATH in every image; in a thin one it is empty."""
+FOLDER = sysconfig.get_paths()["purelib"]
 SIZE = "20Gi"
 VOLUMES = [{"name": CLAIM, "persistentVolumeClaim": {"claimName": CLAIM, "readOnly": True}}]
 MOUNTS = [{"name": CLAIM, "mountPath": MOUNTED_AT, "readOnly": True}]
@@ -24,7 +25,7 @@ def volume(namespace: str) -> list[dict[str, Any]]:
                 **shared,
                 "capacity": {"storage": SIZE},
                 "persistentVolumeReclaimPolicy": "Retain",
-                "hostPath": {"path": sysconfig.get_paths()["purelib"], "type": "Directory"},
+                "hostPath": {"path": FOLDER, "type": "Directory"},
             },
         },
         {

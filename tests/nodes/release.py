@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from polyreme_launcher.agent import PROCESSES_FILE
+from polyreme_operator.reconcile.worker_pods import POD_FOLDER
 from tests.nodes import packages
 from tests.nodes.cluster import PATIENCE_S, RESTRICTED, ROOT, Cluster, Manifest
 from tools.cluster.binaries import program_path
@@ -56,6 +58,9 @@ def values(cluster: Cluster, **more: Any) -> dict[str, Any]:
         mounted = {"volumes": packages.VOLUMES, "volumeMounts": packages.MOUNTS}
         found["operator"] |= mounted
         found["datahub"]["controller"] |= mounted
+        if "agent" in found:
+            found["agent"]["volumes"] += [{"name": packages.CLAIM, "hostPath": {"path": packages.FOLDER}}]
+            found["agent"]["volumeMounts"] += packages.MOUNTS
         if "workers" in found["datahub"]:
             found["datahub"]["workers"]["cpu"].update(mounted)
     return found
@@ -191,10 +196,27 @@ def created(cluster: Cluster, manifest: Manifest) -> Iterator[Job]:
     try:
         yield Job(cluster, name)
     finally:
-        cluster.kubectl("--namespace", JOBS, "delete", "trainingjob", name, "--wait=false")
+        cluster.kubectl("--namespace", JOBS, "delete", "trainingjob", name, "--wait=false", "--ignore-not-found")
 
 
 def inside(cluster: Cluster, pod: Manifest, program: str) -> str:
     """Run Python in a job's pod."""
     words = ("--namespace", JOBS, "exec", pod["metadata"]["name"], "--", "python", "-c", program)
     return cluster.kubectl(*words)
+
+
+def kill_rank(cluster: Cluster, pod: Manifest, rank: int) -> None:
+    """Kill a rank inside its container."""
+    path = f"{POD_FOLDER}/{PROCESSES_FILE}"
+    inside(cluster, pod, f"import json, os; os.kill(json.load(open('{path}'))['ranks']['{rank}'], 9)")
+
+
+def state(cluster: Cluster, training: Job) -> dict[str, Any]:
+    """What of a job an upgrade may not change."""
+    pods = training.pods
+    ranks = f"print(open('{POD_FOLDER}/{PROCESSES_FILE}').read())"
+    return {
+        "pods": [pod["metadata"]["uid"] for pod in pods],
+        "attempt": training.status["attempt"]["number"],
+        "ranks": [json.loads(inside(cluster, pod, ranks))["ranks"] for pod in pods],
+    }

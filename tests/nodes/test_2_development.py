@@ -6,15 +6,16 @@ import pytest
 
 from tests.nodes import packages
 from tests.nodes.cluster import Cluster
-from tests.nodes.release import JOBS, SYSTEM, Release, created, job, prepare, values
+from tests.nodes.release import JOBS, SYSTEM, Release, created, job, values
 from tests.services.test_runs_on_servers import STEPS, shortened
+
+KEPT_S = 10
 
 
 @pytest.fixture(scope="module")
-def release(cluster: Cluster) -> Release:
+def release(prepared: Cluster) -> Release:
     """The release, which the tests of this module move on from state to state."""
-    prepare(cluster)
-    return Release(cluster)
+    return Release(prepared)
 
 
 @pytest.mark.slow
@@ -24,9 +25,13 @@ def test_the_quickstarts_job_succeeds_in_pods_on_data_that_pods_made(
     release.install(values(cluster, jobs={"namespaces": [JOBS]}, devices={"perNode": 2}))
     nodes = cluster.get("nodes")["items"]
     assert [node["status"]["allocatable"]["polyreme.dev/device"] for node in nodes] == ["2"] * len(nodes)
-    with created(cluster, job(cluster, shortened("first", tmp_path))) as first:
+    manifest = job(cluster, shortened("first", tmp_path))
+    manifest["spec"]["ttlSecondsAfterFinished"] = KEPT_S
+    with created(cluster, manifest) as first:
         status = first.until_succeeded()
         pods = first.pods
+        words = ("--namespace", JOBS, "get", "trainingjobs", "--output=name")
+        cluster.until(lambda: not cluster.kubectl(*words).strip(), "the job is deleted after its time")
     assert status["attempt"]["number"] == 1
     assert status["step"] == STEPS
     assert {pod["spec"]["nodeName"] for pod in pods} == {node["metadata"]["name"] for node in nodes}

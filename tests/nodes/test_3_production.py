@@ -4,28 +4,16 @@ One job goes through all tests of this module, in their order.
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
 
-from polyreme.records import RunRecords, read_records_at
-from polyreme_launcher.agent import PROCESSES_FILE
-from polyreme_operator.reconcile.worker_pods import POD_FOLDER
-from tests.e2e.polyreme_home import PolyremeHome
 from tests.nodes.cluster import Cluster
-from tests.nodes.release import DEVICES, JOBS, SYSTEM, Job, Release, created, inside, is_true, job
+from tests.nodes.release import DEVICES, JOBS, SYSTEM, Job, Release, created, inside, is_true, job, kill_rank
 from tests.nodes.servers import SECRET_VARIABLES, Outside
-from tests.services.test_runs_on_servers import shortened
-from tools.services.services import BUCKET
+from tests.nodes.story import EVERY_STEPS, STEPS, records_of, write_job
 
-STEPS = 100
-EVERY_STEPS = 4
-NODE_LOST_S = 2
-"""Beyond the time after which the cluster says that a node is not ready."""
 NAME = "quickstart"
-CHECKPOINTS = f"s3://{BUCKET}/checkpoints/{JOBS}/{NAME}"
 pytestmark = pytest.mark.slow
 ASK = """
 import json, ssl, urllib.error, urllib.request
@@ -48,26 +36,10 @@ print(json.dumps(said))
 """What a trainer's container does with its token."""
 
 
-def write_job(folder: Path) -> Path:
-    """The quickstart's job with fewer steps and one source."""
-    checkpoint, health = {"everySteps": EVERY_STEPS}, {"nodeLostSeconds": NODE_LOST_S}
-    return shortened(NAME, folder, training={"steps": STEPS}, checkpoint=checkpoint, health=health)
-
-
-@pytest.fixture(scope="module")
-def losses(tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, str]:
-    """The losses of an embedded run of the job, to the last bit."""
-    folder = tmp_path_factory.mktemp("embedded")
-    home = PolyremeHome(folder)
-    ended = home.start(write_job(folder)).end()
-    assert ended.code == 0, ended.said
-    return home.losses(NAME)
-
-
 @pytest.fixture(scope="module")
 def trained(cluster: Cluster, production: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """The job."""
-    manifest = job(cluster, write_job(tmp_path_factory.mktemp("job")))
+    manifest = job(cluster, write_job(NAME, tmp_path_factory.mktemp("job")))
     with created(cluster, manifest) as made:
         yield made
 
@@ -117,8 +89,7 @@ def test_a_rank_that_is_killed_inside_its_container_comes_back_in_place(cluster:
     trained.until(lambda status: status.get("step", 0) >= 2 * EVERY_STEPS, "it trains")
     before = trained.pods
     assert len({pod["spec"]["nodeName"] for pod in before}) == 2
-    victim = "import json, os; os.kill(json.load(open('{}'))['ranks']['2'], 9)".format(f"{POD_FOLDER}/{PROCESSES_FILE}")
-    inside(cluster, before[1], victim)
+    kill_rank(cluster, before[1], 2)
     status = trained.until(lambda status: status["attempt"]["number"] == 2, "a second attempt")
     assert status["restartRecords"][-1]["cause"] == "RankKilled"
     trained.until(lambda status: is_true(status, "Running"), "it trains again")
@@ -151,7 +122,7 @@ def test_a_lost_node_is_replaced_and_what_its_ranks_commit_late_is_no_history(cl
 def test_the_losses_are_those_of_an_embedded_run(
     trained: Job, servers: Outside, losses: Mapping[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records = read(servers, monkeypatch)
+    records = records_of(servers, NAME, monkeypatch)
     assert {record.step: record.loss.hex() for record in records.history} == losses
     assert len(records.history) == len(losses) == STEPS
     assert {record.attempt for record in records.history} >= {1, 2, 3}, "each attempt contributed"
@@ -192,13 +163,3 @@ def every_log(cluster: Cluster) -> str:
             name = pod["metadata"]["name"]
             lines.append(cluster.kubectl("--namespace", namespace, "logs", name, "--all-containers"))
     return "".join(lines)
-
-
-def read(servers: Outside, monkeypatch: pytest.MonkeyPatch) -> RunRecords:
-    """What the job's ranks left in the bucket."""
-    for name, value in servers.variables.items():
-        if name.startswith("AWS_"):
-            monkeypatch.setenv(name, value)
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    assert os.environ["AWS_ENDPOINT_URL"] == servers.variables["AWS_ENDPOINT_URL"]
-    return read_records_at(CHECKPOINTS)

@@ -3,17 +3,13 @@
 One job goes through all tests of this module, in their order.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from polyreme_launcher.agent import PROCESSES_FILE
-from polyreme_operator.reconcile.worker_pods import POD_FOLDER
 from tests.nodes.cluster import Cluster
-from tests.nodes.release import DEVICES, SYSTEM, Job, Release, created, inside, is_true, job, production_values
+from tests.nodes.release import DEVICES, SYSTEM, Job, Release, created, is_true, job, production_values, state
 from tests.nodes.servers import Outside
 from tests.services.test_runs_on_servers import shortened
 
@@ -21,18 +17,7 @@ PREVIOUS_CHART = Path(__file__).parent / "kept/polyreme-0.1.0.tgz"
 PREVIOUS_TAG = "previous"
 STEPS = 100_000
 DRAIN_S_MAX = 300
-RANKS = f"print(open('{POD_FOLDER}/{PROCESSES_FILE}').read())"
 pytestmark = pytest.mark.slow
-
-
-def state(cluster: Cluster, training: Job) -> dict[str, Any]:
-    """What an upgrade may not change."""
-    pods = training.pods
-    return {
-        "pods": [pod["metadata"]["uid"] for pod in pods],
-        "attempt": training.status["attempt"]["number"],
-        "ranks": [json.loads(inside(cluster, pod, RANKS))["ranks"] for pod in pods],
-    }
 
 
 @pytest.fixture(scope="module")

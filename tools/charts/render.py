@@ -28,6 +28,7 @@ FILES = {
     "datahub.yaml": ("datahub-rbac", "s3", "datahub"),
     "devices.yaml": ("devices",),
     "networkpolicies.yaml": ("networkpolicies",),
+    "agent/agent.yaml": ("agent",),
 }
 """Each file of manifests/, and the templates that it is made of."""
 HEADER = "# Generated from charts/polyreme by `make manifests`; do not edit.\n"
@@ -63,10 +64,11 @@ def helm(*arguments: str | Path, kubeconfig: str | None = None) -> str:
     return done.stdout
 
 
-def rendered(*values: Path, settings: Sequence[str] = ()) -> str:
-    """Return the chart's objects, with some values files and settings (``--set``)."""
+def rendered(*values: Path, settings: Sequence[str] = (), templates: Sequence[str] = ()) -> str:
+    """Return the chart's objects, with some values files and settings (``--set``); of some templates, or of all."""
     options: list[str | Path] = [word for path in values for word in ("--values", path)]
     options += [word for setting in settings for word in ("--set", setting)]
+    options += [word for name in templates for word in ("--show-only", f"templates/{name}.yaml")]
     return helm("template", RELEASE, CHART, "--namespace", NAMESPACE, *options)
 
 
@@ -106,7 +108,7 @@ def _name(document: str) -> str:
 def manifests() -> dict[Path, str]:
     """Return the files of manifests/ that come from the chart, by their path in the repository."""
     documents: dict[str, list[str]] = {}
-    for document in _documents(rendered(VALUES)):
+    for document in _documents(rendered(VALUES, settings=["agent.enabled=true"])):
         found = _SOURCE.search(document)
         if found is None:
             raise HelmError(f"a document of no template: {document[:80]!r}")

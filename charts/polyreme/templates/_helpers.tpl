@@ -204,3 +204,11 @@ cpu{{ if gt (int .Values.datahub.workers.gpu.maxReplicas) 0 }},gpu{{ end }}
 {{- define "polyreme.workersName" -}}
 polyreme-datahub-workers{{ if ne . "cpu" }}-{{ . }}{{ end }}
 {{- end }}
+
+{{- define "polyreme.agentVariables" -}}
+- name: NODE_NAME
+  valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+{{- with .Values.agent.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}

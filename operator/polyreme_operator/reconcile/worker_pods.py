@@ -100,7 +100,7 @@ def role(job: JobView) -> Manifest:
                 "apiGroups": ["coordination.k8s.io"],
                 "resources": ["leases"],
                 "resourceNames": [name],
-                "verbs": ["get", "patch", "update"],
+                "verbs": ["get", "patch"],
             },
         ],
     }

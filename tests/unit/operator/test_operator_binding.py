@@ -193,7 +193,7 @@ def test_a_launcher_may_follow_its_own_job_and_renew_its_own_lease_and_nothing_e
     assert rules.keys() == {"trainingjobs", "leases"}
     assert (rules["trainingjobs"]["resourceNames"], rules["leases"]["resourceNames"]) == (["j"], [name])
     assert rules["trainingjobs"]["verbs"] == ["get", "list", "watch"]
-    assert rules["leases"]["verbs"] == ["get", "patch", "update"]
+    assert rules["leases"]["verbs"] == ["get", "patch"]
     binding = made["RoleBinding"]
     assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "trainer", "namespace": "default"}]

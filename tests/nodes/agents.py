@@ -1,0 +1,96 @@
+"""Node agents of the release, each of which reads a host tree of this machine, and faults that a test writes into one.
+
+No program can write into the kernel log in the kernel's name.
+"""
+
+import contextlib
+import functools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from polyreme_api.node_report import CONDITION_AGENT
+from polyreme_operator.health.record import HEALTH
+from tests.nodes.cluster import Cluster
+from tests.nodes.release import DEVICES, Job, Release, is_true, production_values
+from tests.nodes.servers import Outside
+from tests.nodes.story import EVERY_STEPS
+from tests.unit.agent.host_tree import XID_79, record, write
+
+NAMESPACE = "polyreme-agents"
+FAULT_S_MAX = 30.0
+"""From the record in the kernel log to the taint."""
+POLICY = {
+    "apiVersion": "polyreme.dev/v1alpha1",
+    "kind": "NodeFaultPolicy",
+    "metadata": {"name": "gpus"},
+    "spec": {"mode": "Enforce", "classes": ["gpu-lost"]},
+}
+
+
+def values_with_agents(cluster: Cluster, servers: Outside) -> dict[str, Any]:
+    """Values of the production profile with agents that read host trees."""
+    assert cluster.folder is not None, "the agents of a cluster that KUBECONFIG names read their own hosts"
+    agent = {
+        "enabled": True,
+        "args": ["--root=/injected"],
+        "volumes": [{"name": "injected", "hostPath": {"path": str(cluster.folder / "hosts")}}],
+        "volumeMounts": [{"name": "injected", "mountPath": "/injected", "subPathExpr": "$(NODE_NAME)"}],
+    }
+    return production_values(cluster, servers.values(), agent=agent)
+
+
+@contextlib.contextmanager
+def agents(cluster: Cluster, release: Release, servers: Outside) -> Iterator[Path]:
+    """The host trees of the nodes, by name, while the release has agents, and a policy acts on what they report."""
+    assert cluster.folder is not None
+    folder = cluster.folder / "hosts"
+    names = [node["metadata"]["name"] for node in cluster.get("nodes")["items"]]
+    for name in names:
+        write(folder / name, "proc/sys/kernel/random/boot_id", f"boot-of-{name}\n")
+        write(folder / name, "dev/kmsg", "")
+        cluster.offer(name, DEVICES)
+    release.install(values_with_agents(cluster, servers))
+    cluster.kubectl("--namespace", NAMESPACE, "rollout", "status", "daemonset/polyreme-agent", "--timeout=50s")
+    for name in names:
+        cluster.until(functools.partial(condition, cluster, name, CONDITION_AGENT), f"the agent of {name} reports")
+    cluster.kubectl.apply([POLICY])
+    try:
+        yield folder
+    finally:
+        cluster.kubectl("delete", "nodefaultpolicy", "gpus")
+        for name in names:
+            if HEALTH in taints(cluster, name):
+                cluster.kubectl("taint", "node", name, f"{HEALTH}-")
+
+
+def lose_gpu(cluster: Cluster, hosts: Path, training: Job) -> str:
+    """Lose a GPU of a node on which a job trains, wait until it trains elsewhere, and return the node's name."""
+    training.until(lambda status: status.get("step", 0) > EVERY_STEPS and is_true(status, "Running"), "it trains")
+    faulty, healthy = (str(pod["spec"]["nodeName"]) for pod in training.pods)
+    attempt = training.status["attempt"]["number"]
+    cluster.offer(healthy, 2 * DEVICES)
+    uptime_us = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
+    with (hosts / faulty / "dev/kmsg").open("a") as log:
+        log.write(record(1, XID_79, at_us=uptime_us))
+    cluster.until(lambda: taints(cluster, faulty).get(HEALTH), "the taint", patience_s=FAULT_S_MAX)
+    assert taints(cluster, faulty)[HEALTH] == "gpu-lost"
+    assert HEALTH not in taints(cluster, healthy)
+    training.until(
+        lambda status: is_true(status, "Running") and status["attempt"]["number"] > attempt, "it trains again"
+    )
+    alive = [pod for pod in training.pods if "deletionTimestamp" not in pod["metadata"]]
+    assert {pod["spec"]["nodeName"] for pod in alive} == {healthy}
+    return faulty
+
+
+def condition(cluster: Cluster, node: str, kind: str) -> dict[str, Any] | None:
+    """A condition of a node."""
+    found = cluster.get("node", node)["status"]["conditions"]
+    return next((each for each in found if each["type"] == kind), None)
+
+
+def taints(cluster: Cluster, node: str) -> dict[str, str]:
+    """The taints of a node."""
+    return {each["key"]: each.get("value", "") for each in cluster.get("node", node)["spec"].get("taints") or ()}

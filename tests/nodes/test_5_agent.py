@@ -1,0 +1,61 @@
+"""The node agent on real nodes: a fault in the kernel log moves the work, and costs no loss."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from polyreme_operator.health.record import HEALTH
+from tests.nodes.agents import agents, condition, lose_gpu, taints
+from tests.nodes.cluster import ROOT, Cluster
+from tests.nodes.release import Release, created, job
+from tests.nodes.servers import Outside
+from tests.nodes.story import records_of, write_job
+
+NAME = "faulty"
+STEPS = 48
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def hosts(cluster: Cluster, production: Release, servers: Outside) -> Iterator[Path]:
+    """The host trees that the agents read."""
+    with agents(cluster, production, servers) as found:
+        yield found
+
+
+def plugin(cluster: Cluster, *words: str) -> str:
+    """Run kubectl's plugin."""
+    environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "polyreme.plugin", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_lost_gpu_in_the_kernel_log_moves_the_work_and_a_release_returns_the_node(
+    cluster: Cluster,
+    hosts: Path,
+    servers: Outside,
+    losses: Mapping[int, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with created(cluster, job(cluster, write_job(NAME, tmp_path, steps=STEPS))) as training:
+        faulty = lose_gpu(cluster, hosts, training)
+        status = training.until_succeeded()
+    assert not status.get("restartRecords"), "a move is no failure"
+    history = records_of(servers, NAME, monkeypatch).history
+    assert {each.step: each.loss.hex() for each in history} == {step: losses[step] for step in range(1, STEPS + 1)}
+    fault = condition(cluster, faulty, "polyreme.dev/GPU")
+    assert fault is not None
+    assert (fault["status"], fault["reason"]) == ("True", "Xid79")
+    assert faulty in plugin(cluster, "nodes")
+    plugin(cluster, "release", faulty, "--reason", "reseated")
+    cluster.until(
+        lambda: "released" in cluster.get("node", faulty)["metadata"]["annotations"].get(HEALTH, ""), "the release"
+    )
+    assert HEALTH not in taints(cluster, faulty), "old evidence took it out again"

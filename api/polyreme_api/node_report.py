@@ -85,7 +85,7 @@ def encode(sentence: str, events: Sequence[NodeEvent]) -> str:
 def decode(message: str) -> tuple[tuple[NodeEvent, ...], str]:
     """Return the events that can be read, and why others can't; empty if all could."""
     if len(message) > MESSAGE_CHARACTERS_MAX:
-        return (), f"its message has {len(message)} characters, at most {MESSAGE_CHARACTERS_MAX} are read"
+        return (), f"its message has more than {MESSAGE_CHARACTERS_MAX} characters, so no event of it is read"
     events: list[NodeEvent] = []
     problem = ""
     for number, line in enumerate(message.split("\n")[1:], start=2):

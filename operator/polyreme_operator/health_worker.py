@@ -225,7 +225,7 @@ class HealthWorker:
             unknown=bool(reading.unknown),
         )
         self._states[node.name] = NodeState.HEALTHY if record is None else record.state
-        self._tell(node, broken or "; ".join(reading.problems))
+        self._tell(node, broken or "; ".join((*node.problems, *reading.problems)))
         self._count_observed(node, step)
         self._remind(node.name, step, now_s)
         return step

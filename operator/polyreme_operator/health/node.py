@@ -35,6 +35,8 @@ class HealthNode:
     """Another tool that repairs it or takes it away; empty: none."""
     conditions: tuple[ConditionView, ...] = ()
     """All but the agent's heartbeat."""
+    left_out: int = 0
+    """Number of conditions that are not read, since the node has too many."""
     agent: str | None = None
     """Status of the agent's heartbeat; None: no agent has reported."""
     beat: str | None = None
@@ -48,6 +50,14 @@ class HealthNode:
         return any(taint.get("key") == HEALTH for taint in self.taints)
 
     @property
+    def problems(self) -> tuple[str, ...]:
+        """What of it could not be read."""
+        if not self.left_out:
+            return ()
+        read = len(self.conditions) + (self.agent is not None)
+        return (f"it has {read + self.left_out} conditions, of these the first {read} are read",)
+
+    @property
     def judged(self) -> tuple[object, ...]:
         """What its state depends on: all but versions and heartbeats."""
         return (
@@ -57,6 +67,7 @@ class HealthNode:
             self.annotation,
             self.taints,
             self.conditions,
+            self.left_out,
             self.agent,
             self.claimed,
         )

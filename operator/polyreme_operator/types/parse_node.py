@@ -91,6 +91,7 @@ def parse_health_node(manifest: Manifest) -> HealthNode:
         claimed=other_owner(notes, spec.get("taints") or ()),
         taints=tuple(dict(taint) for taint in spec.get("taints") or ()),
         conditions=kept(tuple(_condition(entry) for entry in entries if entry["type"] != CONDITION_AGENT)),
+        left_out=max(0, len(status.get("conditions") or ()) - CONDITIONS_MAX),
         agent=None if agent is None else str(agent.get("status")),
         beat=None if agent is None else str(agent.get("lastHeartbeatTime") or ""),
         not_ready_since_s=None
@@ -105,7 +106,8 @@ def _condition(entry: Mapping[str, Any]) -> ConditionView:
         status=intern(str(entry.get("status") or "Unknown")),
         reason=intern(str(entry.get("reason") or "")[:128]),
         # The kubelet's own messages are of no interest, and differ.
-        message=str(entry.get("message") or "")[:MESSAGE_CHARACTERS_MAX] if "/" in entry["type"] else "",
+        # One character more than is read, so that reading reports a message that is too long.
+        message=str(entry.get("message") or "")[: MESSAGE_CHARACTERS_MAX + 1] if "/" in entry["type"] else "",
     )
 
 

@@ -142,5 +142,5 @@ def test_the_agents_messages_are_read_with_the_shipped_table() -> None:
         ("network-link", "Replace", 1, True),
     ]
     assert reading.problems == (
-        "condition polyreme.dev/Network: its message has 1000000 characters, at most 1024 are read",
+        "condition polyreme.dev/Network: its message has more than 1024 characters, so no event of it is read",
     )

@@ -7,7 +7,7 @@ import asyncio
 from polyreme_api.times import rfc3339
 from polyreme_operator.health.record import HEALTH, NodeState
 from polyreme_operator.port import STATUS_SUBRESOURCE, ObjectRef
-from tests.unit.operator.health_stage import FOREIGN, HealthStage
+from tests.unit.operator.health_stage import FOREIGN, GPU, HealthStage
 
 
 def test_a_fault_is_tainted_within_a_second_and_foreign_taints_stay() -> None:
@@ -141,6 +141,29 @@ def test_text_that_somebody_else_wrote_is_reported_and_never_trusted() -> None:
         await asyncio.sleep(2.0)
         assert len(stage.events("NodeHealthUnreadable")) == 1
         assert stage.out() == []
+
+    stage.run(story)
+
+
+def test_a_condition_of_a_megabyte_and_a_thousand_conditions_are_reported_once() -> None:
+    stage = HealthStage()
+    stage.add_policy()
+
+    async def story() -> None:
+        await asyncio.sleep(5.0)
+        known = stage.node("n1")["status"]["conditions"]
+        fault = {"type": GPU, "status": "True", "reason": "Xid79", "message": "x\n" * 500_000}
+        many = [{"type": f"example.com/{at}", "status": "False"} for at in range(1_000)]
+        for node, conditions in (("n1", [*known, fault]), ("n2", [*known, *many])):
+            ref = ObjectRef(kind="Node", name=node)
+            stage.store.change(ref, {"status": {"conditions": conditions}}, subresource=STATUS_SUBRESOURCE)
+        await asyncio.sleep(10.0)
+        assert stage.out() == ["n1"]
+        said = sorted(event["message"] for event in stage.events("NodeHealthUnreadable"))
+        assert said == [
+            f"condition {GPU}: its message has more than 1024 characters, so no event of it is read",
+            f"it has {1_000 + len(known)} conditions, of these the first 128 are read",
+        ]
 
     stage.run(story)
 

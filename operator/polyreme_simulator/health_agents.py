@@ -10,6 +10,7 @@ from polyreme_api import labels
 from polyreme_operator.health.record import HEALTH, NodeState, parse
 from polyreme_operator.port import Manifest, ObjectRef, PortError
 from polyreme_simulator.health_facts import GPU, KERNEL
+from polyreme_simulator.repair_hooks import RepairHooks
 from polyreme_simulator.world import World
 
 POLICY = "gpus"
@@ -40,18 +41,25 @@ FAULTS = (
 )
 
 
+def has_hooks(seed: int) -> bool:
+    """Tell whether nodes of a seed are repaired by hooks."""
+    return seed % 3 == 2
+
+
 class HealthAgents:
     """What happens to nodes; drawn from a generator of its own.
 
     Args:
         world: The cluster.
         rng: Every draw.
+        hooks: Whether the policy has hooks that repair nodes.
     """
 
-    def __init__(self, world: World, rng: random.Random) -> None:
+    def __init__(self, world: World, rng: random.Random, *, hooks: bool = False) -> None:
         self._world, self._rng = world, rng
         self._repairs_rng = random.Random(rng.getstate()[1][0])
         """Draws of probations and repairs, apart from the others so that these stay as they were."""
+        self._hooks = RepairHooks(world, random.Random(rng.getstate()[1][1]), self._heal) if hooks else None
         self._faults: dict[str, str] = {}
         """Code that each faulty node shows."""
         self._silent: set[str] = set()
@@ -67,11 +75,15 @@ class HealthAgents:
             (1, "policy changed", self._change_policy),
             (1, "policies overlap", self._overlap),
         )
+        if self._hooks is not None:
+            self._acts = (*self._acts, (2, "node claimed", self._hooks.claim))
 
     def begin(self, lasts_s: float, *, faults: bool) -> None:
         """Create the policy, and plan what happens."""
         facts = self._world.facts.health
         facts.percent, facts.nodes = self._rng.choice(PERCENTS), len(self._world.nodes)
+        if self._hooks is not None:
+            self._hooks.begin()
         self._world.store.create(self._policy(POLICY))
         facts.enforced_s = float("inf")
         self._report_all()
@@ -84,6 +96,8 @@ class HealthAgents:
         """End the faults: nodes are repaired, agents report, people look after what is out."""
         self._faults.clear()
         self._silent.clear()
+        if self._hooks is not None:
+            self._hooks.release_all()
         self._set_policy({"mode": "Enforce", "classes": list(CLASSES)})
         self._report_all()
         self._care()
@@ -234,6 +248,7 @@ class HealthAgents:
                     "loadedSeconds": self._repairs_rng.choice((0, 3, 10)),
                     "maxSeconds": self._repairs_rng.choice((10, 40)),
                 },
+                **({} if self._hooks is None or name != POLICY else {"repairs": self._hooks.spec()}),
                 "breaker": {
                     "nodesPercent": self._world.facts.health.percent,
                     "windowSeconds": self._rng.choice((1, 20, 60)),

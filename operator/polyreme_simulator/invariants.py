@@ -25,6 +25,7 @@ from polyreme_simulator.observed_state import AttemptFact, ObservedState
 from polyreme_simulator.ownership import is_malformed, owner_uid
 from polyreme_simulator.places import PlaceFacts
 from polyreme_simulator.preemptions import PreemptionFacts
+from polyreme_simulator.repair_facts import RepairFacts
 from polyreme_simulator.successors import SuccessorFacts
 from polyreme_simulator.waiting import WaitingFacts
 
@@ -53,6 +54,7 @@ class Facts(ObservedState):
         self.anomalies = AnomalyFacts(self, capacity=self.capacity, batches=self.batches)
         self.data = DataFacts(self, capacity=self.capacity, anomalies=self.anomalies)
         self.health = HealthFacts(self, capacity=self.capacity)
+        self.repairs = RepairFacts(self, capacity=self.capacity)
         self.incidents = IncidentFacts(self, capacity=self.capacity)
         self.waiting = WaitingFacts(self, capacity=self.capacity, anomalies=self.anomalies, data=self.data)
         self.places = PlaceFacts(
@@ -108,6 +110,7 @@ class Facts(ObservedState):
         self.capacity.changed(change, world)
         self.waiting.changed(change, world)
         self.health.changed(change, world)
+        self.repairs.changed(change, world)
         self.incidents.changed(change, world)
 
     def landing(self, sent_s: float) -> None:
@@ -304,6 +307,7 @@ class Facts(ObservedState):
         self._check_orphans(world)
         self.anomalies.check_end(world)
         self.health.check_end(world)
+        self.repairs.check_end(world)
         self.incidents.check_end(world)
 
     def _check_orphans(self, world: ClusterView) -> None:

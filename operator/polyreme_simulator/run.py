@@ -21,11 +21,12 @@ from polyreme_simulator.chaos import Chaos
 from polyreme_simulator.datahub import DataHub, is_gated
 from polyreme_simulator.event_loop import VirtualLoop
 from polyreme_simulator.faults import NO_FAULTS, PortFaults
-from polyreme_simulator.health_agents import HealthAgents
+from polyreme_simulator.health_agents import HealthAgents, has_hooks
 from polyreme_simulator.incident_facts import OF_ALL_MAX, OF_NODE_MAX
 from polyreme_simulator.invariants import Facts
 from polyreme_simulator.ownership import is_malformed
 from polyreme_simulator.profiles import BEGINS, Profile, profile_of
+from polyreme_simulator.repair_hooks import NAMESPACE
 from polyreme_simulator.replicas import Replica
 from polyreme_simulator.scenario import (
     BINDS,
@@ -144,6 +145,8 @@ class _Simulation:
                     relist_s=60.0,
                     data_gate=is_gated(seed),
                     node_health=health,
+                    repairs=health and has_hooks(seed),
+                    repairs_namespace=NAMESPACE,
                     incidents_per_node=OF_NODE_MAX,
                     incidents_max=OF_ALL_MAX,
                     defaults=PodDefaults(
@@ -167,7 +170,11 @@ class _Simulation:
             self._reached,
         )
         self._datahub = DataHub(self._world, random.Random(f"datahub of seed {seed}")) if is_gated(seed) else None
-        self._agents = HealthAgents(self._world, random.Random(f"agents of seed {seed}")) if health else None
+        self._agents = (
+            HealthAgents(self._world, random.Random(f"agents of seed {seed}"), hooks=has_hooks(seed))
+            if health
+            else None
+        )
         self._submitted: list[dict[str, Any]] = []
         """Specifications of all jobs."""
 

@@ -24,6 +24,13 @@ HEALTH_EVENTS = (
     "node repairing",
     "node returned",
     "incident written",
+    "node claimed",
+    "repair begun",
+    "hook succeeds",
+    "hook fails",
+    "hook hangs",
+    "hook lies",
+    "hook is deleted",
 )
 
 
@@ -40,7 +47,7 @@ def test_no_seed_breaks_a_rule_and_every_fault_strikes_every_write() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_no_seed_with_faulty_nodes_breaks_a_rule() -> None:
-    """Agents that lie and fall silent, breakers, releases: with these the rules of nodes hold, and all others too."""
+    """With lying or silent agents, breakers, releases and hooks, the rules of nodes hold, and all others too."""
     campaign = run_campaign(HEALTH_SEEDS, processes=os.cpu_count() or 1, health=True)
     assert not campaign.broken, "\n".join(replay(result, health=True) for result in campaign.broken)
     assert [event for event in HEALTH_EVENTS if not campaign.reached.get((event, ""))] == []

@@ -38,10 +38,10 @@ def in_production(cluster: Cluster, servers: Outside) -> Iterator[Release]:
         cluster.kubectl("--namespace", secret["metadata"]["namespace"], "delete", "secret", secret["metadata"]["name"])
 
 
-def write_job(name: str, folder: Path, *, steps: int = STEPS, **spec: Any) -> Path:
-    """The quickstart's job with fewer steps and one source."""
+def write_job(name: str, folder: Path, **spec: Any) -> Path:
+    """The quickstart's job with one source and fewer steps; all losses depend on their number."""
     checkpoint, health = {"everySteps": EVERY_STEPS}, {"nodeLostSeconds": NODE_LOST_S}
-    return shortened(name, folder, training={"steps": steps}, checkpoint=checkpoint, health=health, **spec)
+    return shortened(name, folder, training={"steps": STEPS}, checkpoint=checkpoint, health=health, **spec)
 
 
 def losses_of_embedded(folder: Path) -> Mapping[int, str]:

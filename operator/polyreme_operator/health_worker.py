@@ -336,6 +336,7 @@ class HealthWorker:
             granted.state,
             limit=limit,
             overlap=overlap_message(policy.name, sorted(others), sorted(overlapping)) if overlapping else "",
+            repairs=self._settings.repairs,
             now_s=now_s,
         )
         patch = difference(policy.status, status)

@@ -36,6 +36,8 @@ class NodeRow:
     back: str = ""
     """What would bring it back."""
     risk: float = 0.0
+    repair_owner: str = ""
+    """Who repairs it now: ``polyreme``, or another tool."""
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -137,19 +139,24 @@ def _row(node: HealthNode) -> NodeRow:
         since=_time(record.since_s) if record.state is not NodeState.HEALTHY else "",
         owner=escaped(record.owner),
         why=why,
-        back=_back(node.name, record),
+        back=_back(node.name, record, node.claimed),
         risk=record.risk,
+        repair_owner=node.claimed or node.repair_owner,
     )
 
 
-def _back(name: str, record: Record) -> str:
+def _back(name: str, record: Record, claimed: str) -> str:
     release_ = f"kubectl polyreme release {name}"
     if record.state is NodeState.RETIRED:
         return f"only a person returns it: {release_}"
     if record.is_persons and not record.until_s:
         return f"{escaped(record.owner)} returns it: {release_}"
     if record.state.is_out:
-        repair = f"after a {record.action}, " if record.action else ""
+        by = f" by {escaped(claimed)}" if claimed else ""
+        repair = f"after a {record.action}{by}, " if record.action else ""
+        if (hook := record.repair) is not None:
+            job = f", Job {hook.job}" if hook.job else ""
+            repair = f"repair: {hook.action}, attempt {hook.attempt}, {hook.phase}{job}; then "
         fault = f"that {escaped(record.condition)} is clear" if record.condition else "nothing wrong"
         return f"{repair}an examination returns it that finds {fault}; the next is at {_time(record.examine_at_s)}"
     if record.state is NodeState.PROBATION and record.opt_in:

@@ -20,6 +20,8 @@ from polyreme_operator.health.policy import PolicyView
 READY = "Ready"
 SELECTS_NOTHING = "the nodeSelector {selector} matches no node: nothing is observed; change spec.nodeSelector"
 
+NO_REPAIRS = "its repairs are not carried out, since the operator was installed without operator.repairs.enabled"
+
 
 class PolicyReason(StrEnum):
     """Reasons of a policy's condition ``Ready``."""
@@ -77,16 +79,17 @@ def status_of(
     *,
     limit: int,
     overlap: str,
+    repairs: bool = True,
     now_s: float,
 ) -> dict[str, Any]:
-    """Return the status of a policy as it is written."""
+    """Return the status of a policy as it is written; ``repairs``: whether the operator runs its hooks."""
     shown, grave = Counter[str](), Counter[str]()
     for node in nodes:
         shown.update(node.classes)
         grave.update(node.grave)
     status = NodeFaultPolicyStatus(
         observed_generation=policy.generation,
-        conditions=[_ready(policy, len(nodes), breaker, overlap, now_s)],
+        conditions=[_ready(policy, len(nodes), breaker, overlap, now_s, repairs=repairs)],
         nodes=len(nodes),
         out_of_service=sum(node.out for node in nodes),
         would_take_out=sum(bool(node.grave) and not node.out for node in nodes),
@@ -114,7 +117,9 @@ def status_of(
     return status.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def _ready(policy: PolicyView, selected: int, breaker: BreakerState, overlap: str, now_s: float) -> Condition:
+def _ready(
+    policy: PolicyView, selected: int, breaker: BreakerState, overlap: str, now_s: float, *, repairs: bool
+) -> Condition:
     reason, message = PolicyReason.ENFORCING, f"acts on {', '.join(sorted(policy.classes))}"
     if breaker.latched:
         reason, message = PolicyReason.BREAKER_LATCHED, breaker.message
@@ -127,6 +132,8 @@ def _ready(policy: PolicyView, selected: int, breaker: BreakerState, overlap: st
         reason, message = PolicyReason.OBSERVING, "counts what it would do; set spec.mode to Enforce to act"
     elif not policy.classes:
         reason, message = PolicyReason.NO_CLASSES, "no class is enabled, so nothing is done; name some in spec.classes"
+    if policy.hooks and not repairs:
+        message = f"{message}; {NO_REPAIRS}"
     truth: Literal["True", "False"] = "True" if reason in {PolicyReason.ENFORCING, PolicyReason.OBSERVING} else "False"
     entries = policy.status.get("conditions")
     known: Mapping[str, Any] = next(

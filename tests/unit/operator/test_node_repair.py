@@ -213,6 +213,17 @@ def test_the_hook_runs_on_the_node_with_the_annotation_taken_and_both_end() -> N
     stage.run(story)
 
 
+def test_a_policy_with_hooks_says_that_the_operator_runs_none() -> None:
+    stage = HealthStage(2)
+    stage.add_policy(repairs={"hooks": [{"action": "Reboot", "template": "reboot"}]})
+
+    async def story() -> None:
+        await asyncio.sleep(5.0)
+        assert "its repairs are not carried out" in stage.policy()["conditions"][0]["message"]
+
+    stage.run(story)
+
+
 def test_a_node_that_another_tool_repairs_is_left_to_it() -> None:
     stage = RepairStage()
 

@@ -10,7 +10,8 @@ from polyreme.plugin import nodes
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
-from polyreme_operator.health.record import HEALTH
+from polyreme_operator.health.owners import REPAIR_OWNER
+from polyreme_operator.health.record import HEALTH, NodeState, Record, Repair, RepairAction, RepairPhase, render
 from polyreme_operator.port import ObjectRef
 
 NOW_S = 1_800_000_000.0
@@ -43,6 +44,25 @@ def test_a_quarantine_is_shown_with_its_reason_and_a_release_ends_it() -> None:
         assert "Xid79" in node["metadata"]["annotations"][HEALTH]
         assert nodes.rows_of(await nodes.read_nodes(cluster), everything=False) == []
         assert len(nodes.rows_of(await nodes.read_nodes(cluster), everything=True)) == 2
+
+    asyncio.run(story())
+
+
+def test_a_repair_and_another_tool_that_repairs_are_shown() -> None:
+    async def story() -> None:
+        cluster = _cluster()
+        repair = Repair(action=RepairAction.RESET, attempt=2, phase=RepairPhase.CHECK, job="node-repair-1")
+        record = Record(state=NodeState.REPAIRING, owner="policy/gpus", action="Reset", repair=repair, since_s=NOW_S)
+        for name, notes in (
+            ("a", {HEALTH: render(record)}),
+            ("b", {HEALTH: render(record), REPAIR_OWNER: "nvsentinel"}),
+        ):
+            taint = {"key": HEALTH, "value": "gpu-hang", "effect": "NoSchedule"}
+            ref = ObjectRef(kind="Node", name=name)
+            await cluster.patch(ref, {"metadata": {"annotations": notes}, "spec": {"taints": [taint]}})
+        first, second = nodes.rows_of(await nodes.read_nodes(cluster), everything=False)
+        assert first.back.startswith("repair: Reset, attempt 2, Check, Job node-repair-1; then an examination")
+        assert second.repair_owner == "nvsentinel"
 
     asyncio.run(story())
 

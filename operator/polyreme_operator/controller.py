@@ -23,6 +23,7 @@ from polyreme_operator.health_worker import HealthWorker
 from polyreme_operator.incident_worker import IncidentWorker
 from polyreme_operator.plan_worker import InlinePlanner, Planner, Planning
 from polyreme_operator.port import ClusterPort, ConflictError, InvalidObjectError, NotFoundError, ObjectRef, PortError
+from polyreme_operator.pre_check_marks import PreCheckMarks
 from polyreme_operator.publishing.event_recorder import EventRecorder
 from polyreme_operator.publishing.status_throttle import StatusThrottle
 from polyreme_operator.quarantine import Quarantine
@@ -148,6 +149,7 @@ class _Controller:
             port, clock, self._cache, settings, observer=observer, synced=lambda: self._watcher.synced
         )
         self._repairs = RepairWorker(port, clock, self._cache, settings, emit=emit, look=self._look_at_nodes)
+        self._marks = PreCheckMarks(port, clock, self._cache, self._note)
         self._health = HealthWorker(
             port,
             clock,
@@ -172,6 +174,7 @@ class _Controller:
             tasks.create_task(self._events.run(), name="events")
             tasks.create_task(self._write_informational(), name="status-updates")
             tasks.create_task(self._planning.run(), name="planning")
+            tasks.create_task(self._marks.run(), name="pre-check-marks")
             if self._settings.node_health:
                 tasks.create_task(self._health.run(), name="node-health")
                 tasks.create_task(self._incidents.run(), name="node-incidents")
@@ -368,6 +371,7 @@ class _Controller:
         snapshot = self._cache.snapshot(uid, lease_read=lease_read, now_s=now_s)
         if snapshot is None:
             return Decision()
+        self._marks.look(snapshot)
         self._observer.on_job_observed(snapshot)
         return reconcile(snapshot, now_s, defaults=self._settings.defaults)
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 
 from polyreme_api.faults.table import FaultRow, fault_table
-from polyreme_api.node_report import CONDITION_AGENT, CONDITION_PREFIX, NodeEvent
+from polyreme_api.node_report import CONDITION_AGENT, CONDITION_PRE_CHECK, CONDITION_PREFIX, NodeEvent
 from polyreme_api.node_report import decode as decode_message
 from polyreme_operator.health.signs import ConditionView
 
@@ -30,7 +30,7 @@ def polarity(condition: str) -> str | None:
 
 def is_agents(condition: str) -> bool:
     """Tell whether the node agent writes a condition."""
-    return condition.startswith(CONDITION_PREFIX)
+    return condition.startswith(CONDITION_PREFIX) and condition != CONDITION_PRE_CHECK
 
 
 def decode(condition: ConditionView) -> tuple[Sequence[NodeEvent], str]:

@@ -155,6 +155,7 @@ def _restart(snapshot: JobSnapshot, attempt: AttemptStatus, verdict: Restart, no
         # Rescheduling is the scheduler's decision: ``schedule`` writes this attempt.
         return Decision(reschedule=True)
     restarted = transition.restart(snapshot, verdict, attempt.placement.node_by_index(), now_s)
+    restarted = pre_checks.with_passed(snapshot.job, restarted, snapshot.nodes, now_s)
     return Decision(actions=_status_write(snapshot, restarted))
 
 

@@ -6,13 +6,16 @@ A worker that fails is moved before the first step; its node is tainted only if 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus, PreCheckOrder, replacement_runs
 from polyreme_api.progress import Outcome, ProgressRecord
 from polyreme_operator.types.reasons import Cause
+from polyreme_operator.types.views import JobView, NodeView
 
+SKEW_S = 5.0
+"""Largest accepted difference between the clocks of two operators."""
 WARM_S = 60.0
 """Longest start of the processes that check; the launcher's own limit is the same."""
 
@@ -39,6 +42,28 @@ def order(spec: TrainingJobSpec, status: TrainingJobStatus, *, passed: Collectio
     return PreCheckOrder(
         passed=replacement_runs(dict.fromkeys(passed, 1)), warn_only=exhausted and asked.when_exhausted == "Train"
     )
+
+
+def with_passed(
+    job: JobView, after: TrainingJobStatus, nodes: Mapping[str, NodeView], now_s: float
+) -> TrainingJobStatus:
+    """Return a status whose attempt, if it begins one, names the workers whose node has passed recently."""
+    attempt, spec = after.attempt, job.spec
+    begins = attempt is not None and (job.attempt is None or attempt.number > job.attempt.number)
+    if attempt is None or attempt.pre_checks is None or spec is None or not begins:
+        return after
+    passed = [
+        index
+        for index, name in enumerate(attempt.placement.node_by_index())
+        if (view := nodes.get(name)) is not None and is_fresh(view, spec, now_s) and not view.check_failed
+    ]
+    order = attempt.pre_checks.model_copy(update={"passed": replacement_runs(dict.fromkeys(passed, 1))})
+    return after.model_copy(update={"attempt": attempt.model_copy(update={"pre_checks": order})})
+
+
+def is_fresh(view: NodeView, spec: TrainingJobSpec, now_s: float) -> bool:
+    """Tell whether a node was checked less than ``maxAgeSeconds`` ago; a time in the future does not count."""
+    return view.checked_s is not None and now_s - spec.pre_checks.max_age_seconds < view.checked_s <= now_s + SKEW_S
 
 
 def exhausted(spec: TrainingJobSpec, status: TrainingJobStatus) -> bool:

@@ -12,7 +12,7 @@ from polyreme_api.progress import Outcome
 from polyreme_operator.placement.place import charge, place
 from polyreme_operator.queueing.fair_share import Shares
 from polyreme_operator.queueing.quota import QuotaLedger
-from polyreme_operator.reconcile import transition
+from polyreme_operator.reconcile import pre_checks, transition
 from polyreme_operator.reconcile.observe import current_record
 from polyreme_operator.scheduler.domains import domain_rows, exclusive_domains, rows_of
 from polyreme_operator.scheduler.gangs import gang_of
@@ -212,6 +212,7 @@ class SchedulingCycle:
     def write(self, job: JobView, after: TrainingJobStatus) -> None:
         """Add a status write."""
         self.changed.add(job.uid)
+        after = pre_checks.with_passed(job, after, self.cluster.nodes, self.now_s)
         if after != job.status:
             self._writes.append(status_write(job, after))
 

@@ -14,6 +14,7 @@ from polyreme_operator.reconcile import transition
 from polyreme_operator.reconcile.evacuation import leaving
 from polyreme_operator.reconcile.failure_policy import Restart, judge
 from polyreme_operator.reconcile.observe import current_record, lost_places
+from polyreme_operator.reconcile.pre_checks import is_fresh
 from polyreme_operator.reconcile.quarantine import blaming
 from polyreme_operator.reconcile.stopping import has_stopped, requested_stop
 from polyreme_operator.scheduler.cycle import SchedulingCycle
@@ -105,6 +106,7 @@ def _places(cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: S
         blocked_N = cycle.blocked_for(job) if near_N is None else cycle.blocked_for(job) | ~near_N
         # A node that could not hold a pod looks free in our accounts, so it must be excluded.
         blocked_N[left_W[left_W >= 0]] = True
+        blocked_N[_failed_rows(cycle, job.spec)] = True
         request = gang_of(job, len(group), topology=topology)
         own_W = np.concatenate((rows_W, left_W))
         placed = cycle.place(request, blocked_N=blocked_N, ignoring_W=own_W, near_W=near_W[near_W >= 0])
@@ -115,6 +117,18 @@ def _places(cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: S
         cycle.book(job, placed)
     cycle.intend(job)
     return {index: cycle.inventory.names[row] for index, row in found.items()}
+
+
+def _failed_rows(cycle: SchedulingCycle, spec: TrainingJobSpec) -> list[int]:
+    """Return the nodes that have failed their checks recently, for a job that checks nodes."""
+    if not spec.pre_checks.enabled:
+        return []
+    rows, now_s = cycle.inventory.rows, cycle.now_s
+    return [
+        rows[name]
+        for name, view in cycle.cluster.nodes.items()
+        if view.check_failed and name in rows and is_fresh(view, spec, now_s)
+    ]
 
 
 def _are_apart(inventory: Inventory, asked: Topology, rows_W: RowArray, moved: Sequence[int]) -> bool:

@@ -119,6 +119,10 @@ class NodeView:
     """Since when."""
     fault: str = ""
     """Why, for people."""
+    checked_s: float | None = None
+    """When its checks before training ended last; None: never."""
+    check_failed: bool = False
+    """Whether it failed them."""
     held: bool = False
     """Whether it is part of a mass outage: its pods don't count as lost then, however long it is not ready."""
 

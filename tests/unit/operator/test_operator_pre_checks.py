@@ -101,6 +101,74 @@ def test_after_the_most_moves_the_job_fails_if_its_owner_wants_that() -> None:
     stage.run(story)
 
 
+def test_nodes_are_marked_and_those_that_passed_are_not_checked_again_until_the_mark_is_old() -> None:
+    stage = CheckedStage(8)
+    stage.begin(maxAgeSeconds=20)
+
+    async def story() -> None:
+        await asyncio.sleep(5.0)
+        first = stage.nodes
+        await stage.check(fails=True)
+        await asyncio.sleep(3.0)
+        assert [mark(stage, name) for name in first] == [
+            ("False", "PreCheckPassed"),
+            ("True", "PreCheckComputeSlow"),
+            ("False", "PreCheckPassed"),
+        ]
+        assert stage.attempt["preChecks"]["passed"] == [[1, 1], [0, 1], [1, 1]]
+        assert stage.taints(first[1]) == [], "no policy enforces it"
+        await stage.check(fails=False)
+        await asyncio.sleep(3.0)
+        await stage.check(fails=False, exits=[{"rank": 1, "code": 1}])
+        await asyncio.sleep(3.0)
+        assert (stage.attempt["number"], stage.attempt["preChecks"]["passed"]) == (3, [[1, 3]])
+        await asyncio.sleep(22.0)
+        unchecked = {"done": True, "passed": [], "failed": []}
+        await stage.check(fails=False, exits=[{"rank": 1, "code": 1}], preCheck=unchecked)
+        await asyncio.sleep(10.0)
+        assert stage.attempt["number"] == 4
+        assert stage.attempt["preChecks"]["passed"] == []
+
+    stage.run(story)
+
+
+def test_a_policy_that_enforces_the_class_takes_the_node_out_of_service() -> None:
+    stage = CheckedStage(8)
+    stage.add_policy(classes=["performance"], breaker={"nodesPercent": 100})
+    stage.begin()
+
+    async def story() -> None:
+        await asyncio.sleep(5.0)
+        first = stage.nodes
+        await stage.check(fails=True)
+        await asyncio.sleep(5.0)
+        assert stage.out() == [first[1]]
+        assert stage.attempt["number"] == 2
+
+    stage.run(story)
+
+
+def test_a_worker_is_not_moved_to_a_node_that_has_failed() -> None:
+    stage = CheckedStage(6)
+    stage.begin(maxMoves=5)
+
+    async def story() -> None:
+        await asyncio.sleep(5.0)
+        seen = [stage.nodes[1]]
+        for _ in range(2):
+            await stage.check(fails=True)
+            await asyncio.sleep(30.0)
+            seen.append(stage.nodes[1])
+        assert len(set(seen)) == 3, "five free nodes, two of them failed"
+
+    stage.run(story)
+
+
+def mark(stage: CheckedStage, name: str) -> tuple[str, str]:
+    found = [each for each in stage.node(name)["status"]["conditions"] if each["type"] == "polyreme.dev/PreCheck"]
+    return found[0]["status"], found[0]["reason"]
+
+
 def test_checks_of_places_that_the_attempt_does_not_have_move_nothing() -> None:
     stage = CheckedStage(8)
     stage.begin()

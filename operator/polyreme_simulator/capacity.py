@@ -213,7 +213,9 @@ class CapacityFacts:
     # --------------------------------------------------------------------------------------------------------- checks
 
     def _held(self, *, without: Collection[str] = (), aside: Collection[str] = ()) -> tuple[Counter[str], Counter[str]]:
-        """Return the devices that admitted placements and pods that run hold, each place once, by node and by queue.
+        """Return the devices that admitted placements and pods that run hold, by node and by queue.
+
+        A node holds each place once. A queue is charged for each worker once, also while its old pod leaves a node.
 
         Args:
             without: Jobs that do not count.
@@ -237,9 +239,11 @@ class CapacityFacts:
             places.setdefault(key, (devices_of(pod), tags[labels.LABEL_QUEUE]))
         on_node: Counter[str] = Counter()
         in_queue: Counter[str] = Counter()
-        for (uid, _, node), (devices, queue) in places.items():
+        workers: set[tuple[str, int]] = set()
+        for (uid, index, node), (devices, queue) in places.items():
             on_node[node] += devices
-            if self._charges_quota(uid):
+            if self._charges_quota(uid) and (uid, index) not in workers:
+                workers.add((uid, index))
                 in_queue[queue] += devices
         return on_node, in_queue
 

@@ -1,8 +1,10 @@
 """Usage ledger, charged by admitted placements and by pods that have not ended.
 
-A worker's place (job, index, node) is charged once, even if both name it, so a job is charged from its admission until
-its attempt is closed and its last pod, orphans included, is gone; a replacement that waits for its predecessor on the
-same node is charged once. Open intents need no charge, since nothing is admitted before they are settled.
+A worker's place (job, index, node) is charged to its node once, even if both name it, so a job is charged from its
+admission until its attempt is closed and its last pod, orphans included, is gone; a replacement that waits for its
+predecessor on the same node is charged once. To its queue a worker (job, index) is charged once, however many nodes its
+places are on: a worker that moves takes two nodes until its old pod is gone, but its queue has no worker more. Open
+intents need no charge, since nothing is admitted before they are settled.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ class Charge:
 class UsageLedger:
     """Charges by place, updated as jobs and pods come and go.
 
-    Of several sources of one place the placement says what it takes, and of several pods the first by UID: what is
-    taken depends on what is there, not on the order in which it was seen.
+    Of several sources of one place the placement says what it takes, and of several pods the first by UID; the same is
+    true of several places of one worker. Usage depends on what is there, not on the order in which it was seen.
     """
 
     def __init__(self, nodes: NodeTable) -> None:
@@ -42,49 +44,64 @@ class UsageLedger:
         """Amount by queue and resource."""
         self._nodes = nodes
         self._sources: dict[Place, dict[str, Charge]] = {}
+        self._nodes_of: dict[tuple[str, int], tuple[str, ...]] = {}
+        """Nodes of a worker's places; mostly one."""
         self._jobs_by_node: dict[str, dict[str, int]] = {}
 
     def charge(self, place: Place, source: str, charge: Charge) -> bool:
         """Charge a place; tell whether usage has decreased."""
-        sources = self._sources.get(place)
+        worker, sources = place[:2], self._sources.get(place)
+        before, queued = None if sources is None else sources[min(sources)], self._queued(worker)
         if sources is None:
-            self._sources[place] = {source: charge}
-            self._book(place, charge, 1)
+            sources = self._sources[place] = {}
+            self._nodes_of[worker] = (*self._nodes_of.get(worker, ()), place[2])
             self._count(place, 1)
-            return False
-        before = sources[min(sources)]
         sources[source] = charge
-        return self._rebook(place, before, sources[min(sources)])
+        return self._rebook(place, before, queued)
 
     def release(self, place: Place, source: str) -> bool:
         """Remove one source of a charge; tell whether usage has decreased."""
-        sources = self._sources.get(place)
+        worker, sources = place[:2], self._sources.get(place)
         if sources is None or source not in sources:
             return False
-        before = sources[min(sources)]
+        before, queued = sources[min(sources)], self._queued(worker)
         del sources[source]
-        if sources:
-            return self._rebook(place, before, sources[min(sources)])
-        del self._sources[place]
-        self._book(place, before, -1)
-        self._count(place, -1)
-        return True
+        if not sources:
+            del self._sources[place]
+            left = tuple(node for node in self._nodes_of[worker] if node != place[2])
+            if left:
+                self._nodes_of[worker] = left
+            else:
+                del self._nodes_of[worker]
+            self._count(place, -1)
+        return self._rebook(place, before, queued)
 
     def jobs_on(self, node: str) -> Iterable[str]:
         """Return the UIDs of jobs that have a place on a node."""
         return self._jobs_by_node.get(node, ())
 
-    def _rebook(self, place: Place, before: Charge, after: Charge) -> bool:
-        if before == after:
-            return False
-        self._book(place, before, -1)
-        self._book(place, after, 1)
-        return True
+    def _rebook(self, place: Place, before: Charge | None, queued: Charge | None) -> bool:
+        """Bring node and queue from these charges to the present ones; tell whether usage may have decreased."""
+        sources = self._sources.get(place)
+        after, charged = None if sources is None else sources[min(sources)], self._queued(place[:2])
+        for charge, sign in ((before, -1), (after, 1)):
+            if before != after and charge is not None:
+                self._nodes.add(place[2], charge.requests, sign, busy=True)
+        for charge, sign in ((queued, -1), (charged, 1)):
+            if queued != charged and charge is not None:
+                for resource, amount in charge.requests:
+                    self.used[charge.queue, resource] += sign * amount
+        return (before is not None and before != after) or (queued is not None and queued != charged)
 
-    def _book(self, place: Place, charge: Charge, sign: int) -> None:
-        self._nodes.add(place[2], charge.requests, sign, busy=True)
-        for resource, amount in charge.requests:
-            self.used[charge.queue, resource] += sign * amount
+    def _queued(self, worker: tuple[str, int]) -> Charge | None:
+        """Return what a worker's queue is charged for it; None if it has no place."""
+        nodes = self._nodes_of.get(worker)
+        if nodes is None:
+            return None
+        sources = self._sources[(*worker, nodes[0])]
+        if len(nodes) > 1:
+            sources = min((self._sources[(*worker, node)] for node in nodes), key=min)
+        return sources[min(sources)]
 
     def _count(self, place: Place, sign: int) -> None:
         uid, _, node = place
@@ -114,20 +131,24 @@ def placement_charges(job: JobView) -> Iterator[tuple[Place, Charge]]:
 
 
 def usage_of(jobs: Iterable[JobView], pods: Iterable[PodView]) -> Mapping[Place, Charge]:
-    """Recompute usage from scratch, to check the ledger."""
+    """Recompute usage from scratch, to check the ledger; what counts for a worker's queue comes last."""
     places: dict[Place, Charge] = {}
     for pod in sorted(pods, key=lambda pod: pod.uid, reverse=True):
         if (taken := pod_charge(pod)) is not None:
+            places.pop(taken[0], None)
             places[taken[0]] = taken[1]
     for job in jobs:
-        places.update(placement_charges(job))
+        for place, charge in placement_charges(job):
+            places.pop(place, None)
+            places[place] = charge
     return places
 
 
 def by_queue(places: Mapping[Place, Charge]) -> Mapping[tuple[str, str], int]:
-    """Sum charges by queue and resource."""
+    """Sum charges by queue and resource, each worker once."""
     used: Counter[tuple[str, str]] = Counter()
-    for charge in places.values():
+    workers = {place[:2]: charge for place, charge in places.items()}
+    for charge in workers.values():
         for resource, amount in charge.requests:
             used[charge.queue, resource] += amount
     return used

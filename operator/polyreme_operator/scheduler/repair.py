@@ -94,8 +94,22 @@ def _places(cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: S
     any more because labels or levels have changed: new workers could be near to a part of it only.
     """
     assert job.spec is not None, "only jobs that can be read are placed"
-    if not cycle.quotas.fits(job.spec.queue_name, job.requests, len(moved)):
-        return None
+    queue, found = job.spec.queue_name, None
+    # A move adds no worker, so a queue that is exactly full has quota for it. One that uses more than it may, since its
+    # quota was lowered or reclaimed, has none for workers that begin again.
+    cycle.quotas.release(queue, job.requests, len(moved))
+    if cycle.quotas.fits(queue, job.requests, len(moved)):
+        found = _nodes_for(cycle, job, nodes, moved)
+    if found is None:
+        cycle.quotas.charge(queue, job.requests, len(moved))
+    return found
+
+
+def _nodes_for(
+    cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: Sequence[int]
+) -> dict[int, str] | None:
+    """Find and book new nodes for some workers, whose quota is released."""
+    assert job.spec is not None, "only jobs that can be read are placed"
     rows_W = rows_of(cycle.inventory, nodes)
     left_W = rows_W[list(moved)]
     rows_W[list(moved)] = -1

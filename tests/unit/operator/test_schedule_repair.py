@@ -108,11 +108,11 @@ def test_nobody_is_put_beside_a_gang_that_grows_in_the_same_round_and_wants_its_
     assert (write.uid, write.after.attempt.placement.node_by_index()) == ("uid-owner", ["a0", "b0"])
 
 
-@pytest.mark.parametrize(("nominal", "placed"), [(2, None), (3, ["a0", "b0"])], ids=["no quota left", "quota left"])
-def test_a_worker_moves_only_within_its_quota_while_its_old_place_is_charged(
+@pytest.mark.parametrize(("nominal", "placed"), [(1, None), (2, ["a0", "b0"])], ids=["quota lowered", "queue is full"])
+def test_a_worker_moves_within_a_full_queue_but_not_in_one_that_uses_more_than_its_quota(
     nominal: int, placed: list[str] | None
 ) -> None:
-    """The lost pod may still run, so its place counts until the move is written: a move needs quota for one more."""
+    """A move replaces a worker: its queue is charged for it once, also while the lost pod may still run."""
     queues = (QueueView(name="q", quotas=(Quota(resource=DEVICE, nominal=nominal),)),)
     owner = running("owner", ("a0", "a1"), queueName="q")
     nodes = (in_rack("a0", "a", 1), lost("a1", "a"), in_rack("b0", "b"))

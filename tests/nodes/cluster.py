@@ -24,6 +24,9 @@ NODES = 2
 AUDIT_POLICY = Path(__file__).with_name("audit.yaml")
 AUDIT_LOG = "logs/audit.log"
 BACKUP = "etcd-backup"
+RESTARTS = "logs/restarts"
+"""From when to when the API server was not ready: it does not know all roles then, and refuses what they allow."""
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
 PATIENCE_S = 300.0
 POLL_S = 0.2
 RESTRICTED = {
@@ -97,9 +100,12 @@ class Cluster:
             commands[name] = Path(f"/proc/{server.pid}/cmdline").read_text().rstrip("\0").split("\0")
             servers.kill(server)
         yield folder
+        began = time.strftime(TIME_FORMAT, time.gmtime())
         for name in reversed(names):
             servers.start(name, commands[name], stop_signal=signal.SIGKILL)
         self.until(lambda: self.kubectl("get", "--raw", "/readyz"), "the API server is ready")
+        with (folder / RESTARTS).open("a") as log:
+            log.write(f"{began} {time.strftime(TIME_FORMAT, time.gmtime())}\n")
 
     def freeze(self, node: str, frozen: bool) -> None:
         """Stop every container of a node where it is, as when a machine hangs, or let them go on."""

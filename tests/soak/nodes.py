@@ -1,0 +1,195 @@
+"""``make soak-nodes``: jobs on real nodes in the production profile, with everything killed at random, again and again.
+
+``ROUNDS=`` jobs, 10 unless told, each with every kind of disturbance in an order that ``SEED=`` draws; as root, on
+nodes of its own. The losses of each job must be those of an undisturbed one, bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.nodes.agents import agents, lose_gpu, values_with_agents
+from tests.nodes.cluster import Cluster, cluster_for_tests
+from tests.nodes.release import DEVICES, SYSTEM, Job, Release, created, is_true, job, kill_rank, prepare, state
+from tests.nodes.rights import PRODUCTION, REFUSED, UNUSED, given, has_statuses, read_metrics, seen
+from tests.nodes.servers import Outside, outside
+from tests.nodes.story import EVERY_STEPS, STEPS, in_production, losses_of_embedded, records_of, write_job
+from tools.cluster.binaries import program_path
+
+ROUNDS = 10
+BAR = {"resumed_identical": 1, "zombie_commits": 0, "upgrade_restarts": 0, "rbac_unused": 0, "rbac_refused": 0}
+
+
+class Disturbances:
+    """Everything that happens to a job while it trains.
+
+    Args:
+        cluster: Where.
+        release: Of the chart.
+        servers: Outside of the cluster.
+        rng: Draws victims.
+    """
+
+    def __init__(self, cluster: Cluster, release: Release, servers: Outside, rng: random.Random) -> None:
+        self._cluster, self._release, self._servers, self._rng = cluster, release, servers, rng
+        self.upgrades, self.upgrade_restarts = 0, 0
+        self.kinds: dict[str, Callable[[Job], None]] = {
+            "rank": self.rank,
+            "pod": self.pod,
+            "kubelet": self.kubelet,
+            "operator": lambda _: self.pods_of("polyreme-operator"),
+            "datahub": lambda _: self.pods_of("polyreme-datahub"),
+            "broker": lambda _: servers.kill_broker(),
+            "control plane": lambda _: cluster.restart_control_plane(),
+            "upgrade": self.upgrade,
+        }
+
+    def rank(self, training: Job) -> None:
+        """Kill a rank inside its container."""
+        at = self._rng.randrange(2 * DEVICES)
+        kill_rank(self._cluster, training.pods[at // DEVICES], at)
+
+    def pod(self, training: Job) -> None:
+        """Delete a pod of the job, without grace."""
+        name = self._rng.choice(training.pods)["metadata"]["name"]
+        self._cluster.kubectl("--namespace", "default", "delete", "pod", name, "--force", "--grace-period=0")
+
+    def kubelet(self, training: Job) -> None:
+        """Kill a node's kubelet and freeze its containers; they wake up after the job trains elsewhere."""
+        cluster, lost = self._cluster, self._rng.choice(training.pods)["spec"]["nodeName"]
+        for node in cluster.get("nodes")["items"]:
+            cluster.offer(node["metadata"]["name"], 2 * DEVICES)
+        before = training.status["attempt"]["number"]
+        cluster.kill_kubelet(lost)
+        cluster.freeze(lost, True)
+        try:
+            training.until(
+                lambda status: is_true(status, "Running") and status["attempt"]["number"] > before,
+                "it trains elsewhere",
+            )
+        finally:
+            cluster.freeze(lost, False)
+            cluster.start_kubelet(lost)
+
+    def pods_of(self, component: str) -> None:
+        """Delete every pod of a component, without grace."""
+        words = ("--namespace", SYSTEM, "delete", "pods", "-l", f"app.kubernetes.io/name={component}")
+        self._cluster.kubectl(*words, "--force", "--grace-period=0")
+
+    def upgrade(self, training: Job) -> None:
+        """Roll out other pods of operator and datahub; the job's own must not notice."""
+        before = state(self._cluster, training)
+        self.upgrades += 1
+        self._release.install(wanted(self._cluster, self._servers, {"round": str(self.upgrades)}))
+        self.upgrade_restarts += int(state(self._cluster, training) != before)
+
+
+def wanted(cluster: Cluster, servers: Outside, annotations: Mapping[str, str]) -> dict[str, Any]:
+    """Values of the release, with agents."""
+    found = values_with_agents(cluster, servers)
+    for part in (found["operator"], found["datahub"]["controller"]):
+        part["podAnnotations"] = dict(annotations)
+    return found
+
+
+def main() -> int:
+    """Run; 0 when every bar is held."""
+    rounds, seed = int(os.environ.get("ROUNDS") or ROUNDS), int(os.environ.get("SEED") or 1)
+    began_s, rng = time.monotonic(), random.Random(seed)
+    identical, zombies, kills = 0, 0, 0
+    with (
+        tempfile.TemporaryDirectory(prefix="polyreme-soak-", dir=os.environ.get("TMPDIR") or "/var/tmp") as name,
+        pytest.MonkeyPatch.context() as patch,
+        prepared_cluster() as cluster,
+        outside(cluster, Path(name, "servers")) as servers,
+        in_production(cluster, servers) as release,
+    ):
+        folder = Path(name)
+        losses = losses_of_embedded(folder / "embedded")
+        disturbances = Disturbances(cluster, release, servers, rng)
+        with agents(cluster, release, servers) as hosts:
+            with created(cluster, job(cluster, write_job("faulty", folder))) as training:
+                lose_gpu(cluster, hosts, training)
+            for number in range(rounds):
+                order = rng.sample(sorted(disturbances.kinds), len(disturbances.kinds))
+                print(f"round {number + 1}: {', '.join(order)}", file=sys.stderr, flush=True)
+                records = one_round(cluster, servers, f"round-{number}", order, disturbances, folder, patch)
+                kills += len(order)
+                identical += int({each.step: each.loss.hex() for each in records.history} == losses)
+                zombies += sum(not entry.committed for entry in records.checkpoints if entry.history)
+                zombies += len(records.history) - len({each.step for each in records.history})
+            has_statuses(cluster)
+            read_metrics(cluster)
+            rights = {
+                str(right)
+                for right in given(program_path("helm", os.environ), [{**PRODUCTION, "agent": {"enabled": True}}])
+            }
+        assert cluster.folder is not None
+        used, refused = ({*map(str, found)} for found in seen(cluster.folder))
+    figures = {
+        "rounds": rounds,
+        "seed": seed,
+        "disturbances": kills,
+        "upgrades": disturbances.upgrades,
+        "resumed_identical": round(identical / rounds, 3),
+        "zombie_commits": zombies,
+        "upgrade_restarts": disturbances.upgrade_restarts,
+        "rbac_unused": len(rights - used - UNUSED.keys()),
+        "rbac_refused": len(refused - REFUSED.keys()),
+        "wall_s": round(time.monotonic() - began_s),
+    }
+    ok = all(figures[name] == value for name, value in BAR.items())
+    sys.stdout.write(json.dumps({"name": "soak-nodes", "figures": figures, "bar": BAR, "ok": ok}) + "\n")
+    return 0 if ok else 1
+
+
+@contextlib.contextmanager
+def prepared_cluster() -> Iterator[Cluster]:
+    """The cluster, with our images and what pods mount."""
+    with cluster_for_tests() as cluster:
+        prepare(cluster)
+        yield cluster
+
+
+def one_round(
+    cluster: Cluster,
+    servers: Outside,
+    name: str,
+    order: list[str],
+    disturbances: Disturbances,
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+) -> Any:
+    """Train one job, with everything happening to it, and return its records."""
+    for node in cluster.get("nodes")["items"]:
+        cluster.offer(node["metadata"]["name"], DEVICES)
+    manifest = job(cluster, write_job(name, folder, failurePolicy={"maxRestarts": 50, "noProgressMax": 20}))
+    manifest["spec"]["ttlSecondsAfterFinished"] = 5
+    with created(cluster, manifest) as training:
+        for kind in order:
+            step = training.until(lambda status: is_true(status, "Running"), "it trains").get("step", 0)
+            if step >= STEPS - EVERY_STEPS:
+                break
+            training.until(lambda status, step=step: status.get("step", 0) > step, f"a step before {kind}")
+            disturbances.kinds[kind](training)
+        training.until_succeeded()
+        words = ("--namespace", "default", "get", "trainingjobs", "--output=name")
+        cluster.until(lambda: name not in cluster.kubectl(*words), "the job is deleted after its time")
+    return records_of(servers, name, patch)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -9,6 +9,8 @@ The search goes up from the hosts to the first level at which one domain has roo
 level the one with the least room is chosen (best fit keeps large ones whole), then the one with the lowest risk, then
 the first by name. A required level ends the search; a preferred one does not, and the last choice is the whole cluster.
 
+Risky nodes are avoided before that (``place``): if a gang is as near together without them, they have no room for it.
+
 Inside, from level to level downwards: a domain that must hold ``n`` fills its largest children until the rest fits into
 one, and takes for that the smallest that holds it. No choice of children is smaller. All domains of a level are done at
 once, so a gang of any size costs a few sorts.

@@ -58,6 +58,31 @@ def test_of_equal_domains_the_calmer_one() -> None:
     assert nodes(inventory, place(inventory, gang(2))) == ["b0/r0/h01", "b0/r0/h02"]
 
 
+def test_a_large_gang_avoids_risky_nodes_and_leaves_them_to_small_ones() -> None:
+    """A rack with less room would fit best, but one of its nodes is risky: eight nodes of that risk rarely last."""
+    free = grid(1, 2, 10)
+    free["b0/r0/h09"] = 0
+    inventory = cluster(free, risk={"b0/r0/h00": 0.125, "b0/r0/h01": 0.125})
+    assert nodes(inventory, place(inventory, gang(8))) == [f"b0/r1/h0{at}" for at in range(8)]
+    found = place(inventory, gang(2))
+    assert isinstance(found, Placed)
+    assert found.domain == "b0-r0"
+
+
+def test_a_node_that_is_likely_to_fail_is_avoided_by_any_gang_unless_it_would_be_torn_apart() -> None:
+    inventory = cluster({"b0/r0/h0": 8, "b0/r0/h1": 16, "b0/r1/h0": 32}, risk={"b0/r0/h0": 0.5, "b0/r1/h0": 0.5})
+    assert nodes(inventory, place(inventory, gang(1))) == ["b0/r0/h1"]
+    assert nodes(inventory, place(inventory, gang(2))) == ["b0/r0/h1"] * 2
+    # Without the risky nodes there is room for two; one domain with a risky node holds all four.
+    assert nodes(inventory, place(inventory, gang(4))) == ["b0/r1/h0"] * 4
+
+
+def test_workers_that_move_stay_near_the_others_even_on_a_risky_node() -> None:
+    inventory = cluster({"b0/r0/h0": 0, "b0/r0/h1": 8, "b0/r1/h0": 8}, risk={"b0/r0/h1": 0.5})
+    near = np.array([inventory.rows["b0/r0/h0"]], dtype=np.int32)
+    assert nodes(inventory, place(inventory, gang(1), near_W=near)) == ["b0/r0/h1"]
+
+
 def test_inside_as_few_racks_as_possible() -> None:
     free = grid(1, 4, 4)
     free["b0/r0/h00"] = free["b0/r0/h01"] = 0

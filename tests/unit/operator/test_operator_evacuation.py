@@ -86,6 +86,31 @@ def test_checkpoint_saves_first_and_moves_then() -> None:
     stage.run(story)
 
 
+@pytest.mark.parametrize("action", ["Now", "Checkpoint"])
+@pytest.mark.parametrize("faulty", [2, 8, 16])
+def test_any_part_of_a_gang_up_to_all_of_it_moves_in_one_attempt(faulty: int, action: str) -> None:
+    stage = EvacuationStage(34)
+    stage.begin(workers=16, action=action)
+
+    async def story() -> None:
+        await asyncio.sleep(5.0)
+        await stage.train(10)
+        await asyncio.sleep(1.0)
+        before = stage.nodes
+        for name in before[:faulty]:
+            stage.show(name)
+        await asyncio.sleep(3.0)
+        if action == "Checkpoint":
+            assert (stage.attempt["number"], stage.attempt["desired"]) == (1, "Stop")
+            await stage.train(12, outcome="Stopped", checkpoint={"attempt": 1, "step": 12})
+            await asyncio.sleep(2.0)
+        assert (stage.attempt["number"], stage.attempt["desired"]) == (2, "Run")
+        assert stage.nodes[faulty:] == before[faulty:]
+        assert not set(stage.nodes) & set(before[:faulty])
+
+    stage.run(story)
+
+
 def test_ranks_that_do_not_stop_are_moved_at_the_deadline() -> None:
     stage = EvacuationStage(8)
     stage.begin(action="Checkpoint", deadlineSeconds=10)

@@ -247,8 +247,10 @@ async def _profiled(spy: Path | None, pid: int) -> AsyncIterator[None]:
 
 async def _fail(server: Server, names: Sequence[str]) -> dict[str, float]:
     """Let nodes fail at once; return how long the taints took, by the audit log's clock."""
-    mark = server.mark()
     async with server.client(connections=len(names)) as session:
+        # An agent's connection is open, since its heartbeats use it.
+        await asyncio.gather(*(_connect(session) for _ in names))
+        mark = server.mark()
         await asyncio.gather(*(_show(session, name) for name in names))
         await _until(lambda: _tainted(server, mark), len(names))
     written = server.written(mark)
@@ -265,6 +267,12 @@ async def _fail(server: Server, names: Sequence[str]) -> dict[str, float]:
     }
     print(f"  {len(names)} nodes: {figures}, load {load_average()}", file=sys.stderr, flush=True)
     return figures
+
+
+async def _connect(session: aiohttp.ClientSession) -> None:
+    async with session.get("/version") as response:
+        response.raise_for_status()
+        await response.read()
 
 
 async def _show(session: aiohttp.ClientSession, name: str) -> None:

@@ -30,7 +30,7 @@ AT_ONCE = 64
 """Calls under way of a client: as many as the operator's."""
 POLL_S = 0.1
 LEADS_S = 90.0
-READY_S = 240.0
+READY_S = 400.0
 BENCH_AGENT = "polyreme-bench"
 """User agent of the benchmark's own clients, by which the audit log knows them."""
 STRATEGIC = "application/strategic-merge-patch+json"

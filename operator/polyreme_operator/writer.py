@@ -135,15 +135,15 @@ class Writer:
         Raises:
             PortError: Nothing of the batch may be applied then.
         """
-        data, version = {INTENTS_KEY: render_intents(write.entries)}, write.resource_version
+        data = {INTENTS_KEY: render_intents(write.entries)}
         try:
-            if version is None:
-                # Without entries, which readers take as unknown ones: a create may land late, after someone has deleted
-                # the object, and must not bring back a batch of then.
+            if write.resource_version is None:
                 metadata = {"name": ref.name, "namespace": ref.namespace}
-                created = await self._port.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
-                version = created["metadata"]["resourceVersion"]
-            result = await self._port.patch(ref, {"data": data}, resource_version=version)
+                result = await self._port.create(
+                    {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+                )
+            else:
+                result = await self._port.patch(ref, {"data": data}, resource_version=write.resource_version)
         except PortError:
             await self.refresh(ref)
             raise

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from polyreme_api.labels import RESOURCE_DEVICE
 from tests.nodes import packages
 from tests.nodes.cluster import Cluster
 from tests.nodes.release import JOBS, SYSTEM, Release, created, job, values
@@ -18,13 +19,16 @@ def release(prepared: Cluster) -> Release:
     return Release(prepared)
 
 
+def _offered(cluster: Cluster) -> list[str | None]:
+    return [node["status"]["allocatable"].get(RESOURCE_DEVICE) for node in cluster.get("nodes")["items"]]
+
+
 @pytest.mark.slow
 def test_the_quickstarts_job_succeeds_in_pods_on_data_that_pods_made(
     cluster: Cluster, release: Release, tmp_path: Path
 ) -> None:
     release.install(values(cluster, jobs={"namespaces": [JOBS]}, devices={"perNode": 2}))
-    nodes = cluster.get("nodes")["items"]
-    assert [node["status"]["allocatable"]["polyreme.dev/device"] for node in nodes] == ["2"] * len(nodes)
+    cluster.until(lambda: set(_offered(cluster)) == {"2"}, "every node offers two devices")
     manifest = job(cluster, shortened("first", tmp_path))
     manifest["spec"]["ttlSecondsAfterFinished"] = KEPT_S
     with created(cluster, manifest) as first:
@@ -34,7 +38,9 @@ def test_the_quickstarts_job_succeeds_in_pods_on_data_that_pods_made(
         cluster.until(lambda: not cluster.kubectl(*words).strip(), "the job is deleted after its time")
     assert status["attempt"]["number"] == 1
     assert status["step"] == STEPS
-    assert {pod["spec"]["nodeName"] for pod in pods} == {node["metadata"]["name"] for node in nodes}
+    assert {pod["spec"]["nodeName"] for pod in pods} == {
+        node["metadata"]["name"] for node in cluster.get("nodes")["items"]
+    }
     for pod in pods:
         sources = [set(volume) - {"name"} for volume in pod["spec"]["volumes"] if volume["name"] != packages.CLAIM]
         assert not any({"hostPath", "persistentVolumeClaim", "nfs"} & source for source in sources)

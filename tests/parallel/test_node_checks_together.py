@@ -100,8 +100,8 @@ async def verdict(faults: dict[int, str], folder: Path) -> Rounds:
                 while state.serial == serial and not state.done:
                     state = rounds.advance(rounds.take(state, *await reports.get()), ORDER)
     finally:
-        for worker in workers:
-            await worker.ranks.close()
+        # Together: each reaps every child of this process, and one that is not closing yet starts another fork server.
+        await asyncio.gather(*(worker.ranks.close() for worker in workers))
     return state
 
 

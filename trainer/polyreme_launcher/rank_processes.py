@@ -295,7 +295,8 @@ class RankParent:
             self._on_fail(EnvironmentFailedError(f"{message}, at most {FORK_SERVER_DEATHS_MAX - 1} are allowed"))
             return
         self._failure = ""
-        self.start()
+        if not self._closing:
+            self.start()
 
     def _with_failure(self, what: str) -> str:
         return f"{what}: {self._failure}" if self._failure else what
